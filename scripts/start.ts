@@ -1,0 +1,122 @@
+// `npm start`: a broker and one agent on this very machine, with a key and a first call to paste.
+// `--watch` (npm run dev) restarts each of them when its sources change; other flags go to the broker.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { existsSync, mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { withBroker } from '../broker/cli/connect.ts';
+import { type BrokerSettings, brokerSettings } from '../broker/config.ts';
+import { nodeIsGood, wrongNode } from '../shared/program.ts';
+import type { Farhand } from '../shared/sdk/index.ts';
+import { readSettings } from '../shared/settings.ts';
+
+const root = join(import.meta.dirname, '..');
+const data = join(root, 'data');
+const keyName = 'npm-start';
+const patienceMs = 30_000;
+
+const watch = process.argv.includes('--watch');
+const own = ['--data-dir', join(data, 'broker'), '--grpc', '127.0.0.1:8421', '--log-level', 'warn'];
+const argv = [...own, ...process.argv.slice(2).filter((word) => word !== '--watch')];
+const children: ChildProcess[] = [];
+let stopping = false;
+
+function run(main: string, args: string[]): void {
+  const child = spawn(process.execPath, [...(watch ? ['--watch'] : []), join(root, main), ...args], {
+    stdio: 'inherit',
+  });
+  child.once('exit', (code) => stop(code ?? 1));
+  children.push(child);
+}
+
+function stop(code: number): void {
+  if (stopping) return;
+  stopping = true;
+  process.exitCode = code;
+  // The agent first: it says farewell while the broker still listens.
+  for (const child of children.reverse()) child.kill('SIGTERM');
+}
+
+/** Waits until `look` finds something; a program that ended meanwhile has told why. */
+async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
+  const deadline = Date.now() + patienceMs;
+  while (!stopping && Date.now() < deadline) {
+    const found = await look().catch(() => undefined);
+    if (found !== undefined) return found;
+    await sleep(100);
+  }
+  throw new Error(stopping ? 'a program ended; see above' : `nothing came up within ${patienceMs / 1000} s`);
+}
+
+/** The key of the last start goes, so that keys do not pile up. */
+async function freshKey(client: Farhand): Promise<string> {
+  const { items } = await client.keys.list({ limit: 100 });
+  for (const { id, name } of items) if (name === keyName) await client.keys.remove({ key_id: id });
+  return (await client.keys.create({ name: keyName, scopes: ['admin'] })).key;
+}
+
+async function prepare(client: Farhand): Promise<{ key: string; token: string }> {
+  const key = await freshKey(client);
+  const { token } = await client.joinTokens.create({ name: keyName });
+  return { key, token };
+}
+
+async function main(settings: BrokerSettings): Promise<void> {
+  mkdirSync(data, { recursive: true, mode: 0o700 });
+  run('broker/main.ts', argv);
+  const dataDir = settings.data_dir;
+  const where = { dataDir, url: undefined, apiKey: undefined };
+  // Asking before the socket is there would start a second broker.
+  const socket = join(dataDir, 'broker.sock');
+  await until(async () => (existsSync(socket) ? true : undefined));
+  const url = `http://${settings.http.host}:${settings.http.port}`;
+  await until(async () => ((await fetch(`${url}/readyz`)).ok ? true : undefined));
+  const { key, token } = await withBroker(where, prepare);
+  const agentData = join(data, 'agent');
+  const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
+  run('agent/main.ts', [
+    '--broker',
+    grpc,
+    '--join-token',
+    token,
+    '--data-dir',
+    agentData,
+    '--log-level',
+    'warn',
+  ]);
+  const machine = await until(async () => {
+    const { items } = await withBroker(where, (client) => client.machines.list({ status: 'online' }));
+    return items[0];
+  });
+  process.stdout.write(greeting(url, key, machine.id));
+}
+
+function greeting(url: string, key: string, machineId: string): string {
+  return `
+Farhand is up.
+
+  API        ${url}/api/v1     reference: ${url}/docs
+  Key        ${key}
+  Machine    ${machineId} (this one)
+
+Paste this:
+
+  curl -s -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status
+
+!! This demo agent runs as the same user as the broker (${process.env.USER ?? process.getuid?.()}): whoever holds the key above
+!! can read and change whatever this user can, the broker's own data included. Install agents under a user of their own.
+
+Ctrl-C stops both.
+`;
+}
+
+if (!nodeIsGood(process.version)) {
+  process.stderr.write(`${wrongNode}\n`);
+  process.exit(1);
+}
+process.once('SIGINT', () => stop(0));
+process.once('SIGTERM', () => stop(0));
+main(readSettings(brokerSettings, { argv, env: process.env })).catch((error: unknown) => {
+  process.stderr.write(`npm start: ${error instanceof Error ? error.message : String(error)}\n`);
+  stop(1);
+});

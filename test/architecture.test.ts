@@ -1,0 +1,519 @@
+// The import rules of the house, one row each. A broken row prints the files and the reason for the rule.
+// Every row also proves on made-up files that it can fail.
+import { readdirSync, readFileSync } from 'node:fs';
+import { isBuiltin } from 'node:module';
+import { join, posix } from 'node:path';
+import { parseSync } from 'oxc-parser';
+import { describe, expect, test } from 'vitest';
+
+// ---- What a rule sees of a file
+
+interface Import {
+  /** A path from the project's root, a package, or `node:…`. */
+  target: string;
+  line: number;
+  typeOnly: boolean;
+}
+
+interface SourceFile {
+  path: string;
+  lines: number;
+  imports: Import[];
+  /** Globals and their members as values: `setTimeout`, `process.env`, `new Date()`. */
+  uses: { name: string; line: number }[];
+}
+
+interface Node {
+  type: string;
+  start: number;
+  [key: string]: unknown;
+}
+
+type Sources = Record<string, string>;
+
+const isNode = (value: unknown): value is Node =>
+  typeof value === 'object' && value !== null && typeof (value as Node).type === 'string';
+
+const children = (node: Node): Node[] => Object.values(node).flat().filter(isNode);
+
+// Around a value, not a type: `x as T`, `x!`, `x?.y`, `x satisfies T`.
+const wrappers = ['TSAsExpression', 'TSNonNullExpression', 'TSSatisfiesExpression', 'ChainExpression'];
+
+function textOf(node: unknown): string {
+  return isNode(node) && node.type === 'Literal' && typeof node.value === 'string' ? node.value : '';
+}
+
+/** `process.env` of the expression `globalThis.process!['env']`. */
+function nameOf(node: unknown): string {
+  if (!isNode(node)) return '?';
+  if (node.type === 'Identifier') return String(node.name);
+  if (node.type === 'MetaProperty') return 'import.meta';
+  if (wrappers.includes(node.type)) return nameOf(node.expression);
+  if (node.type !== 'MemberExpression') return '?';
+  const member = node.computed ? textOf(node.property) : nameOf(node.property);
+  return `${nameOf(node.object)}.${member}`.replace(/^global(This)?\./, '');
+}
+
+/** The module named by an import, export, import() or require, as written. */
+function specifierOf(node: Node): string {
+  const resolvers = ['require', 'require.resolve', 'import.meta.resolve'];
+  if (node.type !== 'CallExpression') return textOf(node.source);
+  return resolvers.includes(nameOf(node.callee)) ? textOf((node.arguments as unknown[])[0]) : '';
+}
+
+function isTypeOnly(node: Node): boolean {
+  const kinds = [node, ...children(node)].map((part) => part.importKind ?? part.exportKind);
+  const specifiers = kinds.slice(1).filter((kind) => kind !== undefined);
+  return (
+    kinds[0] === 'type' ||
+    node.type === 'TSImportType' ||
+    (specifiers.length > 0 && specifiers.every((kind) => kind === 'type'))
+  );
+}
+
+function targetOf(path: string, specifier: string): string {
+  if (specifier.startsWith('.')) return posix.join(posix.dirname(path), specifier);
+  return isBuiltin(specifier) && !specifier.startsWith('node:') ? `node:${specifier}` : specifier;
+}
+
+/** The globals that one node uses; its children are asked separately. */
+function usesOf(node: Node): string[] {
+  if (node.type === 'Identifier' || node.type === 'MemberExpression') return [nameOf(node)];
+  if (node.type === 'NewExpression' && (node.arguments as unknown[]).length === 0) {
+    return [`new ${nameOf(node.callee)}()`];
+  }
+  if (node.type === 'CallExpression') {
+    const event = textOf((node.arguments as unknown[])[0]) || '?';
+    return [`${nameOf(node.callee)}(${event})`];
+  }
+  if (node.type === 'VariableDeclarator' && isNode(node.id) && node.id.type === 'ObjectPattern') {
+    const keys = children(node.id).map((property) => nameOf(property.key));
+    return keys.map((key) => `${nameOf(node.init)}.${key}`.replace(/^global(This)?\./, ''));
+  }
+  return [];
+}
+
+/** The child that only names a member, as in `x.setTimeout` or `{ setTimeout: x }`. */
+function memberName(node: Node): unknown {
+  if (node.computed || node.shorthand) return undefined;
+  return node.type === 'MemberExpression' ? node.property : node.key;
+}
+
+function parse(path: string, source: string): SourceFile {
+  const { program, errors } = parseSync(path, source, { preserveParens: false });
+  if (errors[0]) throw new Error(`${path}: ${errors[0].message}`);
+  const file: SourceFile = { path, lines: source.trimEnd().split('\n').length, imports: [], uses: [] };
+  const walk = (node: Node, inType: boolean) => {
+    const line = source.slice(0, node.start).split('\n').length;
+    const specifier = specifierOf(node);
+    if (specifier) {
+      file.imports.push({ target: targetOf(path, specifier), line, typeOnly: isTypeOnly(node) });
+    }
+    if (node.type === 'ImportDeclaration') return;
+    const typed = inType || (node.type.startsWith('TS') && !wrappers.includes(node.type));
+    if (!typed) file.uses.push(...usesOf(node).map((name) => ({ name, line })));
+    for (const child of children(node)) if (child !== memberName(node)) walk(child, typed);
+  };
+  walk(program as unknown as Node, false);
+  return file;
+}
+
+// ---- The rules
+
+interface Rule {
+  name: string;
+  reason: string;
+  find: (files: SourceFile[]) => string[];
+  /** Made-up projects that break the rule, and one that keeps it. */
+  breaks: Sources[];
+  keeps: Sources;
+}
+
+/** Is the file in one of these rooms? `a/b` is a/b.ts and all of a/b/, `a/b*` whatever starts so. */
+function inRoom(path: string, ...rooms: string[]): boolean {
+  return rooms.some((room) =>
+    room.endsWith('*')
+      ? path.startsWith(room.slice(0, -1))
+      : path === `${room}.ts` || path.startsWith(`${room}/`),
+  );
+}
+
+const product = (path: string) => inRoom(path, 'agent', 'broker', 'shared');
+
+/** Imports that go from one kind of file to one kind of target. */
+const imports =
+  (from: (path: string) => boolean, to: (target: string, path: string) => boolean) => (files: SourceFile[]) =>
+    files
+      .filter((file) => from(file.path))
+      .flatMap((file) =>
+        file.imports
+          .filter(({ target }) => to(target, file.path))
+          .map(({ target, line }) => `${file.path}:${line} imports ${target}`),
+      );
+
+const uses = (from: (path: string) => boolean, name: RegExp) => (files: SourceFile[]) =>
+  files
+    .filter((file) => from(file.path))
+    .flatMap((file) =>
+      file.uses
+        .filter((use) => name.test(use.name))
+        .map((use) => `${file.path}:${use.line} uses ${use.name}`),
+    );
+
+const sides: Rule[] = [
+  {
+    name: 'shared imports neither side',
+    reason: 'agent and broker both build on shared; what it needs of them is passed in',
+    find: imports(
+      (path) => inRoom(path, 'shared'),
+      (target) => inRoom(target, 'agent', 'broker'),
+    ),
+    breaks: [
+      { 'shared/a.ts': "import { x } from '../agent/b.ts';" },
+      { 'shared/api/a.ts': "import type { X } from '../../broker/b.ts';" },
+      { 'shared/a.ts': "let x: import('../broker/b.ts').X;" },
+      { 'shared/a.ts': "await import('../broker/b.ts');" },
+    ],
+    keeps: { 'shared/a.ts': "import './b.ts'; import '../proto/types/agent.ts'; // import '../agent/b.ts'" },
+  },
+  {
+    name: 'agent and broker never import each other',
+    reason: 'they run on different machines in different versions and meet only on the wire',
+    find: (files) => [
+      ...imports(
+        (path) => inRoom(path, 'agent'),
+        (target) => inRoom(target, 'broker'),
+      )(files),
+      ...imports(
+        (path) => inRoom(path, 'broker'),
+        (target) => inRoom(target, 'agent'),
+      )(files),
+    ],
+    breaks: [
+      { 'agent/a.ts': "export * from '../broker/b.ts';" },
+      { 'broker/link/a.ts': "export type { X } from '../../agent/b.ts';" },
+    ],
+    keeps: {
+      'agent/a.ts': "import '../shared/b.ts';",
+      'test/a.ts': "import '../agent/b.ts'; import '../broker/b.ts';",
+    },
+  },
+  {
+    name: 'the CLI imports only the SDK, the API, errors and settings',
+    reason: 'it proves that the public API is enough',
+    find: imports(
+      (path) => inRoom(path, 'broker/cli'),
+      (target) =>
+        inRoom(target, 'agent', 'broker', 'shared', 'proto') &&
+        !inRoom(target, 'broker/cli', 'shared/sdk', 'shared/api', 'shared/errors', 'shared/settings'),
+    ),
+    breaks: [
+      { 'broker/cli/a.ts': "import '../machines.ts';" },
+      { 'broker/cli/a.ts': "import type { Logger } from '../../shared/logger.ts';" },
+    ],
+    keeps: { 'broker/cli/a.ts': "import '../../shared/sdk/index.ts'; import './b.ts'; import 'commander';" },
+  },
+];
+
+const nouns = ['machines', 'files', 'commands', 'sessions', 'schedules', 'webhooks', 'keys', 'audit'];
+const below: Record<string, string[]> = {
+  schedules: ['commands', 'machines'],
+  commands: ['machines'],
+  files: ['machines'],
+  sessions: ['machines'],
+};
+const nounOf = (path: string) => nouns.find((noun) => inRoom(path, `broker/${noun}`));
+
+const order: Rule[] = [
+  {
+    name: 'nouns import each other one way',
+    reason: 'schedules -> commands -> machines; files, sessions -> machines; any other way ends in a knot',
+    find: imports(
+      (path) => nounOf(path) !== undefined,
+      (target, path) => {
+        const [from, to] = [nounOf(path), nounOf(target)];
+        return from !== undefined && to !== undefined && from !== to && !below[from]?.includes(to);
+      },
+    ),
+    breaks: [
+      { 'broker/machines.ts': "import './commands/index.ts';" },
+      { 'broker/commands/run.ts': "import '../schedules/fire.ts';" },
+      { 'broker/files.ts': "import './sessions.ts';" },
+    ],
+    keeps: {
+      'broker/schedules/fire.ts':
+        "import './when.ts'; import '../commands/index.ts'; import '../machines.ts';",
+      'broker/sessions.ts': "import './machines.ts'; import './history.ts';",
+    },
+  },
+  {
+    name: 'only start imports webhooks and audit',
+    reason: 'they listen to events; whoever calls them directly would have to know who listens',
+    find: imports(
+      (path) => !inRoom(path, 'test', 'broker/start', 'broker/webhooks', 'broker/audit'),
+      (target) => inRoom(target, 'broker/webhooks', 'broker/audit'),
+    ),
+    breaks: [
+      { 'broker/http/app.ts': "import '../audit.ts';" },
+      { 'broker/events.ts': "import './webhooks/deliver.ts';" },
+    ],
+    keeps: { 'broker/start.ts': "import './audit.ts';", 'broker/webhooks/index.ts': "import './sign.ts';" },
+  },
+  {
+    name: 'nothing in the broker but start imports http',
+    reason: 'http imports nouns, not the reverse: a noun never sees a request',
+    find: imports(
+      (path) => inRoom(path, 'broker') && !inRoom(path, 'broker/http', 'broker/start', 'broker/main'),
+      (target) => inRoom(target, 'broker/http'),
+    ),
+    breaks: [{ 'broker/files.ts': "import type { Context } from './http/app.ts';" }],
+    keeps: { 'broker/start.ts': "import './http/app.ts';", 'broker/http/app.ts': "import '../files.ts';" },
+  },
+  {
+    name: 'nothing imports test or scripts',
+    reason: 'they are not part of the product; what both need belongs in shared',
+    find: imports(
+      () => true,
+      (target, path) => ['test', 'scripts'].some((room) => inRoom(target, room) && !inRoom(path, room)),
+    ),
+    breaks: [
+      { 'broker/a.ts': "import '../test/proxy.ts';" },
+      { 'test/a.ts': "import '../scripts/generate.ts';" },
+    ],
+    keeps: { 'test/a.ts': "import './proxy.ts';", 'scripts/bench/a.ts': "import '../start.ts';" },
+  },
+  {
+    name: 'imports form no cycle',
+    reason: 'in a cycle, which file runs first depends on who asks; types count, generated ones do not',
+    find: cycles,
+    breaks: [
+      {
+        'shared/a.ts': "import './b.ts';",
+        'shared/b.ts': "export * from './c.ts';",
+        'shared/c.ts': "import './a.ts';",
+      },
+      { 'shared/a.ts': "import './b.ts';", 'shared/b.ts': "import type { X } from './a.ts';" },
+    ],
+    keeps: {
+      'shared/a.ts': "import './b.ts'; import './c.ts';",
+      'shared/b.ts': "import './c.ts';",
+      'shared/c.ts': "import '../proto/types/agent.ts';",
+    },
+  },
+];
+
+function cycles(files: SourceFile[]): string[] {
+  const byPath = new Map(files.map((file) => [file.path, file]));
+  const done = new Set<string>();
+  const found: string[] = [];
+  const visit = (path: string, way: string[]) => {
+    if (way.includes(path)) found.push([...way.slice(way.indexOf(path)), path].join(' -> '));
+    if (way.includes(path) || done.has(path)) return;
+    const targets = new Set(byPath.get(path)?.imports.map(({ target }) => target));
+    for (const target of targets) if (byPath.has(target)) visit(target, [...way, path]);
+    done.add(path);
+  };
+  for (const file of files) visit(file.path, []);
+  return found;
+}
+
+// A library ending in "/" or "-" stands for all whose name starts so.
+const rooms: [libraries: string[], rooms: string[]][] = [
+  [['lowdb'], ['broker/state']],
+  [['node:sqlite'], ['broker/history', 'shared/lock']],
+  [['croner', 'cronstrue'], ['broker/schedules']],
+  [['koa', 'koa-', '@koa/', 'prom-client', 'swagger-ui-dist', 'zod-openapi'], ['broker/http']],
+  [['execa', '@lydell/node-pty'], ['agent/processes']],
+  [['systeminformation'], ['agent/metrics']],
+  [['chokidar'], ['agent/watch']],
+  [['tar-stream'], ['agent/archive']],
+  [['@grpc/'], ['shared/rpc', 'agent/link*', 'broker/link', 'broker/streams*']],
+  [['undici'], ['broker/cli', 'broker/webhooks']],
+  [['smol-toml'], ['shared/settings']],
+  [['@peculiar/x509', 'reflect-metadata'], ['broker/link/authority']],
+  [['pino'], ['shared/logger']],
+  [['commander'], ['broker/cli']],
+];
+
+const libraries: Rule[] = rooms.flatMap(([names, homes]) =>
+  names.map((name) => {
+    const open = /[-/]$/.test(name);
+    const example = open ? `${name}x` : name;
+    return {
+      name: `${name}${open ? '*' : ''} is imported only in ${homes.join(', ')}`,
+      reason: 'one library, one room: replacing it, or learning its traps, concerns one place',
+      find: imports(
+        (path) => product(path) && !inRoom(path, ...homes),
+        (target) => target === name || target.startsWith(open ? name : `${name}/`),
+      ),
+      breaks: [
+        { 'broker/elsewhere.ts': `import type { X } from '${example}';` },
+        { 'shared/elsewhere.ts': `const page = require.resolve('${example}/y');` },
+      ],
+      keeps: Object.fromEntries(homes.map((home) => [`${home.replace('*', '')}.ts`, `import '${example}';`])),
+    };
+  }),
+);
+
+/** Files of shared/api and shared/sdk, and all they load at run time. */
+function portable(files: SourceFile[]): Set<string> {
+  const byPath = new Map(files.map((file) => [file.path, file]));
+  const reached = new Set([...byPath.keys()].filter((path) => inRoom(path, 'shared/api', 'shared/sdk')));
+  for (const path of reached) {
+    for (const { target, typeOnly } of byPath.get(path)?.imports ?? []) {
+      if (!typeOnly && byPath.has(target)) reached.add(target); // a Set's loop goes on to what is added
+    }
+  }
+  return reached;
+}
+
+const maySeeTime = (path: string) => inRoom(path, 'shared/clock', 'scripts', 'test');
+const mayTouchProcess = (path: string) =>
+  inRoom(path, 'agent/main', 'broker/main', 'broker/cli', 'scripts', 'test');
+const forbiddenNames = ['utils', 'helpers', 'common', 'types', 'services', 'controllers', 'managers'];
+
+const runtime: Rule[] = [
+  {
+    name: 'shared/api and shared/sdk need nothing of node',
+    reason: 'the SDK runs in browsers too, on fetch and WebSocket alone; this includes what it imports',
+    find: (files) => {
+      const reached = portable(files);
+      return imports(
+        (path) => reached.has(path),
+        (target) => target.startsWith('node:'),
+      )(files);
+    },
+    breaks: [
+      { 'shared/sdk/a.ts': "import 'fs';" },
+      { 'shared/api/a.ts': "import type { Readable } from 'node:stream';" },
+      { 'shared/sdk/a.ts': "import { b } from '../b.ts';", 'shared/b.ts': "import 'node:crypto';" },
+    ],
+    keeps: {
+      'shared/sdk/a.ts': "import type { B } from '../b.ts'; import 'zod';",
+      'shared/b.ts': "import 'node:crypto';",
+    },
+  },
+  {
+    name: 'time comes from shared/clock alone',
+    reason: 'tests move the clock; a timer or a time taken elsewhere would not move with it',
+    find: (files) => [
+      ...uses(
+        (path) => !maySeeTime(path),
+        /^(Date\.now|new Date\(\)|Date\(.*\)|performance\.now|process\.hrtime|setTimeout|setInterval)$/,
+      )(files),
+      ...imports(
+        (path) => !maySeeTime(path),
+        (target) => /^node:(timers|perf_hooks)/.test(target),
+      )(files),
+    ],
+    breaks: [
+      'const now = Date.now();',
+      'const now = new Date();',
+      'const took = globalThis.performance.now();',
+      'setTimeout(() => {}, 1);',
+      'const later = { every: setInterval };',
+      'const { now } = Date;',
+      "import { setTimeout } from 'node:timers/promises';",
+    ].map((source) => ({ 'agent/a.ts': source })),
+    keeps: {
+      'agent/a.ts':
+        'const at = new Date(0); let t: ReturnType<typeof setTimeout>; x.setTimeout(1); // Date.now()',
+      'shared/clock.ts': 'export const now = () => Date.now();',
+      'test/a.ts': 'setTimeout(() => {}, 1);',
+    },
+  },
+  {
+    name: 'only mains, the CLI, scripts and tests touch the process',
+    reason:
+      'environment, exit and signals belong to whoever started the process; the rest gets passed what it needs',
+    find: (files) => [
+      ...uses(
+        (path) => !mayTouchProcess(path),
+        /^process\.(env|exit|exitCode|(on|once|addListener|prependListener)\((SIG.*|\?)\))$/,
+      )(files),
+      // Imported under another name it would escape this rule.
+      ...imports(
+        (path) => !mayTouchProcess(path),
+        (target) => target === 'node:process',
+      )(files),
+    ],
+    breaks: [
+      'const home = process.env.HOME;',
+      "const home = process?.['env'];",
+      'const { env } = process;',
+      'process.exit(1);',
+      'process.exitCode = 1;',
+      "process.on('SIGTERM', stop);",
+      'for (const signal of signals) process.once(signal, stop);',
+      "import { env } from 'node:process';",
+    ].map((source) => ({ 'agent/processes/a.ts': source })),
+    keeps: {
+      'agent/start.ts':
+        "const { env } = options; process.kill(pid, 'SIGTERM'); process.on('warning', log); let exit;",
+      'agent/main.ts': "process.on('SIGTERM', stop); process.exit(Number(process.env.CODE));",
+    },
+  },
+  {
+    name: 'no file has more than 400 lines',
+    reason: 'a room that outgrows its file becomes a folder of the same name',
+    find: (files) =>
+      files
+        .filter((file) => (product(file.path) || inRoom(file.path, 'scripts')) && file.lines > 400)
+        .map((file) => `${file.path} has ${file.lines} lines`),
+    breaks: [{ 'agent/a.ts': 'f();\n'.repeat(401) }],
+    keeps: { 'agent/a.ts': 'f();\n'.repeat(400), 'test/a.ts': 'f();\n'.repeat(500) },
+  },
+  {
+    name: 'no file or folder has a name that says nothing',
+    reason: `what is in a room must show from its name: not ${forbiddenNames.join(', ')}`,
+    find: (files) =>
+      files
+        .map((file) => file.path)
+        .filter((path) => path.split(/[/.]/).some((part) => forbiddenNames.includes(part))),
+    breaks: [{ 'shared/utils.ts': '' }, { 'agent/services/a.ts': '' }, { 'test/helpers.ts': '' }],
+    keeps: { 'agent/service.ts': '', 'shared/commonplace.ts': '' },
+  },
+];
+
+const rules = [...sides, ...order, ...libraries, ...runtime];
+
+// ---- The project, and the rules themselves
+
+function projectFiles(): SourceFile[] {
+  const root = join(import.meta.dirname, '..');
+  return ['agent', 'broker', 'shared', 'scripts', 'test'].flatMap((folder) =>
+    readdirSync(join(root, folder), { recursive: true, encoding: 'utf8' })
+      .filter((path) => path.endsWith('.ts'))
+      .map((path) => parse(`${folder}/${path}`, readFileSync(join(root, folder, path), 'utf8'))),
+  );
+}
+
+const made = (sources: Sources) => Object.entries(sources).map(([path, source]) => parse(path, source));
+
+describe('in this project', () => {
+  const files = projectFiles();
+
+  test('the rules see the files', () => {
+    expect(files.map((file) => file.path)).toContain('test/architecture.test.ts');
+  });
+
+  for (const { name, reason, find } of rules) {
+    test(name, () => {
+      const found = find(files);
+      expect(found, `${reason}\n  ${found.join('\n  ')}\n`).toEqual([]);
+    });
+  }
+});
+
+describe('made-up files', () => {
+  for (const { name, find, breaks, keeps } of rules) {
+    test(`that break "${name}" are reported, and no others`, () => {
+      for (const sources of breaks) expect(find(made(sources)), JSON.stringify(sources)).toHaveLength(1);
+      expect(find(made(keeps))).toEqual([]);
+    });
+  }
+
+  test('that cannot be parsed are an error, not files without imports', () => {
+    expect(() => parse('agent/a.ts', 'import {')).toThrow('agent/a.ts');
+  });
+});
