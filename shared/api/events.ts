@@ -1,0 +1,45 @@
+// The event log over REST (spec 6).
+import { z } from 'zod';
+import { instant, list, machineId, timestamp } from './route.ts';
+
+/** What can happen: spec 6.1, and what only the event log tells (`machine.fenced`, `machine.removed`). */
+export const eventTypes = [
+  'machine.online',
+  'machine.offline',
+  'machine.registered',
+  'machine.removed',
+  'machine.fenced',
+  'command.started',
+  'command.completed',
+  'command.failed',
+  'command.timeout',
+  'file.uploaded',
+  'file.downloaded',
+  'file.deleted',
+] as const;
+export type EventType = (typeof eventTypes)[number];
+
+const event = z
+  .object({
+    id: z.string(),
+    type: z.enum(eventTypes),
+    timestamp,
+    data: z.record(z.string(), z.unknown()),
+  })
+  .meta({ id: 'Event' });
+
+export const events = {
+  list: list({
+    path: '/events',
+    access: 'machines:read',
+    summary: 'List recent events',
+    query: {
+      type: z.enum(eventTypes).optional(),
+      machine_id: machineId.optional(),
+      since: instant.optional(),
+    },
+    sort: ['created_at'],
+    defaultSort: '-created_at',
+    reply: event,
+  }),
+};

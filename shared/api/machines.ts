@@ -1,0 +1,139 @@
+// Machines over REST (spec 2.2, 2.3, 4.1).
+import { z } from 'zod';
+import { instant, label, list, machineId, queryNumber, single, tags, timestamp } from './route.ts';
+
+const listItem = z
+  .object({
+    id: machineId,
+    name: z.string(),
+    status: z.enum(['online', 'offline']),
+    os: z.string().meta({ examples: ['linux'] }),
+    arch: z.string().meta({ examples: ['x64'] }),
+    hostname: z.string(),
+    tags: z.array(z.string()),
+    created_at: timestamp,
+    last_seen: timestamp,
+  })
+  .meta({ id: 'Machine' });
+
+export const machineDetail = listItem
+  .extend({
+    ip: z.string().meta({ description: 'The address the agent connected from' }),
+    agent_version: z.string(),
+    capabilities: z.array(z.string()).meta({ description: 'What the machine’s owner lets the agent do' }),
+  })
+  .meta({ id: 'MachineDetail' });
+
+const space = z.object({ total: z.number(), used: z.number(), free: z.number() });
+
+const status = z
+  .object({
+    connected: z.boolean(),
+    uptime: z.number().meta({ description: 'Seconds' }),
+    last_ping: timestamp,
+    cpu: z.object({
+      usage: z.number().meta({ description: 'Percent of all cores, 0 to 100' }),
+      cores: z.number(),
+    }),
+    memory: space.meta({ description: 'Bytes' }),
+    disk: space.meta({ description: 'Bytes, the file system of /' }),
+    load_average: z.array(z.number()),
+    disks: z.array(space.extend({ mount: z.string(), filesystem: z.string() })),
+    network: z.array(z.object({ name: z.string(), received_bytes: z.number(), sent_bytes: z.number() })),
+    agent: z.object({ rss: z.number(), uptime: z.number() }),
+    recorded_at: timestamp,
+    stale_ms: z.number().meta({ description: 'Age of the last byte heard from the machine' }),
+  })
+  .meta({ id: 'MachineStatus' });
+
+const metrics = z
+  .object({
+    since: timestamp,
+    until: timestamp,
+    step: z.number().meta({ description: 'Seconds' }),
+    points: z.array(
+      z.object({
+        at: timestamp,
+        cpu_usage: z.number(),
+        memory_used: z.number(),
+        memory_total: z.number(),
+        disk_used: z.number(),
+        disk_total: z.number(),
+        load_average: z.number(),
+      }),
+    ),
+  })
+  .meta({ id: 'MachineMetrics' });
+
+const params = { machine_id: machineId };
+
+export const machines = {
+  list: list({
+    path: '/machines',
+    access: 'machines:read',
+    summary: 'List machines',
+    query: {
+      status: z.enum(['online', 'offline']).optional(),
+      tags: z
+        .string()
+        .max(4096)
+        .optional()
+        .meta({ description: 'Comma-separated; a machine must have all of them' }),
+      search: z.string().max(200).optional().meta({ description: 'Part of the name, case ignored' }),
+    },
+    sort: ['name', 'hostname', 'status', 'created_at', 'last_seen'],
+    defaultSort: '-created_at',
+    reply: listItem,
+  }),
+  get: single({
+    method: 'GET',
+    path: '/machines/{machine_id}',
+    access: 'machines:read',
+    summary: 'Get a machine',
+    params,
+    reply: machineDetail,
+  }),
+  status: single({
+    method: 'GET',
+    path: '/machines/{machine_id}/status',
+    access: 'machines:read',
+    summary: 'Live CPU, memory, disk and network of a machine; the last known ones when it is offline',
+    params,
+    reply: status,
+  }),
+  metrics: single({
+    method: 'GET',
+    path: '/machines/{machine_id}/metrics',
+    access: 'machines:read',
+    summary: 'History of a machine’s metrics, 48 h at 5 minutes',
+    params,
+    query: {
+      since: instant.optional(),
+      until: instant.optional(),
+      step: queryNumber(1, 604_800)
+        .optional()
+        .meta({
+          override: { type: 'integer', minimum: 1, maximum: 604_800 },
+          description: 'Seconds per point; averages are taken',
+        }),
+    },
+    reply: metrics,
+  }),
+  update: single({
+    method: 'PATCH',
+    path: '/machines/{machine_id}',
+    access: 'machines:write',
+    summary: 'Rename or retag a machine',
+    params,
+    body: z.strictObject({ name: label(1, 100).optional(), tags: tags.optional() }),
+    reply: machineDetail,
+  }),
+  remove: single({
+    method: 'DELETE',
+    path: '/machines/{machine_id}',
+    access: 'machines:write',
+    summary: 'Remove a machine: its link closes, its agent stops for good, its history stays',
+    params,
+    reply: z.object({ deleted: z.boolean() }),
+  }),
+};

@@ -1,0 +1,279 @@
+// What a REST route is: data only. Schemas every noun shares live here too, above all the ids that authorisation reads.
+import { z } from 'zod';
+
+export const scopes = [
+  'machines:read',
+  'machines:write',
+  'files:read',
+  'files:write',
+  'commands:read',
+  'commands:execute',
+  'sessions:read',
+  'sessions:attach',
+  'schedules:read',
+  'schedules:write',
+  'webhooks:read',
+  'webhooks:write',
+  'admin',
+] as const;
+export type Scope = (typeof scopes)[number];
+
+/** Who may call: a scope, any valid key, or everybody (the few routes that need no key). */
+export type Access = Scope | 'any key' | 'everybody';
+
+export interface Route<
+  Params extends z.ZodRawShape = z.ZodRawShape,
+  Query extends z.ZodRawShape = z.ZodRawShape,
+  Headers extends z.ZodRawShape = z.ZodRawShape,
+  Body extends z.ZodType = z.ZodType,
+  Reply extends z.ZodType = z.ZodType,
+  Kind extends 'single' | 'list' | 'raw' = 'single' | 'list' | 'raw',
+> {
+  method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
+  /** Below `base`, parameters in braces: `/machines/{machine_id}`. */
+  path: string;
+  /** Where the path starts: the versioned API, or the root for health and pages. */
+  base: '/api/v1' | '';
+  access: Access;
+  /** One object, a page of objects, or bytes with a type of their own. */
+  kind: Kind;
+  /** One line for the reference page and the CLI's help. */
+  summary: string;
+  params: Params;
+  query: Query;
+  /** By name with underscores: `if_match` is If-Match. */
+  headers: Headers;
+  /** Absent: the route takes no body. */
+  body: Body | undefined;
+  /** Of `data`; for a list of one item. Raw routes have none. */
+  reply: Reply;
+  status: 200 | 201;
+  /**
+   * For a POST that makes or starts something: takes an Idempotency-Key. 'replay' answers a repeat with the first
+   * answer; 'secret' never stores the answer and refuses the repeat with the id it made.
+   */
+  idempotency?: 'replay' | 'secret';
+  /** Largest body in bytes: 1 MiB unless told. */
+  bodyLimit?: number;
+}
+
+const nothing = z.undefined();
+type Nothing = typeof nothing;
+type NoShape = Record<never, never>;
+
+type Draft<Q extends z.ZodRawShape, H extends z.ZodRawShape, B extends z.ZodType, R extends z.ZodType> = Pick<
+  Route,
+  'method' | 'access' | 'summary'
+> & {
+  path: string;
+  params?: z.ZodRawShape;
+  query?: Q;
+  headers?: H;
+  body?: B;
+  reply: R;
+  status?: 200 | 201;
+  idempotency?: 'replay' | 'secret';
+  bodyLimit?: number;
+};
+
+interface Defaults<P extends z.ZodRawShape> {
+  params?: P;
+}
+
+/** A route that answers one object. */
+export function single<
+  R extends z.ZodType,
+  P extends z.ZodRawShape = NoShape,
+  Q extends z.ZodRawShape = NoShape,
+  H extends z.ZodRawShape = NoShape,
+  B extends z.ZodType = Nothing,
+>(draft: Draft<Q, H, B, R> & Defaults<P>): Route<P, Q, H, B, R, 'single'> {
+  return build(draft, 'single');
+}
+
+/** A route that answers a page of objects; it takes limit, offset and sort besides its own query. */
+export function list<
+  R extends z.ZodType,
+  const Sort extends readonly [string, ...string[]],
+  P extends z.ZodRawShape = NoShape,
+  Q extends z.ZodRawShape = NoShape,
+>(
+  draft: Omit<Draft<Q, NoShape, Nothing, R>, 'method'> &
+    Defaults<P> & { sort: Sort; defaultSort: SortBy<Sort> },
+): Route<P, Q & Paging<SortBy<Sort>>, NoShape, Nothing, R, 'list'> {
+  const { sort, defaultSort, ...rest } = draft;
+  const fields = sort.flatMap((field) => [field, `-${field}`]);
+  // The fields and their negatives are exactly SortBy<Sort>; flatMap cannot say so.
+  const schema = z.enum(fields as [SortBy<Sort>, ...SortBy<Sort>[]]).default(defaultSort as never);
+  return build({ ...rest, method: 'GET', query: { ...rest.query, ...paging(schema) } as never }, 'list');
+}
+
+/** A route that answers bytes of its own type. */
+export function raw<P extends z.ZodRawShape = NoShape>(
+  draft: Pick<Route, 'path' | 'base' | 'access' | 'summary'> & Defaults<P>,
+) {
+  return {
+    ...build<P, NoShape, NoShape, Nothing, Nothing, 'raw'>(
+      { ...draft, method: 'GET', reply: nothing },
+      'raw',
+    ),
+    base: draft.base,
+  };
+}
+
+function build<
+  P extends z.ZodRawShape,
+  Q extends z.ZodRawShape,
+  H extends z.ZodRawShape,
+  B extends z.ZodType,
+  R extends z.ZodType,
+  K extends 'single' | 'list' | 'raw',
+>(draft: Draft<Q, H, B, R> & Defaults<P>, kind: K): Route<P, Q, H, B, R, K> {
+  const { params, query, headers, body, ...rest } = draft;
+  return {
+    status: 200,
+    base: '/api/v1',
+    ...rest,
+    kind,
+    // An absent part is an empty shape, which is what the type parameter's default says.
+    params: params ?? ({} as P),
+    query: query ?? ({} as Q),
+    headers: headers ?? ({} as H),
+    body,
+  };
+}
+
+type SortBy<Sort extends readonly string[]> = Sort[number] | `-${Sort[number]}`;
+
+/** A whole number in a query string. */
+export function queryNumber(min: number, max: number) {
+  return z
+    .string()
+    .regex(/^-?\d{1,15}$/, 'must be a whole number')
+    .transform(Number)
+    .refine((value) => value >= min && value <= max, `must be from ${min} to ${max}`)
+    .meta({
+      override: { type: 'integer', minimum: min, ...(max < Number.MAX_SAFE_INTEGER && { maximum: max }) },
+    });
+}
+
+/** `true` or `false` in a query string, nothing else. */
+export const queryBoolean = z
+  .enum(['true', 'false'])
+  .transform((value) => value === 'true')
+  .meta({ override: { type: 'boolean' } });
+
+function paging<S extends z.ZodType>(sort: S) {
+  return {
+    limit: queryNumber(1, 100)
+      .default(20)
+      .meta({
+        override: { type: 'integer', minimum: 1, maximum: 100, default: 20 },
+        description: 'Items per page',
+      }),
+    offset: queryNumber(0, Number.MAX_SAFE_INTEGER)
+      .default(0)
+      .meta({ override: { type: 'integer', minimum: 0, default: 0 }, description: 'Items to skip' }),
+    sort,
+  };
+}
+type Paging<S> = ReturnType<typeof paging<z.ZodType<S>>>;
+
+// biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is refused
+const control = /[\u0000-\u001f\u007f-\u009f]/;
+
+/** Text where a name is meant: no control characters, no lone surrogates (SQLite would change those silently). */
+export function label(min: number, max: number) {
+  return z
+    .string()
+    .min(min)
+    .max(max)
+    .refine(
+      (text) => text.isWellFormed() && !control.test(text),
+      'must not hold control characters or lone surrogates',
+    );
+}
+
+/** Text that is well-formed Unicode without NUL: what can cross to a process or a database unchanged. */
+export function text(max: number) {
+  return z
+    .string()
+    .max(max)
+    .refine((value) => value.isWellFormed() && !value.includes('\0'), 'must not hold NUL or lone surrogates');
+}
+
+export const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold a comma');
+/** At most 50 tags, kept unique and in the order given. */
+export const tags = z
+  .array(tag)
+  .max(50)
+  .transform((values) => [...new Set(values)])
+  .meta({
+    override: { type: 'array', maxItems: 50, items: { type: 'string', minLength: 1, maxLength: 64 } },
+  });
+
+export const timestamp = z.string().meta({ format: 'date-time', examples: ['2026-11-21T10:00:00.000Z'] });
+
+/** An instant given in ISO 8601. */
+export const instant = z
+  .string()
+  .refine(
+    (value) => /^\d{4}-\d\d-\d\dT/.test(value) && !Number.isNaN(Date.parse(value)),
+    'must be an ISO 8601 timestamp',
+  )
+  .transform((value) => new Date(value))
+  .meta({ override: { type: 'string', format: 'date-time' } });
+
+/** A whole number of milliseconds in a body. */
+export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);
+
+// Ids. dispatch finds these very schemas in a route, looks up what they name and checks the machine behind it,
+// so a route that takes an id is authorised by naming its schema.
+const id = (prefix: string) =>
+  z
+    .string()
+    .min(1)
+    .max(200)
+    .meta({ examples: [`${prefix}_4fJ2kQ9ZtR7wXc0BvN1mLp`] });
+export const machineId = id('mach').brand<'MachineId'>();
+export type MachineId = z.output<typeof machineId>;
+export const commandId = id('cmd').brand<'CommandId'>();
+export type CommandId = z.output<typeof commandId>;
+export const keyId = id('key').brand<'KeyId'>();
+export type KeyId = z.output<typeof keyId>;
+export const joinTokenId = id('join').brand<'JoinTokenId'>();
+export type JoinTokenId = z.output<typeof joinTokenId>;
+
+/** Every id schema and the noun that can tell what it names. */
+export const idSchemas = {
+  machine: machineId,
+  command: commandId,
+  key: keyId,
+  join_token: joinTokenId,
+} as const;
+export type IdNoun = keyof typeof idSchemas;
+
+/** An error body, for OpenAPI. */
+export const errorBody = z
+  .object({
+    error: z.object({
+      code: z.string(),
+      message: z.string(),
+      details: z.record(z.string(), z.unknown()),
+    }),
+  })
+  .meta({ id: 'Error' });
+
+/** Paths on a machine: absolute, or from the agent user's home; `~` is the home. */
+export const path = z
+  .string()
+  .min(1)
+  .max(32_768)
+  .refine((value) => value.isWellFormed(), 'must be well-formed Unicode')
+  .meta({ description: 'Absolute, or from the home of the agent’s user', examples: ['/etc/hostname'] });
+
+/** Permission bits as 3 or 4 octal digits. */
+export const mode = z
+  .string()
+  .regex(/^[0-7]{3,4}$/, 'must be 3 or 4 octal digits')
+  .meta({ examples: ['0644'] });

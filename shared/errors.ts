@@ -1,0 +1,126 @@
+// The one error type and the one table: errno -> code -> HTTP status. Codes travel, texts do not decide anything.
+
+/** Every code an answer may carry, with its HTTP status. */
+export const codes = {
+  invalid_request: 400,
+  not_a_directory: 400,
+  is_a_directory: 400,
+  unsupported_file: 400,
+  invalid_path: 400,
+  unauthorized: 401,
+  forbidden: 403,
+  permission_denied: 403,
+  machine_not_found: 404,
+  session_not_found: 404,
+  command_not_found: 404,
+  schedule_not_found: 404,
+  webhook_not_found: 404,
+  key_not_found: 404,
+  join_token_not_found: 404,
+  run_not_found: 404,
+  route_not_found: 404,
+  file_not_found: 404,
+  method_not_allowed: 405,
+  already_exists: 409,
+  directory_not_empty: 409,
+  conflict: 409,
+  file_busy: 409,
+  precondition_failed: 412,
+  file_too_large: 413,
+  payload_too_large: 413,
+  range_not_satisfiable: 416,
+  validation_failed: 422,
+  idempotency_mismatch: 422,
+  rate_limited: 429,
+  internal_error: 500,
+  io_error: 500,
+  not_supported: 501,
+  machine_offline: 503,
+  machine_timeout: 503,
+  machine_error: 503,
+  unavailable: 503,
+  no_space: 507,
+} as const;
+
+export type Code = keyof typeof codes;
+
+const errnos: Readonly<Record<string, Code>> = {
+  ENOENT: 'file_not_found',
+  EACCES: 'permission_denied',
+  EPERM: 'permission_denied',
+  EROFS: 'permission_denied',
+  EEXIST: 'already_exists',
+  ENOTEMPTY: 'directory_not_empty',
+  ENOTDIR: 'not_a_directory',
+  EISDIR: 'is_a_directory',
+  ENAMETOOLONG: 'invalid_path',
+  ELOOP: 'invalid_path',
+  EILSEQ: 'invalid_path',
+  ENXIO: 'unsupported_file',
+  ENODEV: 'unsupported_file',
+  ENOSPC: 'no_space',
+  EDQUOT: 'no_space',
+  EFBIG: 'file_too_large',
+  EBUSY: 'file_busy',
+  ETXTBSY: 'file_busy',
+  EIO: 'io_error',
+  EMFILE: 'unavailable',
+  ENFILE: 'unavailable',
+};
+
+/** A failure with a code of the table. The message tells the caller what to do next; it never holds a secret. */
+export class AppError extends Error {
+  override readonly name = 'AppError';
+  readonly code: Code;
+  readonly details: Readonly<Record<string, unknown>>;
+
+  constructor(
+    code: Code,
+    message: string,
+    details: Readonly<Record<string, unknown>> = {},
+    options?: ErrorOptions,
+  ) {
+    super(message, options);
+    this.code = code;
+    this.details = details;
+  }
+
+  /** The HTTP status of this code. */
+  get status(): number {
+    return codes[this.code];
+  }
+}
+
+/** Whether a text is one of our codes (a far end may be newer, or lie). */
+export function isCode(text: string): text is Code {
+  return Object.hasOwn(codes, text);
+}
+
+/** The errno name of a system error ("ENOENT"), if it is one. */
+export function errnoOf(error: unknown): string | undefined {
+  if (!(error instanceof Error) || !('code' in error) || typeof error.code !== 'string') return undefined;
+  return error.code;
+}
+
+/** Turns a system error about `path` into the documented code; an AppError passes through, the rest is internal. */
+export function fromErrno(error: unknown, path: string): AppError {
+  if (error instanceof AppError) return error;
+  const errno = errnoOf(error) ?? '';
+  const code = errnos[errno] ?? (errno === 'ERR_INVALID_ARG_VALUE' ? 'invalid_path' : 'internal_error');
+  return new AppError(code, `${path}: ${explain(code)}`, { path, ...(errno && { errno }) }, { cause: error });
+}
+
+function explain(code: Code): string {
+  return code === 'internal_error' ? 'unexpected failure, see the log' : code.replaceAll('_', ' ');
+}
+
+/** A program cannot start: the message says what to do; 78 is bad configuration, 1 anything else. */
+export class StartError extends Error {
+  override readonly name = 'StartError';
+  readonly exitCode: 1 | 78;
+
+  constructor(message: string, exitCode: 1 | 78 = 78, options?: ErrorOptions) {
+    super(message, options);
+    this.exitCode = exitCode;
+  }
+}

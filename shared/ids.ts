@@ -1,0 +1,36 @@
+// Ids and secrets: a prefix, then 0-9A-Za-z.
+import { customAlphabet } from 'nanoid';
+
+const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
+const random = customAlphabet(alphabet, 22);
+const randomSecret = customAlphabet(alphabet, 43);
+
+/** What can have an id; the value is the prefix of spec section 2. */
+export const prefixes = {
+  machine: 'mach',
+  command: 'cmd',
+  batch: 'batch',
+  session: 'sess',
+  schedule: 'sched',
+  run: 'run',
+  webhook: 'hook',
+  delivery: 'dlv',
+  event: 'evt',
+  key: 'key',
+  joinToken: 'join',
+  link: 'link',
+  call: 'call',
+  request: 'req',
+} as const;
+
+export type IdKind = keyof typeof prefixes;
+
+/** A new id of a kind, 131 bits of chance: `mach_…` with 22 characters. */
+export function newId(kind: IdKind): string {
+  return `${prefixes[kind]}_${random()}`;
+}
+
+/** 256 bits of chance in 43 characters. */
+export function newSecret(): string {
+  return randomSecret();
+}

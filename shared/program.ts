@@ -1,0 +1,22 @@
+// What the three programs share at their very top: which Node runs them, and how they tell of failure.
+import { StartError } from './errors.ts';
+import { UsageError } from './settings.ts';
+
+/** Whether a Node version has the HTTP/2 fixes that the link needs: `>=22.23.2 <23 || >=24.18.1`, as in package.json. */
+export function nodeIsGood(version: string): boolean {
+  const [major = 0, minor = 0, patch = 0] = version.replace(/^v/, '').split('.').map(Number);
+  const atLeast = (wantedMinor: number, wantedPatch: number): boolean =>
+    minor > wantedMinor || (minor === wantedMinor && patch >= wantedPatch);
+  if (major === 22) return atLeast(23, 2);
+  return major > 24 || (major === 24 && atLeast(18, 1));
+}
+
+/** The line to print and the code to exit with: 2 for usage, 78 for configuration, 1 for the rest. */
+export function failure(program: string, error: unknown): { text: string; code: number } {
+  const message = error instanceof Error ? error.message : String(error);
+  if (error instanceof UsageError) return { text: `${program}: ${message}\nSee ${program} --help.`, code: 2 };
+  if (error instanceof StartError) return { text: `${program}: ${message}`, code: error.exitCode };
+  return { text: `${program}: ${error instanceof Error ? (error.stack ?? message) : message}`, code: 1 };
+}
+
+export const wrongNode = `this needs Node 22.23.2 or newer of 22, or 24.18.1 or newer; this is ${process.version}`;

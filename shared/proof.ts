@@ -1,0 +1,38 @@
+// What an agent signs to prove that it is the machine it says: one fixed context, every part with its length.
+import { createPublicKey, type KeyObject, sign, verify } from 'node:crypto';
+
+const context = 'farhand-link-v1';
+/** DER of an Ed25519 SubjectPublicKeyInfo up to the raw key (RFC 8410 section 4). */
+const ed25519Prefix = Buffer.from('302a300506032b6570032100', 'hex');
+
+/** What the signature covers, so that it is worth nothing for another broker, machine or moment. */
+export interface Proof {
+  nonce: Uint8Array;
+  machine_id: string;
+  /** SHA-256 of the broker's CA, hexadecimal. */
+  fingerprint: string;
+}
+
+export function signProof(proof: Proof, privateKey: KeyObject): Buffer {
+  return sign(null, bytesOf(proof), privateKey);
+}
+
+/** Checks a signature; `publicKey` is raw Ed25519, 32 bytes. */
+export function verifyProof(proof: Proof, signature: Uint8Array, publicKey: Uint8Array): boolean {
+  const key = createPublicKey({
+    key: Buffer.concat([ed25519Prefix, publicKey]),
+    format: 'der',
+    type: 'spki',
+  });
+  return verify(null, bytesOf(proof), key, signature);
+}
+
+/** The raw 32 bytes of an Ed25519 public key. */
+export function rawPublicKey(key: KeyObject): Buffer {
+  return key.export({ format: 'der', type: 'spki' }).subarray(ed25519Prefix.length);
+}
+
+function bytesOf({ nonce, machine_id, fingerprint }: Proof): Buffer {
+  const parts = [Buffer.from(context), nonce, Buffer.from(machine_id), Buffer.from(fingerprint)];
+  return Buffer.concat(parts.flatMap((part) => [Buffer.from([part.length]), part]));
+}

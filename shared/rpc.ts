@@ -1,0 +1,219 @@
+// The wire contract in code: loads the protos, derives typed stubs and handlers from them, and frames a
+// streaming call the same way at both of its ends.
+import { join } from 'node:path';
+import type { MethodDefinition } from '@grpc/grpc-js';
+import { loadSync } from '@grpc/proto-loader';
+import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agent/v1/Agent.ts';
+import type { LinkDefinition } from '../proto/types/farhand/link/v1/Link.ts';
+import { AppError, isCode } from './errors.ts';
+
+const protos = loadSync(['farhand/agent/v1/agent.proto', 'farhand/link/v1/link.proto'], {
+  includeDirs: [join(import.meta.dirname, '../proto')],
+  keepCase: true,
+  longs: Number,
+  enums: String,
+  defaults: true,
+  oneofs: true,
+});
+
+/** The link service as grpc-js takes it. The generated types describe exactly what was loaded above. */
+export const linkService = protos['farhand.link.v1.Link'] as unknown as LinkDefinition;
+const agentService = protos['farhand.agent.v1.Agent'] as unknown as AgentDefinition;
+
+/** Raised when either side must refuse the other's way of speaking. */
+export const protocolVersion = 1;
+/** The metadata key of Answer that holds the call's id. */
+export const callKey = 'farhand-call';
+/** Name in the link certificate; no address sits in it, so that a broker may move. */
+export const linkServerName = 'farhand-broker';
+/** Largest request or reply on the control stream, in bytes. */
+export const smallMessageBytes = 64 * 1024;
+
+type Known<T> = {
+  [K in keyof T as string extends K ? never : number extends K ? never : K]: T[K];
+};
+type Definitions = Known<AgentDefinition>;
+type CallOf<M extends Method> = Parameters<Extract<AgentHandlers[M], (...rest: never) => unknown>>[0];
+type ClientStreams<M extends Method> = CallOf<M> extends { request: unknown } ? false : true;
+type ServerStreams<M extends Method> = CallOf<M> extends { write: unknown } ? true : false;
+type RequestIn<M extends Method> = Parameters<Definitions[M]['requestSerialize']>[0];
+type RequestOut<M extends Method> = ReturnType<Definitions[M]['requestDeserialize']>;
+type ResponseIn<M extends Method> = Parameters<Definitions[M]['responseSerialize']>[0];
+type ResponseOut<M extends Method> = ReturnType<Definitions[M]['responseDeserialize']>;
+
+/** An rpc of agent.proto, by its name there: "ReadFile". */
+export type Method = keyof Definitions & string;
+
+/** What every call of a stub takes besides its request. */
+export interface CallOptions {
+  /** Of the outside request, for the logs of both sides. */
+  request_id: string;
+  /** Gives the call up on both sides. */
+  signal?: AbortSignal;
+  /** Milliseconds allowed in all; unary calls have 30 s unless told, streaming ones none. */
+  deadline_ms?: number;
+  /** Streaming calls: longest silence in milliseconds while waiting for a frame; 60 s unless told, 0: none. */
+  idle_ms?: number;
+}
+
+/** What an agent's handler is told about the call it answers. */
+export interface AgentCall {
+  call_id: string;
+  request_id: string;
+  /** Fires when the broker gave up, the deadline passed or the link is gone. */
+  signal: AbortSignal;
+}
+
+/** The machine as the broker sees it: one method per rpc. Rejects with AppError. */
+export type AgentStub = {
+  [M in Method as Uncapitalize<M>]: (
+    request: ClientStreams<M> extends true ? AsyncIterable<RequestIn<M>> : RequestIn<M>,
+    options: CallOptions,
+  ) => ServerStreams<M> extends true ? AsyncIterable<ResponseOut<M>> : Promise<ResponseOut<M>>;
+};
+
+/** What the agent must implement; a forgotten rpc does not compile. */
+export type AgentMethods = {
+  [M in Method as Uncapitalize<M>]: (
+    request: ClientStreams<M> extends true ? AsyncIterable<RequestOut<M>> : RequestOut<M>,
+    call: AgentCall,
+  ) => ServerStreams<M> extends true ? AsyncIterable<ResponseIn<M>> : Promise<ResponseIn<M>>;
+};
+
+/** One rpc without its types, for the code that carries any of them. */
+export interface MethodShape {
+  /** As in agent.proto: "ReadFile". */
+  name: Method;
+  /** As in stub and handlers: "readFile". */
+  key: keyof AgentStub;
+  clientStreams: boolean;
+  serverStreams: boolean;
+  encodeRequest(request: unknown): Buffer;
+  decodeRequest(bytes: Buffer): unknown;
+  encodeResponse(response: unknown): Buffer;
+  decodeResponse(bytes: Buffer): unknown;
+}
+
+/** Every rpc of agent.proto by name. */
+export const methods: ReadonlyMap<string, MethodShape> = new Map(
+  // Its messages are objects; which ones, AgentStub and AgentMethods say.
+  Object.entries<MethodDefinition<object, object>>(agentService).map(([name, definition]) => [
+    name,
+    shapeOf(name, definition),
+  ]),
+);
+
+function shapeOf(name: string, definition: MethodDefinition<object, object>): MethodShape {
+  return {
+    // The entries of the loaded service are exactly the rpcs that the generated types name.
+    name: name as Method,
+    key: (name.charAt(0).toLowerCase() + name.slice(1)) as keyof AgentStub,
+    clientStreams: definition.requestStream,
+    serverStreams: definition.responseStream,
+    encodeRequest: (request) => definition.requestSerialize(request as object),
+    decodeRequest: (bytes) => definition.requestDeserialize(bytes),
+    encodeResponse: (response) => definition.responseSerialize(response as object),
+    decodeResponse: (bytes) => definition.responseDeserialize(bytes),
+  };
+}
+
+/** An error as it crosses the link. */
+export interface WireError {
+  code?: string;
+  message?: string;
+  details?: string;
+}
+
+/** A frame of Answer, the same in both directions. */
+export interface Frame {
+  message?: Buffer;
+  end?: object | null;
+  error?: WireError | null;
+}
+
+/** The part of a gRPC stream that frames are written to. */
+export interface FrameSink {
+  write(frame: Frame): boolean;
+  once(event: 'drain', listener: () => void): unknown;
+  off(event: 'drain', listener: () => void): unknown;
+}
+
+export function toWire(error: unknown): Required<WireError> {
+  const known =
+    error instanceof AppError ? error : new AppError('internal_error', 'unexpected failure, see the log');
+  return { code: known.code, message: known.message, details: JSON.stringify(known.details) };
+}
+
+/** Reads an error of the far end; whatever breaks the contract becomes machine_error. */
+export function fromWire(error: WireError): AppError {
+  const { code = '', message = '', details = '' } = error;
+  if (!isCode(code))
+    return new AppError('machine_error', 'the machine answered with an unknown error code', { code });
+  return new AppError(code, message, parseDetails(details));
+}
+
+function parseDetails(text: string): Record<string, unknown> {
+  try {
+    const details: unknown = JSON.parse(text || '{}');
+    return typeof details === 'object' && details !== null ? { ...details } : {};
+  } catch {
+    return {};
+  }
+}
+
+/**
+ * Writes every message as a frame and then End, at the pace of the slower of source and reader.
+ * A failure of the source goes out as an Error frame and is thrown; when the signal fires it throws its reason.
+ */
+export async function sendFrames(
+  sink: FrameSink,
+  messages: AsyncIterable<Buffer>,
+  signal: AbortSignal,
+): Promise<void> {
+  try {
+    for await (const message of messages) {
+      signal.throwIfAborted();
+      if (!sink.write({ message })) await drained(sink, signal);
+    }
+    signal.throwIfAborted();
+    sink.write({ end: {} });
+  } catch (error) {
+    if (!signal.aborted) sink.write({ error: toWire(error) });
+    throw error;
+  }
+}
+
+function drained(sink: FrameSink, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const settle = (): void => {
+      sink.off('drain', settle);
+      signal.removeEventListener('abort', settle);
+      if (signal.aborted) reject(signal.reason);
+      else resolve();
+    };
+    sink.once('drain', settle);
+    signal.addEventListener('abort', settle, { once: true });
+    if (signal.aborted) settle();
+  });
+}
+
+/**
+ * The messages of the far end until its End frame. An Error frame is thrown as AppError; a stream that stops
+ * without End was cut (a killed peer's stream ends without an error), which is thrown as `lost`.
+ */
+export async function* receiveFrames(
+  frames: AsyncIterable<Frame>,
+  lost: () => AppError,
+): AsyncGenerator<Buffer> {
+  const iterator = frames[Symbol.asyncIterator]();
+  for (;;) {
+    const next = await iterator.next().catch((error: unknown) => {
+      throw error instanceof AppError ? error : lost();
+    });
+    if (next.done) throw lost();
+    const frame = next.value;
+    if (frame.end) return;
+    if (frame.error) throw fromWire(frame.error);
+    if (frame.message) yield frame.message;
+  }
+}

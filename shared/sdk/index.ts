@@ -1,0 +1,154 @@
+// The TypeScript SDK, derived from the table of routes: fetch only, so that it runs in Node and in a browser.
+import type { z } from 'zod';
+import { type Api, allRoutes } from '../api/index.ts';
+import type { Route } from '../api/route.ts';
+
+export interface FarhandOptions {
+  /** Where the broker is, without `/api/v1`: `https://farhand.example.org`. */
+  baseUrl: string;
+  apiKey?: string;
+  /** Another fetch, for a proxy or a socket file. */
+  fetch?: typeof fetch;
+}
+
+export interface CallSettings {
+  signal?: AbortSignal;
+  /** A repeat within 24 h with the same key gets the first answer. */
+  idempotencyKey?: string;
+}
+
+/** A failure told by the broker, with its code, HTTP status and request id. */
+export class FarhandError extends Error {
+  override readonly name = 'FarhandError';
+  readonly code: string;
+  readonly status: number;
+  readonly details: Readonly<Record<string, unknown>>;
+  readonly requestId: string;
+
+  constructor(
+    status: number,
+    requestId: string,
+    error: { code: string; message: string; details: Record<string, unknown> },
+  ) {
+    super(error.message);
+    this.code = error.code;
+    this.details = error.details;
+    this.status = status;
+    this.requestId = requestId;
+  }
+}
+
+type Loose<Shape extends z.ZodRawShape> = {
+  [K in keyof Shape as undefined extends z.input<Shape[K]> ? never : K]:
+    | z.input<Shape[K]>
+    | z.output<Shape[K]>;
+} & {
+  [K in keyof Shape as undefined extends z.input<Shape[K]> ? K : never]?:
+    | z.input<Shape[K]>
+    | z.output<Shape[K]>;
+};
+type Body<B> = B extends z.ZodType ? (undefined extends z.input<B> ? unknown : z.input<B>) : unknown;
+
+/** What a call takes: params, query, headers and body of its route, laid flat. */
+export type CallInput<R> =
+  R extends Route<infer P, infer Q, infer H, infer B> ? Loose<P> & Loose<Q> & Loose<H> & Body<B> : never;
+
+/** One page of a list. */
+export interface ListResult<T> {
+  items: T[];
+  total: number;
+  limit: number;
+  offset: number;
+  has_more: boolean;
+}
+
+type CallResult<R> = R extends { kind: 'raw' }
+  ? string
+  : R extends { kind: 'list'; reply: infer T extends z.ZodType }
+    ? ListResult<z.output<T>>
+    : R extends { reply: infer T extends z.ZodType }
+      ? z.output<T>
+      : never;
+
+type Call<R> =
+  object extends CallInput<R>
+    ? (input?: CallInput<R>, settings?: CallSettings) => Promise<CallResult<R>>
+    : (input: CallInput<R>, settings?: CallSettings) => Promise<CallResult<R>>;
+
+/** One namespace per noun, one method per route. */
+export type Farhand = { [N in keyof Api]: { [O in keyof Api[N]]: Call<Api[N][O]> } };
+
+/** A client of one broker. Every method rejects with FarhandError when the broker refuses. */
+export function farhand(options: FarhandOptions): Farhand {
+  const client: Record<string, Record<string, unknown>> = {};
+  for (const { noun, operation, route } of allRoutes()) {
+    const methods = client[noun] ?? {};
+    methods[operation] = (input: Record<string, unknown> = {}, settings: CallSettings = {}) =>
+      request(options, route, input, settings);
+    client[noun] = methods;
+  }
+  // Built from the very table that the type is derived from.
+  return client as unknown as Farhand;
+}
+
+async function request(
+  options: FarhandOptions,
+  route: Route,
+  input: Record<string, unknown>,
+  settings: CallSettings,
+): Promise<unknown> {
+  const used = new Set([
+    ...Object.keys(route.params),
+    ...Object.keys(route.query),
+    ...Object.keys(route.headers),
+  ]);
+  const body = Object.fromEntries(Object.entries(input).filter(([name]) => !used.has(name)));
+  const headers = new Headers(pick(input, route.headers, (name) => name.replaceAll('_', '-')));
+  if (options.apiKey) headers.set('Authorization', `Bearer ${options.apiKey}`);
+  if (settings.idempotencyKey) headers.set('Idempotency-Key', settings.idempotencyKey);
+  if (route.body) headers.set('Content-Type', 'application/json');
+  const response = await (options.fetch ?? fetch)(urlOf(options.baseUrl, route, input), {
+    method: route.method,
+    headers,
+    ...(route.body && { body: JSON.stringify(body) }),
+    ...(settings.signal && { signal: settings.signal }),
+  });
+  const text = await response.text();
+  if (!response.ok) throw failureOf(response, text);
+  if (route.kind === 'raw') return text;
+  // The envelope of spec section 2.1; the broker parsed what is in it with the same schemas.
+  const { data, meta } = JSON.parse(text) as { data: unknown; meta: object };
+  return route.kind === 'list' ? { items: data, ...meta } : data;
+}
+
+function urlOf(baseUrl: string, route: Route, input: Record<string, unknown>): string {
+  const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) =>
+    encodeURIComponent(String(input[name])),
+  );
+  const query = new URLSearchParams(pick(input, route.query, (name) => name)).toString();
+  return `${baseUrl.replace(/\/$/, '')}${route.base}${path}${query && `?${query}`}`;
+}
+
+function pick(
+  input: Record<string, unknown>,
+  shape: Record<string, unknown>,
+  rename: (name: string) => string,
+) {
+  const given = Object.keys(shape).filter((name) => input[name] !== undefined);
+  return Object.fromEntries(given.map((name) => [rename(name), asText(input[name])]));
+}
+
+function asText(value: unknown): string {
+  return value instanceof Date ? value.toISOString() : String(value);
+}
+
+function failureOf(response: Response, text: string): FarhandError {
+  const requestId = response.headers.get('x-request-id') ?? '';
+  const fallback = { code: 'internal_error', message: `the broker answered ${response.status}`, details: {} };
+  try {
+    const { error } = JSON.parse(text) as { error: typeof fallback };
+    return new FarhandError(response.status, requestId, { ...fallback, ...error });
+  } catch {
+    return new FarhandError(response.status, requestId, fallback);
+  }
+}

@@ -1,0 +1,164 @@
+// Settings of a program, from one table: flags, FARHAND_… variables and a TOML file, in that order of weight.
+import { readFileSync } from 'node:fs';
+import { parseArgs } from 'node:util';
+import { parse as parseToml } from 'smol-toml';
+import { z } from 'zod';
+import { StartError } from './errors.ts';
+import { logLevels } from './logger.ts';
+
+export interface Setting<T extends z.ZodType = z.ZodType> {
+  /** Reads the text of a flag or variable, or the value of the file. */
+  schema: T;
+  /** For help: what stands after the flag; absent for a switch. */
+  value?: string;
+  help: string;
+}
+
+export type Settings<Table extends Record<string, Setting>> = {
+  [K in keyof Table]: z.output<Table[K]['schema']>;
+};
+
+/** What a program was started with; passed in, so that tests need no process. */
+export interface Invocation {
+  argv: readonly string[];
+  env: Readonly<Record<string, string | undefined>>;
+}
+
+/** Wrong usage: exit code 2. */
+export class UsageError extends Error {
+  override readonly name = 'UsageError';
+}
+
+const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
+
+/** `300ms`, `5m`, `24h` as milliseconds. */
+export const duration = z
+  .string()
+  .regex(/^\d{1,9}(ms|s|m|h|d)$/, 'must be a duration such as 300ms, 5m or 24h')
+  .transform((text) => Number.parseInt(text, 10) * (units[text.replace(/^\d+/, '')] ?? Number.NaN));
+
+/** HOST:PORT, with brackets around an IPv6 address; port 0 lets the system choose. */
+export const hostPort = z
+  .string()
+  .regex(/^(\[[0-9a-fA-F:.]+\]|[^:[\]]+):\d{1,5}$/, 'must be HOST:PORT')
+  .transform((text) => {
+    const at = text.lastIndexOf(':');
+    return { host: text.slice(0, at).replace(/^\[|\]$/g, ''), port: Number(text.slice(at + 1)) };
+  })
+  .refine(({ port }) => port <= 65_535, 'the port must be at most 65535');
+
+/** Comma-separated words; the file may hold an array. */
+export const words = z
+  .union([z.array(z.string()), z.string().transform((text) => text.split(','))])
+  .transform((list) => list.map((word) => word.trim()).filter((word) => word !== ''));
+
+/** A flag without a value. */
+export const flag = z
+  .union([z.boolean(), z.enum(['true', 'false']).transform((text) => text === 'true')])
+  .default(false);
+
+export const logLevel = {
+  schema: z.enum(logLevels).default('info'),
+  value: 'LEVEL',
+  help: `one of ${logLevels.join(', ')}`,
+};
+
+/** In every program's table. */
+export const common = {
+  config: { schema: z.string().optional(), value: 'FILE', help: 'TOML file with these settings' },
+  help: { schema: flag, help: 'show this and exit' },
+  version: { schema: flag, help: 'show the version and exit' },
+};
+
+/**
+ * Reads the settings of a table. A flag outweighs its variable, which outweighs the file.
+ * Throws UsageError for flags that do not exist, StartError (78) for values that are not good.
+ */
+export function readSettings<Table extends Record<string, Setting>>(
+  table: Table,
+  from: Invocation,
+): Settings<Table> {
+  const flags = readFlags(table, from.argv);
+  const variables = Object.fromEntries(names(table).map((name) => [name, from.env[variable(name)]]));
+  const file = readFile(flags.config ?? variables.config, table);
+  const entries = names(table).map((name) => {
+    const value = flags[name] ?? variables[name] ?? file[name];
+    const parsed = table[name]?.schema.safeParse(value);
+    if (parsed?.success) return [name, parsed.data];
+    const reason = parsed?.error.issues[0]?.message;
+    if (value === undefined) throw new StartError(`${dashed(name)} is needed (or ${variable(name)})`);
+    throw new StartError(`${dashed(name)} ${JSON.stringify(value)}: ${reason}`);
+  });
+  // One entry per row of the table, each parsed by that row's schema.
+  return Object.fromEntries(entries) as Settings<Table>;
+}
+
+/** The help text of a program: one line per setting. */
+export function helpText(program: string, purpose: string, table: Record<string, Setting>): string {
+  const rows = names(table).map((name) => {
+    const { value, help } = table[name] ?? { help: '' };
+    return `  ${`${dashed(name)}${value ? ` ${value}` : ''}`.padEnd(30)} ${help}`;
+  });
+  return [
+    `${program}: ${purpose}`,
+    '',
+    ...rows,
+    '',
+    `Each flag can also be set as ${variable('data_dir')} and so on, or in a TOML file.`,
+    '',
+  ].join('\n');
+}
+
+function names(table: Record<string, Setting>): string[] {
+  return Object.keys(table);
+}
+
+function dashed(name: string): string {
+  return `--${name.replaceAll('_', '-')}`;
+}
+
+function variable(name: string): string {
+  return `FARHAND_${name.toUpperCase()}`;
+}
+
+function readFlags(
+  table: Record<string, Setting>,
+  argv: readonly string[],
+): Record<string, string | boolean | undefined> {
+  const options = Object.fromEntries(
+    names(table).map((name) => [
+      dashed(name).slice(2),
+      { type: table[name]?.value ? ('string' as const) : ('boolean' as const) },
+    ]),
+  );
+  try {
+    const { values } = parseArgs({ args: [...argv], options, strict: true, allowPositionals: false });
+    // Without `multiple` in the options there are no arrays among the values.
+    return Object.fromEntries(
+      Object.entries(values).map(([name, value]) => [name.replaceAll('-', '_'), value as string | boolean]),
+    );
+  } catch (error) {
+    throw new UsageError(error instanceof Error ? error.message : String(error));
+  }
+}
+
+function readFile(
+  path: string | boolean | undefined,
+  table: Record<string, Setting>,
+): Record<string, unknown> {
+  if (typeof path !== 'string') return {};
+  let content: Record<string, unknown>;
+  try {
+    content = Object.fromEntries(
+      Object.entries(parseToml(readFileSync(path, 'utf8'))).map(([name, value]) => [
+        name.replaceAll('-', '_'),
+        value,
+      ]),
+    );
+  } catch (error) {
+    throw new StartError(`${path}: ${error instanceof Error ? error.message : String(error)}`);
+  }
+  const unknown = Object.keys(content).find((name) => !Object.hasOwn(table, name));
+  if (unknown) throw new StartError(`${path}: there is no setting ${unknown}`);
+  return content;
+}
