@@ -1,0 +1,64 @@
+// The broker's settings.
+import { homedir } from 'node:os';
+import { join, resolve } from 'node:path';
+import { z } from 'zod';
+import { common, duration, flag, hostPort, logLevel, type Settings, words } from '../shared/settings.ts';
+
+const dataDir = z
+  .string()
+  .min(1)
+  .default(() =>
+    process.getuid?.() === 0 ? '/var/lib/farhand-broker' : join(homedir(), '.local/state/farhand-broker'),
+  )
+  .transform((path) => resolve(path));
+
+export const brokerSettings = {
+  data_dir: { schema: dataDir, value: 'DIR', help: 'state, history and keys of this broker' },
+  http: {
+    schema: z.string().default('127.0.0.1:8420').pipe(hostPort),
+    value: 'HOST:PORT',
+    help: 'REST API (default 127.0.0.1:8420)',
+  },
+  grpc: {
+    schema: z.string().default('0.0.0.0:8421').pipe(hostPort),
+    value: 'HOST:PORT',
+    help: 'where agents dial in (default 0.0.0.0:8421)',
+  },
+  public_url: {
+    schema: z.url().optional(),
+    value: 'URL',
+    help: 'how people reach the REST API, where that differs from --http',
+  },
+  insecure_http: { schema: flag, help: 'serve REST without TLS on an address that others can reach' },
+  keep_history: {
+    schema: z.string().default('30d').pipe(duration),
+    value: 'TIME',
+    help: 'how long finished commands stay (default 30d)',
+  },
+  keep_events: {
+    schema: z.string().default('72h').pipe(duration),
+    value: 'TIME',
+    help: 'how long events stay (default 72h)',
+  },
+  new_history: { schema: flag, help: 'start with an empty history.db where the old one is lost' },
+  local: { schema: flag, help: 'serve only the socket file in the data directory' },
+  // Webhooks themselves come later; scripts may already pass what they will need.
+  webhook_allow: {
+    schema: words.default([]),
+    value: 'CIDR',
+    help: 'internal addresses that webhooks may reach (no webhooks yet)',
+  },
+  webhook_retry: {
+    schema: words.default(['1m', '5m', '30m']).pipe(z.array(duration)),
+    value: 'TIMES',
+    help: 'waits between webhook attempts (no webhooks yet)',
+  },
+  webhook_attempts: {
+    schema: z.coerce.number().int().min(1).max(20).default(3),
+    value: 'N',
+    help: 'attempts per delivery (no webhooks yet)',
+  },
+  log_level: logLevel,
+  ...common,
+};
+export type BrokerSettings = Settings<typeof brokerSettings>;

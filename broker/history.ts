@@ -1,0 +1,220 @@
+// What is observed: history.db. Opens, migrates, groups writes, prunes; each noun owns its tables and its SQL.
+import { closeSync, openSync } from 'node:fs';
+import { DatabaseSync, type SQLOutputValue, type StatementSync } from 'node:sqlite';
+import type { Journal } from '../shared/api/index.ts';
+import { every, now } from '../shared/clock.ts';
+import { StartError } from '../shared/errors.ts';
+import type { Logger } from '../shared/logger.ts';
+
+export type Row = Record<string, SQLOutputValue>;
+
+/** A text column; another type means that somebody changed the file by hand. */
+export function textIn(row: Row, column: string): string {
+  const value = row[column];
+  if (typeof value !== 'string') throw new Error(`${column} holds no text`);
+  return value;
+}
+
+/** A column of JSON that we wrote. */
+export function jsonIn(row: Row, column: string): unknown {
+  return JSON.parse(textIn(row, column));
+}
+
+/** An observation that can also wait in the outbox of state.json; `id` makes applying it twice harmless. */
+export interface Entry {
+  kind: string;
+}
+
+/** One transaction. Entries appended to it are committed with it. */
+export interface HistoryTransaction extends Journal {
+  append(entry: Entry): void;
+  /** Runs after the commit, in order; must not throw. */
+  committed(run: () => void): void;
+}
+
+/** What to delete, oldest first. */
+export interface Retention {
+  table: string;
+  /** A column of milliseconds. */
+  column: string;
+  keepMs: number;
+  /** Extra condition that a row must meet to go. */
+  where?: string;
+  /** Called with the ids that went, for what lies beside the database. */
+  removed?(ids: string[]): void;
+}
+
+export interface History {
+  /** Applies the steps a noun's tables still lack, in order. A step never changes once released. */
+  migrate(noun: string, steps: readonly string[]): void;
+  /** A prepared statement, kept for the next time. */
+  sql(text: string): StatementSync;
+  /**
+   * Runs `change` inside a transaction that it shares with whatever arrives in the same turn of the loop, and
+   * resolves once that is on disk. A change that throws undoes only itself.
+   */
+  write<T>(change: (transaction: HistoryTransaction) => T): Promise<T>;
+  /** Says how entries of a kind become rows. Must be idempotent. */
+  onEntry(kind: string, apply: (entry: never, transaction: HistoryTransaction) => void): void;
+  /** Deletes what is older, in small steps, hourly. */
+  retain(retention: Retention): void;
+  /** Prunes now (tests, and the hourly timer). */
+  prune(): Promise<void>;
+  close(): void;
+}
+
+const pruneStep = 500;
+const schemaVersion = 1;
+
+interface Pending {
+  run(transaction: HistoryTransaction): void;
+  resolve(): void;
+  reject(error: unknown): void;
+}
+
+/** Opens the database, new where there is none, and refuses one of another installation or a newer version. */
+export function openHistory(file: string, installId: string, log: Logger): History {
+  closeSync(openSync(file, 'a', 0o600));
+  const database = new DatabaseSync(file);
+  setUp(database, file, installId);
+  const statements = new Map<string, StatementSync>();
+  const appliers = new Map<string, (entry: Entry, transaction: HistoryTransaction) => void>();
+  const retentions: Retention[] = [];
+  let queue: Pending[] = [];
+
+  function sql(text: string): StatementSync {
+    const known = statements.get(text);
+    if (known) return known;
+    const statement = database.prepare(text);
+    statements.set(text, statement);
+    return statement;
+  }
+
+  function flush(): void {
+    const group = queue;
+    queue = [];
+    if (group.length === 0) return;
+    const after: (() => void)[] = [];
+    const transaction: HistoryTransaction = {
+      append: (entry) => applierOf(entry.kind)(entry, transaction),
+      committed: (run) => void after.push(run),
+    };
+    try {
+      sql('BEGIN IMMEDIATE').run();
+      const failed = new Map(group.flatMap((member) => attempt(member, transaction)));
+      sql('COMMIT').run();
+      for (const run of after) run();
+      for (const member of group) {
+        if (failed.has(member)) member.reject(failed.get(member));
+        else member.resolve();
+      }
+    } catch (error) {
+      log.error({ err: error }, 'history could not be written');
+      if (database.isTransaction) sql('ROLLBACK').run();
+      for (const member of group) member.reject(error);
+    }
+  }
+
+  /** Runs one member; its failure undoes its own rows only. */
+  function attempt(member: Pending, transaction: HistoryTransaction): [Pending, unknown][] {
+    sql('SAVEPOINT member').run();
+    try {
+      member.run(transaction);
+      sql('RELEASE member').run();
+      return [];
+    } catch (error) {
+      sql('ROLLBACK TO member').run();
+      sql('RELEASE member').run();
+      return [[member, error]];
+    }
+  }
+
+  function applierOf(kind: string): (entry: Entry, transaction: HistoryTransaction) => void {
+    const apply = appliers.get(kind);
+    if (!apply) throw new Error(`nobody applies entries of kind ${kind}`);
+    return apply;
+  }
+
+  async function prune(): Promise<void> {
+    for (const retention of retentions) {
+      while ((await history.write(() => pruneSome(retention))) === pruneStep) await turn();
+    }
+    sql('PRAGMA incremental_vacuum(256)').all();
+  }
+
+  function pruneSome({ table, column, keepMs, where = '1', removed }: Retention): number {
+    const rows = sql(
+      `DELETE FROM ${table} WHERE rowid IN (SELECT rowid FROM ${table} WHERE ${column} < ? AND ${where} ORDER BY ${column} LIMIT ${pruneStep}) RETURNING *`,
+    ).all(now() - keepMs);
+    removed?.(rows.map((row) => String(row.id)));
+    return rows.length;
+  }
+
+  const stopPruning = every(3_600_000, () => {
+    prune().catch((error: unknown) => log.error({ err: error }, 'history could not be pruned'));
+  });
+
+  const history: History = {
+    migrate: (noun, steps) => migrate(database, noun, steps),
+    sql,
+    write(change) {
+      return new Promise((resolve, reject) => {
+        let result: ReturnType<typeof change>;
+        queue.push({
+          run: (transaction) => {
+            result = change(transaction);
+          },
+          resolve: () => resolve(result),
+          reject,
+        });
+        if (queue.length === 1) setImmediate(flush);
+      });
+    },
+    onEntry(kind, apply) {
+      // The kind decides which entry type arrives; both sides of that agreement are in one noun's file.
+      appliers.set(kind, apply as (entry: Entry, transaction: HistoryTransaction) => void);
+    },
+    retain: (retention) => void retentions.push(retention),
+    prune,
+    close() {
+      stopPruning();
+      flush();
+      database.close();
+    },
+  };
+  return history;
+}
+
+function setUp(database: DatabaseSync, file: string, installId: string): void {
+  database.exec('PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL');
+  const { user_version: version } = database.prepare('PRAGMA user_version').get() as { user_version: number };
+  if (version > schemaVersion) {
+    throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);
+  }
+  database.exec(`CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS migrations (noun TEXT PRIMARY KEY, steps INTEGER NOT NULL) WITHOUT ROWID;
+    PRAGMA user_version = ${schemaVersion}`);
+  const row = database.prepare('SELECT id FROM installation').get();
+  if (!row) database.prepare('INSERT INTO installation VALUES (?)').run(installId);
+  else if (row.id !== installId) {
+    throw new StartError(
+      `${file} and state.json belong to two installations: restore both from the same backup`,
+    );
+  }
+}
+
+function migrate(database: DatabaseSync, noun: string, steps: readonly string[]): void {
+  const row = database.prepare('SELECT steps FROM migrations WHERE noun = ?').get(noun);
+  const done = Number(row?.steps ?? 0);
+  if (done > steps.length)
+    throw new StartError(`history.db has newer ${noun} than this version knows: install the newer one`);
+  if (done === steps.length) return;
+  database.exec('BEGIN IMMEDIATE');
+  for (const step of steps.slice(done)) database.exec(step);
+  database.prepare('INSERT OR REPLACE INTO migrations VALUES (?, ?)').run(noun, steps.length);
+  database.exec('COMMIT');
+}
+
+function turn(): Promise<void> {
+  return new Promise((resolve) => setImmediate(resolve));
+}

@@ -1,0 +1,125 @@
+// The koa application: request id, errors in the envelope, then the table of routes.
+import { createServer, type Server, type ServerOptions } from 'node:http';
+import Router from '@koa/router';
+import Koa, { type Context, type Next } from 'koa';
+import type { Handlers } from '../../shared/api/index.ts';
+import { allRoutes } from '../../shared/api/index.ts';
+import { monotonic } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { authenticate, type DispatchRooms, dispatcher } from './dispatch.ts';
+import type { RequestMetrics } from './metrics.ts';
+
+export interface AppOptions extends DispatchRooms {
+  handlers: Handlers;
+  metrics: RequestMetrics;
+  log: Logger;
+}
+
+const saneRequestId = /^[A-Za-z0-9._-]{1,64}$/;
+
+/** Limits of the HTTP server itself: a silent or endless request is cut. */
+const serverOptions: ServerOptions = {
+  maxHeaderSize: 16 * 1024,
+  headersTimeout: 15_000,
+  requestTimeout: 300_000,
+  keepAliveTimeout: 65_000,
+  connectionsCheckingInterval: 5_000,
+  requireHostHeader: true,
+};
+
+/** An HTTP server over the table. `local`: it serves the broker's own socket file, whose callers need no key. */
+export function createHttpServer(options: AppOptions, local: boolean): Server {
+  const { handlers, log } = options;
+  const router = new Router({ strict: true, sensitive: true });
+  for (const { noun, operation, route } of allRoutes()) {
+    const path = `${route.base}${route.path.replaceAll(/\{(\w+)\}/g, ':$1')}`;
+    router.register(path, [route.method], dispatcher(noun, operation, route, handlers, options, local));
+  }
+  const app = new Koa();
+  app.silent = true;
+  app.use(envelope(log, options.metrics));
+  app.use(router.routes());
+  app.use((ctx) => unknownRoute(ctx, router, options, local));
+  const server = createServer(serverOptions, (request, response) => void app.callback()(request, response));
+  server.maxHeadersCount = 100;
+  server.on('clientError', (error, socket) => refuseMalformed(error, socket));
+  return server;
+}
+
+/** Names the request, times it, and turns whatever is thrown into the envelope. */
+function envelope(log: Logger, metrics: RequestMetrics) {
+  return async (ctx: Context, next: Next): Promise<void> => {
+    const started = monotonic();
+    const given = ctx.get('x-request-id');
+    const requestId = saneRequestId.test(given) ? given : newId('request');
+    ctx.state.requestId = requestId;
+    ctx.set('X-Request-Id', requestId);
+    ctx.set('X-Content-Type-Options', 'nosniff');
+    ctx.set('Cache-Control', 'no-store');
+    try {
+      await next();
+    } catch (error) {
+      writeError(ctx, error, log);
+    }
+    const ms = monotonic() - started;
+    metrics.observe(
+      ctx.method,
+      typeof ctx._matchedRoute === 'string' ? ctx._matchedRoute : 'none',
+      ctx.status,
+      ms,
+    );
+    log.debug(
+      { request_id: requestId, method: ctx.method, path: ctx.path, status: ctx.status, ms },
+      'request',
+    );
+  };
+}
+
+function writeError(ctx: Context, error: unknown, log: Logger): void {
+  const known = error instanceof AppError ? error : undefined;
+  if (!known || known.code === 'internal_error') {
+    log.error({ err: error, request_id: ctx.state.requestId, path: ctx.path }, 'a request failed');
+  }
+  const { code, message, details, status } =
+    known ??
+    new AppError(
+      'internal_error',
+      `unexpected failure; the broker's log tells more under ${ctx.state.requestId}`,
+    );
+  ctx.status = status;
+  if (status === 503) ctx.set('Retry-After', '5');
+  // The rest of an oversized body is not read: the connection cannot be used again.
+  if (status === 413) ctx.set('Connection', 'close');
+  ctx.body = { error: { code, message, details } };
+}
+
+/** 401 before anything is told about what exists; then 405 with Allow, or 404. */
+function unknownRoute(ctx: Context, router: Router, options: AppOptions, local: boolean): void {
+  const layers = router.match(ctx.path, ctx.method).path;
+  const open = allRoutes().some(
+    ({ route }) => route.access === 'everybody' && `${route.base}${route.path}` === ctx.path,
+  );
+  if (!open) authenticate(ctx, options.keys, local);
+  const allowed = [...new Set(layers.flatMap((layer) => layer.methods))];
+  if (allowed.length === 0)
+    throw new AppError('route_not_found', 'there is nothing at this path; see /docs', { path: ctx.path });
+  ctx.set('Allow', allowed.join(', '));
+  throw new AppError('method_not_allowed', `${ctx.method} is not possible here`, { allowed });
+}
+
+/** What is not HTTP never reaches koa; it still gets the envelope. */
+function refuseMalformed(error: NodeJS.ErrnoException, socket: import('node:stream').Duplex): void {
+  if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
+  const [status, code, message] =
+    error.code === 'HPE_HEADER_OVERFLOW'
+      ? ['431 Request Header Fields Too Large', 'payload_too_large', 'the headers must not exceed 16 KiB']
+      : error.code === 'ERR_HTTP_REQUEST_TIMEOUT'
+        ? ['408 Request Timeout', 'invalid_request', 'the request did not arrive in time']
+        : ['400 Bad Request', 'invalid_request', 'this is not a valid HTTP request'];
+  const body = JSON.stringify({ error: { code, message, details: {} } });
+  socket.end(
+    `HTTP/1.1 ${status}\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: ${Buffer.byteLength(body)}\r\nConnection: close\r\n\r\n${body}`,
+  );
+}

@@ -1,0 +1,62 @@
+// Reads a JSON body: limited before it is buffered, and refused when it is nested too deep to be kept.
+import type { IncomingMessage } from 'node:http';
+import getRawBody from 'raw-body';
+import { AppError } from '../../shared/errors.ts';
+
+const maxDepth = 32;
+
+/** The parsed body; undefined when there is none. Throws invalid_request or payload_too_large. */
+export async function readJson(request: IncomingMessage, limit: number): Promise<unknown> {
+  const length = request.headers['content-length'];
+  if (length === '0' || (length === undefined && request.headers['transfer-encoding'] === undefined))
+    return undefined;
+  refuseForms(request);
+  const text = await getRawBody(request, { limit, length: length ?? null, encoding: 'utf8' }).catch(
+    (error: unknown) => {
+      throw bodyError(error, limit);
+    },
+  );
+  if (text === '') return undefined;
+  const value = parse(text);
+  if (depthOf(value) > maxDepth)
+    throw new AppError('invalid_request', `the body is nested deeper than ${maxDepth} levels`);
+  return value;
+}
+
+function refuseForms({ headers }: IncomingMessage): void {
+  const type = headers['content-type']?.split(';')[0]?.trim().toLowerCase();
+  if (type !== undefined && type !== 'application/json' && !type.endsWith('+json')) {
+    throw new AppError('invalid_request', 'send the body as JSON, with Content-Type: application/json');
+  }
+  if (headers['content-encoding'] !== undefined && headers['content-encoding'] !== 'identity') {
+    throw new AppError('invalid_request', 'send the body without Content-Encoding');
+  }
+}
+
+function bodyError(error: unknown, limit: number): AppError {
+  const status = error instanceof Error && 'status' in error ? error.status : undefined;
+  if (status === 413)
+    return new AppError('payload_too_large', `the body must not exceed ${limit} bytes`, { limit });
+  return new AppError('invalid_request', 'the body did not arrive whole');
+}
+
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new AppError('invalid_request', 'the body is not valid JSON');
+  }
+}
+
+/** Levels of arrays and objects, counted without recursion and only as far as matters. */
+function depthOf(value: unknown): number {
+  let depth = 0;
+  for (let level = [value].filter(isNested); level.length > 0 && depth <= maxDepth; depth += 1) {
+    level = level.flatMap((item) => Object.values(item)).filter(isNested);
+  }
+  return depth;
+}
+
+function isNested(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null;
+}

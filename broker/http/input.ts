@@ -1,0 +1,126 @@
+// The one place where outside input is parsed: params, query, headers and body of a route, and the ids it holds.
+import type { IncomingHttpHeaders } from 'node:http';
+import { z } from 'zod';
+import { type IdNoun, idSchemas, type Route } from '../../shared/api/route.ts';
+import { AppError } from '../../shared/errors.ts';
+
+/** A request's parts as they came. */
+export interface RawInput {
+  params: Record<string, unknown>;
+  query: Record<string, unknown>;
+  headers: Record<string, unknown>;
+  body: unknown;
+}
+
+/** An id found in a request, and the noun that can tell what it names. */
+export interface FoundId {
+  noun: IdNoun;
+  id: string;
+}
+
+/** What dispatch knows of one route beforehand. */
+export interface Reader {
+  /** Every id in a request, read before anything else is checked. */
+  ids(raw: RawInput): FoundId[];
+  /** Parses all of it. Throws invalid_request for a bad query, validation_failed for a bad body. */
+  parse(raw: RawInput): Record<string, unknown>;
+}
+
+/** Where in a value ids of a noun lie; '*' steps into every item. */
+interface Place {
+  noun: IdNoun;
+  path: readonly string[];
+}
+
+export function readerOf(route: Route): Reader {
+  const parts = {
+    params: z.object(route.params),
+    query: z.object(route.query),
+    headers: z.object(route.headers),
+    body: route.body ?? z.undefined(),
+  };
+  const places = Object.entries(parts).flatMap(([part, schema]) => placesIn(schema, [part]));
+  return {
+    ids: (raw) => places.flatMap(({ noun, path }) => valuesAt(raw, path).map((id) => ({ noun, id }))),
+    parse(raw) {
+      const outer = {
+        ...read(parts.params, raw.params, 'invalid_request', 'path'),
+        ...read(parts.query, raw.query, 'invalid_request', 'query'),
+        ...read(parts.headers, raw.headers, 'invalid_request', 'header'),
+      };
+      if (!route.body) return outer;
+      if (typeof raw.body !== 'object' && raw.body !== undefined) {
+        throw new AppError('invalid_request', 'the body must be a JSON object');
+      }
+      return { ...outer, ...read(parts.body, raw.body ?? {}, 'validation_failed', 'body') };
+    },
+  };
+}
+
+function read(
+  schema: z.ZodType,
+  value: unknown,
+  code: 'invalid_request' | 'validation_failed',
+  part: string,
+) {
+  const parsed = schema.safeParse(value);
+  // Every part of a route is an object schema.
+  if (parsed.success) return parsed.data as Record<string, unknown>;
+  const issues = parsed.error.issues
+    .slice(0, 20)
+    .map(({ path, message }) => ({ path: path.map(String).join('.'), message }));
+  const first = issues[0] ? `${issues[0].path || part}: ${issues[0].message}` : 'not valid';
+  throw new AppError(code, `${part}: ${first}`, { issues });
+}
+
+/** Finds the id schemas in a schema. An id beneath a transform would escape the check, so that is refused at start. */
+function placesIn(schema: z.ZodType, path: readonly string[]): Place[] {
+  const noun = nounOf(schema);
+  if (noun) return [{ noun, path }];
+  if (schema instanceof z.ZodObject) {
+    return Object.entries(schema.shape as z.ZodRawShape).flatMap(([key, inner]) =>
+      placesIn(inner as z.ZodType, [...path, key]),
+    );
+  }
+  if (schema instanceof z.ZodArray) return placesIn(schema.element as z.ZodType, [...path, '*']);
+  if (schema instanceof z.ZodOptional || schema instanceof z.ZodNullable || schema instanceof z.ZodDefault) {
+    return placesIn(schema.unwrap() as z.ZodType, path);
+  }
+  if (schema instanceof z.ZodPipe && placesIn(schema.in as z.ZodType, path).length > 0) {
+    throw new Error(`${path.join('.')}: an id must not be transformed`);
+  }
+  return [];
+}
+
+function nounOf(schema: z.ZodType): IdNoun | undefined {
+  const found = Object.entries(idSchemas).find(([, one]) => Object.is(one, schema));
+  return found?.[0] as IdNoun | undefined;
+}
+
+function valuesAt(value: unknown, path: readonly string[]): string[] {
+  const [step, ...rest] = path;
+  if (step === undefined) return typeof value === 'string' ? [value] : [];
+  if (typeof value !== 'object' || value === null) return [];
+  if (step !== '*')
+    return Object.hasOwn(value, step)
+      ? valuesAt(Object.entries(value).find(([key]) => key === step)?.[1], rest)
+      : [];
+  return Array.isArray(value) ? value.flatMap((item) => valuesAt(item, rest)) : [];
+}
+
+/** A query as strings; a parameter given twice becomes an array, which no schema takes. */
+export function queryOf(search: URLSearchParams): Record<string, unknown> {
+  const names = [...new Set(search.keys())];
+  return Object.fromEntries(
+    names.map((name) => [name, search.getAll(name).length > 1 ? search.getAll(name) : search.get(name)]),
+  );
+}
+
+/** The headers a route names, by their names with underscores. */
+export function headersOf(
+  headers: IncomingHttpHeaders,
+  known: Record<string, unknown>,
+): Record<string, unknown> {
+  const names = Object.keys(known).filter((name) => headers[name.replaceAll('_', '-')] !== undefined);
+  return Object.fromEntries(names.map((name) => [name, headers[name.replaceAll('_', '-')]]));
+}

@@ -1,0 +1,36 @@
+// Prometheus metrics of the broker.
+import { collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
+
+export interface RequestMetrics {
+  observe(method: string, route: string, status: number, ms: number): void;
+  /** The exposition text, and its type. */
+  text(): Promise<{ type: string; body: string }>;
+}
+
+/** Opens a registry of its own; `machines` tells how many are linked and registered. */
+export function openMetrics(machines: () => { online: number; registered: number }): RequestMetrics {
+  const registry = new Registry();
+  collectDefaultMetrics({ register: registry });
+  const requests = new Histogram({
+    name: 'farhand_http_request_seconds',
+    help: 'Duration of REST requests',
+    labelNames: ['method', 'route', 'status'],
+    buckets: [0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60],
+    registers: [registry],
+  });
+  new Gauge({
+    name: 'farhand_machines',
+    help: 'Machines by state',
+    labelNames: ['state'],
+    registers: [registry],
+    collect() {
+      const { online, registered } = machines();
+      this.set({ state: 'online' }, online);
+      this.set({ state: 'offline' }, registered - online);
+    },
+  });
+  return {
+    observe: (method, route, status, ms) => requests.observe({ method, route, status }, ms / 1000),
+    text: async () => ({ type: registry.contentType, body: await registry.metrics() }),
+  };
+}

@@ -1,0 +1,76 @@
+// The routes about the broker itself: health, metrics, OpenAPI and the reference page, all from our own files.
+import { readFile } from 'node:fs/promises';
+import { createRequire } from 'node:module';
+import { dirname, join } from 'node:path';
+import type { Handlers } from '../../shared/api/index.ts';
+import { AppError } from '../../shared/errors.ts';
+import { version } from '../../shared/version.ts';
+import { contentBytes } from '../files.ts';
+import type { RequestMetrics } from './metrics.ts';
+import { openapiText } from './openapi.ts';
+
+export interface ServiceOptions {
+  publicUrl(): string;
+  grpcAddress(): string;
+  fingerprint: string;
+  ready(): boolean;
+  metrics: RequestMetrics;
+}
+
+/** The parts of the page: our own script, and one library's two files. */
+const library: Readonly<Record<string, string>> = {
+  'swagger-ui-bundle.js': 'text/javascript',
+  'swagger-ui.css': 'text/css',
+};
+
+const page = `<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Farhand API</title>
+<link rel="stylesheet" href="docs/swagger-ui.css">
+</head>
+<body>
+<div id="page"></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/page.js"></script>
+</body>
+</html>
+`;
+const script = `SwaggerUIBundle({ url: 'api/v1/openapi.json', dom_id: '#page', deepLinking: true, validatorUrl: null });\n`;
+/** Nothing from outside, and no inline script. */
+const policy =
+  "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'";
+
+export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
+  return {
+    info: () => ({
+      version,
+      grpc_address: options.grpcAddress(),
+      ca_fingerprint: options.fingerprint,
+      limits: { body_bytes: 1024 * 1024, file_content_bytes: contentBytes, page: 100 },
+    }),
+    openapi: () => ({ type: 'application/json', body: openapiText(options.publicUrl()) }),
+    healthz: () => ({ type: 'text/plain', body: 'ok\n' }),
+    readyz() {
+      if (!options.ready()) throw new AppError('unavailable', 'the broker is starting or stopping');
+      return { type: 'text/plain', body: 'ready\n' };
+    },
+    prometheus: () => options.metrics.text(),
+    docs(_input, caller) {
+      caller.headers.set('Content-Security-Policy', policy);
+      return { type: 'text/html', body: page };
+    },
+    async docsFile({ file }) {
+      if (file === 'page.js') return { type: 'text/javascript', body: script };
+      const type = Object.hasOwn(library, file) ? library[file] : undefined;
+      if (!type) throw new AppError('route_not_found', 'the reference page has no such part', { file });
+      return { type, body: await readFile(join(libraryDirectory(), file)) };
+    },
+  };
+}
+
+function libraryDirectory(): string {
+  return dirname(createRequire(import.meta.url).resolve('swagger-ui-dist/package.json'));
+}

@@ -1,0 +1,137 @@
+// How a machine becomes one of ours: join tokens, and enrolment with one.
+import { createHash } from 'node:crypto';
+import { z } from 'zod';
+import type { EnrollRequest__Output } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
+import type { EnrollResponse } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
+import type { Handlers } from '../shared/api/index.ts';
+import { type JoinTokenId, label, type MachineId, tags } from '../shared/api/route.ts';
+import { iso, now } from '../shared/clock.ts';
+import { AppError } from '../shared/errors.ts';
+import { newId, newSecret } from '../shared/ids.ts';
+import { joinTokenText } from '../shared/join-token.ts';
+import type { Events } from './events.ts';
+import { firstFacts } from './machines/vitals.ts';
+import { pageOf } from './paging.ts';
+import type { Draft, JoinToken, Machine, State } from './state/index.ts';
+
+export interface JoinTokens {
+  handlers: Handlers['joinTokens'];
+  /**
+   * Trades a token for a machine: the use, the machine and machine.registered are one commit. A repeat with the
+   * same token and public key gets the same machine. Throws AppError unauthorized for a token that is not good.
+   */
+  enroll(request: EnrollRequest__Output, address: string): Promise<EnrollResponse>;
+}
+
+/** A token stays this long after its expiry, so that a repeated enrolment still finds its machine. */
+const keepExpiredMs = 86_400_000;
+
+const enrolment = z.object({
+  token: z.string().min(1).max(200),
+  public_key: z.instanceof(Buffer).refine((key) => key.length === 32, 'must be a raw Ed25519 public key'),
+  name: label(1, 100),
+  tags,
+  host: z.object({ hostname: label(1, 255), os: label(1, 64), arch: label(1, 64) }),
+  agent_version: label(1, 64),
+});
+
+export function openJoinTokens(state: State, events: Events, fingerprint: string): JoinTokens {
+  return {
+    handlers: {
+      async create(input, caller) {
+        const secret = newSecret();
+        const token: JoinToken = {
+          id: newId('joinToken') as JoinTokenId,
+          name: input.name ?? null,
+          hash: hashOf(secret),
+          tags: input.tags ?? null,
+          uses: input.uses,
+          uses_left: input.uses,
+          created_at: iso(),
+          expires_at: iso(now() + input.expires_in),
+        };
+        await state.change((draft) => {
+          dropExpired(draft);
+          draft.put('join_tokens', token);
+          caller.made(draft, token.id);
+        });
+        return { ...shown(token), token: joinTokenText(secret, fingerprint) };
+      },
+      list(input) {
+        const page = pageOf([...state.joinTokens.values()], input, (token, field) =>
+          field === 'name' ? token.name : token.created_at,
+        );
+        return { items: page.items.map(shown), total: page.total };
+      },
+      async remove(input) {
+        await state.change((draft) => {
+          if (!draft.get('join_tokens', input.join_token_id)) {
+            throw new AppError('join_token_not_found', 'no such join token', {
+              join_token_id: input.join_token_id,
+            });
+          }
+          draft.remove('join_tokens', input.join_token_id);
+        });
+        return { deleted: true };
+      },
+    },
+    async enroll(request, address) {
+      const parsed = enrolment.safeParse(request);
+      if (!parsed.success) throw new AppError('validation_failed', z.prettifyError(parsed.error));
+      const { public_key, ...wish } = parsed.data;
+      const publicKey = public_key.toString('base64');
+      const machine = await state.change((draft) => {
+        const token = draft.all('join_tokens').find(({ hash }) => hash === hashOf(wish.token));
+        const known = draft.all('machines').find((one) => one.public_key === publicKey);
+        if (token && known?.join_token_id === token.id) return known;
+        const made = admit(draft, token, known, { ...wish, publicKey });
+        draft.append(firstFacts(made.id, { ...wish.host, ip: address, agent_version: wish.agent_version }));
+        events.emit(draft, 'machine.registered', made, {
+          hostname: wish.host.hostname,
+          ip: address,
+          agent_version: wish.agent_version,
+          last_seen: iso(),
+        });
+        return made;
+      });
+      return { machine_id: machine.id, name: machine.name };
+    },
+  };
+}
+
+function admit(
+  draft: Draft,
+  token: JoinToken | undefined,
+  known: Machine | undefined,
+  wish: { name: string; tags: string[]; publicKey: string },
+): Machine {
+  if (!token || Date.parse(token.expires_at) <= now() || token.uses_left < 1 || known) {
+    // One text for every reason: a guesser learns nothing.
+    throw new AppError('unauthorized', 'this join token is unknown, used up or expired: make a new one');
+  }
+  const machine: Machine = {
+    id: newId('machine') as MachineId,
+    name: wish.name,
+    tags: token.tags ?? wish.tags,
+    public_key: wish.publicKey,
+    join_token_id: token.id,
+    created_at: iso(),
+  };
+  draft.put('join_tokens', { ...token, uses_left: token.uses_left - 1 });
+  draft.put('machines', machine);
+  return machine;
+}
+
+function dropExpired(draft: Draft): void {
+  for (const token of draft.all('join_tokens')) {
+    if (Date.parse(token.expires_at) + keepExpiredMs < now()) draft.remove('join_tokens', token.id);
+  }
+}
+
+function shown({ hash: _, ...token }: JoinToken) {
+  return token;
+}
+
+function hashOf(secret: string): string {
+  return createHash('sha256').update(secret).digest('hex');
+}

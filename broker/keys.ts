@@ -1,0 +1,151 @@
+// API keys: made, shown once, kept as hashes, and what each may do.
+import { createHash, timingSafeEqual } from 'node:crypto';
+import type { Caller, Handlers } from '../shared/api/index.ts';
+import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
+import { iso, now } from '../shared/clock.ts';
+import { AppError } from '../shared/errors.ts';
+import { newId, newSecret } from '../shared/ids.ts';
+import { pageOf } from './paging.ts';
+import type { Key, State } from './state/index.ts';
+
+/** Spec section 5: the literal every key starts with. */
+const literal = 'service_apikey_';
+
+export interface Keys {
+  handlers: Handlers['keys'];
+  /** The key behind a presented secret; undefined when there is none, or it has expired. */
+  authenticate(presented: string): Key | undefined;
+}
+
+/** Who calls over the broker's own socket file, which only its user can open. */
+export const localKey: Key = {
+  id: 'key_local' as KeyId,
+  name: 'local socket',
+  hash: '',
+  scopes: ['admin'],
+  machine_ids: null,
+  tags: null,
+  created_at: iso(0),
+  expires_at: null,
+};
+
+/** Whether a key holds a scope; admin holds all. */
+export function holds(key: Key, scope: Scope): boolean {
+  return key.scopes.includes('admin') || key.scopes.includes(scope);
+}
+
+/** Whether a key reaches a machine: by its id, or by any of its tags; a key without limits reaches all. */
+export function reaches(key: Key, machine: MachineId, state: State): boolean {
+  if (!key.machine_ids && !key.tags) return true;
+  if (key.machine_ids?.includes(machine)) return true;
+  const tags = state.machines.get(machine)?.tags ?? [];
+  return key.tags?.some((tag) => tags.includes(tag)) ?? false;
+}
+
+/** Every machine a key reaches; undefined: all there are and were. */
+export function reachable(key: Key, state: State): MachineId[] | undefined {
+  if (!key.machine_ids && !key.tags) return undefined;
+  const tagged = [...state.machines.values()].filter((machine) =>
+    machine.tags.some((tag) => key.tags?.includes(tag)),
+  );
+  return [...new Set([...(key.machine_ids ?? []), ...tagged.map((machine) => machine.id)])];
+}
+
+export function openKeys(state: State): Keys {
+  const byHash = hashIndex(state);
+
+  return {
+    authenticate(presented) {
+      if (!presented.startsWith(literal)) return undefined;
+      const hash = hashOf(presented);
+      const key = byHash().get(hash);
+      if (!key || !timingSafeEqual(Buffer.from(key.hash), Buffer.from(hash))) return undefined;
+      return key.expires_at !== null && Date.parse(key.expires_at) <= now() ? undefined : key;
+    },
+    handlers: {
+      async create(input, caller) {
+        const secret = `${literal}${newSecret()}`;
+        const key: Key = {
+          id: newId('key') as KeyId,
+          name: input.name,
+          hash: hashOf(secret),
+          scopes: input.scopes,
+          machine_ids: input.machine_ids ?? null,
+          tags: input.tags ?? null,
+          created_at: iso(),
+          expires_at: input.expires_at?.toISOString() ?? null,
+        };
+        await state.change((draft) => {
+          refuseStronger(key, draft.get('keys', caller.key_id) ?? localKey, caller);
+          draft.put('keys', key);
+          caller.made(draft, key.id);
+        });
+        return { ...shown(key), key: secret };
+      },
+      list(input, caller) {
+        const own = state.keys.get(caller.key_id) ?? localKey;
+        const page = pageOf(
+          [...state.keys.values()].filter((key) => within(key, own)),
+          input,
+          (key, field) => (field === 'name' ? key.name : key.created_at),
+        );
+        return { items: page.items.map(shown), total: page.total };
+      },
+      me: (_input, caller) => shown(state.keys.get(caller.key_id) ?? localKey),
+      async remove(input, caller) {
+        await state.change((draft) => {
+          const key = draft.get('keys', input.key_id);
+          if (!key) throw new AppError('key_not_found', 'no such key', { key_id: input.key_id });
+          refuseStronger(key, draft.get('keys', caller.key_id) ?? localKey, caller);
+          draft.remove('keys', key.id);
+        });
+        return { deleted: true };
+      },
+    },
+  };
+}
+
+/** A key makes, and removes, no key stronger than itself. */
+function refuseStronger(key: Key, maker: Key, caller: Caller): void {
+  const missing = key.scopes.find((scope) => !caller.may(scope));
+  if (missing) {
+    throw new AppError('forbidden', `a key without ${missing} cannot deal with one that has it`, {
+      required_scope: missing,
+    });
+  }
+  if (!within(key, maker)) {
+    throw new AppError(
+      'forbidden',
+      'a key limited to some machines cannot deal with one that reaches others',
+    );
+  }
+}
+
+/** Whether all a key reaches, today and after any retagging, is inside what the other reaches. */
+function within(key: Key, outer: Key): boolean {
+  if (!outer.machine_ids && !outer.tags) return true;
+  if (!key.machine_ids && !key.tags) return false;
+  const machines = key.machine_ids?.every((id) => outer.machine_ids?.includes(id)) ?? true;
+  const tags = key.tags?.every((tag) => outer.tags?.includes(tag)) ?? true;
+  return machines && tags;
+}
+
+function shown({ hash: _, ...key }: Key) {
+  return key;
+}
+
+function hashOf(secret: string): string {
+  return createHash('sha256').update(secret).digest('hex');
+}
+
+/** Keys by hash, made anew only when the committed keys changed. */
+function hashIndex(state: State): () => Map<string, Key> {
+  let from: State['keys'] | undefined;
+  let index = new Map<string, Key>();
+  return () => {
+    if (from === state.keys) return index;
+    from = state.keys;
+    index = new Map([...from.values()].map((key) => [key.hash, key]));
+    return index;
+  };
+}

@@ -1,0 +1,297 @@
+// Calls to one machine: the stub that nouns use, made of small calls on the control stream and one stream per large call.
+import type { ServerDuplexStream } from '@grpc/grpc-js';
+import { status as grpcStatus } from '@grpc/grpc-js';
+import type { AnswerRequest__Output } from '../../proto/types/farhand/link/v1/AnswerRequest.ts';
+import type { AnswerResponse } from '../../proto/types/farhand/link/v1/AnswerResponse.ts';
+import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
+import type { Reply__Output } from '../../proto/types/farhand/link/v1/Reply.ts';
+import { after } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import {
+  type AgentStub,
+  type CallOptions,
+  type Frame,
+  fromWire,
+  type MethodShape,
+  methods,
+  receiveFrames,
+  sendFrames,
+  smallMessageBytes,
+} from '../../shared/rpc.ts';
+
+export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
+
+/** Streaming calls that wait for their Answer, by call id: the id is valid once and only here. */
+export type Switchboard = Map<string, (stream: AnswerStream) => void>;
+
+export interface Calls {
+  stub: AgentStub;
+  /** A reply to a small call; one that nobody waits for is ignored. */
+  reply(reply: Reply__Output): void;
+  /** The link is gone: every open call fails with machine_offline. */
+  close(): void;
+  readonly open: number;
+}
+
+/** What the machine can do, and the way to it. */
+export interface CallsOptions {
+  machineId: string;
+  /** Methods named in hello: another one is not_supported. */
+  methods: readonly string[];
+  /** Streaming calls open at once. */
+  maxOpen: number;
+  send(message: ConnectResponse): void;
+  switchboard: Switchboard;
+}
+
+const unaryDeadlineMs = 30_000;
+const answerWithinMs = 10_000;
+const idleMs = 60_000;
+/** Small calls that may wait at once; past it the machine is too busy to take more. */
+const maxPending = 1024;
+
+interface Pending {
+  settle(reply: Reply__Output | AppError): void;
+}
+
+export function openCalls({ machineId, methods: offered, maxOpen, send, switchboard }: CallsOptions): Calls {
+  const pending = new Map<string, Pending>();
+  const streaming = new Set<AbortController>();
+  let closed = false;
+
+  const lost = (): AppError =>
+    new AppError(
+      'machine_offline',
+      'the link to the machine was lost during this call; its outcome is unknown',
+      {
+        machine_id: machineId,
+      },
+    );
+  const late = (): AppError =>
+    new AppError('machine_timeout', 'the machine did not answer in time', { machine_id: machineId });
+
+  function refuse(shape: MethodShape): void {
+    if (closed) throw lost();
+    if (!offered.includes(shape.name)) {
+      throw new AppError('not_supported', 'the agent on this machine is too old for this: update it', {
+        machine_id: machineId,
+        method: shape.name,
+      });
+    }
+  }
+
+  function unary(shape: MethodShape, request: unknown, options: CallOptions): Promise<Buffer> {
+    refuse(shape);
+    options.signal?.throwIfAborted();
+    const bytes = shape.encodeRequest(request);
+    if (bytes.length > smallMessageBytes)
+      throw new AppError('payload_too_large', 'this request is too large');
+    if (pending.size >= maxPending) throw busy();
+    const call_id = newId('call');
+    const deadline_ms = options.deadline_ms ?? unaryDeadlineMs;
+    return new Promise((resolve, reject) => {
+      const settle = (reply: Reply__Output | AppError): void => {
+        pending.delete(call_id);
+        cancelDeadline();
+        options.signal?.removeEventListener('abort', giveUp);
+        if (reply instanceof AppError) reject(reply);
+        else if (reply.error) reject(fromWire(reply.error));
+        else resolve(reply.response ?? Buffer.alloc(0));
+      };
+      const abandon = (reason: AppError): void => {
+        settle(reason);
+        if (!closed) send({ cancel: { call_id } });
+      };
+      const giveUp = (): void => abandon(abortError(options.signal));
+      const cancelDeadline = after(deadline_ms, () => abandon(late()));
+      options.signal?.addEventListener('abort', giveUp, { once: true });
+      pending.set(call_id, { settle });
+      send({
+        call: { call_id, method: shape.name, request: bytes, deadline_ms, request_id: options.request_id },
+      });
+    });
+  }
+
+  /** One streaming call from notice to End; yields the encoded responses. `requests` absent: `first` is the request. */
+  async function* exchange(
+    shape: MethodShape,
+    first: Buffer,
+    requests: AsyncIterable<Buffer> | undefined,
+    options: CallOptions,
+  ): AsyncGenerator<Buffer> {
+    refuse(shape);
+    if (streaming.size >= maxOpen) throw busy();
+    const abort = new AbortController();
+    const giveUp = (): void => abort.abort(abortError(options.signal));
+    options.signal?.addEventListener('abort', giveUp, { once: true });
+    if (options.signal?.aborted) giveUp();
+    const cancelDeadline = options.deadline_ms
+      ? after(options.deadline_ms, () => abort.abort(late()))
+      : () => {};
+    streaming.add(abort);
+    const call_id = newId('call');
+    let stream: AnswerStream | undefined;
+    let complete = false;
+    const stop = (): void => cancel(stream);
+    try {
+      const follows = requests === undefined && first.length > smallMessageBytes;
+      stream = await answered(call_id, abort.signal, () =>
+        send({
+          call: {
+            call_id,
+            method: shape.name,
+            request: follows ? Buffer.alloc(0) : first,
+            request_follows: follows,
+            deadline_ms: options.deadline_ms ?? 0,
+            request_id: options.request_id,
+          },
+        }),
+      );
+      abort.signal.addEventListener('abort', stop, { once: true });
+      void sendRequests(stream, requests ?? (follows ? only(first) : none()), abort);
+      yield* receiveFrames(watched(stream, abort, options.idle_ms ?? idleMs), lost);
+      complete = true;
+      abort.signal.removeEventListener('abort', stop);
+    } catch (error) {
+      throw abort.signal.aborted && !complete ? abort.signal.reason : error;
+    } finally {
+      cancelDeadline();
+      options.signal?.removeEventListener('abort', giveUp);
+      streaming.delete(abort);
+      finish(call_id, stream, complete);
+      abort.abort(lost());
+    }
+  }
+
+  /** The agent half-closes first, we end last; whatever is not complete is cancelled on both streams. */
+  function finish(call_id: string, stream: AnswerStream | undefined, complete: boolean): void {
+    if (complete) stream?.end();
+    else {
+      if (!closed) send({ cancel: { call_id } });
+      cancel(stream);
+    }
+  }
+
+  function answered(call_id: string, signal: AbortSignal, notify: () => void): Promise<AnswerStream> {
+    return new Promise((resolve, reject) => {
+      const settle = (outcome: AnswerStream | unknown, ok: boolean): void => {
+        switchboard.delete(call_id);
+        cancelWait();
+        signal.removeEventListener('abort', aborted);
+        // ok is true only where the switchboard hands over a stream.
+        if (ok) resolve(outcome as AnswerStream);
+        else reject(outcome);
+      };
+      const aborted = (): void => settle(signal.reason, false);
+      const cancelWait = after(answerWithinMs, () => settle(late(), false));
+      if (signal.aborted) return aborted();
+      signal.addEventListener('abort', aborted, { once: true });
+      switchboard.set(call_id, (stream) => settle(stream, true));
+      notify();
+    });
+  }
+
+  function busy(): AppError {
+    return new AppError('unavailable', 'too many calls are open on this machine: try again later', {
+      machine_id: machineId,
+    });
+  }
+
+  async function collectOne(shape: MethodShape, responses: AsyncGenerator<Buffer>): Promise<unknown> {
+    let answer: Buffer | undefined;
+    for await (const bytes of responses) answer = bytes;
+    if (!answer)
+      throw new AppError('machine_error', 'the machine ended without an answer', { machine_id: machineId });
+    return decode(shape, answer);
+  }
+
+  function decode(shape: MethodShape, bytes: Buffer): unknown {
+    try {
+      return shape.decodeResponse(bytes);
+    } catch {
+      throw new AppError('machine_error', 'the machine’s answer cannot be read', { machine_id: machineId });
+    }
+  }
+
+  function stubMethod(shape: MethodShape) {
+    if (!shape.serverStreams && !shape.clientStreams) {
+      return async (request: unknown, options: CallOptions) =>
+        decode(shape, await unary(shape, request, options));
+    }
+    return (request: unknown, options: CallOptions) => {
+      const requests = shape.clientStreams ? encodeAll(shape, request as AsyncIterable<unknown>) : undefined;
+      const first = shape.clientStreams ? Buffer.alloc(0) : shape.encodeRequest(request);
+      const responses = exchange(shape, first, requests, options);
+      return shape.serverStreams ? decodeAll(shape, responses, decode) : collectOne(shape, responses);
+    };
+  }
+
+  return {
+    // Built from the very service that AgentStub is derived from, one method per rpc.
+    stub: Object.fromEntries(
+      [...methods.values()].map((shape) => [shape.key, stubMethod(shape)]),
+    ) as unknown as AgentStub,
+    reply: (reply) => pending.get(reply.call_id)?.settle(reply),
+    get open() {
+      return pending.size + streaming.size;
+    },
+    close() {
+      closed = true;
+      for (const call of [...pending.values()]) call.settle(lost());
+      for (const abort of [...streaming]) abort.abort(lost());
+    },
+  };
+}
+
+/** Sends the requests until the answer is complete; a source that fails gives the whole call up with its own error. */
+function sendRequests(
+  stream: AnswerStream,
+  requests: AsyncIterable<Buffer>,
+  abort: AbortController,
+): Promise<void> {
+  return sendFrames(stream, requests, abort.signal).catch((error: unknown) => {
+    if (!abort.signal.aborted) abort.abort(error);
+  });
+}
+
+/** destroy() would leave the agent's side open; an error status ends both, and wakes whoever reads. */
+function cancel(stream: AnswerStream | undefined): void {
+  if (stream && !stream.destroyed) stream.emit('error', { code: grpcStatus.CANCELLED, details: 'cancelled' });
+}
+
+/** Frames as they come; aborts the call when none comes for too long while one is waited for. */
+async function* watched(stream: AnswerStream, abort: AbortController, idle: number): AsyncGenerator<Frame> {
+  const frames = stream[Symbol.asyncIterator]();
+  const stuck = (): void =>
+    abort.abort(new AppError('machine_timeout', 'the machine stopped in the middle of its answer'));
+  for (;;) {
+    const cancelIdle = idle ? after(idle, stuck) : () => {};
+    const next = await frames.next().finally(cancelIdle);
+    if (next.done) return;
+    yield next.value;
+  }
+}
+
+async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {
+  for await (const request of requests) yield shape.encodeRequest(request);
+}
+
+async function* decodeAll(
+  shape: MethodShape,
+  responses: AsyncGenerator<Buffer>,
+  decode: (shape: MethodShape, bytes: Buffer) => unknown,
+): AsyncGenerator<unknown> {
+  for await (const bytes of responses) yield decode(shape, bytes);
+}
+
+async function* only(bytes: Buffer): AsyncGenerator<Buffer> {
+  yield bytes;
+}
+
+async function* none(): AsyncGenerator<Buffer> {}
+
+function abortError(signal: AbortSignal | undefined): AppError {
+  const reason: unknown = signal?.reason;
+  return reason instanceof AppError ? reason : new AppError('unavailable', 'the caller went away');
+}

@@ -1,0 +1,242 @@
+// The control stream of one agent: challenge, hello, welcome, then heartbeats and small calls until either side ends it.
+import { randomBytes } from 'node:crypto';
+import type { ServerDuplexStream } from '@grpc/grpc-js';
+import { status as grpcStatus } from '@grpc/grpc-js';
+import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
+import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
+import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
+import { every, monotonic, now } from '../../shared/clock.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { verifyProof } from '../../shared/proof.ts';
+import { protocolVersion } from '../../shared/rpc.ts';
+import type { Events } from '../events.ts';
+import type { History } from '../history.ts';
+import type { Vitals } from '../machines/vitals.ts';
+import type { Machine, State } from '../state/index.ts';
+import { type Calls, openCalls, type Switchboard } from './calls.ts';
+import type { Link, Presence } from './presence.ts';
+
+export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
+
+export interface ConnectRooms {
+  state: State;
+  history: History;
+  events: Events;
+  presence: Presence;
+  vitals: Vitals;
+  switchboard: Switchboard;
+  fingerprint: string;
+  log: Logger;
+}
+
+export interface ConnectSettings {
+  heartbeatMs: number;
+  silenceMs: number;
+  frameBytes: number;
+  /** Streaming calls open at once on one machine. */
+  openCalls: number;
+  messageBytes: number;
+}
+
+export const defaultSettings: ConnectSettings = {
+  heartbeatMs: 15_000,
+  silenceMs: 45_000,
+  frameBytes: 256 * 1024,
+  openCalls: 32,
+  messageBytes: 1024 * 1024 + 64 * 1024,
+};
+
+/** An agent that does not read its control stream is cut when this much waits for it. */
+const maxUnreadBytes = 4 * 1024 * 1024;
+
+/** Serves one control stream to its end. `proven` is called once the agent has shown who it is. */
+export async function serveConnect(
+  stream: ConnectStream,
+  address: string,
+  proven: () => void,
+  rooms: ConnectRooms,
+  settings: ConnectSettings,
+): Promise<void> {
+  const nonce = randomBytes(32);
+  // grpc-js types what it reads as any; the service decodes nothing else.
+  const messages = (stream as AsyncIterable<ConnectRequest__Output>)[Symbol.asyncIterator]();
+  stream.write({ challenge: { nonce } });
+  const first = await messages.next();
+  const hello = first.done ? undefined : first.value.hello;
+  if (!hello) return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
+  const machine = rooms.state.machines.get(hello.machine_id);
+  if (!machine) return dismissUnknown(stream, hello, rooms.log);
+  const proof = { nonce, machine_id: machine.id, fingerprint: rooms.fingerprint };
+  if (!verifyProof(proof, hello.signature, Buffer.from(machine.public_key, 'base64'))) {
+    rooms.log.warn({ machine_id: machine.id, address }, 'an agent failed its challenge');
+    return refuse(
+      stream,
+      grpcStatus.UNAUTHENTICATED,
+      'the challenge was not answered with this machine’s key',
+    );
+  }
+  if (hello.protocol > protocolVersion) {
+    return refuse(
+      stream,
+      grpcStatus.FAILED_PRECONDITION,
+      'this agent is newer than the broker: update the broker',
+    );
+  }
+  proven();
+  await new Session(stream, machine, hello, rooms, settings).run(messages, address);
+}
+
+function refuse(stream: ConnectStream, code: grpcStatus, details: string): void {
+  stream.emit('error', { code, details });
+}
+
+function dismissUnknown(stream: ConnectStream, hello: Hello__Output, log: Logger): void {
+  log.warn({ machine_id: hello.machine_id }, 'an agent of no registered machine was told to stop');
+  stream.write({ removed: { reason: 'this machine is not registered here' } });
+  stream.end();
+}
+
+/** A proven link until its end. */
+class Session implements Link {
+  readonly id = newId('link');
+  readonly machineId: string;
+  readonly instanceId: string;
+  readonly journalId: string;
+  readonly #stream: ConnectStream;
+  readonly #machine: Machine;
+  readonly #hello: Hello__Output;
+  readonly #rooms: ConnectRooms;
+  readonly #settings: ConnectSettings;
+  readonly #log: Logger;
+  readonly #calls: Calls;
+  #heardAt = monotonic();
+  #ended = false;
+
+  constructor(
+    stream: ConnectStream,
+    machine: Machine,
+    hello: Hello__Output,
+    rooms: ConnectRooms,
+    settings: ConnectSettings,
+  ) {
+    this.#stream = stream;
+    this.#machine = machine;
+    this.#hello = hello;
+    this.#rooms = rooms;
+    this.#settings = settings;
+    this.machineId = machine.id;
+    this.instanceId = hello.instance_id;
+    this.journalId = hello.journal_id;
+    this.#log = rooms.log.child({ machine_id: machine.id, link_id: this.id });
+    this.#calls = openCalls({
+      machineId: machine.id,
+      methods: hello.methods,
+      maxOpen: Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls),
+      send: (message) => this.#send(message),
+      switchboard: rooms.switchboard,
+    });
+  }
+
+  get stub() {
+    return this.#calls.stub;
+  }
+
+  fence(reason: string): void {
+    this.#finish({ fenced: { reason } });
+  }
+
+  dismiss(reason: string): void {
+    this.#finish({ removed: { reason } });
+  }
+
+  drain(retryAfterMs: number): void {
+    this.#finish({ drain: { retry_after_ms: retryAfterMs } });
+  }
+
+  async run(messages: AsyncIterator<ConnectRequest__Output>, address: string): Promise<void> {
+    const { presence, vitals, log } = this.#rooms;
+    const { host, agent_version, capabilities, metrics } = this.#hello;
+    const facts = { hostname: host?.hostname ?? '', os: host?.os ?? '', arch: host?.arch ?? '' };
+    await vitals.hello(this.machineId, { ...facts, agent_version, capabilities, ip: address }, metrics);
+    this.#welcome();
+    const older = presence.add(this);
+    if (older) await this.#recordFence(older);
+    this.#log.info({ address, agent_version }, 'machine linked');
+    const stopBeating = every(this.#settings.heartbeatMs, () => this.#beat());
+    try {
+      for (;;) {
+        const next = await messages.next();
+        if (next.done || this.#ended) break;
+        this.#take(next.value);
+      }
+    } catch (error) {
+      log.debug({ err: error, machine_id: this.machineId }, 'control stream broke');
+    } finally {
+      stopBeating();
+      this.#end();
+    }
+  }
+
+  #welcome(): void {
+    const { heartbeatMs, silenceMs, frameBytes, openCalls: open_calls, messageBytes } = this.#settings;
+    this.#send({
+      welcome: {
+        link_id: this.id,
+        limits: { frame_bytes: frameBytes, open_calls, message_bytes: messageBytes },
+        time_ms: now(),
+        heartbeat_ms: heartbeatMs,
+        silence_ms: silenceMs,
+      },
+    });
+  }
+
+  #take(message: ConnectRequest__Output): void {
+    this.#heardAt = monotonic();
+    if (message.reply) this.#calls.reply(message.reply);
+    if (message.heartbeat) this.#rooms.vitals.heard(this.machineId, message.heartbeat.metrics);
+    if (message.farewell) this.#end();
+  }
+
+  #beat(): void {
+    if (monotonic() - this.#heardAt < this.#settings.silenceMs) {
+      this.#send({ heartbeat: {} });
+    } else {
+      this.#log.warn('machine fell silent');
+      this.#end();
+    }
+  }
+
+  #send(message: ConnectResponse): void {
+    if (this.#ended) return;
+    this.#stream.write(message);
+    if (this.#stream.writableLength <= maxUnreadBytes) return;
+    this.#log.warn('the agent does not read its control stream');
+    this.#end();
+  }
+
+  /** A last message, then the end. */
+  #finish(message: ConnectResponse): void {
+    this.#send(message);
+    this.#end();
+  }
+
+  #end(): void {
+    if (this.#ended) return;
+    this.#ended = true;
+    this.#rooms.presence.drop(this);
+    this.#calls.close();
+    this.#stream.end();
+    this.#log.info('machine unlinked');
+  }
+
+  /** A cloned machine shows as another agent process that takes over a link which still lives. */
+  async #recordFence(older: Link): Promise<void> {
+    if (older.instanceId === this.instanceId) return;
+    const { history, events } = this.#rooms;
+    this.#log.warn({ fenced: older.id }, 'two agents use one identity; the older was fenced off');
+    await history.write((transaction) => {
+      events.emit(transaction, 'machine.fenced', this.#machine, { fenced_link: older.id, link_id: this.id });
+    });
+  }
+}

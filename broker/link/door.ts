@@ -1,0 +1,200 @@
+// The door agents come through: TLS, limits, and five seconds to prove oneself. Everything about gRPC serving is here.
+import type { EventEmitter } from 'node:events';
+import type { AddressInfo, Socket } from 'node:net';
+import { createServer as createTlsServer, type TLSSocket } from 'node:tls';
+import {
+  status as grpcStatus,
+  Server,
+  ServerCredentials,
+  type ServerDuplexStream,
+  type ServerUnaryCall,
+  type sendUnaryData,
+} from '@grpc/grpc-js';
+import type { AnswerRequest__Output } from '../../proto/types/farhand/link/v1/AnswerRequest.ts';
+import type { AnswerResponse } from '../../proto/types/farhand/link/v1/AnswerResponse.ts';
+import type { EnrollRequest__Output } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
+import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
+import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
+import { after, every } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { callKey, linkService } from '../../shared/rpc.ts';
+import type { JoinTokens } from '../join-tokens.ts';
+import { type Authority, leafRenewalMs } from './authority.ts';
+import { type ConnectRooms, type ConnectSettings, type ConnectStream, serveConnect } from './connect.ts';
+
+export interface DoorOptions {
+  host: string;
+  port: number;
+  /** Milliseconds a connection has until it has shown a machine's key, a call id or a join token. */
+  proofMs: number;
+  /** Connections that may be unproven at once; more are cut at once. */
+  maxUnproven: number;
+}
+
+export interface Door {
+  readonly port: number;
+  /** Takes no more connections, ends the open ones, resolves when all is closed. */
+  close(): Promise<void>;
+}
+
+const headerBytes = 16 * 1024;
+const streamsPerConnection = 256;
+const sessionMegabytes = 64;
+
+/** Opens the door. Rejects with a system error when the address cannot be had. */
+export async function openDoor(
+  authority: Authority,
+  joinTokens: JoinTokens,
+  rooms: ConnectRooms,
+  options: DoorOptions,
+  settings: ConnectSettings,
+): Promise<Door> {
+  const guests = new Guests(options);
+  const server = new Server({
+    'grpc.max_concurrent_streams': streamsPerConnection,
+    'grpc.max_receive_message_length': settings.messageBytes,
+    'grpc.max_send_message_length': settings.messageBytes,
+    'grpc.max_metadata_size': headerBytes,
+    'grpc-node.max_session_memory': sessionMegabytes,
+    'grpc.max_connection_idle_ms': 60_000,
+  });
+  server.addService(linkService, handlers(guests, joinTokens, rooms, settings));
+
+  // We end TLS ourselves: the sockets are then ours to cut, and a leaf can be renewed while running.
+  const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
+  let leaf = await authority.leaf();
+  const listener = createTlsServer({
+    ALPNProtocols: ['h2'],
+    handshakeTimeout: options.proofMs,
+    SNICallback: (_name, done) => done(null, leaf),
+  });
+  listener.on('connection', (socket: Socket) => guests.arrive(socket));
+  listener.on('secureConnection', (socket: TLSSocket) => {
+    socket.on('error', () => socket.destroy());
+    injector.injectConnection(socket);
+  });
+  listener.on('tlsClientError', (_error, socket) => socket.destroy());
+  await listening(listener, options);
+
+  const stopRenewing = every(leafRenewalMs, () => {
+    authority.leaf().then(
+      (renewed) => {
+        leaf = renewed;
+      },
+      (error: unknown) => rooms.log.error({ err: error }, 'the link certificate could not be renewed'),
+    );
+  });
+  return {
+    port: (listener.address() as AddressInfo).port,
+    async close() {
+      stopRenewing();
+      const closed = new Promise<void>((resolve) => listener.close(() => resolve()));
+      guests.dismissAll();
+      server.forceShutdown();
+      await closed;
+    },
+  };
+}
+
+function listening(
+  listener: EventEmitter & { listen(port: number, host: string): unknown },
+  { host, port }: DoorOptions,
+) {
+  return new Promise<void>((resolve, reject) => {
+    listener.once('error', reject);
+    listener.once('listening', () => {
+      listener.off('error', reject);
+      resolve();
+    });
+    listener.listen(port, host);
+  });
+}
+
+function handlers(
+  guests: Guests,
+  joinTokens: JoinTokens,
+  rooms: ConnectRooms,
+  settings: ConnectSettings,
+): LinkHandlers {
+  return {
+    Enroll(
+      call: ServerUnaryCall<EnrollRequest__Output, EnrollResponse>,
+      reply: sendUnaryData<EnrollResponse>,
+    ) {
+      joinTokens.enroll(call.request, addressOf(call.getPeer())).then(
+        (response) => {
+          guests.proven(call.getPeer());
+          reply(null, response);
+        },
+        (error: unknown) => reply({ code: enrolStatus(error), details: textOf(error) }),
+      );
+    },
+    Connect(stream: ConnectStream) {
+      const peer = stream.getPeer();
+      serveConnect(stream, addressOf(peer), () => guests.proven(peer), rooms, settings).catch(
+        (error: unknown) => {
+          rooms.log.warn({ err: error, peer }, 'a link broke off');
+          stream.emit('error', { code: grpcStatus.INTERNAL, details: textOf(error) });
+        },
+      );
+    },
+    Answer(stream: ServerDuplexStream<AnswerRequest__Output, AnswerResponse>) {
+      const [id] = stream.metadata.get(callKey);
+      const accept = typeof id === 'string' ? rooms.switchboard.get(id) : undefined;
+      if (!accept)
+        return void stream.emit('error', { code: grpcStatus.NOT_FOUND, details: 'no call has this id' });
+      guests.proven(stream.getPeer());
+      accept(stream);
+    },
+  };
+}
+
+/** Connections by peer address, until they have shown that they belong here. */
+class Guests {
+  readonly #unproven = new Map<string, () => void>();
+  readonly #sockets = new Set<Socket>();
+  readonly #options: DoorOptions;
+
+  constructor(options: DoorOptions) {
+    this.#options = options;
+  }
+
+  arrive(socket: Socket): void {
+    if (this.#unproven.size >= this.#options.maxUnproven) {
+      socket.destroy();
+      return;
+    }
+    const peer = `${socket.remoteAddress}:${socket.remotePort}`;
+    const cancel = after(this.#options.proofMs, () => socket.destroy());
+    this.#sockets.add(socket);
+    this.#unproven.set(peer, cancel);
+    socket.on('error', () => socket.destroy());
+    socket.once('close', () => {
+      this.#sockets.delete(socket);
+      this.proven(peer);
+    });
+  }
+
+  proven(peer: string): void {
+    this.#unproven.get(peer)?.();
+    this.#unproven.delete(peer);
+  }
+
+  dismissAll(): void {
+    for (const cancel of this.#unproven.values()) cancel();
+    for (const socket of this.#sockets) socket.end();
+  }
+}
+
+function addressOf(peer: string): string {
+  return peer.replace(/:\d+$/, '').replace(/^::ffff:/, '');
+}
+
+function enrolStatus(error: unknown): grpcStatus {
+  if (!(error instanceof AppError)) return grpcStatus.UNAVAILABLE;
+  return error.code === 'unauthorized' ? grpcStatus.UNAUTHENTICATED : grpcStatus.INVALID_ARGUMENT;
+}
+
+function textOf(error: unknown): string {
+  return error instanceof AppError ? error.message : 'unexpected failure, see the broker’s log';
+}

@@ -1,0 +1,234 @@
+// Wires a broker together and takes it apart again; knows everything, decides nothing.
+
+import { existsSync } from 'node:fs';
+import { chmod, mkdir, rm } from 'node:fs/promises';
+import type { Server } from 'node:http';
+import type { AddressInfo, ListenOptions } from 'node:net';
+import { isIP } from 'node:net';
+import { join } from 'node:path';
+import type { Handlers } from '../shared/api/index.ts';
+import { sleep } from '../shared/clock.ts';
+import { errnoOf, StartError } from '../shared/errors.ts';
+import { lockDirectory } from '../shared/lock.ts';
+import type { Logger } from '../shared/logger.ts';
+import { openCommands } from './commands/index.ts';
+import type { BrokerSettings } from './config.ts';
+import { openEvents } from './events.ts';
+import { fileHandlers } from './files.ts';
+import { type Entry, type History, openHistory } from './history.ts';
+import { createHttpServer } from './http/app.ts';
+import type { Lookups } from './http/dispatch.ts';
+import { openIdempotency } from './http/idempotency.ts';
+import { openMetrics } from './http/metrics.ts';
+import { serviceHandlers } from './http/service.ts';
+import { openJoinTokens } from './join-tokens.ts';
+import { openKeys } from './keys.ts';
+import { openAuthority } from './link/authority.ts';
+import { type ConnectSettings, defaultSettings } from './link/connect.ts';
+import { type Door, openDoor } from './link/door.ts';
+import { openPresence } from './link/presence.ts';
+import { announce } from './machines/announce.ts';
+import { machineHandlers } from './machines/index.ts';
+import { openVitals } from './machines/vitals.ts';
+import { openState, type State } from './state/index.ts';
+
+export interface Broker {
+  /** Of the REST API; undefined with `local`. */
+  url: string | undefined;
+  /** HOST:PORT where agents dial in; undefined with `local`. */
+  grpc: string | undefined;
+  socket: string;
+  /** Stops taking work, tells agents to come back, flushes, gives the directory back. At most 10 s. */
+  close(): Promise<void>;
+}
+
+/** Timing of the link, for tests that cannot wait 45 s. */
+export interface Tuning {
+  link?: Partial<ConnectSettings>;
+  proofMs?: number;
+}
+
+const proofMs = 5_000;
+const maxUnproven = 512;
+/** Agents of a stopping broker come back spread over this. */
+const returnSpreadMs = 5_000;
+const finishRequestsMs = 4_000;
+
+/** Starts a broker. Throws StartError when the directory, the addresses or the settings do not allow it. */
+export async function startBroker(
+  settings: BrokerSettings,
+  log: Logger,
+  tuning: Tuning = {},
+): Promise<Broker> {
+  refuseOpenHttp(settings);
+  const directory = settings.data_dir;
+  await mkdir(directory, { recursive: true, mode: 0o700 });
+  await chmod(directory, 0o700);
+  const closers: (() => unknown)[] = [lockDirectory(directory, 'broker')];
+  const close = async (): Promise<void> => {
+    for (const closer of closers.splice(0).reverse()) await closer();
+  };
+  try {
+    return await assemble(settings, log, tuning, closers, close);
+  } catch (error) {
+    await close();
+    throw error;
+  }
+}
+
+async function assemble(
+  settings: BrokerSettings,
+  log: Logger,
+  tuning: Tuning,
+  closers: (() => unknown)[],
+  close: () => Promise<void>,
+): Promise<Broker> {
+  const directory = settings.data_dir;
+  const state = await openState(directory);
+  closers.push(() => state.close());
+  const untouched = state.generation === 1;
+  const authority = await openAuthority(directory, untouched);
+  const history = historyOf(settings, state, untouched, log);
+  closers.push(() => history.close());
+
+  const events = openEvents(history, settings.keep_events);
+  const keys = openKeys(state);
+  const joinTokens = openJoinTokens(state, events, authority.fingerprint);
+  const presence = openPresence();
+  const vitals = openVitals(history);
+  closers.push(() => vitals.close());
+  const rooms = { state, history, events, presence, vitals };
+  const idempotency = openIdempotency(history);
+  closers.push(announce(rooms, log));
+  const commands = openCommands(rooms, settings.keep_history, log);
+  await state.drainTo((entries) => applyOutbox(history, entries));
+
+  const status = { ready: false, url: '', grpc: '' };
+  const metrics = openMetrics(() => ({ online: presence.count, registered: state.machines.size }));
+  const handlers: Handlers = {
+    machines: machineHandlers(rooms),
+    joinTokens: joinTokens.handlers,
+    files: fileHandlers(presence),
+    commands: commands.handlers,
+    events: events.handlers,
+    keys: keys.handlers,
+    service: serviceHandlers({
+      publicUrl: () => settings.public_url ?? status.url,
+      grpcAddress: () => status.grpc,
+      fingerprint: authority.fingerprint,
+      ready: () => status.ready,
+      metrics,
+    }),
+  };
+  const lookups: Lookups = {
+    machine: (id) => state.machines.get(id) && {},
+    command: (id) => named(commands.machineOf(id)),
+    key: (id) => state.keys.get(id) && {},
+    join_token: (id) => state.joinTokens.get(id) && {},
+  };
+  const app = { handlers, state, keys, lookups, idempotency, metrics, log };
+
+  const socket = join(directory, 'broker.sock');
+  const servers = [createHttpServer(app, true)];
+  await rm(socket, { force: true });
+  await listen(servers[0], { path: socket }, socket);
+  await chmod(socket, 0o600);
+  closers.push(() => rm(socket, { force: true }));
+
+  let door: Door | undefined;
+  if (!settings.local) {
+    const link = { ...defaultSettings, ...tuning.link };
+    const connectRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
+    const doorOptions = { ...settings.grpc, proofMs: tuning.proofMs ?? proofMs, maxUnproven };
+    door = await openDoor(authority, joinTokens, connectRooms, doorOptions, link).catch((error: unknown) => {
+      throw cannotListen(error, '--grpc', address(settings.grpc.host, settings.grpc.port));
+    });
+    status.grpc = address(settings.grpc.host, door.port);
+    const server = createHttpServer(app, false);
+    servers.push(server);
+    await listen(server, { ...settings.http }, '--http');
+    // A server that listens on a host and port has such an address.
+    status.url = `http://${address(settings.http.host, (server.address() as AddressInfo).port)}`;
+  }
+  status.ready = true;
+  closers.push(async () => {
+    status.ready = false;
+    commands.close();
+    presence.drain(returnSpreadMs);
+    await Promise.all([door?.close(), ...servers.map(stopServer)]);
+  });
+  log.info({ http: status.url, grpc: status.grpc, data_dir: directory }, 'broker is up');
+  return { url: status.url || undefined, grpc: status.grpc || undefined, socket, close };
+}
+
+function refuseOpenHttp({ http, insecure_http, local }: BrokerSettings): void {
+  if (local || insecure_http || isLoopback(http.host)) return;
+  throw new StartError(
+    `--http ${address(http.host, http.port)} would send keys in the clear: listen on 127.0.0.1 behind a TLS proxy, or say --insecure-http`,
+  );
+}
+
+function isLoopback(host: string): boolean {
+  return host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'));
+}
+
+function historyOf(settings: BrokerSettings, state: State, untouched: boolean, log: Logger): History {
+  const file = join(settings.data_dir, 'history.db');
+  if (!existsSync(file) && !untouched && !settings.new_history) {
+    throw new StartError(
+      `${file} is missing, though a broker has run here: put it back from a backup, or go on without past commands and events by starting once with --new-history`,
+    );
+  }
+  if (settings.new_history) log.warn('starting with a new history: past commands and events are gone');
+  try {
+    return openHistory(file, state.installId, log);
+  } catch (error) {
+    if (error instanceof StartError) throw error;
+    const text = error instanceof Error ? error.message : String(error);
+    throw new StartError(
+      `${file} is damaged (${text}): put it back from a backup, or move it away and start once with --new-history`,
+    );
+  }
+}
+
+async function applyOutbox(history: History, entries: readonly Entry[]): Promise<void> {
+  await history.write((transaction) => {
+    for (const entry of entries) transaction.append(entry);
+  });
+}
+
+function named<T>(machine: T | undefined): { machine: T } | undefined {
+  return machine === undefined ? undefined : { machine };
+}
+
+function address(host: string, port: number): string {
+  return host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`;
+}
+
+function listen(server: Server | undefined, options: ListenOptions, what: string): Promise<void> {
+  return new Promise((resolve, reject) => {
+    server?.once('error', (error) =>
+      reject(cannotListen(error, what, options.path ?? address(options.host ?? '', options.port ?? 0))),
+    );
+    server?.listen(options, resolve);
+  });
+}
+
+function cannotListen(error: unknown, what: string, where: string): StartError {
+  const taken = errnoOf(error) === 'EADDRINUSE';
+  const reason = taken
+    ? 'is taken: another program, or another broker, listens there'
+    : `cannot be had (${String(error)})`;
+  return new StartError(`${what} ${where} ${reason}`, 1, { cause: error });
+}
+
+/** Lets requests under way finish for a while, then cuts them. */
+async function stopServer(server: Server): Promise<void> {
+  const closed = new Promise<void>((resolve) => server.close(() => resolve()));
+  server.closeIdleConnections();
+  const patience = new AbortController();
+  await Promise.race([closed, sleep(finishRequestsMs, patience.signal)]);
+  patience.abort();
+  server.closeAllConnections();
+  await closed;
+}

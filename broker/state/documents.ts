@@ -1,0 +1,63 @@
+// What state.json holds: every declared thing, as it is written.
+import { z } from 'zod';
+import { joinTokenId, keyId, machineId, scopes } from '../../shared/api/route.ts';
+import type { Entry } from '../history.ts';
+
+const machine = z.strictObject({
+  id: machineId,
+  name: z.string(),
+  tags: z.array(z.string()),
+  /** Ed25519, raw, base64. */
+  public_key: z.string(),
+  join_token_id: joinTokenId,
+  created_at: z.string(),
+});
+export type Machine = z.output<typeof machine>;
+
+const key = z.strictObject({
+  id: keyId,
+  name: z.string(),
+  /** SHA-256 of the whole key, hexadecimal. */
+  hash: z.string(),
+  scopes: z.array(z.enum(scopes)),
+  machine_ids: z.array(machineId).nullable(),
+  tags: z.array(z.string()).nullable(),
+  created_at: z.string(),
+  expires_at: z.string().nullable(),
+});
+export type Key = z.output<typeof key>;
+
+const joinToken = z.strictObject({
+  id: joinTokenId,
+  name: z.string().nullable(),
+  /** SHA-256 of the secret part, hexadecimal. */
+  hash: z.string(),
+  tags: z.array(z.string()).nullable(),
+  uses: z.number(),
+  uses_left: z.number(),
+  created_at: z.string(),
+  expires_at: z.string(),
+});
+export type JoinToken = z.output<typeof joinToken>;
+
+export const version = 1;
+export const documents = z.strictObject({
+  version: z.literal(version),
+  install_id: z.string(),
+  /** Counts commits; 1 is a fresh installation that nothing was declared in yet. */
+  generation: z.int(),
+  machines: z.array(machine),
+  keys: z.array(key),
+  join_tokens: z.array(joinToken),
+  outbox: z.array(z.custom<Entry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success)),
+});
+export type Documents = z.output<typeof documents>;
+
+/** What is declared, by id. */
+export interface Collections {
+  machines: Map<string, Machine>;
+  keys: Map<string, Key>;
+  join_tokens: Map<string, JoinToken>;
+}
+export type Name = keyof Collections;
+export const names: readonly Name[] = ['machines', 'keys', 'join_tokens'];

@@ -1,0 +1,200 @@
+// What people declare: state.json through lowdb with our own adapter. One rename commits a change with its outbox.
+import { randomBytes } from 'node:crypto';
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { Low } from 'lowdb';
+import { StartError } from '../../shared/errors.ts';
+import type { Entry } from '../history.ts';
+import {
+  type Collections,
+  type Documents,
+  type JoinToken,
+  type Key,
+  type Machine,
+  version,
+} from './documents.ts';
+import { type Draft, draftOf } from './draft.ts';
+import { DurableFile } from './file.ts';
+
+export type { Draft, JoinToken, Key, Machine };
+
+export interface State {
+  readonly installId: string;
+  readonly generation: number;
+  /** What is committed. Never change these. */
+  readonly machines: ReadonlyMap<string, Machine>;
+  readonly keys: ReadonlyMap<string, Key>;
+  readonly joinTokens: ReadonlyMap<string, JoinToken>;
+  /**
+   * Runs `edit` on a draft and resolves with its result once the change is on disk and its outbox in history.
+   * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace.
+   */
+  change<T>(edit: (draft: Draft) => T): Promise<T>;
+  /** Says where the outbox goes, and sends what an earlier run left in it. */
+  drainTo(apply: (entries: readonly Entry[]) => Promise<void>): Promise<void>;
+  /** Waits for commits under way. */
+  close(): Promise<void>;
+}
+
+/** Files that only a broker which has run leaves behind: with one of them present, no state.json means loss. */
+const traces = ['state.json.last', 'history.db', 'authority.json'];
+
+/** Opens the state of a directory, or begins one where no broker has ever been. Throws StartError on loss. */
+export async function openState(directory: string): Promise<State> {
+  const adapter = new DurableFile(directory);
+  const found = await adapter.read();
+  if (!found) refuseLoss(directory);
+  const fresh: Documents = {
+    version,
+    install_id: randomBytes(16).toString('hex'),
+    generation: 1,
+    machines: [],
+    keys: [],
+    join_tokens: [],
+    outbox: [],
+  };
+  const low = new Low<Documents>(adapter, found ?? fresh);
+  if (!found) await low.write();
+  return stateOver(low);
+}
+
+function refuseLoss(directory: string): void {
+  const trace = traces.find((name) => existsSync(join(directory, name)));
+  if (!trace) return;
+  const file = join(directory, 'state.json');
+  const how = existsSync(`${file}.last`)
+    ? `cp -p ${file}.last ${file}`
+    : `put state.json from a backup into ${directory}`;
+  throw new StartError(
+    `${file} is missing, though a broker has run here (${trace} exists); to recover: ${how}`,
+  );
+}
+
+interface Pending {
+  edit(draft: Draft): void;
+  resolve(): void;
+  reject(error: unknown): void;
+}
+
+function stateOver(low: Low<Documents>): State {
+  let committed = collectionsOf(low.data);
+  let queue: Pending[] = [];
+  let running: Promise<void> | undefined;
+  let apply: ((entries: readonly Entry[]) => Promise<void>) | undefined;
+  /** Entries of the file's outbox that history has: they go with the next write. */
+  let applied = 0;
+
+  async function run(): Promise<void> {
+    while (queue.length > 0) {
+      const group = queue;
+      queue = [];
+      await commit(group).catch((error: unknown) => {
+        for (const member of group) member.reject(error);
+      });
+    }
+    running = undefined;
+  }
+
+  async function commit(group: Pending[]): Promise<void> {
+    const { next, entries, done } = editAll(committed, group);
+    if (done.length === 0) return;
+    const before = low.data;
+    low.data = {
+      ...before,
+      generation: before.generation + 1,
+      machines: [...next.machines.values()],
+      keys: [...next.keys.values()],
+      join_tokens: [...next.join_tokens.values()],
+      outbox: [...before.outbox.slice(applied), ...entries],
+    };
+    try {
+      await low.write();
+    } catch (error) {
+      low.data = before;
+      throw error;
+    }
+    committed = next;
+    applied = 0;
+    await drain();
+    for (const member of done) member.resolve();
+  }
+
+  /** History that cannot be written now keeps the entries in the outbox: the change itself is safe. */
+  async function drain(): Promise<void> {
+    const { outbox } = low.data;
+    if (!apply || outbox.length === 0) return;
+    await apply(outbox).then(
+      () => {
+        applied = outbox.length;
+      },
+      () => {},
+    );
+  }
+
+  return {
+    get installId() {
+      return low.data.install_id;
+    },
+    get generation() {
+      return low.data.generation;
+    },
+    get machines() {
+      return committed.machines;
+    },
+    get keys() {
+      return committed.keys;
+    },
+    get joinTokens() {
+      return committed.join_tokens;
+    },
+    change(edit) {
+      return new Promise((resolve, reject) => {
+        let result: ReturnType<typeof edit>;
+        queue.push({
+          edit: (draft) => {
+            result = edit(draft);
+          },
+          resolve: () => resolve(result),
+          reject,
+        });
+        running ??= run();
+      });
+    },
+    async drainTo(target) {
+      apply = target;
+      const { outbox } = low.data;
+      if (outbox.length > 0) await target(outbox);
+      applied = outbox.length;
+    },
+    async close() {
+      while (running) await running;
+    },
+  };
+}
+
+function collectionsOf(data: Documents): Collections {
+  return {
+    machines: new Map(data.machines.map((document) => [document.id, document])),
+    keys: new Map(data.keys.map((document) => [document.id, document])),
+    join_tokens: new Map(data.join_tokens.map((document) => [document.id, document])),
+  };
+}
+
+/** Runs every edit on one draft; an edit that throws is undone and told, the others go on. */
+function editAll(base: Collections, group: Pending[]) {
+  let next = base;
+  let entries: Entry[] = [];
+  const done: Pending[] = [];
+  for (const member of group) {
+    const draft = draftOf(next);
+    try {
+      member.edit(draft.draft);
+      next = draft.result();
+      entries = [...entries, ...draft.entries];
+      done.push(member);
+    } catch (error) {
+      member.reject(error);
+    }
+  }
+  return { next, entries, done };
+}
