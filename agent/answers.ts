@@ -1,0 +1,209 @@
+// Answers the broker's calls: small ones by a reply on the control stream, streaming ones on a stream of their own.
+import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
+import type { Reply } from '../proto/types/farhand/link/v1/Reply.ts';
+import { after } from '../shared/clock.ts';
+import { AppError } from '../shared/errors.ts';
+import type { Logger } from '../shared/logger.ts';
+import {
+  type AgentCall,
+  type AgentMethods,
+  type MethodShape,
+  methods,
+  receiveFrames,
+  sendFrames,
+  smallMessageBytes,
+  toWire,
+} from '../shared/rpc.ts';
+import { type Capability, needed } from './capabilities.ts';
+import type { AnswerStream, Dial } from './dial.ts';
+
+export interface Answers {
+  take(call: Call__Output): void;
+  cancel(callId: string): void;
+  /** The link is gone: every open call is cancelled. */
+  close(): void;
+}
+
+export interface AnswersOptions {
+  handlers: AgentMethods;
+  capabilities: readonly Capability[];
+  maxOpen: number;
+  line: Dial;
+  log: Logger;
+  reply(reply: Reply): void;
+}
+
+/** How long the broker has to end a stream after our half-close. */
+const closingMs = 10_000;
+
+type Handler = (request: unknown, call: AgentCall) => Promise<unknown> | AsyncIterable<unknown>;
+
+export function openAnswers({ handlers, capabilities, maxOpen, line, log, reply }: AnswersOptions): Answers {
+  const open = new Map<string, AbortController>();
+
+  function take(call: Call__Output): void {
+    const shape = methods.get(call.method);
+    const abort = new AbortController();
+    const cancelDeadline = call.deadline_ms
+      ? after(call.deadline_ms, () => abort.abort(timedOut()))
+      : () => {};
+    const refusal = refuse(shape, call);
+    log.debug({ request_id: call.request_id, call_id: call.call_id, method: call.method }, 'call');
+    open.set(call.call_id, abort);
+    const answer =
+      shape && (shape.serverStreams || shape.clientStreams)
+        ? stream(shape, call, abort, refusal)
+        : unary(shape, call, abort.signal, refusal);
+    answer
+      .catch((error: unknown) => report(error, call, abort.signal))
+      .finally(() => {
+        cancelDeadline();
+        open.delete(call.call_id);
+      });
+  }
+
+  /** The owner's lock, and the caps; nothing of the request has been read yet. */
+  function refuse(shape: MethodShape | undefined, call: Call__Output): AppError | undefined {
+    if (!shape)
+      return new AppError('not_supported', 'this agent is too old for this: update it', {
+        method: call.method,
+      });
+    const capability = needed[shape.name];
+    if (!capabilities.includes(capability)) {
+      log.warn(
+        { request_id: call.request_id, method: call.method },
+        'refused: the owner of this machine does not allow it',
+      );
+      return new AppError('permission_denied', `the owner of this machine does not allow ${capability}`, {
+        capability,
+      });
+    }
+    if (open.size >= maxOpen * 4)
+      return new AppError('unavailable', 'too many calls are open on this machine');
+    return undefined;
+  }
+
+  async function unary(
+    shape: MethodShape | undefined,
+    call: Call__Output,
+    signal: AbortSignal,
+    refusal: AppError | undefined,
+  ): Promise<void> {
+    const { call_id, request_id } = call;
+    try {
+      if (!shape || refusal) throw refusal;
+      const request = shape.decodeRequest(call.request);
+      const response = shape.encodeResponse(await handlerOf(shape)(request, { call_id, request_id, signal }));
+      if (response.length > smallMessageBytes)
+        throw new AppError('internal_error', 'the answer is too large');
+      if (!signal.aborted) reply({ call_id, response });
+    } catch (error) {
+      if (!signal.aborted) reply({ call_id, error: toWire(error) });
+      throw error;
+    }
+  }
+
+  async function stream(
+    shape: MethodShape,
+    call: Call__Output,
+    abort: AbortController,
+    refusal: AppError | undefined,
+  ): Promise<void> {
+    const answer = line.answer(call.call_id);
+    const stop = (): void => answer.cancel();
+    abort.signal.addEventListener('abort', stop, { once: true });
+    // Errors reach whoever reads or writes; without a listener they would end the process.
+    answer.on('error', () => abort.abort(gone()));
+    try {
+      await sendFrames(
+        answer,
+        refusal ? failing(refusal) : responses(shape, call, answer, abort.signal),
+        abort.signal,
+      );
+    } finally {
+      answer.end();
+      await ended(answer, abort.signal);
+      abort.signal.removeEventListener('abort', stop);
+      answer.cancel();
+    }
+  }
+
+  async function* responses(
+    shape: MethodShape,
+    call: Call__Output,
+    answer: AnswerStream,
+    signal: AbortSignal,
+  ): AsyncGenerator<Buffer> {
+    const { call_id, request_id } = call;
+    const request = shape.clientStreams ? requestsOf(shape, answer) : await requestOf(shape, call, answer);
+    const result = handlerOf(shape)(request, { call_id, request_id, signal });
+    if (!shape.serverStreams) yield shape.encodeResponse(await result);
+    // A server-streaming handler of AgentMethods returns an AsyncIterable.
+    else for await (const response of result as AsyncIterable<unknown>) yield shape.encodeResponse(response);
+  }
+
+  function handlerOf(shape: MethodShape): Handler {
+    // AgentMethods pairs each key with the request type that this very shape decodes.
+    return handlers[shape.key].bind(handlers) as Handler;
+  }
+
+  function report(error: unknown, call: Call__Output, signal: AbortSignal): void {
+    if (signal.aborted || (error instanceof AppError && error.code !== 'internal_error')) return;
+    log.error({ err: error, request_id: call.request_id, method: call.method }, 'a call failed');
+  }
+
+  return {
+    take,
+    cancel: (callId) => open.get(callId)?.abort(new AppError('unavailable', 'the caller gave up')),
+    close() {
+      for (const abort of open.values()) abort.abort(gone());
+    },
+  };
+}
+
+async function* requestsOf(shape: MethodShape, answer: AnswerStream): AsyncGenerator<unknown> {
+  for await (const bytes of receiveFrames(answer, gone)) yield shape.decodeRequest(bytes);
+}
+
+/** The one request of a server-streaming call: in its notice, or as the first frame when it was too large for that. */
+async function requestOf(shape: MethodShape, call: Call__Output, answer: AnswerStream): Promise<unknown> {
+  if (!call.request_follows) {
+    // Nothing of interest comes in: read on, so that the end is noticed.
+    answer.resume();
+    return shape.decodeRequest(call.request);
+  }
+  const first = await receiveFrames(answer, gone).next();
+  answer.resume();
+  if (first.done) throw new AppError('machine_error', 'the request is missing');
+  return shape.decodeRequest(first.value);
+}
+
+async function* failing(error: AppError): AsyncGenerator<Buffer> {
+  yield* [];
+  throw error;
+}
+
+/** The broker ends last; we wait for that a while, so that our last frames are not cut off. */
+function ended(answer: AnswerStream, signal: AbortSignal): Promise<void> {
+  answer.resume();
+  return new Promise((resolve) => {
+    const done = (): void => {
+      cancel();
+      answer.off('status', done);
+      signal.removeEventListener('abort', done);
+      resolve();
+    };
+    const cancel = after(closingMs, done);
+    answer.once('status', done);
+    signal.addEventListener('abort', done, { once: true });
+    if (signal.aborted) done();
+  });
+}
+
+function gone(): AppError {
+  return new AppError('unavailable', 'the link to the broker was lost');
+}
+
+function timedOut(): AppError {
+  return new AppError('machine_timeout', 'the call took longer than it may');
+}

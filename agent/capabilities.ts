@@ -1,0 +1,18 @@
+// What the machine's owner lets the agent do: a lock that no broker can widen.
+import type { Method } from '../shared/rpc.ts';
+
+export const allCapabilities = ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user'] as const;
+/** `user` is the right to run commands as somebody else than the agent's own user. */
+export type Capability = (typeof allCapabilities)[number];
+
+/** The capability each rpc needs; a new rpc without one does not compile. */
+export const needed: Record<Method, Capability> = {
+  GetMetrics: 'metrics',
+  ListFiles: 'files:read',
+  ReadFile: 'files:read',
+  WriteFile: 'files:write',
+  StartProcess: 'exec',
+  FollowProcess: 'exec',
+  KillProcess: 'exec',
+  ForgetProcess: 'exec',
+};

@@ -1,0 +1,89 @@
+// One dial of the broker: a gRPC client of its own, with the broker's authority as the only trusted root.
+import {
+  type ChannelOptions,
+  type ClientDuplexStream,
+  credentials,
+  status as grpcStatus,
+  Metadata,
+  makeGenericClientConstructor,
+  type ServiceError,
+} from '@grpc/grpc-js';
+import type { AnswerRequest } from '../proto/types/farhand/link/v1/AnswerRequest.ts';
+import type { AnswerResponse__Output } from '../proto/types/farhand/link/v1/AnswerResponse.ts';
+import type { ConnectRequest } from '../proto/types/farhand/link/v1/ConnectRequest.ts';
+import type { ConnectResponse__Output } from '../proto/types/farhand/link/v1/ConnectResponse.ts';
+import type { EnrollRequest } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
+import type { EnrollResponse__Output } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
+import type { LinkClient } from '../proto/types/farhand/link/v1/Link.ts';
+import { now } from '../shared/clock.ts';
+import { AppError, StartError } from '../shared/errors.ts';
+import { callKey, linkServerName, linkService } from '../shared/rpc.ts';
+
+export type ControlStream = ClientDuplexStream<ConnectRequest, ConnectResponse__Output>;
+export type AnswerStream = ClientDuplexStream<AnswerRequest, AnswerResponse__Output>;
+
+export interface Dial {
+  connect(): ControlStream;
+  /** The stream that answers one call. */
+  answer(callId: string): AnswerStream;
+  close(): void;
+}
+
+const enrolMs = 10_000;
+
+const options: ChannelOptions = {
+  'grpc.ssl_target_name_override': linkServerName,
+  'grpc.default_authority': linkServerName,
+  // Else grpc-js shares connections between agents of one process and adds a retry loop of its own.
+  'grpc.use_local_subchannel_pool': 1,
+  // Saves a copy of every chunk; our own loop is the one that retries.
+  'grpc.enable_retries': 0,
+  'grpc.service_config_disable_resolution': 1,
+  'grpc.max_receive_message_length': 2 * 1024 * 1024,
+  'grpc.max_send_message_length': 2 * 1024 * 1024,
+  // A broker on a private network is not behind the proxy that the environment may name.
+  'grpc.enable_http_proxy': 0,
+};
+const LinkClientOf = makeGenericClientConstructor(linkService, 'Link');
+
+/** Dials HOST:PORT; `ca` is the PEM of the pinned authority. */
+export function dial(broker: string, ca: string): Dial {
+  const client = clientOf(broker, ca);
+  return {
+    connect: () => client.Connect(),
+    answer(callId) {
+      const metadata = new Metadata();
+      metadata.set(callKey, callId);
+      return client.Answer(metadata);
+    },
+    close: () => client.close(),
+  };
+}
+
+/** Enrols over a connection of its own. Throws StartError when the broker refuses, AppError when it may pass. */
+export function enrollWith(
+  broker: string,
+  ca: string,
+  request: EnrollRequest,
+): Promise<EnrollResponse__Output> {
+  const client = clientOf(broker, ca);
+  return new Promise<EnrollResponse__Output>((resolve, reject) => {
+    client.Enroll(request, { deadline: now() + enrolMs }, (error, response) => {
+      if (response) resolve(response);
+      else reject(enrolError(error));
+    });
+  }).finally(() => client.close());
+}
+
+function clientOf(broker: string, ca: string): LinkClient {
+  // Made from the service that LinkClient was generated for.
+  return new LinkClientOf(broker, credentials.createSsl(Buffer.from(ca)), options) as unknown as LinkClient;
+}
+
+const final = new Set<number>([grpcStatus.UNAUTHENTICATED, grpcStatus.INVALID_ARGUMENT]);
+
+function enrolError(error: ServiceError | null): Error {
+  if (error && final.has(error.code))
+    return new StartError(`the broker refused this machine: ${error.details}`);
+  return new AppError('unavailable', `joining failed: ${error?.details ?? 'no answer'}`);
+}

@@ -1,0 +1,169 @@
+// Who this machine is to its broker: a key pair made here, the machine id, and the broker's certificate authority.
+import {
+  createHash,
+  createPrivateKey,
+  createPublicKey,
+  generateKeyPairSync,
+  type KeyObject,
+  X509Certificate,
+} from 'node:crypto';
+import { existsSync } from 'node:fs';
+import { open, readFile, rename } from 'node:fs/promises';
+import { arch, hostname } from 'node:os';
+import { join } from 'node:path';
+import { connect } from 'node:tls';
+import { z } from 'zod';
+import { AppError, StartError } from '../shared/errors.ts';
+import { parseJoinToken } from '../shared/join-token.ts';
+import { rawPublicKey } from '../shared/proof.ts';
+import { linkServerName } from '../shared/rpc.ts';
+import { version } from '../shared/version.ts';
+import { enrollWith } from './dial.ts';
+
+const stored = z.strictObject({
+  /** Null until the broker has answered: the key outlives a crash in between, so that the repeat is the same machine. */
+  machine_id: z.string().nullable(),
+  private_key: z.string(),
+  ca_certificate: z.string(),
+  fingerprint: z.string(),
+});
+type Stored = z.output<typeof stored>;
+
+export interface Identity {
+  machineId: string;
+  privateKey: KeyObject;
+  /** PEM of the only authority this agent trusts. */
+  caCertificate: string;
+  /** SHA-256 of it, hexadecimal. */
+  fingerprint: string;
+}
+
+export interface Wish {
+  /** HOST:PORT of the broker's link. */
+  broker: string;
+  joinToken: string | undefined;
+  name: string | undefined;
+  tags: string[];
+}
+
+/** Reads the identity of a data directory, or enrols with a join token. Throws StartError when neither works. */
+export async function openIdentity(directory: string, wish: Wish): Promise<Identity> {
+  const file = join(directory, 'identity.json');
+  const found = existsSync(file) ? await read(file) : undefined;
+  if (found?.machine_id) return identityOf(found, found.machine_id);
+  if (!wish.joinToken) {
+    throw new StartError('this machine has not joined a broker yet: start once with --join-token TOKEN');
+  }
+  const { secret, fingerprint } = parseJoinToken(wish.joinToken);
+  const ca = await pinnedAuthority(wish.broker, fingerprint);
+  const pending: Stored =
+    found?.fingerprint === fingerprint
+      ? found
+      : {
+          machine_id: null,
+          private_key: generateKeyPairSync('ed25519')
+            .privateKey.export({ format: 'pem', type: 'pkcs8' })
+            .toString(),
+          ca_certificate: ca,
+          fingerprint,
+        };
+  await write(file, pending);
+  const machineId = await enroll(wish, secret, pending);
+  await write(file, { ...pending, machine_id: machineId });
+  return identityOf(pending, machineId);
+}
+
+async function enroll(wish: Wish, secret: string, pending: Stored): Promise<string> {
+  const publicKey = rawPublicKey(createPublicKey(pending.private_key));
+  const response = await enrollWith(wish.broker, pending.ca_certificate, {
+    token: secret,
+    public_key: publicKey,
+    name: wish.name ?? hostname(),
+    tags: wish.tags,
+    host: { hostname: hostname(), os: process.platform, arch: arch() },
+    agent_version: version,
+  });
+  return response.machine_id;
+}
+
+function identityOf(from: Stored, machineId: string): Identity {
+  return {
+    machineId,
+    privateKey: createPrivateKey(from.private_key),
+    caCertificate: from.ca_certificate,
+    fingerprint: from.fingerprint,
+  };
+}
+
+async function read(file: string): Promise<Stored> {
+  const text = await readFile(file, 'utf8');
+  const parsed = stored.safeParse(parseJson(text));
+  if (parsed.success) return parsed.data;
+  throw new StartError(`${file} is damaged: remove it and join again with a new join token`);
+}
+
+function parseJson(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+/** Private from its first byte, whole or not at all, on disk when it resolves. */
+async function write(file: string, content: Stored): Promise<void> {
+  const temporary = `${file}.new`;
+  const handle = await open(temporary, 'w', 0o600);
+  try {
+    await handle.writeFile(JSON.stringify(content));
+    await handle.sync();
+  } finally {
+    await handle.close();
+  }
+  await rename(temporary, file);
+}
+
+/** Asks the broker for its chain, trusting nothing, and keeps the authority only if the token pins it. */
+function pinnedAuthority(broker: string, fingerprint: string): Promise<string> {
+  const { host, port } = splitAddress(broker);
+  return new Promise((resolve, reject) => {
+    const socket = connect({
+      host,
+      port,
+      servername: linkServerName,
+      ALPNProtocols: ['h2'],
+      // Nothing is sent and nothing believed over this connection but a certificate with the pinned hash.
+      rejectUnauthorized: false,
+      timeout: 10_000,
+    });
+    const settle = (outcome: string | Error): void => {
+      socket.destroy();
+      if (typeof outcome === 'string') resolve(outcome);
+      else reject(outcome);
+    };
+    socket.once('error', (error: Error) => settle(unreachable(broker, error)));
+    socket.once('timeout', () => settle(unreachable(broker)));
+    socket.once('secureConnect', () => {
+      const issuer = socket.getPeerCertificate(true).issuerCertificate?.raw;
+      const matches = issuer && createHash('sha256').update(issuer).digest('hex') === fingerprint;
+      settle(matches ? new X509Certificate(issuer).toString() : wrongBroker(broker));
+    });
+  });
+}
+
+/** HOST:PORT, with brackets around an IPv6 address. */
+function splitAddress(broker: string): { host: string; port: number } {
+  const at = broker.lastIndexOf(':');
+  return { host: broker.slice(0, at).replace(/^\[|\]$/g, ''), port: Number(broker.slice(at + 1)) };
+}
+
+/** May pass: the caller tries again. */
+function unreachable(broker: string, cause?: Error): AppError {
+  return new AppError('unavailable', `the broker at ${broker} cannot be reached`, {}, { cause });
+}
+
+function wrongBroker(broker: string): StartError {
+  return new StartError(
+    `the broker at ${broker} is not the one that made this join token: its certificate authority differs. Nothing was sent.`,
+  );
+}

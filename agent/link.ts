@@ -1,0 +1,197 @@
+// The agent's side of the link: dial, prove, greet, answer calls, and come back for ever.
+import { readFileSync } from 'node:fs';
+import { arch, hostname } from 'node:os';
+import type { Metrics } from '../proto/types/farhand/agent/v1/Metrics.ts';
+import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
+import type { ConnectRequest } from '../proto/types/farhand/link/v1/ConnectRequest.ts';
+import type { ConnectResponse__Output } from '../proto/types/farhand/link/v1/ConnectResponse.ts';
+import { backoff } from '../shared/backoff.ts';
+import { every, monotonic, sleep } from '../shared/clock.ts';
+import { StartError } from '../shared/errors.ts';
+import { newId } from '../shared/ids.ts';
+import type { Logger } from '../shared/logger.ts';
+import { signProof } from '../shared/proof.ts';
+import { type AgentMethods, methods, protocolVersion } from '../shared/rpc.ts';
+import { version } from '../shared/version.ts';
+import { type Answers, openAnswers } from './answers.ts';
+import type { Capability } from './capabilities.ts';
+import { type ControlStream, type Dial, dial } from './dial.ts';
+import type { Identity } from './identity.ts';
+
+export interface LinkOptions {
+  broker: string;
+  identity: Identity;
+  handlers: AgentMethods;
+  capabilities: readonly Capability[];
+  roots: readonly string[];
+  journalId: string;
+  processIds(): string[];
+  report(): Promise<Metrics>;
+  log: Logger;
+  /** Called at each welcome and each loss. */
+  changed?(linked: boolean): void;
+}
+
+/** Why a link ended, and how long to stay away at least. */
+type Ending = { kind: 'lost' } | { kind: 'wait'; ms: number } | { kind: 'removed'; reason: string };
+
+const instanceId = newId('link');
+/** An agent that was fenced off by its double stays away longer than a mere loss, so that the two do not wrestle. */
+const fencedMs = 30_000;
+/** Streaming calls this agent answers at once. */
+const openCalls = 32;
+const greetingMs = 10_000;
+
+/** Keeps the machine linked until the signal fires. Throws StartError when the broker does not know this machine. */
+export async function keepLinked(options: LinkOptions, signal: AbortSignal): Promise<void> {
+  const wait = backoff();
+  while (!signal.aborted) {
+    const ending = await linkOnce(options, signal, () => wait.reset()).catch((error: unknown): Ending => {
+      options.log.warn({ err: error }, 'the link broke');
+      return { kind: 'lost' };
+    });
+    if (ending.kind === 'removed') {
+      throw new StartError(
+        `the broker does not want this machine any more (${ending.reason}): stopping for good`,
+      );
+    }
+    const ms = ending.kind === 'wait' ? ending.ms : wait.next();
+    if (!signal.aborted) options.log.info({ retry_ms: Math.round(ms) }, 'no link; trying again');
+    await sleep(ms, signal);
+  }
+}
+
+async function linkOnce(options: LinkOptions, signal: AbortSignal, linked: () => void): Promise<Ending> {
+  const line = dial(options.broker, options.identity.caCertificate);
+  try {
+    return await new Session(options, line, linked).run(signal);
+  } finally {
+    line.close();
+  }
+}
+
+/** One dial until its end. */
+class Session {
+  readonly #options: LinkOptions;
+  readonly #linked: () => void;
+  readonly #control: ControlStream;
+  readonly #answers: Answers;
+  #heardAt = monotonic();
+  #silenceMs = greetingMs;
+  #stopBeating = (): void => {};
+  #welcomed = false;
+
+  constructor(options: LinkOptions, line: Dial, linked: () => void) {
+    this.#options = options;
+    this.#linked = linked;
+    this.#control = line.connect();
+    this.#answers = openAnswers({
+      handlers: options.handlers,
+      capabilities: options.capabilities,
+      maxOpen: openCalls,
+      line,
+      log: options.log,
+      reply: (reply) => this.#send({ reply }),
+    });
+  }
+
+  async run(signal: AbortSignal): Promise<Ending> {
+    const leave = (): void => {
+      this.#send({ farewell: {} });
+      this.#control.end();
+    };
+    const stopWatching = every(1_000, () => this.#watch());
+    signal.addEventListener('abort', leave, { once: true });
+    try {
+      for await (const message of this.#control as AsyncIterable<ConnectResponse__Output>) {
+        this.#heardAt = monotonic();
+        const ending = await this.#take(message);
+        if (ending) return ending;
+      }
+      return { kind: 'lost' };
+    } finally {
+      signal.removeEventListener('abort', leave);
+      stopWatching();
+      this.#stopBeating();
+      this.#answers.close();
+      this.#control.cancel();
+      if (this.#welcomed) this.#options.changed?.(false);
+    }
+  }
+
+  async #take(message: ConnectResponse__Output): Promise<Ending | undefined> {
+    const { log } = this.#options;
+    if (message.challenge) await this.#greet(message.challenge.nonce);
+    if (message.welcome) this.#begin(message.welcome.heartbeat_ms, message.welcome.silence_ms);
+    if (message.call) this.#call(message.call);
+    if (message.cancel) this.#answers.cancel(message.cancel.call_id);
+    if (message.drain) return { kind: 'wait', ms: message.drain.retry_after_ms };
+    if (message.removed) return { kind: 'removed', reason: message.removed.reason };
+    if (!message.fenced) return undefined;
+    log.error(
+      { reason: message.fenced.reason },
+      'another agent uses this machine’s identity: is this a cloned machine?',
+    );
+    return { kind: 'wait', ms: fencedMs };
+  }
+
+  async #greet(nonce: Buffer): Promise<void> {
+    const { identity, capabilities, roots, journalId, processIds, report } = this.#options;
+    const { machineId: machine_id, fingerprint } = identity;
+    this.#send({
+      hello: {
+        machine_id,
+        signature: signProof({ nonce, machine_id, fingerprint }, identity.privateKey),
+        protocol: protocolVersion,
+        agent_version: version,
+        boot_id: bootId(),
+        instance_id: instanceId,
+        journal_id: journalId,
+        methods: [...methods.keys()],
+        limits: { frame_bytes: 256 * 1024, open_calls: openCalls, message_bytes: 1024 * 1024 },
+        capabilities: [...capabilities],
+        roots: [...roots],
+        host: { hostname: hostname(), os: process.platform, arch: arch() },
+        metrics: await report(),
+        process_ids: processIds(),
+      },
+    });
+  }
+
+  #begin(heartbeatMs: number, silenceMs: number): void {
+    if (this.#welcomed) return;
+    this.#welcomed = true;
+    this.#silenceMs = silenceMs;
+    this.#stopBeating = every(heartbeatMs, () => {
+      this.#options.report().then(
+        (metrics) => this.#send({ heartbeat: { metrics } }),
+        (error: unknown) => this.#options.log.warn({ err: error }, 'no report'),
+      );
+    });
+    this.#linked();
+    this.#options.log.info({ broker: this.#options.broker }, 'linked');
+    this.#options.changed?.(true);
+  }
+
+  #call(call: Call__Output): void {
+    if (this.#welcomed) this.#answers.take(call);
+  }
+
+  #watch(): void {
+    if (monotonic() - this.#heardAt < this.#silenceMs) return;
+    this.#options.log.warn('the broker fell silent');
+    this.#control.cancel();
+  }
+
+  #send(message: ConnectRequest): void {
+    if (this.#control.writable) this.#control.write(message);
+  }
+}
+
+function bootId(): string {
+  try {
+    return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
+  } catch {
+    return '';
+  }
+}

@@ -1,0 +1,121 @@
+// Wires an agent together and takes it apart again.
+import { chmod, mkdir } from 'node:fs/promises';
+import { homedir } from 'node:os';
+import { join } from 'node:path';
+import { backoff } from '../shared/backoff.ts';
+import { sleep } from '../shared/clock.ts';
+import { AppError } from '../shared/errors.ts';
+import { lockDirectory } from '../shared/lock.ts';
+import type { Logger } from '../shared/logger.ts';
+import type { AgentMethods } from '../shared/rpc.ts';
+import type { AgentSettings } from './config.ts';
+import { openFiles } from './files/index.ts';
+import { type Identity, openIdentity } from './identity.ts';
+import { keepLinked } from './link.ts';
+import { openMetrics } from './metrics.ts';
+import { openProcesses, type Processes } from './processes/index.ts';
+
+export interface Agent {
+  machineId: string;
+  /** Settles when the agent has ended: resolved after close(), rejected with StartError when the broker removed it. */
+  ended: Promise<void>;
+  /** Says farewell, ends what runs, gives the directory back. */
+  close(): Promise<void>;
+}
+
+/** Starts an agent: enrols if need be, then stays linked until closed. Throws StartError. */
+export async function startAgent(
+  settings: AgentSettings,
+  log: Logger,
+  changed?: (linked: boolean) => void,
+): Promise<Agent> {
+  const directory = settings.data_dir;
+  await mkdir(directory, { recursive: true, mode: 0o700 });
+  await chmod(directory, 0o700);
+  warnOfShell(settings, log);
+  const unlock = lockDirectory(directory, 'agent');
+  const stopping = new AbortController();
+  const identity = await enrolled(settings, log, stopping.signal).catch((error: unknown) => {
+    unlock();
+    throw error;
+  });
+  const processes = await openProcesses({
+    directory: join(directory, 'processes'),
+    log,
+    mayRunAs: settings.allow.includes('user'),
+  });
+  const files = await openFiles({
+    roots: settings.root,
+    home: homedir(),
+    forbidden: [directory, ...(settings.config ? [settings.config] : [])],
+    directory,
+    log,
+  });
+  const metrics = openMetrics();
+  const handlers: AgentMethods = {
+    ...files,
+    ...processes,
+    getMetrics: async () => ({ metrics: await metrics.report() }),
+  };
+  const linked = keepLinked(
+    {
+      broker: settings.broker,
+      identity,
+      handlers,
+      capabilities: settings.allow,
+      roots: settings.root,
+      journalId: processes.journalId,
+      processIds: () => processes.ids(),
+      report: () => metrics.report(),
+      log,
+      ...(changed && { changed }),
+    },
+    stopping.signal,
+  );
+  const ended = finishing(linked, processes, unlock);
+  // Whoever holds the agent may look at `ended` late.
+  ended.catch(() => undefined);
+  return {
+    machineId: identity.machineId,
+    ended,
+    async close() {
+      stopping.abort();
+      await ended.catch(() => undefined);
+    },
+  };
+}
+
+async function finishing(linked: Promise<void>, processes: Processes, unlock: () => void): Promise<void> {
+  try {
+    await linked;
+  } finally {
+    await processes.stop();
+    unlock();
+  }
+}
+
+/** Enrolment waits for a broker that cannot be reached yet, as the link itself does. */
+async function enrolled(settings: AgentSettings, log: Logger, signal: AbortSignal): Promise<Identity> {
+  const { broker, join_token: joinToken, name, tags } = settings;
+  const wait = backoff();
+  for (;;) {
+    try {
+      return await openIdentity(settings.data_dir, { broker, joinToken, name, tags });
+    } catch (error) {
+      if (!(error instanceof AppError)) throw error;
+      const ms = wait.next();
+      log.warn({ err: error, retry_ms: Math.round(ms) }, 'cannot join yet; trying again');
+      await sleep(ms, signal);
+    }
+  }
+}
+
+function warnOfShell({ allow, root }: AgentSettings, log: Logger): void {
+  const shell = allow.includes('exec') || allow.includes('terminal');
+  const lock = root.join() !== '/' || !allow.includes('files:read') || !allow.includes('files:write');
+  if (shell && lock) {
+    log.warn(
+      'exec or terminal is allowed: a shell is this user, so the locks on files hold nobody back who may use it',
+    );
+  }
+}

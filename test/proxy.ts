@@ -1,0 +1,75 @@
+// A TCP proxy between agent and broker that can delay, stall and cut.
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+
+export interface Proxy {
+  address: string;
+  /** Bytes wait from now on, in both directions, until resume(). */
+  stall(): void;
+  resume(): void;
+  /** Ends every connection; new ones are taken. */
+  cut(): void;
+  /** Ends every connection and takes no more until allow(). */
+  forbid(): void;
+  allow(): void;
+  close(): Promise<void>;
+}
+
+/** Forwards to HOST:PORT; each chunk arrives `delayMs` later. */
+export async function openProxy(target: string, { delayMs = 0 } = {}): Promise<Proxy> {
+  const [host = '', port = ''] = target.split(':');
+  const sockets = new Set<Socket>();
+  let stalled = false;
+  let forbidden = false;
+
+  function forward(from: Socket, to: Socket): void {
+    from.on('data', (chunk) => {
+      const write = (): void => void (to.writable && to.write(chunk));
+      if (delayMs > 0) setTimeout(write, delayMs);
+      else write();
+    });
+    from.on('error', () => from.destroy());
+    from.on('close', () => {
+      sockets.delete(from);
+      setTimeout(() => to.destroy(), delayMs);
+    });
+  }
+
+  const server = createServer((client) => {
+    if (forbidden) return void client.destroy();
+    const upstream = connect(Number(port), host);
+    for (const socket of [client, upstream]) {
+      socket.setNoDelay(true);
+      sockets.add(socket);
+      if (stalled) socket.pause();
+    }
+    forward(client, upstream);
+    forward(upstream, client);
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const cut = (): void => {
+    for (const socket of sockets) socket.destroy();
+  };
+  return {
+    address: `127.0.0.1:${(server.address() as AddressInfo).port}`,
+    stall() {
+      stalled = true;
+      for (const socket of sockets) socket.pause();
+    },
+    resume() {
+      stalled = false;
+      for (const socket of sockets) socket.resume();
+    },
+    cut,
+    forbid() {
+      forbidden = true;
+      cut();
+    },
+    allow() {
+      forbidden = false;
+    },
+    close() {
+      cut();
+      return new Promise((resolve) => server.close(() => resolve()));
+    },
+  };
+}
