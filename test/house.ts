@@ -1,0 +1,160 @@
+// The default bench: a real broker on free ports and real agents, each in a temporary folder, ended with the test.
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { onTestFinished } from 'vitest';
+import { agentSettings } from '../agent/config.ts';
+import { type Agent, startAgent } from '../agent/start.ts';
+import { withBroker } from '../broker/cli/connect.ts';
+import { brokerSettings } from '../broker/config.ts';
+import { type Broker, startBroker, type Tuning } from '../broker/start.ts';
+import type { Scope } from '../shared/api/route.ts';
+import { createLogger } from '../shared/logger.ts';
+import { type Farhand, farhand } from '../shared/sdk/index.ts';
+import { readSettings } from '../shared/settings.ts';
+
+export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
+
+/** A folder that goes with the test. */
+export function temporaryFolder(name: string): string {
+  const folder = mkdtempSync(join(tmpdir(), `farhand-${name}-`));
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  return folder;
+}
+
+export interface AgentHandle extends Agent {
+  dataDir: string;
+  /** Resolves at the next time the link comes up or goes down. */
+  linked(state: boolean): Promise<void>;
+}
+
+export interface AgentWish {
+  name?: string;
+  tags?: string;
+  dataDir?: string;
+  /** HOST:PORT instead of the broker's own. */
+  through?: string;
+  joinToken?: string;
+  flags?: string[];
+}
+
+export interface House {
+  broker: Broker;
+  dataDir: string;
+  url: string;
+  grpc: string;
+  key: string;
+  /** With an admin key. */
+  client: Farhand;
+  joinToken(): Promise<string>;
+  /** A real agent, linked when this resolves. */
+  agent(wish?: AgentWish): Promise<AgentHandle>;
+  /** A client with a key of its own. */
+  keyed(
+    scopes: Scope[],
+    limits?: { machine_ids?: string[]; tags?: string[] },
+  ): Promise<{ key: string; client: Farhand }>;
+  /** A call as any HTTP client makes it; `path` starts after /api/v1. */
+  call(method: string, path: string, options?: CallWish): Promise<Answer>;
+}
+
+export interface CallWish {
+  key?: string | null;
+  body?: unknown;
+  headers?: Record<string, string>;
+  signal?: AbortSignal;
+}
+
+export interface Answer {
+  status: number;
+  headers: Headers;
+  // The tests look into answers as a script would, without our types.
+  // biome-ignore lint/suspicious/noExplicitAny: outside JSON
+  body: any;
+}
+
+/** Starts a broker; it is closed with the test. */
+export async function openHouse(
+  wish: { dataDir?: string; tuning?: Tuning; flags?: string[] } = {},
+): Promise<House> {
+  const dataDir = wish.dataDir ?? temporaryFolder('broker');
+  const argv = [
+    '--data-dir',
+    dataDir,
+    '--http',
+    '127.0.0.1:0',
+    '--grpc',
+    '127.0.0.1:0',
+    ...(wish.flags ?? []),
+  ];
+  const broker = await startBroker(readSettings(brokerSettings, { argv, env: {} }), quiet, wish.tuning);
+  onTestFinished(() => broker.close());
+  const { url = '', grpc = '' } = broker;
+  const { key } = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (local) =>
+    local.keys.create({ name: 'test', scopes: ['admin'] }),
+  );
+  const client = farhand({ baseUrl: url, apiKey: key });
+  const joinToken = async (): Promise<string> => (await client.joinTokens.create({ uses: 1 })).token;
+  return {
+    broker,
+    dataDir,
+    url,
+    grpc,
+    key,
+    client,
+    joinToken,
+    agent: async (agent = {}) => openAgent(grpc, agent, agent.joinToken ?? (await joinToken())),
+    async keyed(scopes, limits = {}) {
+      const made = await client.keys.create({ name: 'limited', scopes, ...limits });
+      return { key: made.key, client: farhand({ baseUrl: url, apiKey: made.key }) };
+    },
+    call: (method, path, options = {}) => call(`${url}/api/v1${path}`, method, { key, ...options }),
+  };
+}
+
+/** Starts a real agent on a data directory and waits until it is linked. */
+export async function openAgent(grpc: string, wish: AgentWish, joinToken: string): Promise<AgentHandle> {
+  const dataDir = wish.dataDir ?? temporaryFolder('agent');
+  const argv = ['--broker', wish.through ?? grpc, '--data-dir', dataDir, '--join-token', joinToken];
+  if (wish.name) argv.push('--name', wish.name);
+  if (wish.tags) argv.push('--tags', wish.tags);
+  const settings = readSettings(agentSettings, { argv: [...argv, ...(wish.flags ?? [])], env: {} });
+  const waiting = new Set<(state: boolean) => void>();
+  const linked = (state: boolean): Promise<void> =>
+    new Promise((resolve) => {
+      const look = (now: boolean): void => {
+        if (now !== state) return;
+        waiting.delete(look);
+        resolve();
+      };
+      waiting.add(look);
+    });
+  const first = linked(true);
+  const agent = await startAgent(settings, quiet, (state) => {
+    for (const look of [...waiting]) look(state);
+  });
+  onTestFinished(() => agent.close());
+  await Promise.race([first, agent.ended]);
+  return { ...agent, dataDir, linked };
+}
+
+/** One HTTP call; `key: null` sends none. */
+export async function call(
+  url: string,
+  method: string,
+  { key, body, headers, signal }: CallWish = {},
+): Promise<Answer> {
+  const response = await fetch(url, {
+    method,
+    headers: {
+      ...(key && { Authorization: `Bearer ${key}` }),
+      ...(body !== undefined && { 'Content-Type': 'application/json' }),
+      ...headers,
+    },
+    ...(body !== undefined && { body: typeof body === 'string' ? body : JSON.stringify(body) }),
+    ...(signal && { signal }),
+  });
+  const text = await response.text();
+  const json = response.headers.get('content-type')?.includes('json');
+  return { status: response.status, headers: response.headers, body: json ? JSON.parse(text) : text };
+}

@@ -1,0 +1,177 @@
+// Machines over REST, from HTTP to a real agent and back.
+import { cpus, hostname, totalmem } from 'node:os';
+import { expect, test } from 'vitest';
+import { openHouse } from './house.ts';
+
+test('an id that names no machine is machine_not_found on every machine route', async () => {
+  const house = await openHouse();
+  for (const [method, path] of [
+    ['GET', '/machines/mach_none'],
+    ['GET', '/machines/x/status'],
+    ['GET', '/machines/mach_none/files'],
+    ['PATCH', '/machines/mach_none'],
+    ['DELETE', '/machines/mach_none'],
+  ] as const) {
+    const { status, body } = await house.call(method, path, method === 'PATCH' ? { body: { name: '' } } : {});
+    expect([method, path, status, body.error.code]).toEqual([method, path, 404, 'machine_not_found']);
+  }
+});
+
+test.each([
+  ['an empty name', { name: '' }],
+  ['a name with a control character', { name: 'a\u0007b' }],
+  ['a name with a lone surrogate', { name: 'a\ud800' }],
+  ['a tag with a comma', { tags: ['a,b'] }],
+  ['51 tags', { tags: Array.from({ length: 51 }, (_, n) => `t${n}`) }],
+  ['an unknown field', { hostname: 'x' }],
+])('PATCH refuses %s with validation_failed and changes nothing', async (_what, body) => {
+  const house = await openHouse();
+  const agent = await house.agent({ name: 'web-1' });
+  const answer = await house.call('PATCH', `/machines/${agent.machineId}`, { body });
+  expect([answer.status, answer.body.error.code]).toEqual([422, 'validation_failed']);
+  expect(answer.body.error.details.issues.length).toBeGreaterThan(0);
+  expect((await house.client.machines.get({ machine_id: agent.machineId })).name).toBe('web-1');
+});
+
+test.each([
+  'limit=0',
+  'limit=101',
+  'limit=x',
+  'limit=',
+  'offset=-1',
+  'sort=ip',
+  'status=up',
+  'limit=1&limit=2',
+])('a list refuses ?%s with invalid_request', async (query) => {
+  const house = await openHouse();
+  const { status, body } = await house.call('GET', `/machines?${query}`);
+  expect([status, body.error.code]).toEqual([400, 'invalid_request']);
+});
+
+test('a list item holds exactly the fields of the contract, the detail form three more', async () => {
+  const house = await openHouse();
+  const agent = await house.agent({ name: 'web-1', tags: 'prod,web' });
+  const list = await house.call('GET', '/machines?unknown=1');
+  expect(list.body.data).toEqual([
+    {
+      id: agent.machineId,
+      name: 'web-1',
+      status: 'online',
+      os: 'linux',
+      arch: process.arch,
+      hostname: hostname(),
+      tags: ['prod', 'web'],
+      created_at: expect.stringMatching(/^\d{4}-.*Z$/),
+      last_seen: expect.stringMatching(/^\d{4}-.*Z$/),
+    },
+  ]);
+  expect(list.body.meta).toMatchObject({ total: 1, limit: 20, offset: 0, has_more: false });
+  const detail = await house.call('GET', `/machines/${agent.machineId}`);
+  expect(detail.body.data).toEqual({
+    ...list.body.data[0],
+    last_seen: expect.any(String),
+    ip: '127.0.0.1',
+    agent_version: expect.any(String),
+    capabilities: expect.arrayContaining(['exec', 'files:read']),
+  });
+});
+
+test('machines are filtered by status, all of the tags and part of the name, sorted and paged', async () => {
+  const house = await openHouse();
+  for (const [name, tags] of [
+    ['web-b', 'web,prod'],
+    ['db', 'prod'],
+    ['web-a', 'web'],
+  ] as const) {
+    await house.agent({ name, tags });
+  }
+  const names = async (query: string): Promise<string[]> =>
+    (await house.call('GET', `/machines?${query}`)).body.data.map((item: { name: string }) => item.name);
+  expect(await names('sort=name')).toEqual(['db', 'web-a', 'web-b']);
+  expect(await names('sort=-name')).toEqual(['web-b', 'web-a', 'db']);
+  expect(await names('')).toEqual(['web-a', 'db', 'web-b']);
+  expect(await names('tags=web,prod')).toEqual(['web-b']);
+  expect(await names('search=WEB&sort=name')).toEqual(['web-a', 'web-b']);
+  expect(await names('status=offline')).toEqual([]);
+  const page = await house.call('GET', '/machines?sort=name&limit=1&offset=1');
+  expect(page.body.data[0].name).toBe('web-a');
+  expect(page.body.meta).toMatchObject({ total: 3, limit: 1, offset: 1, has_more: true });
+  expect(page.headers.get('link')).toBe('</api/v1/machines?sort=name&limit=1&offset=2>; rel="next"');
+});
+
+test('status tells the real CPU, memory and disk of the machine', async () => {
+  const house = await openHouse();
+  const { machineId } = await house.agent();
+  const status = await house.client.machines.status({ machine_id: machineId });
+  expect(status.connected).toBe(true);
+  expect(status.cpu.cores).toBe(cpus().length);
+  expect(status.memory.total).toBe(totalmem());
+  expect(status.memory.used + status.memory.free).toBe(status.memory.total);
+  expect(status.disk.total).toBeGreaterThan(1e6);
+  expect(status.disk.used + status.disk.free).toBe(status.disk.total);
+  expect(status.uptime).toBeGreaterThan(0);
+  expect(status.stale_ms).toBeLessThan(5_000);
+});
+
+test('an offline machine tells its last known status with connected false', async () => {
+  const house = await openHouse();
+  const agent = await house.agent();
+  await agent.close();
+  const status = await house.client.machines.status({ machine_id: agent.machineId });
+  expect(status.connected).toBe(false);
+  expect(status.memory.total).toBe(totalmem());
+});
+
+test('PATCH renames and retags, and what was not sent stays', async () => {
+  const house = await openHouse();
+  const agent = await house.agent({ name: 'old', tags: 'a' });
+  const renamed = await house.client.machines.update({ machine_id: agent.machineId, name: 'new' });
+  expect([renamed.name, renamed.tags]).toEqual(['new', ['a']]);
+  const retagged = await house.client.machines.update({ machine_id: agent.machineId, tags: ['x', 'y', 'x'] });
+  expect([retagged.name, retagged.tags]).toEqual(['new', ['x', 'y']]);
+});
+
+test('a removed machine is gone at once, and its agent is told to stop for good', async () => {
+  const house = await openHouse();
+  const agent = await house.agent();
+  const removed = await house.call('DELETE', `/machines/${agent.machineId}`);
+  expect([removed.status, removed.body.data]).toEqual([200, { deleted: true }]);
+  await expect(agent.ended).rejects.toMatchObject({ name: 'StartError', exitCode: 78 });
+  expect((await house.call('GET', `/machines/${agent.machineId}`)).status).toBe(404);
+});
+
+test('an agent removed while it was away is told so when it comes back', async () => {
+  const house = await openHouse();
+  const agent = await house.agent();
+  await agent.close();
+  await house.client.machines.remove({ machine_id: agent.machineId });
+  await expect(house.agent({ dataDir: agent.dataDir })).rejects.toMatchObject({ exitCode: 78 });
+});
+
+test('tags that decide what a key reaches are changed by admin only', async () => {
+  const house = await openHouse();
+  const agent = await house.agent({ tags: 'dev' });
+  const { client } = await house.keyed(['machines:read', 'machines:write']);
+  await client.machines.update({ machine_id: agent.machineId, tags: ['dev', 'x'] });
+  await house.keyed(['machines:read'], { tags: ['prod'] });
+  await expect(client.machines.update({ machine_id: agent.machineId, tags: ['prod'] })).rejects.toMatchObject(
+    {
+      status: 403,
+      details: { required_scope: 'admin' },
+    },
+  );
+  await house.client.machines.update({ machine_id: agent.machineId, tags: ['prod'] });
+});
+
+test('a key limited by tag sees the machines with that tag and no others', async () => {
+  const house = await openHouse();
+  await house.agent({ name: 'in', tags: 'team-a' });
+  const outside = await house.agent({ name: 'out' });
+  const { client } = await house.keyed(['machines:read'], { tags: ['team-a'] });
+  const { items, total } = await client.machines.list();
+  expect([items.map((item) => item.name), total]).toEqual([['in'], 1]);
+  await expect(client.machines.get({ machine_id: outside.machineId })).rejects.toMatchObject({ status: 403 });
+  await expect(client.machines.get({ machine_id: 'mach_none' })).rejects.toMatchObject({ status: 403 });
+  const events = await client.events.list({ limit: 100 });
+  expect(new Set(events.items.map(({ data }) => data.machine_name))).toEqual(new Set(['in']));
+});

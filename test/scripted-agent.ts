@@ -1,0 +1,124 @@
+// An agent that does what a real one won't: greets wrongly, dies mid-file, answers twice, never answers.
+import { once } from 'node:events';
+import { onTestFinished } from 'vitest';
+import { type AnswerStream, type ControlStream, type Dial, dial } from '../agent/dial.ts';
+import { type Identity, openIdentity } from '../agent/identity.ts';
+import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
+import type { ConnectRequest } from '../proto/types/farhand/link/v1/ConnectRequest.ts';
+import type { ConnectResponse__Output } from '../proto/types/farhand/link/v1/ConnectResponse.ts';
+import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
+import { signProof } from '../shared/proof.ts';
+import { methods, protocolVersion } from '../shared/rpc.ts';
+import { type House, temporaryFolder } from './house.ts';
+
+type Kind = Exclude<keyof ConnectResponse__Output, 'message'>;
+
+export interface ScriptedAgent {
+  identity: Identity;
+  line: Dial;
+  control: ControlStream;
+  /** The next message of a kind, past or future; rejects when the stream ends first. */
+  next<K extends Kind>(kind: K): Promise<NonNullable<ConnectResponse__Output[K]>>;
+  send(message: ConnectRequest): void;
+  /** Opens the stream that answers a call. */
+  answer(callId: string): AnswerStream;
+  /** Encodes a response of a method, and decodes the request of a call. */
+  encode(method: string, response: object): Buffer;
+  decode(call: Call__Output): unknown;
+  /** Resolves when the control stream has ended, with its gRPC status code. */
+  ended: Promise<number>;
+  close(): void;
+}
+
+const metrics = { recorded_at_ms: 1, cpu_cores: 1, memory: {}, disk: {} };
+
+/** Joins as a new machine without connecting. */
+export async function joinScripted(house: House, name = 'scripted'): Promise<Identity> {
+  const joinToken = await house.joinToken();
+  return openIdentity(temporaryFolder('scripted'), { broker: house.grpc, joinToken, name, tags: [] });
+}
+
+/** Connects with an identity; the hello is a good one, changed by `hello`. Resolves at the challenge. */
+export async function connectScripted(
+  broker: string,
+  identity: Identity,
+  hello: Partial<Hello> | null = {},
+): Promise<ScriptedAgent> {
+  const line = dial(broker, identity.caCertificate);
+  const control = line.connect();
+  const seen: ConnectResponse__Output[] = [];
+  const arrived = new EventTarget();
+  let code: number | undefined;
+  const ended = new Promise<number>((resolve) => {
+    control.once('status', (status) => {
+      code = status.code;
+      arrived.dispatchEvent(new Event('message'));
+      resolve(status.code);
+    });
+  });
+  control.on('error', () => undefined);
+  control.on('data', (message: ConnectResponse__Output) => {
+    seen.push(message);
+    arrived.dispatchEvent(new Event('message'));
+  });
+  const agent: ScriptedAgent = {
+    identity,
+    line,
+    control,
+    async next(kind) {
+      for (;;) {
+        const at = seen.findIndex((message) => message.message === kind);
+        const found = at < 0 ? undefined : seen.splice(at, 1)[0]?.[kind];
+        if (found) return found;
+        if (code !== undefined) throw new Error(`the stream ended with ${code} before a ${kind}`);
+        await once(arrived, 'message');
+      }
+    },
+    send: (message) => void control.write(message),
+    answer(callId) {
+      const stream = line.answer(callId);
+      stream.on('error', () => undefined);
+      return stream;
+    },
+    encode: (method, response) => shapeOf(method).encodeResponse(response),
+    decode: (call) => shapeOf(call.method).decodeRequest(call.request),
+    ended,
+    close: () => line.close(),
+  };
+  onTestFinished(() => agent.close());
+  const { nonce } = await agent.next('challenge');
+  if (hello) agent.send({ hello: { ...goodHello(identity, nonce), ...hello } });
+  return agent;
+}
+
+/** A machine that is linked and does only what the test says. */
+export async function scriptedMachine(house: House, hello: Partial<Hello> = {}): Promise<ScriptedAgent> {
+  const agent = await connectScripted(house.grpc, await joinScripted(house), hello);
+  await agent.next('welcome');
+  return agent;
+}
+
+function goodHello(identity: Identity, nonce: Buffer): Hello {
+  const { machineId: machine_id, fingerprint, privateKey } = identity;
+  return {
+    machine_id,
+    signature: signProof({ nonce, machine_id, fingerprint }, privateKey),
+    protocol: protocolVersion,
+    agent_version: '0.0.0',
+    boot_id: 'boot',
+    instance_id: 'scripted',
+    journal_id: 'journal',
+    methods: [...methods.keys()],
+    capabilities: ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user'],
+    roots: ['/'],
+    host: { hostname: 'scripted', os: 'linux', arch: 'x64' },
+    metrics,
+    process_ids: [],
+  };
+}
+
+function shapeOf(method: string) {
+  const shape = methods.get(method);
+  if (!shape) throw new Error(`there is no method ${method}`);
+  return shape;
+}
