@@ -13,6 +13,14 @@ import { type House, temporaryFolder } from './house.ts';
 
 type Kind = Exclude<keyof ConnectResponse__Output, 'message'>;
 
+/** The gRPC status code a stream ends with. */
+export function statusOf(stream: AnswerStream): Promise<number> {
+  return new Promise((resolve) => {
+    stream.resume();
+    stream.once('status', ({ code }) => resolve(code));
+  });
+}
+
 export interface ScriptedAgent {
   identity: Identity;
   line: Dial;

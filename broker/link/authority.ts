@@ -5,7 +5,7 @@ import { createHash, createPrivateKey, type webcrypto } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { open, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { createSecureContext, type SecureContext } from 'node:tls';
+import type { SecureContextOptions } from 'node:tls';
 import * as x509 from '@peculiar/x509';
 import { z } from 'zod';
 import { now } from '../../shared/clock.ts';
@@ -24,8 +24,8 @@ const stored = z.strictObject({ certificate: z.string(), private_key: z.string()
 export interface Authority {
   /** SHA-256 of the CA certificate in DER, hexadecimal: what a join token pins. */
   readonly fingerprint: string;
-  /** A TLS context with a new leaf for the link, good for 90 days. */
-  leaf(): Promise<SecureContext>;
+  /** What a TLS server of the link needs, with a new leaf that is good for 90 days. */
+  leaf(): Promise<SecureContextOptions>;
 }
 
 /** Reads the authority of a directory, or makes it where nothing was ever declared. Throws StartError when it is lost. */
@@ -84,7 +84,7 @@ async function readAuthority(file: string): Promise<Authority> {
 async function makeLeaf(
   issuer: x509.X509Certificate,
   issuerKey: webcrypto.CryptoKey,
-): Promise<SecureContext> {
+): Promise<SecureContextOptions> {
   const keys = await crypto.subtle.generateKey(algorithm, true, ['sign', 'verify']);
   const certificate = await x509.X509CertificateGenerator.create(
     {
@@ -104,12 +104,12 @@ async function makeLeaf(
     },
     crypto,
   );
-  return createSecureContext({
+  return {
     minVersion: 'TLSv1.3',
     // The chain carries the CA, so that a joining agent can compare it with the pin in its token.
     cert: `${certificate.toString('pem')}\n${issuer.toString('pem')}`,
     key: await exportKey(keys.privateKey),
-  });
+  };
 }
 
 async function exportKey(key: webcrypto.CryptoKey): Promise<string> {

@@ -149,6 +149,8 @@ export function openCalls({ machineId, methods: offered, maxOpen, send, switchbo
         }),
       );
       abort.signal.addEventListener('abort', stop, { once: true });
+      // Neither a cancel of the agent nor its death ends our reading side; after our own end this tells nothing new.
+      stream.once('cancelled', () => abort.abort(lost()));
       void sendRequests(stream, requests ?? (follows ? only(first) : none()), abort);
       yield* receiveFrames(watched(stream, abort, options.idle_ms ?? idleMs), lost);
       complete = true;

@@ -164,6 +164,7 @@ class Session implements Link {
     if (older) await this.#recordFence(older);
     this.#log.info({ address, agent_version }, 'machine linked');
     const stopBeating = every(this.#settings.heartbeatMs, () => this.#beat());
+    this.#stream.once('cancelled', () => this.#end());
     try {
       for (;;) {
         const next = await messages.next();

@@ -15,7 +15,7 @@ import type { AnswerResponse } from '../../proto/types/farhand/link/v1/AnswerRes
 import type { EnrollRequest__Output } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
-import { after, every } from '../../shared/clock.ts';
+import { after, every, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { callKey, linkService } from '../../shared/rpc.ts';
 import type { JoinTokens } from '../join-tokens.ts';
@@ -37,6 +37,8 @@ export interface Door {
   close(): Promise<void>;
 }
 
+/** Time a stopping broker leaves its last messages to go out. */
+const leavingMs = 300;
 const headerBytes = 16 * 1024;
 const streamsPerConnection = 256;
 const sessionMegabytes = 64;
@@ -62,11 +64,10 @@ export async function openDoor(
 
   // We end TLS ourselves: the sockets are then ours to cut, and a leaf can be renewed while running.
   const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
-  let leaf = await authority.leaf();
   const listener = createTlsServer({
     ALPNProtocols: ['h2'],
     handshakeTimeout: options.proofMs,
-    SNICallback: (_name, done) => done(null, leaf),
+    ...(await authority.leaf()),
   });
   listener.on('connection', (socket: Socket) => guests.arrive(socket));
   listener.on('secureConnection', (socket: TLSSocket) => {
@@ -78,9 +79,7 @@ export async function openDoor(
 
   const stopRenewing = every(leafRenewalMs, () => {
     authority.leaf().then(
-      (renewed) => {
-        leaf = renewed;
-      },
+      (leaf) => listener.setSecureContext(leaf),
       (error: unknown) => rooms.log.error({ err: error }, 'the link certificate could not be renewed'),
     );
   });
@@ -89,7 +88,7 @@ export async function openDoor(
     async close() {
       stopRenewing();
       const closed = new Promise<void>((resolve) => listener.close(() => resolve()));
-      guests.dismissAll();
+      await guests.dismiss();
       server.forceShutdown();
       await closed;
     },
@@ -180,9 +179,17 @@ class Guests {
     this.#unproven.delete(peer);
   }
 
-  dismissAll(): void {
+  /** Last messages get a moment to leave; then whoever stays is cut. */
+  async dismiss(): Promise<void> {
     for (const cancel of this.#unproven.values()) cancel();
-    for (const socket of this.#sockets) socket.end();
+    const left = new AbortController();
+    for (const socket of this.#sockets) {
+      socket.once('close', () => {
+        if (this.#sockets.size === 0) left.abort();
+      });
+    }
+    if (this.#sockets.size > 0) await sleep(leavingMs, left.signal);
+    for (const socket of this.#sockets) socket.destroy();
   }
 }
 

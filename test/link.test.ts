@@ -1,0 +1,270 @@
+// The link: who gets in, how calls end, and what a far end that misbehaves can and cannot do.
+import { generateKeyPairSync } from 'node:crypto';
+import { once } from 'node:events';
+import { connect } from 'node:net';
+import { connect as tlsConnect } from 'node:tls';
+import { status as grpcStatus } from '@grpc/grpc-js';
+import { expect, onTestFinished, test } from 'vitest';
+import { openIdentity } from '../agent/identity.ts';
+import { signProof } from '../shared/proof.ts';
+import { call as http, openHouse, temporaryFolder } from './house.ts';
+import { openProxy } from './proxy.ts';
+import { connectScripted, joinScripted, scriptedMachine, statusOf } from './scripted-agent.ts';
+
+const files = (machineId: string): string => `/machines/${machineId}/files/content?path=/etc/hostname`;
+
+test('a broker with another certificate authority is refused before anything is sent to it', async () => {
+  const [house, other] = [await openHouse(), await openHouse()];
+  const joinToken = await house.joinToken();
+  const joining = openIdentity(temporaryFolder('agent'), {
+    broker: other.grpc,
+    joinToken,
+    name: 'a',
+    tags: [],
+  });
+  await expect(joining).rejects.toMatchObject({ name: 'StartError', exitCode: 78 });
+  expect((await other.client.machines.list()).total).toBe(0);
+});
+
+test('an agent that joined one broker does not link to another', async () => {
+  const [house, other] = [await openHouse(), await openHouse()];
+  const identity = await joinScripted(house);
+  await expect(connectScripted(other.grpc, identity)).rejects.toThrow(/before a challenge/);
+});
+
+test('a join token works once, and knowing a machine id is worth nothing', async () => {
+  const house = await openHouse();
+  const joinToken = await house.joinToken();
+  const wish = { broker: house.grpc, joinToken, name: 'a', tags: [] };
+  await openIdentity(temporaryFolder('agent'), wish);
+  await expect(openIdentity(temporaryFolder('agent'), wish)).rejects.toMatchObject({ name: 'StartError' });
+  expect((await house.client.machines.list()).total).toBe(1);
+});
+
+test('a hello signed with another key is unauthenticated, and the machine stays offline', async () => {
+  const house = await openHouse();
+  const identity = await joinScripted(house);
+  const thief = { ...identity, privateKey: generateKeyPairSync('ed25519').privateKey };
+  const agent = await connectScripted(house.grpc, thief);
+  expect(await agent.ended).toBe(grpcStatus.UNAUTHENTICATED);
+  expect((await house.client.machines.get({ machine_id: identity.machineId })).status).toBe('offline');
+});
+
+test('a signature for another nonce is worth nothing', async () => {
+  const house = await openHouse();
+  const identity = await joinScripted(house);
+  const old = { nonce: Buffer.alloc(32), machine_id: identity.machineId, fingerprint: identity.fingerprint };
+  const agent = await connectScripted(house.grpc, identity, {
+    signature: signProof(old, identity.privateKey),
+  });
+  expect(await agent.ended).toBe(grpcStatus.UNAUTHENTICATED);
+});
+
+test('a first message that is no hello ends the stream', async () => {
+  const house = await openHouse();
+  const agent = await connectScripted(house.grpc, await joinScripted(house), null);
+  agent.send({ heartbeat: {} });
+  expect(await agent.ended).toBe(grpcStatus.INVALID_ARGUMENT);
+});
+
+test('whoever does not prove itself in time is cut: silent, after TLS, and after the challenge', async () => {
+  const house = await openHouse({ tuning: { proofMs: 300 } });
+  const [host = '', port = ''] = house.grpc.split(':');
+  const silent = connect(Number(port), host);
+  silent.on('error', () => undefined);
+  const silentEnd = once(silent.resume(), 'close');
+  const secured = tlsConnect({ host, port: Number(port), rejectUnauthorized: false, ALPNProtocols: ['h2'] });
+  secured.on('error', () => undefined);
+  const securedEnd = once(secured.resume(), 'close');
+  const identity = await joinScripted(house);
+  const challenged = await connectScripted(house.grpc, identity, null);
+  await Promise.all([silentEnd, securedEnd, challenged.ended]);
+  // One that did prove itself outlives the deadline.
+  const proven = await connectScripted(house.grpc, identity);
+  await proven.next('welcome');
+  const late = connect(Number(port), host);
+  late.on('error', () => undefined);
+  await once(late.resume(), 'close');
+  expect(await house.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
+    status: 'online',
+  });
+});
+
+test('a call id that nobody waits for opens nothing', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const stream = agent.answer('call_0000000000000000000000');
+  expect(await statusOf(stream)).toBe(grpcStatus.NOT_FOUND);
+});
+
+test('an older agent answers not_supported instead of hanging', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house, { methods: ['ListFiles'] });
+  const { status, body } = await house.call('GET', files(agent.identity.machineId));
+  expect([status, body.error.code]).toEqual([501, 'not_supported']);
+});
+
+test('a refusal of the agent keeps its code, and an unknown code becomes machine_error', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  for (const [code, status, seen] of [
+    ['file_not_found', 404, 'file_not_found'],
+    ['toString', 503, 'machine_error'],
+  ] as const) {
+    const answer = house.call('GET', files(agent.identity.machineId));
+    const stream = agent.answer((await agent.next('call')).call_id);
+    stream.write({ error: { code, message: 'x', details: 'not json' } });
+    stream.end();
+    expect(await answer).toMatchObject({
+      status,
+      body: { error: { code: seen, details: expect.any(Object) } },
+    });
+  }
+});
+
+test('an answer that stops without End is no success, however it stops', async () => {
+  const house = await openHouse();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  for (const how of ['half-close', 'cancel', 'connection'] as const) {
+    const agent = await connectScripted(proxy.address, await joinScripted(house));
+    await agent.next('welcome');
+    const answer = house.call('GET', files(agent.identity.machineId));
+    const stream = agent.answer((await agent.next('call')).call_id);
+    const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
+    stream.write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 10 } }) });
+    stream.write({ message: agent.encode('ReadFile', { chunk: Buffer.from('half ') }) });
+    // The broker’s own End tells that it has the stream.
+    await once(stream, 'data');
+    if (how === 'half-close') stream.end();
+    if (how === 'cancel') stream.cancel();
+    if (how === 'connection') proxy.cut();
+    const { status, body } = await answer;
+    expect([how, status, body.error.code]).toEqual([how, 503, 'machine_offline']);
+  }
+});
+
+test('bytes that are no message of the method are machine_error, and the link lives on', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const answer = house.call('GET', files(agent.identity.machineId));
+  const stream = agent.answer((await agent.next('call')).call_id);
+  stream.write({ message: Buffer.from([0xff, 0xff, 0xff]) });
+  expect((await answer).body.error.code).toBe('machine_error');
+  expect(await house.client.machines.get({ machine_id: agent.identity.machineId })).toMatchObject({
+    status: 'online',
+  });
+});
+
+test('answering one call twice changes nothing: the second stream finds no call', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const answer = house.call('GET', files(agent.identity.machineId));
+  const { call_id } = await agent.next('call');
+  const first = agent.answer(call_id);
+  const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 2 };
+  first.write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 2 } }) });
+  first.write({ message: agent.encode('ReadFile', { chunk: Buffer.from('ok') }) });
+  const second = agent.answer(call_id);
+  expect(await statusOf(second)).toBe(grpcStatus.NOT_FOUND);
+  const ended = statusOf(first);
+  first.write({ end: {} });
+  first.end();
+  expect((await answer).body.data.content).toBe('ok');
+  expect(await ended).toBe(grpcStatus.OK);
+});
+
+test('an agent that never answers costs its caller a machine_timeout or the caller’s own patience', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const gone = new AbortController();
+  const answer = http(`${house.url}/api/v1${files(agent.identity.machineId)}`, 'GET', {
+    key: house.key,
+    signal: gone.signal,
+  });
+  const { call_id } = await agent.next('call');
+  gone.abort();
+  await expect(answer).rejects.toThrow();
+  expect(await agent.next('cancel')).toMatchObject({ call_id });
+  // Its Answer comes too late and finds nothing.
+  expect(await statusOf(agent.answer(call_id))).toBe(grpcStatus.NOT_FOUND);
+});
+
+test('a client that goes away in the middle of a file ends the stream on the agent', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const gone = new AbortController();
+  const answer = http(`${house.url}/api/v1${files(agent.identity.machineId)}`, 'GET', {
+    key: house.key,
+    signal: gone.signal,
+  });
+  const { call_id } = await agent.next('call');
+  const stream = agent.answer(call_id);
+  const ended = statusOf(stream);
+  const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
+  stream.write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 10 } }) });
+  gone.abort();
+  await expect(answer).rejects.toThrow();
+  expect(await ended).toBe(grpcStatus.CANCELLED);
+});
+
+test('a link that falls silent is ended, and its machine is offline', async () => {
+  const house = await openHouse({ tuning: { link: { heartbeatMs: 50, silenceMs: 200 } } });
+  const agent = await scriptedMachine(house);
+  await agent.next('heartbeat');
+  await agent.ended;
+  expect(await house.client.machines.get({ machine_id: agent.identity.machineId })).toMatchObject({
+    status: 'offline',
+  });
+});
+
+test('two agents with one identity: the newer fences the older off, frames of the older are ignored, an event tells', async () => {
+  const house = await openHouse();
+  const identity = await joinScripted(house);
+  const older = await connectScripted(house.grpc, identity, { instance_id: 'one' });
+  await older.next('welcome');
+  const newer = await connectScripted(house.grpc, identity, { instance_id: 'two' });
+  await newer.next('welcome');
+  await older.next('fenced');
+  const answer = house.call('GET', files(identity.machineId));
+  const { call_id } = await newer.next('call');
+  older.send({ reply: { call_id, error: { code: 'file_not_found', message: 'a lie' } } });
+  const stream = newer.answer(call_id);
+  stream.write({ error: { code: 'io_error', message: 'the truth', details: '{}' } });
+  stream.end();
+  expect((await answer).body.error.code).toBe('io_error');
+  const events = await house.client.events.list({ type: 'machine.fenced' });
+  expect(events.items.map(({ data }) => data.machine_id)).toEqual([identity.machineId]);
+});
+
+test('a machine offers at most so many streaming calls; one more is unavailable', async () => {
+  const house = await openHouse({ tuning: { link: { openCalls: 2 } } });
+  const agent = await scriptedMachine(house);
+  const waiting = new AbortController();
+  const path = `${house.url}/api/v1${files(agent.identity.machineId)}`;
+  const open = [1, 2].map(() =>
+    http(path, 'GET', { key: house.key, signal: waiting.signal }).catch(() => undefined),
+  );
+  await agent.next('call');
+  await agent.next('call');
+  const third = await house.call('GET', files(agent.identity.machineId));
+  expect([third.status, third.body.error.code]).toEqual([503, 'unavailable']);
+  waiting.abort();
+  await Promise.all(open);
+});
+
+test('a report that breaks the contract is dropped, and the last good one stays', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  agent.send({ heartbeat: { metrics: { cpu_usage: 1e9, recorded_at_ms: 2 } } });
+  agent.send({ heartbeat: { metrics: { cpu_usage: 7, recorded_at_ms: 3 } } });
+  agent.send({ heartbeat: { metrics: { cpu_usage: Number.NaN, recorded_at_ms: 4 } } });
+  // A small answer is taken after what was sent before it.
+  const answer = house.call('GET', files(agent.identity.machineId));
+  const stream = agent.answer((await agent.next('call')).call_id);
+  stream.write({ error: { code: 'io_error', message: '', details: '' } });
+  stream.end();
+  await answer;
+  const status = await house.client.machines.status({ machine_id: agent.identity.machineId });
+  expect(status.cpu.usage).toBe(7);
+});

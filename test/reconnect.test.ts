@@ -1,0 +1,174 @@
+// Coming back: after a cut, a stall, kill -9 of either side.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { expect, onTestFinished, test } from 'vitest';
+import { withBroker } from '../broker/cli/connect.ts';
+import type { farhand } from '../shared/sdk/index.ts';
+import { openHouse, temporaryFolder } from './house.ts';
+import { openProxy } from './proxy.ts';
+
+const root = join(import.meta.dirname, '..');
+
+/** A real program as a process of its own; ended with the test. */
+function program(
+  main: string,
+  args: string[],
+): ChildProcess & { line(text: string): Promise<Record<string, unknown>> } {
+  const child = spawn(process.execPath, [join(root, main), ...args], { stdio: ['ignore', 'ignore', 'pipe'] });
+  onTestFinished(() => void child.kill('SIGKILL'));
+  const lines = createInterface({ input: child.stderr });
+  const seen: Record<string, unknown>[] = [];
+  lines.on('line', (line) => {
+    if (line.startsWith('{')) seen.push(JSON.parse(line));
+    child.emit('logged');
+  });
+  return Object.assign(child, {
+    /** The next log line with this message. */
+    async line(text: string): Promise<Record<string, unknown>> {
+      for (;;) {
+        const at = seen.findIndex(({ msg }) => msg === text);
+        const [found] = at < 0 ? [] : seen.splice(0, at + 1).slice(-1);
+        if (found) return found;
+        if (child.exitCode !== null)
+          throw new Error(`${main} ended with ${child.exitCode} before it said: ${text}`);
+        await once(child, 'logged');
+      }
+    },
+  });
+}
+
+type Presence = 'machine.online' | 'machine.offline';
+
+async function events(client: ReturnType<typeof farhand>, type: Presence, name: string) {
+  const { items } = await client.events.list({ type });
+  return items.filter(({ data }) => data.machine_name === name);
+}
+
+/** Resolves when the event log holds one event of a type: it is polled, for no stream tells of it yet. */
+async function eventually(client: ReturnType<typeof farhand>, type: Presence, name: string) {
+  return expect.poll(() => events(client, type, name), { timeout: 10_000, interval: 50 }).toHaveLength(1);
+}
+
+test('kill -9 of an agent shows at once as offline, is recorded, and the same id comes back', async () => {
+  const house = await openHouse();
+  const other = await house.agent({ name: 'other' });
+  const dataDir = temporaryFolder('agent');
+  const args = ['--broker', house.grpc, '--data-dir', dataDir, '--name', 'victim'];
+  const first = program('agent/main.ts', [...args, '--join-token', await house.joinToken()]);
+  await first.line('linked');
+  const { items } = await house.client.machines.list({ search: 'victim' });
+  const machine_id = items[0]?.id ?? '';
+  await eventually(house.client, 'machine.online', 'victim');
+
+  first.kill('SIGKILL');
+  await once(first, 'exit');
+  await expect
+    .poll(async () => (await house.client.machines.get({ machine_id })).status, {
+      timeout: 1_000,
+      interval: 5,
+    })
+    .toBe('offline');
+  await eventually(house.client, 'machine.offline', 'victim');
+  expect((await events(house.client, 'machine.offline', 'victim'))[0]?.data).toMatchObject({
+    machine_id,
+    machine_name: 'victim',
+    last_seen: expect.any(String),
+  });
+  expect((await house.client.machines.get({ machine_id: other.machineId })).status).toBe('online');
+
+  const second = program('agent/main.ts', args);
+  await second.line('linked');
+  expect((await house.client.machines.get({ machine_id })).status).toBe('online');
+  expect((await house.client.machines.list()).total).toBe(2);
+});
+
+test('kill -9 of the broker: agents return by themselves and nothing declared is lost', async () => {
+  const dataDir = temporaryFolder('broker');
+  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0'];
+  const first = program('broker/main.ts', [...flags, '--grpc', '127.0.0.1:0']);
+  const { grpc } = await first.line('broker is up');
+  const where = { dataDir, url: undefined, apiKey: undefined };
+  const tokens = await withBroker(where, async (client) => [
+    (await client.joinTokens.create({})).token,
+    (await client.joinTokens.create({})).token,
+  ]);
+  const agents = tokens.map((token, n) =>
+    program('agent/main.ts', [
+      ...['--broker', String(grpc), '--join-token', token],
+      ...['--data-dir', temporaryFolder('agent'), '--name', `m${n}`],
+    ]),
+  );
+  for (const agent of agents) await agent.line('linked');
+  const before = await withBroker(where, (client) => client.machines.list({ sort: 'name' }));
+  expect(before.items.map(({ name, status }) => [name, status])).toEqual([
+    ['m0', 'online'],
+    ['m1', 'online'],
+  ]);
+
+  first.kill('SIGKILL');
+  await once(first, 'exit');
+  const second = program('broker/main.ts', [...flags, '--grpc', String(grpc)]);
+  await second.line('broker is up');
+  for (const agent of agents) await agent.line('linked');
+  const after = await withBroker(where, (client) => client.machines.list({ sort: 'name' }));
+  expect(after.items.map(({ last_seen: _, ...item }) => item)).toEqual(
+    before.items.map(({ last_seen: _, ...item }) => item),
+  );
+}, 40_000);
+
+test('a cut connection comes back, and a quick return makes no event', async () => {
+  const house = await openHouse();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const agent = await house.agent({ through: proxy.address, name: 'cut' });
+  await eventually(house.client, 'machine.online', 'cut');
+  const back = agent.linked(true);
+  proxy.cut();
+  await agent.linked(false);
+  await back;
+  expect((await house.client.machines.get({ machine_id: agent.machineId })).status).toBe('online');
+  expect(await events(house.client, 'machine.offline', 'cut')).toHaveLength(0);
+});
+
+test('a stalled connection is noticed by silence on both sides, and the machine comes back when it flows', async () => {
+  const house = await openHouse({ tuning: { link: { heartbeatMs: 100, silenceMs: 1_000 } } });
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const agent = await house.agent({ through: proxy.address });
+  const lost = agent.linked(false);
+  proxy.stall();
+  await lost;
+  const back = agent.linked(true);
+  proxy.cut();
+  proxy.resume();
+  await back;
+  expect((await house.client.machines.get({ machine_id: agent.machineId })).status).toBe('online');
+});
+
+test('SIGTERM ends both programs with 0, and the broker tells its agents to come back', async () => {
+  const dataDir = temporaryFolder('broker');
+  const broker = program('broker/main.ts', [
+    '--data-dir',
+    dataDir,
+    '--http',
+    '127.0.0.1:0',
+    '--grpc',
+    '127.0.0.1:0',
+  ]);
+  const { grpc } = await broker.line('broker is up');
+  const token = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (c) =>
+    c.joinTokens.create({}),
+  );
+  const agent = program('agent/main.ts', [
+    ...['--broker', String(grpc), '--join-token', token.token, '--data-dir', temporaryFolder('agent')],
+  ]);
+  await agent.line('linked');
+  broker.kill('SIGTERM');
+  expect((await once(broker, 'exit'))[0]).toBe(0);
+  const { retry_ms } = await agent.line('no link; trying again');
+  expect(retry_ms).toBeLessThanOrEqual(5_000);
+  agent.kill('SIGTERM');
+  expect((await once(agent, 'exit'))[0]).toBe(0);
+});
