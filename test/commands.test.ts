@@ -1,0 +1,283 @@
+// Commands over REST, from HTTP to real processes and back.
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { openHouse, temporaryFolder } from './house.ts';
+import { openProxy } from './proxy.ts';
+import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
+
+async function onMachine(flags: string[] = []) {
+  const house = await openHouse();
+  const { machineId: machine_id, close } = await house.agent({ flags });
+  const run = (body: object) => house.call('POST', '/commands', { body: { machine_id, ...body } });
+  return { house, machine_id, run, close };
+}
+
+/** Whether the process named in a file still runs; a dead one that its new parent has not fetched yet does not. */
+function alive(pidFile: string): boolean {
+  const stat = `/proc/${readFileSync(pidFile, 'utf8').trim()}/stat`;
+  return existsSync(stat) && !readFileSync(stat, 'utf8').includes(') Z ');
+}
+
+test('a command that cannot start is failed with a clear reason', async () => {
+  const { run } = await onMachine();
+  for (const [body, reason] of [
+    [{ command: 'true', cwd: '/no/such/folder' }, /working directory/],
+    [{ command: '/no/such/program', args: [] }, /\/no\/such\/program/],
+    [{ command: 'true', user: 'nobody-of-that-name' }, /nobody-of-that-name/],
+  ] as const) {
+    const { status, body: answer } = await run(body);
+    expect(status).toBe(201);
+    expect(answer.data).toMatchObject({ status: 'failed', exit_code: null, started_at: null });
+    expect(answer.data.reason).toMatch(reason);
+  }
+});
+
+test.each([
+  ['no command', {}],
+  ['an empty command', { command: '' }],
+  ['NUL in the command', { command: 'a\0b' }],
+  ['a wait over 50 s', { command: 'true', wait: 50_001 }],
+  ['a bad variable name', { command: 'true', env: { 'A-B': 'x' } }],
+  ['an unknown field', { command: 'true', shell: 'bash' }],
+])('%s is validation_failed', async (_what, body) => {
+  const { run, house } = await onMachine();
+  const answer = await run(body);
+  expect([answer.status, answer.body.error.code]).toEqual([422, 'validation_failed']);
+  expect((await house.client.commands.list()).total).toBe(0);
+});
+
+test('an offline machine and a locked one refuse before anything is stored', async () => {
+  const { house, run, close } = await onMachine(['--allow', 'metrics,exec']);
+  const locked = await run({ command: 'id', user: 'root' });
+  expect([locked.status, locked.body.error.code]).toEqual([403, 'permission_denied']);
+  await close();
+  const offline = await run({ command: 'true' });
+  expect([offline.status, offline.body.error.code]).toEqual([503, 'machine_offline']);
+  expect((await house.client.commands.list()).total).toBe(0);
+});
+
+test('the record tells all of a command that was waited for', async () => {
+  const { run, machine_id, house } = await onMachine();
+  const { status, body } = await run({
+    command: 'echo "$GREETING"; cat; pwd; echo oops >&2; exit 3',
+    env: { GREETING: 'hällo' },
+    stdin: 'from stdin\n',
+    cwd: '/tmp',
+  });
+  expect(status).toBe(201);
+  expect(body.data).toEqual({
+    id: expect.stringMatching(/^cmd_[0-9A-Za-z]{22}$/),
+    machine_id,
+    command: 'echo "$GREETING"; cat; pwd; echo oops >&2; exit 3',
+    args: null,
+    cwd: '/tmp',
+    user: null,
+    status: 'failed',
+    exit_code: 3,
+    signal: null,
+    stdout: 'hällo\nfrom stdin\n/tmp\n',
+    stderr: 'oops\n',
+    stdout_bytes: 23,
+    stderr_bytes: 5,
+    stdout_truncated: false,
+    stderr_truncated: false,
+    duration: expect.any(Number),
+    created_at: expect.any(String),
+    started_at: expect.any(String),
+    finished_at: expect.any(String),
+    reason: null,
+    schedule_id: null,
+    batch_id: null,
+    requested_by: expect.stringMatching(/^key_/),
+  });
+  expect(await house.client.commands.get({ command_id: body.data.id })).toEqual(body.data);
+  const events = await house.client.events.list({ limit: 100 });
+  const types = events.items.filter(({ data }) => data.command_id === body.data.id).map(({ type }) => type);
+  expect(types).toEqual(['command.failed', 'command.started']);
+});
+
+test('with args the command is the program, and no shell sees it', async () => {
+  const { run } = await onMachine();
+  const { body } = await run({ command: 'printf', args: ['%s|', '$HOME', '; id', '-n'] });
+  expect(body.data).toMatchObject({ status: 'completed', exit_code: 0, stdout: '$HOME|; id|-n|' });
+});
+
+test('a command killed by a signal tells 128 + n and the signal', async () => {
+  const { run } = await onMachine();
+  const { body } = await run({ command: 'kill -KILL $$' });
+  expect(body.data).toMatchObject({ status: 'failed', exit_code: 137, signal: 'SIGKILL' });
+});
+
+test('at its timeout the whole tree dies: children with setsid and daemonised grandchildren too', async () => {
+  const { run } = await onMachine();
+  const folder = temporaryFolder('tree');
+  const [child, grandchild] = [join(folder, 'child'), join(folder, 'grandchild')];
+  const { body } = await run({
+    command: `setsid sh -c 'echo $$ > ${child}; exec sleep 600' & (setsid sh -c 'echo $$ > ${grandchild}; exec sleep 600' &) ; wait`,
+    timeout: 700,
+  });
+  expect(body.data).toMatchObject({ status: 'timeout' });
+  expect([alive(child), alive(grandchild)]).toEqual([false, false]);
+});
+
+test('wait: 0 answers at once, DELETE cancels, and the end is one', async () => {
+  const { run, house } = await onMachine();
+  const started = await run({ command: 'sleep 600', wait: 0 });
+  expect(['queued', 'running']).toContain(started.body.data.status);
+  const cancelled = await house.call('DELETE', `/commands/${started.body.data.id}`);
+  expect(cancelled.body.data).toMatchObject({ status: 'cancelled', id: started.body.data.id });
+  const again = await house.call('DELETE', `/commands/${started.body.data.id}`);
+  expect(again.body.data).toEqual(cancelled.body.data);
+});
+
+test('the record keeps the last MiB and says what is missing', async () => {
+  const { run } = await onMachine();
+  const { body } = await run({
+    command: 'head -c 3000000 /dev/zero | tr "\\0" a; printf end; printf "\\377\\0" >&2',
+  });
+  expect(body.data).toMatchObject({ stdout_bytes: 3_000_003, stdout_truncated: true, stderr: '\ufffd\0' });
+  expect(body.data.stdout).toHaveLength(1024 * 1024);
+  expect(body.data.stdout.endsWith('aend')).toBe(true);
+});
+
+test('a link that is cut in the middle loses no output and runs nothing twice', async () => {
+  const house = await openHouse();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const agent = await house.agent({ through: proxy.address });
+  const folder = temporaryFolder('cut');
+  const go = join(folder, 'go');
+  const { body } = await house.call('POST', '/commands', {
+    body: {
+      machine_id: agent.machineId,
+      command: `echo ran >> ${folder}/ran; seq 1 20000; while [ ! -e ${go} ]; do sleep 0.05; done; seq 20001 40000`,
+      wait: 0,
+    },
+  });
+  await expect
+    .poll(async () => (await house.client.commands.get({ command_id: body.data.id })).stdout_bytes)
+    .toBeGreaterThan(1000);
+  const back = agent.linked(true);
+  proxy.cut();
+  await agent.linked(false);
+  writeFileSync(go, '');
+  await back;
+  await expect
+    .poll(async () => (await house.client.commands.get({ command_id: body.data.id })).status, {
+      timeout: 10_000,
+    })
+    .toBe('completed');
+  const { stdout } = await house.client.commands.get({ command_id: body.data.id });
+  expect(stdout).toBe(Array.from({ length: 40_000 }, (_, n) => `${n + 1}\n`).join(''));
+  expect(readFileSync(join(folder, 'ran'), 'utf8')).toBe('ran\n');
+});
+
+test('a broker that restarts follows what still ran', async () => {
+  const house = await openHouse();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const agent = await house.agent({ through: proxy.address });
+  const go = join(temporaryFolder('restart'), 'go');
+  const { body } = await house.call('POST', '/commands', {
+    body: {
+      machine_id: agent.machineId,
+      command: `echo a; while [ ! -e ${go} ]; do sleep 0.05; done; echo b`,
+      wait: 0,
+    },
+  });
+  await expect
+    .poll(async () => (await house.client.commands.get({ command_id: body.data.id })).stdout)
+    .toBe('a\n');
+  proxy.forbid();
+  await house.broker.close();
+  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  const back = agent.linked(true);
+  proxy.allow();
+  await back;
+  writeFileSync(go, '');
+  await expect
+    .poll(async () => (await again.client.commands.get({ command_id: body.data.id })).status, {
+      timeout: 10_000,
+    })
+    .toBe('completed');
+  expect(await again.client.commands.get({ command_id: body.data.id })).toMatchObject({ stdout: 'a\nb\n' });
+});
+
+test('an agent that refuses after the command is stored makes it failed, never a 5xx', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const answer = house.call('POST', '/commands', {
+    body: { machine_id: agent.identity.machineId, command: 'true' },
+  });
+  const stream = agent.answer((await agent.next('call')).call_id);
+  stream.write({ error: { code: 'unavailable', message: 'too many', details: '{}' } });
+  stream.end();
+  expect(await answer).toMatchObject({
+    status: 201,
+    body: { data: { status: 'failed', reason: 'unavailable: too many' } },
+  });
+});
+
+test('unknown to the same journal is expired, unknown to another is lost', async () => {
+  const house = await openHouse();
+  for (const [journal_id, status, reason] of [
+    ['journal', 'expired', 'unknown_id'],
+    ['another', 'lost', 'no_report'],
+  ] as const) {
+    const identity = await joinScripted(house);
+    const first = await connectScripted(house.grpc, identity);
+    await first.next('welcome');
+    const { body } = await house.call('POST', '/commands', {
+      body: { machine_id: identity.machineId, command: 'true', wait: 0 },
+    });
+    await first.next('call');
+    first.control.cancel();
+    await first.ended;
+    const second = await connectScripted(house.grpc, identity, { journal_id });
+    const follow = await second.next('call');
+    expect(second.decode(follow)).toMatchObject({ id: body.data.id, stdout_offset: 0 });
+    const stream = second.answer(follow.call_id);
+    const exit = { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' };
+    stream.write({ message: second.encode('FollowProcess', { event: { exit } }) });
+    stream.write({ end: {} });
+    stream.end();
+    await expect
+      .poll(async () => await house.client.commands.get({ command_id: body.data.id }))
+      .toMatchObject({ status, reason });
+  }
+});
+
+test('an agent that reports twice ends a command once', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const answer = house.call('POST', '/commands', {
+    body: { machine_id: agent.identity.machineId, command: 'true' },
+  });
+  const stream = agent.answer((await agent.next('call')).call_id);
+  for (const exit_code of [0, 1]) {
+    const exit = {
+      outcome: 'PROCESS_OUTCOME_EXITED',
+      exit_code,
+      started_at_ms: 1_000,
+      finished_at_ms: 2_000,
+    };
+    stream.write({ message: agent.encode('StartProcess', { event: { exit } }) });
+  }
+  const { body } = await answer;
+  expect(body.data).toMatchObject({ status: 'completed', exit_code: 0 });
+  const { items } = await house.client.events.list({ type: 'command.failed' });
+  expect(items).toEqual([]);
+});
+
+test('removing a machine makes its open commands lost', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const { body } = await house.call('POST', '/commands', {
+    body: { machine_id: agent.identity.machineId, command: 'sleep 600', wait: 0 },
+  });
+  await house.client.machines.remove({ machine_id: agent.identity.machineId });
+  await expect
+    .poll(async () => await house.client.commands.get({ command_id: body.data.id }))
+    .toMatchObject({ status: 'lost', reason: 'machine_removed' });
+});
