@@ -18,7 +18,7 @@ import { parseJoinToken } from '../shared/join-token.ts';
 import { rawPublicKey } from '../shared/proof.ts';
 import { linkServerName } from '../shared/rpc.ts';
 import { version } from '../shared/version.ts';
-import { enrollWith } from './dial.ts';
+import { enrollWith } from './link/dial.ts';
 
 const stored = z.strictObject({
   /** Null until the broker has answered: the key outlives a crash in between, so that the repeat is the same machine. */

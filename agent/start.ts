@@ -11,7 +11,7 @@ import type { AgentMethods } from '../shared/rpc.ts';
 import type { AgentSettings } from './config.ts';
 import { openFiles } from './files/index.ts';
 import { type Identity, openIdentity } from './identity.ts';
-import { keepLinked } from './link.ts';
+import { keepLinked } from './link/index.ts';
 import { openMetrics } from './metrics.ts';
 import { openProcesses, type Processes } from './processes/index.ts';
 

@@ -199,13 +199,22 @@ const sides: Rule[] = [
     },
   },
   {
-    name: 'the CLI imports only the SDK, the API, errors and settings',
+    name: 'the CLI imports only the SDK, the API, errors, and what every program shares',
     reason: 'it proves that the public API is enough',
     find: imports(
       (path) => inRoom(path, 'broker/cli'),
       (target) =>
         inRoom(target, 'agent', 'broker', 'shared', 'proto') &&
-        !inRoom(target, 'broker/cli', 'shared/sdk', 'shared/api', 'shared/errors', 'shared/settings'),
+        !inRoom(
+          target,
+          'broker/cli',
+          'shared/sdk',
+          'shared/api',
+          'shared/errors',
+          'shared/settings',
+          'shared/program',
+          'shared/version',
+        ),
     ),
     breaks: [
       { 'broker/cli/a.ts': "import '../machines.ts';" },

@@ -104,7 +104,7 @@ function checkIds(reader: Reader, raw: RawInput, key: Key, { state, lookups }: D
 }
 
 /** The id that the first middleware gave this request. */
-export function requestIdOf(ctx: Context): string {
+function requestIdOf(ctx: Context): string {
   return String(ctx.state.requestId);
 }
 

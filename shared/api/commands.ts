@@ -12,7 +12,7 @@ import {
   timestamp,
 } from './route.ts';
 
-export const commandStatuses = [
+const commandStatuses = [
   'queued',
   'running',
   'completed',

@@ -16,7 +16,7 @@ const listItem = z
   })
   .meta({ id: 'Machine' });
 
-export const machineDetail = listItem
+const machineDetail = listItem
   .extend({
     ip: z.string().meta({ description: 'The address the agent connected from' }),
     agent_version: z.string(),

@@ -202,7 +202,7 @@ export function text(max: number) {
     .refine((value) => value.isWellFormed() && !value.includes('\0'), 'must not hold NUL or lone surrogates');
 }
 
-export const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold a comma');
+const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold a comma');
 /** At most 50 tags, kept unique and in the order given. */
 export const tags = z
   .array(tag)

@@ -8,16 +8,16 @@ import {
   makeGenericClientConstructor,
   type ServiceError,
 } from '@grpc/grpc-js';
-import type { AnswerRequest } from '../proto/types/farhand/link/v1/AnswerRequest.ts';
-import type { AnswerResponse__Output } from '../proto/types/farhand/link/v1/AnswerResponse.ts';
-import type { ConnectRequest } from '../proto/types/farhand/link/v1/ConnectRequest.ts';
-import type { ConnectResponse__Output } from '../proto/types/farhand/link/v1/ConnectResponse.ts';
-import type { EnrollRequest } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
-import type { EnrollResponse__Output } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
-import type { LinkClient } from '../proto/types/farhand/link/v1/Link.ts';
-import { now } from '../shared/clock.ts';
-import { AppError, StartError } from '../shared/errors.ts';
-import { callKey, linkServerName, linkService } from '../shared/rpc.ts';
+import type { AnswerRequest } from '../../proto/types/farhand/link/v1/AnswerRequest.ts';
+import type { AnswerResponse__Output } from '../../proto/types/farhand/link/v1/AnswerResponse.ts';
+import type { ConnectRequest } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
+import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
+import type { EnrollRequest } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
+import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
+import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
+import { now } from '../../shared/clock.ts';
+import { AppError, StartError } from '../../shared/errors.ts';
+import { callKey, linkServerName, linkService } from '../../shared/rpc.ts';
 
 export type ControlStream = ClientDuplexStream<ConnectRequest, ConnectResponse__Output>;
 export type AnswerStream = ClientDuplexStream<AnswerRequest, AnswerResponse__Output>;

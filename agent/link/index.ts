@@ -1,22 +1,22 @@
 // The agent's side of the link: dial, prove, greet, answer calls, and come back for ever.
 import { readFileSync } from 'node:fs';
 import { arch, hostname } from 'node:os';
-import type { Metrics } from '../proto/types/farhand/agent/v1/Metrics.ts';
-import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
-import type { ConnectRequest } from '../proto/types/farhand/link/v1/ConnectRequest.ts';
-import type { ConnectResponse__Output } from '../proto/types/farhand/link/v1/ConnectResponse.ts';
-import { backoff } from '../shared/backoff.ts';
-import { every, monotonic, sleep } from '../shared/clock.ts';
-import { StartError } from '../shared/errors.ts';
-import { newId } from '../shared/ids.ts';
-import type { Logger } from '../shared/logger.ts';
-import { signProof } from '../shared/proof.ts';
-import { type AgentMethods, methods, protocolVersion } from '../shared/rpc.ts';
-import { version } from '../shared/version.ts';
+import type { Metrics } from '../../proto/types/farhand/agent/v1/Metrics.ts';
+import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
+import type { ConnectRequest } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
+import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
+import { backoff } from '../../shared/backoff.ts';
+import { every, monotonic, sleep } from '../../shared/clock.ts';
+import { StartError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { signProof } from '../../shared/proof.ts';
+import { type AgentMethods, methods, protocolVersion } from '../../shared/rpc.ts';
+import { version } from '../../shared/version.ts';
+import type { Capability } from '../capabilities.ts';
+import type { Identity } from '../identity.ts';
 import { type Answers, openAnswers } from './answers.ts';
-import type { Capability } from './capabilities.ts';
 import { type ControlStream, type Dial, dial } from './dial.ts';
-import type { Identity } from './identity.ts';
 
 export interface LinkOptions {
   broker: string;

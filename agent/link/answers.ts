@@ -1,9 +1,9 @@
 // Answers the broker's calls: small ones by a reply on the control stream, streaming ones on a stream of their own.
-import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
-import type { Reply } from '../proto/types/farhand/link/v1/Reply.ts';
-import { after } from '../shared/clock.ts';
-import { AppError } from '../shared/errors.ts';
-import type { Logger } from '../shared/logger.ts';
+import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
+import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
+import { after } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
 import {
   type AgentCall,
   type AgentMethods,
@@ -13,8 +13,8 @@ import {
   sendFrames,
   smallMessageBytes,
   toWire,
-} from '../shared/rpc.ts';
-import { type Capability, needed } from './capabilities.ts';
+} from '../../shared/rpc.ts';
+import { type Capability, needed } from '../capabilities.ts';
 import type { AnswerStream, Dial } from './dial.ts';
 
 export interface Answers {
