@@ -1,0 +1,22 @@
+// The ceiling for a REST answer: bare koa and router that send the same bytes as JSON, with no checks at all.
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import Router from '@koa/router';
+import Koa from 'koa';
+
+const [url = '', key = ''] = process.argv.slice(2);
+const answer: unknown = await (
+  await fetch(url.replace('limit=100', 'limit=20'), { headers: { authorization: `Bearer ${key}` } })
+).json();
+const router = new Router();
+router.get('/api/v1/machines', (ctx) => {
+  ctx.body = answer;
+});
+const app = new Koa();
+app.use(router.routes());
+const server = createServer((request, response) => void app.callback()(request, response));
+server.listen(0, '127.0.0.1', () => {
+  const { port } = server.address() as AddressInfo;
+  process.stderr.write(`${JSON.stringify({ msg: 'bare is up', url: `http://127.0.0.1:${port}` })}\n`);
+});
+process.once('SIGTERM', () => process.exit(0));
