@@ -8,11 +8,12 @@ import {
   X509Certificate,
 } from 'node:crypto';
 import { existsSync } from 'node:fs';
-import { open, readFile, rename } from 'node:fs/promises';
+import { readFile } from 'node:fs/promises';
 import { arch, hostname } from 'node:os';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
 import { z } from 'zod';
+import { writeDurably } from '../shared/durable-file.ts';
 import { AppError, StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { rawPublicKey } from '../shared/proof.ts';
@@ -67,9 +68,9 @@ export async function openIdentity(directory: string, wish: Wish): Promise<Ident
           ca_certificate: ca,
           fingerprint,
         };
-  await write(file, pending);
+  await writeDurably(file, JSON.stringify(pending));
   const machineId = await enroll(wish, secret, pending);
-  await write(file, { ...pending, machine_id: machineId });
+  await writeDurably(file, JSON.stringify({ ...pending, machine_id: machineId }));
   return identityOf(pending, machineId);
 }
 
@@ -108,19 +109,6 @@ function parseJson(text: string): unknown {
   } catch {
     return undefined;
   }
-}
-
-/** Private from its first byte, whole or not at all, on disk when it resolves. */
-async function write(file: string, content: Stored): Promise<void> {
-  const temporary = `${file}.new`;
-  const handle = await open(temporary, 'w', 0o600);
-  try {
-    await handle.writeFile(JSON.stringify(content));
-    await handle.sync();
-  } finally {
-    await handle.close();
-  }
-  await rename(temporary, file);
 }
 
 /** Asks the broker for its chain, trusting nothing, and keeps the authority only if the token pins it. */

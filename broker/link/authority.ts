@@ -3,12 +3,13 @@
 import 'reflect-metadata';
 import { createHash, createPrivateKey, type webcrypto } from 'node:crypto';
 import { existsSync } from 'node:fs';
-import { open, readFile } from 'node:fs/promises';
+import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { SecureContextOptions } from 'node:tls';
 import * as x509 from '@peculiar/x509';
 import { z } from 'zod';
 import { now } from '../../shared/clock.ts';
+import { writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import { linkServerName } from '../../shared/rpc.ts';
 
@@ -60,13 +61,7 @@ async function makeAuthority(file: string): Promise<void> {
     crypto,
   );
   const content = { certificate: certificate.toString('pem'), private_key: await exportKey(keys.privateKey) };
-  const handle = await open(file, 'wx', 0o600);
-  try {
-    await handle.writeFile(JSON.stringify(content));
-    await handle.sync();
-  } finally {
-    await handle.close();
-  }
+  await writeDurably(file, JSON.stringify(content));
 }
 
 async function readAuthority(file: string): Promise<Authority> {

@@ -1,20 +1,18 @@
 // state.json on disk, as lowdb's adapter: durable before it resolves, refused when it is not what we wrote.
-import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
-import { link, open, readFile, rename, rm } from 'node:fs/promises';
+import { link, readFile, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Adapter } from 'lowdb';
 import { z } from 'zod';
+import { writeDurably } from '../../shared/durable-file.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
 import { type Documents, documents, version } from './documents.ts';
 
 /** Writes one file atomically: old or new after any crash, private from its first byte, on disk when it resolves. */
 export class DurableFile implements Adapter<Documents> {
-  readonly #directory: string;
   readonly #file: string;
 
   constructor(directory: string) {
-    this.#directory = directory;
     this.#file = join(directory, 'state.json');
   }
 
@@ -26,27 +24,8 @@ export class DurableFile implements Adapter<Documents> {
     return text === null ? null : parse(text, this.#file);
   }
 
-  async write(data: Documents): Promise<void> {
-    const temporary = join(this.#directory, `.state-${randomBytes(8).toString('hex')}`);
-    try {
-      await this.#fill(temporary, JSON.stringify(data));
-      await this.#keepLast();
-      await rename(temporary, this.#file);
-      await this.#syncDirectory();
-    } catch (error) {
-      await rm(temporary, { force: true });
-      throw error;
-    }
-  }
-
-  async #fill(path: string, text: string): Promise<void> {
-    const handle = await open(path, 'wx', 0o600);
-    try {
-      await handle.writeFile(text);
-      await handle.sync();
-    } finally {
-      await handle.close();
-    }
+  write(data: Documents): Promise<void> {
+    return writeDurably(this.#file, JSON.stringify(data), () => this.#keepLast());
   }
 
   /** The generation before stays beside the new one, under its own name for recovery. */
@@ -56,15 +35,6 @@ export class DurableFile implements Adapter<Documents> {
     await rm(beside, { force: true });
     await link(this.#file, beside);
     await rename(beside, `${this.#file}.last`);
-  }
-
-  async #syncDirectory(): Promise<void> {
-    const handle = await open(this.#directory, 'r');
-    try {
-      await handle.sync();
-    } finally {
-      await handle.close();
-    }
   }
 }
 
