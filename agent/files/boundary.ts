@@ -1,0 +1,143 @@
+// Where the files room may work: inside the roots, outside what the agent keeps to itself. Both are judged by
+// device and inode, so that bind mounts, foreign mount namespaces and renames cannot lend a place another name.
+import { type BigIntStats, readlinkSync } from 'node:fs';
+import { realpath, stat } from 'node:fs/promises';
+import { posix } from 'node:path';
+import { AppError, fromErrno } from '../../shared/errors.ts';
+import { type Bytes, bytes, fault, fromText } from './path.ts';
+
+/** Where something is or would be: an open directory, and a name in it unless the directory itself is meant. */
+export interface Place {
+  /** The directory as /proc/self/fd/N. */
+  at: Bytes;
+  name?: Bytes;
+}
+
+/** What was found out about a place, before it is known what has the name. */
+export interface Survey {
+  name: Bytes | undefined;
+  /** The directory and all above it, itself first. */
+  chain: string[];
+  roots: (string | undefined)[];
+  fences: Fence[];
+}
+
+/** A forbidden path now: what it is, and the name that nothing else may take. */
+interface Fence {
+  self: string | undefined;
+  parent?: string | undefined;
+  name?: Bytes;
+}
+
+const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.ino}`;
+
+/** Device and inode behind a path, symlinks followed. */
+export async function identify(path: Bytes): Promise<string> {
+  return identityOf(await stat(bytes(path), { bigint: true }));
+}
+
+const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(path).catch(() => undefined);
+
+/** A directory and all above it, itself first. ".." of an open directory is the truth, a path to it is hearsay. */
+async function ancestry(at: Bytes): Promise<string[]> {
+  // The kernel answers from memory, so this waits for no disk; only the depth is taken from it.
+  const levels = readlinkSync(at, 'latin1').split('/').length;
+  return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
+}
+
+/** `name` is the only one that is about to be used: the fence's parent matters for no other. */
+async function fenceOf(path: Bytes, name: Bytes | undefined): Promise<Fence> {
+  const self = await identifyIfThere(path);
+  if (self !== undefined && posix.basename(path) !== name) return { self };
+  const above = posix.dirname(path);
+  const parent = await identifyIfThere(above);
+  // Where more than the last step is missing, the first missing one must not be made either.
+  if (parent === undefined && above !== path) return fenceOf(above, name);
+  return { self, parent, name: posix.basename(path) };
+}
+
+function demandAbsolute(path: string): void {
+  if (!posix.isAbsolute(path)) throw new AppError('invalid_path', `${path}: must be absolute`);
+}
+
+async function canonical(root: string): Promise<Bytes> {
+  try {
+    const path = await realpath(root, 'latin1');
+    if (!(await stat(bytes(path))).isDirectory()) throw new AppError('not_a_directory', 'not a directory');
+    return path;
+  } catch (error) {
+    const { code, details, message } = fromErrno(error, 'cannot be opened');
+    throw new AppError(code, `root ${root}: ${message}; make it or name another`, details, { cause: error });
+  }
+}
+
+const within = (path: Bytes, root: Bytes): boolean =>
+  root === '/' || path === root || path.startsWith(`${root}/`);
+
+export class Boundary {
+  readonly #roots: Bytes[];
+  readonly #spelled: Bytes[];
+  readonly #forbidden: Bytes[];
+  /** The whole disk is allowed, apart from what is forbidden. */
+  readonly unconfined: boolean;
+
+  private constructor(roots: Bytes[], spelled: Bytes[], forbidden: Bytes[]) {
+    // A root inside another adds nothing, and could be swapped by whoever may write in the outer one.
+    this.#roots = roots.filter((root) => !roots.some((other) => other !== root && within(root, other)));
+    this.#spelled = spelled;
+    this.#forbidden = forbidden;
+    this.unconfined = roots.includes('/');
+  }
+
+  /** Fails where a root is missing: a lock that does not fit its door must be seen at once. */
+  static async open(roots: string[], forbidden: string[]): Promise<Boundary> {
+    for (const path of [...roots, ...forbidden]) demandAbsolute(path);
+    const real = await Promise.all(roots.map(canonical));
+    const spelled = [
+      ...real,
+      ...roots.map((root) => fromText(posix.normalize(root)).replace(/(?<=.)\/$/, '')),
+    ];
+    return new Boundary(real, spelled, forbidden.map(fromText));
+  }
+
+  /** Whether the path alone, before any symlink, looks allowed. For choosing an error, never for letting in. */
+  covers(path: Bytes): boolean {
+    return this.#spelled.some((root) => within(path, root));
+  }
+
+  async survey({ at, name }: Place): Promise<Survey> {
+    const [chain, roots, fences] = await Promise.all([
+      ancestry(at),
+      this.unconfined ? [] : Promise.all(this.#roots.map(identifyIfThere)),
+      Promise.all(this.#forbidden.map((path) => fenceOf(path, name))),
+    ]);
+    return { name, chain, roots, fences };
+  }
+
+  /** Throws permission_denied unless what has the name (nothing: what would have it) may be used. */
+  judge(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
+    const { chain, roots } = survey;
+    const inside = (root: string | undefined): boolean =>
+      root !== undefined &&
+      (chain.includes(root) || (stats?.isDirectory() === true && root === identityOf(stats)));
+    if (!this.unconfined && !roots.some(inside)) throw this.outside(path);
+    this.demandFree(survey, stats, path);
+  }
+
+  /** The half of it that holds for a symlink on the way, too. */
+  demandFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
+    const self = stats && identityOf(stats);
+    if (!survey.fences.some((fence) => isBehind(fence, survey, self))) return;
+    throw fault('permission_denied', path, 'the agent keeps this to itself');
+  }
+
+  outside(path: Bytes): AppError {
+    return fault('permission_denied', path, 'outside the roots that this agent allows');
+  }
+}
+
+function isBehind(fence: Fence, { chain, name }: Survey, self: string | undefined): boolean {
+  // Itself, also under another name: a hard link, or a bind mount.
+  if (fence.self !== undefined && (fence.self === self || chain.includes(fence.self))) return true;
+  return name !== undefined && fence.name === name && fence.parent === chain[0];
+}

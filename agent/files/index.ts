@@ -1,0 +1,44 @@
+// The files room of the agent: lists, reads and writes files inside the roots that the machine's owner allows.
+import { access } from 'node:fs/promises';
+import { AppError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { AgentMethods } from '../../shared/rpc.ts';
+import { Beneath } from './beneath.ts';
+import { Boundary } from './boundary.ts';
+import { openLister } from './list.ts';
+import { fromText } from './path.ts';
+import { openPeople } from './people.ts';
+import { openReader } from './read.ts';
+import { Temporary } from './temporary.ts';
+import { openWriter } from './write.ts';
+
+export interface FilesOptions {
+  /** Absolute; `['/']` allows the whole disk. */
+  roots: string[];
+  /** Where relative paths start. */
+  home: string;
+  /** Absolute: the agent's own data directory, configuration and unit; refused whatever the roots. */
+  forbidden: string[];
+  /** Where the journal of temporary files lies. */
+  directory: string;
+  log: Logger;
+}
+
+export type Files = Pick<AgentMethods, 'listFiles' | 'readFile' | 'writeFile'>;
+
+/** Fails when a root cannot be used; removes temporary files of a killed agent. */
+export async function openFiles({ roots, home, forbidden, directory, log }: FilesOptions): Promise<Files> {
+  await access('/proc/self/fd').catch(() => {
+    throw new AppError('not_supported', 'files need Linux with /proc mounted');
+  });
+  const temporary = await Temporary.open(directory, log);
+  // Whoever could write the journal could have files removed.
+  const beneath = new Beneath(await Boundary.open(roots, [...forbidden, directory]));
+  const people = openPeople();
+  const start = fromText(home);
+  return {
+    listFiles: openLister(beneath, people, start),
+    readFile: openReader(beneath, people, start),
+    writeFile: openWriter({ beneath, temporary, home: start, log }),
+  };
+}

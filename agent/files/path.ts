@@ -1,0 +1,44 @@
+// Paths of this room: one character per byte (latin1), so that names need not be UTF-8 and compare bytewise.
+import { posix } from 'node:path';
+import { AppError, type Code } from '../../shared/errors.ts';
+
+/** A path or name with one character per byte; never shown or handed to `fs` as it is. */
+export type Bytes = string;
+
+/** The form in which `fs` takes it. */
+export const bytes = (path: Bytes): Buffer => Buffer.from(path, 'latin1');
+/** The form for messages; bytes that are not UTF-8 become U+FFFD. */
+export const shown = (path: Bytes): string => bytes(path).toString();
+/** From text that is UTF-8, such as a setting. */
+export const fromText = (path: string): Bytes => Buffer.from(path).toString('latin1');
+
+/** O_PATH, which Node does not name: such a handle reads nothing, never blocks and has no effect on devices. */
+export const pathOnly = 0o10000000;
+
+export interface Target {
+  /** Absolute and lexically normalised: no dots, no slash at the end. */
+  path: Bytes;
+  /** The request asked for a directory: it ended in a slash or dots. */
+  folder: boolean;
+}
+
+/** The path that a request names: relative ones, "~" and the empty one start at home. */
+export function targetOf(requested: Buffer, home: Bytes): Target {
+  const text = requested.toString('latin1');
+  if (text.includes('\0')) throw new AppError('invalid_path', 'a path cannot hold a NUL byte');
+  const path = posix.normalize(text.startsWith('/') ? text : `${home}/${text.replace(/^~(?=\/|$)/, '')}`);
+  return {
+    path: path.length > 1 && path.endsWith('/') ? path.slice(0, -1) : path,
+    folder: text === '~' || /(^|\/)\.{0,2}$/.test(text),
+  };
+}
+
+/** A failure about a path. */
+export function fault(
+  code: Code,
+  path: Bytes,
+  reason: string,
+  details: Record<string, unknown> = {},
+): AppError {
+  return new AppError(code, `${shown(path)}: ${reason}`, { path: shown(path), ...details });
+}

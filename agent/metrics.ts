@@ -1,0 +1,247 @@
+// One report of what the machine is doing: CPU, memory, disks, network. Cheap enough to be taken all the time.
+import type { StatsFs } from 'node:fs';
+import { readFile, statfs } from 'node:fs/promises';
+import os from 'node:os';
+import type { Disk } from '../proto/types/farhand/agent/v1/Disk.ts';
+import type { Metrics } from '../proto/types/farhand/agent/v1/Metrics.ts';
+import type { NetworkInterface } from '../proto/types/farhand/agent/v1/NetworkInterface.ts';
+import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
+import { monotonic, now, sleep } from '../shared/clock.ts';
+
+export interface MetricsReader {
+  report(): Promise<Metrics>;
+}
+
+/** Where the numbers come from; tests put broken machines here. */
+export interface Sources {
+  /** Text of a file of /proc. */
+  read(path: string): Promise<string>;
+  statfs(mount: string): Promise<Pick<StatsFs, 'frsize' | 'bsize' | 'blocks' | 'bavail'>>;
+}
+
+/** A report is unary, so at most 64 KiB: the first of each list, and no absurd mount paths. */
+const longestList = 64;
+const longestMount = 255;
+/** Time that a file system has to answer. */
+const diskLimit = 1_000;
+/** The kernel counts CPU time in ticks of 10 ms: over a shorter time the percentage would be noise. */
+const shortestWindow = 100;
+
+const system: Sources = { read: (path) => readFile(path, 'utf8'), statfs: (mount) => statfs(mount) };
+
+export function openMetrics(sources: Sources = system): MetricsReader {
+  const read = (path: string): Promise<string> => sources.read(path).catch(() => '');
+  const opened = monotonic();
+  const cpu = openCpu(read);
+  const disks = openDisks(read, sources.statfs);
+  return {
+    async report() {
+      const [processor, memory, space, network] = await Promise.all([
+        cpu(),
+        read('/proc/meminfo'),
+        disks(),
+        read('/proc/net/dev'),
+      ]);
+      return {
+        recorded_at_ms: now(),
+        uptime_s: os.uptime(),
+        cpu_usage: processor.usage,
+        cpu_cores: processor.cores,
+        memory: memoryOf(memory),
+        ...space,
+        load_average: os.loadavg(),
+        network: networkOf(network),
+        agent_rss: process.memoryUsage.rss(),
+        agent_uptime_s: (monotonic() - opened) / 1000,
+      };
+    },
+  };
+}
+
+// ---- CPU
+
+interface CpuTimes {
+  idle: number;
+  total: number;
+  cores: number;
+}
+
+interface Cpu {
+  usage: number;
+  cores: number;
+}
+
+/**
+ * The first report covers the time since open, which is the dial and the hello; since boot would say nothing
+ * about now. Reports in quick succession repeat the last value.
+ */
+function openCpu(read: Sources['read']): () => Promise<Cpu> {
+  let usage = 0;
+  let at = monotonic();
+  let last = cpuTimes(read);
+  return async () => {
+    const before = await last;
+    if (monotonic() - at < shortestWindow) return { usage, cores: before.cores };
+    at = monotonic();
+    last = cpuTimes(read);
+    const after = await last;
+    const total = after.total - before.total;
+    // A core that went offline takes its time along: such a window is skipped.
+    if (total > 0) usage = clamp(100 * (1 - (after.idle - before.idle) / total));
+    return { usage, cores: after.cores };
+  };
+}
+
+const clamp = (percent: number): number => Math.min(100, Math.max(0, percent));
+const sum = (numbers: number[]): number => numbers.reduce((total, number) => total + number, 0);
+
+/** /proc/stat, because os.cpus() asks every core for its clock rate as well, which takes long on large machines. */
+async function cpuTimes(read: Sources['read']): Promise<CpuTimes> {
+  const text = await read('/proc/stat');
+  const all = /^cpu +(.*)$/m.exec(text)?.[1];
+  if (all === undefined) return cpuTimesOfNode();
+  // Guest time is part of user time already.
+  const times = all.split(' ').slice(0, 8).map(Number);
+  const [, , , idle = 0, waiting = 0] = times;
+  return { idle: idle + waiting, total: sum(times), cores: text.match(/^cpu\d+ /gm)?.length ?? 1 };
+}
+
+function cpuTimesOfNode(): CpuTimes {
+  const cpus = os.cpus();
+  const idle = sum(cpus.map(({ times }) => times.idle));
+  return { idle, total: sum(cpus.flatMap(({ times }) => Object.values(times))), cores: cpus.length };
+}
+
+// ---- Memory and network
+
+function spaceOf(total: number, free: number): Space {
+  return { total, used: total - free, free };
+}
+
+function memoryOf(text: string): Space {
+  const bytes = (name: string): number =>
+    1024 * Number(new RegExp(`^${name}: +(\\d+) kB$`, 'm').exec(text)?.[1]);
+  const [total, available] = [bytes('MemTotal'), bytes('MemAvailable')];
+  if (Number.isNaN(total + available)) return spaceOf(os.totalmem(), os.freemem());
+  return spaceOf(total, Math.min(available, total));
+}
+
+/** Without the loopback and the ends of containers' cables, whose bytes are counted elsewhere too. */
+function networkOf(text: string): NetworkInterface[] {
+  const lines = [...text.matchAll(/^ *([^\s:]+): *(.*)$/gm)];
+  const interfaces = lines.map(([, name = '', rest = '']) => ({
+    name,
+    counters: rest.split(/ +/).map(Number),
+  }));
+  return interfaces
+    .filter(({ name }) => name !== 'lo' && !name.startsWith('veth'))
+    .slice(0, longestList)
+    .map(({ name, counters }) => ({ name, received_bytes: counters[0] ?? 0, sent_bytes: counters[8] ?? 0 }));
+}
+
+// ---- Disks
+
+interface Mount {
+  path: string;
+  type: string;
+  /** Major and minor number: one for all mounts of a file system. */
+  device: string;
+  /** The whole file system is mounted, not a part of it. */
+  whole: boolean;
+}
+
+/** Real file systems whose source is not a path below /dev. */
+const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
+const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
+/** Images are full by nature. */
+const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
+/** Threads that silent file systems may hold: Node has four in all. */
+const mostSilent = 2;
+
+interface Asked {
+  answer: Promise<Space | undefined>;
+  remote: boolean;
+  /** It has not answered in time. */
+  silent: boolean;
+}
+
+type Disks = () => Promise<{ disk?: Space; disks: Disk[] }>;
+
+/**
+ * A file system that does not answer (a dead server) holds a thread until it does, so it is not asked again before,
+ * and while one of another machine is silent no other such one is asked: they tend to be silent together.
+ */
+function openDisks(read: Sources['read'], ask: Sources['statfs']): Disks {
+  const asked = new Map<string, Asked>();
+
+  const askable = (isRemote: boolean): boolean => {
+    const silent = [...asked.values()].filter((one) => one.silent);
+    return silent.length < mostSilent && !(isRemote && silent.some((one) => one.remote));
+  };
+  const start = ({ path, type }: Mount): Asked => {
+    const answer = measure(ask, path).finally(() => asked.delete(path));
+    const one = { answer, remote: remote.test(type), silent: false };
+    asked.set(path, one);
+    return one;
+  };
+  const spaceAt = async (mount: Mount): Promise<Space | undefined> => {
+    const known = asked.get(mount.path);
+    if (known?.silent || !askable(remote.test(mount.type))) return undefined;
+    const one = known ?? start(mount);
+    const late = Symbol('late');
+    const stop = new AbortController();
+    const first = await Promise.race([one.answer, sleep(diskLimit, stop.signal).then(() => late)]);
+    stop.abort();
+    if (typeof first !== 'symbol') return first;
+    one.silent = true;
+    return undefined;
+  };
+
+  return async () => {
+    const disks: Disk[] = [];
+    for (const mount of mountsOf(await read('/proc/self/mountinfo'))) {
+      const space = await spaceAt(mount);
+      if (space) disks.push({ mount: mount.path, filesystem: mount.type, space });
+    }
+    const disk = disks.find(({ mount }) => mount === '/')?.space;
+    return disk ? { disk, disks } : { disks };
+  };
+}
+
+/** Free is what an ordinary user may still take: what is reserved for root counts as used. */
+async function measure(ask: Sources['statfs'], mount: string): Promise<Space | undefined> {
+  try {
+    const { frsize, bsize, blocks, bavail } = await ask(mount);
+    // Older Node does not tell frsize.
+    const unit = frsize || bsize;
+    return blocks > 0 ? spaceOf(blocks * unit, bavail * unit) : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+/** "/" first, whatever it is, then every other real file system once. */
+function mountsOf(text: string): Mount[] {
+  const mounts = new Map<string, Mount>();
+  // Of two at one place, the later hides the earlier.
+  for (const line of text.split('\n')) addMount(mounts, line);
+  const root = mounts.get('/') ?? { path: '/', type: '', device: '', whole: true };
+  mounts.delete('/');
+  const best = [...mounts.values()].sort((a, b) => +b.whole - +a.whole || a.path.length - b.path.length);
+  const seen = new Set([root.device]);
+  const others = best.filter(({ device }) => !seen.has(device) && seen.add(device));
+  return [root, ...others.sort((a, b) => (a.path < b.path ? -1 : 1))].slice(0, longestList);
+}
+
+/** A line of mountinfo: id, parent, device, root, mount, options, optional fields, "-", type, source, options. */
+function addMount(mounts: Map<string, Mount>, line: string): void {
+  const [left = '', right = ''] = line.split(' - ');
+  const [, , device = '', root, escaped = ''] = left.split(' ');
+  const [type = '', source = ''] = right.split(' ');
+  const path = escaped.replace(/\\(\d{3})/g, (_, octal: string) => String.fromCharCode(parseInt(octal, 8)));
+  mounts.delete(path);
+  const real =
+    (source.startsWith('/dev/') || deviceless.test(type) || remote.test(type)) && !image.test(type);
+  if (path !== '/' && (!real || path === '' || path.length > longestMount)) return;
+  mounts.set(path, { path, type, device, whole: root === '/' });
+}
