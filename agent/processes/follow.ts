@@ -1,0 +1,102 @@
+// What a follower of a process gets: started, output from its offsets on, gaps, the exit.
+import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
+import type { AppError } from '../../shared/errors.ts';
+import type { OutputLog, Wake } from '../../shared/output.ts';
+import type { Exit } from './journal.ts';
+
+/** A process as its followers see it; `changed` wakes them after every change. */
+export interface Followed {
+  readonly changed: Wake;
+  readonly stdout: OutputLog;
+  readonly stderr: OutputLog;
+  started?: { pid: number; at: number };
+  exit?: Exit;
+  /** It could not even be accepted. */
+  failure?: AppError;
+}
+
+export interface Answer {
+  event: ProcessEvent;
+}
+
+const streams = ['stdout', 'stderr'] as const;
+type Stream = (typeof streams)[number];
+export type Offsets = Record<Stream, number>;
+
+const names = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' } as const;
+/** Largest output event. */
+const frameBytes = 256 * 1024;
+
+/**
+ * Follows what `find` gives until its exit or the signal; nothing happens before the first next().
+ * Ending early, also while it waits, costs the process nothing.
+ */
+export function follow(
+  find: () => Promise<Followed>,
+  offsets: Offsets,
+  signal: AbortSignal,
+): AsyncIterableIterator<Answer, undefined> {
+  const left = new AbortController();
+  const leave = (): void => left.abort();
+  signal.addEventListener('abort', leave, { once: true });
+  if (signal.aborted) leave();
+  const unlisten = (): void => signal.removeEventListener('abort', leave);
+  const inner = answers(find, { ...offsets }, left.signal, unlisten);
+  return {
+    [Symbol.asyncIterator]() {
+      return this;
+    },
+    next: () => inner.next(),
+    return() {
+      // A generator alone would not answer before the process speaks again.
+      leave();
+      unlisten();
+      return inner.return(undefined);
+    },
+  };
+}
+
+async function* answers(
+  find: () => Promise<Followed>,
+  offsets: Offsets,
+  signal: AbortSignal,
+  done: () => void,
+): AsyncGenerator<Answer, undefined> {
+  try {
+    yield* events(await find(), offsets, signal);
+  } finally {
+    done();
+  }
+}
+
+async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal): AsyncGenerator<Answer> {
+  while (!followed.started && !followed.exit && !signal.aborted) {
+    if (followed.failure) throw followed.failure;
+    await followed.changed.wait(signal);
+  }
+  const { started } = followed;
+  if (started && !signal.aborted)
+    yield { event: { started: { pid: started.pid, started_at_ms: started.at } } };
+  while (!signal.aborted) {
+    // Looked at before reading: once it is set, all output is in the logs.
+    const { exit } = followed;
+    for (const stream of streams) yield* output(followed[stream], stream, offsets);
+    if (streams.some((stream) => followed[stream].end > offsets[stream])) continue;
+    if (exit && !signal.aborted) {
+      yield { event: { exit } };
+      return;
+    }
+    // Both looks and the wait are in one turn, so no wake is missed.
+    if (!followed.exit) await followed.changed.wait(signal);
+  }
+}
+
+/** One piece of a stream, after the gap before it; the reader's pace decides when the next is read. */
+async function* output(log: OutputLog, stream: Stream, offsets: Offsets): AsyncGenerator<Answer> {
+  const from = offsets[stream];
+  if (log.end <= from) return;
+  const { offset, data } = await log.read(from, frameBytes);
+  if (offset > from) yield { event: { gap: { stream: names[stream], from, to: offset } } };
+  if (data.length > 0) yield { event: { output: { stream: names[stream], offset, data } } };
+  offsets[stream] = offset + data.length;
+}

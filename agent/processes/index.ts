@@ -1,0 +1,64 @@
+// Processes of this machine: started at most once per id, kept with their output until the broker forgets them.
+import { mkdir, realpath } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Logger } from '../../shared/logger.ts';
+import type { AgentMethods } from '../../shared/rpc.ts';
+import { openJournal } from './journal.ts';
+import { openPipeSupply } from './pipes.ts';
+import { recover } from './recover.ts';
+import { type Limits, Room } from './room.ts';
+import { closeInherited } from './spawn.ts';
+
+export interface ProcessesOptions {
+  /** Journal, output and pipes live below it; made when missing, for this user only. */
+  directory: string;
+  log: Logger;
+  /** Whether commands may name another user. */
+  mayRunAs: boolean;
+  limits?: Partial<Limits>;
+}
+
+// Methods as properties, so that they can be spread into the table of handlers.
+export interface Processes
+  extends Pick<AgentMethods, 'startProcess' | 'followProcess' | 'killProcess' | 'forgetProcess'> {
+  /** Made when the journal was made: tells a restarted machine from a wiped one. */
+  journalId: string;
+  /** Processes kept for the broker. */
+  ids: () => string[];
+  /** Ends everything: what still runs is killed and counts as lost. */
+  stop: () => Promise<void>;
+}
+
+const defaults: Limits = {
+  windowBytes: 64 * 1024 * 1024,
+  open: 64,
+  graceMs: 10_000,
+  stopGraceMs: 2_000,
+  drainMs: 2_000,
+  killForMs: 5_000,
+  seenMs: 24 * 3_600_000,
+};
+
+/** Opens the room of a directory; what an earlier agent left running is killed and counts as lost. */
+export async function openProcesses(options: ProcessesOptions): Promise<Processes> {
+  const { log, mayRunAs } = options;
+  const limits = { ...defaults, ...options.limits };
+  await mkdir(options.directory, { recursive: true, mode: 0o700 });
+  const directory = await realpath(options.directory);
+  closeInherited(log);
+  const journal = await openJournal(directory, log, limits.seenMs);
+  const outputs = join(directory, 'output');
+  const pipeNames = join(directory, 'pipes');
+  const left = await recover({ journal, outputs, pipes: pipeNames, limits, log });
+  const pipes = await openPipeSupply(pipeNames);
+  const room = new Room({ journal, outputs, limits, log, pipes, mayRunAs }, left);
+  return {
+    journalId: journal.id,
+    ids: () => room.ids(),
+    startProcess: (request, call) => room.start(request, call),
+    followProcess: (request, call) => room.follow(request, call),
+    killProcess: (request) => room.kill(request),
+    forgetProcess: (request) => room.forget(request),
+    stop: () => room.stop(),
+  };
+}

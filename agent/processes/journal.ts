@@ -1,0 +1,252 @@
+// What this machine promised to run and how it ended: one JSON line per step in an append-only file.
+import { randomUUID } from 'node:crypto';
+import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
+import { now } from '../../shared/clock.ts';
+import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+
+export type Exit = ProcessExit__Output;
+
+/** A process the broker may still ask about. */
+export interface Entry {
+  accepted_at: number;
+  started?: { pid: number; at: number };
+  exit?: Exit;
+}
+
+type Line =
+  | { t: 'journal'; id: string; version: number }
+  | { t: 'accepted'; id: string; at: number }
+  | { t: 'started'; id: string; pid: number; at: number }
+  | { t: 'end'; id: string; exit: Exit }
+  /** `at`: when it was accepted. */
+  | { t: 'forgotten'; id: string; at: number };
+
+interface Queued {
+  text: string;
+  sync: boolean;
+  resolve(): void;
+  reject(error: unknown): void;
+}
+
+const version = 1;
+/** Below this a journal is never worth rewriting. */
+const smallBytes = 1024 * 1024;
+
+/** Reads the journal of a directory, or makes one. `seenMs`: how long a forgotten id is still refused. */
+export async function openJournal(directory: string, log: Logger, seenMs: number): Promise<Journal> {
+  const path = join(directory, 'journal');
+  const journal = new Journal(directory, log, seenMs);
+  const text = await readFile(path, 'utf8').catch((error: unknown) => {
+    if (errnoOf(error) === 'ENOENT') return '';
+    throw fromErrno(error, path);
+  });
+  if (text && !journal.load(text)) {
+    // Under a new journal id the broker takes what it started before as lost, never as "never ran".
+    log.error({ path }, 'the journal of processes is unreadable, set aside as journal.unreadable');
+    await rename(path, `${path}.unreadable`);
+  }
+  await journal.compact();
+  return journal;
+}
+
+export class Journal {
+  id: string = randomUUID();
+  readonly entries = new Map<string, Entry>();
+  /** Forgotten ids and when they were accepted: within the window they never run again. */
+  readonly #forgotten = new Map<string, number>();
+  readonly #directory: string;
+  readonly #log: Logger;
+  readonly #seenMs: number;
+  #file: FileHandle | undefined;
+  #queue: Queued[] = [];
+  #writing: Promise<void> | undefined;
+  #bytes = 0;
+  #compactAt = smallBytes;
+  /** After a failed write or fsync nobody knows what the file holds: the next write makes a new one. */
+  #damaged = false;
+
+  /** Through openJournal. */
+  constructor(directory: string, log: Logger, seenMs: number) {
+    this.#directory = directory;
+    this.#log = log;
+    this.#seenMs = seenMs;
+  }
+
+  wasForgotten(id: string): boolean {
+    return this.#forgotten.has(id);
+  }
+
+  /** Resolves when the promise to run this id is on the disk; rejects, and knows nothing of it, when it is not. */
+  async accept(id: string): Promise<void> {
+    const at = now();
+    this.entries.set(id, { accepted_at: at });
+    try {
+      await this.#write({ t: 'accepted', id, at }, true);
+    } catch (error) {
+      this.entries.delete(id);
+      throw fromErrno(error, join(this.#directory, 'journal'));
+    }
+  }
+
+  started(id: string, pid: number, at: number): void {
+    const entry = this.entries.get(id);
+    if (!entry) return;
+    entry.started = { pid, at };
+    this.#note({ t: 'started', id, pid, at });
+  }
+
+  /** Not synced: if a power cut takes it, the process counts as lost, which is true. */
+  ended(id: string, exit: Exit): void {
+    const entry = this.entries.get(id);
+    if (!entry) return;
+    entry.exit = exit;
+    this.#note({ t: 'end', id, exit });
+  }
+
+  forget(id: string): void {
+    const entry = this.entries.get(id);
+    if (!entry) return;
+    this.entries.delete(id);
+    this.#forgotten.set(id, entry.accepted_at);
+    this.#note({ t: 'forgotten', id, at: entry.accepted_at });
+  }
+
+  async close(): Promise<void> {
+    await this.#writing;
+    await this.#file?.close();
+    this.#file = undefined;
+  }
+
+  /** Takes the lines of a file; false when it is not a journal that we can read. */
+  load(text: string): boolean {
+    const [first = '', ...rest] = text.split('\n');
+    const head = parse(first);
+    if (head?.t !== 'journal' || head.version !== version) return false;
+    this.id = head.id;
+    for (const line of rest) {
+      const step = parse(line);
+      if (step) this.#take(step);
+      // Nothing follows a line that a crash tore, for every opening rewrites the file.
+      else if (line) this.#log.warn('a torn line of the journal was ignored');
+    }
+    return true;
+  }
+
+  /** Writes what still matters to a new file and puts it in place of the old one. */
+  async compact(): Promise<void> {
+    const path = join(this.#directory, 'journal');
+    const text = this.#snapshot();
+    const file = await open(`${path}.new`, 'w', 0o600);
+    try {
+      await file.writeFile(text);
+      await file.sync();
+      await rename(`${path}.new`, path);
+      await syncDirectory(this.#directory);
+    } catch (error) {
+      await file.close();
+      throw error;
+    }
+    await this.#file?.close().catch(() => {});
+    this.#file = file;
+    this.#damaged = false;
+    this.#bytes = text.length;
+    this.#compactAt = Math.max(smallBytes, 4 * text.length);
+  }
+
+  #snapshot(): string {
+    const oldest = now() - this.#seenMs;
+    for (const [id, at] of this.#forgotten) if (at < oldest) this.#forgotten.delete(id);
+    const lines: Line[] = [{ t: 'journal', id: this.id, version }];
+    for (const [id, at] of this.#forgotten) lines.push({ t: 'forgotten', id, at });
+    for (const [id, { accepted_at, started, exit }] of this.entries) {
+      lines.push({ t: 'accepted', id, at: accepted_at });
+      if (started) lines.push({ t: 'started', id, ...started });
+      if (exit) lines.push({ t: 'end', id, exit });
+    }
+    return lines.map(format).join('');
+  }
+
+  #take(step: Line): void {
+    if (step.t === 'accepted') this.entries.set(step.id, { accepted_at: step.at });
+    const entry = this.entries.get(step.id);
+    if (step.t === 'started' && entry) entry.started = { pid: step.pid, at: step.at };
+    if (step.t === 'end' && entry) entry.exit = step.exit;
+    if (step.t !== 'forgotten') return;
+    this.entries.delete(step.id);
+    this.#forgotten.set(step.id, step.at);
+  }
+
+  #note(line: Line): void {
+    this.#write(line, false).catch((error: unknown) => {
+      this.#log.error(
+        { err: error, id: line.id, step: line.t },
+        'a step of a process could not be journalled',
+      );
+    });
+  }
+
+  #write(line: Line, sync: boolean): Promise<void> {
+    return new Promise((resolve, reject) => {
+      this.#queue.push({ text: format(line), sync, resolve, reject });
+      this.#writing ??= this.#drain();
+    });
+  }
+
+  /** One write and one fsync for all that arrived meanwhile. */
+  async #drain(): Promise<void> {
+    // What is asked for in the same turn shares the first round.
+    await Promise.resolve();
+    while (this.#queue.length > 0) {
+      const batch = this.#queue.splice(0);
+      try {
+        await this.#writeBatch(batch);
+        for (const { resolve } of batch) resolve();
+      } catch (error) {
+        this.#damaged = true;
+        for (const { reject } of batch) reject(error);
+      }
+    }
+    this.#writing = undefined;
+  }
+
+  async #writeBatch(batch: Queued[]): Promise<void> {
+    // The memory is ahead of the batch, so a rewrite holds it already.
+    if (this.#damaged || this.#bytes > this.#compactAt) return this.compact();
+    if (!this.#file) throw new AppError('unavailable', 'the journal of processes is closed');
+    const text = batch.map((queued) => queued.text).join('');
+    this.#bytes += text.length;
+    await this.#file.appendFile(text);
+    if (batch.some(({ sync }) => sync)) await this.#file.datasync();
+  }
+}
+
+function format(line: Line): string {
+  return `${JSON.stringify(line)}\n`;
+}
+
+function parse(text: string): Line | undefined {
+  try {
+    const value: unknown = JSON.parse(text);
+    return isLine(value) ? value : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+/** We wrote the file ourselves: this catches torn lines, not forged ones. */
+function isLine(value: unknown): value is Line {
+  if (typeof value !== 'object' || value === null) return false;
+  return 't' in value && typeof value.t === 'string' && 'id' in value && typeof value.id === 'string';
+}
+
+async function syncDirectory(path: string): Promise<void> {
+  const directory = await open(path, 'r');
+  try {
+    await directory.sync();
+  } finally {
+    await directory.close();
+  }
+}

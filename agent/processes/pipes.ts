@@ -1,0 +1,134 @@
+// What a child gets as its first three files. Node's own stdio pipes are sockets: `echo >/dev/stderr` fails
+// on them, and bash takes a socket as its input for a remote login. So these are real pipes and a file.
+import { spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
+import { chmodSync, closeSync, constants, openSync, unlinkSync } from 'node:fs';
+import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
+import { join } from 'node:path';
+import { AppError } from '../../shared/errors.ts';
+
+/** Names made by one call of mkfifo. */
+const batch = 32;
+
+/** Two pipes that nobody else has. */
+export interface Pipes {
+  /** /proc/PID/fd of whoever has them open shows the same. */
+  paths: string[];
+  /** `shared`: the command runs as another user, who may want to open /dev/stderr too. */
+  open(shared: boolean): OpenPipes;
+  /** They serve the next command, unless somebody may still hold them. */
+  giveBack(free: boolean): void;
+}
+
+/** Descriptors of standard output and error: ours to read, and the child's, to close after the spawn. */
+export interface OpenPipes {
+  ours: [stdout: number, stderr: number];
+  theirs: [stdout: number, stderr: number];
+}
+
+export interface PipeSupply {
+  take(): Promise<Pipes>;
+  close(): Promise<void>;
+}
+
+/** Keeps some named pipes: making one takes a process, which a command should not wait for. */
+export async function openPipeSupply(directory: string): Promise<PipeSupply> {
+  const ready: string[] = [];
+  let made = 0;
+  let refill: Promise<void> | undefined;
+  await rm(directory, { recursive: true, force: true });
+  await mkdir(directory, { mode: 0o700 });
+
+  async function more(): Promise<void> {
+    const paths = Array.from({ length: batch }, () => join(directory, String(made++)));
+    await mkfifo(paths);
+    ready.push(...paths);
+  }
+  function refillOnce(): Promise<void> {
+    refill ??= more().finally(() => {
+      refill = undefined;
+    });
+    return refill;
+  }
+  await refillOnce();
+
+  return {
+    async take() {
+      while (ready.length < 2) await refillOnce();
+      const paths = ready.splice(0, 2);
+      return {
+        paths,
+        open: (shared) => openPipes(paths, shared),
+        giveBack(free) {
+          if (free) ready.push(...paths);
+          else for (const path of paths) unlinkSync(path);
+        },
+      };
+    },
+    async close() {
+      await refill?.catch(() => {});
+      await rm(directory, { recursive: true, force: true });
+    },
+  };
+}
+
+function mkfifo(paths: string[]): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const fail = (cause?: unknown): void => {
+      reject(new AppError('unavailable', 'mkfifo failed in the data directory', {}, { cause }));
+    };
+    const env = { PATH: '/usr/bin:/bin', NODE_V8_COVERAGE: undefined };
+    const child = spawn('mkfifo', ['-m', '600', '--', ...paths], { stdio: 'ignore', env });
+    child.once('error', fail);
+    child.once('exit', (code) => (code === 0 ? resolve() : fail()));
+  });
+}
+
+function openPipes(paths: string[], shared: boolean): OpenPipes {
+  const opened: number[] = [];
+  const open = (path: string, flags: number): number => {
+    const fd = openSync(path, flags);
+    opened.push(fd);
+    return fd;
+  };
+  try {
+    if (shared) for (const path of paths) chmodSync(path, 0o622);
+    const [out = '', err = ''] = paths;
+    const nonBlocking = constants.O_RDONLY | constants.O_NONBLOCK;
+    return {
+      ours: [open(out, nonBlocking), open(err, nonBlocking)],
+      // Does not wait, for there is a reader; the child's end must not be non-blocking.
+      theirs: [open(out, constants.O_WRONLY), open(err, constants.O_WRONLY)],
+    };
+  } catch (error) {
+    for (const fd of opened) closeSync(fd);
+    throw error;
+  }
+}
+
+/**
+ * The input of a command as a file without a name: its end comes by itself, and /dev/stdin can be opened.
+ * In memory where that exists, for people pass secrets this way.
+ */
+export async function openInput(bytes: Uint8Array, directory: string): Promise<FileHandle> {
+  const name = `farhand-${randomUUID()}`;
+  try {
+    return await nameless(join('/dev/shm', name), bytes);
+  } catch {
+    return nameless(join(directory, name), bytes);
+  }
+}
+
+async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
+  const writer = await open(path, 'wx', 0o400);
+  try {
+    const reader = await open(path, 'r');
+    await unlink(path);
+    await writer.writeFile(bytes);
+    // Only who holds it can reach it now, and that may be another user.
+    await writer.chmod(0o444);
+    return reader;
+  } finally {
+    await writer.close();
+  }
+}

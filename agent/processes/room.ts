@@ -1,0 +1,261 @@
+// The processes of one agent and what can be asked about them: start, follow, kill, forget.
+import { join } from 'node:path';
+import type { FollowProcessRequest__Output } from '../../proto/types/farhand/agent/v1/FollowProcessRequest.ts';
+import type { ForgetProcessRequest__Output } from '../../proto/types/farhand/agent/v1/ForgetProcessRequest.ts';
+import type { KillProcessRequest__Output } from '../../proto/types/farhand/agent/v1/KillProcessRequest.ts';
+import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
+import type { StartProcessRequest__Output } from '../../proto/types/farhand/agent/v1/StartProcessRequest.ts';
+import { now } from '../../shared/clock.ts';
+import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { newOutput, Wake } from '../../shared/output.ts';
+import type { AgentCall } from '../../shared/rpc.ts';
+import { type Answer, type Followed, follow } from './follow.ts';
+import type { Exit, Journal } from './journal.ts';
+import { openInput, type PipeSupply } from './pipes.ts';
+import { outputNames, unseen } from './recover.ts';
+import { type Ending, type Run, run } from './run.ts';
+import { NotStarted, type Plan, plan } from './spawn.ts';
+
+export interface Limits {
+  /** Last bytes kept of each output stream. */
+  windowBytes: number;
+  /** Processes at once. */
+  open: number;
+  /** Between TERM and KILL at a timeout. */
+  graceMs: number;
+  /** The same when the agent stops. */
+  stopGraceMs: number;
+  /** How long the background may hold the pipes of a command that has exited. */
+  drainMs: number;
+  /** How long KILL is repeated. */
+  killForMs: number;
+  /** How long a forgotten id is still refused. */
+  seenMs: number;
+}
+
+interface Parts {
+  journal: Journal;
+  outputs: string;
+  limits: Limits;
+  log: Logger;
+  pipes: PipeSupply;
+  mayRunAs: boolean;
+}
+
+/** A process of this room; `exit` is set when it is over. */
+interface Kept extends Followed {
+  run?: Run;
+  /** A kill came before the spawn. */
+  cancelled?: boolean;
+  /** It goes as soon as it is over. */
+  forgotten?: boolean;
+}
+
+const outcomes: Record<Ending['cause'], Exit['outcome']> = {
+  exited: 'PROCESS_OUTCOME_EXITED',
+  timeout: 'PROCESS_OUTCOME_TIMEOUT',
+  cancelled: 'PROCESS_OUTCOME_CANCELLED',
+  stopped: 'PROCESS_OUTCOME_LOST',
+};
+const fromStart = { stdout: 0, stderr: 0 };
+
+export class Room {
+  readonly #parts: Parts;
+  readonly #kept: Map<string, Kept>;
+  readonly #open = new Set<Kept>();
+  readonly #settled = new Wake();
+  #stopping = false;
+
+  /** `left`: what earlier agents kept, all of it over. */
+  constructor(parts: Parts, left: Map<string, Kept>) {
+    this.#parts = parts;
+    this.#kept = left;
+  }
+
+  ids(): string[] {
+    return [...this.#kept].filter(([, { forgotten }]) => !forgotten).map(([id]) => id);
+  }
+
+  start(request: StartProcessRequest__Output, call: AgentCall): AsyncIterable<Answer> {
+    return follow(() => this.#startOnce(request, call), fromStart, call.signal);
+  }
+
+  follow(request: FollowProcessRequest__Output, call: AgentCall): AsyncIterable<Answer> {
+    const offsets = { stdout: request.stdout_offset, stderr: request.stderr_offset };
+    return follow(async () => this.#known(request.id) ?? this.#over(unknownId()), offsets, call.signal);
+  }
+
+  async kill({ id, grace_ms }: KillProcessRequest__Output): Promise<object> {
+    const kept = this.#kept.get(id);
+    if (!kept) {
+      if (this.#parts.journal.wasForgotten(id)) return {};
+      throw new AppError('command_not_found', 'no such process on this machine', { command_id: id });
+    }
+    if (kept.run) kept.run.kill('cancelled', grace_ms);
+    else kept.cancelled = true;
+    return {};
+  }
+
+  /** While a process runs it is only marked: its output goes when it is over. */
+  async forget({ id }: ForgetProcessRequest__Output): Promise<object> {
+    const kept = this.#kept.get(id);
+    if (kept) {
+      kept.forgotten = true;
+      if (kept.exit) await this.#remove(id, kept);
+    }
+    return {};
+  }
+
+  async stop(): Promise<void> {
+    this.#stopping = true;
+    for (const { run } of this.#open) run?.kill('stopped', this.#parts.limits.stopGraceMs);
+    const never = new AbortController().signal;
+    while (this.#open.size > 0) await this.#settled.wait(never);
+    await this.#parts.pipes.close();
+    await this.#parts.journal.close();
+  }
+
+  #known(id: string): Followed | undefined {
+    const kept = this.#kept.get(id);
+    if (kept || !this.#parts.journal.wasForgotten(id)) return kept;
+    // It ran once; its outcome was handed over and is no longer known here.
+    return this.#over(unseen('PROCESS_OUTCOME_LOST', 'forgotten'));
+  }
+
+  #over(exit: Exit): Followed {
+    return { changed: new Wake(), stdout: newOutput(''), stderr: newOutput(''), exit };
+  }
+
+  async #startOnce({ id, spec }: StartProcessRequest__Output, call: AgentCall): Promise<Followed> {
+    const known = this.#known(id);
+    if (known) return known;
+    if (!/^[\w-]{1,100}$/.test(id) || !spec)
+      throw new AppError('invalid_request', 'a process needs an id and a spec');
+    const { open } = this.#parts.limits;
+    if (this.#stopping) throw new AppError('unavailable', 'the agent is stopping');
+    if ([...this.#open].filter(({ exit }) => !exit).length >= open) {
+      throw new AppError('unavailable', `${open} commands run on this machine already`, { limit: open });
+    }
+    const kept = this.#make(id);
+    await this.#begin(id, kept, spec, call);
+    return kept;
+  }
+
+  /** In the same turn as the look-up, so that an id cannot be made twice. */
+  #make(id: string): Kept {
+    const { outputs, limits } = this.#parts;
+    const changed = new Wake();
+    const options = { windowBytes: limits.windowBytes, changed };
+    const { stdout, stderr } = outputNames(id);
+    const kept: Kept = {
+      changed,
+      stdout: newOutput(join(outputs, stdout), options),
+      stderr: newOutput(join(outputs, stderr), options),
+    };
+    this.#kept.set(id, kept);
+    this.#open.add(kept);
+    return kept;
+  }
+
+  async #begin(id: string, kept: Kept, spec: ProcessSpec__Output, call: AgentCall): Promise<void> {
+    const { journal, log, mayRunAs } = this.#parts;
+    // Looked up while the disk is busy with the promise.
+    const planned = plan(id, spec, mayRunAs).catch((error: unknown) => asNotStarted(error, log));
+    try {
+      await journal.accept(id);
+    } catch (error) {
+      this.#refuse(id, kept, fromErrno(error, 'journal'));
+    }
+    try {
+      await this.#spawn(id, kept, spec, await planned, call);
+    } catch (error) {
+      const { message } = asNotStarted(error, log);
+      await this.#finish(id, kept, { outcome: 'PROCESS_OUTCOME_NOT_STARTED', reason: message });
+    }
+  }
+
+  async #spawn(
+    id: string,
+    kept: Kept,
+    spec: ProcessSpec__Output,
+    planned: Plan | NotStarted,
+    { signal }: AgentCall,
+  ): Promise<void> {
+    if (planned instanceof NotStarted) throw planned;
+    const { pipes, journal, limits, log, outputs } = this.#parts;
+    const stdin = spec.stdin.length > 0 ? await openInput(spec.stdin, outputs) : undefined;
+    try {
+      const own = await pipes.take();
+      // The link may have gone or been fenced off meanwhile; from here to the spawn nothing waits.
+      if (signal.aborted || this.#stopping || kept.cancelled) {
+        own.giveBack(true);
+        return await this.#drop(id, kept);
+      }
+      const { stdout, stderr } = kept;
+      const options = { id, stdin, timeoutMs: spec.timeout_ms, stdout, stderr, log, ...limits };
+      kept.run = await run(planned, own, options);
+    } finally {
+      await stdin?.close();
+    }
+    kept.started = { pid: kept.run.pid, at: kept.run.started_at };
+    journal.started(id, kept.started.pid, kept.started.at);
+    kept.changed.wake();
+    // Never rejects, nor does what follows; stop() waits for it through #open.
+    void kept.run.ended.then((ending) => this.#settle(id, kept, ending));
+  }
+
+  async #drop(id: string, kept: Kept): Promise<void> {
+    const outcome = kept.cancelled ? 'PROCESS_OUTCOME_CANCELLED' : 'PROCESS_OUTCOME_EXPIRED';
+    await this.#finish(id, kept, { outcome, reason: 'dropped' });
+  }
+
+  async #settle(id: string, kept: Kept, { cause, exit_code, signal }: Ending): Promise<void> {
+    const reason = cause === 'stopped' ? 'agent_restarted' : '';
+    await this.#finish(id, kept, { outcome: outcomes[cause], exit_code, signal, reason });
+  }
+
+  async #finish(id: string, kept: Kept, how: Pick<Exit, 'outcome'> & Partial<Exit>): Promise<void> {
+    const { journal, log } = this.#parts;
+    const times = { started_at_ms: kept.started?.at ?? 0, finished_at_ms: now() };
+    const bytes = { stdout_bytes: kept.stdout.end, stderr_bytes: kept.stderr.end };
+    kept.exit = { exit_code: 0, signal: '', reason: '', ...times, ...bytes, ...how };
+    journal.ended(id, kept.exit);
+    kept.changed.wake();
+    try {
+      await Promise.all([kept.stdout.close(), kept.stderr.close()]);
+      if (kept.forgotten) await this.#remove(id, kept);
+    } catch (error) {
+      log.error({ err: error, id }, 'the output of a command could not be closed');
+    }
+    this.#open.delete(kept);
+    this.#settled.wake();
+  }
+
+  /** The promise could not be written: as if it had never been asked. */
+  #refuse(id: string, kept: Kept, failure: AppError): never {
+    this.#kept.delete(id);
+    this.#open.delete(kept);
+    kept.failure = failure;
+    kept.changed.wake();
+    this.#settled.wake();
+    throw failure;
+  }
+
+  async #remove(id: string, { stdout, stderr }: Kept): Promise<void> {
+    this.#kept.delete(id);
+    this.#parts.journal.forget(id);
+    await Promise.all([stdout.remove(), stderr.remove()]);
+  }
+}
+
+function unknownId(): Exit {
+  return unseen('PROCESS_OUTCOME_EXPIRED', 'unknown_id');
+}
+
+function asNotStarted(error: unknown, log: Logger): NotStarted {
+  if (error instanceof NotStarted) return error;
+  if (error instanceof AppError) return new NotStarted(error.message);
+  log.error({ err: error }, 'a process could not be started');
+  return new NotStarted(`the agent could not start it (${errnoOf(error) ?? 'unexpected failure'})`);
+}

@@ -1,0 +1,198 @@
+// One running process: its pipes into its logs, its time limit, its kill and its end.
+import { closeSync } from 'node:fs';
+import type { FileHandle } from 'node:fs/promises';
+import { Socket } from 'node:net';
+import { constants } from 'node:os';
+import { after, monotonic, now, sleep } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { OutputLog } from '../../shared/output.ts';
+import type { OpenPipes, Pipes } from './pipes.ts';
+import { launch, NotStarted, type Plan, whyNot } from './spawn.ts';
+import { killTree, Tree } from './tree.ts';
+
+/** What a pipe holds. */
+const pipeBytes = 64 * 1024;
+
+/** Why a process was ended by us. */
+export type KillCause = 'timeout' | 'cancelled' | 'stopped';
+
+export interface RunOptions {
+  id: string;
+  /** Its input, or none. */
+  stdin: FileHandle | undefined;
+  /** 0: none. */
+  timeoutMs: number;
+  stdout: OutputLog;
+  stderr: OutputLog;
+  graceMs: number;
+  drainMs: number;
+  killForMs: number;
+  log: Logger;
+}
+
+export interface Ending {
+  cause: 'exited' | KillCause;
+  exit_code: number;
+  /** Empty where none. */
+  signal: string;
+}
+
+export interface Run {
+  pid: number;
+  started_at: number;
+  /** Everything it wrote is in the logs by then, and after a kill its tree is gone. Never rejects. */
+  ended: Promise<Ending>;
+  /** Nothing happens when it has exited; a second call can only shorten the grace. */
+  kill(cause: KillCause, graceMs: number): void;
+}
+
+interface Exited {
+  code: number | null;
+  signal: NodeJS.Signals | null;
+}
+
+/** Starts it in this very turn; rejects with NotStarted. The pipes are its own from now on. */
+export async function run(plan: Plan, pipes: Pipes, options: RunOptions): Promise<Run> {
+  const started_at = now();
+  const { ours, theirs } = open(plan, pipes);
+  const child = launch(plan, [options.stdin?.fd ?? 'ignore', ...theirs]);
+  const exited = new Promise<Exited>((resolve) => {
+    if (!(child instanceof Error)) child.once('exit', (code, signal) => resolve({ code, signal }));
+  });
+  for (const fd of theirs) closeSync(fd);
+  if (child instanceof Error || child.pid === undefined) {
+    for (const fd of ours) closeSync(fd);
+    pipes.giveBack(false);
+    throw new NotStarted(await whyNot(child, plan));
+  }
+  const pumps = [pump(ours[0], options.stdout, options), pump(ours[1], options.stderr, options)];
+  const killer = makeKiller(child.pid, pipes.paths, exited, options);
+  async function end(): Promise<Ending> {
+    const { code, signal } = await Promise.race([exited, killer.givenUp]);
+    await killer.finished();
+    const drained = await drain(pumps, options.drainMs);
+    // What another user had open is not used again: it might still write there by its name in /proc.
+    pipes.giveBack(drained && !plan.foreign);
+    const exit_code = signal ? 128 + constants.signals[signal] : (code ?? 0);
+    return { cause: killer.cause() ?? 'exited', exit_code, signal: signal ?? '' };
+  }
+  return { pid: child.pid, started_at, ended: end(), kill: killer.kill };
+}
+
+function open(plan: Plan, pipes: Pipes): OpenPipes {
+  try {
+    return pipes.open(plan.foreign);
+  } catch (error) {
+    pipes.giveBack(false);
+    throw error;
+  }
+}
+
+interface Killer {
+  kill(cause: KillCause, graceMs: number): void;
+  /** Resolves when the tree is gone or given up; at once when nobody killed. */
+  finished(): Promise<void>;
+  /** Resolves when a kill was given up and the process is still there. */
+  givenUp: Promise<Exited>;
+  cause(): KillCause | undefined;
+}
+
+function makeKiller(pid: number, links: string[], exited: Promise<Exited>, options: RunOptions): Killer {
+  const { id, timeoutMs, graceMs, killForMs, log } = options;
+  const hurry = new AbortController();
+  const timers: (() => void)[] = [];
+  const givenUp = Promise.withResolvers<Exited>();
+  let alive = true;
+  let cause: KillCause | undefined;
+  let killing: Promise<void> | undefined;
+
+  async function killAll(): Promise<void> {
+    try {
+      const left = await killTree(new Tree([id], links, pid), hurry.signal, killForMs);
+      if (left > 0) log.error({ id, pid, left }, 'processes of a command could not be killed');
+    } catch (error) {
+      log.error({ err: error, id, pid }, 'the kill of a command failed');
+    }
+    givenUp.resolve({ code: null, signal: 'SIGKILL' });
+  }
+  function kill(why: KillCause, grace: number): void {
+    if (!alive) return;
+    cause ??= why;
+    timers.push(after(grace, () => hurry.abort()));
+    killing ??= killAll();
+  }
+
+  if (timeoutMs > 0) timers.push(after(timeoutMs, () => kill('timeout', graceMs)));
+  void exited.then(() => {
+    alive = false;
+    // During a kill the grace goes on for the rest of the tree.
+    if (!killing) for (const cancel of timers) cancel();
+  });
+  return {
+    kill,
+    givenUp: givenUp.promise,
+    cause: () => cause,
+    async finished() {
+      await killing;
+      for (const cancel of timers) cancel();
+    },
+  };
+}
+
+/** Waits for the end of both pipes, but not long for something in the background that holds them. */
+async function drain(pumps: Pump[], drainMs: number): Promise<boolean> {
+  const atEnd = new AbortController();
+  const all = Promise.all(pumps.map(({ done }) => done)).finally(() => atEnd.abort());
+  do await sleep(drainMs, atEnd.signal);
+  while (
+    // A disk that hangs is no reason to lose what the process wrote.
+    !atEnd.signal.aborted &&
+    pumps.some(({ stalled }) => stalled(drainMs / 2))
+  );
+  for (const { cut } of pumps) cut();
+  return (await all).every((ended) => ended);
+}
+
+interface Pump {
+  /** True when the pipe came to its end, false when it was cut. */
+  done: Promise<boolean>;
+  cut(): void;
+  /** Whether the disk has kept it waiting for that long. */
+  stalled(ms: number): boolean;
+}
+
+/**
+ * Reads a pipe into a log through one buffer, and no further before the disk took it: a runaway writer costs
+ * itself speed and us no memory.
+ */
+function pump(fd: number, output: OutputLog, { id, log }: RunOptions): Pump {
+  const buffer = Buffer.allocUnsafe(pipeBytes);
+  let busySince = Number.POSITIVE_INFINITY;
+  let written = Promise.resolve();
+  let complained = false;
+  async function keep(bytes: number): Promise<void> {
+    busySince = monotonic();
+    await output.append(buffer.subarray(0, bytes)).catch((error: unknown) => {
+      if (!complained) log.error({ err: error, id }, 'output of a command could not be kept');
+      complained = true;
+    });
+    busySince = Number.POSITIVE_INFINITY;
+    pipe.resume();
+  }
+  const callback = (bytes: number): boolean => {
+    written = keep(bytes);
+    return false;
+  };
+  const pipe = new Socket({ fd, readable: true, writable: false, onread: { buffer, callback } });
+  const done = new Promise<boolean>((resolve) => {
+    let ended = false;
+    pipe.once('end', () => {
+      ended = true;
+    });
+    pipe.once('close', () => void written.then(() => resolve(ended)));
+  });
+  // Its close says enough.
+  pipe.on('error', () => {});
+  pipe.resume();
+  return { done, cut: () => pipe.destroy(), stalled: (ms) => monotonic() - busySince >= ms };
+}

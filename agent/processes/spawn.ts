@@ -1,0 +1,182 @@
+// From what was asked to a child process: who, where, with which environment, and why it could not start.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { closeSync, constants, readdirSync, readFileSync } from 'node:fs';
+import { access, stat } from 'node:fs/promises';
+import { resolve } from 'node:path';
+import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
+import { errnoOf } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { type Account, accountNamed, ownAccount } from './users.ts';
+
+/** The variable that marks every process of a command, for the kill of its whole tree. */
+export const marker = 'FARHAND_COMMAND_ID';
+
+const defaultPath = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
+
+/** The process surely did not run; the message tells the user why. */
+export class NotStarted extends Error {
+  override readonly name = 'NotStarted';
+}
+
+export interface Plan {
+  file: string;
+  args: string[];
+  cwd: string;
+  env: Record<string, string | undefined>;
+  /** Only where setpriv is missing; without it the user's supplementary groups are not set. */
+  ids: { uid: number; gid: number } | undefined;
+  /** Whether it runs as another user than the agent. */
+  foreign: boolean;
+  /** What the user asked to run, for messages. */
+  program: string;
+}
+
+/** Everything about a child that needs looking up; rejects with NotStarted. */
+export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: boolean): Promise<Plan> {
+  const own = ownAccount();
+  const account =
+    spec.user === '' || spec.user === own.name ? own : await otherAccount(spec.user, own, mayRunAs);
+  const file = spec.direct ? spec.command : '/bin/sh';
+  if (!file) throw new NotStarted('no program was given');
+  // "--" because a command may begin with "-".
+  const args = spec.direct ? spec.args : ['-c', '--', spec.command];
+  const cwd = spec.cwd ? place(spec.cwd, account.home) : await homeOrRoot(account);
+  const base = { cwd, env: environment(id, account, spec.env), program: file };
+  if (account === own) return { ...base, file, args, ids: undefined, foreign: false };
+  return { ...base, ...(await switched(account, file, args, base)), foreign: true };
+}
+
+async function otherAccount(name: string, own: Account, mayRunAs: boolean): Promise<Account> {
+  if (!mayRunAs) throw new NotStarted('this machine does not allow commands as another user');
+  if (own.uid !== 0)
+    throw new NotStarted(`the agent runs as ${own.name}; only root may run commands as ${name}`);
+  const account = await accountNamed(name);
+  if (!account) throw new NotStarted(`user ${name} does not exist on this machine`);
+  return account;
+}
+
+/** setpriv sets the supplementary groups too, which spawn cannot; it ends by becoming the program. */
+async function switched(
+  { uid, gid }: Account,
+  file: string,
+  args: string[],
+  base: Pick<Plan, 'cwd' | 'env'>,
+): Promise<Pick<Plan, 'file' | 'args' | 'ids'>> {
+  const setpriv = await find('setpriv', '/', defaultPath);
+  if (!setpriv) return { file, args, ids: { uid, gid } };
+  // setpriv would say so on the command's own stderr and exit with 127.
+  const program = await find(file, base.cwd, base.env.PATH ?? defaultPath);
+  if (!program) throw new NotStarted(`program ${file} was not found, or may not be executed`);
+  const options = [`--reuid=${uid}`, `--regid=${gid}`, '--init-groups', '--'];
+  return { file: setpriv, args: [...options, program, ...args], ids: undefined };
+}
+
+/** The first executable of that name, as execvp would look for it. */
+async function find(name: string, cwd: string, path: string): Promise<string | undefined> {
+  const places = name.includes('/')
+    ? [resolve(cwd, name)]
+    : path.split(':').map((dir) => resolve(cwd, dir, name));
+  for (const candidate of places) {
+    const found = await stat(candidate).catch(() => undefined);
+    if (found?.isFile() && (found.mode & 0o111) !== 0) return candidate;
+  }
+  return undefined;
+}
+
+/** Accounts of services often name a home that does not exist. */
+async function homeOrRoot({ home }: Account): Promise<string> {
+  return (await badDirectory(home)) ? '/' : home;
+}
+
+function place(cwd: string, home: string): string {
+  return resolve(home, cwd === '~' || cwd.startsWith('~/') ? `.${cwd.slice(1)}` : cwd);
+}
+
+/** Built from nothing: neither our tokens nor NODE_OPTIONS reach a command. */
+function environment(id: string, account: Account, wanted: Record<string, string>): Plan['env'] {
+  for (const name of Object.keys(wanted)) {
+    if (!name || name.includes('='))
+      throw new NotStarted(`an environment variable cannot be called "${name}"`);
+  }
+  return {
+    PATH: defaultPath,
+    HOME: account.home,
+    USER: account.name,
+    LOGNAME: account.name,
+    SHELL: account.shell,
+    LANG: 'C.UTF-8',
+    // Node copies its own when there is none here.
+    NODE_V8_COVERAGE: undefined,
+    ...wanted,
+    [marker]: id,
+  };
+}
+
+/**
+ * Node opens everything close-on-exec, so what is not came from whoever started the agent. Every command
+ * would inherit it: it is closed.
+ */
+export function closeInherited(log: Logger): void {
+  for (const fd of readdirSync('/proc/self/fd').map(Number)) {
+    if (fd > 2 && inheritable(fd)) {
+      closeSync(fd);
+      log.debug({ fd }, 'closed a file that the agent had inherited');
+    }
+  }
+}
+
+function inheritable(fd: number): boolean {
+  try {
+    const flags = /^flags:\s+(\d+)/m.exec(readFileSync(`/proc/self/fdinfo/${fd}`, 'latin1'))?.[1] ?? '';
+    return flags !== '' && (Number.parseInt(flags, 8) & 0o2000000) === 0;
+  } catch {
+    // The listing's own, closed by now.
+    return false;
+  }
+}
+
+/** Spawns in a session of its own, synchronously until the child exists or surely never will. */
+export function launch(
+  plan: Plan,
+  stdio: ['ignore' | number, number, number],
+): ChildProcess | NodeJS.ErrnoException {
+  const { file, args, cwd, env, ids } = plan;
+  try {
+    return spawn(file, args, { cwd, env, stdio, detached: true, ...ids });
+  } catch (error) {
+    return error instanceof Error ? error : new Error(String(error));
+  }
+}
+
+/** Why a launch did not make a process. */
+export async function whyNot(launched: ChildProcess | NodeJS.ErrnoException, plan: Plan): Promise<string> {
+  if (launched instanceof Error) return explain(launched, plan);
+  return new Promise((resolve) => launched.once('error', (error) => resolve(explain(error, plan))));
+}
+
+async function explain(error: unknown, { cwd, program }: Plan): Promise<string> {
+  const errno = errnoOf(error) ?? 'unknown';
+  const badCwd = await badDirectory(cwd);
+  if (badCwd && ['ENOENT', 'ENOTDIR', 'EACCES'].includes(errno)) return badCwd;
+  if (errno === 'ENOENT') {
+    const there = program.includes('/') && (await stat(resolve(cwd, program)).catch(() => undefined));
+    return there ? `program ${program}: its interpreter was not found` : `program ${program} was not found`;
+  }
+  if (errno === 'EACCES' || errno === 'EPERM')
+    return `program ${program} may not be executed (permission denied)`;
+  if (errno === 'E2BIG') return 'command, arguments and environment are too long for this machine (E2BIG)';
+  if (errno === 'ERR_INVALID_ARG_VALUE')
+    return 'command, arguments, directory and environment must not hold NUL bytes';
+  if (errno === 'EAGAIN' || errno === 'ENOMEM')
+    return `the machine has no room for another process (${errno})`;
+  return `program ${program} could not be started (${errno})`;
+}
+
+async function badDirectory(cwd: string): Promise<string | undefined> {
+  const found = await stat(cwd).catch((error: unknown) => errnoOf(error) ?? 'unknown');
+  if (found === 'ENOENT') return `working directory ${cwd} does not exist`;
+  if (typeof found === 'string') return `working directory ${cwd} cannot be entered (${found})`;
+  if (!found.isDirectory()) return `working directory ${cwd} is not a directory`;
+  const denied = await access(cwd, constants.X_OK).catch(() => true);
+  return denied === true ? `working directory ${cwd} cannot be entered (permission denied)` : undefined;
+}

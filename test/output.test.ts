@@ -1,0 +1,203 @@
+// The output log: offsets, the sliding window, and what a restart or a full disk leaves of them.
+import { randomBytes } from 'node:crypto';
+import { mkdtemp, readdir, rm, stat, truncate, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { newOutput, type OutputLog, type OutputOptions, openOutput, Wake } from '../shared/output.ts';
+
+let home: string;
+let directory: string;
+let logs: OutputLog[] = [];
+
+beforeEach(async () => {
+  home = await mkdtemp(join(tmpdir(), 'farhand-output-'));
+  directory = join(home, 'log');
+});
+afterEach(async () => {
+  await Promise.all(logs.map((log) => log.close()));
+  logs = [];
+  await rm(home, { recursive: true, force: true });
+});
+
+function make(options: OutputOptions = {}): OutputLog {
+  const log = newOutput(directory, options);
+  logs.push(log);
+  return log;
+}
+
+async function reopen(options: OutputOptions = {}): Promise<OutputLog> {
+  const log = await openOutput(directory, options);
+  logs.push(log);
+  return log;
+}
+
+/** Everything that can be read from `from` on, and where bytes were missing. */
+async function readAll(log: OutputLog, from = 0): Promise<{ data: Buffer; gaps: [number, number][] }> {
+  const pieces: Buffer[] = [];
+  const gaps: [number, number][] = [];
+  for (let at = from; at < log.end; ) {
+    const { offset, data } = await log.read(at, 50_000);
+    if (offset > at) gaps.push([at, offset]);
+    pieces.push(data);
+    at = offset + data.length;
+  }
+  return { data: Buffer.concat(pieces), gaps };
+}
+
+async function bytesOnDisk(): Promise<number> {
+  const files = await Promise.all((await readdir(directory)).map((name) => stat(join(directory, name))));
+  return files.reduce((sum, { size }) => sum + size, 0);
+}
+
+test('bytes that cannot be written are refused, counted and shown as a gap, and the log goes on after them', async () => {
+  await writeFile(directory, 'in the way');
+  const log = make();
+  await expect(log.append(Buffer.from('lost'))).rejects.toMatchObject({ code: 'already_exists' });
+  expect(log.end).toBe(4);
+  await rm(directory);
+  await log.append(Buffer.from('kept'));
+  expect(await readAll(log)).toEqual({ data: Buffer.from('kept'), gaps: [[0, 4]] });
+});
+
+test('a gap at the very end is told too', async () => {
+  await writeFile(directory, 'in the way');
+  const log = make();
+  await expect(log.append(Buffer.from('lost'))).rejects.toThrow();
+  expect(await log.read(0, 100)).toEqual({ offset: 4, data: Buffer.alloc(0) });
+});
+
+test('a file that somebody shortened or removed becomes a gap and ends no reader', async () => {
+  const log = make({ windowBytes: 160 });
+  for (let i = 0; i < 3; i++) await log.append(Buffer.alloc(10, String(i)));
+  await log.close();
+  const names = (await readdir(directory)).sort();
+  await rm(join(directory, names[0]!));
+  await truncate(join(directory, names[1]!), 4);
+  const data = Buffer.from(`1111${'2'.repeat(10)}`);
+  const gaps = [
+    [0, 10],
+    [14, 20],
+  ];
+  expect(await readAll(log)).toEqual({ data, gaps });
+  expect(await readAll(log)).toEqual({ data, gaps });
+});
+
+test('a log without output makes neither file nor directory', async () => {
+  const log = make();
+  await log.close();
+  await log.remove();
+  expect(await readdir(home)).toEqual([]);
+});
+
+test('reading beyond the end gives nothing', async () => {
+  const log = make();
+  await log.append(Buffer.from('abc'));
+  expect(await log.read(3, 10)).toEqual({ offset: 3, data: Buffer.alloc(0) });
+  expect(await log.read(9, 10)).toEqual({ offset: 9, data: Buffer.alloc(0) });
+});
+
+test('what is read is what was appended, from any offset and across segments', async () => {
+  const log = make({ windowBytes: 16_000_000 });
+  const all = randomBytes(3_000_000);
+  for (let at = 0; at < all.length; at += 65_536) await log.append(all.subarray(at, at + 65_536));
+  expect((await readdir(directory)).length).toBeGreaterThan(1);
+  for (const from of [0, 1, 999_999, 1_048_576, 2_999_999]) {
+    const { data, gaps } = await readAll(log, from);
+    expect(gaps).toEqual([]);
+    expect(data.equals(all.subarray(from))).toBe(true);
+  }
+});
+
+test('appends that are not awaited keep their order while others read', async () => {
+  const log = make({ windowBytes: 16_000_000 });
+  const lines = Array.from({ length: 500 }, (_, i) => Buffer.from(`line ${i}\n`));
+  const appended = Promise.all(lines.map((line) => log.append(line)));
+  const early = readAll(log);
+  await appended;
+  await early;
+  expect((await readAll(log)).data.equals(Buffer.concat(lines))).toBe(true);
+});
+
+test('the window keeps at least its size of the last bytes and not much more, and tells what is gone', async () => {
+  const windowBytes = 160_000;
+  const log = make({ windowBytes });
+  const all = randomBytes(1_000_000);
+  for (let at = 0; at < all.length; at += 1000) await log.append(all.subarray(at, at + 1000));
+  expect(log.end - log.start).toBeGreaterThanOrEqual(windowBytes);
+  expect(await bytesOnDisk()).toBeLessThanOrEqual(windowBytes + windowBytes / 16 + 1000);
+  const { data, gaps } = await readAll(log);
+  expect(gaps).toEqual([[0, log.start]]);
+  expect(data.equals(all.subarray(log.start))).toBe(true);
+});
+
+test('a reader that the window overtakes gets a gap, never wrong bytes', async () => {
+  const log = make({ windowBytes: 16_000 });
+  const all = randomBytes(400_000);
+  const read: { offset: number; data: Buffer }[] = [];
+  for (let at = 0; at < all.length; at += 4000) {
+    await Promise.all([
+      log.append(all.subarray(at, at + 4000)),
+      log.read(Math.max(0, at - 18_000), 4000).then((piece) => read.push(piece)),
+    ]);
+  }
+  for (const { offset, data } of read)
+    expect(data.equals(all.subarray(offset, offset + data.length))).toBe(true);
+});
+
+test('a log reopened from the disk has the same bytes and goes on at its end', async () => {
+  const all = randomBytes(100_000);
+  const first = make({ windowBytes: 160_000 });
+  await first.append(all.subarray(0, 60_000));
+  await first.close();
+  const second = await reopen({ windowBytes: 160_000 });
+  expect([second.start, second.end]).toEqual([0, 60_000]);
+  await second.append(all.subarray(60_000));
+  expect((await readAll(second)).data.equals(all)).toBe(true);
+});
+
+test('a log that was never written opens empty', async () => {
+  const log = await reopen();
+  expect([log.start, log.end]).toEqual([0, 0]);
+});
+
+test('skipping ahead makes a gap that a restart remembers', async () => {
+  const first = make();
+  await first.append(Buffer.from('abc'));
+  await first.skip(10);
+  await first.append(Buffer.from('def'));
+  await first.close();
+  for (const log of [first, await reopen()]) {
+    expect(log.end).toBe(13);
+    expect(await readAll(log)).toEqual({ data: Buffer.from('abcdef'), gaps: [[3, 10]] });
+  }
+});
+
+test('a removed log leaves nothing behind and shows its readers a gap', async () => {
+  const log = make();
+  await log.append(Buffer.from('abc'));
+  await log.remove();
+  expect(await readdir(home)).toEqual([]);
+  expect([log.start, log.end]).toEqual([3, 3]);
+  expect(await log.read(0, 10)).toEqual({ offset: 3, data: Buffer.alloc(0) });
+});
+
+test('files and directory are for this user only', async () => {
+  await make().append(Buffer.from('abc'));
+  const [name] = await readdir(directory);
+  expect((await stat(directory)).mode & 0o777).toBe(0o700);
+  expect((await stat(join(directory, name!))).mode & 0o777).toBe(0o600);
+});
+
+test('a waiting reader is woken by an append, by its signal, and leaves nothing waiting', async () => {
+  const changed = new Wake();
+  const log = make({ changed });
+  const woken = changed.wait(new AbortController().signal);
+  await log.append(Buffer.from('abc'));
+  await woken;
+  const stop = new AbortController();
+  const stopped = changed.wait(stop.signal);
+  stop.abort();
+  await stopped;
+  await changed.wait(stop.signal);
+});
