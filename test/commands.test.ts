@@ -248,6 +248,23 @@ test('unknown to the same journal is expired, unknown to another is lost', async
   }
 });
 
+test('a newer link of the same machine takes an open command over, and nothing is started again', async () => {
+  const house = await openHouse();
+  const identity = await joinScripted(house);
+  const first = await connectScripted(house.grpc, identity);
+  await first.next('welcome');
+  const { body } = await house.call('POST', '/commands', {
+    body: { machine_id: identity.machineId, command: 'true', wait: 0 },
+  });
+  first.answer((await first.next('call')).call_id);
+  const second = await connectScripted(house.grpc, identity, { instance_id: 'second' });
+  const follow = await second.next('call');
+  expect([follow.method, second.decode(follow)]).toEqual([
+    'FollowProcess',
+    expect.objectContaining({ id: body.data.id }),
+  ]);
+});
+
 test('an agent that reports twice ends a command once', async () => {
   const house = await openHouse();
   const agent = await scriptedMachine(house);

@@ -1,7 +1,20 @@
 // Machines over REST, from HTTP to a real agent and back.
 import { cpus, hostname, totalmem } from 'node:os';
-import { expect, test } from 'vitest';
-import { openHouse } from './house.ts';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { openHistory } from '../broker/history.ts';
+import { openVitals } from '../broker/machines/vitals.ts';
+import { fakeClock } from './fake-clock.ts';
+import { openHouse, quiet, temporaryFolder } from './house.ts';
+
+/** A report as it comes decoded from the wire. */
+function report(cpu_usage: number) {
+  const space = { total: 100, used: 40, free: 60 };
+  return {
+    ...{ recorded_at_ms: 1, uptime_s: 1, cpu_usage, cpu_cores: 2, memory: space, disk: space },
+    ...{ load_average: [0.5], disks: [], network: [], agent_rss: 1, agent_uptime_s: 1 },
+  };
+}
 
 test('an id that names no machine is machine_not_found on every machine route', async () => {
   const house = await openHouse();
@@ -120,6 +133,40 @@ test('an offline machine tells its last known status with connected false', asyn
   const status = await house.client.machines.status({ machine_id: agent.machineId });
   expect(status.connected).toBe(false);
   expect(status.memory.total).toBe(totalmem());
+});
+
+test('the history of metrics is averaged per step and bounded to 48 hours', async () => {
+  const folder = temporaryFolder('metrics');
+  const history = openHistory(join(folder, 'history.db'), 'install', quiet);
+  const clock = fakeClock(1_800_000_000_000);
+  const vitals = openVitals(history);
+  onTestFinished(async () => {
+    await vitals.close();
+    history.close();
+  });
+  await vitals.hello(
+    'mach_a',
+    { hostname: 'a', os: 'linux', arch: 'x64', ip: '::1', agent_version: '1', capabilities: [] },
+    null,
+  );
+  for (let minute = 0; minute <= 50 * 60; minute += 5) {
+    vitals.heard('mach_a', report(minute % 10 === 0 ? 20 : 40));
+    await clock.advance(300_000);
+  }
+  await history.prune();
+  const points = vitals.metrics('mach_a', 0, clock.now(), 600_000);
+  expect(points.length).toBeGreaterThanOrEqual(48 * 6);
+  expect(points.length).toBeLessThanOrEqual(48 * 6 + 1);
+  expect(points.slice(1, -1).every(({ cpu_usage }) => cpu_usage === 30)).toBe(true);
+});
+
+test('metrics over REST refuse an instant that is none, and answer what was asked for', async () => {
+  const house = await openHouse();
+  const { machineId } = await house.agent();
+  const bad = await house.call('GET', `/machines/${machineId}/metrics?since=yesterday`);
+  expect([bad.status, bad.body.error.code]).toEqual([400, 'invalid_request']);
+  const good = await house.call('GET', `/machines/${machineId}/metrics?since=2026-01-01T00:00:00Z&step=60`);
+  expect(good.body.data).toMatchObject({ since: '2026-01-01T00:00:00.000Z', step: 60, points: [] });
 });
 
 test('PATCH renames and retags, and what was not sent stays', async () => {

@@ -37,6 +37,8 @@ const tailBytes = 1024 * 1024;
 /** A command that ends within this time has its start and its end in one transaction. */
 const startedLaterMs = 10;
 const killGraceMs = 10_000;
+/** A command that was lost sight of while its machine is linked is looked for again after this. */
+const followAgainMs = 1_000;
 /** An end that could not be written (disk full) is tried again after this. */
 const rewriteMs = 5_000;
 /** After this long without its machine, a command's outcome is called unknown. */
@@ -68,6 +70,7 @@ export function openRuns(
   log: Logger,
 ): Runs {
   const { state, history, events, presence, records } = rooms;
+  let closed = false;
   const runs = new Map<string, Run>(records.open().map((command) => [command.id, runOf(command)]));
 
   function emit(journal: Journal, type: EventType, command: Command): void {
@@ -97,6 +100,8 @@ export function openRuns(
     } finally {
       run.following = false;
     }
+    // A newer link may have come while this one was still ending, or the machine was only slow.
+    if (isOpen(run.command)) after(followAgainMs, () => resumeIfOnline(run.command.machine_id));
   }
 
   async function take(run: Run, link: Link, event: ProcessEvent__Output): Promise<void> {
@@ -194,6 +199,10 @@ export function openRuns(
     }
   }
 
+  function resumeIfOnline(machineId: string): void {
+    if (!closed && presence.online(machineId)) resume(machineId);
+  }
+
   function kill(run: Run, link: Link): void {
     link.stub
       .killProcess({ id: run.command.id, grace_ms: killGraceMs }, { request_id: newId('request') })
@@ -262,6 +271,7 @@ export function openRuns(
         kill(run, presence.get(run.command.machine_id));
     },
     close() {
+      closed = true;
       stopWatching();
       stopListening();
       stopSweeping();

@@ -240,10 +240,11 @@ function pointsOf(
 ): MetricsPoint[] {
   const rows = history
     .sql(
-      `SELECT (at / ?1) * ?1 AS at, avg(cpu_usage) AS cpu_usage,
+      // Numbers are bound as reals, and a division of those would not round down.
+      `SELECT (at / CAST(?1 AS INTEGER)) * CAST(?1 AS INTEGER) AS at, avg(cpu_usage) AS cpu_usage,
          avg(memory_used) AS memory_used, avg(memory_total) AS memory_total,
          avg(disk_used) AS disk_used, avg(disk_total) AS disk_total, avg(load_average) AS load_average
-       FROM metrics WHERE machine_id = ?2 AND at >= ?3 AND at < ?4 GROUP BY at / ?1 ORDER BY at`,
+       FROM metrics WHERE machine_id = ?2 AND at >= ?3 AND at < ?4 GROUP BY at / CAST(?1 AS INTEGER) ORDER BY at`,
     )
     .all(stepMs, machineId, since, until);
   // The columns are those of MetricsPoint, all of them numbers.
