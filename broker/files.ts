@@ -4,7 +4,7 @@ import type { FileEntry__Output } from '../proto/types/farhand/agent/v1/FileEntr
 import type { ReadFileHead__Output } from '../proto/types/farhand/agent/v1/ReadFileHead.ts';
 import type { WriteFileRequest } from '../proto/types/farhand/agent/v1/WriteFileRequest.ts';
 import type { Api, Handlers, Reply } from '../shared/api/index.ts';
-import { iso } from '../shared/clock.ts';
+import { iso, latestInstant } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import type { Presence } from './link/presence.ts';
 
@@ -55,7 +55,7 @@ export function fileHandlers(presence: Presence): Handlers['files'] {
         if (part.chunk) chunks.push(Buffer.from(part.chunk));
       }
       if (!head?.entry) throw new AppError('machine_error', 'the machine answered without the file’s entry');
-      caller.headers.set('ETag', head.etag);
+      caller.headers.set('ETag', soundEtag(head.etag));
       const bytes = Buffer.concat(chunks);
       const encoding = input.encoding === 'base64' || !isUtf8(bytes) ? 'base64' : 'utf-8';
       return {
@@ -81,7 +81,7 @@ export function fileHandlers(presence: Presence): Handlers['files'] {
         ),
         { request_id: caller.request_id, signal: caller.signal },
       );
-      caller.headers.set('ETag', written.etag);
+      caller.headers.set('ETag', soundEtag(written.etag));
       return { ...pathOf(written.path), size: written.size, created: written.created };
     },
   };
@@ -113,11 +113,22 @@ function entryOf(entry: FileEntry__Output): Entry {
     ...(entry.mode & 0o1000 && { sticky: true }),
     owner: entry.owner,
     group: entry.group,
-    modified_at: iso(entry.modified_at_ms),
+    modified_at: soundTime(entry.modified_at_ms),
     ...(entry.link_target && { link_target: text(entry.link_target) }),
     ...(isSpecial(entry.special) && { special: entry.special }),
     ...(foreign && { name_encoding: 'base64' as const }),
   };
+}
+
+/** What a machine says goes into our headers and dates only if it can (RFC 9110 section 8.8.3). */
+function soundEtag(etag: string): string {
+  if (/^"[\x21\x23-\x7e]{0,200}"$/.test(etag)) return etag;
+  throw new AppError('machine_error', 'the machine answered with an ETag that is none');
+}
+
+function soundTime(ms: number): string {
+  if (Math.abs(ms) <= latestInstant) return iso(ms);
+  throw new AppError('machine_error', 'the machine answered with a time that is none');
 }
 
 function isSpecial(text: string): text is NonNullable<Entry['special']> {

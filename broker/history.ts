@@ -54,6 +54,11 @@ export interface History {
    * resolves once that is on disk. A change that throws undoes only itself.
    */
   write<T>(change: (transaction: HistoryTransaction) => T): Promise<T>;
+  /**
+   * Applies the outbox of a generation of state.json, once: what was applied before and has gone for its age since
+   * does not come back at a start.
+   */
+  applyOutbox(entries: readonly Entry[], generation: number): Promise<void>;
   /** Says how entries of a kind become rows. Must be idempotent. */
   onEntry(kind: string, apply: (entry: never, transaction: HistoryTransaction) => void): void;
   /** Deletes what is older, in small steps, hourly. */
@@ -95,13 +100,9 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
     queue = [];
     if (group.length === 0) return;
     const after: (() => void)[] = [];
-    const transaction: HistoryTransaction = {
-      append: (entry) => applierOf(entry.kind)(entry, transaction),
-      committed: (run) => void after.push(run),
-    };
     try {
       sql('BEGIN IMMEDIATE').run();
-      const failed = new Map(group.flatMap((member) => attempt(member, transaction)));
+      const failed = new Map(group.flatMap((member) => attempt(member, after)));
       sql('COMMIT').run();
       for (const run of after) run();
       for (const member of group) {
@@ -115,12 +116,18 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
     }
   }
 
-  /** Runs one member; its failure undoes its own rows only. */
-  function attempt(member: Pending, transaction: HistoryTransaction): [Pending, unknown][] {
+  /** Runs one member; its failure undoes its own rows only, and nobody is told of them. */
+  function attempt(member: Pending, after: (() => void)[]): [Pending, unknown][] {
+    const hooks: (() => void)[] = [];
+    const transaction: HistoryTransaction = {
+      append: (entry) => applierOf(entry.kind)(entry, transaction),
+      committed: (run) => void hooks.push(run),
+    };
     sql('SAVEPOINT member').run();
     try {
       member.run(transaction);
       sql('RELEASE member').run();
+      after.push(...hooks);
       return [];
     } catch (error) {
       sql('ROLLBACK TO member').run();
@@ -159,6 +166,7 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
     sql,
     write(change) {
       return new Promise((resolve, reject) => {
+        if (!database.isOpen) return reject(new Error('history is closed'));
         let result: ReturnType<typeof change>;
         queue.push({
           run: (transaction) => {
@@ -168,6 +176,13 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
           reject,
         });
         if (queue.length === 1) setImmediate(flush);
+      });
+    },
+    async applyOutbox(entries, generation) {
+      await history.write((transaction) => {
+        if (sql('SELECT outbox FROM installation').get()?.outbox === generation) return;
+        for (const entry of entries) transaction.append(entry);
+        sql('UPDATE installation SET outbox = ?').run(generation);
       });
     },
     onEntry(kind, apply) {
@@ -191,11 +206,11 @@ function setUp(database: DatabaseSync, file: string, installId: string): void {
   if (version > schemaVersion) {
     throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);
   }
-  database.exec(`CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL);
+  database.exec(`CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox INTEGER);
     CREATE TABLE IF NOT EXISTS migrations (noun TEXT PRIMARY KEY, steps INTEGER NOT NULL) WITHOUT ROWID;
     PRAGMA user_version = ${schemaVersion}`);
   const row = database.prepare('SELECT id FROM installation').get();
-  if (!row) database.prepare('INSERT INTO installation VALUES (?)').run(installId);
+  if (!row) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
   else if (row.id !== installId) {
     throw new StartError(
       `${file} and state.json belong to two installations: restore both from the same backup`,

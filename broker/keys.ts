@@ -76,14 +76,14 @@ export function openKeys(state: State): Keys {
           expires_at: input.expires_at?.toISOString() ?? null,
         };
         await state.change((draft) => {
-          refuseStronger(key, draft.get('keys', caller.key_id) ?? localKey, caller);
+          refuseStronger(key, ownKey(caller, draft.get('keys', caller.key_id)), caller);
           draft.put('keys', key);
           caller.made(draft, key.id);
         });
         return { ...shown(key), key: secret };
       },
       list(input, caller) {
-        const own = state.keys.get(caller.key_id) ?? localKey;
+        const own = ownKey(caller, state.keys.get(caller.key_id));
         const page = pageOf(
           [...state.keys.values()].filter((key) => within(key, own)),
           input,
@@ -91,18 +91,25 @@ export function openKeys(state: State): Keys {
         );
         return { items: page.items.map(shown), total: page.total };
       },
-      me: (_input, caller) => shown(state.keys.get(caller.key_id) ?? localKey),
+      me: (_input, caller) => shown(ownKey(caller, state.keys.get(caller.key_id))),
       async remove(input, caller) {
         await state.change((draft) => {
           const key = draft.get('keys', input.key_id);
           if (!key) throw new AppError('key_not_found', 'no such key', { key_id: input.key_id });
-          refuseStronger(key, draft.get('keys', caller.key_id) ?? localKey, caller);
+          refuseStronger(key, ownKey(caller, draft.get('keys', caller.key_id)), caller);
           draft.remove('keys', key.id);
         });
         return { deleted: true };
       },
     },
   };
+}
+
+/** The caller's key as it is now; one that was revoked meanwhile is nobody's. */
+function ownKey(caller: Caller, found: Key | undefined): Key {
+  if (caller.key_id === localKey.id) return localKey;
+  if (found) return found;
+  throw new AppError('unauthorized', 'this key was revoked');
 }
 
 /** A key makes, and removes, no key stronger than itself. */

@@ -19,13 +19,15 @@ async function main(): Promise<void> {
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(brokerSettings, invocation);
-  const broker = await startBroker(settings, createLogger(program, settings.log_level));
-  if (settings.local) process.stdout.write(`${broker.socket}\n`);
+  const starting = startBroker(settings, createLogger(program, settings.log_level));
+  // A signal may come while it still starts.
   const stop = (): void => {
-    broker.close().then(() => process.exit(0), fail);
+    starting.then((broker) => broker.close()).then(() => process.exit(0), fail);
   };
   process.once('SIGTERM', stop);
   process.once('SIGINT', stop);
+  const broker = await starting;
+  if (settings.local) process.stdout.write(`${broker.socket}\n`);
 }
 
 function fail(error: unknown): void {

@@ -15,7 +15,7 @@ import { openCommands } from './commands/index.ts';
 import type { BrokerSettings } from './config.ts';
 import { openEvents } from './events.ts';
 import { fileHandlers } from './files.ts';
-import { type Entry, type History, openHistory } from './history.ts';
+import { type History, openHistory } from './history.ts';
 import { createHttpServer } from './http/app.ts';
 import type { Lookups } from './http/dispatch.ts';
 import { openIdempotency } from './http/idempotency.ts';
@@ -65,8 +65,10 @@ export async function startBroker(
   await mkdir(directory, { recursive: true, mode: 0o700 });
   await chmod(directory, 0o700);
   const closers: (() => unknown)[] = [lockDirectory(directory, 'broker')];
-  const close = async (): Promise<void> => {
-    for (const closer of closers.splice(0).reverse()) await closer();
+  let closing: Promise<void> | undefined;
+  const close = (): Promise<void> => {
+    closing ??= closeAll(closers);
+    return closing;
   };
   try {
     return await assemble(settings, log, tuning, closers, close);
@@ -74,6 +76,10 @@ export async function startBroker(
     await close();
     throw error;
   }
+}
+
+async function closeAll(closers: (() => unknown)[]): Promise<void> {
+  for (const closer of closers.reverse()) await closer();
 }
 
 async function assemble(
@@ -101,7 +107,7 @@ async function assemble(
   const idempotency = openIdempotency(history);
   closers.push(announce(rooms, log));
   const commands = openCommands(rooms, settings.keep_history, log);
-  await state.drainTo((entries) => applyOutbox(history, entries));
+  await state.drainTo((entries, generation) => history.applyOutbox(entries, generation));
 
   const status = { ready: false, url: '', grpc: '' };
   const metrics = openMetrics(() => ({ online: presence.count, registered: state.machines.size }));
@@ -189,12 +195,6 @@ function historyOf(settings: BrokerSettings, state: State, untouched: boolean, l
       `${file} is damaged (${text}): put it back from a backup, or move it away and start once with --new-history`,
     );
   }
-}
-
-async function applyOutbox(history: History, entries: readonly Entry[]): Promise<void> {
-  await history.write((transaction) => {
-    for (const entry of entries) transaction.append(entry);
-  });
 }
 
 function named<T>(machine: T | undefined): { machine: T } | undefined {

@@ -42,6 +42,9 @@ export const now = (): number => current.now();
 export const monotonic = (): number => current.monotonic();
 export const after = (ms: number, run: () => void): (() => void) => current.after(ms, run);
 
+/** The last millisecond that a calendar has (ECMA-262, time values). */
+export const latestInstant = 8.64e15;
+
 /** Wall time as ISO 8601 in UTC; of this moment unless told. */
 export function iso(ms: number = now()): string {
   return new Date(ms).toISOString();

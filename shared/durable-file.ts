@@ -1,6 +1,6 @@
 // Writes a private file so that after any crash it is the old or the new one, whole.
 import { randomBytes } from 'node:crypto';
-import { open, rename, rm } from 'node:fs/promises';
+import { open, readdir, rename, rm } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 
 /**
@@ -13,7 +13,7 @@ export async function writeDurably(
   beforeRename: () => Promise<void> = async () => {},
 ): Promise<void> {
   const directory = dirname(file);
-  const temporary = join(directory, `.${basename(file)}-${randomBytes(8).toString('hex')}`);
+  const temporary = join(directory, `${prefixOf(file)}${randomBytes(8).toString('hex')}`);
   try {
     await fill(temporary, text);
     await beforeRename();
@@ -24,6 +24,15 @@ export async function writeDurably(
     throw error;
   }
 }
+
+/** Removes what a killed program left half-written beside a file. */
+export async function removeLeftovers(file: string): Promise<void> {
+  const names = await readdir(dirname(file));
+  const left = names.filter((name) => name.startsWith(prefixOf(file)));
+  for (const name of left) await rm(join(dirname(file), name), { force: true });
+}
+
+const prefixOf = (file: string): string => `.${basename(file)}-`;
 
 async function fill(path: string, text: string): Promise<void> {
   const handle = await open(path, 'wx', 0o600);

@@ -12,6 +12,8 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   /** For help: what stands after the flag; absent for a switch. */
   value?: string;
   help: string;
+  /** Means something on the command line only. */
+  flagOnly?: boolean;
 }
 
 export type Settings<Table extends Record<string, Setting>> = {
@@ -66,8 +68,8 @@ export const logLevel = {
 /** In every program's table. */
 export const common = {
   config: { schema: z.string().optional(), value: 'FILE', help: 'TOML file with these settings' },
-  help: { schema: flag, help: 'show this and exit' },
-  version: { schema: flag, help: 'show the version and exit' },
+  help: { schema: flag, help: 'show this and exit', flagOnly: true },
+  version: { schema: flag, help: 'show the version and exit', flagOnly: true },
 };
 
 /**
@@ -82,7 +84,7 @@ export function readSettings<Table extends Record<string, Setting>>(
   const variables = Object.fromEntries(names(table).map((name) => [name, from.env[variable(name)]]));
   const file = readFile(flags.config ?? variables.config, table);
   const entries = names(table).map((name) => {
-    const value = flags[name] ?? variables[name] ?? file[name];
+    const value = flags[name] ?? (table[name]?.flagOnly ? undefined : (variables[name] ?? file[name]));
     const parsed = table[name]?.schema.safeParse(value);
     if (parsed?.success) return [name, parsed.data];
     const reason = parsed?.error.issues[0]?.message;

@@ -77,10 +77,13 @@ afterEach(async () => {
     child.kill('SIGKILL');
     if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
   }
-  // Every handle of the room is closed at the end of its call, whichever way that ended.
-  await vi.waitFor(() => expect(openHandles()).toEqual([]), 10_000);
-  for (const mount of mounts.splice(0)) execFileSync('umount', [mount]);
-  rmSync(base, { recursive: true, force: true });
+  try {
+    // Every handle of the room is closed at the end of its call, whichever way that ended.
+    await vi.waitFor(() => expect(openHandles()).toEqual([]), 10_000);
+  } finally {
+    for (const mount of mounts.splice(0)) execFileSync('umount', ['-l', mount]);
+    rmSync(base, { recursive: true, force: true });
+  }
 });
 
 function tries(work: () => void): boolean {
@@ -281,7 +284,7 @@ describe('confinement', () => {
     mkdirSync(`${root}-more`);
     writeFileSync(`${root}-more/secret`, 'x');
     await expectCode(read(`${root}-more/secret`), 'permission_denied');
-    await expectCode(read(`${root}-more/missing`), 'permission_denied');
+    await expectCode(read(`${root}-more/missing/deep`), 'permission_denied');
   });
 
   test('symlinks never lead out of a root, be they files, directories or chains', async () => {
@@ -485,7 +488,7 @@ describe('reading', () => {
     const server = createServer().listen(path('socket'));
     await once(server, 'listening');
     // A device of our own to write to: a broken room must not replace one of the machine's.
-    const device = tries(() => execFileSync('mknod', [path('zero'), 'c', '1', '5']))
+    const device = tries(() => execFileSync('mknod', [path('zero'), 'c', '1', '5'], { stdio: 'ignore' }))
       ? path('zero')
       : path('fifo');
     const all = await open(['/']);
@@ -772,10 +775,10 @@ describe('listing', () => {
     expect((await read(path('link'))).head.entry?.link_target).toEqual(name);
   });
 
-  test('10,000 entries come in batches', async () => {
-    for (let index = 0; index < 10_000; index += 1) writeFileSync(path(`file-${index}`), '');
+  test('a long listing comes in batches', async () => {
+    for (let index = 0; index < 1_000; index += 1) writeFileSync(path(`file-${index}`), '');
     const { names, batches } = await list(root);
-    expect(new Set(names).size).toBe(10_000);
+    expect(new Set(names).size).toBe(1_000);
     expect(Math.max(...batches)).toBeLessThanOrEqual(256);
   });
 
@@ -1139,7 +1142,8 @@ describe('writing', () => {
       sha256: createHash('sha256').update('content').digest('hex'),
       etag: (await read(path('new'))).head.etag,
     });
-    await files.writeFile(parts(opening(path('empty')), { commit: { overwrite: false } }), call());
+    const empty = parts(opening(path('empty')), { commit: { overwrite: false } });
+    expect((await files.writeFile(empty, call())).etag).toBe((await read(path('empty'))).head.etag);
     expect(readFileSync(path('empty'), 'utf8')).toBe('');
   });
 });

@@ -143,6 +143,22 @@ test('hanging disks never hold more than two threads', async () => {
   expect(asked).toEqual(['/', '/a']);
 });
 
+test('a disk that hangs delays one report only', async () => {
+  const clock = stoppedClock();
+  const proc = {
+    '/proc/self/mountinfo': mountinfo(['/', 'ext4', '/dev/a', '8:1'], ['/dead', 'ext4', '/dev/b', '8:2']),
+  };
+  const statfs: Sources['statfs'] = (mount) =>
+    mount === '/dead' ? new Promise(() => undefined) : Promise.resolve(sound);
+  const metrics = openMetrics(machine({ proc, statfs }));
+  const first = metrics.report();
+  await settle();
+  clock.pass(1_000);
+  expect(mountsOf(await first)).toEqual(['/']);
+  // Time stands still: this one waits for nothing.
+  expect(mountsOf(await metrics.report())).toEqual(['/']);
+});
+
 test('a machine with thousands of mounts and interfaces still fits one small message', async () => {
   const many = Array.from({ length: 3_000 }, (_, n) => n);
   const mounts = many.map((n): [string, string, string, string] => [
@@ -152,7 +168,7 @@ test('a machine with thousands of mounts and interfaces still fits one small mes
     `9:${n}`,
   ]);
   const proc = {
-    '/proc/self/mountinfo': `${mountinfo(...mounts)}\n${mountinfo([`/${'y'.repeat(300)}`, 'ext4', '/dev/y', '8:1'])}`,
+    '/proc/self/mountinfo': `${mountinfo(...mounts)}\n${mountinfo([`/${'a'.repeat(300)}`, 'ext4', '/dev/y', '8:1'])}`,
     '/proc/net/dev': many.map((n) => `  tap${n}: 1 0 0 0 0 0 0 0 2 0`).join('\n'),
   };
   const metrics = await openMetrics(machine({ proc })).report();

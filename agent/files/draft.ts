@@ -160,7 +160,8 @@ export class Draft {
   }
 
   #refused = (error: unknown): never => {
-    if (errnoOf(error) !== 'EPERM') throw error;
+    // EINVAL: an owner that the agent's user namespace does not know.
+    if (!['EPERM', 'EINVAL'].includes(errnoOf(error) ?? '')) throw error;
     throw fault('permission_denied', this.path, 'the agent may not keep its owner and group');
   };
 

@@ -6,7 +6,7 @@ import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { ConnectRequest } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import { backoff } from '../../shared/backoff.ts';
-import { every, monotonic, sleep } from '../../shared/clock.ts';
+import { after, every, monotonic, sleep } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -41,6 +41,7 @@ const fencedMs = 30_000;
 /** Streaming calls this agent answers at once. */
 const openCalls = 32;
 const greetingMs = 10_000;
+const farewellMs = 1_000;
 
 /** Keeps the machine linked until the signal fires. Throws StartError when the broker does not know this machine. */
 export async function keepLinked(options: LinkOptions, signal: AbortSignal): Promise<void> {
@@ -99,6 +100,8 @@ class Session {
     const leave = (): void => {
       this.#send({ farewell: {} });
       this.#control.end();
+      // A broker that hangs does not hold us.
+      after(farewellMs, () => this.#control.cancel());
     };
     const stopWatching = every(1_000, () => this.#watch());
     signal.addEventListener('abort', leave, { once: true });

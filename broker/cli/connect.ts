@@ -21,7 +21,12 @@ export async function withBroker<T>(where: Where, use: (client: Farhand) => Prom
       'say which broker: FARHAND_URL and FARHAND_API_KEY, or --data-dir DIR on the broker’s own box',
     );
   }
-  return use(farhand({ baseUrl: where.url, apiKey: where.apiKey }));
+  const { url } = where;
+  return use(farhand({ baseUrl: url, apiKey: where.apiKey })).catch((error: unknown) => {
+    // fetch says no more than that when nobody answers.
+    if (error instanceof TypeError) throw new StartError(`no broker answers at ${url}`, 1, { cause: error });
+    throw error;
+  });
 }
 
 async function withSocket<T>(dataDir: string, use: (client: Farhand) => Promise<T>): Promise<T> {

@@ -29,7 +29,7 @@ export function addJoinTokens(program: Command, where: (options: { dataDir?: str
       const input = {
         ...(name !== undefined && { name }),
         ...(expiresIn !== undefined && { expires_in: milliseconds(expiresIn) }),
-        ...(uses !== undefined && { uses: Number(uses) }),
+        ...(uses !== undefined && { uses: count(uses) }),
         ...(tags !== undefined && { tags: tags.split(',') }),
       };
       const token = await withBroker(where(options), (client) => client.joinTokens.create(input));
@@ -39,6 +39,11 @@ export function addJoinTokens(program: Command, where: (options: { dataDir?: str
         `Good for ${token.uses} machine(s) until ${token.expires_at}.`,
       ]);
     });
+}
+
+function count(text: string): number {
+  if (/^[1-9]\d{0,4}$/.test(text)) return Number(text);
+  throw new UsageError(`--uses ${text}: must be a whole number from 1`);
 }
 
 function milliseconds(text: string): number {

@@ -4,7 +4,7 @@ import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/Pro
 import type { ProcessSpec } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { EventType } from '../../shared/api/events.ts';
 import type { Journal } from '../../shared/api/index.ts';
-import { after, every, now } from '../../shared/clock.ts';
+import { after, every, latestInstant, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -105,6 +105,7 @@ export function openRuns(
   }
 
   async function take(run: Run, link: Link, event: ProcessEvent__Output): Promise<void> {
+    if (!isSound(event)) return finish(run, { status: 'lost', reason: 'bad_report' });
     if (event.started) begun(run, event.started.started_at_ms);
     if (event.output) {
       const { stream, offset, data } = event.output;
@@ -324,6 +325,17 @@ function verdict(
     stdout_bytes: exit.stdout_bytes,
     stderr_bytes: exit.stderr_bytes,
   };
+}
+
+/** Whether every time and count of a report can be one; an agent that says otherwise spoils only its own command. */
+function isSound({ started, output, exit }: ProcessEvent__Output): boolean {
+  const times = [started?.started_at_ms ?? 0, exit?.started_at_ms ?? 0, exit?.finished_at_ms ?? 0];
+  const reach = (output?.offset ?? 0) + (output?.data.length ?? 0);
+  const counts = [exit?.stdout_bytes ?? 0, exit?.stderr_bytes ?? 0, reach];
+  const within = (values: number[], most: number): boolean =>
+    values.every((value) => value >= 0 && value <= most);
+  const words = /^[\x20-\x7e]{0,32}$/.test(exit?.signal ?? '') && (exit?.reason.length ?? 0) <= 4096;
+  return within(times, latestInstant) && within(counts, Number.MAX_SAFE_INTEGER) && words;
 }
 
 function eventOf(status: Status): EventType {

@@ -26,7 +26,8 @@ const serverOptions: ServerOptions = {
   requestTimeout: 300_000,
   keepAliveTimeout: 65_000,
   connectionsCheckingInterval: 5_000,
-  requireHostHeader: true,
+  // We answer that ourselves, in the envelope.
+  requireHostHeader: false,
 };
 
 /** An HTTP server over the table. `local`: it serves the broker's own socket file, whose callers need no key. */
@@ -45,6 +46,7 @@ export function createHttpServer(options: AppOptions, local: boolean): Server {
   const server = createServer(serverOptions, (request, response) => void app.callback()(request, response));
   server.maxHeadersCount = 100;
   server.on('clientError', (error, socket) => refuseMalformed(error, socket));
+  server.on('connect', (_request, socket) => refuseMalformed(new Error('no tunnels here'), socket));
   return server;
 }
 
@@ -59,6 +61,9 @@ function envelope(log: Logger, metrics: RequestMetrics) {
     ctx.set('X-Content-Type-Options', 'nosniff');
     ctx.set('Cache-Control', 'no-store');
     try {
+      if (!ctx.headers.host && ctx.req.httpVersion === '1.1') {
+        throw new AppError('invalid_request', 'an HTTP/1.1 request needs a Host header');
+      }
       await next();
     } catch (error) {
       writeError(ctx, error, log);
@@ -114,12 +119,12 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: import('node:stre
   if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
   const [status, code, message] =
     error.code === 'HPE_HEADER_OVERFLOW'
-      ? ['431 Request Header Fields Too Large', 'payload_too_large', 'the headers must not exceed 16 KiB']
+      ? ['413 Content Too Large', 'payload_too_large', 'the headers must not exceed 16 KiB']
       : error.code === 'ERR_HTTP_REQUEST_TIMEOUT'
-        ? ['408 Request Timeout', 'invalid_request', 'the request did not arrive in time']
+        ? ['400 Bad Request', 'invalid_request', 'the request did not arrive in time']
         : ['400 Bad Request', 'invalid_request', 'this is not a valid HTTP request'];
   const body = JSON.stringify({ error: { code, message, details: {} } });
   socket.end(
-    `HTTP/1.1 ${status}\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: ${Buffer.byteLength(body)}\r\nConnection: close\r\n\r\n${body}`,
+    `HTTP/1.1 ${status}\r\nX-Request-Id: ${newId('request')}\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: ${Buffer.byteLength(body)}\r\nConnection: close\r\n\r\n${body}`,
   );
 }

@@ -1,4 +1,5 @@
 // Reads a JSON body: limited before it is buffered, and refused when it is nested too deep to be kept.
+import { isUtf8 } from 'node:buffer';
 import type { IncomingMessage } from 'node:http';
 import getRawBody from 'raw-body';
 import { AppError } from '../../shared/errors.ts';
@@ -10,19 +11,20 @@ export async function readJson(request: IncomingMessage, limit: number): Promise
   const length = request.headers['content-length'];
   if (length === '0' || (length === undefined && request.headers['transfer-encoding'] === undefined))
     return undefined;
+  const bytes = await getRawBody(request, { limit, length: length ?? null }).catch((error: unknown) => {
+    throw bodyError(error, limit);
+  });
+  if (bytes.length === 0) return undefined;
   refuseForms(request);
-  const text = await getRawBody(request, { limit, length: length ?? null, encoding: 'utf8' }).catch(
-    (error: unknown) => {
-      throw bodyError(error, limit);
-    },
-  );
-  if (text === '') return undefined;
-  const value = parse(text);
-  if (depthOf(value) > maxDepth)
+  if (!isUtf8(bytes)) throw new AppError('invalid_request', 'the body is not valid UTF-8');
+  const value = parse(bytes.toString('utf8'));
+  if (depthOf(value) > maxDepth) {
     throw new AppError('invalid_request', `the body is nested deeper than ${maxDepth} levels`);
+  }
   return value;
 }
 
+/** An empty body needs no type; anything else must be JSON as it is, not compressed. */
 function refuseForms({ headers }: IncomingMessage): void {
   const type = headers['content-type']?.split(';')[0]?.trim().toLowerCase();
   if (type !== undefined && type !== 'application/json' && !type.endsWith('+json')) {

@@ -45,7 +45,8 @@ export function dispatcher(
     if (route.method !== 'GET') {
       const body = await readJson(ctx.req, route.bodyLimit ?? bodyLimit);
       if (route.body) raw.body = body;
-      if (key) checkIds(reader, raw, key, rooms);
+      // A body may take its time: the key may have been revoked meanwhile.
+      if (key) checkIds(reader, raw, authenticate(ctx, rooms.keys, local), rooms);
     }
     const input = reader.parse(raw);
     const { caller, forget } = callerOf(ctx, key ?? localKey, rooms.state);
@@ -78,7 +79,8 @@ function addressed(ctx: Context, route: Route): RawInput {
   return {
     // Set by the router from the path's parameters.
     params: ctx.params as Record<string, unknown>,
-    query: queryOf(ctx.URL.searchParams),
+    // Not ctx.URL, which a Host header can bend.
+    query: queryOf(new URLSearchParams(ctx.querystring)),
     headers: headersOf(ctx.headers, route.headers),
     body: undefined,
   };
@@ -216,7 +218,7 @@ const page = z.object({ items: z.array(z.unknown()), total: z.number() });
 const paging = z.object({ limit: z.number(), offset: z.number() });
 
 function nextPage(ctx: Context, limit: number, offset: number): string {
-  const query = new URLSearchParams(ctx.URL.searchParams);
+  const query = new URLSearchParams(ctx.querystring);
   query.set('limit', String(limit));
   query.set('offset', String(offset + limit));
   return `${ctx.path}?${query.toString()}`;

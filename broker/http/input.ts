@@ -49,7 +49,7 @@ export function readerOf(route: Route): Reader {
         ...read(parts.headers, raw.headers, 'invalid_request', 'header'),
       };
       if (!route.body) return outer;
-      if (typeof raw.body !== 'object' && raw.body !== undefined) {
+      if (raw.body === null || (typeof raw.body !== 'object' && raw.body !== undefined)) {
         throw new AppError('invalid_request', 'the body must be a JSON object');
       }
       return { ...outer, ...read(parts.body, raw.body ?? {}, 'validation_failed', 'body') };
@@ -73,27 +73,52 @@ function read(
   throw new AppError(code, `${part}: ${first}`, { issues });
 }
 
-/** Finds the id schemas in a schema. An id beneath a transform would escape the check, so that is refused at start. */
-function placesIn(schema: z.ZodType, path: readonly string[]): Place[] {
+/** Finds the id schemas in a schema. One in a place that is not looked into would escape the check: refused at start. */
+function placesIn(
+  schema: z.core.$ZodType,
+  path: readonly string[],
+  above: readonly z.core.$ZodType[] = [],
+): Place[] {
   const noun = nounOf(schema);
   if (noun) return [{ noun, path }];
-  if (schema instanceof z.ZodObject) {
-    return Object.entries(schema.shape as z.ZodRawShape).flatMap(([key, inner]) =>
-      placesIn(inner as z.ZodType, [...path, key]),
+  const inside = [...above, schema];
+  const turns = above.includes(schema);
+  if (!turns && schema instanceof z.ZodObject && !hidesId(schema._zod.def.catchall)) {
+    return Object.entries<z.core.$ZodType>(schema.shape).flatMap(([key, inner]) =>
+      placesIn(inner, [...path, key], inside),
     );
   }
-  if (schema instanceof z.ZodArray) return placesIn(schema.element as z.ZodType, [...path, '*']);
+  if (!turns && schema instanceof z.ZodArray) return placesIn(schema.element, [...path, '*'], inside);
   if (schema instanceof z.ZodOptional || schema instanceof z.ZodNullable || schema instanceof z.ZodDefault) {
-    return placesIn(schema.unwrap() as z.ZodType, path);
+    return placesIn(schema.unwrap(), path, inside);
   }
-  if (schema instanceof z.ZodPipe && placesIn(schema.in as z.ZodType, path).length > 0) {
-    throw new Error(`${path.join('.')}: an id must not be transformed`);
+  if (hidesId(schema)) {
+    throw new Error(`${path.join('.')}: an id must not lie in such a schema, dispatch would not find it`);
   }
   return [];
 }
 
-function nounOf(schema: z.ZodType): IdNoun | undefined {
-  const found = Object.entries(idSchemas).find(([, one]) => Object.is(one, schema));
+/** Whether an id schema lies anywhere in a definition, however deep and however often it turns in a circle. */
+function hidesId(value: unknown, seen = new Set<unknown>()): boolean {
+  if (typeof value !== 'object' || value === null || seen.has(value)) return false;
+  seen.add(value);
+  if (!(value instanceof z.core.$ZodType)) return Object.values(value).some((inner) => hidesId(inner, seen));
+  if (nounOf(value)) return true;
+  const { def } = value._zod;
+  // A lazy schema shows what it is only when it is called.
+  const parts =
+    def.type === 'lazy' && 'getter' in def && typeof def.getter === 'function'
+      ? [def.getter()]
+      : Object.values(def);
+  return parts.some((part) => hidesId(part, seen));
+}
+
+/** A described or refined copy of an id schema still carries the original's own checks. */
+function nounOf(schema: z.core.$ZodType): IdNoun | undefined {
+  const checks = schema._zod.def.checks ?? [];
+  const found = Object.entries(idSchemas).find(([, one]) =>
+    one._zod.def.checks?.some((check) => checks.includes(check)),
+  );
   return found?.[0] as IdNoun | undefined;
 }
 

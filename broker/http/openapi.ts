@@ -66,7 +66,10 @@ function operationOf(noun: string, operation: string, route: Route): ZodOpenApiO
       header: z.object({ ...headers, ...keyed }),
     },
     ...(route.body && {
-      requestBody: { required: true, content: { 'application/json': { schema: route.body } } },
+      requestBody: {
+        required: !route.body.safeParse({}).success,
+        content: { 'application/json': { schema: route.body } },
+      },
     }),
     responses: {
       [`${route.status}`]: success(route),

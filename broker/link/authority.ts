@@ -65,7 +65,7 @@ async function makeAuthority(file: string): Promise<void> {
 }
 
 async function readAuthority(file: string): Promise<Authority> {
-  const content = stored.safeParse(JSON.parse((await readFile(file, 'utf8')) || 'null'));
+  const content = stored.safeParse(parse(await readFile(file, 'utf8')));
   if (!content.success) throw new StartError(`${file} is damaged: restore it from a backup`);
   const issuer = new x509.X509Certificate(content.data.certificate);
   const der = createPrivateKey(content.data.private_key).export({ format: 'der', type: 'pkcs8' });
@@ -74,6 +74,14 @@ async function readAuthority(file: string): Promise<Authority> {
     fingerprint: createHash('sha256').update(Buffer.from(issuer.rawData)).digest('hex'),
     leaf: () => makeLeaf(issuer, key),
   };
+}
+
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
 }
 
 async function makeLeaf(

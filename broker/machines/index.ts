@@ -115,6 +115,12 @@ export function machineHandlers(rooms: {
     async update(input, caller) {
       const machine = await state.change((draft) => {
         const before = draft.get('machines', input.machine_id) ?? find(input.machine_id);
+        if (input.tags && caller.reachable()) {
+          throw new AppError(
+            'forbidden',
+            'tags decide what keys reach: a key limited to some machines changes none',
+          );
+        }
         const limitedByTag = draft.all('keys').some((key) => key.tags !== null);
         if (input.tags && limitedByTag && !caller.may('admin')) {
           throw new AppError('forbidden', 'tags decide what some keys reach: only admin may change them', {

@@ -2,17 +2,17 @@
 import { z } from 'zod';
 import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics.ts';
 import { label } from '../../shared/api/route.ts';
-import { every, monotonic, now } from '../../shared/clock.ts';
+import { every, latestInstant, monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { type Entry, type History, jsonIn, type Row, textIn } from '../history.ts';
 
-const amount = z.number().nonnegative();
+const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
 const space = z.object({ total: amount, used: amount, free: amount });
 const absent = { total: 0, used: 0, free: 0 };
 
 /** A report as it may come over the link: sizes and numbers are checked once, here. */
 const reportSchema = z.object({
-  recorded_at_ms: amount,
+  recorded_at_ms: z.number().min(0).max(latestInstant),
   uptime_s: amount,
   cpu_usage: z.number().min(0).max(100),
   cpu_cores: amount,

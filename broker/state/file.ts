@@ -39,7 +39,7 @@ export class DurableFile implements Adapter<Documents> {
 }
 
 function parse(text: string, file: string): Documents {
-  const recovery = `to go back one generation: mv ${file} ${file}.broken && cp -p ${file}.last ${file}`;
+  const recovery = recoveryOf(file);
   let json: unknown;
   try {
     json = JSON.parse(text);
@@ -53,6 +53,17 @@ function parse(text: string, file: string): Documents {
   throw new StartError(
     `${file} does not hold a broker's state (${z.prettifyError(result.error)}); ${recovery}`,
   );
+}
+
+function recoveryOf(file: string): string {
+  if (!existsSync(`${file}.last`)) return 'put it back from a backup';
+  const [broken, last] = [quoted(`${file}.broken`), quoted(`${file}.last`)];
+  return `to go back one generation: mv ${quoted(file)} ${broken} && cp -p ${last} ${quoted(file)}`;
+}
+
+/** A path as a word of the shell. */
+export function quoted(path: string): string {
+  return /^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
 }
 
 function isNewer(json: unknown): boolean {

@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { Low } from 'lowdb';
+import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Entry } from '../history.ts';
 import {
@@ -14,9 +15,12 @@ import {
   version,
 } from './documents.ts';
 import { type Draft, draftOf } from './draft.ts';
-import { DurableFile } from './file.ts';
+import { DurableFile, quoted } from './file.ts';
 
 export type { Draft, JoinToken, Key, Machine };
+
+/** Applies the outbox of a generation. */
+type Drain = (entries: readonly Entry[], generation: number) => Promise<void>;
 
 export interface State {
   readonly installId: string;
@@ -31,7 +35,7 @@ export interface State {
    */
   change<T>(edit: (draft: Draft) => T): Promise<T>;
   /** Says where the outbox goes, and sends what an earlier run left in it. */
-  drainTo(apply: (entries: readonly Entry[]) => Promise<void>): Promise<void>;
+  drainTo(apply: Drain): Promise<void>;
   /** Waits for commits under way. */
   close(): Promise<void>;
 }
@@ -41,6 +45,7 @@ const traces = ['state.json.last', 'history.db', 'authority.json'];
 
 /** Opens the state of a directory, or begins one where no broker has ever been. Throws StartError on loss. */
 export async function openState(directory: string): Promise<State> {
+  await removeLeftovers(join(directory, 'state.json'));
   const adapter = new DurableFile(directory);
   const found = await adapter.read();
   if (!found) refuseLoss(directory);
@@ -63,7 +68,7 @@ function refuseLoss(directory: string): void {
   if (!trace) return;
   const file = join(directory, 'state.json');
   const how = existsSync(`${file}.last`)
-    ? `cp -p ${file}.last ${file}`
+    ? `cp -p ${quoted(`${file}.last`)} ${quoted(file)}`
     : `put state.json from a backup into ${directory}`;
   throw new StartError(
     `${file} is missing, though a broker has run here (${trace} exists); to recover: ${how}`,
@@ -80,7 +85,7 @@ function stateOver(low: Low<Documents>): State {
   let committed = collectionsOf(low.data);
   let queue: Pending[] = [];
   let running: Promise<void> | undefined;
-  let apply: ((entries: readonly Entry[]) => Promise<void>) | undefined;
+  let apply: Drain | undefined;
   /** Entries of the file's outbox that history has: they go with the next write. */
   let applied = 0;
 
@@ -123,7 +128,7 @@ function stateOver(low: Low<Documents>): State {
   async function drain(): Promise<void> {
     const { outbox } = low.data;
     if (!apply || outbox.length === 0) return;
-    await apply(outbox).then(
+    await apply(outbox, low.data.generation).then(
       () => {
         applied = outbox.length;
       },
@@ -163,7 +168,7 @@ function stateOver(low: Low<Documents>): State {
     async drainTo(target) {
       apply = target;
       const { outbox } = low.data;
-      if (outbox.length > 0) await target(outbox);
+      if (outbox.length > 0) await target(outbox, low.data.generation);
       applied = outbox.length;
     },
     async close() {

@@ -38,12 +38,8 @@ export const files = {
       path: path.optional(),
       path_encoding: pathEncoding,
       hidden: queryBoolean.optional(),
-      limit: queryNumber(1, 10_000)
-        .optional()
-        .meta({ override: { type: 'integer', minimum: 1, maximum: 10_000 } }),
-      offset: queryNumber(0, 1e9)
-        .optional()
-        .meta({ override: { type: 'integer', minimum: 0 } }),
+      limit: queryNumber(1, 10_000).optional(),
+      offset: queryNumber(0, 1e9).optional(),
     },
     reply: z
       .object({
@@ -65,12 +61,12 @@ export const files = {
       path,
       path_encoding: pathEncoding,
       encoding: z.enum(['utf-8', 'base64']).optional(),
-      offset: queryNumber(Number.MIN_SAFE_INTEGER, Number.MAX_SAFE_INTEGER)
-        .optional()
-        .meta({ override: { type: 'integer' }, description: 'First byte; negative counts from the end' }),
-      length: queryNumber(0, Number.MAX_SAFE_INTEGER)
-        .optional()
-        .meta({ override: { type: 'integer', minimum: 0 } }),
+      offset: queryNumber(
+        Number.MIN_SAFE_INTEGER,
+        Number.MAX_SAFE_INTEGER,
+        'First byte; negative counts from the end',
+      ).optional(),
+      length: queryNumber(0, Number.MAX_SAFE_INTEGER).optional(),
     },
     reply: z
       .object({

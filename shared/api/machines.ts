@@ -110,12 +110,7 @@ export const machines = {
     query: {
       since: instant.optional(),
       until: instant.optional(),
-      step: queryNumber(1, 604_800)
-        .optional()
-        .meta({
-          override: { type: 'integer', minimum: 1, maximum: 604_800 },
-          description: 'Seconds per point; averages are taken',
-        }),
+      step: queryNumber(1, 604_800, 'Seconds per point; averages are taken').optional(),
     },
     reply: metrics,
   }),

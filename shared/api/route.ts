@@ -145,35 +145,37 @@ function build<
 
 type SortBy<Sort extends readonly string[]> = Sort[number] | `-${Sort[number]}`;
 
+/** How a schema that transforms shows in OpenAPI: exactly so, whatever its parts would show. */
+export function shownAs(json: Readonly<Record<string, unknown>>) {
+  return {
+    override({ jsonSchema }: { jsonSchema: Record<string, unknown> }) {
+      for (const key of Object.keys(jsonSchema)) delete jsonSchema[key];
+      Object.assign(jsonSchema, json);
+    },
+  };
+}
+
 /** A whole number in a query string. */
-export function queryNumber(min: number, max: number) {
+export function queryNumber(min: number, max: number, description?: string) {
+  const bounds = { minimum: min, ...(max < Number.MAX_SAFE_INTEGER && { maximum: max }) };
   return z
     .string()
     .regex(/^-?\d{1,15}$/, 'must be a whole number')
     .transform(Number)
     .refine((value) => value >= min && value <= max, `must be from ${min} to ${max}`)
-    .meta({
-      override: { type: 'integer', minimum: min, ...(max < Number.MAX_SAFE_INTEGER && { maximum: max }) },
-    });
+    .meta(shownAs({ type: 'integer', ...bounds, ...(description && { description }) }));
 }
 
 /** `true` or `false` in a query string, nothing else. */
 export const queryBoolean = z
   .enum(['true', 'false'])
   .transform((value) => value === 'true')
-  .meta({ override: { type: 'boolean' } });
+  .meta(shownAs({ type: 'boolean' }));
 
 function paging<S extends z.ZodType>(sort: S) {
   return {
-    limit: queryNumber(1, 100)
-      .default(20)
-      .meta({
-        override: { type: 'integer', minimum: 1, maximum: 100, default: 20 },
-        description: 'Items per page',
-      }),
-    offset: queryNumber(0, Number.MAX_SAFE_INTEGER)
-      .default(0)
-      .meta({ override: { type: 'integer', minimum: 0, default: 0 }, description: 'Items to skip' }),
+    limit: queryNumber(1, 100, 'Items per page').default(20),
+    offset: queryNumber(0, Number.MAX_SAFE_INTEGER, 'Items to skip').default(0),
     sort,
   };
 }
@@ -208,9 +210,7 @@ export const tags = z
   .array(tag)
   .max(50)
   .transform((values) => [...new Set(values)])
-  .meta({
-    override: { type: 'array', maxItems: 50, items: { type: 'string', minLength: 1, maxLength: 64 } },
-  });
+  .meta(shownAs({ type: 'array', maxItems: 50, items: { type: 'string', minLength: 1, maxLength: 64 } }));
 
 export const timestamp = z.string().meta({ format: 'date-time', examples: ['2026-11-21T10:00:00.000Z'] });
 
@@ -222,7 +222,7 @@ export const instant = z
     'must be an ISO 8601 timestamp',
   )
   .transform((value) => new Date(value))
-  .meta({ override: { type: 'string', format: 'date-time' } });
+  .meta(shownAs({ type: 'string', format: 'date-time' }));
 
 /** A whole number of milliseconds in a body. */
 export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);

@@ -116,17 +116,35 @@ async function request(
   const text = await response.text();
   if (!response.ok) throw failureOf(response, text);
   if (route.kind === 'raw') return text;
-  // The envelope of spec section 2.1; the broker parsed what is in it with the same schemas.
-  const { data, meta } = JSON.parse(text) as { data: unknown; meta: object };
-  return route.kind === 'list' ? { items: data, ...meta } : data;
+  const envelope = parseEnvelope(text);
+  if (!envelope) throw failureOf(response, text);
+  return route.kind === 'list' ? { items: envelope.data, ...envelope.meta } : envelope.data;
+}
+
+/** The envelope of spec section 2.1; what is in it the broker has parsed with the same schemas. */
+function parseEnvelope(text: string): { data: unknown; meta: object } | undefined {
+  try {
+    const value: unknown = JSON.parse(text);
+    if (typeof value !== 'object' || value === null || !('data' in value)) return undefined;
+    return {
+      data: value.data,
+      meta: 'meta' in value && typeof value.meta === 'object' ? { ...value.meta } : {},
+    };
+  } catch {
+    return undefined;
+  }
 }
 
 function urlOf(baseUrl: string, route: Route, input: Record<string, unknown>): string {
-  const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) =>
-    encodeURIComponent(String(input[name])),
-  );
+  const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) => pathPiece(String(input[name]), name));
   const query = new URLSearchParams(pick(input, route.query, (name) => name)).toString();
   return `${baseUrl.replace(/\/$/, '')}${route.base}${path}${query && `?${query}`}`;
+}
+
+/** A URL drops the pieces "", "." and "..": the call would go to another route. */
+function pathPiece(text: string, name: string): string {
+  if (/^\.{0,2}$/.test(text)) throw new TypeError(`${name} must be an id`);
+  return encodeURIComponent(text);
 }
 
 function pick(

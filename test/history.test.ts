@@ -1,0 +1,323 @@
+// What is observed, in history.db: refused when it is not ours, grouped by turn, durable before told, pruned by age.
+import { existsSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { openEvents } from '../broker/events.ts';
+import { type History, openHistory } from '../broker/history.ts';
+import { now } from '../shared/clock.ts';
+import { openHouse, quiet, temporaryFolder } from './house.ts';
+
+const table = ['CREATE TABLE notes (id TEXT NOT NULL UNIQUE, at INTEGER NOT NULL, text TEXT NOT NULL)'];
+
+interface Bench {
+  history: History;
+  file: string;
+  /** Writes one row; inside a transaction. */
+  note(id: string, at?: number, text?: string): string;
+  /** What another connection sees: the committed rows and no others. */
+  committed(): string[];
+}
+
+/** A new history with one table, ended with the test. */
+function openBench(): Bench {
+  const file = join(temporaryFolder('history'), 'history.db');
+  const history = openHistory(file, 'installation', quiet);
+  history.migrate('notes', table);
+  const reader = new DatabaseSync(file);
+  onTestFinished(() => {
+    reader.close();
+    history.close();
+  });
+  return {
+    history,
+    file,
+    note(id, at = now(), text = '') {
+      history.sql('INSERT INTO notes VALUES (?, ?, ?)').run(id, at, text);
+      return id;
+    },
+    committed: () =>
+      reader
+        .prepare('SELECT id FROM notes ORDER BY rowid')
+        .all()
+        .map((row) => String(row.id)),
+  };
+}
+
+/** A folder where a broker ran and declared something, closed again. */
+async function usedFolder(): Promise<string> {
+  const house = await openHouse();
+  await house.broker.close();
+  return house.dataDir;
+}
+
+function change(file: string, sql: string): void {
+  const database = new DatabaseSync(file);
+  database.exec(sql);
+  database.close();
+}
+
+const refused = (part: string) => ({
+  name: 'StartError',
+  exitCode: 78,
+  message: expect.stringContaining(part),
+});
+
+describe('a start is refused', () => {
+  test('when history.db belongs to another installation', async () => {
+    const [mine, other] = [await usedFolder(), await usedFolder()];
+    renameSync(join(other, 'history.db'), join(mine, 'history.db'));
+    await expect(openHouse({ dataDir: mine })).rejects.toMatchObject(refused('belong to two installations'));
+  });
+
+  test('when a newer broker wrote history.db', async () => {
+    const dataDir = await usedFolder();
+    change(join(dataDir, 'history.db'), 'PRAGMA user_version = 2');
+    await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('newer farhand-broker'));
+  });
+
+  test('when one noun’s tables are newer than this broker knows', async () => {
+    const dataDir = await usedFolder();
+    change(join(dataDir, 'history.db'), "UPDATE migrations SET steps = steps + 1 WHERE noun = 'commands'");
+    await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('newer commands'));
+  });
+
+  test('when history.db is no database', async () => {
+    const dataDir = await usedFolder();
+    writeFileSync(join(dataDir, 'history.db'), 'x'.repeat(8192));
+    await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('--new-history'));
+  });
+
+  test('when history.db is missing, and accepted with --new-history and ever after', async () => {
+    const dataDir = await usedFolder();
+    rmSync(join(dataDir, 'history.db'));
+    await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('--new-history'));
+    expect(existsSync(join(dataDir, 'history.db'))).toBe(false);
+    const again = await openHouse({ dataDir, flags: ['--new-history'] });
+    const { machineId } = await again.agent();
+    await again.broker.close();
+    const { client } = await openHouse({ dataDir });
+    expect((await client.events.list({ machine_id: machineId, type: 'machine.registered' })).total).toBe(1);
+  });
+});
+
+describe('a write that fails', () => {
+  test('undoes only itself, and those of its turn get their own results', async () => {
+    const { history, note, committed } = openBench();
+    const outcomes = await Promise.allSettled([
+      history.write(() => note('a')),
+      history.write(() => {
+        note('b');
+        throw new Error('not this one');
+      }),
+      history.write(() => note('a')),
+      history.write(() => note('c')),
+    ]);
+    expect(outcomes).toEqual([
+      { status: 'fulfilled', value: 'a' },
+      { status: 'rejected', reason: expect.objectContaining({ message: 'not this one' }) },
+      { status: 'rejected', reason: expect.objectContaining({ message: expect.stringContaining('UNIQUE') }) },
+      { status: 'fulfilled', value: 'c' },
+    ]);
+    expect(committed()).toEqual(['a', 'c']);
+  });
+
+  test('tells nobody of what it undid', async () => {
+    const { history, note } = openBench();
+    const told: string[] = [];
+    const outcomes = await Promise.allSettled([
+      history.write((transaction) => transaction.committed(() => told.push('kept'))),
+      history.write((transaction) => {
+        note('a');
+        transaction.committed(() => told.push('undone'));
+        throw new Error('no');
+      }),
+    ]);
+    expect(outcomes.map(({ status }) => status)).toEqual(['fulfilled', 'rejected']);
+    expect(told).toEqual(['kept']);
+  });
+
+  test('because an entry is of a kind that nobody applies undoes the entries before it', async () => {
+    const { history, note, committed } = openBench();
+    history.onEntry('note', ({ id }: { kind: string; id: string }) => void note(id));
+    const write = history.write((transaction) => {
+      const known = { kind: 'note', id: 'a' };
+      transaction.append(known);
+      transaction.append({ kind: 'unknown' });
+    });
+    await expect(write).rejects.toThrow('unknown');
+    expect(committed()).toEqual([]);
+  });
+
+  test('with its whole transaction tells every caller, and the next one works', async () => {
+    const { history, file, note, committed } = openBench();
+    const other = new DatabaseSync(file);
+    onTestFinished(() => other.close());
+    other.exec('BEGIN IMMEDIATE');
+    const told = vi.fn();
+    const outcomes = await Promise.allSettled([
+      history.write(() => note('a')),
+      history.write((transaction) => {
+        note('b');
+        transaction.committed(told);
+      }),
+    ]);
+    expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected']);
+    other.exec('ROLLBACK');
+    expect(await history.write(() => note('c'))).toBe('c');
+    expect(committed()).toEqual(['c']);
+    expect(told).not.toHaveBeenCalled();
+  });
+
+  test('because history is closed is told so', { timeout: 2_000 }, async () => {
+    const file = join(temporaryFolder('history'), 'history.db');
+    const history = openHistory(file, 'installation', quiet);
+    history.close();
+    await expect(history.write(() => 1)).rejects.toThrow();
+  });
+});
+
+describe('a write', () => {
+  test('is committed and fully synced before it resolves', async () => {
+    const { history, note, committed } = openBench();
+    for (const id of ['a', 'b', 'c']) {
+      await history.write(() => note(id));
+      expect(committed()).toContain(id);
+    }
+    expect(history.sql('PRAGMA synchronous').get()).toEqual({ synchronous: 2 });
+    expect(history.sql('PRAGMA journal_mode').get()).toEqual({ journal_mode: 'wal' });
+  });
+
+  test('shares its transaction with those of its turn, and each has its own result', async () => {
+    const { history, note, committed } = openBench();
+    const seen: string[][] = [];
+    const own = (id: string) => () => {
+      seen.push(committed());
+      return note(id);
+    };
+    const together = await Promise.all(['a', 'b', 'c'].map((id) => history.write(own(id))));
+    expect(together).toEqual(['a', 'b', 'c']);
+    expect(await history.write(own('d'))).toBe('d');
+    // Each saw what was committed when it ran: nothing of its own turn, all of the turn before.
+    expect(seen).toEqual([[], [], [], ['a', 'b', 'c']]);
+  });
+
+  test('tells those who wait for its commit after it, in order', async () => {
+    const { history, note, committed } = openBench();
+    const told: [string, string[]][] = [];
+    const write = (id: string) =>
+      history.write((transaction) => {
+        note(id);
+        transaction.committed(() => told.push([id, committed()]));
+      });
+    await Promise.all([write('a'), write('b')]);
+    expect(told).toEqual([
+      ['a', ['a', 'b']],
+      ['b', ['a', 'b']],
+    ]);
+  });
+
+  test('that waits is committed by close', async () => {
+    const file = join(temporaryFolder('history'), 'history.db');
+    const history = openHistory(file, 'installation', quiet);
+    history.migrate('notes', table);
+    const write = history.write(() => history.sql("INSERT INTO notes VALUES ('a', 1, '')").run());
+    history.close();
+    await write;
+    const again = openHistory(file, 'installation', quiet);
+    onTestFinished(() => again.close());
+    expect(again.sql('SELECT id FROM notes').all()).toEqual([{ id: 'a' }]);
+  });
+
+  test('costs the same with 100,000 events as with none', async () => {
+    const { history } = openBench();
+    const events = openEvents(history, 3_600_000);
+    const emit = (count: number) =>
+      history.write((transaction) => {
+        for (let n = 0; n < count; n += 1) {
+          events.emit(transaction, 'machine.online', { id: `mach_${n % 100}`, name: 'web' }, {});
+        }
+      });
+    const median = async (): Promise<number> => {
+      const times: number[] = [];
+      for (let n = 0; n < 101; n += 1) {
+        const started = performance.now();
+        await emit(1);
+        times.push(performance.now() - started);
+      }
+      return times.sort((a, b) => a - b)[50]!;
+    };
+    await median();
+    const before = await median();
+    await emit(100_000);
+    expect(await median()).toBeLessThan(before * 5 + 2);
+  });
+});
+
+describe('an event', () => {
+  test('that comes a second time changes nothing and is told to nobody', async () => {
+    const { history } = openBench();
+    const events = openEvents(history, 3_600_000);
+    const told: string[] = [];
+    events.listen(({ id }) => told.push(id));
+    const entries: { kind: string }[] = [];
+    events.emit({ append: (entry) => void entries.push(entry) }, 'machine.online', undefined, {});
+    for (const _time of ['first', 'second']) {
+      await history.write((transaction) => {
+        for (const entry of entries) transaction.append(entry);
+      });
+    }
+    expect(
+      history
+        .sql('SELECT id FROM events')
+        .all()
+        .map(({ id }) => id),
+    ).toEqual(told);
+    expect(told).toHaveLength(1);
+  });
+});
+
+describe('pruning', () => {
+  test('removes what is older and meets the condition, and nothing else', async () => {
+    const { history, note, committed } = openBench();
+    const gone: string[] = [];
+    history.retain({
+      table: 'notes',
+      column: 'at',
+      keepMs: 3_600_000,
+      where: "text != 'open'",
+      removed: (ids) => void gone.push(...ids),
+    });
+    await history.write(() => {
+      note('older', now() - 3_700_000);
+      note('open', now() - 3_700_000, 'open');
+      note('younger', now() - 3_500_000);
+      note('new');
+    });
+    await history.prune();
+    expect(committed()).toEqual(['open', 'younger', 'new']);
+    expect(gone).toEqual(['older']);
+    await history.prune();
+    expect(gone).toEqual(['older']);
+  });
+
+  test('goes on in small steps until all that is older is gone, oldest first', async () => {
+    const { history, note, committed } = openBench();
+    const steps: string[][] = [];
+    history.retain({ table: 'notes', column: 'at', keepMs: 1_000, removed: (ids) => void steps.push(ids) });
+    await history.write(() => {
+      for (let n = 1_200; n > 0; n -= 1) note(`n${n}`, n);
+      note('new');
+    });
+    const between = history.prune();
+    // A write that arrives meanwhile does not wait for the end of it.
+    await history.write(() => note('meanwhile'));
+    expect(committed().length).toBeGreaterThan(2);
+    await between;
+    expect(committed()).toEqual(['new', 'meanwhile']);
+    expect(steps.length).toBeGreaterThan(2);
+    expect(new Set(steps[0])).toEqual(
+      new Set(Array.from({ length: steps[0]!.length }, (_, n) => `n${n + 1}`)),
+    );
+  });
+});

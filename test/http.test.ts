@@ -1,0 +1,1011 @@
+// HTTP itself, against a real broker: what is no good request is refused in the envelope, no trick with a path or a
+// header changes who may do what, and nothing that arrives ends the broker.
+import { once } from 'node:events';
+import { writeFileSync } from 'node:fs';
+import { connect, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { expect, test, vi } from 'vitest';
+import { allRoutes } from '../shared/api/index.ts';
+import { codes, isCode } from '../shared/errors.ts';
+import { type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
+import { joinScripted, type ScriptedAgent, scriptedMachine } from './scripted-agent.ts';
+
+const mebibyte = 1024 * 1024;
+
+// ---- Requests as bytes, for what fetch would tidy up
+
+interface WireAnswer {
+  status: number;
+  headers: Headers;
+  text: string;
+}
+
+async function dialHttp(house: House): Promise<Socket> {
+  const { hostname, port } = new URL(house.url);
+  const socket = connect(Number(port), hostname);
+  // A broker that refuses before it has read everything may reset the connection.
+  socket.on('error', () => undefined);
+  await once(socket, 'connect');
+  return socket;
+}
+
+/** Everything that comes until the connection is closed, in characters of one byte. */
+function everything(socket: Socket): Promise<string> {
+  const chunks: Buffer[] = [];
+  socket.on('data', (chunk: Buffer) => chunks.push(chunk));
+  return new Promise((resolve) => {
+    socket.once('close', () => resolve(Buffer.concat(chunks).toString('latin1')));
+  });
+}
+
+/** Sends bytes as they are and reads answers until the broker closes the connection. */
+async function wire(house: House, ...bytes: (string | Buffer)[]): Promise<WireAnswer[]> {
+  const socket = await dialHttp(house);
+  const answered = everything(socket);
+  for (const part of bytes) socket.write(part);
+  return answersIn(await answered);
+}
+
+function answersIn(text: string): WireAnswer[] {
+  const at = text.indexOf('\r\n\r\n');
+  if (at < 0) return [];
+  const [line = '', ...lines] = text.slice(0, at).split('\r\n');
+  const headers = new Headers(lines.map((header) => header.split(/:\s*/, 2) as [string, string]));
+  const length = Number(headers.get('content-length') ?? 'Infinity');
+  const body = text.slice(at + 4, at + 4 + length);
+  return [
+    { status: Number(line.split(' ')[1]), headers, text: body },
+    ...answersIn(text.slice(at + 4 + body.length)),
+  ];
+}
+
+interface Wanted {
+  method?: string;
+  target: string;
+  key?: string | undefined;
+  headers?: Record<string, string>;
+  body?: string;
+}
+
+/** One request as text, after which the broker closes. */
+function requestText({ method = 'GET', target, key, headers = {}, body }: Wanted): string {
+  const all = {
+    Host: 'broker',
+    Connection: 'close',
+    ...(key && { Authorization: `Bearer ${key}` }),
+    ...(body !== undefined && { 'Content-Length': String(Buffer.byteLength(body)) }),
+    ...headers,
+  };
+  const lines = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`);
+  return `${method} ${target} HTTP/1.1\r\n${lines.join('')}\r\n${body ?? ''}`;
+}
+
+async function ask(house: House, wanted: Wanted): Promise<WireAnswer> {
+  const [answer, ...more] = await wire(house, requestText(wanted));
+  expect(more).toEqual([]);
+  if (!answer) throw new Error(`${wanted.target}: the connection was closed without an answer`);
+  return answer;
+}
+
+const requestId = /^req_[0-9A-Za-z]{22}$/;
+
+/** `400 invalid_request`, once the whole answer is as every refusal must be. */
+function refusal(answer: Answer | WireAnswer): string {
+  const body = 'body' in answer ? answer.body : JSON.parse(answer.text || '{}');
+  const { code, details } = body?.error ?? {};
+  if (!isCode(String(code))) return `${answer.status} without a code of the table`;
+  expect(body).toEqual({ error: { code, message: expect.stringMatching(/./), details: expect.any(Object) } });
+  expect(Array.isArray(details)).toBe(false);
+  expect(JSON.stringify(body)).not.toMatch(/\\n\s+at |node:internal|\.ts:\d/);
+  expect(answer.headers.get('content-type')).toBe('application/json; charset=utf-8');
+  expect(answer.headers.get('x-request-id')).toMatch(requestId);
+  expect([code, answer.status]).toEqual([code, codes[code as keyof typeof codes]]);
+  return `${answer.status} ${code}`;
+}
+
+async function expectAlive(house: House): Promise<void> {
+  const { status, body } = await house.call('GET', '/auth/me');
+  expect([status, body.data?.name]).toEqual([200, 'test']);
+  expect((await call(`${house.url}/readyz`, 'GET')).status).toBe(200);
+}
+
+/** A house and a machine in it that is registered and never comes. */
+async function openQuietHouse(): Promise<{ house: House; machine: string }> {
+  const house = await openHouse();
+  const { machineId } = await joinScripted(house, 'quiet');
+  return { house, machine: `/machines/${machineId}` };
+}
+
+// ---- Paths and methods
+
+test('a path that does not exist is 401 without a key and 404 with one', async () => {
+  const house = await openHouse();
+  for (const path of [
+    '/',
+    '/favicon.ico',
+    '/api',
+    '/api/v1',
+    '/api/v1/',
+    '/api/v2/machines',
+    '/api/v1/nothing',
+  ]) {
+    for (const method of ['GET', 'POST', 'OPTIONS', 'PROPFIND']) {
+      const without = await call(house.url + path, method);
+      const wrong = await call(house.url + path, method, { key: 'service_apikey_wrong' });
+      const known = await call(house.url + path, method, { key: house.key });
+      expect([method, path, ...[without, wrong, known].map(refusal)]).toEqual([
+        method,
+        path,
+        '401 unauthorized',
+        '401 unauthorized',
+        '404 route_not_found',
+      ]);
+    }
+  }
+  const head = await fetch(`${house.url}/nothing`, { method: 'HEAD' });
+  expect([head.status, await head.text()]).toEqual([401, '']);
+});
+
+test('a method that a path does not have is 405 with Allow, and 401 without a key', async () => {
+  const house = await openHouse();
+  const methods = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS', 'PROPFIND'];
+  const paths = Map.groupBy(allRoutes(), ({ route }) => `${route.base}${route.path}`);
+  for (const [path, routes] of paths) {
+    const offered = routes.map(({ route }) => route.method as string);
+    const url = house.url + path.replaceAll(/\{\w+\}/g, 'x');
+    for (const method of methods.filter((one) => !offered.includes(one))) {
+      const answer = await call(url, method, { key: house.key });
+      expect([method, path, refusal(answer)]).toEqual([method, path, '405 method_not_allowed']);
+      const allow = answer.headers.get('allow')?.split(', ') ?? [];
+      expect(allow.toSorted()).toEqual([...offered, ...(offered.includes('GET') ? ['HEAD'] : [])].toSorted());
+      if (routes.some(({ route }) => route.access === 'everybody')) continue;
+      expect([method, path, refusal(await call(url, method))]).toEqual([method, path, '401 unauthorized']);
+    }
+  }
+});
+
+const trickyPaths = [
+  '//api/v1/machines',
+  '/api//v1/machines',
+  '/api/v1//machines',
+  '/./api/v1/machines',
+  '/api/v1/./machines',
+  '/api/v1/../v1/machines',
+  '/api/v1/machines/',
+  '/api/v1/machines/.',
+  '/api/v1/machines/..',
+  '/api/v1/%2e/machines',
+  '/api/v1/%2E%2E/v1/machines',
+  '/api/v1/%6dachines',
+  '/api%2Fv1%2Fmachines',
+  '/api/v1%2fmachines',
+  '/api/v1/machines%2f',
+  '/API/V1/MACHINES',
+  '/api/v1/Machines',
+  '/api/v1/machines;x',
+  '/api/v1;x/machines',
+  '/api/v1/machines%00',
+  '/api/v1/machines%20',
+  '/api/v1/machines%3Flimit=1',
+  '/api/v1/machines%E0%A4%A',
+  '/api/v1\\machines',
+  '/healthz/../api/v1/machines',
+  '/docs/../api/v1/machines',
+  '/docs/%2e%2e/api/v1/machines',
+  '/api/v1/openapi.json/../machines',
+  '/readyz//api/v1/machines',
+  '/healthz/',
+  '/HEALTHZ',
+  '/metrics/',
+  '//metrics',
+  '/%6detrics',
+  '/healthz/../metrics',
+  '*',
+  'http://broker//api/v1/machines',
+  'http://broker/healthz/../api/v1/machines',
+  'http://broker',
+];
+
+test('a path that only resembles a route is 401 without a key, 404 with one, and never what it resembles', async () => {
+  const { house } = await openQuietHouse();
+  for (const target of trickyPaths) {
+    const known = refusal(await ask(house, { target, key: house.key }));
+    // "." and ".." are ids of machines that do not exist.
+    expect([target, refusal(await ask(house, { target })), known]).toEqual([
+      target,
+      '401 unauthorized',
+      expect.stringMatching(/^404 (route|machine)_not_found$/),
+    ]);
+  }
+});
+
+test('an absolute URI in the request line is its plain path and nothing else: the same key, the same query', async () => {
+  const { house } = await openQuietHouse();
+  const { key } = await house.keyed(['files:read']);
+  for (const origin of ['http://broker', 'HTTPS://elsewhere:99', 'http://user:password@broker']) {
+    const target = `${origin}/api/v1/machines`;
+    expect([origin, refusal(await ask(house, { target }))]).toEqual([origin, '401 unauthorized']);
+    expect([origin, refusal(await ask(house, { target, key }))]).toEqual([origin, '403 forbidden']);
+    const query = await ask(house, { target: `${target}?limit=0`, key: house.key });
+    expect([origin, refusal(query)]).toEqual([origin, '400 invalid_request']);
+    const { status, text } = await ask(house, { target: `${target}?limit=1`, key: house.key });
+    expect([origin, status, JSON.parse(text).meta?.total]).toEqual([origin, 200, 1]);
+  }
+});
+
+test('a Host header changes nothing about a request, whatever is in it', async () => {
+  const { house } = await openQuietHouse();
+  const target = '/api/v1/machines?limit=1';
+  const hosts = ['', '[', 'a b', 'b/x?limit=7&z=', 'b/x#', 'b?', 'b:99999', 'user@[', 'user@b', '[::1]:8420'];
+  const told: string[] = [];
+  for (const host of hosts) {
+    const without = await ask(house, { target, headers: { Host: host } });
+    const known = await ask(house, { target, key: house.key, headers: { Host: host } });
+    const limit = JSON.parse(known.text || '{}').meta?.limit;
+    told.push(`${host}: ${without.status}, ${known.status} with limit ${limit}`);
+  }
+  // Refusing such a header is as good; failing over it, or reading a query out of it, is not.
+  const good = /^.*: (401, 200 with limit 1|40[01], 400 with limit undefined)$/;
+  expect(told.filter((line) => !good.test(line))).toEqual([]);
+});
+
+test('headers that name another method, path or address change nothing about a request', async () => {
+  const { house, machine } = await openQuietHouse();
+  const { key } = await house.keyed(['machines:read']);
+  for (const name of ['X-HTTP-Method-Override', 'X-HTTP-Method', 'X-Method-Override']) {
+    const headers = { [name]: 'DELETE' };
+    const read = await house.call('GET', `${machine}?_method=DELETE`, { headers });
+    expect([name, read.status, read.body.data.name]).toEqual([name, 200, 'quiet']);
+    expect(refusal(await house.call('POST', machine, { headers }))).toBe('405 method_not_allowed');
+    const written = await house.call('DELETE', machine, { key, headers: { [name]: 'GET' } });
+    expect([name, refusal(written)]).toEqual([name, '403 forbidden']);
+  }
+  for (const headers of [
+    { 'X-Original-URL': '/healthz' },
+    { 'X-Rewrite-URL': '/healthz' },
+    { 'X-Forwarded-For': '127.0.0.1', 'X-Real-IP': '127.0.0.1' },
+    { Forwarded: 'for=127.0.0.1;host=localhost;proto=https' },
+    { 'X-Forwarded-Host': 'localhost', 'X-Forwarded-Prefix': '/docs' },
+  ]) {
+    const without = await house.call('GET', '/machines', {
+      key: null,
+      headers,
+    });
+    expect(refusal(without)).toBe('401 unauthorized');
+  }
+  await expectAlive(house);
+});
+
+// ---- Bodies
+
+const bodyKinds: [what: string, body: string, headers: Record<string, string>][] = [
+  ['malformed JSON', '{"name":', {}],
+  ['two values', '{} {}', {}],
+  ['JSON with quotes of another kind', "{'name':'x'}", {}],
+  ['text', 'name=x', {}],
+  ['a form', 'name=x', { 'Content-Type': 'application/x-www-form-urlencoded' }],
+  ['JSON called text', '{"name":"x"}', { 'Content-Type': 'text/plain' }],
+  ['JSON called a form part', '{"name":"x"}', { 'Content-Type': 'multipart/form-data; boundary=x' }],
+  ['JSON without a type that can be read', '{"name":"x"}', { 'Content-Type': 'json' }],
+  ['a gzip body', '{"name":"x"}', { 'Content-Encoding': 'gzip' }],
+  ['a deflate body', '{"name":"x"}', { 'Content-Encoding': 'deflate' }],
+  ['a br body', '{"name":"x"}', { 'Content-Encoding': 'br' }],
+  ['a body encoded twice', '{"name":"x"}', { 'Content-Encoding': 'identity, gzip' }],
+];
+
+test('a body that is not JSON, or says that it is something else, is invalid_request, and nothing changes', async () => {
+  const { house, machine } = await openQuietHouse();
+  const told: unknown[] = [];
+  for (const [what, body, headers] of bodyKinds) {
+    told.push([what, refusal(await house.call('PATCH', machine, { body, headers }))]);
+  }
+  expect(told).toEqual(bodyKinds.map(([what]) => [what, '400 invalid_request']));
+  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+});
+
+test('a body that is JSON but no object is refused, also where no field is required', async () => {
+  const { house, machine } = await openQuietHouse();
+  const bodies = ['[]', '[{"name":"x"}]', '5', '"name"', 'true', 'null'];
+  const told: unknown[] = [];
+  for (const body of bodies) told.push([body, refusal(await house.call('PATCH', machine, { body }))]);
+  expect(told).toEqual(
+    bodies.map((body) => [body, expect.stringMatching(/^(400 invalid_request|422 validation_failed)$/)]),
+  );
+  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+});
+
+test('bytes that are not UTF-8 are invalid_request, never text with other characters', async () => {
+  const { house, machine } = await openQuietHouse();
+  const [answer] = await wire(
+    house,
+    requestText({
+      method: 'PATCH',
+      target: `/api/v1${machine}`,
+      key: house.key,
+      headers: { 'Content-Type': 'application/json', 'Content-Length': '12' },
+    }),
+    Buffer.from('{"name":"\xff"}', 'latin1'),
+  );
+  expect(answer && refusal(answer)).toBe('400 invalid_request');
+  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+});
+
+test('JSON is taken with any JSON type, without a type, with a charset, and as it is without an encoding', async () => {
+  const { house, machine } = await openQuietHouse();
+  const types = [
+    { 'Content-Type': 'application/json' },
+    { 'Content-Type': 'Application/JSON; Charset=UTF-8' },
+    { 'Content-Type': 'application/merge-patch+json' },
+    { 'Content-Type': 'application/json', 'Content-Encoding': 'identity' },
+    {},
+  ];
+  for (const [n, headers] of types.entries()) {
+    const body = JSON.stringify({ name: `name ${n}` });
+    const answer = await ask(house, {
+      method: 'PATCH',
+      target: `/api/v1${machine}`,
+      key: house.key,
+      headers,
+      body,
+    });
+    expect([answer.status, JSON.parse(answer.text).data?.name]).toEqual([200, `name ${n}`]);
+  }
+});
+
+test('a declared body over 1 MiB is 413 before a byte of it is sent, and the connection is closed', async () => {
+  const { house, machine } = await openQuietHouse();
+  for (const length of [mebibyte + 1, 1e12]) {
+    const answers = await wire(
+      house,
+      requestText({
+        method: 'PATCH',
+        target: `/api/v1${machine}`,
+        key: house.key,
+        headers: {
+          'Content-Type': 'application/json',
+          'Content-Length': String(length),
+          Connection: 'keep-alive',
+        },
+      }),
+    );
+    expect(answers.map(refusal)).toEqual(['413 payload_too_large']);
+    expect(answers[0]?.headers.get('connection')).toBe('close');
+  }
+});
+
+test('a chunked body is 413 as soon as it is over 1 MiB, while the client still sends', async () => {
+  const { house, machine } = await openQuietHouse();
+  const head = requestText({
+    method: 'PATCH',
+    target: `/api/v1${machine}`,
+    key: house.key,
+    headers: { 'Content-Type': 'application/json', 'Transfer-Encoding': 'chunked', Connection: 'keep-alive' },
+  });
+  const chunk = `${(mebibyte + 1).toString(16)}\r\n${' '.repeat(mebibyte + 1)}\r\n`;
+  expect((await wire(house, head, chunk)).map(refusal)).toEqual(['413 payload_too_large']);
+});
+
+test('a body of exactly 1 MiB is taken, and file content may have 16 MiB', async () => {
+  const { house, machine } = await openQuietHouse();
+  const full = '{"name":"full"}'.padEnd(mebibyte);
+  expect((await house.call('PATCH', machine, { body: full })).body.data.name).toBe('full');
+  const target = `/api/v1${machine}/files/content`;
+  const content = { 'Content-Type': 'application/json' };
+  const within = { path: '/x', content: ' '.repeat(2 * mebibyte) };
+  expect(refusal(await house.call('PUT', `${machine}/files/content`, { body: within }))).toBe(
+    '503 machine_offline',
+  );
+  const over = await ask(house, {
+    method: 'PUT',
+    target,
+    key: house.key,
+    headers: { ...content, 'Content-Length': String(16 * mebibyte + 1) },
+  });
+  expect(refusal(over)).toBe('413 payload_too_large');
+});
+
+const nested = (levels: number, [open, close]: [string, string]): string =>
+  open.repeat(levels) + close.repeat(levels);
+
+test.each<[string, [string, string]]>([
+  ['arrays', ['[', ']']],
+  ['objects', ['{"a":', '}']],
+])('%s nested 33 deep are invalid_request, and so are 10,000 and as many as fit', async (_what, pair) => {
+  const { house, machine } = await openQuietHouse();
+  const body = (levels: number): string => `{"name":${nested(levels - 1, pair).replace('":}', '":0}')}}`;
+  const deepest = Math.floor((mebibyte - 20) / (pair[0].length + 1));
+  for (const levels of [33, 34, 10_000, deepest]) {
+    const answer = await house.call('PATCH', machine, { body: body(levels) });
+    expect([levels, refusal(answer)]).toEqual([levels, '400 invalid_request']);
+  }
+  // 32 levels are read; then it is the schema that says no.
+  expect(refusal(await house.call('PATCH', machine, { body: body(32) }))).toBe('422 validation_failed');
+  await expectAlive(house);
+});
+
+test('keys of Object.prototype in a body are validation_failed and pollute nothing', async () => {
+  const { house, machine } = await openQuietHouse();
+  const bodies = [
+    '{"__proto__":{"polluted":true}}',
+    '{"__proto__":null}',
+    '{"constructor":{"prototype":{"polluted":true}}}',
+    '{"prototype":{}}',
+    '{"name":"x","toString":"y"}',
+    '{"name":"x","hasOwnProperty":1}',
+  ];
+  const told: unknown[] = [];
+  for (const body of bodies) told.push([body, refusal(await house.call('PATCH', machine, { body }))]);
+  expect(told).toEqual(bodies.map((body) => [body, '422 validation_failed']));
+  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+  expect(Object.hasOwn(Object.prototype, 'polluted')).toBe(false);
+});
+
+test('names of Object.prototype in a path, a query or a header mean nothing', async () => {
+  const house = await openHouse();
+  for (const name of ['__proto__', 'constructor', 'toString', 'hasOwnProperty']) {
+    expect(refusal(await house.call('GET', `/machines/${name}`))).toBe('404 machine_not_found');
+    expect(refusal(await house.call('GET', `/commands/${name}`))).toBe('404 command_not_found');
+    const docs = await call(`${house.url}/docs/${name}`, 'GET');
+    expect(refusal(docs)).toBe('404 route_not_found');
+    const list = await house.call('GET', `/machines?${name}=x&${name}[y]=z`, { headers: { [name]: 'x' } });
+    expect(list.status).toBe(200);
+  }
+});
+
+test('unknown fields of a body are validation_failed, and tell which; unknown ones of a query are ignored', async () => {
+  const { house, machine } = await openQuietHouse();
+  const answer = await house.call('PATCH', machine, { body: { name: 'x', Name: 'y', hostname: 'z' } });
+  expect(refusal(answer)).toBe('422 validation_failed');
+  const { issues } = answer.body.error.details;
+  expect(issues).toEqual([{ path: '', message: expect.stringMatching(/Name.*hostname/) }]);
+  expect((await house.call('GET', `${machine}?name=x&Limit=no`)).body.data.name).toBe('quiet');
+});
+
+test('a boolean is true or false and nothing else: in a query invalid_request, in a body validation_failed', async () => {
+  const { house, machine } = await openQuietHouse();
+  const inQuery = ['1', '0', 'yes', 'TRUE', 'True', '', ' true', 'null', 'true&hidden=true'];
+  const inBody = [1, 0, 'true', 'false', '', null, [], {}];
+  const told: unknown[] = [];
+  for (const value of inQuery) {
+    told.push([value, refusal(await house.call('GET', `${machine}/files?hidden=${value}`))]);
+  }
+  for (const value of inBody) {
+    const body = { path: '/x', content: '', create_parents: value };
+    told.push([value, refusal(await house.call('PUT', `${machine}/files/content`, { body }))]);
+  }
+  expect(told).toEqual([
+    ...inQuery.map((value) => [value, '400 invalid_request']),
+    ...inBody.map((value) => [value, '422 validation_failed']),
+  ]);
+  for (const value of [true, false]) {
+    const listed = await house.call('GET', `${machine}/files?hidden=${value}`);
+    const body = { path: '/x', content: '', create_parents: value };
+    const written = await house.call('PUT', `${machine}/files/content`, { body });
+    expect([listed, written].map(refusal)).toEqual(['503 machine_offline', '503 machine_offline']);
+  }
+});
+
+test('where no field is required an empty body will do, with and without Content-Type, declared and chunked', async () => {
+  const { house, machine } = await openQuietHouse();
+  const kinds: [headers: Record<string, string>, body: string][] = [
+    [{}, ''],
+    [{ 'Content-Type': 'application/json' }, ''],
+    [{ 'Content-Length': '0' }, ''],
+    [{ 'Content-Length': '0', 'Content-Type': 'application/json' }, ''],
+    [{ 'Content-Length': '0', 'Content-Type': 'text/plain' }, ''],
+    [{ 'Transfer-Encoding': 'chunked' }, '0\r\n\r\n'],
+    [{ 'Transfer-Encoding': 'chunked', 'Content-Type': 'application/json' }, '0\r\n\r\n'],
+    [{ 'Transfer-Encoding': 'chunked', 'Content-Type': 'text/plain' }, '0\r\n\r\n'],
+  ];
+  for (const [headers, body] of kinds) {
+    for (const [method, path, status] of [
+      ['PATCH', machine, 200],
+      ['POST', '/join-tokens', 201],
+    ] as const) {
+      const [answer] = await wire(
+        house,
+        requestText({ method, target: `/api/v1${path}`, key: house.key, headers }) + body,
+      );
+      expect([headers, method, answer?.status]).toEqual([headers, method, status]);
+    }
+    const { key_id } = await house.client.keys
+      .create({ name: 'spare', scopes: ['files:read'] })
+      .then(({ id }) => ({ key_id: id }));
+    const [removed] = await wire(
+      house,
+      requestText({ method: 'DELETE', target: `/api/v1/api-keys/${key_id}`, key: house.key, headers }) + body,
+    );
+    expect([headers, 'DELETE', removed?.status]).toEqual([headers, 'DELETE', 200]);
+  }
+  const required = await ask(house, { method: 'POST', target: '/api/v1/api-keys', key: house.key });
+  expect(refusal(required)).toBe('422 validation_failed');
+});
+
+// ---- What is hardly HTTP
+
+const garbage: [what: string, bytes: string, expected: RegExp][] = [
+  ['the start of TLS', '\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n', /^400 invalid_request$/],
+  ['the preface of HTTP/2', 'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', /^400 invalid_request$/],
+  ['words', 'hello broker\r\n\r\n', /^400 invalid_request$/],
+  ['a path without a slash', 'GET api/v1/machines HTTP/1.1\r\nHost: b\r\n\r\n', /^400 invalid_request$/],
+  ['backslashes', 'GET \\api\\v1\\machines HTTP/1.1\r\nHost: b\r\n\r\n', /^400 invalid_request$/],
+  ['a NUL in the path', 'GET /healthz\0 HTTP/1.1\r\nHost: b\r\n\r\n', /^400 invalid_request$/],
+  ['a NUL in a header', 'GET /healthz HTTP/1.1\r\nHost: b\r\nX: a\0b\r\n\r\n', /^400 invalid_request$/],
+  ['no Host', 'GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n', /^400 invalid_request$/],
+  ['a space before a colon', 'GET /healthz HTTP/1.1\r\nHost : b\r\n\r\n', /^400 invalid_request$/],
+  [
+    'a length that is no number',
+    'POST /x HTTP/1.1\r\nHost: b\r\nContent-Length: -1\r\n\r\n',
+    /^400 invalid_request$/,
+  ],
+  [
+    'two lengths',
+    'POST /x HTTP/1.1\r\nHost: b\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab',
+    /^400 invalid_request$/,
+  ],
+  [
+    'a length and chunks',
+    'POST /x HTTP/1.1\r\nHost: b\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n',
+    /^400 invalid_request$/,
+  ],
+  [
+    'chunks of no size',
+    'POST /x HTTP/1.1\r\nHost: b\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n',
+    /^40[01] /,
+  ],
+  ['a tunnel', 'CONNECT b:80 HTTP/1.1\r\nHost: b\r\n\r\n', /^40[015] /],
+  [
+    'headers over 16 KiB',
+    `GET /healthz HTTP/1.1\r\nHost: b\r\nX: ${'x'.repeat(16_400)}\r\n\r\n`,
+    /^4(13|31) /,
+  ],
+  [
+    'many headers over 16 KiB',
+    `GET /healthz HTTP/1.1\r\nHost: b\r\n${'X-Y: 1234567890\r\n'.repeat(1_000)}\r\n`,
+    /^4(13|31) /,
+  ],
+  ['a path over 16 KiB', `GET /${'x'.repeat(16_400)} HTTP/1.1\r\nHost: b\r\n\r\n`, /^413 payload_too_large$/],
+];
+
+test.each(garbage)('%s gets an envelope, and the broker lives on', async (_what, bytes, expected) => {
+  const house = await openHouse();
+  const socket = await dialHttp(house);
+  const answered = everything(socket);
+  socket.write(Buffer.from(bytes, 'latin1'));
+  const [answer] = answersIn(await answered);
+  expect(answer && refusal(answer)).toMatch(expected);
+  await expectAlive(house);
+});
+
+test('expectations and upgrades that nobody knows are refused in the envelope, or ignored', async () => {
+  const house = await openHouse();
+  for (const headers of [{ Expect: 'miracles' }, { Connection: 'Upgrade, close', Upgrade: 'websocket' }]) {
+    const answer = await ask(house, { target: '/healthz', headers });
+    if (answer.status === 200) expect(answer.text).toBe('ok\n');
+    else expect([headers, refusal(answer)]).toEqual([headers, expect.stringMatching(/^4\d\d /)]);
+  }
+});
+
+test('headers just under 16 KiB are read', async () => {
+  const house = await openHouse();
+  const answer = await ask(house, { target: '/healthz', headers: { X: 'x'.repeat(16_000) } });
+  expect([answer.status, answer.text]).toEqual([200, 'ok\n']);
+});
+
+test('a refused body is never taken for the next request of its connection', async () => {
+  const { house, machine } = await openQuietHouse();
+  const inner = requestText({ method: 'DELETE', target: `/api/v1${machine}`, key: house.key });
+  const refused = requestText({
+    method: 'PATCH',
+    target: `/api/v1${machine}`,
+    headers: { Connection: 'keep-alive', 'Content-Type': 'text/plain' },
+    body: inner,
+  });
+  const answers = await wire(house, refused, requestText({ target: '/healthz' }));
+  expect(answers.map(({ status }) => status)).toEqual([401, 200]);
+  const large = requestText({
+    method: 'PATCH',
+    target: `/api/v1${machine}`,
+    key: house.key,
+    headers: { Connection: 'keep-alive', 'Content-Length': String(2 * mebibyte) },
+  });
+  expect((await wire(house, large, inner)).map(({ status }) => status)).toEqual([413]);
+  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+});
+
+test('clients that go away in the middle of headers or a body leave nothing behind', async () => {
+  const { house, machine } = await openQuietHouse();
+  const target = `/api/v1${machine}`;
+  const headers = { 'Content-Type': 'application/json', 'Content-Length': '1000' };
+  const starts = [
+    'GET /heal',
+    `GET ${target} HTTP/1.1\r\nHost: b\r\nAuth`,
+    requestText({ method: 'PATCH', target, key: house.key, headers }),
+    `${requestText({ method: 'PATCH', target, key: house.key, headers })}{"name":"half`,
+    `${requestText({ method: 'PATCH', target, key: house.key, headers: { 'Transfer-Encoding': 'chunked' } })}5\r\n{"na`,
+  ];
+  const sockets = await Promise.all(
+    Array.from({ length: 100 }, async (_, n) => {
+      const socket = await dialHttp(house);
+      socket.write(starts[n % starts.length] ?? '');
+      return socket;
+    }),
+  );
+  await expectAlive(house);
+  for (const [n, socket] of sockets.entries()) {
+    if (n % 2) socket.resetAndDestroy();
+    else socket.end();
+  }
+  for (const socket of sockets.filter((_, n) => n % 2)) if (!socket.closed) await once(socket, 'close');
+  await expectAlive(house);
+  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+  for (const socket of sockets) socket.destroy();
+});
+
+// ---- Headers of every answer
+
+test('a sane X-Request-Id is kept, in the header and in meta; any other is replaced by one of ours', async () => {
+  const house = await openHouse();
+  const sane = ['a', 'A-b_c.1', 'x'.repeat(64), '01234567-89ab-cdef-0123-456789abcdef'];
+  for (const id of sane) {
+    const good = await house.call('GET', '/machines', { headers: { 'X-Request-Id': id } });
+    expect([good.headers.get('x-request-id'), good.body.meta.request_id]).toEqual([id, id]);
+    const bad = await house.call('GET', '/nothing', { headers: { 'X-Request-Id': id } });
+    expect(bad.headers.get('x-request-id')).toBe(id);
+  }
+  for (const id of ['', 'x'.repeat(65), 'a b', 'a/b', 'a"b', '<b>', 'a,b', '\u00fc', '{x}']) {
+    const { headers, text } = await ask(house, {
+      target: '/api/v1/machines',
+      key: house.key,
+      headers: { 'X-Request-Id': id },
+    });
+    expect([id, headers.get('x-request-id')]).toEqual([id, expect.stringMatching(requestId)]);
+    expect(JSON.parse(text).meta.request_id).toBe(headers.get('x-request-id'));
+  }
+  const twice =
+    'GET /healthz HTTP/1.1\r\nHost: b\r\nConnection: close\r\nX-Request-Id: a\r\nX-Request-Id: b\r\n\r\n';
+  const [answer] = await wire(house, twice);
+  expect(answer?.headers.get('x-request-id')).toMatch(requestId);
+});
+
+test('no answer lets another origin read it, not even to a preflight', async () => {
+  const house = await openHouse();
+  const origin = {
+    Origin: 'https://evil.example',
+    'Access-Control-Request-Method': 'DELETE',
+    'Access-Control-Request-Headers': 'authorization',
+  };
+  for (const [method, path, key] of [
+    ['OPTIONS', '/api/v1/machines', null],
+    ['OPTIONS', '/api/v1/machines', house.key],
+    ['OPTIONS', '/docs', null],
+    ['GET', '/api/v1/machines', house.key],
+    ['GET', '/api/v1/machines', null],
+    ['GET', '/api/v1/openapi.json', null],
+    ['GET', '/healthz', null],
+  ] as const) {
+    const { status, headers } = await call(house.url + path, method, { key, headers: origin });
+    const cors = [...headers.keys()].filter((name) => name.startsWith('access-control-'));
+    expect([method, path, cors]).toEqual([method, path, []]);
+    expect(status === 200).toBe(method === 'GET' && (key !== null || path !== '/api/v1/machines'));
+    expect(headers.get('x-content-type-options')).toBe('nosniff');
+    expect(headers.get('x-powered-by')).toBe(null);
+  }
+});
+
+test('HEAD answers every GET route with the same status and type, and without a body', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const folder = temporaryFolder('head');
+  writeFileSync(join(folder, 'file'), 'x');
+  const { id: command_id } = await house.client.commands.create({ machine_id, command: 'true' });
+  const values: Record<string, string> = { machine_id, command_id, file: 'page.js' };
+  for (const { noun, operation, route } of allRoutes().filter((one) => one.route.method === 'GET')) {
+    const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) => values[name] ?? 'x');
+    const query = noun === 'files' ? `?path=${join(folder, operation === 'read' ? 'file' : '')}` : '';
+    const answers = await Promise.all(
+      ['GET', 'HEAD'].map((method) =>
+        fetch(house.url + route.base + path + query, {
+          method,
+          headers: { Authorization: `Bearer ${house.key}` },
+        }),
+      ),
+    );
+    const [get, head] = answers.map(({ status, headers }) => [
+      operation,
+      status,
+      headers.get('content-type'),
+    ]);
+    expect(get?.[1]).toBe(200);
+    expect(head).toEqual(get);
+    expect(await answers[1]?.text()).toBe('');
+  }
+});
+
+// ---- The pages
+
+test('files of the reference page are a list of ours: no path leads out of it', async () => {
+  const house = await openHouse();
+  for (const target of [
+    '/docs/package.json',
+    '/docs/index.html',
+    '/docs/swagger-ui.css.map',
+    '/docs/absolute-path.js',
+    '/docs/../package.json',
+    '/docs/..%2fpackage.json',
+    '/docs/..%2f..%2f..%2f..%2fetc%2fpasswd',
+    '/docs/%2e%2e%2fpackage.json',
+    '/docs/..%5cpackage.json',
+    '/docs/%2fetc%2fpasswd',
+    '/docs/page.js%00.css',
+    '/docs/swagger-ui.css/',
+    '/docs/swagger-ui.css%2f',
+    '/docs/PAGE.JS',
+    '/docs/',
+    '/docs/__proto__',
+    '/docs//etc/passwd',
+  ]) {
+    const answer = await ask(house, { target });
+    expect([target, refusal(answer)]).toEqual([
+      target,
+      expect.stringMatching(/^(404 route_not_found|401 unauthorized)$/),
+    ]);
+    const known = await ask(house, { target, key: house.key });
+    expect([target, refusal(known)]).toEqual([target, '404 route_not_found']);
+  }
+});
+
+test('the reference page loads nothing but our own files, and no key is needed for any of them', async () => {
+  const house = await openHouse();
+  const page = await call(`${house.url}/docs`, 'GET');
+  expect([page.status, page.headers.get('content-type')]).toEqual([200, 'text/html; charset=utf-8']);
+  const policy = page.headers.get('content-security-policy') ?? '';
+  expect(policy).toContain("default-src 'none'");
+  expect(policy).not.toMatch(/https?:|\*|unsafe-eval|script-src[^;]*unsafe-inline/);
+  expect(page.body).not.toMatch(/<script(?![^>]*\ssrc=)[^>]*>|\son\w+=|<iframe|<base/i);
+  const links = [...String(page.body).matchAll(/\s(?:src|href)="([^"]*)"/g)].map(([, link = '']) => link);
+  expect(links.length).toBeGreaterThan(2);
+  const types: Record<string, string> = {
+    js: 'text/javascript; charset=utf-8',
+    css: 'text/css; charset=utf-8',
+  };
+  for (const link of links) {
+    const url = new URL(link, `${house.url}/docs`);
+    expect(url.origin).toBe(house.url);
+    const { status, headers, body } = await call(url.href, 'GET');
+    expect([link, status, headers.get('content-type')]).toEqual([
+      link,
+      200,
+      types[link.split('.').at(-1) ?? ''],
+    ]);
+    if (link.endsWith('.css')) {
+      const loads = String(body).matchAll(/@import|url\((?!\s*["']?(?:data:|#)).{0,80}/g);
+      expect([...loads].map(([load]) => load)).toEqual([]);
+    }
+    if (!link.endsWith('page.js')) continue;
+    const [, document = ''] = /url: '([^']*)'/.exec(body) ?? [];
+    const described = await call(new URL(document, `${house.url}/docs`).href, 'GET');
+    expect([described.status, described.body.openapi]).toEqual([200, expect.stringMatching(/^3\.1/)]);
+  }
+});
+
+test('/metrics needs a key that may read machines, and what strangers ask for does not become a label', async () => {
+  const house = await openHouse();
+  const url = `${house.url}/metrics`;
+  expect(refusal(await call(url, 'GET'))).toBe('401 unauthorized');
+  const { key } = await house.keyed(['files:read']);
+  expect(refusal(await call(url, 'GET', { key }))).toBe('403 forbidden');
+  await call(`${house.url}/a-path-that-nobody-has`, 'GET');
+  await house.call('GET', '/machines/mach_of_nobody');
+  const { key: reader } = await house.keyed(['machines:read']);
+  const { status, headers, body } = await call(url, 'GET', { key: reader });
+  expect([status, headers.get('content-type')]).toEqual([
+    200,
+    expect.stringMatching(/^text\/plain; version=/),
+  ]);
+  expect(body).toContain('farhand_machines{state="online"} 0');
+  expect(body).toMatch(/farhand_http_request_seconds_count\{method="GET",route="none",status="401"\} 1/);
+  expect(body).not.toMatch(/nobody/);
+});
+
+// ---- Clients that go away, and machines that answer nonsense
+
+/** A call of the house's own key, and a way to hang up. */
+function askAndLeave(house: House, method: string, path: string, body?: unknown) {
+  const gone = new AbortController();
+  const answer = house.call(method, path, { signal: gone.signal, ...(body !== undefined && { body }) });
+  // A test may end before its answer.
+  answer.catch(() => undefined);
+  const leave = async (): Promise<void> => {
+    gone.abort();
+    await expect(answer).rejects.toThrow();
+  };
+  return { answer, leave };
+}
+
+test.each([
+  ['ListFiles', 'GET', 'files?path=/', undefined],
+  ['ReadFile', 'GET', 'files/content?path=/x', undefined],
+  ['WriteFile', 'PUT', 'files/content', { path: '/x', content: 'y' }],
+])('a client that goes away gives up %s on its machine too', async (name, method, path, body) => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const { leave } = askAndLeave(house, method, `/machines/${agent.identity.machineId}/${path}`, body);
+  const { call_id, method: called } = await agent.next('call');
+  expect(called).toBe(name);
+  await leave();
+  expect(await agent.next('cancel')).toEqual({ call_id });
+  await expectAlive(house);
+});
+
+interface StartedCommand {
+  id: string;
+  exit(event: object): void;
+  leave(): Promise<void>;
+}
+
+/** A command that waits for its end on a scripted machine, as far as `event` has it. */
+async function startCommand(house: House, agent: ScriptedAgent, event?: object): Promise<StartedCommand> {
+  const machine_id = agent.identity.machineId;
+  const { leave } = askAndLeave(house, 'POST', '/commands', { machine_id, command: 'x', wait: 50_000 });
+  let started = await agent.next('call');
+  // An earlier command may still be on its way to be forgotten.
+  while (started.method !== 'StartProcess') started = await agent.next('call');
+  const stream = agent.answer(started.call_id);
+  const tell = (one: object): void =>
+    void stream.write({ message: agent.encode('StartProcess', { event: one }) });
+  if (event) tell(event);
+  return {
+    // A request of StartProcess names its process.
+    id: (agent.decode(started) as { id: string }).id,
+    leave,
+    exit(one) {
+      tell({ exit: one });
+      stream.write({ end: {} });
+      stream.end();
+    },
+  };
+}
+
+test('a client that goes away never gives up its command', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const command = await startCommand(house, agent, { started: { pid: 1, started_at_ms: Date.now() } });
+  await command.leave();
+  // A file call given up after it is cancelled: by then the broker knows that both clients left.
+  const file = askAndLeave(house, 'GET', `/machines/${agent.identity.machineId}/files`);
+  const { call_id, method } = await agent.next('call');
+  expect(method).toBe('ListFiles');
+  await file.leave();
+  expect(await agent.next('cancel')).toEqual({ call_id });
+  command.exit({ outcome: 'PROCESS_OUTCOME_EXITED', started_at_ms: Date.now(), finished_at_ms: Date.now() });
+  await vi.waitFor(async () => {
+    const { status, exit_code } = (await house.call('GET', `/commands/${command.id}`)).body.data;
+    expect([status, exit_code]).toEqual(['completed', 0]);
+  });
+  // Nothing but the end of its record was ever asked of the machine.
+  expect((await agent.next('call')).method).toBe('ForgetProcess');
+  agent.control.cancel();
+  await expect(agent.next('call')).rejects.toThrow('the stream ended');
+  await expect(agent.next('cancel')).rejects.toThrow('the stream ended');
+});
+
+const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 1 };
+
+test.each<[string, string, string, unknown, object[]]>([
+  ['a file without its entry', 'GET', 'files/content?path=/a', undefined, [{ head: { etag: '"1"' } }]],
+  ['a file without its head', 'GET', 'files/content?path=/a', undefined, [{ chunk: Buffer.from('x') }]],
+  ['nothing at all', 'GET', 'files/content?path=/a', undefined, []],
+  [
+    'an ETag that is no header',
+    'GET',
+    'files/content?path=/a',
+    undefined,
+    [{ head: { entry, etag: '"1"\r\nX-Evil: 1' } }],
+  ],
+  [
+    'an ETag beyond Latin-1',
+    'GET',
+    'files/content?path=/a',
+    undefined,
+    [{ head: { entry, etag: '\u{1f600}' } }],
+  ],
+  [
+    'a time that no calendar has',
+    'GET',
+    'files?path=/',
+    undefined,
+    [
+      { head: { path: Buffer.from('/'), total: 1 } },
+      { batch: { entries: [{ ...entry, modified_at_ms: 1e300 }] } },
+    ],
+  ],
+  [
+    'a time that is no number',
+    'GET',
+    'files?path=/',
+    undefined,
+    [{ batch: { entries: [{ ...entry, modified_at_ms: Number.NaN }] } }],
+  ],
+  [
+    'a written file with an ETag that is no header',
+    'PUT',
+    'files/content',
+    { path: '/a', content: '' },
+    [{ path: Buffer.from('/a'), etag: 'a\0b' }],
+  ],
+])(
+  'a machine that answers with %s is machine_error, and the broker lives on',
+  async (_what, method, path, body, parts) => {
+    const house = await openHouse();
+    const agent = await scriptedMachine(house);
+    const { answer } = askAndLeave(house, method, `/machines/${agent.identity.machineId}/${path}`, body);
+    const called = await agent.next('call');
+    const stream = agent.answer(called.call_id);
+    stream.resume();
+    for (const part of parts) stream.write({ message: agent.encode(called.method, part) });
+    stream.write({ end: {} });
+    stream.end();
+    expect(refusal(await answer)).toBe('503 machine_error');
+    expect((await answer).headers.get('x-evil')).toBe(null);
+    await expectAlive(house);
+  },
+);
+
+test('a machine whose report has a time that no calendar has spoils no answer', async () => {
+  const house = await openHouse();
+  const { identity } = await scriptedMachine(house, {
+    metrics: { recorded_at_ms: 9e18, memory: {}, disk: {} },
+  });
+  const status = await house.call('GET', `/machines/${identity.machineId}/status`);
+  expect([status.status, status.body.error?.code]).not.toEqual([500, 'internal_error']);
+  expect((await house.call('GET', '/machines')).status).toBe(200);
+});
+
+/** Resolves once the event log tells of a command's start or end. */
+async function logged(house: House, id: string, types: RegExp): Promise<void> {
+  await vi.waitFor(async () => {
+    const { items } = await house.client.events.list({ limit: 100 });
+    const found = items.filter(({ type, data }) => types.test(type) && data.command_id === id);
+    expect(found).toHaveLength(1);
+  });
+}
+
+const output = { output: { stream: 'OUTPUT_STREAM_STDOUT', offset: 2 ** 62, data: Buffer.from('x') } };
+
+test.each<[string, object | undefined, object]>([
+  ['started at a time that no calendar has', undefined, { started_at_ms: 9e18 }],
+  ['started before all calendars', undefined, { started_at_ms: -9e18, finished_at_ms: 1 }],
+  ['ended at a time that no calendar has', undefined, { started_at_ms: 1, finished_at_ms: 9e18 }],
+  [
+    'wrote more bytes than there are exact numbers',
+    undefined,
+    { stdout_bytes: 2 ** 62, stderr_bytes: 2 ** 62 },
+  ],
+  ['wrote more bytes than a database counts', undefined, { stdout_bytes: 1.8e19 }],
+  ['writes on far beyond its end', output, { stdout_bytes: 2 ** 62 + 1 }],
+])('a machine that says its command %s spoils no other command', async (_what, event, exit) => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const bad = await startCommand(house, agent, event);
+  bad.exit({ outcome: 'PROCESS_OUTCOME_EXITED', ...exit });
+  await logged(house, bad.id, /completed|failed/);
+  const good = await startCommand(house, agent);
+  good.exit({ outcome: 'PROCESS_OUTCOME_EXITED', started_at_ms: 1, finished_at_ms: 2 });
+  await logged(house, good.id, /completed|failed/);
+  const paths = [`/commands/${good.id}`, '/commands', '/events', `/commands/${bad.id}`];
+  const told: unknown[] = [];
+  for (const path of paths) told.push([path, (await house.call('GET', path)).status]);
+  expect(told).toEqual(paths.map((path) => [path, 200]));
+});
+
+test('a machine that says its command started at a time that no calendar has cannot keep the broker from starting', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const command = await startCommand(house, agent, { started: { pid: 1, started_at_ms: 9e18 } });
+  await logged(house, command.id, /started/);
+  await command.leave();
+  await house.broker.close();
+  const again = await openHouse({ dataDir: house.dataDir });
+  expect((await again.call('GET', '/commands')).status).toBe(200);
+});

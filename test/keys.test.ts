@@ -1,0 +1,613 @@
+// API keys and join tokens: who gets in, how far, how often, and what a repeat gets.
+import { createHash, generateKeyPairSync } from 'node:crypto';
+import { once } from 'node:events';
+import { readdirSync, readFileSync } from 'node:fs';
+import { type IncomingMessage, request } from 'node:http';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { enrollWith } from '../agent/link/dial.ts';
+import type { EnrollRequest } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
+import { type Clock, setClock } from '../shared/clock.ts';
+import { parseJoinToken } from '../shared/join-token.ts';
+import { rawPublicKey } from '../shared/proof.ts';
+import { type Answer, type CallWish, call, type House, openHouse } from './house.ts';
+import { scriptedMachine } from './scripted-agent.ts';
+
+const hour = 3_600_000;
+
+/** Moves the wall clock until the end of the test. */
+function moveClock(ms: number): void {
+  const moved: Clock = {
+    now: () => Date.now() + ms,
+    monotonic: () => performance.now(),
+    after(delay, run, hold = false) {
+      const timer = setTimeout(run, delay);
+      if (!hold) timer.unref();
+      return () => clearTimeout(timer);
+    },
+  };
+  setClock(moved);
+  onTestFinished(() => setClock());
+}
+
+const sha256 = (secret: string): string => createHash('sha256').update(secret).digest('hex');
+
+/** Everything the broker has on disk, as one text. */
+function diskOf({ dataDir }: House): string {
+  return readdirSync(dataDir)
+    .filter((name) => name !== 'broker.sock')
+    .map((name) => readFileSync(join(dataDir, name), 'latin1'))
+    .join('\n');
+}
+
+function documents({ dataDir }: House) {
+  return JSON.parse(readFileSync(join(dataDir, 'state.json'), 'utf8')) as {
+    keys: { id: string; hash: string }[];
+    join_tokens: { id: string; hash: string; uses_left: number }[];
+  };
+}
+
+const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.code];
+
+// ---- Getting in
+
+/** Ways to be nobody; each gets a good key to spoil. */
+const strangers: Record<string, (key: string) => Record<string, string>> = {
+  'no key': () => ({}),
+  'an empty Authorization': () => ({ Authorization: '' }),
+  'a scheme without a key': () => ({ Authorization: 'Bearer' }),
+  'another scheme': (key) => ({ Authorization: `Basic ${btoa(`x:${key}`)}` }),
+  'a key without a scheme': (key) => ({ Authorization: key }),
+  'a key in another header': (key) => ({ 'X-Api-Key': key }),
+  'a key without its prefix': (key) => ({ Authorization: `Bearer ${key.replace(/^.*_/, '')}` }),
+  'a key cut short': (key) => ({ Authorization: `Bearer ${key.slice(0, -1)}` }),
+  'a key with one more character': (key) => ({ Authorization: `Bearer ${key}a` }),
+  'a key in capitals': (key) => ({ Authorization: `Bearer ${key.toUpperCase()}` }),
+  'two keys': (key) => ({ Authorization: `Bearer ${key} ${key}` }),
+  'the hash of a key': (key) => ({ Authorization: `Bearer ${sha256(key)}` }),
+  'a key nobody made': () => ({ Authorization: `Bearer service_apikey_${'a'.repeat(43)}` }),
+  'an empty key': () => ({ Authorization: 'Bearer service_apikey_' }),
+};
+
+describe('401', () => {
+  test('for no key and for every wrong one, with the envelope, the scheme and no secret', async () => {
+    const house = await openHouse();
+    for (const [what, headers] of Object.entries(strangers)) {
+      for (const path of ['/auth/me', '/machines/mach_none', '/nothing/here']) {
+        const answer = await house.call('GET', path, { key: null, headers: headers(house.key) });
+        expect([what, path, ...refusal(answer)]).toEqual([what, path, 401, 'unauthorized']);
+        expect(answer.headers.get('www-authenticate')).toBe('Bearer');
+        expect(answer.body.error.details).toEqual({});
+        expect(JSON.stringify(answer.body)).not.toContain(house.key.slice(-20));
+      }
+    }
+  });
+
+  test('for a key in the query string', async () => {
+    const house = await openHouse();
+    for (const name of ['key', 'api_key', 'token', 'access_token']) {
+      const answer = await house.call('GET', `/auth/me?${name}=${house.key}`, { key: null });
+      expect([name, answer.status]).toEqual([name, 401]);
+    }
+  });
+
+  test('for an expired key, from the very moment on', async () => {
+    const house = await openHouse();
+    const expires_at = new Date(Date.now() + hour).toISOString();
+    const { key } = await house.client.keys.create({ name: 'brief', scopes: ['machines:read'], expires_at });
+    expect((await house.call('GET', '/machines', { key })).status).toBe(200);
+    moveClock(hour - 60_000);
+    expect((await house.call('GET', '/machines', { key })).status).toBe(200);
+    moveClock(hour);
+    expect(refusal(await house.call('GET', '/machines', { key }))).toEqual([401, 'unauthorized']);
+    expect((await house.call('GET', '/machines')).status).toBe(200);
+  });
+
+  test('for a revoked key, from the answer on and after a restart', async () => {
+    const house = await openHouse();
+    const made = await house.client.keys.create({ name: 'brief', scopes: ['machines:read'] });
+    expect((await house.call('GET', '/machines', { key: made.key })).status).toBe(200);
+    const removed = await house.call('DELETE', `/api-keys/${made.id}`);
+    expect([removed.status, removed.body.data]).toEqual([200, { deleted: true }]);
+    expect(refusal(await house.call('GET', '/machines', { key: made.key }))).toEqual([401, 'unauthorized']);
+    expect(refusal(await house.call('DELETE', `/api-keys/${made.id}`))).toEqual([404, 'key_not_found']);
+    await house.broker.close();
+    const again = await openHouse({ dataDir: house.dataDir });
+    expect((await again.call('GET', '/machines', { key: made.key })).status).toBe(401);
+    expect((await again.call('GET', '/machines', { key: house.key })).status).toBe(200);
+  });
+});
+
+test('GET /auth/me tells the key of the very request, and takes any key', async () => {
+  const house = await openHouse();
+  const agent = await house.agent();
+  const expires_at = new Date(Date.now() + hour).toISOString();
+  const limits = { machine_ids: [agent.machineId], tags: ['dev'], expires_at };
+  const wish = { name: 'ci', scopes: ['files:read' as const], ...limits };
+  const { key, ...made } = await house.client.keys.create(wish);
+  const me = await house.call('GET', '/auth/me', { key });
+  expect([me.status, me.body.data]).toEqual([200, made]);
+  expect(made).toEqual({
+    id: expect.stringMatching(/^key_[0-9A-Za-z]{22}$/),
+    created_at: expect.any(String),
+    ...wish,
+  });
+  expect((await house.call('GET', '/auth/me')).body.data).toMatchObject({
+    scopes: ['admin'],
+    machine_ids: null,
+    tags: null,
+    expires_at: null,
+  });
+});
+
+test('a key is shown once: no list, no file and no log of the broker has it, the state only its hash', async () => {
+  const house = await openHouse();
+  const made = await house.call('POST', '/api-keys', {
+    body: { name: 'ci', scopes: ['machines:read'] },
+    headers: { 'Idempotency-Key': 'once' },
+  });
+  const { id, key } = made.body.data as { id: string; key: string };
+  expect([made.status, key]).toEqual([201, expect.stringMatching(/^service_apikey_[0-9A-Za-z]{43}$/)]);
+  const list = await house.call('GET', '/api-keys');
+  expect(list.body.data).toContainEqual(expect.objectContaining({ id, name: 'ci' }));
+  expect(Object.keys(list.body.data[0]).sort()).toEqual(
+    ['created_at', 'expires_at', 'id', 'machine_ids', 'name', 'scopes', 'tags'].sort(),
+  );
+  expect(documents(house).keys.find((one) => one.id === id)?.hash).toBe(sha256(key));
+  const secret = key.replace('service_apikey_', '');
+  expect(JSON.stringify(list.body)).not.toContain(secret);
+  expect(diskOf(house)).not.toContain(secret);
+});
+
+// ---- How far a key reaches
+
+/** A house with one machine tagged `a`, one tagged `b`, and admin keys limited to the first. */
+async function dividedHouse() {
+  const house = await openHouse();
+  const [inside, outside] = [await house.agent({ tags: 'a' }), await house.agent({ tags: 'b' })];
+  const byId = await house.keyed(['admin'], { machine_ids: [inside.machineId] });
+  const byTag = await house.keyed(['admin'], { tags: ['a'] });
+  return { house, inside: inside.machineId, outside: outside.machineId, byId, byTag };
+}
+
+describe('a key is no way to a stronger one:', () => {
+  test('without admin it makes, lists and removes no keys and no join tokens', async () => {
+    const house = await openHouse();
+    const { key } = await house.keyed([
+      'machines:read',
+      'machines:write',
+      'files:read',
+      'files:write',
+      'commands:read',
+      'commands:execute',
+      'sessions:read',
+      'sessions:attach',
+      'schedules:read',
+      'schedules:write',
+      'webhooks:read',
+      'webhooks:write',
+    ]);
+    const before = documents(house);
+    const own = before.keys.at(-1)!.id;
+    for (const [method, path, body] of [
+      ['POST', '/api-keys', { name: 'x', scopes: ['machines:read'] }],
+      ['POST', '/api-keys', { name: 'x', scopes: ['admin'] }],
+      ['GET', '/api-keys', undefined],
+      ['DELETE', `/api-keys/${own}`, undefined],
+      ['DELETE', '/api-keys/key_none', undefined],
+      ['POST', '/join-tokens', {}],
+      ['GET', '/join-tokens', undefined],
+    ] as const) {
+      const answer = await house.call(method, path, { key, body });
+      expect([method, path, ...refusal(answer)]).toEqual([method, path, 403, 'forbidden']);
+      expect(answer.body.error.details).toEqual({ required_scope: 'admin' });
+    }
+    expect(documents(house)).toEqual(before);
+  });
+
+  test('limited to machines or tags it makes none that reaches others', async () => {
+    const { house, inside, outside, byId, byTag } = await dividedHouse();
+    const before = documents(house).keys.length;
+    const wishes = {
+      'no limit': {},
+      'another machine': { machine_ids: [outside] },
+      'another machine besides its own': { machine_ids: [inside, outside] },
+      'a machine that is not there': { machine_ids: ['mach_none'] },
+      'another tag': { tags: ['b'] },
+      'another tag besides its own': { tags: ['a', 'b'] },
+      'its own and another tag': { machine_ids: [inside], tags: ['b'] },
+    };
+    for (const [what, limits] of Object.entries(wishes)) {
+      for (const [limit, { key }] of Object.entries({ byId, byTag })) {
+        const body = { name: 'x', scopes: ['admin'], ...limits };
+        const answer = await house.call('POST', '/api-keys', { key, body });
+        expect([what, limit, ...refusal(answer)]).toEqual([what, limit, 403, 'forbidden']);
+      }
+    }
+    // A machine's tags may change, a tag's machines too: neither limit stands for the other.
+    await expect(
+      byId.client.keys.create({ name: 'x', scopes: ['admin'], tags: ['a'] }),
+    ).rejects.toMatchObject({
+      status: 403,
+    });
+    await expect(
+      byTag.client.keys.create({ name: 'x', scopes: ['admin'], machine_ids: [inside] }),
+    ).rejects.toMatchObject({ status: 403 });
+    expect(documents(house).keys).toHaveLength(before);
+  });
+
+  test('limited it makes one as limited, which reaches no further', async () => {
+    const { house, inside, outside, byId, byTag } = await dividedHouse();
+    const scopes = ['machines:read' as const];
+    for (const { key } of [
+      await byId.client.keys.create({ name: 'x', scopes, machine_ids: [inside] }),
+      await byTag.client.keys.create({ name: 'x', scopes, tags: ['a'] }),
+    ]) {
+      expect((await house.call('GET', `/machines/${inside}`, { key })).status).toBe(200);
+      expect((await house.call('GET', `/machines/${outside}`, { key })).status).toBe(403);
+    }
+  });
+
+  test('limited it neither sees nor removes one that reaches others', async () => {
+    const { house, byId, byTag } = await dividedHouse();
+    const all = (await house.client.keys.list()).items;
+    for (const { client } of [byId, byTag]) {
+      const own = await client.keys.me();
+      expect((await client.keys.list()).items).toEqual([own]);
+      for (const { id } of all) {
+        if (id === own.id) continue;
+        await expect(client.keys.remove({ key_id: id })).rejects.toMatchObject({
+          status: 403,
+          code: 'forbidden',
+        });
+      }
+    }
+    expect((await house.client.keys.list()).items).toEqual(all);
+  });
+
+  test('limited it changes no tags, for tags decide what keys reach', async () => {
+    const { house, inside, byId, byTag } = await dividedHouse();
+    for (const { client } of [byId, byTag]) {
+      await expect(client.machines.update({ machine_id: inside, tags: ['a', 'b'] })).rejects.toMatchObject({
+        status: 403,
+      });
+    }
+    expect((await house.client.machines.get({ machine_id: inside })).tags).toEqual(['a']);
+  });
+
+  test('revoked while its request is under way it makes nothing any more', async () => {
+    const { house, byTag } = await dividedHouse();
+    const own = await byTag.client.keys.me();
+    const half = await heldRequest(house, byTag.key);
+    await byTag.client.keys.remove({ key_id: own.id });
+    const before = documents(house);
+    const { status } = await half.finish(JSON.stringify({ name: 'x', scopes: ['admin'] }));
+    expect([401, 403]).toContain(status);
+    expect(documents(house)).toEqual(before);
+  });
+});
+
+/** A POST /api-keys that is let in before its body is sent: the broker says 100 Continue once it looks at it. */
+async function heldRequest({ url }: House, key: string) {
+  const held = request(`${url}/api/v1/api-keys`, {
+    method: 'POST',
+    headers: {
+      Authorization: `Bearer ${key}`,
+      'Content-Type': 'application/json',
+      'Transfer-Encoding': 'chunked',
+      Expect: '100-continue',
+    },
+  });
+  held.flushHeaders();
+  await once(held, 'continue');
+  return {
+    async finish(body: string): Promise<{ status: number; body: string }> {
+      const answered = once(held, 'response') as Promise<[IncomingMessage]>;
+      held.end(body);
+      const [response] = await answered;
+      return { status: response.statusCode ?? 0, body: await text(response) };
+    },
+  };
+}
+
+// ---- Idempotency-Key
+
+const keyed = (value: string, body: unknown): CallWish => ({ headers: { 'Idempotency-Key': value }, body });
+
+describe('a repeat with the same Idempotency-Key', () => {
+  test.each([
+    ['/api-keys', { name: 'ci', scopes: ['machines:read'] }],
+    ['/join-tokens', { name: 'ci' }],
+  ])('on POST %s is a conflict that names what was made, also after a restart', async (path, body) => {
+    const first = await openHouse();
+    const made = await first.call('POST', path, keyed('one', body));
+    expect([made.status, made.headers.get('idempotency-replayed')]).toEqual([201, null]);
+    const before = documents(first);
+    const repeat = async (house: House): Promise<void> => {
+      const answer = await house.call('POST', path, { ...keyed('one', body), key: first.key });
+      expect([...refusal(answer), answer.body.error.details]).toEqual([
+        409,
+        'conflict',
+        { id: made.body.data.id },
+      ]);
+    };
+    await repeat(first);
+    expect(documents(first)).toEqual(before);
+    await first.broker.close();
+    const second = await openHouse({ dataDir: first.dataDir });
+    await repeat(second);
+    expect(documents(second).join_tokens).toEqual(before.join_tokens);
+    // The house has made one key more for itself.
+    expect(documents(second).keys.slice(0, -1)).toEqual(before.keys);
+  });
+
+  test('but with another body or path is idempotency_mismatch and makes nothing', async () => {
+    const house = await openHouse();
+    const body = { name: 'ci', scopes: ['machines:read'] };
+    expect((await house.call('POST', '/api-keys', keyed('one', body))).status).toBe(201);
+    const before = documents(house);
+    for (const [path, other] of [
+      ['/api-keys', { ...body, name: 'other' }],
+      ['/api-keys', { ...body, scopes: ['admin'] }],
+      ['/join-tokens', {}],
+    ] as const) {
+      const answer = await house.call('POST', path, keyed('one', other));
+      expect([path, ...refusal(answer)]).toEqual([path, 422, 'idempotency_mismatch']);
+    }
+    expect(documents(house)).toEqual(before);
+  });
+
+  test.each([
+    ['a space', 'a b'],
+    ['a letter outside ASCII', 'ä'],
+    ['256 characters', 'x'.repeat(256)],
+  ])('is refused when the key has %s', async (_what, value) => {
+    const house = await openHouse();
+    const answer = await call(`${house.url}/api/v1/join-tokens`, 'POST', {
+      key: house.key,
+      headers: { 'Idempotency-Key': value },
+      body: {},
+    });
+    expect(refusal(answer)).toEqual([400, 'invalid_request']);
+  });
+
+  test('after a request that made nothing is a first one again', async () => {
+    const house = await openHouse();
+    const agent = await house.agent();
+    await agent.close();
+    const body = { machine_id: agent.machineId, command: 'true' };
+    expect(refusal(await house.call('POST', '/commands', keyed('one', body)))).toEqual([
+      503,
+      'machine_offline',
+    ]);
+    const back = await house.agent({ dataDir: agent.dataDir });
+    const answer = await house.call('POST', '/commands', keyed('one', body));
+    expect([answer.status, answer.body.data.status, back.machineId]).toEqual([
+      201,
+      'completed',
+      agent.machineId,
+    ]);
+  });
+
+  test('by another API key is a request of its own', async () => {
+    const house = await openHouse();
+    const other = await house.keyed(['admin']);
+    const body = { name: 'ci' };
+    expect((await house.call('POST', '/join-tokens', keyed('one', body))).status).toBe(201);
+    const answer = await house.call('POST', '/join-tokens', { ...keyed('one', body), key: other.key });
+    expect(answer.status).toBe(201);
+  });
+
+  test('after 24 hours is a first one again, and not before', async () => {
+    const house = await openHouse();
+    expect((await house.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(201);
+    moveClock(24 * hour - 60_000);
+    expect((await house.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(409);
+    moveClock(24 * hour + 60_000);
+    expect((await house.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(201);
+  });
+
+  test('on POST /commands runs it once and gives the same record, also after a restart', async () => {
+    const first = await openHouse();
+    const agent = await first.agent();
+    const body = { machine_id: agent.machineId, command: 'echo ran >> ran.txt', cwd: agent.dataDir };
+    const ran = await first.call('POST', '/commands', keyed('one', body));
+    expect([ran.status, ran.body.data.status, ran.headers.get('idempotency-replayed')]).toEqual([
+      201,
+      'completed',
+      null,
+    ]);
+    const repeat = async (house: House): Promise<void> => {
+      const answer = await house.call('POST', '/commands', { ...keyed('one', body), key: first.key });
+      expect([answer.status, answer.headers.get('idempotency-replayed')]).toEqual([201, 'true']);
+      expect(answer.body.data).toEqual(ran.body.data);
+      expect(answer.body.meta.request_id).not.toBe(ran.body.meta.request_id);
+    };
+    await Promise.all([repeat(first), repeat(first)]);
+    await agent.close();
+    await first.broker.close();
+    const second = await openHouse({ dataDir: first.dataDir });
+    await repeat(second);
+    expect((await second.client.commands.list()).total).toBe(1);
+    expect(readFileSync(join(agent.dataDir, 'ran.txt'), 'utf8')).toBe('ran\n');
+  });
+
+  test('while the first is still under way is a conflict, and the command starts once', async () => {
+    const house = await openHouse();
+    const machine = await scriptedMachine(house);
+    const { machineId } = machine.identity;
+    const body = { machine_id: machineId, command: 'true', wait: 50_000 };
+    const first = house.call('POST', '/commands', keyed('one', body));
+    await machine.next('call');
+    expect(refusal(await house.call('POST', '/commands', keyed('one', body)))).toEqual([409, 'conflict']);
+    expect((await house.client.commands.list()).total).toBe(1);
+    await house.client.machines.remove({ machine_id: machineId });
+    expect((await first).body.data).toMatchObject({ status: 'lost', reason: 'machine_removed' });
+  });
+});
+
+// ---- Join tokens
+
+/** What an agent sends to join, with a key pair of its own. */
+function enrolment(token: string, more: Partial<EnrollRequest> = {}): EnrollRequest {
+  return {
+    token: parseJoinToken(token).secret,
+    public_key: rawPublicKey(generateKeyPairSync('ed25519').publicKey),
+    name: 'new',
+    tags: [],
+    host: { hostname: 'new', os: 'linux', arch: 'x64' },
+    agent_version: '0.0.0',
+    ...more,
+  };
+}
+
+/** The broker's authority, as an agent would have fetched it. */
+function authorityOf({ dataDir }: House): string {
+  const file = readFileSync(join(dataDir, 'authority.json'), 'utf8');
+  return (JSON.parse(file) as { certificate: string }).certificate;
+}
+
+async function enrol(house: House, wish: EnrollRequest): Promise<string> {
+  return (await enrollWith(house.grpc, authorityOf(house), wish)).machine_id;
+}
+
+/** The one text for every reason. */
+const notGood = {
+  name: 'StartError',
+  exitCode: 78,
+  message: expect.stringMatching(/unknown, used up or expired/),
+};
+
+describe('a join token is refused', () => {
+  test('when it was never made', async () => {
+    const house = await openHouse();
+    const token = (await house.client.joinTokens.create({})).token;
+    const guess = enrolment(token, { token: 'a'.repeat(43) });
+    await expect(enrol(house, guess)).rejects.toMatchObject(notGood);
+    const hash = enrolment(token, { token: documents(house).join_tokens[0]!.hash });
+    await expect(enrol(house, hash)).rejects.toMatchObject(notGood);
+    expect((await house.client.machines.list()).total).toBe(0);
+  });
+
+  test('when it is used up, also by two that come at once', async () => {
+    const house = await openHouse();
+    const { token } = await house.client.joinTokens.create({});
+    const outcomes = await Promise.allSettled([
+      enrol(house, enrolment(token)),
+      enrol(house, enrolment(token)),
+      enrol(house, enrolment(token)),
+    ]);
+    expect(outcomes.map(({ status }) => status).sort()).toEqual(['fulfilled', 'rejected', 'rejected']);
+    expect(outcomes.filter(({ status }) => status === 'rejected')).toEqual(
+      Array(2).fill({ status: 'rejected', reason: expect.objectContaining(notGood) }),
+    );
+    await expect(house.agent({ joinToken: token })).rejects.toMatchObject(notGood);
+    expect((await house.client.machines.list()).total).toBe(1);
+  });
+
+  test('when it has expired', async () => {
+    const house = await openHouse();
+    const { token, expires_at, created_at } = await house.client.joinTokens.create({ expires_in: 1_000 });
+    expect(Date.parse(expires_at) - Date.parse(created_at)).toBeLessThan(1_100);
+    moveClock(2_000);
+    await expect(house.agent({ joinToken: token })).rejects.toMatchObject(notGood);
+    expect((await house.client.machines.list()).total).toBe(0);
+  });
+
+  test('when it was deleted', async () => {
+    const house = await openHouse();
+    const { id, token } = await house.client.joinTokens.create({});
+    expect((await house.call('DELETE', `/join-tokens/${id}`)).body.data).toEqual({ deleted: true });
+    expect(refusal(await house.call('DELETE', `/join-tokens/${id}`))).toEqual([404, 'join_token_not_found']);
+    await expect(house.agent({ joinToken: token })).rejects.toMatchObject(notGood);
+    expect((await house.client.machines.list()).total).toBe(0);
+  });
+
+  test('for the key pair of a machine that joined with another', async () => {
+    const house = await openHouse();
+    const [first, second] = [await house.joinToken(), await house.joinToken()];
+    const wish = enrolment(first);
+    await enrol(house, wish);
+    await expect(enrol(house, { ...wish, token: parseJoinToken(second).secret })).rejects.toMatchObject(
+      notGood,
+    );
+    expect((await house.client.machines.list()).total).toBe(1);
+  });
+
+  test.each<[string, Partial<EnrollRequest>]>([
+    ['a name with a control character', { name: 'a\u0007' }],
+    ['a tag with a comma', { tags: ['a,b'] }],
+    ['a public key of another length', { public_key: Buffer.alloc(31) }],
+    ['no host', { host: null }],
+  ])('with %s, and is not used up by that', async (_what, bad) => {
+    const house = await openHouse();
+    const { token } = await house.client.joinTokens.create({});
+    await expect(enrol(house, enrolment(token, bad))).rejects.toMatchObject({ name: 'StartError' });
+    expect(documents(house).join_tokens[0]!.uses_left).toBe(1);
+  });
+});
+
+describe('a join token', () => {
+  test('is shown once, and works for as many machines as it has uses', async () => {
+    const house = await openHouse();
+    const { token, ...made } = await house.client.joinTokens.create({ name: 'rack', uses: 2 });
+    expect(token).toMatch(/^farhand_join_[0-9A-Za-z]{43}\.[0-9a-f]{64}$/);
+    expect(made).toMatchObject({ name: 'rack', uses: 2, uses_left: 2, tags: null });
+    const agents = [await house.agent({ joinToken: token }), await house.agent({ joinToken: token })];
+    expect(new Set(agents.map(({ machineId }) => machineId)).size).toBe(2);
+    await expect(house.agent({ joinToken: token })).rejects.toMatchObject(notGood);
+    const list = await house.call('GET', '/join-tokens');
+    expect(list.body.data).toEqual([{ ...made, uses_left: 0 }]);
+    expect(diskOf(house)).not.toContain(parseJoinToken(token).secret);
+  });
+
+  test('lives for an hour and one use unless told', async () => {
+    const house = await openHouse();
+    const made = await house.client.joinTokens.create({});
+    expect(made.uses).toBe(1);
+    expect(Math.round((Date.parse(made.expires_at) - Date.parse(made.created_at)) / 60_000)).toBe(60);
+    moveClock(hour - 60_000);
+    await house.agent({ joinToken: made.token });
+  });
+
+  test('with tags fixes them for every machine, one without leaves them to the agent', async () => {
+    const house = await openHouse();
+    const tagsOf = async (tags?: string[]): Promise<string[]> => {
+      const { token } = await house.client.joinTokens.create(tags ? { tags } : {});
+      const { machineId } = await house.agent({ joinToken: token, tags: 'own' });
+      return (await house.client.machines.get({ machine_id: machineId })).tags;
+    };
+    expect(await tagsOf(['fixed', 'prod'])).toEqual(['fixed', 'prod']);
+    expect(await tagsOf([])).toEqual([]);
+    expect(await tagsOf()).toEqual(['own']);
+  });
+
+  test('shown again with the same key pair gives the same machine, once registered', async () => {
+    const house = await openHouse();
+    const { token } = await house.client.joinTokens.create({ uses: 2 });
+    const wish = enrolment(token);
+    const id = await enrol(house, wish);
+    expect(await enrol(house, { ...wish, name: 'other' })).toBe(id);
+    expect(await Promise.all([enrol(house, wish), enrol(house, wish)])).toEqual([id, id]);
+    expect((await house.client.machines.list()).items).toMatchObject([{ id, name: 'new', hostname: 'new' }]);
+    expect((await house.client.events.list({ type: 'machine.registered' })).total).toBe(1);
+    expect(documents(house).join_tokens[0]!.uses_left).toBe(1);
+    moveClock(2 * hour);
+    expect(await enrol(house, wish)).toBe(id);
+    await expect(enrol(house, enrolment(token))).rejects.toMatchObject(notGood);
+  });
+
+  test('is not needed again, and the machine’s name and tags are the broker’s from then on', async () => {
+    const house = await openHouse();
+    const agent = await house.agent({ name: 'old', tags: 'a' });
+    await agent.close();
+    await house.client.machines.update({ machine_id: agent.machineId, name: 'renamed' });
+    const back = await house.agent({ dataDir: agent.dataDir, joinToken: 'gone', name: 'x', tags: 'y' });
+    expect(back.machineId).toBe(agent.machineId);
+    expect(await house.client.machines.get({ machine_id: back.machineId })).toMatchObject({
+      name: 'renamed',
+      tags: ['a'],
+    });
+  });
+});

@@ -1,0 +1,253 @@
+// The OpenAPI document as a broker serves it: valid by a linter's judgement, complete, and true.
+import { execFile } from 'node:child_process';
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { z } from 'zod';
+import { allRoutes } from '../shared/api/index.ts';
+import { call, openHouse, temporaryFolder } from './house.ts';
+
+type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+
+interface Operation {
+  operationId: string;
+  summary: string;
+  description?: string;
+  security?: object[];
+  tags: string[];
+  parameters?: { in: string; name: string; required?: boolean; schema: { [key: string]: Json } }[];
+  requestBody?: { required?: boolean; content: Record<string, { schema: { [key: string]: Json } }> };
+  responses: Record<string, { content?: Record<string, { schema: { [key: string]: Json } }> }>;
+}
+
+interface Document {
+  openapi: string;
+  info: { title: string; version: string };
+  servers: { url: string }[];
+  paths: Record<string, Record<string, Operation>>;
+  components: { schemas: { [key: string]: Json }; securitySchemes: { [key: string]: Json } };
+}
+
+async function served(): Promise<{ url: string; text: string; document: Document }> {
+  const { url } = await openHouse();
+  const response = await fetch(`${url}/api/v1/openapi.json`);
+  expect([response.status, response.headers.get('content-type')]).toEqual([
+    200,
+    'application/json; charset=utf-8',
+  ]);
+  const text = await response.text();
+  return { url, text, document: JSON.parse(text) };
+}
+
+/** Every operation with its route. */
+function operationsOf(document: Document) {
+  return allRoutes().map(({ noun, operation, route }) => ({
+    name: `${noun}.${operation}`,
+    route,
+    told: document.paths[`${route.base}${route.path}`]?.[route.method.toLowerCase()],
+  }));
+}
+
+/** Every value in a document with the key it stands under. */
+function* valuesIn(value: unknown, key = ''): Generator<[key: string, value: unknown]> {
+  yield [key, value];
+  if (typeof value !== 'object' || value === null) return;
+  for (const [name, inner] of Object.entries(value)) yield* valuesIn(inner, name);
+}
+
+interface Problem {
+  ruleId: string;
+  severity: string;
+  message: string;
+  location: { pointer?: string }[];
+}
+
+async function lint(text: string): Promise<Problem[]> {
+  const folder = temporaryFolder('openapi');
+  const file = join(folder, 'openapi.json');
+  writeFileSync(file, text);
+  writeFileSync(join(folder, 'redocly.yaml'), 'extends: [recommended]\n');
+  const binary = join(import.meta.dirname, '../node_modules/.bin/redocly');
+  const args = [
+    'lint',
+    file,
+    '--config',
+    join(folder, 'redocly.yaml'),
+    '--format',
+    'json',
+    '--max-problems',
+    '999',
+  ];
+  const env = {
+    PATH: process.env.PATH ?? '',
+    HOME: folder,
+    REDOCLY_TELEMETRY: 'off',
+    REDOCLY_SUPPRESS_UPDATE_NOTICE: 'true',
+  };
+  const output = await new Promise<string>((resolve, reject) => {
+    // It ends with 1 where there are errors, and says nothing on stdout where it could not run.
+    execFile(binary, args, { cwd: folder, env, maxBuffer: 2 ** 26 }, (error, stdout, stderr) =>
+      stdout ? resolve(stdout) : reject(new Error(stderr, { cause: error })),
+    );
+  });
+  return (JSON.parse(output) as { problems: Problem[] }).problems;
+}
+
+const line = ({ ruleId, message, location }: Problem): string =>
+  `${ruleId}: ${message} (${location[0]?.pointer ?? ''})`;
+
+test('the linter sees what is wrong with a document', async () => {
+  const { document } = await served();
+  const { '/api/v1/machines': _, ...paths } = document.paths;
+  const broken = { ...document, paths: { ...paths, '/x/{id}': { get: { responses: {} } } } };
+  const rules = (await lint(JSON.stringify(broken))).map(({ ruleId }) => ruleId);
+  expect(rules).toContain('path-parameters-defined');
+});
+
+test('the served document has no errors and no warnings by the linter’s recommended rules', async () => {
+  const { text } = await served();
+  const problems = await lint(text);
+  expect(problems.filter(({ severity }) => severity === 'error').map(line)).toEqual([]);
+  // Tags are the nouns of our table, whose routes each have a summary: a text beside them would say nothing more.
+  const warnings = problems.filter(({ ruleId }) => ruleId !== 'tag-description');
+  expect(warnings.map(line)).toEqual([]);
+});
+
+test('the served document is OpenAPI 3.1 and names this broker as its server', async () => {
+  const { url, document } = await served();
+  expect(document.openapi).toMatch(/^3\.1\.\d+$/);
+  expect(document.servers).toEqual([{ url }]);
+  expect(document.info.version).toMatch(/^\d+\.\d+\.\d+/);
+  const house = await openHouse({ flags: ['--public-url', 'https://farhand.example.org'] });
+  const { body } = await call(`${house.url}/api/v1/openapi.json`, 'GET');
+  expect(body.servers).toEqual([{ url: 'https://farhand.example.org' }]);
+});
+
+test('every reference in the document resolves, and every component is referred to', async () => {
+  const { document } = await served();
+  const references = [...valuesIn(document)]
+    .filter(([key]) => key === '$ref')
+    .map(([, value]) => String(value));
+  expect(references.length).toBeGreaterThan(10);
+  for (const reference of new Set(references)) {
+    const [root, ...steps] = reference
+      .split('/')
+      .map((step) => step.replaceAll('~1', '/').replaceAll('~0', '~'));
+    expect([reference, root]).toEqual([reference, '#']);
+    let at: unknown = document;
+    for (const step of steps) at = (at as Record<string, unknown> | undefined)?.[step];
+    expect([reference, typeof at]).toEqual([reference, 'object']);
+  }
+  const schemas = Object.keys(document.components.schemas);
+  expect(schemas.filter((name) => !references.includes(`#/components/schemas/${name}`))).toEqual([]);
+});
+
+test('every route of the table is in the document with its method and status, and nothing else is', async () => {
+  const { document } = await served();
+  const operations = operationsOf(document);
+  for (const { name, route, told } of operations) {
+    expect([name, told?.operationId, told?.summary]).toEqual([name, name, route.summary]);
+    expect([name, Object.keys(told?.responses ?? {})]).toEqual([
+      name,
+      expect.arrayContaining([`${route.status}`, '4XX']),
+    ]);
+  }
+  const told = Object.values(document.paths).flatMap((path) => Object.values(path));
+  expect(told.length).toBe(operations.length);
+});
+
+test('the document tells who may call: a key where one is needed, its scope, and nothing for the open routes', async () => {
+  const { document } = await served();
+  expect(document.components.securitySchemes).toEqual({
+    apiKey: { type: 'http', scheme: 'bearer', description: expect.any(String) },
+  });
+  expect(document).toMatchObject({ security: [{ apiKey: [] }] });
+  for (const { name, route, told } of operationsOf(document)) {
+    const open = route.access === 'everybody';
+    expect([name, told?.security]).toEqual([name, open ? [] : undefined]);
+    const scope = open
+      ? undefined
+      : expect.stringContaining(route.access === 'any key' ? 'any' : route.access);
+    expect([name, told?.description]).toEqual([name, scope]);
+  }
+});
+
+test('the parameters of the document are those of the table, and a header is named as it is sent', async () => {
+  const { document } = await served();
+  for (const { name, route, told } of operationsOf(document)) {
+    const places = { path: route.params, query: route.query, header: route.headers };
+    for (const [place, shape] of Object.entries(places)) {
+      const named = (told?.parameters ?? []).filter((parameter) => parameter.in === place);
+      const names = Object.keys(shape).map((key) =>
+        place === 'header' ? key.replaceAll('_', '-').toLowerCase() : key,
+      );
+      if (place === 'header' && route.idempotency) names.push('idempotency-key');
+      const seen = named.map((parameter) =>
+        place === 'header' ? parameter.name.toLowerCase() : parameter.name,
+      );
+      expect([name, place, seen.toSorted()]).toEqual([name, place, names.toSorted()]);
+      for (const { name: key, required } of named) {
+        const schema =
+          Object.entries(shape).find(([one]) => one.replaceAll('_', '-') === key.toLowerCase())?.[1] ??
+          shape[key];
+        if (schema)
+          expect([name, key, required ?? false]).toEqual([
+            name,
+            key,
+            !z.safeParse(schema, undefined).success,
+          ]);
+      }
+    }
+  }
+});
+
+test('no parameter contradicts itself: its enum, default and pattern are of its type', async () => {
+  const { document } = await served();
+  const wrong: string[] = [];
+  for (const { name, told } of operationsOf(document)) {
+    for (const { name: key, schema } of told?.parameters ?? []) {
+      const values = [
+        ...((schema.enum as Json[] | undefined) ?? []),
+        ...('default' in schema ? [schema.default] : []),
+      ];
+      const kind = schema.type === 'integer' ? 'number' : schema.type;
+      if (values.some((value) => typeof value !== kind))
+        wrong.push(`${name} ${key}: ${JSON.stringify(schema)}`);
+      if ('pattern' in schema && kind !== 'string')
+        wrong.push(`${name} ${key}: a pattern on a ${JSON.stringify(kind)}`);
+    }
+  }
+  expect(wrong).toEqual([]);
+});
+
+test('a body is required in the document exactly where an empty one is refused', async () => {
+  const { document } = await served();
+  for (const { name, route, told } of operationsOf(document)) {
+    const required = route.body && !z.safeParse(route.body, {}).success;
+    expect([name, told?.requestBody && (told.requestBody.required ?? false)]).toEqual([name, required]);
+  }
+});
+
+test('an answer of the document is the envelope: data and meta, with the paging of a list', async () => {
+  const { document } = await served();
+  for (const { name, route, told } of operationsOf(document)) {
+    if (route.kind === 'raw') continue;
+    const { properties, required } =
+      told?.responses[route.status]?.content?.['application/json']?.schema ?? {};
+    const { data, meta } = properties as Record<string, { [key: string]: Json }>;
+    expect([name, required]).toEqual([name, expect.arrayContaining(['data', 'meta'])]);
+    expect([name, data?.type === 'array']).toEqual([name, route.kind === 'list']);
+    expect([name, meta?.$ref]).toEqual([
+      name,
+      `#/components/schemas/${route.kind === 'list' ? 'ListMeta' : 'Meta'}`,
+    ]);
+    for (const [status, { content }] of Object.entries(told?.responses ?? {})) {
+      if (status === `${route.status}`) continue;
+      expect([name, status, content?.['application/json']?.schema]).toEqual([
+        name,
+        status,
+        { $ref: '#/components/schemas/Error' },
+      ]);
+    }
+  }
+});

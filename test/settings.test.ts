@@ -1,0 +1,411 @@
+// Settings from flags, variables and a file; what the real programs do with bad ones; whom they refuse to trust.
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { type AddressInfo, createServer } from 'node:net';
+import { networkInterfaces } from 'node:os';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { createServer as createTlsServer } from 'node:tls';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { agentSettings } from '../agent/config.ts';
+import { brokerSettings } from '../broker/config.ts';
+import { openAuthority } from '../broker/link/authority.ts';
+import { StartError } from '../shared/errors.ts';
+import { nodeIsGood } from '../shared/program.ts';
+import { readSettings, UsageError } from '../shared/settings.ts';
+import { openHouse, temporaryFolder } from './house.ts';
+
+type Environment = Record<string, string>;
+
+const broker = (argv: string[], env: Environment = {}) => readSettings(brokerSettings, { argv, env });
+const agent = (argv: string[], env: Environment = {}) =>
+  readSettings(agentSettings, { argv: ['--broker', '127.0.0.1:1', ...argv], env });
+
+/** A TOML file that goes with the test. */
+function fileWith(content: string): string {
+  const file = join(temporaryFolder('settings'), 'farhand.toml');
+  writeFileSync(file, content);
+  return file;
+}
+
+/** What reading throws. */
+function failureOf(read: () => unknown): Error {
+  try {
+    read();
+  } catch (error) {
+    if (error instanceof Error) return error;
+  }
+  throw new Error('this was accepted');
+}
+
+describe('wrong usage is a UsageError', () => {
+  test.each([
+    ['an unknown flag', ['--no-such-flag']],
+    ['a setting as the file spells it', ['--data_dir', 'x']],
+    ['a flag without its value', ['--data-dir']],
+    ['a flag whose value looks like a flag', ['--data-dir', '--local']],
+    ['a switch with a value', ['--local=yes']],
+    ['a word that belongs to no flag', ['start']],
+    ['a short flag', ['-x']],
+  ])('for %s', (_what, argv) => {
+    expect(failureOf(() => broker(argv))).toBeInstanceOf(UsageError);
+  });
+});
+
+describe('a bad value is refused by the name of its flag', () => {
+  test.each([
+    ['--http', 'localhost', 'HOST:PORT'],
+    ['--http', '8420', 'HOST:PORT'],
+    ['--http', ':8420', 'HOST:PORT'],
+    ['--http', '::1:8420', 'HOST:PORT'],
+    ['--http', '[::1]', 'HOST:PORT'],
+    ['--http', '127.0.0.1:65536', '65535'],
+    ['--http', '127.0.0.1:-1', 'HOST:PORT'],
+    ['--http', '127.0.0.1:80a', 'HOST:PORT'],
+    ['--grpc', 'http://127.0.0.1:8421', 'HOST:PORT'],
+    ['--public-url', 'not a url', 'URL'],
+    ['--keep-history', '30', 'duration'],
+    ['--keep-history', '-1d', 'duration'],
+    ['--keep-history', '1.5h', 'duration'],
+    ['--keep-history', '1 h', 'duration'],
+    ['--keep-history', '2w', 'duration'],
+    ['--keep-history', '1h30m', 'duration'],
+    ['--keep-history', '', 'duration'],
+    ['--webhook-retry', '1m,soon', 'duration'],
+    ['--webhook-attempts', '0', '1'],
+    ['--log-level', 'loud', 'debug'],
+    ['--data-dir', '', '1 character'],
+  ])('%s %j', (flag, value, part) => {
+    const error = failureOf(() => broker([`${flag}=${value}`]));
+    expect(error).toBeInstanceOf(StartError);
+    expect(error).toMatchObject({ exitCode: 78 });
+    expect(error.message).toContain(`${flag} ${JSON.stringify(value)}: `);
+    expect(error.message).toContain(part);
+  });
+
+  test.each([
+    ['--name', 'a\u0007', 'control characters'],
+    ['--tags', 'a\u0007', 'control characters'],
+    ['--allow', 'exec,everything', 'exec'],
+    ['--root', 'relative', 'absolute'],
+    ['--root', '', '1'],
+  ])('%s %j of the agent', (flag, value, part) => {
+    const error = failureOf(() => agent([flag, value]));
+    expect(error).toMatchObject({ name: 'StartError', exitCode: 78 });
+    expect(error.message).toContain(`${flag} `);
+    expect(error.message).toContain(part);
+  });
+
+  test('also when a variable or the file holds it', () => {
+    expect(failureOf(() => broker([], { FARHAND_KEEP_EVENTS: 'x' })).message).toContain('--keep-events "x"');
+    for (const content of ['keep_events = "x"', 'keep-events = 72']) {
+      const file = fileWith(content);
+      expect(failureOf(() => broker(['--config', file])).message).toContain('--keep-events ');
+    }
+  });
+
+  test('and one that is needed but absent by flag and variable', () => {
+    const error = failureOf(() => readSettings(agentSettings, { argv: [], env: {} }));
+    expect(error).toMatchObject({ name: 'StartError', exitCode: 78 });
+    expect(error.message).toContain('--broker');
+    expect(error.message).toContain('FARHAND_BROKER');
+  });
+});
+
+describe('a file is refused', () => {
+  test.each([
+    ['with a setting that does not exist', 'data_dirr = "x"', 'data_dirr'],
+    ['with a table', '[broker]\nhttp = "127.0.0.1:1"', 'broker'],
+    ['with the name of an object’s own property', 'constructor = 1', 'constructor'],
+    ['that is no TOML', 'http = ', 'TOML'],
+  ])('%s', (_what, content, part) => {
+    const file = fileWith(content);
+    const error = failureOf(() => broker(['--config', file]));
+    expect(error).toMatchObject({ name: 'StartError', exitCode: 78 });
+    expect(error.message).toContain(file);
+    expect(error.message).toContain(part);
+  });
+
+  test('that is not there', () => {
+    const file = join(temporaryFolder('settings'), 'none.toml');
+    expect(failureOf(() => broker(['--config', file])).message).toContain(file);
+    expect(failureOf(() => broker([], { FARHAND_CONFIG: file })).message).toContain(file);
+  });
+});
+
+describe('settings', () => {
+  test('come from a flag before a variable, from that before the file, and else have defaults', () => {
+    const config = fileWith('keep_history = "3d"\nkeep-events = "3h"\nhttp = "127.0.0.1:3"');
+    const env = { FARHAND_KEEP_HISTORY: '2d', FARHAND_KEEP_EVENTS: '2h' };
+    const settings = broker(['--config', config, '--keep-history', '1d'], env);
+    expect([settings.keep_history, settings.keep_events, settings.http.port, settings.grpc.port]).toEqual([
+      86_400_000, 7_200_000, 3, 8421,
+    ]);
+    expect(broker([], { ...env, FARHAND_CONFIG: config }).http.port).toBe(3);
+    expect(broker(['--config', fileWith('')], { FARHAND_CONFIG: config }).http.port).toBe(8420);
+  });
+
+  test('of a switch come from all three too, and false is a value', () => {
+    const config = fileWith('insecure_http = true');
+    expect(broker([]).insecure_http).toBe(false);
+    expect(broker(['--config', config]).insecure_http).toBe(true);
+    expect(broker(['--config', config], { FARHAND_INSECURE_HTTP: 'false' }).insecure_http).toBe(false);
+    expect(broker(['--insecure-http'], { FARHAND_INSECURE_HTTP: 'false' }).insecure_http).toBe(true);
+  });
+
+  test.each([
+    ['0s', 0],
+    ['300ms', 300],
+    ['15s', 15_000],
+    ['5m', 300_000],
+    ['24h', 86_400_000],
+    ['30d', 2_592_000_000],
+  ])('take the duration %s as %d ms', (text_, ms) => {
+    expect(broker(['--keep-history', text_]).keep_history).toBe(ms);
+  });
+
+  test.each([
+    ['127.0.0.1:8420', '127.0.0.1', 8420],
+    ['example.org:0', 'example.org', 0],
+    ['[::1]:65535', '::1', 65_535],
+    ['[2001:db8::7]:80', '2001:db8::7', 80],
+    ['[::ffff:192.0.2.1]:80', '::ffff:192.0.2.1', 80],
+  ])('take the address %s', (address, host, port) => {
+    expect(broker(['--http', address]).http).toEqual({ host, port });
+    expect(readSettings(agentSettings, { argv: ['--broker', address], env: {} }).broker).toBe(address);
+  });
+
+  test('take lists with commas, and as arrays in the file', () => {
+    expect(agent(['--tags', ' a, b,,a ']).tags).toEqual(['a', 'b']);
+    expect(agent(['--config', fileWith('tags = ["a", "b c"]\nallow = ["exec"]')])).toMatchObject({
+      tags: ['a', 'b c'],
+      allow: ['exec'],
+    });
+    expect(agent([])).toMatchObject({ tags: [], root: ['/'] });
+  });
+
+  test('name the data directory in full, wherever the program stands', () => {
+    expect(broker(['--data-dir', 'some/where']).data_dir).toBe(join(process.cwd(), 'some/where'));
+  });
+
+  test('are not disturbed by variables that only look like help or version', () => {
+    const env = { FARHAND_VERSION: '1.2.3', FARHAND_HELP: 'https://example.org' };
+    expect(broker([], env).http.port).toBe(8420);
+    expect(agent([], env).tags).toEqual([]);
+  });
+});
+
+test.each([
+  ['v20.19.0', false],
+  ['v22.23.1', false],
+  ['v22.23.2', true],
+  ['v22.24.0', true],
+  ['v23.11.0', false],
+  ['v24.18.0', false],
+  ['v24.18.1', true],
+  ['v24.21.0', true],
+  ['v25.0.0', true],
+])('Node %s is good: %s', (version, good) => {
+  expect(nodeIsGood(version)).toBe(good);
+});
+
+// ---- The real programs
+
+const root = join(import.meta.dirname, '..');
+const mains = {
+  'farhand-broker': 'broker/main.ts',
+  'farhand-agent': 'agent/main.ts',
+  farhand: 'broker/cli/main.ts',
+};
+type Program = keyof typeof mains;
+
+interface Ending {
+  code: number | null;
+  stdout: string;
+  stderr: string;
+}
+
+/** Runs a program to its end, in an environment of its own. */
+async function run(program: Program, args: string[], env: Environment = {}): Promise<Ending> {
+  const child = spawn(process.execPath, [join(root, mains[program]), ...args], {
+    env: { PATH: process.env.PATH, HOME: temporaryFolder('home'), ...env },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  onTestFinished(() => void child.kill('SIGKILL'));
+  const ended = new Promise<number | null>((resolve) => child.once('close', resolve));
+  const [stdout, stderr, code] = await Promise.all([text(child.stdout), text(child.stderr), ended]);
+  return { code, stdout, stderr };
+}
+
+describe('the real programs', () => {
+  test.each<[Program, string[]]>([
+    ['farhand-broker', ['--no-such-flag']],
+    ['farhand-broker', ['start']],
+    ['farhand-agent', ['--no-such-flag']],
+    ['farhand', ['--no-such-flag']],
+    ['farhand', ['no-such-verb']],
+    ['farhand', ['auth', 'create-key', '--no-such-flag']],
+    ['farhand', ['auth', 'create-key', '--output', 'yaml']],
+  ])('%s ends with 2 for wrong usage: %j', async (program, args) => {
+    const { code, stdout, stderr } = await run(program, args);
+    expect([code, stdout]).toEqual([2, '']);
+    expect(stderr).toContain(args.at(-1));
+    expect(stderr).toContain(`See ${program} --help.`);
+  });
+
+  test.each<[Program, string[], Environment, string]>([
+    ['farhand-broker', ['--http', 'x'], {}, '--http "x"'],
+    ['farhand-broker', ['--http', '0.0.0.0:0'], {}, '--insecure-http'],
+    ['farhand-broker', [], { FARHAND_KEEP_EVENTS: 'x' }, '--keep-events "x"'],
+    ['farhand-agent', [], {}, '--broker is needed'],
+    ['farhand-agent', ['--broker', '127.0.0.1:1'], {}, '--join-token'],
+    ['farhand-agent', ['--broker', '127.0.0.1:1', '--join-token', 'x'], {}, 'join token is not complete'],
+  ])('%s ends with 78 for a bad configuration: %j %j', async (program, args, env, part) => {
+    const { code, stdout, stderr } = await run(program, args, env);
+    expect([code, stdout]).toEqual([78, '']);
+    expect(stderr.trimEnd().split('\n')).toHaveLength(1);
+    expect(stderr).toContain(`${program}: `);
+    expect(stderr).toContain(part);
+  });
+
+  test.each(['--http', '--grpc'])(
+    'farhand-broker ends with 1 when the address of %s is taken',
+    async (flag) => {
+      const other = createServer().listen(0, '127.0.0.1');
+      onTestFinished(() => void other.close());
+      await once(other, 'listening');
+      const address = `127.0.0.1:${(other.address() as AddressInfo).port}`;
+      const free = [
+        '--http',
+        '127.0.0.1:0',
+        '--grpc',
+        '127.0.0.1:0',
+        '--data-dir',
+        temporaryFolder('broker'),
+      ];
+      const { code, stderr } = await run('farhand-broker', [...free, '--log-level', 'warn', flag, address]);
+      expect([code, stderr]).toEqual([1, expect.stringContaining(`${flag} ${address} is taken`)]);
+    },
+  );
+
+  test.each<[Program, string[]]>([
+    ['farhand-broker', ['--http', '--new-history', '--log-level', '--config']],
+    ['farhand-agent', ['--broker', '--join-token', '--allow', '--root']],
+    ['farhand', ['auth', 'join-tokens']],
+  ])('%s prints its help and its version and ends with 0', async (program, parts) => {
+    const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as { version: string };
+    const [help, told] = await Promise.all([run(program, ['--help']), run(program, ['--version'])]);
+    expect([help.code, help.stderr]).toEqual([0, '']);
+    expect(help.stdout).toContain(program);
+    for (const part of parts) expect(help.stdout).toContain(part);
+    expect(told).toEqual({ code: 0, stdout: `${version}\n`, stderr: '' });
+  });
+});
+
+// ---- Whom they trust
+
+const hasIpv6 = Object.values(networkInterfaces())
+  .flat()
+  .some((address) => address?.address === '::1');
+
+describe('REST in the clear', () => {
+  test.each([
+    '0.0.0.0:0',
+    '[::]:0',
+    '192.0.2.1:0',
+    'example.org:0',
+    '[::ffff:0.0.0.0]:0',
+    '127.example.org:0',
+  ])('on %s is refused without --insecure-http, before anything is written', async (http) => {
+    const dataDir = join(temporaryFolder('broker'), 'new');
+    await expect(openHouse({ dataDir, flags: ['--http', http] })).rejects.toMatchObject({
+      name: 'StartError',
+      exitCode: 78,
+      message: expect.stringContaining('--insecure-http'),
+    });
+    expect(existsSync(dataDir)).toBe(false);
+  });
+
+  test('on every address is served with --insecure-http', async () => {
+    const house = await openHouse({ flags: ['--http', '0.0.0.0:0', '--insecure-http'] });
+    expect((await house.call('GET', '/auth/me')).status).toBe(200);
+  });
+
+  test.each(['127.0.0.1:0', '127.0.0.2:0', 'localhost:0', ...(hasIpv6 ? ['[::1]:0'] : [])])(
+    'on %s is served',
+    async (http) => {
+      const house = await openHouse({ flags: ['--http', http] });
+      expect((await house.call('GET', '/auth/me')).status).toBe(200);
+    },
+  );
+});
+
+interface Impostor {
+  address: string;
+  /** Bytes heard inside TLS. */
+  heard: number;
+  /** Resolves when a caller breaks off its handshake. */
+  refused: Promise<void>;
+  /** Takes no more callers and resolves when the last has gone. */
+  close(): Promise<void>;
+}
+
+/** Something that answers TLS where an agent expects its broker, with an authority of its own. */
+async function openImpostor(): Promise<Impostor> {
+  const authority = await openAuthority(temporaryFolder('impostor'), true);
+  const server = createTlsServer({ ALPNProtocols: ['h2'], ...(await authority.leaf()) });
+  const refused = new Promise<void>((resolve) => server.once('tlsClientError', () => resolve()));
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => void server.close());
+  const { port } = server.address() as AddressInfo;
+  const close = () => new Promise<void>((resolve) => server.close(() => resolve()));
+  const impostor = { address: `127.0.0.1:${port}`, heard: 0, refused, close };
+  server.on('secureConnection', (socket) => {
+    socket.on('error', () => socket.destroy());
+    socket.on('data', (chunk) => {
+      impostor.heard += chunk.length;
+    });
+  });
+  return impostor;
+}
+
+describe('an agent whose broker has another authority than its join token pins', () => {
+  test('ends with 78, and has sent nothing and kept nothing', async () => {
+    const house = await openHouse();
+    const impostor = await openImpostor();
+    const dataDir = temporaryFolder('agent');
+    const joinToken = await house.joinToken();
+    const args = ['--broker', impostor.address, '--join-token', joinToken, '--data-dir', dataDir];
+    const { code, stderr } = await run('farhand-agent', args);
+    expect(code).toBe(78);
+    expect(stderr).toContain('is not the one that made this join token');
+    expect(stderr).not.toContain(joinToken);
+    await impostor.close();
+    expect(impostor.heard).toBe(0);
+    expect(readdirSync(dataDir)).not.toContain('identity.json');
+    // Neither token nor directory is spoilt by that.
+    await house.agent({ joinToken, dataDir });
+  });
+
+  test('does not join another real broker either, which hears of no machine', async () => {
+    const [mine, other] = [await openHouse(), await openHouse()];
+    await expect(other.agent({ joinToken: await mine.joinToken() })).rejects.toMatchObject({
+      name: 'StartError',
+      exitCode: 78,
+    });
+    expect((await other.client.machines.list()).total).toBe(0);
+    expect((await other.client.events.list()).total).toBe(0);
+  });
+
+  test('tells nothing to one that took over the address after it joined', async () => {
+    const house = await openHouse();
+    const { dataDir, close } = await house.agent();
+    await close();
+    const impostor = await openImpostor();
+    void run('farhand-agent', ['--broker', impostor.address, '--data-dir', dataDir]);
+    await impostor.refused;
+    expect(impostor.heard).toBe(0);
+  });
+});
