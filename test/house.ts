@@ -113,7 +113,7 @@ export async function openHouse(
 }
 
 /** Starts a real agent on a data directory and waits until it is linked. */
-export async function openAgent(grpc: string, wish: AgentWish, joinToken: string): Promise<AgentHandle> {
+async function openAgent(grpc: string, wish: AgentWish, joinToken: string): Promise<AgentHandle> {
   const dataDir = wish.dataDir ?? temporaryFolder('agent');
   const argv = ['--broker', wish.through ?? grpc, '--data-dir', dataDir, '--join-token', joinToken];
   if (wish.name) argv.push('--name', wish.name);

@@ -105,11 +105,8 @@ function hidesId(value: unknown, seen = new Set<unknown>()): boolean {
   if (!(value instanceof z.core.$ZodType)) return Object.values(value).some((inner) => hidesId(inner, seen));
   if (nounOf(value)) return true;
   const { def } = value._zod;
-  // A lazy schema shows what it is only when it is called.
-  const parts =
-    def.type === 'lazy' && 'getter' in def && typeof def.getter === 'function'
-      ? [def.getter()]
-      : Object.values(def);
+  // A lazy schema shows what it is only when it is asked.
+  const parts = value instanceof z.ZodLazy ? [value.unwrap()] : Object.values(def);
   return parts.some((part) => hidesId(part, seen));
 }
 
