@@ -5,6 +5,7 @@ import { writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
+import { queryOf } from '../broker/http/input.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import { codes, isCode } from '../shared/errors.ts';
 import { type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
@@ -592,6 +593,21 @@ test('headers just under 16 KiB are read', async () => {
   expect([answer.status, answer.text]).toEqual([200, 'ok\n']);
 });
 
+test('reading a query takes a time that grows with its names, not with their square', () => {
+  // Nobody needs a key to send one.
+  const timed = (names: number): number => {
+    const search = new URLSearchParams(Array.from({ length: names }, (_, n) => `n${n}`).join('&'));
+    const runs = [1, 2, 3].map(() => {
+      const started = performance.now();
+      expect(Object.keys(queryOf(search))).toHaveLength(names);
+      return performance.now() - started;
+    });
+    return Math.min(...runs);
+  };
+  const few = timed(2_000);
+  expect(timed(16_000)).toBeLessThan(24 * few + 10);
+});
+
 test('a refused body is never taken for the next request of its connection', async () => {
   const { house, machine } = await openQuietHouse();
   const inner = requestText({ method: 'DELETE', target: `/api/v1${machine}`, key: house.key });
@@ -1004,7 +1020,6 @@ test('a machine that says its command started at a time that no calendar has can
   const agent = await scriptedMachine(house);
   const command = await startCommand(house, agent, { started: { pid: 1, started_at_ms: 9e18 } });
   await logged(house, command.id, /started|failed/);
-  await command.leave();
   await house.broker.close();
   const again = await openHouse({ dataDir: house.dataDir });
   expect((await again.call('GET', '/commands')).status).toBe(200);
