@@ -316,6 +316,7 @@ describe('a change', () => {
   test('leaves the generation before it beside the file, and nothing else', async () => {
     const folder = await usedFolder();
     expect(readdirSync(folder).sort()).toEqual(['state.json', 'state.json.last']);
+    await (await openState(folder)).close();
     expect([idsOnDisk(folder, 'state.json.last'), idsOnDisk(folder)]).toEqual([['m1'], ['m1', 'm2']]);
   });
 

@@ -5,6 +5,8 @@ import getRawBody from 'raw-body';
 import { AppError } from '../../shared/errors.ts';
 
 const maxDepth = 32;
+const maxParts = 100_000;
+const [quote, backslash, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\{}[]');
 
 /** The parsed body; undefined when there is none. Throws invalid_request or payload_too_large. */
 export async function readJson(request: IncomingMessage, limit: number): Promise<unknown> {
@@ -17,11 +19,8 @@ export async function readJson(request: IncomingMessage, limit: number): Promise
   if (bytes.length === 0) return undefined;
   refuseForms(request);
   if (!isUtf8(bytes)) throw new AppError('invalid_request', 'the body is not valid UTF-8');
-  const value = parse(bytes.toString('utf8'));
-  if (depthOf(value) > maxDepth) {
-    throw new AppError('invalid_request', `the body is nested deeper than ${maxDepth} levels`);
-  }
-  return value;
+  refuseTangled(bytes);
+  return parse(bytes.toString('utf8'));
 }
 
 /** An empty body needs no type; anything else must be JSON as it is, not compressed. */
@@ -50,15 +49,26 @@ function parse(text: string): unknown {
   }
 }
 
-/** Levels of arrays and objects, counted without recursion and only as far as matters. */
-function depthOf(value: unknown): number {
+/** Refuses what would be costly to parse and to keep, by one look at the bytes: too deep, or too many parts. */
+function refuseTangled(bytes: Buffer): void {
   let depth = 0;
-  for (let level = [value].filter(isNested); level.length > 0 && depth <= maxDepth; depth += 1) {
-    level = level.flatMap((item) => Object.values(item)).filter(isNested);
+  let parts = 0;
+  let quoted = false;
+  for (let at = 0; at < bytes.length; at += 1) {
+    const byte = bytes[at];
+    if (quoted) {
+      if (byte === backslash) at += 1;
+      else if (byte === quote) quoted = false;
+    } else if (byte === quote) quoted = true;
+    else if (byte === openBrace || byte === openBracket) {
+      depth += 1;
+      parts += 1;
+      if (depth > maxDepth) {
+        throw new AppError('invalid_request', `the body is nested deeper than ${maxDepth} levels`);
+      }
+      if (parts > maxParts) {
+        throw new AppError('invalid_request', `the body holds more than ${maxParts} arrays and objects`);
+      }
+    } else if (byte === closeBrace || byte === closeBracket) depth -= 1;
   }
-  return depth;
-}
-
-function isNested(value: unknown): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null;
 }

@@ -132,10 +132,13 @@ function valuesAt(value: unknown, path: readonly string[]): string[] {
 
 /** A query as strings; a parameter given twice becomes an array, which no schema takes. */
 export function queryOf(search: URLSearchParams): Record<string, unknown> {
-  const names = [...new Set(search.keys())];
-  return Object.fromEntries(
-    names.map((name) => [name, search.getAll(name).length > 1 ? search.getAll(name) : search.get(name)]),
-  );
+  const values = new Map<string, string[]>();
+  for (const [name, value] of search) {
+    const same = values.get(name);
+    if (same) same.push(value);
+    else values.set(name, [value]);
+  }
+  return Object.fromEntries([...values].map(([name, all]) => [name, all.length > 1 ? all : all[0]]));
 }
 
 /** The headers a route names, by their names with underscores. */
