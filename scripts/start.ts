@@ -2,6 +2,7 @@
 // `--watch` (npm run dev) restarts each of them when its sources change; other flags go to the broker.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { existsSync, mkdirSync } from 'node:fs';
+import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { withBroker } from '../broker/cli/connect.ts';
@@ -103,7 +104,7 @@ Paste this:
 
   curl -s -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status
 
-!! This demo agent runs as the same user as the broker (${process.env.USER ?? process.getuid?.()}): whoever holds the key above
+!! This demo agent runs as the same user as the broker (${userInfo().username}): whoever holds the key above
 !! can read and change whatever this user can, the broker's own data included. Install agents under a user of their own.
 
 Ctrl-C stops both.

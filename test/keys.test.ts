@@ -250,7 +250,9 @@ describe('a key is no way to a stronger one:', () => {
   });
 
   test('limited it neither sees nor removes one that reaches others', async () => {
-    const { house, byId, byTag } = await dividedHouse();
+    const { house, inside, outside, byId, byTag } = await dividedHouse();
+    await house.keyed(['machines:read'], { machine_ids: [inside, outside] });
+    await house.keyed(['machines:read'], { tags: ['a', 'b'] });
     const all = (await house.client.keys.list()).items;
     for (const { client } of [byId, byTag]) {
       const own = await client.keys.me();
@@ -431,6 +433,18 @@ describe('a repeat with the same Idempotency-Key', () => {
     await repeat(second);
     expect((await second.client.commands.list()).total).toBe(1);
     expect(readFileSync(join(agent.dataDir, 'ran.txt'), 'utf8')).toBe('ran\n');
+  });
+
+  test('on POST /commands gives the first answer, not how things are now', async () => {
+    const house = await openHouse();
+    const { machineId } = await house.agent();
+    const wish = keyed('one', { machine_id: machineId, command: 'sleep 300', wait: 0 });
+    const first = await house.call('POST', '/commands', wish);
+    const ended = await house.call('DELETE', `/commands/${first.body.data.id}`);
+    expect(ended.body.data.status).toBe('cancelled');
+    const answer = await house.call('POST', '/commands', wish);
+    expect(answer.body.data).toEqual(first.body.data);
+    expect(answer.body.data.finished_at).toBe(null);
   });
 
   test('while the first is still under way is a conflict, and the command starts once', async () => {
