@@ -73,7 +73,7 @@ export function openEvents(history: History, keepMs: number): Events {
       list(input, caller: Caller) {
         const page = pageOfRows(
           history,
-          'events',
+          { table: 'events', columns: '*' },
           [
             reachableOnly(caller.reachable()),
             input.type && ['type = ?', input.type],

@@ -12,6 +12,10 @@ type Entry = Reply<Api['files']['list']>['files'][number];
 
 /** Largest file that is answered inside JSON. */
 export const contentBytes = 10 * 1024 * 1024;
+/** Entries of one listing without a limit. */
+const listedEntries = 200_000;
+/** Time for one listing or one content, which are small; downloads will have none. */
+const deadlineMs = 120_000;
 const chunkBytes = 256 * 1024;
 const specials = new Set(['fifo', 'socket', 'block', 'char']);
 
@@ -25,14 +29,16 @@ export function fileHandlers(presence: Presence): Handlers['files'] {
           offset: input.offset ?? 0,
           limit: input.limit ?? 0,
         },
-        { request_id: caller.request_id, signal: caller.signal },
+        { request_id: caller.request_id, signal: caller.signal, deadline_ms: deadlineMs },
       );
       let path: Buffer = Buffer.alloc(0);
       let total = 0;
       const files: Entry[] = [];
+      const most = Math.min(input.limit ?? listedEntries, listedEntries);
       for await (const part of parts) {
         if (part.head) ({ path, total } = part.head);
         for (const entry of part.batch?.entries ?? []) files.push(entryOf(entry));
+        if (files.length > most) throw tooMuch(input.limit === undefined);
       }
       const seen = (input.offset ?? 0) + files.length;
       return { ...pathOf(path), files, total, has_more: input.limit !== undefined && seen < total };
@@ -46,13 +52,16 @@ export function fileHandlers(presence: Presence): Handlers['files'] {
           max_bytes: contentBytes,
           ...(input.length !== undefined && { length: input.length }),
         },
-        { request_id: caller.request_id, signal: caller.signal },
+        { request_id: caller.request_id, signal: caller.signal, deadline_ms: deadlineMs },
       );
       let head: ReadFileHead__Output | undefined;
       const chunks: Buffer[] = [];
+      let received = 0;
       for await (const part of parts) {
         head ??= part.head ?? undefined;
         if (part.chunk) chunks.push(Buffer.from(part.chunk));
+        received += part.chunk?.length ?? 0;
+        if (received > contentBytes) throw tooMuch(false);
       }
       if (!head?.entry) throw new AppError('machine_error', 'the machine answered without the file’s entry');
       caller.headers.set('ETag', soundEtag(head.etag));
@@ -79,7 +88,7 @@ export function fileHandlers(presence: Presence): Handlers['files'] {
           content,
           { overwrite: true, ...(input.mode !== undefined && { mode: Number.parseInt(input.mode, 8) }) },
         ),
-        { request_id: caller.request_id, signal: caller.signal },
+        { request_id: caller.request_id, signal: caller.signal, deadline_ms: deadlineMs },
       );
       caller.headers.set('ETag', soundEtag(written.etag));
       return { ...pathOf(written.path), size: written.size, created: written.created };
@@ -118,6 +127,16 @@ function entryOf(entry: FileEntry__Output): Entry {
     ...(isSpecial(entry.special) && { special: entry.special }),
     ...(foreign && { name_encoding: 'base64' as const }),
   };
+}
+
+/** The agent was asked for less: a directory may really be too large, anything else breaks the contract. */
+function tooMuch(asked: boolean): AppError {
+  if (asked)
+    return new AppError(
+      'payload_too_large',
+      `more than ${listedEntries} entries: list it in pages, with limit and offset`,
+    );
+  return new AppError('machine_error', 'the machine answered with more than it was asked for');
 }
 
 /** What a machine says goes into our headers and dates only if it can (RFC 9110 section 8.8.3). */

@@ -1,4 +1,5 @@
 // What is observed: history.db. Opens, migrates, groups writes, prunes; each noun owns its tables and its SQL.
+import { createHash } from 'node:crypto';
 import { closeSync, openSync } from 'node:fs';
 import { DatabaseSync, type SQLOutputValue, type StatementSync } from 'node:sqlite';
 import type { Journal } from '../shared/api/index.ts';
@@ -55,10 +56,10 @@ export interface History {
    */
   write<T>(change: (transaction: HistoryTransaction) => T): Promise<T>;
   /**
-   * Applies the outbox of a generation of state.json, once: what was applied before and has gone for its age since
-   * does not come back at a start.
+   * Applies an outbox of state.json, once: what was applied before and has gone for its age since does not come back
+   * at a start.
    */
-  applyOutbox(entries: readonly Entry[], generation: number): Promise<void>;
+  applyOutbox(entries: readonly Entry[]): Promise<void>;
   /** Says how entries of a kind become rows. Must be idempotent. */
   onEntry(kind: string, apply: (entry: never, transaction: HistoryTransaction) => void): void;
   /** Deletes what is older, in small steps, hourly. */
@@ -178,11 +179,12 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
         if (queue.length === 1) setImmediate(flush);
       });
     },
-    async applyOutbox(entries, generation) {
+    async applyOutbox(entries) {
+      const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
       await history.write((transaction) => {
-        if (sql('SELECT outbox FROM installation').get()?.outbox === generation) return;
+        if (sql('SELECT outbox FROM installation').get()?.outbox === digest) return;
         for (const entry of entries) transaction.append(entry);
-        sql('UPDATE installation SET outbox = ?').run(generation);
+        sql('UPDATE installation SET outbox = ?').run(digest);
       });
     },
     onEntry(kind, apply) {
@@ -206,7 +208,7 @@ function setUp(database: DatabaseSync, file: string, installId: string): void {
   if (version > schemaVersion) {
     throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);
   }
-  database.exec(`CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox INTEGER);
+  database.exec(`CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
     CREATE TABLE IF NOT EXISTS migrations (noun TEXT PRIMARY KEY, steps INTEGER NOT NULL) WITHOUT ROWID;
     PRAGMA user_version = ${schemaVersion}`);
   const row = database.prepare('SELECT id FROM installation').get();

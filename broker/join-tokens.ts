@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { z } from 'zod';
 import type { EnrollRequest__Output } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
-import type { Handlers } from '../shared/api/index.ts';
+import type { Caller, Handlers } from '../shared/api/index.ts';
 import { type JoinTokenId, label, type MachineId, tags } from '../shared/api/route.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
@@ -39,6 +39,7 @@ export function openJoinTokens(state: State, events: Events, fingerprint: string
   return {
     handlers: {
       async create(input, caller) {
+        refuseLimited(caller);
         const secret = newSecret();
         const token: JoinToken = {
           id: newId('joinToken') as JoinTokenId,
@@ -57,13 +58,15 @@ export function openJoinTokens(state: State, events: Events, fingerprint: string
         });
         return { ...shown(token), token: joinTokenText(secret, fingerprint) };
       },
-      list(input) {
+      list(input, caller) {
+        refuseLimited(caller);
         const page = pageOf([...state.joinTokens.values()], input, (token, field) =>
           field === 'name' ? token.name : token.created_at,
         );
         return { items: page.items.map(shown), total: page.total };
       },
-      async remove(input) {
+      async remove(input, caller) {
+        refuseLimited(caller);
         await state.change((draft) => {
           if (!draft.get('join_tokens', input.join_token_id)) {
             throw new AppError('join_token_not_found', 'no such join token', {
@@ -97,6 +100,12 @@ export function openJoinTokens(state: State, events: Events, fingerprint: string
       return { machine_id: machine.id, name: machine.name };
     },
   };
+}
+
+/** A new machine may get any tag: whoever is limited to some machines would widen what they reach. */
+function refuseLimited(caller: Caller): void {
+  if (!caller.reachable()) return;
+  throw new AppError('forbidden', 'a key limited to some machines cannot deal with join tokens');
 }
 
 function admit(

@@ -35,7 +35,7 @@ export type Condition = readonly [sql: string, value: string | number] | undefin
  */
 export function pageOfRows(
   history: History,
-  table: string,
+  from: { table: string; columns: string },
   conditions: readonly Condition[],
   input: PageInput,
   tie: 'id' | 'rowid' = 'id',
@@ -47,10 +47,10 @@ export function pageOfRows(
   const column = input.sort.replace('-', '');
   const rows = history
     .sql(
-      `SELECT * FROM ${table} WHERE ${where} ORDER BY ${column} ${direction}, ${tie} ${direction} LIMIT ? OFFSET ?`,
+      `SELECT ${from.columns} FROM ${from.table} WHERE ${where} ORDER BY ${column} ${direction}, ${tie} ${direction} LIMIT ? OFFSET ?`,
     )
     .all(...values, input.limit, input.offset);
-  const total = history.sql(`SELECT count(*) AS n FROM ${table} WHERE ${where}`).get(...values)?.n;
+  const total = history.sql(`SELECT count(*) AS n FROM ${from.table} WHERE ${where}`).get(...values)?.n;
   return { items: rows, total: Number(total) };
 }
 

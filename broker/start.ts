@@ -107,7 +107,7 @@ async function assemble(
   const idempotency = openIdempotency(history);
   closers.push(announce(rooms, log));
   const commands = openCommands(rooms, settings.keep_history, log);
-  await state.drainTo((entries, generation) => history.applyOutbox(entries, generation));
+  await state.drainTo((entries) => history.applyOutbox(entries));
 
   const status = { ready: false, url: '', grpc: '' };
   const metrics = openMetrics(() => ({ online: presence.count, registered: state.machines.size }));
@@ -191,6 +191,12 @@ function historyOf(settings: BrokerSettings, state: State, untouched: boolean, l
   } catch (error) {
     if (error instanceof StartError) throw error;
     const text = error instanceof Error ? error.message : String(error);
+    if (!/not a database|malformed/.test(text)) {
+      throw new StartError(
+        `${file} cannot be opened (${text}): mend that and start again, nothing is lost`,
+        1,
+      );
+    }
     throw new StartError(
       `${file} is damaged (${text}): put it back from a backup, or move it away and start once with --new-history`,
     );

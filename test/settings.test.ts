@@ -229,7 +229,7 @@ interface Ending {
 /** Runs a program to its end, in an environment of its own. */
 async function run(program: Program, args: string[], env: Environment = {}): Promise<Ending> {
   const child = spawn(process.execPath, [join(root, mains[program]), ...args], {
-    env: { PATH: process.env.PATH, HOME: temporaryFolder('home'), ...env },
+    env: { PATH: process.env.PATH, FARHAND_DATA_DIR: temporaryFolder('data'), ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   });
   onTestFinished(() => void child.kill('SIGKILL'));
@@ -237,6 +237,22 @@ async function run(program: Program, args: string[], env: Environment = {}): Pro
   const [stdout, stderr, code] = await Promise.all([text(child.stdout), text(child.stderr), ended]);
   return { code, stdout, stderr };
 }
+
+/** HOST:PORT where somebody listens until the end of the test. */
+async function takenAddress(): Promise<string> {
+  const server = createServer().listen(0, '127.0.0.1');
+  onTestFinished(() => void server.close());
+  await once(server, 'listening');
+  return `127.0.0.1:${(server.address() as AddressInfo).port}`;
+}
+
+test('a start that fails at its last address gives back the others', async () => {
+  const dataDir = temporaryFolder('broker');
+  const [http, grpc] = [await takenAddress(), `127.0.0.2:${(await takenAddress()).split(':')[1]}`];
+  const start = (address: string) => openHouse({ dataDir, flags: ['--http', address, '--grpc', grpc] });
+  await expect(start(http)).rejects.toMatchObject({ name: 'StartError', exitCode: 1 });
+  await start('127.0.0.1:0');
+});
 
 describe('the real programs', () => {
   test.each<[Program, string[]]>([
@@ -272,10 +288,7 @@ describe('the real programs', () => {
   test.each(['--http', '--grpc'])(
     'farhand-broker ends with 1 when the address of %s is taken',
     async (flag) => {
-      const other = createServer().listen(0, '127.0.0.1');
-      onTestFinished(() => void other.close());
-      await once(other, 'listening');
-      const address = `127.0.0.1:${(other.address() as AddressInfo).port}`;
+      const address = await takenAddress();
       const free = [
         '--http',
         '127.0.0.1:0',
@@ -394,6 +407,7 @@ describe('an agent whose broker has another authority than its join token pins',
     await expect(other.agent({ joinToken: await mine.joinToken() })).rejects.toMatchObject({
       name: 'StartError',
       exitCode: 78,
+      message: expect.stringContaining('is not the one that made this join token'),
     });
     expect((await other.client.machines.list()).total).toBe(0);
     expect((await other.client.events.list()).total).toBe(0);

@@ -16,13 +16,14 @@ import {
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import type { Entry } from '../broker/history.ts';
+import { openEvents } from '../broker/events.ts';
+import { type Entry, openHistory } from '../broker/history.ts';
 import { type Draft, type Machine, openState, type State } from '../broker/state/index.ts';
 import type { JoinTokenId, MachineId } from '../shared/api/route.ts';
 import { setClock } from '../shared/clock.ts';
 import { StartError } from '../shared/errors.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
-import { openHouse, temporaryFolder } from './house.ts';
+import { openHouse, quiet, temporaryFolder } from './house.ts';
 
 const mayMount = process.getuid?.() === 0 && tries(() => execFileSync('mount', tmpfs('/mnt')));
 if (mayMount) execFileSync('umount', ['/mnt']);
@@ -392,7 +393,7 @@ async function eventIds(client: Farhand): Promise<string[]> {
 /** Opens the state of a folder as a broker would whose history takes nothing any more. */
 async function withoutHistory(folder: string): Promise<State> {
   const state = await openState(folder);
-  await state.drainTo(() => Promise.reject(new Error('the disk is full')));
+  await state.drainTo(() => Promise.reject(new Error('the disk is full'))).catch(() => {});
   return state;
 }
 
@@ -463,6 +464,26 @@ describe('the outbox', () => {
       expect((await house.client.machines.list()).total).toBe(1);
       await house.broker.close();
     }
+  });
+
+  test('of a change made after going back one generation reaches history as any other', async () => {
+    const folder = temporaryFolder('state');
+    const joins = async (id: string): Promise<unknown[]> => {
+      const state = await openState(folder);
+      const history = openHistory(join(folder, 'history.db'), state.installId, quiet);
+      openEvents(history, 72 * 3_600_000);
+      await state.drainTo((entries, generation) => history.applyOutbox(entries, generation));
+      await state.change((draft) => draft.append(eventEntry(id)));
+      await state.close();
+      const ids = history.sql('SELECT id FROM events ORDER BY rowid').all();
+      history.close();
+      return ids.map((row) => row.id);
+    };
+    await (await openState(folder)).close();
+    expect(await joins('evt_lost')).toEqual(['evt_lost']);
+    truncateSync(join(folder, 'state.json'));
+    execFileSync('sh', ['-ec', commandIn(await refusal(folder))]);
+    expect(await joins('evt_again')).toEqual(['evt_lost', 'evt_again']);
   });
 
   test('of a broker that died after history had it is not applied twice', async () => {

@@ -11,7 +11,7 @@ import type { Presence } from '../link/presence.ts';
 import type { Vitals } from '../machines/vitals.ts';
 import { pageOfRows, reachableOnly } from '../paging.ts';
 import type { State } from '../state/index.ts';
-import { type Command, fromRow, openRecords, shown } from './records.ts';
+import { type Command, fromRow, listColumns, listed, openRecords, shown } from './records.ts';
 import { openRuns } from './runs.ts';
 
 export interface Commands {
@@ -23,6 +23,9 @@ export interface Commands {
 
 /** DELETE answers with the final record when the command dies within TERM's grace. */
 const cancelWaitMs = 11_000;
+
+/** Commands open at once on one machine. */
+const maxOpen = 64;
 
 export interface CommandRooms {
   state: State;
@@ -56,6 +59,18 @@ export function openCommands(rooms: CommandRooms, keepMs: number, log: Logger): 
     }
   }
 
+  function refuseFull(machineId: string): void {
+    if (runs.openOn(machineId) < maxOpen) return;
+    throw new AppError(
+      'unavailable',
+      `${maxOpen} commands are open on this machine already: try again later`,
+      {
+        machine_id: machineId,
+        limit: maxOpen,
+      },
+    );
+  }
+
   return {
     machineOf: (id) => (runs.current(id) ?? records.find(id))?.machine_id,
     close: () => runs.close(),
@@ -63,6 +78,7 @@ export function openCommands(rooms: CommandRooms, keepMs: number, log: Logger): 
       async create(input, caller) {
         const link = presence.get(input.machine_id);
         refuseLocked(input.machine_id, input.user);
+        refuseFull(input.machine_id);
         const command: Command = {
           id: newId('command') as CommandId,
           machine_id: input.machine_id,
@@ -104,7 +120,7 @@ export function openCommands(rooms: CommandRooms, keepMs: number, log: Logger): 
       list(input, caller) {
         const page = pageOfRows(
           history,
-          'commands',
+          { table: 'commands', columns: listColumns },
           [
             reachableOnly(caller.reachable()),
             input.machine_id && ['machine_id = ?', input.machine_id],
@@ -113,7 +129,7 @@ export function openCommands(rooms: CommandRooms, keepMs: number, log: Logger): 
           ],
           input,
         );
-        const items = page.items.map((row) => shown(runs.current(textIn(row, 'id')) ?? fromRow(row)));
+        const items = page.items.map((row) => listed(runs.current(textIn(row, 'id')) ?? fromRow(row)));
         return { items, total: page.total };
       },
       get: (input) => shown(find(input.command_id)),

@@ -49,8 +49,6 @@ const tables = [
 const columns =
   'id, machine_id, command, args, cwd, user, status, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, created_at, started_at, finished_at, reason, requested_by, journal_id, cancel';
 
-export const isOpen = (command: Command): boolean => command.finished_at === null;
-
 export interface Records {
   /** Writes the row as the command now is; inside a transaction. */
   save(command: Command): void;
@@ -101,6 +99,20 @@ export function fromRow(row: Row): Command {
     stderr: Buffer.from(row.stderr as Uint8Array),
     cancel: row.cancel === 1,
   };
+}
+
+/** What a list shows of each stream: enough to see what happened, and a page stays small. */
+const listedBytes = 4096;
+/** Columns of a list: the outputs are cut by the database. */
+export const listColumns = columns.replaceAll(
+  /\b(stdout|stderr)\b/g, // Of an empty blob substr makes NULL.
+  `ifnull(substr($1, -${listedBytes}), x'') AS $1`,
+);
+
+/** A command as a list shows it: with the end of its output only. */
+export function listed(command: Command): CommandRecord {
+  const { stdout, stderr } = command;
+  return shown({ ...command, stdout: stdout.subarray(-listedBytes), stderr: stderr.subarray(-listedBytes) });
 }
 
 /** A command as REST shows it. */

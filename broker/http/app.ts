@@ -5,7 +5,7 @@ import Koa, { type Context, type Next } from 'koa';
 import type { Handlers } from '../../shared/api/index.ts';
 import { allRoutes } from '../../shared/api/index.ts';
 import { monotonic } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, errnoOf } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { authenticate, type DispatchRooms, dispatcher } from './dispatch.ts';
@@ -17,6 +17,10 @@ export interface AppOptions extends DispatchRooms {
   log: Logger;
 }
 
+/** Characters of JSON that may wait for their readers, all answers together. */
+const maxHeldAnswers = 128 * 1024 * 1024;
+/** A reader that takes nothing for this long is cut; the longest wait of a command is 50 s. */
+const stalledMs = 70_000;
 const saneRequestId = /^[A-Za-z0-9._-]{1,64}$/;
 
 /** Limits of the HTTP server itself: a silent or endless request is cut. */
@@ -45,6 +49,7 @@ export function createHttpServer(options: AppOptions, local: boolean): Server {
   app.use((ctx) => unknownRoute(ctx, router, options, local));
   const server = createServer(serverOptions, (request, response) => void app.callback()(request, response));
   server.maxHeadersCount = 100;
+  server.setTimeout(stalledMs);
   server.on('clientError', (error, socket) => refuseMalformed(error, socket));
   server.on('connect', (_request, socket) => refuseMalformed(new Error('no tunnels here'), socket));
   return server;
@@ -52,6 +57,7 @@ export function createHttpServer(options: AppOptions, local: boolean): Server {
 
 /** Names the request, times it, and turns whatever is thrown into the envelope. */
 function envelope(log: Logger, metrics: RequestMetrics) {
+  const budget = { held: 0 };
   return async (ctx: Context, next: Next): Promise<void> => {
     const started = monotonic();
     const given = ctx.get('x-request-id');
@@ -65,6 +71,7 @@ function envelope(log: Logger, metrics: RequestMetrics) {
         throw new AppError('invalid_request', 'an HTTP/1.1 request needs a Host header');
       }
       await next();
+      if (isPlain(ctx.body)) sendJson(ctx, budget);
     } catch (error) {
       writeError(ctx, error, log);
     }
@@ -82,9 +89,29 @@ function envelope(log: Logger, metrics: RequestMetrics) {
   };
 }
 
+function isPlain(body: unknown): boolean {
+  return typeof body === 'object' && body !== null && !Buffer.isBuffer(body);
+}
+
+/** Answers that wait for slow readers have a common limit: many of them must not fill the memory. */
+function sendJson(ctx: Context, budget: { held: number }): void {
+  const text = JSON.stringify(ctx.body);
+  if (budget.held + text.length > maxHeldAnswers) {
+    throw new AppError('unavailable', 'too many answers wait for slow readers: try again later');
+  }
+  if (!ctx.res.closed) {
+    budget.held += text.length;
+    ctx.res.once('close', () => {
+      budget.held -= text.length;
+    });
+  }
+  ctx.type = 'json';
+  ctx.body = text;
+}
+
 function writeError(ctx: Context, error: unknown, log: Logger): void {
-  const known = error instanceof AppError ? error : undefined;
-  if (!known || known.code === 'internal_error') {
+  const known = error instanceof AppError ? error : diskTrouble(error);
+  if (!(error instanceof AppError) || error.code === 'internal_error') {
     log.error({ err: error, request_id: ctx.state.requestId, path: ctx.path }, 'a request failed');
   }
   const { code, message, details, status } =
@@ -98,6 +125,17 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
   // The rest of an oversized body is not read: the connection cannot be used again.
   if (status === 413) ctx.set('Connection', 'close');
   ctx.body = { error: { code, message, details } };
+}
+
+/** The broker's own disk, where a caller can do nothing but try again; the change was undone. */
+function diskTrouble(error: unknown): AppError | undefined {
+  const full =
+    ['ENOSPC', 'EDQUOT', 'EROFS'].includes(errnoOf(error) ?? '') || /disk is full/.test(String(error));
+  if (!full) return undefined;
+  return new AppError(
+    'unavailable',
+    'the broker’s disk takes no more: nothing was changed; free space on it',
+  );
 }
 
 /** 401 before anything is told about what exists; then 405 with Allow, or 404. */

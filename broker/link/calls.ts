@@ -39,8 +39,9 @@ export interface CallsOptions {
   machineId: string;
   /** Methods named in hello: another one is not_supported. */
   methods: readonly string[];
-  /** Streaming calls open at once. */
+  /** Streaming calls open at once; those that follow processes, which last, have a count of their own. */
   maxOpen: number;
+  maxFollows: number;
   send(message: ConnectResponse): void;
   switchboard: Switchboard;
 }
@@ -55,9 +56,11 @@ interface Pending {
   settle(reply: Reply__Output | AppError): void;
 }
 
-export function openCalls({ machineId, methods: offered, maxOpen, send, switchboard }: CallsOptions): Calls {
+export function openCalls(settings: CallsOptions): Calls {
+  const { machineId, methods: offered, send, switchboard } = settings;
   const pending = new Map<string, Pending>();
   const streaming = new Set<AbortController>();
+  const follows = new Set<AbortController>();
   let closed = false;
 
   const lost = (): AppError =>
@@ -121,7 +124,9 @@ export function openCalls({ machineId, methods: offered, maxOpen, send, switchbo
     options: CallOptions,
   ): AsyncGenerator<Buffer> {
     refuse(shape);
-    if (streaming.size >= maxOpen) throw busy();
+    const lasting = shape.name === 'StartProcess' || shape.name === 'FollowProcess';
+    const lane = lasting ? follows : streaming;
+    if (lane.size >= (lasting ? settings.maxFollows : settings.maxOpen)) throw busy();
     const abort = new AbortController();
     const giveUp = (): void => abort.abort(abortError(options.signal));
     options.signal?.addEventListener('abort', giveUp, { once: true });
@@ -129,20 +134,20 @@ export function openCalls({ machineId, methods: offered, maxOpen, send, switchbo
     const cancelDeadline = options.deadline_ms
       ? after(options.deadline_ms, () => abort.abort(late()))
       : () => {};
-    streaming.add(abort);
+    lane.add(abort);
     const call_id = newId('call');
     let stream: AnswerStream | undefined;
     let complete = false;
     const stop = (): void => cancel(stream);
     try {
-      const follows = requests === undefined && first.length > smallMessageBytes;
+      const large = requests === undefined && first.length > smallMessageBytes;
       stream = await answered(call_id, abort.signal, () =>
         send({
           call: {
             call_id,
             method: shape.name,
-            request: follows ? Buffer.alloc(0) : first,
-            request_follows: follows,
+            request: large ? Buffer.alloc(0) : first,
+            request_follows: large,
             deadline_ms: options.deadline_ms ?? 0,
             request_id: options.request_id,
           },
@@ -151,7 +156,7 @@ export function openCalls({ machineId, methods: offered, maxOpen, send, switchbo
       abort.signal.addEventListener('abort', stop, { once: true });
       // Neither a cancel of the agent nor its death ends our reading side; after our own end this tells nothing new.
       stream.once('cancelled', () => abort.abort(lost()));
-      void sendRequests(stream, requests ?? (follows ? only(first) : none()), abort);
+      void sendRequests(stream, requests ?? (large ? only(first) : none()), abort);
       yield* receiveFrames(watched(stream, abort, options.idle_ms ?? idleMs), lost);
       complete = true;
       abort.signal.removeEventListener('abort', stop);
@@ -160,7 +165,7 @@ export function openCalls({ machineId, methods: offered, maxOpen, send, switchbo
     } finally {
       cancelDeadline();
       options.signal?.removeEventListener('abort', giveUp);
-      streaming.delete(abort);
+      lane.delete(abort);
       finish(call_id, stream, complete);
       abort.abort(lost());
     }
@@ -236,12 +241,12 @@ export function openCalls({ machineId, methods: offered, maxOpen, send, switchbo
     ) as unknown as AgentStub,
     reply: (reply) => pending.get(reply.call_id)?.settle(reply),
     get open() {
-      return pending.size + streaming.size;
+      return pending.size + streaming.size + follows.size;
     },
     close() {
       closed = true;
       for (const call of [...pending.values()]) call.settle(lost());
-      for (const abort of [...streaming]) abort.abort(lost());
+      for (const abort of [...streaming, ...follows]) abort.abort(lost());
     },
   };
 }

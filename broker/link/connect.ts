@@ -5,7 +5,7 @@ import { status as grpcStatus } from '@grpc/grpc-js';
 import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
-import { every, monotonic, now } from '../../shared/clock.ts';
+import { after, every, monotonic, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { verifyProof } from '../../shared/proof.ts';
@@ -36,6 +36,8 @@ export interface ConnectSettings {
   frameBytes: number;
   /** Streaming calls open at once on one machine. */
   openCalls: number;
+  /** The same for those that follow commands. */
+  openFollows: number;
   messageBytes: number;
 }
 
@@ -44,17 +46,26 @@ export const defaultSettings: ConnectSettings = {
   silenceMs: 45_000,
   frameBytes: 256 * 1024,
   openCalls: 32,
+  openFollows: 96,
   messageBytes: 1024 * 1024 + 64 * 1024,
 };
 
+/** Time for a hello, also on a connection that has proven itself before. */
+const helloMs = 5_000;
 /** An agent that does not read its control stream is cut when this much waits for it. */
 const maxUnreadBytes = 4 * 1024 * 1024;
 
-/** Serves one control stream to its end. `proven` is called once the agent has shown who it is. */
+/** What the door does for a connection: lets it stay once proven, and shows it out when its link has ended. */
+export interface Guest {
+  proven(): void;
+  leave(): void;
+}
+
+/** Serves one control stream to its end. */
 export async function serveConnect(
   stream: ConnectStream,
   address: string,
-  proven: () => void,
+  guest: Guest,
   rooms: ConnectRooms,
   settings: ConnectSettings,
 ): Promise<void> {
@@ -62,7 +73,10 @@ export async function serveConnect(
   // grpc-js types what it reads as any; the service decodes nothing else.
   const messages = (stream as AsyncIterable<ConnectRequest__Output>)[Symbol.asyncIterator]();
   stream.write({ challenge: { nonce } });
-  const first = await messages.next();
+  const cancelPatience = after(helloMs, () =>
+    refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'no hello in time'),
+  );
+  const first = await messages.next().finally(cancelPatience);
   const hello = first.done ? undefined : first.value.hello;
   if (!hello) return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
   const machine = rooms.state.machines.get(hello.machine_id);
@@ -83,8 +97,8 @@ export async function serveConnect(
       'this agent is newer than the broker: update the broker',
     );
   }
-  proven();
-  await new Session(stream, machine, hello, rooms, settings).run(messages, address);
+  guest.proven();
+  await new Session(stream, machine, hello, guest, rooms, settings).run(messages, address);
 }
 
 function refuse(stream: ConnectStream, code: grpcStatus, details: string): void {
@@ -106,6 +120,7 @@ class Session implements Link {
   readonly #stream: ConnectStream;
   readonly #machine: Machine;
   readonly #hello: Hello__Output;
+  readonly #guest: Guest;
   readonly #rooms: ConnectRooms;
   readonly #settings: ConnectSettings;
   readonly #log: Logger;
@@ -117,12 +132,14 @@ class Session implements Link {
     stream: ConnectStream,
     machine: Machine,
     hello: Hello__Output,
+    guest: Guest,
     rooms: ConnectRooms,
     settings: ConnectSettings,
   ) {
     this.#stream = stream;
     this.#machine = machine;
     this.#hello = hello;
+    this.#guest = guest;
     this.#rooms = rooms;
     this.#settings = settings;
     this.machineId = machine.id;
@@ -132,6 +149,7 @@ class Session implements Link {
     this.#calls = openCalls({
       machineId: machine.id,
       methods: hello.methods,
+      maxFollows: settings.openFollows,
       maxOpen: Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls),
       send: (message) => this.#send(message),
       switchboard: rooms.switchboard,
@@ -155,15 +173,18 @@ class Session implements Link {
   }
 
   async run(messages: AsyncIterator<ConnectRequest__Output>, address: string): Promise<void> {
-    const { presence, vitals, log } = this.#rooms;
+    const { state, presence, vitals, log } = this.#rooms;
     const { host, agent_version, capabilities, metrics } = this.#hello;
     const facts = { hostname: host?.hostname ?? '', os: host?.os ?? '', arch: host?.arch ?? '' };
     await vitals.hello(this.machineId, { ...facts, agent_version, capabilities, ip: address }, metrics);
+    // It may have been removed while its facts were written.
+    if (!state.machines.has(this.machineId)) return this.dismiss('this machine was removed');
     this.#welcome();
     const older = presence.add(this);
     if (older) await this.#recordFence(older);
     this.#log.info({ address, agent_version }, 'machine linked');
-    const stopBeating = every(this.#settings.heartbeatMs, () => this.#beat());
+    const stopBeating = every(this.#settings.heartbeatMs, () => this.#send({ heartbeat: {} }));
+    const stopWatching = every(Math.min(1_000, this.#settings.silenceMs / 4), () => this.#watch());
     this.#stream.once('cancelled', () => this.#end());
     try {
       for (;;) {
@@ -175,6 +196,7 @@ class Session implements Link {
       log.debug({ err: error, machine_id: this.machineId }, 'control stream broke');
     } finally {
       stopBeating();
+      stopWatching();
       this.#end();
     }
   }
@@ -199,13 +221,11 @@ class Session implements Link {
     if (message.farewell) this.#end();
   }
 
-  #beat(): void {
-    if (monotonic() - this.#heardAt < this.#settings.silenceMs) {
-      this.#send({ heartbeat: {} });
-    } else {
-      this.#log.warn('machine fell silent');
-      this.#end();
-    }
+  /** Looked at often, so that silence is noticed when it is over the limit and not a heartbeat later. */
+  #watch(): void {
+    if (monotonic() - this.#heardAt < this.#settings.silenceMs) return;
+    this.#log.warn('machine fell silent');
+    this.#end();
   }
 
   #send(message: ConnectResponse): void {
@@ -228,6 +248,7 @@ class Session implements Link {
     this.#rooms.presence.drop(this);
     this.#calls.close();
     this.#stream.end();
+    this.#guest.leave();
     this.#log.info('machine unlinked');
   }
 

@@ -20,14 +20,20 @@ import { AppError } from '../../shared/errors.ts';
 import { callKey, linkService } from '../../shared/rpc.ts';
 import type { JoinTokens } from '../join-tokens.ts';
 import { type Authority, leafRenewalMs } from './authority.ts';
-import { type ConnectRooms, type ConnectSettings, type ConnectStream, serveConnect } from './connect.ts';
+import {
+  type ConnectRooms,
+  type ConnectSettings,
+  type ConnectStream,
+  type Guest,
+  serveConnect,
+} from './connect.ts';
 
 export interface DoorOptions {
   host: string;
   port: number;
   /** Milliseconds a connection has until it has shown a machine's key, a call id or a join token. */
   proofMs: number;
-  /** Connections that may be unproven at once; more are cut at once. */
+  /** Connections that may be unproven at once; past it the oldest of them is cut. */
   maxUnproven: number;
 }
 
@@ -37,7 +43,7 @@ export interface Door {
   close(): Promise<void>;
 }
 
-/** Time a stopping broker leaves its last messages to go out. */
+/** Time that last messages have to go out before a connection is cut. */
 const leavingMs = 300;
 const headerBytes = 16 * 1024;
 const streamsPerConnection = 256;
@@ -130,12 +136,10 @@ function handlers(
     },
     Connect(stream: ConnectStream) {
       const peer = stream.getPeer();
-      serveConnect(stream, addressOf(peer), () => guests.proven(peer), rooms, settings).catch(
-        (error: unknown) => {
-          rooms.log.warn({ err: error, peer }, 'a link broke off');
-          stream.emit('error', { code: grpcStatus.INTERNAL, details: textOf(error) });
-        },
-      );
+      serveConnect(stream, addressOf(peer), guests.guest(peer), rooms, settings).catch((error: unknown) => {
+        rooms.log.warn({ err: error, peer }, 'a link broke off');
+        stream.emit('error', { code: grpcStatus.INTERNAL, details: textOf(error) });
+      });
     },
     Answer(stream: ServerDuplexStream<AnswerRequest__Output, AnswerResponse>) {
       const [id] = stream.metadata.get(callKey);
@@ -148,10 +152,10 @@ function handlers(
   };
 }
 
-/** Connections by peer address, until they have shown that they belong here. */
+/** Open connections by peer address, and who of them has yet to show that they belong here. */
 class Guests {
+  readonly #sockets = new Map<string, Socket>();
   readonly #unproven = new Map<string, () => void>();
-  readonly #sockets = new Set<Socket>();
   readonly #options: DoorOptions;
 
   constructor(options: DoorOptions) {
@@ -159,17 +163,16 @@ class Guests {
   }
 
   arrive(socket: Socket): void {
-    if (this.#unproven.size >= this.#options.maxUnproven) {
-      socket.destroy();
-      return;
-    }
+    this.#makeRoom();
     const peer = `${socket.remoteAddress}:${socket.remotePort}`;
-    const cancel = after(this.#options.proofMs, () => socket.destroy());
-    this.#sockets.add(socket);
-    this.#unproven.set(peer, cancel);
+    this.#sockets.set(peer, socket);
+    this.#unproven.set(
+      peer,
+      after(this.#options.proofMs, () => socket.destroy()),
+    );
     socket.on('error', () => socket.destroy());
     socket.once('close', () => {
-      this.#sockets.delete(socket);
+      this.#sockets.delete(peer);
       this.proven(peer);
     });
   }
@@ -179,17 +182,32 @@ class Guests {
     this.#unproven.delete(peer);
   }
 
+  guest(peer: string): Guest {
+    return {
+      proven: () => this.proven(peer),
+      leave: () => void after(leavingMs, () => this.#sockets.get(peer)?.destroy()),
+    };
+  }
+
+  /** Whoever has idled longest goes: an honest agent needs milliseconds, a crowd that holds places has none left. */
+  #makeRoom(): void {
+    if (this.#unproven.size < this.#options.maxUnproven) return;
+    const [oldest = ''] = this.#unproven.keys();
+    this.#sockets.get(oldest)?.destroy();
+    this.proven(oldest);
+  }
+
   /** Last messages get a moment to leave; then whoever stays is cut. */
   async dismiss(): Promise<void> {
     for (const cancel of this.#unproven.values()) cancel();
     const left = new AbortController();
-    for (const socket of this.#sockets) {
+    for (const socket of this.#sockets.values()) {
       socket.once('close', () => {
         if (this.#sockets.size === 0) left.abort();
       });
     }
     if (this.#sockets.size > 0) await sleep(leavingMs, left.signal);
-    for (const socket of this.#sockets) socket.destroy();
+    for (const socket of this.#sockets.values()) socket.destroy();
   }
 }
 

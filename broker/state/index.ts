@@ -19,9 +19,6 @@ import { DurableFile, quoted } from './file.ts';
 
 export type { Draft, JoinToken, Key, Machine };
 
-/** Applies the outbox of a generation. */
-type Drain = (entries: readonly Entry[], generation: number) => Promise<void>;
-
 export interface State {
   readonly installId: string;
   readonly generation: number;
@@ -35,7 +32,7 @@ export interface State {
    */
   change<T>(edit: (draft: Draft) => T): Promise<T>;
   /** Says where the outbox goes, and sends what an earlier run left in it. */
-  drainTo(apply: Drain): Promise<void>;
+  drainTo(apply: (entries: readonly Entry[]) => Promise<void>): Promise<void>;
   /** Waits for commits under way. */
   close(): Promise<void>;
 }
@@ -85,7 +82,7 @@ function stateOver(low: Low<Documents>): State {
   let committed = collectionsOf(low.data);
   let queue: Pending[] = [];
   let running: Promise<void> | undefined;
-  let apply: Drain | undefined;
+  let apply: ((entries: readonly Entry[]) => Promise<void>) | undefined;
   /** Entries of the file's outbox that history has: they go with the next write. */
   let applied = 0;
 
@@ -128,7 +125,7 @@ function stateOver(low: Low<Documents>): State {
   async function drain(): Promise<void> {
     const { outbox } = low.data;
     if (!apply || outbox.length === 0) return;
-    await apply(outbox, low.data.generation).then(
+    await apply(outbox).then(
       () => {
         applied = outbox.length;
       },
@@ -168,7 +165,7 @@ function stateOver(low: Low<Documents>): State {
     async drainTo(target) {
       apply = target;
       const { outbox } = low.data;
-      if (outbox.length > 0) await target(outbox, low.data.generation);
+      if (outbox.length > 0) await target(outbox);
       applied = outbox.length;
     },
     async close() {
