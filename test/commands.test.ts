@@ -1,5 +1,6 @@
 // Commands over REST, from HTTP to real processes and back.
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import { existsSync, readFileSync, unlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { openHouse, temporaryFolder } from './house.ts';
@@ -56,6 +57,73 @@ test('an offline machine and a locked one refuse before anything is stored', asy
   expect([offline.status, offline.body.error.code]).toEqual([503, 'machine_offline']);
   expect((await house.client.commands.list()).total).toBe(0);
 });
+
+test('a machine with 64 open commands refuses one more before it is stored, and files stay reachable', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const machine_id = agent.identity.machineId;
+  const run = () => house.call('POST', '/commands', { body: { machine_id, command: 'sleep 600', wait: 0 } });
+  for (let n = 0; n < 64; n += 1) expect((await run()).status).toBe(201);
+  const refused = await run();
+  expect([refused.status, refused.body.error.code]).toEqual([503, 'unavailable']);
+  expect((await house.client.commands.list()).total).toBe(64);
+  const reading = house.call('GET', `/machines/${machine_id}/files`);
+  let call = await agent.next('call');
+  while (call.method !== 'ListFiles') call = await agent.next('call');
+  const stream = agent.answer(call.call_id);
+  stream.write({ message: agent.encode('ListFiles', { head: { path: Buffer.from('/'), total: 0 } }) });
+  stream.write({ end: {} });
+  stream.end();
+  expect((await reading).status).toBe(200);
+});
+
+test('a list shows the end of each output only, and says so', async () => {
+  const { run, house } = await onMachine();
+  const { body } = await run({ command: 'seq 1 5000' });
+  const { items } = await house.client.commands.list();
+  expect(items[0]).toMatchObject({
+    id: body.data.id,
+    stdout_truncated: true,
+    stdout_bytes: body.data.stdout_bytes,
+  });
+  expect(items[0]?.stdout).toBe(body.data.stdout.slice(-4096));
+  expect(body.data.stdout_truncated).toBe(false);
+});
+
+const mayMount = process.getuid?.() === 0;
+
+test.skipIf(!mayMount)(
+  'a full disk at the broker keeps an end until there is room (needs root, to mount)',
+  async () => {
+    const dataDir = temporaryFolder('full');
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', dataDir]);
+    onTestFinished(() => void execFileSync('umount', ['-l', dataDir]));
+    const house = await openHouse({ dataDir });
+    const agent = await scriptedMachine(house);
+    const { body } = await house.call('POST', '/commands', {
+      body: { machine_id: agent.identity.machineId, command: 'true', wait: 0 },
+    });
+    const stream = agent.answer((await agent.next('call')).call_id);
+    const filler = join(dataDir, 'filler');
+    expect(() => writeFileSync(filler, Buffer.alloc(8 * 1024 * 1024))).toThrow(/ENOSPC/);
+    // Whatever was left open in the write-ahead log is used up too.
+    for (let n = 0, full = false; n < 2000 && !full; n += 1) {
+      full = (await house.call('POST', '/join-tokens', { body: {} })).status === 503;
+    }
+    stream.write({ error: { code: 'unavailable', message: 'too many', details: '{}' } });
+    stream.end();
+    const refused = await house.call('PATCH', `/machines/${agent.identity.machineId}`, {
+      body: { name: 'x' },
+    });
+    expect([refused.status, refused.body.error.code]).toEqual([503, 'unavailable']);
+    unlinkSync(filler);
+    await expect
+      .poll(async () => (await house.client.commands.get({ command_id: body.data.id })).status, {
+        timeout: 15_000,
+      })
+      .toBe('failed');
+  },
+);
 
 test('the record tells all of a command that was waited for', async () => {
   const { run, machine_id, house } = await onMachine();

@@ -268,3 +268,42 @@ test('a report that breaks the contract is dropped, and the last good one stays'
   const status = await house.client.machines.status({ machine_id: agent.identity.machineId });
   expect(status.cpu.usage).toBe(7);
 });
+
+test('an agent that never stops sending what it was asked for costs one refusal, not the broker’s memory', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
+  const chunk = agent.encode('ReadFile', { chunk: Buffer.alloc(1_000_000) });
+  const reading = house.call('GET', files(agent.identity.machineId));
+  const file = agent.answer((await agent.next('call')).call_id);
+  const fileEnded = statusOf(file);
+  file.write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"' } }) });
+  for (let n = 0; n < 12; n += 1) file.write({ message: chunk });
+  expect(await reading).toMatchObject({ status: 503, body: { error: { code: 'machine_error' } } });
+  expect(await fileEnded).toBe(grpcStatus.CANCELLED);
+
+  const batch = agent.encode('ListFiles', { batch: { entries: [entry, entry] } });
+  const listing = house.call('GET', `/machines/${agent.identity.machineId}/files?limit=1`);
+  let call = await agent.next('call');
+  while (call.method !== 'ListFiles') call = await agent.next('call');
+  const directory = agent.answer(call.call_id);
+  const directoryEnded = statusOf(directory);
+  directory.write({ message: batch });
+  expect(await listing).toMatchObject({ status: 503, body: { error: { code: 'machine_error' } } });
+  expect(await directoryEnded).toBe(grpcStatus.CANCELLED);
+});
+
+test('a fenced link loses its connection too, and a proven one that greets no more is not kept waiting', async () => {
+  const house = await openHouse();
+  const identity = await joinScripted(house);
+  const older = await connectScripted(house.grpc, identity);
+  await older.next('welcome');
+  const newer = await connectScripted(house.grpc, identity);
+  await newer.next('welcome');
+  await older.next('fenced');
+  // Its connection goes, and with it whatever else it might have opened on it.
+  expect(await statusOf(older.answer('call_x'))).toBeGreaterThan(0);
+  expect(await house.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
+    status: 'online',
+  });
+});

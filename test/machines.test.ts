@@ -222,3 +222,13 @@ test('a key limited by tag sees the machines with that tag and no others', async
   const events = await client.events.list({ limit: 100 });
   expect(new Set(events.items.map(({ data }) => data.machine_name))).toEqual(new Set(['in']));
 });
+
+test('a key limited to some machines cannot deal with join tokens, not even with admin', async () => {
+  const house = await openHouse();
+  const token = await house.client.joinTokens.create({});
+  const { client } = await house.keyed(['admin'], { tags: ['team-a'] });
+  const denied = { status: 403, code: 'forbidden' };
+  await expect(client.joinTokens.create({ tags: ['team-a'] })).rejects.toMatchObject(denied);
+  await expect(client.joinTokens.list()).rejects.toMatchObject(denied);
+  await expect(client.joinTokens.remove({ join_token_id: token.id })).rejects.toMatchObject(denied);
+});

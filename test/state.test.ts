@@ -472,7 +472,7 @@ describe('the outbox', () => {
       const state = await openState(folder);
       const history = openHistory(join(folder, 'history.db'), state.installId, quiet);
       openEvents(history, 72 * 3_600_000);
-      await state.drainTo((entries, generation) => history.applyOutbox(entries, generation));
+      await state.drainTo((entries) => history.applyOutbox(entries));
       await state.change((draft) => draft.append(eventEntry(id)));
       await state.close();
       const ids = history.sql('SELECT id FROM events ORDER BY rowid').all();
