@@ -76,7 +76,13 @@ export function openKeys(state: State): Keys {
           expires_at: input.expires_at?.toISOString() ?? null,
         };
         await state.change((draft) => {
-          refuseStronger(key, ownKey(caller, draft.get('keys', caller.key_id)), caller);
+          const maker = ownKey(caller, draft.get('keys', caller.key_id));
+          refuseStronger(key, maker, caller);
+          if (maker.expires_at !== null && (key.expires_at ?? '9999') > maker.expires_at) {
+            throw new AppError('forbidden', 'a key that expires makes none that lasts longer', {
+              expires_at: maker.expires_at,
+            });
+          }
           draft.put('keys', key);
           caller.made(draft, key.id);
         });

@@ -136,12 +136,19 @@ async function assemble(
 
   const socket = join(directory, 'broker.sock');
   const servers = [tracked(createHttpServer(app, true))];
+  let door: Door | undefined;
+  closers.push(() => rm(socket, { force: true }));
+  // Before anything listens: a start that fails gives back what it took.
+  closers.push(async () => {
+    status.ready = false;
+    commands.close();
+    presence.drain(returnSpreadMs);
+    await Promise.all([door?.close(), ...servers.map(stopServer)]);
+  });
   await rm(socket, { force: true });
   await listen(servers[0]?.server, { path: socket }, socket);
   await chmod(socket, 0o600);
-  closers.push(() => rm(socket, { force: true }));
 
-  let door: Door | undefined;
   if (!settings.local) {
     const link = { ...defaultSettings, ...tuning.link };
     const connectRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
@@ -157,12 +164,6 @@ async function assemble(
     status.url = `http://${address(settings.http.host, (server.address() as AddressInfo).port)}`;
   }
   status.ready = true;
-  closers.push(async () => {
-    status.ready = false;
-    commands.close();
-    presence.drain(returnSpreadMs);
-    await Promise.all([door?.close(), ...servers.map(stopServer)]);
-  });
   log.info({ http: status.url, grpc: status.grpc, data_dir: directory }, 'broker is up');
   return { url: status.url || undefined, grpc: status.grpc || undefined, socket, close };
 }
@@ -185,7 +186,8 @@ function historyOf(settings: BrokerSettings, state: State, untouched: boolean, l
       `${file} is missing, though a broker has run here: put it back from a backup, or go on without past commands and events by starting once with --new-history`,
     );
   }
-  if (settings.new_history) log.warn('starting with a new history: past commands and events are gone');
+  if (settings.new_history && !existsSync(file))
+    log.warn('starting with a new history: past commands and events are gone');
   try {
     return openHistory(file, state.installId, log);
   } catch (error) {

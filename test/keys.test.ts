@@ -172,6 +172,24 @@ async function dividedHouse() {
 }
 
 describe('a key is no way to a stronger one:', () => {
+  test('one that expires makes none that lasts longer', async () => {
+    const house = await openHouse();
+    const until = (hours: number): string => new Date(Date.now() + hours * 3_600_000).toISOString();
+    const { key } = await house.client.keys.create({
+      name: 'short',
+      scopes: ['admin'],
+      expires_at: until(1),
+    });
+    for (const [expires_at, status] of [
+      [undefined, 403],
+      [until(2), 403],
+      [until(0.5), 201],
+    ] as const) {
+      const body = { name: 'x', scopes: ['admin'], expires_at };
+      expect((await house.call('POST', '/api-keys', { key, body })).status).toBe(status);
+    }
+  });
+
   test('without admin it makes, lists and removes no keys and no join tokens', async () => {
     const house = await openHouse();
     const { key } = await house.keyed([
