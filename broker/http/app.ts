@@ -106,7 +106,7 @@ function sendJson(ctx: Context, budget: { held: number }): void {
     });
   }
   ctx.type = 'json';
-  ctx.body = text;
+  ctx.body = Buffer.from(text);
 }
 
 function writeError(ctx: Context, error: unknown, log: Logger): void {
