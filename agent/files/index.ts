@@ -24,7 +24,22 @@ export interface FilesOptions {
   log: Logger;
 }
 
-export type Files = Pick<AgentMethods, 'listFiles' | 'readFile' | 'writeFile'>;
+export type Files = Pick<
+  AgentMethods,
+  | 'listFiles'
+  | 'readFile'
+  | 'writeFile'
+  | 'statFile'
+  | 'makeDirectory'
+  | 'removeFile'
+  | 'moveFile'
+  | 'copyFile'
+  | 'changeFile'
+  | 'readArchive'
+  | 'writeArchive'
+  | 'searchFiles'
+  | 'watchFiles'
+>;
 
 /** Fails when a root cannot be used; removes temporary files of a killed agent. */
 export async function openFiles({ roots, home, forbidden, directory, log }: FilesOptions): Promise<Files> {
@@ -40,5 +55,19 @@ export async function openFiles({ roots, home, forbidden, directory, log }: File
     listFiles: openLister(beneath, people, start),
     readFile: openReader(beneath, people, start),
     writeFile: openWriter({ beneath, temporary, home: start, log }),
+    statFile: unbuilt,
+    makeDirectory: unbuilt,
+    removeFile: unbuilt,
+    moveFile: unbuilt,
+    copyFile: unbuilt,
+    changeFile: unbuilt,
+    readArchive: unbuilt,
+    writeArchive: unbuilt,
+    searchFiles: unbuilt,
+    watchFiles: unbuilt,
   };
+}
+
+function unbuilt(): never {
+  throw new AppError('not_supported', 'not built yet');
 }
