@@ -45,7 +45,9 @@ export function openReader(beneath: Beneath, people: AskPeople, home: Bytes): Ag
       );
       const { handle, stats, link } = source;
       const range = rangeOf(request, path, Number(stats.size));
-      const read: Read = (start, length) => unlessAborted(signal, readFully(handle, start, length));
+      const pages = new Pages(Math.min(chunkBytes, range.length));
+      const read: Read = (start, length) =>
+        unlessAborted(signal, readFully(handle, pages.next().subarray(0, length), start));
       const first = await read(range.start, Math.min(chunkBytes, range.length));
       const length = await lengthOf(source, range, first.length, path);
       const entry = describe({ path, name: posix.basename(path), link }, stats, await asked);
@@ -143,8 +145,11 @@ async function* exactly(
     sent += chunk.length;
     // Judged before the last bytes go out: a reader who has them all does not wait for a verdict.
     if (sent === length) await demandUnchanged(source, start + length, path);
+    // The disk works while this one is on its way.
+    const ahead = read(start + sent, Math.min(chunkBytes, length - sent));
+    ahead.catch(() => undefined);
     yield chunk;
-    chunk = await read(start + sent, Math.min(chunkBytes, length - sent));
+    chunk = await ahead;
   }
 }
 
@@ -163,11 +168,28 @@ async function* untilEnd(
   }
 }
 
-async function readFully(handle: FileHandle, start: number, length: number): Promise<Buffer> {
-  const buffer = Buffer.allocUnsafeSlow(length);
+/** Two buffers in turn: one on its way while the other is filled. Who takes a chunk must copy what it keeps. */
+class Pages {
+  readonly #bytes: number;
+  readonly #pages: Buffer[] = [];
+  #turn = 0;
+
+  constructor(bytes: number) {
+    this.#bytes = bytes;
+  }
+
+  next(): Buffer {
+    this.#turn = 1 - this.#turn;
+    const page = this.#pages[this.#turn] ?? Buffer.allocUnsafeSlow(this.#bytes);
+    this.#pages[this.#turn] = page;
+    return page;
+  }
+}
+
+async function readFully(handle: FileHandle, buffer: Buffer, start: number): Promise<Buffer> {
   let filled = 0;
-  while (filled < length) {
-    const { bytesRead } = await handle.read(buffer, filled, length - filled, start + filled);
+  while (filled < buffer.length) {
+    const { bytesRead } = await handle.read(buffer, filled, buffer.length - filled, start + filled);
     if (bytesRead === 0) break;
     filled += bytesRead;
   }

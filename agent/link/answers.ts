@@ -138,9 +138,9 @@ export function openAnswers({ handlers, capabilities, maxOpen, line, log, reply 
     const { call_id, request_id } = call;
     const request = shape.clientStreams ? requestsOf(shape, answer) : await requestOf(shape, call, answer);
     const result = handlerOf(shape)(request, { call_id, request_id, signal });
-    if (!shape.serverStreams) yield shape.encodeResponse(await result);
+    if (!shape.serverStreams) yield shape.frameResponse(await result);
     // A server-streaming handler of AgentMethods returns an AsyncIterable.
-    else for await (const response of result as AsyncIterable<unknown>) yield shape.encodeResponse(response);
+    else for await (const response of result as AsyncIterable<unknown>) yield shape.frameResponse(response);
   }
 
   function handlerOf(shape: MethodShape): Handler {

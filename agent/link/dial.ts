@@ -17,7 +17,7 @@ import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/E
 import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
-import { callKey, linkServerName, linkService } from '../../shared/rpc.ts';
+import { callKey, linkServerName, linkService, windowBytes } from '../../shared/rpc.ts';
 
 export type ControlStream = ClientDuplexStream<ConnectRequest, ConnectResponse__Output>;
 export type AnswerStream = ClientDuplexStream<AnswerRequest, AnswerResponse__Output>;
@@ -39,6 +39,7 @@ const options: ChannelOptions = {
   // Saves a copy of every chunk; our own loop is the one that retries.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
+  'grpc-node.flow_control_window': windowBytes,
   'grpc.max_receive_message_length': 2 * 1024 * 1024,
   'grpc.max_send_message_length': 2 * 1024 * 1024,
   // A broker on a private network is not behind the proxy that the environment may name.

@@ -38,6 +38,8 @@ const serverOptions: ServerOptions = {
   headersTimeout: 15_000,
   // An upload takes its time; JSON bodies have a limit of their own, and whoever stalls is cut.
   requestTimeout: 0,
+  // An upload that is slower than its client then goes on in larger pieces.
+  highWaterMark: 256 * 1024,
   keepAliveTimeout: 65_000,
   connectionsCheckingInterval: 5_000,
   // We answer that ourselves, in the envelope.

@@ -4,6 +4,7 @@ import type { IncomingMessage } from 'node:http';
 import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
 import { AppError } from '../../shared/errors.ts';
+import { passing } from '../../shared/scavenge.ts';
 import type { Spool } from './spool.ts';
 
 /** A body under way. */
@@ -43,8 +44,10 @@ async function* whole(request: IncomingMessage, closed: AbortSignal): AsyncGener
   while (!request.readableEnded) {
     closed.throwIfAborted();
     const chunk: Uint8Array | null = request.read();
-    if (chunk) yield chunk;
-    else if (request.destroyed || request.errored) throw cutOff();
+    if (chunk) {
+      passing(chunk.length);
+      yield chunk;
+    } else if (request.destroyed || request.errored) throw cutOff();
     else await more(request, closed);
   }
   if (!request.complete) throw cutOff();

@@ -12,6 +12,7 @@ import {
   type AgentStub,
   type CallOptions,
   type Frame,
+  frameOf,
   fromWire,
   type Lane,
   type MethodShape,
@@ -154,7 +155,7 @@ export function openCalls(settings: CallsOptions): Calls {
       abort.signal.addEventListener('abort', stop, { once: true });
       // Neither a cancel of the agent nor its death ends our reading side; after our own end this tells nothing new.
       stream.once('cancelled', () => abort.abort(lost()));
-      void sendRequests(stream, requests ?? (large ? only(first) : none()), abort);
+      void sendRequests(stream, requests ?? (large ? only(frameOf(first)) : none()), abort);
       yield* receiveFrames(watched(stream, abort, options.idle_ms ?? idleMs), lost);
       complete = true;
       abort.signal.removeEventListener('abort', stop);
@@ -279,7 +280,7 @@ async function* watched(stream: AnswerStream, abort: AbortController, idle: numb
 }
 
 async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {
-  for await (const request of requests) yield shape.encodeRequest(request);
+  for await (const request of requests) yield shape.frameRequest(request);
 }
 
 async function* decodeAll(

@@ -27,6 +27,7 @@ import {
   type Guest,
   serveConnect,
 } from './connect.ts';
+import { widenWindows } from './windows.ts';
 
 export interface DoorOptions {
   host: string;
@@ -83,6 +84,7 @@ export async function openDoor(
   listener.on('tlsClientError', (_error, socket) => socket.destroy());
   await listening(listener, options);
 
+  const narrow = widenWindows();
   const stopRenewing = every(leafRenewalMs, () => {
     authority.leaf().then(
       (leaf) => listener.setSecureContext(leaf),
@@ -93,6 +95,7 @@ export async function openDoor(
     port: (listener.address() as AddressInfo).port,
     async close() {
       stopRenewing();
+      narrow();
       const closed = new Promise<void>((resolve) => listener.close(() => resolve()));
       await guests.dismiss();
       server.forceShutdown();
