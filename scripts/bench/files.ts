@@ -10,8 +10,9 @@
 //
 // The rules: every peer copies between the same two places of the same file system, with the page cache warm. They
 // take turns. A time is that of the whole client process, ssh's handshake included. An uploaded file counts when it
-// is on disk: our upload and the bare server fsync it, after the others `sync FILE` does, in their time. Nothing else
-// is synced. Every copy is compared with its source, outside the time. Figures are medians; read the ratios.
+// is on disk: our uploads and the bare server fsync; after the others `sync FILE` does, or `sync -f` after many files,
+// in their time. Downloads are not synced. Every copy is compared with its source, outside the time. Figures are
+// medians; read the ratios.
 import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
@@ -19,7 +20,7 @@ import { parseArgs } from 'node:util';
 import { farhand } from '../../shared/sdk/index.ts';
 import { listing, stalled } from './answers.ts';
 import type { Ground } from './ground.ts';
-import { bench, type Farhand, median, program, run, startAgent, startFarhand } from './programs.ts';
+import { bench, cost, type Farhand, median, program, run, startAgent, startFarhand } from './programs.ts';
 import { Meter, type Peer, race, rounded, settle, Table } from './race.ts';
 import { programPath, type Ssh, startSshd } from './ssh.ts';
 
@@ -55,32 +56,12 @@ async function main(folder: string): Promise<void> {
   const files = `${started.http}/api/v1/machines/${await machineId(started, 0)}/files`;
   writeFileSync(join(folder, 'headers'), `Authorization: Bearer ${started.key}\n`, { mode: 0o600 });
   const copy = join(shelf, 'copy');
-  const ground: Ground = {
-    folder,
-    size,
-    runs,
-    table,
-    farhand: started,
-    files,
-    source,
-    copy,
-    plain,
-    ssh,
-    has,
-  };
   await settle();
+  const idle = new Map([plain, started.broker, started.agent].map((one) => [one, cost(one.pid).rss]));
+  const places = { folder, source, copy, files };
+  const ground: Ground = { size, runs, table, farhand: started, plain, idle, ssh, has, ...places };
 
-  if (ssh) {
-    const times: number[] = [];
-    for (let n = 0; n < 2 * runs + 1; n += 1)
-      times.push((await run(`ssh ${ssh.options} bench true`)).seconds);
-    table.row(
-      '(an empty command, of which a time over ssh consists too)',
-      '',
-      `ssh: ${rounded(median(times) * 1000)} ms`,
-      '',
-    );
-  }
+  if (ssh) await handshake(ground, ssh);
   for (const part of only) {
     if (part !== 'list' && part !== 'stalled' && !has.has('curl')) continue;
     await parts[part](ground).catch((error: unknown) => table.failure(part, error));
@@ -121,6 +102,13 @@ async function startSsh(folder: string, table: Table, has: Set<string>): Promise
   }
 }
 
+async function handshake({ table, runs }: Ground, { options }: Ssh): Promise<void> {
+  const times: number[] = [];
+  for (let n = 0; n < 2 * runs + 1; n += 1) times.push((await run(`ssh ${options} bench true`)).seconds);
+  const shown = `ssh: ${rounded(median(times) * 1000)} ms`;
+  table.row('(an empty command, which is in every time over ssh)', '', shown, '');
+}
+
 function writeRandom(path: string, mebibytes: number): void {
   const file = openSync(path, 'w');
   const chunk = Buffer.alloc(1024 * 1024);
@@ -143,8 +131,8 @@ const query = (path: string): string => `path=${encodeURIComponent(path)}`;
 const sizeText = (size: number): string => (size % 1024 === 0 ? `${size / 1024} GiB` : `${size} MiB`);
 
 async function down(ground: Ground): Promise<void> {
-  const { table, runs, size, farhand, source, copy, plain } = ground;
-  const meters = { ours: new Meter([farhand.broker, farhand.agent]), plain: new Meter([plain]) };
+  const { table, runs, size, source, copy, plain } = ground;
+  const meters = metersOf(ground);
   const work = { what: `${sizeText(size)} down`, source, amount: size, unit: 'MiB' };
   const ours = [{ ...download(ground, ground.files, source), meter: meters.ours }];
   const bare = {
@@ -158,8 +146,8 @@ async function down(ground: Ground): Promise<void> {
 }
 
 async function up(ground: Ground): Promise<void> {
-  const { table, runs, size, farhand, source, copy, plain, files, folder } = ground;
-  const meters = { ours: new Meter([farhand.broker, farhand.agent]), plain: new Meter([plain]) };
+  const { table, runs, size, source, copy, plain, files, folder } = ground;
+  const meters = metersOf(ground);
   const work = { what: `${sizeText(size)} up`, source, amount: size, unit: 'MiB' };
   const form = `-F path=${copy} -F file=@${source}`;
   const ours = [
@@ -202,8 +190,18 @@ function sshPeers({ ssh, has, source, copy }: Ground, way: 'down' | 'up'): Peer[
   return peers;
 }
 
+interface Meters {
+  ours: Meter;
+  plain: Meter;
+}
+
+const metersOf = ({ farhand, plain, idle }: Ground): Meters => ({
+  ours: new Meter([farhand.broker, farhand.agent], idle),
+  plain: new Meter([plain], idle),
+});
+
 /** What the race has cost the programs that served it. */
-function spent({ table, size }: Ground, way: string, { ours, plain }: { ours: Meter; plain: Meter }): void {
+function spent({ table, size }: Ground, way: string, { ours, plain }: Meters): void {
   const perGib = (meter: Meter): string => {
     const seconds = meter.cpu().map((cpu) => (cpu * 1024) / size);
     return seconds.some(Number.isNaN) ? 'failed' : `${seconds.map(rounded).join(' + ')} s`;
@@ -243,18 +241,26 @@ async function tree(ground: Ground): Promise<void> {
 
 function treePeers({ ssh, has, copy }: Ground, source: string, way: 'down' | 'up'): Peer[] {
   if (!ssh) return [];
-  const down = way === 'down';
   const remote = `ssh ${ssh.options} bench`;
   const unpack = `mkdir ${copy} && tar x -C ${copy}`;
   const pack = `tar c -C ${source} .`;
-  const peer = (name: string, command: string): Peer => ({ name, command, made: copy });
-  const peers = [
-    peer('scp -r', `scp -qr ${ssh.options} ${down ? `bench:${source} ${copy}` : `${source} bench:${copy}`}`),
-    peer('tar over ssh', down ? `${remote} ${pack} | (${unpack})` : `${pack} | ${remote} '${unpack}'`),
-  ];
-  const places = down ? `bench:${source}/ ${copy}/` : `${source}/ bench:${copy}/`;
-  if (has.has('rsync')) peers.push(peer('rsync -a', `rsync -a -e 'ssh ${ssh.options}' ${places}`));
-  return peers;
+  const downs = {
+    'scp -r': `scp -qr ${ssh.options} bench:${source} ${copy}`,
+    'tar over ssh': `${remote} ${pack} | (${unpack})`,
+    'rsync -a': `rsync -a -e 'ssh ${ssh.options}' bench:${source}/ ${copy}/`,
+  };
+  const ups = {
+    'scp -r': `scp -qr ${ssh.options} ${source} bench:${copy}`,
+    'tar over ssh': `${pack} | ${remote} '${unpack}'`,
+    'rsync -a': `rsync -a -e 'ssh ${ssh.options}' ${source}/ bench:${copy}/`,
+  };
+  return Object.entries(way === 'down' ? downs : ups)
+    .filter(([name]) => has.has('rsync') || name !== 'rsync -a')
+    .map(([name, command]) => ({
+      name,
+      command: way === 'down' ? command : `${command} && sync -f ${copy}`,
+      made: copy,
+    }));
 }
 
 // ---- A far link

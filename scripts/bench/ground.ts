@@ -15,7 +15,10 @@ export interface Ground {
   /** The large file, and where copies are made. */
   source: string;
   copy: string;
+  /** The bare server, whose folder is that of source and copy. */
   plain: Running;
+  /** Resident MiB of each program before any work. */
+  idle: Map<Running, number>;
   ssh: Ssh | undefined;
   /** Programs of the system that are there. */
   has: Set<string>;

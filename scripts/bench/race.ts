@@ -115,11 +115,10 @@ export class Meter {
   readonly #idle: number[];
   readonly #peak: number[];
 
-  /** Takes what they hold now for what they hold when idle. */
-  constructor(programs: Running[]) {
+  constructor(programs: Running[], idle: Map<Running, number>) {
     this.#programs = programs;
     this.#cpu = programs.map(() => []);
-    this.#idle = programs.map(({ pid }) => mebibytes(pid, 'VmRSS'));
+    this.#idle = programs.map((one) => idle.get(one) ?? Number.NaN);
     this.#peak = [...this.#idle];
   }
 
