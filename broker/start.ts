@@ -14,13 +14,14 @@ import type { Logger } from '../shared/logger.ts';
 import { openCommands } from './commands/index.ts';
 import type { BrokerSettings } from './config.ts';
 import { openEvents } from './events.ts';
-import { fileHandlers } from './files.ts';
+import { fileHandlers } from './files/index.ts';
 import { type History, openHistory } from './history.ts';
 import { createHttpServer } from './http/app.ts';
 import type { Lookups } from './http/dispatch.ts';
 import { openIdempotency } from './http/idempotency.ts';
 import { openMetrics } from './http/metrics.ts';
 import { serviceHandlers } from './http/service.ts';
+import { openSpool } from './http/spool.ts';
 import { openJoinTokens } from './join-tokens.ts';
 import { openKeys } from './keys.ts';
 import { openAuthority } from './link/authority.ts';
@@ -114,7 +115,7 @@ async function assemble(
   const handlers: Handlers = {
     machines: machineHandlers(rooms),
     joinTokens: joinTokens.handlers,
-    files: fileHandlers(presence),
+    files: fileHandlers(rooms),
     commands: commands.handlers,
     events: events.handlers,
     keys: keys.handlers,
@@ -132,7 +133,8 @@ async function assemble(
     key: (id) => state.keys.get(id) && {},
     join_token: (id) => state.joinTokens.get(id) && {},
   };
-  const app = { handlers, state, keys, lookups, idempotency, metrics, log };
+  const spool = await openSpool(join(directory, 'spool'));
+  const app = { handlers, state, keys, lookups, idempotency, spool, metrics, log };
 
   const socket = join(directory, 'broker.sock');
   const servers = [tracked(createHttpServer(app, true))];

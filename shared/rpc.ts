@@ -54,7 +54,12 @@ export interface CallOptions {
   deadline_ms?: number;
   /** Streaming calls: longest silence in milliseconds while waiting for a frame; 60 s unless told, 0: none. */
   idle_ms?: number;
+  /** Which streaming calls it competes with for a place: short ones unless told. */
+  lane?: Lane;
 }
+
+/** Small ones; transfers of any size; and those that follow something and are mostly silent. */
+export type Lane = 'short' | 'bulk' | 'lasting';
 
 /** What an agent's handler is told about the call it answers. */
 export interface AgentCall {

@@ -718,12 +718,16 @@ test('HEAD answers every GET route with the same status and type, and without a 
   const values: Record<string, string> = { machine_id, command_id, file: 'page.js' };
   for (const { noun, operation, route } of allRoutes().filter((one) => one.route.method === 'GET')) {
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) => values[name] ?? 'x');
-    const query = noun === 'files' ? `?path=${join(folder, operation === 'read' ? 'file' : '')}` : '';
+    const onFile = ['read', 'readAnywhere', 'download'].includes(operation);
+    const query = noun === 'files' ? `?path=${join(folder, onFile ? 'file' : '')}&name=*` : '';
+    // A GET of events has no end.
+    const ending = new AbortController();
     const answers = await Promise.all(
       ['GET', 'HEAD'].map((method) =>
         fetch(house.url + route.base + path + query, {
           method,
           headers: { Authorization: `Bearer ${house.key}` },
+          ...(method === 'GET' && { signal: ending.signal }),
         }),
       ),
     );
@@ -735,6 +739,7 @@ test('HEAD answers every GET route with the same status and type, and without a 
     expect(get?.[1]).toBe(200);
     expect(head).toEqual(get);
     expect(await answers[1]?.text()).toBe('');
+    ending.abort();
   }
 });
 

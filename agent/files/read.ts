@@ -1,4 +1,5 @@
 // Reads a regular file: a head, then exactly the bytes that it announced, or an error.
+import { createHash } from 'node:crypto';
 import { type BigIntStats, constants } from 'node:fs';
 import { access, type FileHandle, open, readlink, statfs } from 'node:fs/promises';
 import { posix } from 'node:path';
@@ -54,7 +55,12 @@ export function openReader(beneath: Beneath, people: AskPeople, home: Bytes): Ag
         length === undefined
           ? untilEnd(read, range, first, path)
           : exactly(read, { ...range, length }, first, source, path);
-      for await (const chunk of chunks) yield { chunk };
+      const hash = request.digest ? createHash('sha256') : undefined;
+      for await (const chunk of chunks) {
+        hash?.update(chunk);
+        yield { chunk };
+      }
+      if (hash) yield { tail: { sha256: hash.digest('hex') } };
     } catch (error) {
       throw signal.aborted ? signal.reason : failure(error, path);
     } finally {

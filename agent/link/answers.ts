@@ -78,7 +78,8 @@ export function openAnswers({ handlers, capabilities, maxOpen, line, log, reply 
         capability,
       });
     }
-    if (open.size >= maxOpen * 4)
+    // Three lanes of the broker's, and small calls.
+    if (open.size >= maxOpen * 8)
       return new AppError('unavailable', 'too many calls are open on this machine');
     return undefined;
   }

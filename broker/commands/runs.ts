@@ -194,7 +194,11 @@ export function openRuns(
       if (run.command.machine_id !== machineId || run.following || run.end) continue;
       const { id } = run.command;
       const request = { id, stdout_offset: run.stdout.end, stderr_offset: run.stderr.end };
-      void follow(run, link, link.stub.followProcess(request, { request_id: newId('request'), idle_ms: 0 }));
+      void follow(
+        run,
+        link,
+        link.stub.followProcess(request, { request_id: newId('request'), idle_ms: 0, lane: 'lasting' }),
+      );
       if (run.command.cancel) kill(run, link);
     }
   }
@@ -238,7 +242,10 @@ export function openRuns(
       void follow(
         run,
         link,
-        link.stub.startProcess({ id: command.id, spec }, { request_id: requestId, idle_ms: 0 }),
+        link.stub.startProcess(
+          { id: command.id, spec },
+          { request_id: requestId, idle_ms: 0, lane: 'lasting' },
+        ),
       );
     },
     openOn: (machineId) =>

@@ -1,10 +1,18 @@
 // The koa application: request id, errors in the envelope, then the table of routes.
-import { createServer, type Server, type ServerOptions } from 'node:http';
+import {
+  createServer,
+  type IncomingMessage,
+  type Server,
+  type ServerOptions,
+  type ServerResponse,
+} from 'node:http';
+import type { Socket } from 'node:net';
+import type { Duplex } from 'node:stream';
 import Router from '@koa/router';
 import Koa, { type Context, type Next } from 'koa';
 import type { Handlers } from '../../shared/api/index.ts';
 import { allRoutes } from '../../shared/api/index.ts';
-import { monotonic } from '../../shared/clock.ts';
+import { after, monotonic } from '../../shared/clock.ts';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -14,20 +22,22 @@ import type { RequestMetrics } from './metrics.ts';
 export interface AppOptions extends DispatchRooms {
   handlers: Handlers;
   metrics: RequestMetrics;
-  log: Logger;
 }
 
 /** Characters of JSON that may wait for their readers, all answers together. */
 const maxHeldAnswers = 128 * 1024 * 1024;
-/** A reader that takes nothing for this long is cut; the longest wait of a command is 50 s. */
+/** A client that neither takes nor sends anything for this long, where it is its turn, is cut. */
 const stalledMs = 70_000;
+/** How long the rest of a refused body is read off a connection, so that its client hears the refusal. */
+const lingerMs = 5_000;
 const saneRequestId = /^[A-Za-z0-9._-]{1,64}$/;
 
 /** Limits of the HTTP server itself: a silent or endless request is cut. */
 const serverOptions: ServerOptions = {
   maxHeaderSize: 16 * 1024,
   headersTimeout: 15_000,
-  requestTimeout: 300_000,
+  // An upload takes its time; JSON bodies have a limit of their own, and whoever stalls is cut.
+  requestTimeout: 0,
   keepAliveTimeout: 65_000,
   connectionsCheckingInterval: 5_000,
   // We answer that ourselves, in the envelope.
@@ -47,12 +57,27 @@ export function createHttpServer(options: AppOptions, local: boolean): Server {
   app.use(envelope(log, options.metrics));
   app.use(router.routes());
   app.use((ctx) => unknownRoute(ctx, router, options, local));
-  const server = createServer(serverOptions, (request, response) => void app.callback()(request, response));
+  const handle = app.callback();
+  const answering = new WeakMap<Duplex, ServerResponse>();
+  const take = (request: IncomingMessage, response: ServerResponse): void => {
+    answering.set(request.socket, response);
+    void handle(request, response);
+  };
+  const server = createServer(serverOptions, take);
+  // We ask for the body ourselves, once it is known to be wanted.
+  server.on('checkContinue', take);
   server.maxHeadersCount = 100;
-  server.setTimeout(stalledMs);
+  server.setTimeout(stalledMs, (socket) => cutStalled(socket, answering.get(socket)));
   server.on('clientError', (error, socket) => refuseMalformed(error, socket));
   server.on('connect', (_request, socket) => refuseMalformed(new Error('no tunnels here'), socket));
   return server;
+}
+
+/** Where the client has sent all and has taken all, it is we who are slow: a large copy may be. */
+function cutStalled(socket: Socket, response: ServerResponse | undefined): void {
+  const ours = response && !response.writableEnded && response.req.complete && socket.writableLength === 0;
+  if (!ours) return void socket.destroy();
+  socket.setTimeout(stalledMs);
 }
 
 /** Names the request, times it, and turns whatever is thrown into the envelope. */
@@ -75,6 +100,7 @@ function envelope(log: Logger, metrics: RequestMetrics) {
     } catch (error) {
       writeError(ctx, error, log);
     }
+    if (!ctx.req.complete) linger(ctx.req);
     const ms = monotonic() - started;
     metrics.observe(
       ctx.method,
@@ -87,6 +113,12 @@ function envelope(log: Logger, metrics: RequestMetrics) {
       'request',
     );
   };
+}
+
+function linger(request: IncomingMessage): void {
+  request.resume();
+  const cut = after(lingerMs, () => request.socket.destroy());
+  request.once('close', cut);
 }
 
 function isPlain(body: unknown): boolean {

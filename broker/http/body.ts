@@ -2,8 +2,11 @@
 import { isUtf8 } from 'node:buffer';
 import type { IncomingMessage } from 'node:http';
 import getRawBody from 'raw-body';
+import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 
+/** Time for all of it. */
+const maxMs = 300_000;
 const maxDepth = 32;
 const maxParts = 100_000;
 const [quote, backslash, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\{}[]');
@@ -13,9 +16,12 @@ export async function readJson(request: IncomingMessage, limit: number): Promise
   const length = request.headers['content-length'];
   if (length === '0' || (length === undefined && request.headers['transfer-encoding'] === undefined))
     return undefined;
-  const bytes = await getRawBody(request, { limit, length: length ?? null }).catch((error: unknown) => {
-    throw bodyError(error, limit);
-  });
+  const tooSlow = after(maxMs, () => request.destroy());
+  const bytes = await getRawBody(request, { limit, length: length ?? null })
+    .catch((error: unknown) => {
+      throw bodyError(error, limit);
+    })
+    .finally(tooSlow);
   if (bytes.length === 0) return undefined;
   refuseForms(request);
   if (!isUtf8(bytes)) throw new AppError('invalid_request', 'the body is not valid UTF-8');

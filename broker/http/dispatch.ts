@@ -5,11 +5,15 @@ import type { Caller, Handlers, RawReply } from '../../shared/api/index.ts';
 import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
 import { holds, type Keys, localKey, reachable, reaches } from '../keys.ts';
 import type { Key, State } from '../state/index.ts';
 import { readJson } from './body.ts';
+import { type Sender, senderOf } from './download.ts';
 import type { Attempt, Idempotency } from './idempotency.ts';
 import { headersOf, queryOf, type RawInput, type Reader, readerOf } from './input.ts';
+import type { Spool } from './spool.ts';
+import { type Incoming, openBytes, openForm } from './upload.ts';
 
 /** For each noun with ids: whether one names something, and the machine behind it. */
 export type Lookups = Record<IdNoun, (id: string) => { machine?: MachineId } | undefined>;
@@ -19,6 +23,8 @@ export interface DispatchRooms {
   keys: Keys;
   lookups: Lookups;
   idempotency: Idempotency;
+  spool: Spool;
+  log: Logger;
 }
 
 type Handler = (input: unknown, caller: Caller) => unknown;
@@ -37,25 +43,58 @@ export function dispatcher(
 ) {
   const reader = readerOf(route);
   const handler = handlerOf(handlers, noun, operation);
+  const send = senderOf(route);
   return async (ctx: Context): Promise<void> => {
     const key = route.access === 'everybody' ? undefined : authenticate(ctx, rooms.keys, local);
     if (key) requireScope(key, route);
     const raw = addressed(ctx, route);
     if (key) checkIds(reader, raw, key, rooms);
-    if (route.method !== 'GET') {
-      const body = await readJson(ctx.req, route.bodyLimit ?? bodyLimit);
-      if (route.body) raw.body = body;
-      // A body may take its time: the key may have been revoked meanwhile.
-      if (key) checkIds(reader, raw, authenticate(ctx, rooms.keys, local), rooms);
-    }
-    const input = reader.parse(raw);
-    const { caller, forget } = callerOf(ctx, key ?? localKey, rooms.state);
+    const content = await readBody(ctx, route, raw, rooms.spool);
     try {
-      if (route.kind === 'raw') await sendRaw(ctx, handler, input, caller);
-      else await answer(ctx, route, raw, input, caller, handler, handlers, noun, rooms.idempotency);
+      // A body may take its time: the key may have been revoked meanwhile.
+      if (key && route.method !== 'GET') checkIds(reader, raw, authenticate(ctx, rooms.keys, local), rooms);
+      const input = reader.parse(raw);
+      if (content) input.content = contentOf(content, reader, raw);
+      const { caller, forget } = callerOf(ctx, key ?? localKey, rooms.state);
+      try {
+        if (route.kind === 'raw') await sendRaw(ctx, handler, input, caller);
+        else if (send) await stream(ctx, send, handler, input, caller, rooms.log);
+        else await answer(ctx, route, raw, input, caller, handler, handlers, noun, rooms.idempotency);
+      } finally {
+        forget();
+      }
     } finally {
-      forget();
+      content?.close();
     }
+  };
+}
+
+/** Reads a JSON body into `raw`; one that is not JSON is only begun. */
+async function readBody(
+  ctx: Context,
+  route: Route,
+  raw: RawInput,
+  spool: Spool,
+): Promise<Incoming | undefined> {
+  if (route.method === 'GET') return undefined;
+  // Asked for only now, so that a refused upload is not sent at all (RFC 9110 section 10.1.1).
+  if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
+  if (route.accepts === 'bytes') return openBytes(ctx.req);
+  if (route.accepts === 'form') {
+    const incoming = await openForm(ctx.req, spool, ({ path }) => (path ?? raw.query.path) !== undefined);
+    raw.body = incoming.fields();
+    return incoming;
+  }
+  const body = await readJson(ctx.req, route.bodyLimit ?? bodyLimit);
+  if (route.body) raw.body = body;
+  return undefined;
+}
+
+/** The content as its handler takes it; the fields that came late are parsed as the first ones were. */
+function contentOf(incoming: Incoming, reader: Reader, raw: RawInput) {
+  return {
+    chunks: incoming.chunks,
+    fields: () => reader.parse({ ...raw, body: incoming.fields() }),
   };
 }
 
@@ -130,6 +169,28 @@ function callerOf(ctx: Context, key: Key, state: State): { caller: Caller; forge
   return { caller, forget: () => ctx.res.off('close', close) };
 }
 
+async function stream(
+  ctx: Context,
+  send: Sender,
+  handler: Handler,
+  input: unknown,
+  caller: Caller,
+  log: Logger,
+): Promise<void> {
+  let reply: unknown;
+  try {
+    reply = await handler(input, caller);
+  } finally {
+    // A refusal may have something to say there, too (RFC 9110 section 14.4).
+    ctx.set(Object.fromEntries(caller.headers));
+  }
+  await send({ ctx, caller, meta: metaOf(caller), log }, reply);
+}
+
+function metaOf(caller: Caller) {
+  return { request_id: caller.request_id, timestamp: iso() };
+}
+
 async function sendRaw(ctx: Context, handler: Handler, input: unknown, caller: Caller): Promise<void> {
   // Handlers of raw routes give RawReply.
   const reply = (await handler(input, caller)) as RawReply;
@@ -152,7 +213,7 @@ async function answer(
 ): Promise<void> {
   const key = route.idempotency ? ctx.get('idempotency-key') : '';
   if (key === '') return send(ctx, route, input, caller, await handler(input, caller));
-  const request = { method: route.method, path: ctx.path, body: raw.body ?? null };
+  const request = { method: route.method, path: ctx.path, body: raw.body ?? null, ...sizeOf(ctx, route) };
   const outcome = await idempotency.begin(caller.key_id, key, request);
   if ('attempt' in outcome) {
     const reply = await attempt(outcome.attempt, caller, () => handler(input, caller), route);
@@ -174,6 +235,11 @@ async function answer(
     caller,
     await get({ [`${noun.replace(/s$/, '')}_id`]: outcome.madeId }, caller),
   );
+}
+
+/** What stands for a body that is never kept, and the query that says what it is for. */
+function sizeOf(ctx: Context, route: Route) {
+  return route.accepts && { query: ctx.querystring, length: ctx.get('content-length') };
 }
 
 async function attempt(attempt: Attempt, caller: Caller, run: () => unknown, route: Route): Promise<unknown> {
@@ -199,7 +265,7 @@ function send(
 ): void {
   ctx.status = route.status;
   ctx.set(Object.fromEntries(caller.headers));
-  const meta = { request_id: caller.request_id, timestamp: iso() };
+  const meta = metaOf(caller);
   if (route.kind !== 'list') {
     ctx.body = { data: route.reply.parse(reply), meta };
     return;

@@ -65,12 +65,7 @@ function operationOf(noun: string, operation: string, route: Route): ZodOpenApiO
       query: z.object(route.query),
       header: z.object({ ...headers, ...keyed }),
     },
-    ...(route.body && {
-      requestBody: {
-        required: !route.body.safeParse({}).success,
-        content: { 'application/json': { schema: route.body } },
-      },
-    }),
+    ...bodyOf(route),
     responses: {
       [`${route.status}`]: success(route),
       '4XX': { description: 'Refused', content: { 'application/json': { schema: errorBody } } },
@@ -81,12 +76,44 @@ function operationOf(noun: string, operation: string, route: Route): ZodOpenApiO
   };
 }
 
+const binary = { type: 'string', format: 'binary' } as const;
+
+function bodyOf(route: Route): Pick<ZodOpenApiOperationObject, 'requestBody'> {
+  if (route.accepts === 'bytes') {
+    return { requestBody: { required: true, content: { 'application/octet-stream': { schema: binary } } } };
+  }
+  if (!route.body) return {};
+  if (route.accepts === 'form') {
+    // The builder of such routes takes fields as an object.
+    const form = (route.body as z.ZodObject).extend({ file: z.string().meta(binary) });
+    return { requestBody: { required: true, content: { 'multipart/form-data': { schema: form } } } };
+  }
+  return {
+    requestBody: {
+      required: !route.body.safeParse({}).success,
+      content: { 'application/json': { schema: route.body } },
+    },
+  };
+}
+
 function scopeText({ access }: Route): string {
   return access === 'any key' ? 'any valid key' : `a key with the scope \`${access}\``;
 }
 
 function success(route: Route) {
   if (route.kind === 'raw') return { description: 'As asked' };
+  if (route.kind === 'bytes') {
+    return { description: 'The file', content: { 'application/octet-stream': { schema: binary } } };
+  }
+  if (route.kind === 'lines') {
+    return { description: 'One object a line', content: { 'application/x-ndjson': { schema: route.reply } } };
+  }
+  if (route.kind === 'events') {
+    return {
+      description: 'Events, their data as JSON',
+      content: { 'text/event-stream': { schema: route.reply } },
+    };
+  }
   const schema =
     route.kind === 'list'
       ? z.object({ data: z.array(route.reply), meta: paged })

@@ -5,7 +5,7 @@ import { dirname, join } from 'node:path';
 import type { Handlers } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
 import { version } from '../../shared/version.ts';
-import { contentBytes } from '../files.ts';
+import { contentBytes } from '../files/index.ts';
 import type { RequestMetrics } from './metrics.ts';
 import { openapiText } from './openapi.ts';
 

@@ -13,6 +13,7 @@ import {
   type CallOptions,
   type Frame,
   fromWire,
+  type Lane,
   type MethodShape,
   methods,
   receiveFrames,
@@ -39,9 +40,8 @@ export interface CallsOptions {
   machineId: string;
   /** Methods named in hello: another one is not_supported. */
   methods: readonly string[];
-  /** Streaming calls open at once; those that follow processes, which last, have a count of their own. */
-  maxOpen: number;
-  maxFollows: number;
+  /** Streaming calls open at once, by lane: stalled downloads must not keep a listing waiting. */
+  maxOpen: Readonly<Record<Lane, number>>;
   send(message: ConnectResponse): void;
   switchboard: Switchboard;
 }
@@ -59,8 +59,7 @@ interface Pending {
 export function openCalls(settings: CallsOptions): Calls {
   const { machineId, methods: offered, send, switchboard } = settings;
   const pending = new Map<string, Pending>();
-  const streaming = new Set<AbortController>();
-  const follows = new Set<AbortController>();
+  const lanes: Record<Lane, Set<AbortController>> = { short: new Set(), bulk: new Set(), lasting: new Set() };
   let closed = false;
 
   const lost = (): AppError =>
@@ -124,9 +123,8 @@ export function openCalls(settings: CallsOptions): Calls {
     options: CallOptions,
   ): AsyncGenerator<Buffer> {
     refuse(shape);
-    const lasting = shape.name === 'StartProcess' || shape.name === 'FollowProcess';
-    const lane = lasting ? follows : streaming;
-    if (lane.size >= (lasting ? settings.maxFollows : settings.maxOpen)) throw busy();
+    const lane = lanes[options.lane ?? 'short'];
+    if (lane.size >= settings.maxOpen[options.lane ?? 'short']) throw busy();
     const abort = new AbortController();
     const giveUp = (): void => abort.abort(abortError(options.signal));
     options.signal?.addEventListener('abort', giveUp, { once: true });
@@ -241,12 +239,12 @@ export function openCalls(settings: CallsOptions): Calls {
     ) as unknown as AgentStub,
     reply: (reply) => pending.get(reply.call_id)?.settle(reply),
     get open() {
-      return pending.size + streaming.size + follows.size;
+      return pending.size + lanes.short.size + lanes.bulk.size + lanes.lasting.size;
     },
     close() {
       closed = true;
       for (const call of [...pending.values()]) call.settle(lost());
-      for (const abort of [...streaming, ...follows]) abort.abort(lost());
+      for (const lane of Object.values(lanes)) for (const abort of [...lane]) abort.abort(lost());
     },
   };
 }

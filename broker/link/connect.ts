@@ -34,9 +34,9 @@ export interface ConnectSettings {
   heartbeatMs: number;
   silenceMs: number;
   frameBytes: number;
-  /** Streaming calls open at once on one machine. */
+  /** Streaming calls open at once on one machine: so many short ones, and as many transfers. */
   openCalls: number;
-  /** The same for those that follow commands. */
+  /** The same for those that follow commands or changes. */
   openFollows: number;
   messageBytes: number;
 }
@@ -46,7 +46,7 @@ export const defaultSettings: ConnectSettings = {
   silenceMs: 45_000,
   frameBytes: 256 * 1024,
   openCalls: 32,
-  openFollows: 96,
+  openFollows: 128,
   messageBytes: 1024 * 1024 + 64 * 1024,
 };
 
@@ -146,11 +146,11 @@ class Session implements Link {
     this.instanceId = hello.instance_id;
     this.journalId = hello.journal_id;
     this.#log = rooms.log.child({ machine_id: machine.id, link_id: this.id });
+    const open = Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls);
     this.#calls = openCalls({
       machineId: machine.id,
       methods: hello.methods,
-      maxFollows: settings.openFollows,
-      maxOpen: Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls),
+      maxOpen: { short: open, bulk: open, lasting: settings.openFollows },
       send: (message) => this.#send(message),
       switchboard: rooms.switchboard,
     });

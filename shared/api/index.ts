@@ -20,11 +20,49 @@ type ParsedBody<Body> = Body extends z.ZodType
   : unknown;
 type Flat<T> = { [K in keyof T]: T[K] } & {};
 
-/** What a handler gets: params, query, headers and body of its route, parsed and laid flat. */
+/** A body as it comes. */
+export interface Content<Fields> {
+  /** Ends only when all has come; throws when it is cut off. */
+  chunks: AsyncIterable<Uint8Array>;
+  /** A form's fields once its chunks have ended: some may follow the file. */
+  fields(): Fields;
+}
+
+/** What a handler gets: params, query, headers and body of its route, parsed and laid flat, and the content. */
 export type Input<R> =
   R extends Route<infer P, infer Q, infer H, infer B>
-    ? Flat<Parsed<P> & Parsed<Q> & Parsed<H> & ParsedBody<B>>
+    ? Flat<
+        Parsed<P> &
+          Parsed<Q> &
+          Parsed<H> &
+          ParsedBody<B> &
+          (R extends { accepts: string } ? { content: Content<ParsedBody<B>> } : unknown)
+      >
     : never;
+
+/** What a route answers with that sends a file. */
+export interface BytesReply {
+  status?: 200 | 206 | 304;
+  /** What a browser would call it; its ending tells the type. */
+  filename: string;
+  /** Bytes that will come, where that is known. */
+  length?: number;
+  /** Must be iterated, or ended by return(); absent with 304. */
+  bytes?: AsyncIterableIterator<Uint8Array>;
+}
+
+/** What a route answers with whose array grows: the rest of the object, then the items in batches. */
+export interface GrowingReply<T, G extends keyof T> {
+  head: Omit<T, G>;
+  items: AsyncIterable<T[G]>;
+}
+
+/** One server-sent event. */
+export interface SentEvent<T> {
+  event: string;
+  data: T;
+  id?: string;
+}
 
 /** What a raw route answers with. */
 export interface RawReply {
@@ -42,11 +80,25 @@ export interface Page<T> {
 /** What a handler gives back; dispatch parses it with the route's reply schema before it leaves. */
 export type Reply<R> = R extends { kind: 'raw' }
   ? RawReply
-  : R extends { kind: 'list'; reply: infer T extends z.ZodType }
-    ? Page<z.input<T>>
-    : R extends { reply: infer T extends z.ZodType }
-      ? z.input<T>
+  : R extends { kind: 'bytes' }
+    ? BytesReply
+    : R extends { kind: 'lines' | 'events' | 'growing'; reply: infer T extends z.ZodType }
+      ? StreamReply<R, z.input<T>>
+      : ObjectReply<R>;
+
+type StreamReply<R, T> = R extends { kind: 'lines' }
+  ? AsyncIterable<T>
+  : R extends { kind: 'events' }
+    ? AsyncIterable<SentEvent<T>>
+    : R extends { grows: infer G extends keyof T }
+      ? GrowingReply<T, G>
       : never;
+
+type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType }
+  ? Page<z.input<T>>
+  : R extends { reply: infer T extends z.ZodType }
+    ? z.input<T>
+    : never;
 
 /** Something that commits entries together with a change: both stores' transactions are one. */
 export interface Journal {

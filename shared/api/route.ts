@@ -21,13 +21,21 @@ export type Scope = (typeof scopes)[number];
 /** Who may call: a scope, any valid key, or everybody (the few routes that need no key). */
 export type Access = Scope | 'any key' | 'everybody';
 
+/**
+ * What a route answers: one object; a page of objects; one object with an array that grows while it is sent; a text of
+ * its own type; the bytes of a file; objects as lines (NDJSON) or as server-sent events, for as long as they come.
+ */
+export type Kind = 'single' | 'list' | 'growing' | 'raw' | 'bytes' | 'lines' | 'events';
+/** What a body is that is not JSON: bytes as they are, or a form (multipart/form-data) with one part called file. */
+export type Accepts = 'bytes' | 'form';
+
 export interface Route<
   Params extends z.ZodRawShape = z.ZodRawShape,
   Query extends z.ZodRawShape = z.ZodRawShape,
   Headers extends z.ZodRawShape = z.ZodRawShape,
   Body extends z.ZodType = z.ZodType,
   Reply extends z.ZodType = z.ZodType,
-  Kind extends 'single' | 'list' | 'raw' = 'single' | 'list' | 'raw',
+  Answer extends Kind = Kind,
 > {
   method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
   /** Below `base`, parameters in braces: `/machines/{machine_id}`. */
@@ -35,18 +43,21 @@ export interface Route<
   /** Where the path starts: the versioned API, or the root for health and pages. */
   base: '/api/v1' | '';
   access: Access;
-  /** One object, a page of objects, or bytes with a type of their own. */
-  kind: Kind;
+  kind: Answer;
   /** One line for the reference page and the CLI's help. */
   summary: string;
   params: Params;
   query: Query;
   /** By name with underscores: `if_match` is If-Match. */
   headers: Headers;
-  /** Absent: the route takes no body. */
+  /** Absent: the route takes no JSON. Of a form: its fields, which are texts. */
   body: Body | undefined;
-  /** Of `data`; for a list of one item. Raw routes have none. */
+  /** The body is handed on as it comes. */
+  accepts?: Accepts;
+  /** Of `data`; for a list, lines and events of one item. Raw routes and those that answer bytes have none. */
   reply: Reply;
+  /** The array of `reply` that grows. */
+  grows?: string;
   status: 200 | 201;
   /**
    * For a POST that makes or starts something: takes an Idempotency-Key. 'replay' answers a repeat with the first
@@ -108,7 +119,47 @@ export function list<
   return build({ ...rest, method: 'GET', query: { ...rest.query, ...paging(schema) } as never }, 'list');
 }
 
-/** A route that answers bytes of its own type. */
+/** A route that answers one object with an array of any length, which is sent as it comes. */
+export function growing<
+  R extends z.ZodObject,
+  const G extends keyof z.output<R> & string,
+  P extends z.ZodRawShape = NoShape,
+  Q extends z.ZodRawShape = NoShape,
+>(
+  draft: Omit<Draft<Q, NoShape, Nothing, R>, 'method'> & Defaults<P> & { grows: G },
+): Route<P, Q, NoShape, Nothing, R, 'growing'> & { grows: G } {
+  const { grows, ...rest } = draft;
+  return { ...build({ ...rest, method: 'GET' }, 'growing'), grows };
+}
+
+/** A route whose body is not JSON but comes as it is. */
+export function incoming<
+  const A extends Accepts,
+  R extends z.ZodType,
+  P extends z.ZodRawShape = NoShape,
+  Q extends z.ZodRawShape = NoShape,
+  H extends z.ZodRawShape = NoShape,
+  B extends z.ZodType = Nothing,
+>(draft: Draft<Q, H, B, R> & Defaults<P> & { accepts: A }): Route<P, Q, H, B, R, 'single'> & { accepts: A } {
+  return { ...build(draft, 'single'), accepts: draft.accepts };
+}
+
+/** A GET that answers a stream: the bytes of a file, lines, or events. */
+export function outgoing<
+  const K extends 'bytes' | 'lines' | 'events',
+  R extends z.ZodType = Nothing,
+  P extends z.ZodRawShape = NoShape,
+  Q extends z.ZodRawShape = NoShape,
+  H extends z.ZodRawShape = NoShape,
+>(
+  kind: K,
+  draft: Omit<Draft<Q, H, Nothing, R>, 'method' | 'reply'> & Defaults<P> & { reply?: R },
+): Route<P, Q, H, Nothing, R, K> {
+  // Without a schema R is Nothing, as the type parameter's default says.
+  return build({ ...draft, method: 'GET', reply: draft.reply ?? (nothing as unknown as R) }, kind);
+}
+
+/** A route that answers a text or file of its own type. */
 export function raw<P extends z.ZodRawShape = NoShape>(
   draft: Pick<Route, 'path' | 'base' | 'access' | 'summary'> & Defaults<P>,
 ) {
@@ -127,7 +178,7 @@ function build<
   H extends z.ZodRawShape,
   B extends z.ZodType,
   R extends z.ZodType,
-  K extends 'single' | 'list' | 'raw',
+  K extends Kind,
 >(draft: Draft<Q, H, B, R> & Defaults<P>, kind: K): Route<P, Q, H, B, R, K> {
   const { params, query, headers, body, ...rest } = draft;
   return {

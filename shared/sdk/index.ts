@@ -49,9 +49,17 @@ type Loose<Shape extends z.ZodRawShape> = {
 };
 type Body<B> = B extends z.ZodType ? (undefined extends z.input<B> ? unknown : z.input<B>) : unknown;
 
-/** What a call takes: params, query, headers and body of its route, laid flat. */
+/** What a call takes: params, query, headers and body of its route, laid flat, and for an upload the content. */
 export type CallInput<R> =
-  R extends Route<infer P, infer Q, infer H, infer B> ? Loose<P> & Loose<Q> & Loose<H> & Body<B> : never;
+  R extends Route<infer P, infer Q, infer H, infer B>
+    ? Loose<P> & Loose<Q> & Loose<H> & Body<B> & ContentOf<R>
+    : never;
+type FetchBody = NonNullable<RequestInit['body']>;
+type ContentOf<R> = R extends { accepts: 'bytes' }
+  ? { content: FetchBody }
+  : R extends { accepts: 'form' }
+    ? { content: Blob }
+    : unknown;
 
 /** One page of a list. */
 export interface ListResult<T> {
@@ -62,13 +70,29 @@ export interface ListResult<T> {
   has_more: boolean;
 }
 
+/** A server-sent event. */
+export interface ReceivedEvent<T> {
+  event: string;
+  data: T;
+  id?: string;
+}
+
+/** Bytes come as the Response itself: its body streams, its headers tell about the file. */
 type CallResult<R> = R extends { kind: 'raw' }
   ? string
-  : R extends { kind: 'list'; reply: infer T extends z.ZodType }
-    ? ListResult<z.output<T>>
-    : R extends { reply: infer T extends z.ZodType }
-      ? z.output<T>
-      : never;
+  : R extends { kind: 'bytes' }
+    ? Response
+    : R extends { kind: 'lines'; reply: infer T extends z.ZodType }
+      ? AsyncIterable<z.output<T>>
+      : R extends { kind: 'events'; reply: infer T extends z.ZodType }
+        ? AsyncIterable<ReceivedEvent<z.output<T>>>
+        : ObjectResult<R>;
+
+type ObjectResult<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType }
+  ? ListResult<z.output<T>>
+  : R extends { reply: infer T extends z.ZodType }
+    ? z.output<T>
+    : never;
 
 type Call<R> =
   object extends CallInput<R>
@@ -102,23 +126,69 @@ async function request(
     ...Object.keys(route.query),
     ...Object.keys(route.headers),
   ]);
-  const body = Object.fromEntries(Object.entries(input).filter(([name]) => !used.has(name)));
+  const rest = Object.fromEntries(Object.entries(input).filter(([name]) => !used.has(name)));
   const headers = new Headers(pick(input, route.headers, (name) => name.replaceAll('_', '-')));
   if (options.apiKey) headers.set('Authorization', `Bearer ${options.apiKey}`);
   if (settings.idempotencyKey) headers.set('Idempotency-Key', settings.idempotencyKey);
-  if (route.body) headers.set('Content-Type', 'application/json');
+  if (route.body && !route.accepts) headers.set('Content-Type', 'application/json');
   const response = await (options.fetch ?? fetch)(urlOf(options.baseUrl, route, input), {
     method: route.method,
     headers,
-    ...(route.body && { body: JSON.stringify(body) }),
+    ...bodyOf(route, rest),
     ...(settings.signal && { signal: settings.signal }),
   });
+  if (!response.ok && response.status !== 304) throw failureOf(response, await response.text());
+  if (route.kind === 'bytes') return response;
+  if (route.kind === 'lines') return linesOf(response);
+  if (route.kind === 'events') return eventsOf(response);
   const text = await response.text();
-  if (!response.ok) throw failureOf(response, text);
   if (route.kind === 'raw') return text;
   const envelope = parseEnvelope(text);
   if (!envelope) throw failureOf(response, text);
   return route.kind === 'list' ? { items: envelope.data, ...envelope.meta } : envelope.data;
+}
+
+function bodyOf(
+  route: Route,
+  { content, ...fields }: Record<string, unknown>,
+): RequestInit & { duplex?: 'half' } {
+  // A stream is sent as it is read (WHATWG fetch, section 5.4).
+  if (route.accepts === 'bytes') return { body: content as FetchBody, duplex: 'half' };
+  if (route.accepts !== 'form') return route.body ? { body: JSON.stringify({ content, ...fields }) } : {};
+  const form = new FormData();
+  // The fields first: the broker then need not keep the file.
+  for (const [name, value] of Object.entries(fields)) if (value !== undefined) form.set(name, asText(value));
+  form.set('file', content as Blob);
+  return { body: form };
+}
+
+/** The lines of a text as they come; a last one without its end was cut off. */
+async function* textLines(response: Response): AsyncGenerator<string> {
+  if (!response.body) return;
+  let rest = '';
+  for await (const text of response.body.pipeThrough(new TextDecoderStream())) {
+    const lines = (rest + text).split('\n');
+    rest = lines.pop() ?? '';
+    yield* lines;
+  }
+}
+
+async function* linesOf(response: Response): AsyncGenerator<unknown> {
+  for await (const line of textLines(response)) if (line !== '') yield JSON.parse(line);
+}
+
+/** Server-sent events of our own kind: one line of data each. */
+async function* eventsOf(response: Response): AsyncGenerator<ReceivedEvent<unknown>> {
+  let fields: Record<string, string> = {};
+  for await (const line of textLines(response)) {
+    const [name = '', ...rest] = line.split(': ');
+    if (line !== '') fields[name] = rest.join(': ');
+    else if (fields.data !== undefined) {
+      const { event = 'message', data, id } = fields;
+      yield { event, data: JSON.parse(data), ...(id !== undefined && { id }) };
+      fields = {};
+    }
+  }
 }
 
 /** The envelope of spec section 2.1; what is in it the broker has parsed with the same schemas. */

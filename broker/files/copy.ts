@@ -1,0 +1,106 @@
+// Copies: on one machine by itself; to another one as a stream through the broker, checked at its end by the sender's
+// own digest, so that not even the broker can change a byte unnoticed.
+import type { Api, Caller, Handlers, Input } from '../../shared/api/index.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { AgentStub } from '../../shared/rpc.ts';
+import { bulk, type FileRooms, long, short, stubOf, tell } from './calls.ts';
+import { demandEntry, entryOf, pathOf } from './entries.ts';
+import { archiveRequests, fileRequests, fromTo } from './write.ts';
+
+type CopyInput = Input<Api['files']['copy']>;
+
+/** What a stub streams of a file or of an archive. */
+interface Part {
+  chunk?: Buffer | null;
+  tail?: { sha256: string } | null;
+}
+
+export function copyHandlers(rooms: FileRooms): Pick<Handlers['files'], 'copy'> {
+  return {
+    async copy(input, caller) {
+      const { machine_id, destination_machine_id: target = machine_id } = input;
+      if (target !== machine_id)
+        return copyAcross(rooms, { ...input, destination_machine_id: target }, caller);
+      const { entry, files, bytes } = await stubOf(rooms, machine_id).copyFile(fromTo(input), long(caller));
+      return { ...entryOf(demandEntry(entry)), files_copied: files, bytes_copied: bytes };
+    },
+  };
+}
+
+async function copyAcross(
+  rooms: FileRooms,
+  input: CopyInput & { destination_machine_id: CopyInput['machine_id'] },
+  caller: Caller,
+) {
+  const from = stubOf(rooms, input.machine_id);
+  const to = stubOf(rooms, input.destination_machine_id);
+  const paths = fromTo(input);
+  const source = demandEntry((await from.statFile({ path: paths.source }, short(caller))).entry);
+  // Ends the reading side when the writing side has failed.
+  const over = new AbortController();
+  const reader = { ...caller, signal: AbortSignal.any([caller.signal, over.signal]) };
+  try {
+    const copied =
+      source.type === 'FILE_TYPE_DIRECTORY'
+        ? await copyDirectory(from, to, paths, caller, reader)
+        : await copyOne(from, to, paths, source.mode, caller, reader);
+    const { entry } = await to.statFile({ path: paths.destination }, short(caller));
+    const at = demandEntry(entry);
+    await tell(rooms, 'file.uploaded', input.destination_machine_id, {
+      ...pathOf(at.path),
+      size: copied.bytes,
+    });
+    return { ...entryOf(at), files_copied: copied.files, bytes_copied: copied.bytes };
+  } finally {
+    over.abort(new AppError('unavailable', 'the copy is over'));
+  }
+}
+
+type Paths = ReturnType<typeof fromTo>;
+
+async function copyOne(
+  from: AgentStub,
+  to: AgentStub,
+  { source, destination, overwrite }: Paths,
+  mode: number,
+  caller: Caller,
+  reader: Caller,
+) {
+  const sent = digested(from.readFile({ path: source, digest: true }, bulk(reader)));
+  const open = { path: destination };
+  // Who a program runs as is not carried from machine to machine.
+  const commit = () => ({ overwrite, mode: mode & 0o777, sha256: sent.sha256() });
+  const { size } = await to.writeFile(fileRequests(open, sent.chunks, commit), bulk(caller));
+  return { files: 1, bytes: size };
+}
+
+async function copyDirectory(
+  from: AgentStub,
+  to: AgentStub,
+  { source, destination, overwrite }: Paths,
+  caller: Caller,
+  reader: Caller,
+) {
+  const sent = digested(from.readArchive({ path: source, gzip: false }, bulk(reader)));
+  const open = { path: destination, whole: true, overwrite };
+  const commit = () => ({ sha256: sent.sha256() });
+  const { summary } = await to.writeArchive(archiveRequests(open, sent.chunks, commit), bulk(caller));
+  return { files: summary?.files ?? 0, bytes: summary?.bytes ?? 0 };
+}
+
+/** The chunks, and once they have ended the sender's digest of them. */
+function digested(parts: AsyncIterable<Part>): { chunks: AsyncIterable<Uint8Array>; sha256: () => string } {
+  let digest = '';
+  return {
+    chunks: (async function* () {
+      for await (const { chunk, tail } of parts) {
+        if (chunk) yield chunk;
+        digest = tail?.sha256 ?? digest;
+      }
+    })(),
+    sha256() {
+      if (digest) return digest;
+      throw new AppError('machine_error', 'the machine ended its file without a checksum');
+    },
+  };
+}

@@ -1,0 +1,215 @@
+// Downloads: conditions and ranges of HTTP (RFC 9110, sections 13 and 14) over a stream from the machine's disk.
+import { posix } from 'node:path';
+import type { Api, BytesReply, Caller, Handlers, Input } from '../../shared/api/index.ts';
+import { latestInstant } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { bulk, type FileRooms, opened, short, stubOf, tell } from './calls.ts';
+import { bytesOf, demandEntry, pathOf, soundEtag } from './entries.ts';
+
+type DownloadInput = Input<Api['files']['download']>;
+
+/** What is wanted of a file, after all conditions. */
+type Wish = { kind: 'whole' } | { kind: 'part'; offset: number; length: number } | { kind: 'unchanged' };
+
+/** What conditions are judged by. */
+interface Version {
+  etag: string;
+  size: number;
+  modified_at_ms: number;
+}
+
+/** A file that is replaced between judging and reading is judged again, so often. */
+const attempts = 3;
+
+export function downloadHandlers(rooms: FileRooms): Pick<Handlers['files'], 'download'> {
+  return {
+    async download(input, caller) {
+      if (input.archive) return downloadArchive(rooms, input, caller);
+      if (!isConditional(input))
+        return (await open(rooms, input, caller, { kind: 'whole' }, undefined)) ?? gone();
+      for (let attempt = 0; attempt < attempts; attempt += 1) {
+        const version = await versionOf(rooms, input, caller);
+        const reply = await open(rooms, input, caller, judge(input, version, caller), version);
+        if (reply) return reply;
+      }
+      return gone();
+    },
+  };
+}
+
+function gone(): never {
+  throw new AppError('conflict', 'the file changes all the time: try again later');
+}
+
+function isConditional(input: DownloadInput): boolean {
+  const { range, if_match, if_none_match, if_modified_since, if_unmodified_since } = input;
+  return [range, if_match, if_none_match, if_modified_since, if_unmodified_since].some(
+    (one) => one !== undefined,
+  );
+}
+
+async function versionOf(rooms: FileRooms, input: DownloadInput, caller: Caller): Promise<Version> {
+  const path = bytesOf(input.path, input.path_encoding);
+  const { entry, etag } = await stubOf(rooms, input.machine_id).statFile({ path }, short(caller));
+  const { type, size, modified_at_ms } = demandEntry(entry);
+  if (type === 'FILE_TYPE_DIRECTORY') {
+    throw new AppError('is_a_directory', `${input.path}: is a directory: ask for archive=tar`, {
+      path: input.path,
+    });
+  }
+  return { etag: soundEtag(etag), size, modified_at_ms };
+}
+
+/** In the order of RFC 9110 section 13.2.2. Throws precondition_failed or range_not_satisfiable. */
+function judge(input: DownloadInput, version: Version, caller: Caller): Wish {
+  const { if_match, if_unmodified_since, if_none_match, if_modified_since } = input;
+  const unmet =
+    if_match !== undefined
+      ? !lists(if_match, version.etag, false)
+      : if_unmodified_since !== undefined && isLater(version, if_unmodified_since);
+  if (unmet)
+    throw new AppError('precondition_failed', 'the file is not what the condition names', {
+      etag: version.etag,
+    });
+  const unchanged =
+    if_none_match !== undefined
+      ? lists(if_none_match, version.etag, true)
+      : if_modified_since !== undefined && !isLater(version, if_modified_since, true);
+  return unchanged ? { kind: 'unchanged' } : partOf(input, version, caller);
+}
+
+/** Whether a list of etags holds this one, or is "*". A weak one counts only where weak comparison is asked for. */
+function lists(header: string, etag: string, weak: boolean): boolean {
+  const all = header.split(',').map((one) => one.trim());
+  return all.some((one) => one === '*' || (weak ? one.replace(/^W\//, '') : one) === etag);
+}
+
+/** Changed after an HTTP date, which knows seconds only; one that is no date never decides: it counts as `invalid`. */
+function isLater({ modified_at_ms }: Version, date: string, invalid = false): boolean {
+  const given = Date.parse(date);
+  return Number.isNaN(given) ? invalid : Math.floor(modified_at_ms / 1000) > given / 1000;
+}
+
+/** One range of bytes; several, and what is no range, are ignored, as section 14.2 allows. */
+function partOf({ range, if_range }: DownloadInput, version: Version, caller: Caller): Wish {
+  const [, from = '', to = ''] = /^bytes=\s*(\d{0,15})-(\d{0,15})\s*$/i.exec(range ?? '') ?? [];
+  const { size } = version;
+  // Files of /proc have more than they say: they are sent whole.
+  if ((from === '' && to === '') || size === 0 || !isSame(if_range, version)) return { kind: 'whole' };
+  const first = from === '' ? Math.max(0, size - Number(to)) : Number(from);
+  const last = from === '' || to === '' ? size - 1 : Math.min(Number(to), size - 1);
+  if (from !== '' && to !== '' && Number(to) < Number(from)) return { kind: 'whole' };
+  if (first >= size) {
+    caller.headers.set('Content-Range', `bytes */${size}`);
+    throw new AppError('range_not_satisfiable', `the file has ${size} bytes`, { size });
+  }
+  return { kind: 'part', offset: first, length: last - first + 1 };
+}
+
+/** If-Range: the very etag, or the very date. */
+function isSame(condition: string | undefined, { etag, modified_at_ms }: Version): boolean {
+  if (condition === undefined || condition === etag) return true;
+  return !condition.includes('"') && Date.parse(condition) === Math.floor(modified_at_ms / 1000) * 1000;
+}
+
+/** Undefined where the file is no longer the version that was judged. */
+async function open(
+  rooms: FileRooms,
+  input: DownloadInput,
+  caller: Caller,
+  wish: Wish,
+  version: Version | undefined,
+): Promise<BytesReply | undefined> {
+  if (wish.kind === 'unchanged' && version) {
+    describe(caller, version.etag, version.modified_at_ms);
+    return { status: 304, filename: '' };
+  }
+  const path = bytesOf(input.path, input.path_encoding);
+  const part = wish.kind === 'part' ? { offset: wish.offset, length: wish.length } : {};
+  const parts = stubOf(rooms, input.machine_id).readFile({ path, ...part }, bulk(caller));
+  const { head, rest } = await opened(parts, ({ head }) => head?.entry && { ...head, entry: head.entry });
+  const { entry } = head;
+  if (version && head.etag !== version.etag) {
+    await rest.return?.();
+    return undefined;
+  }
+  describe(caller, soundEtag(head.etag), entry.modified_at_ms);
+  const { offset, length } = head;
+  if (wish.kind === 'part') {
+    caller.headers.set('Content-Range', `bytes ${offset}-${offset + wish.length - 1}/${entry.size}`);
+  }
+  // Who fetches a file in parts has it when its last byte has come.
+  const complete = length === undefined || offset + length >= entry.size;
+  const told = (size: number): void => {
+    if (complete) tellDownloaded(rooms, input.machine_id, entry.path, size);
+  };
+  return {
+    status: wish.kind === 'part' ? 206 : 200,
+    filename: nameOf(entry.path),
+    ...(length !== undefined && { length }),
+    bytes: chunksOf(rest, told),
+  };
+}
+
+async function downloadArchive(rooms: FileRooms, input: DownloadInput, caller: Caller): Promise<BytesReply> {
+  const { machine_id, path, path_encoding, archive = 'tar' } = input;
+  const request = { path: bytesOf(path, path_encoding), gzip: archive === 'tar.gz' };
+  const parts = stubOf(rooms, machine_id).readArchive(request, bulk(caller));
+  const { head, rest } = await opened(parts, ({ head }) => head?.entry && { ...head, entry: head.entry });
+  const { entry } = head;
+  return {
+    filename: `${nameOf(entry.path) || 'root'}.${archive}`,
+    bytes: chunksOf(rest, (size) => tellDownloaded(rooms, machine_id, entry.path, size)),
+  };
+}
+
+/** For the browser; bytes that are not UTF-8 become U+FFFD. */
+function nameOf(path: Buffer): string {
+  return posix.basename(path.toString());
+}
+
+function describe(caller: Caller, etag: string, modified_at_ms: number): void {
+  caller.headers.set('ETag', etag);
+  caller.headers.set('Accept-Ranges', 'bytes');
+  if (Math.abs(modified_at_ms) > latestInstant) return;
+  caller.headers.set('Last-Modified', new Date(modified_at_ms).toUTCString());
+}
+
+/** Best effort: the bytes are gone already. */
+function tellDownloaded(
+  rooms: FileRooms,
+  machine: DownloadInput['machine_id'],
+  path: Buffer,
+  size: number,
+): void {
+  tell(rooms, 'file.downloaded', machine, { ...pathOf(path), size }).catch(() => undefined);
+}
+
+/** The bytes alone. Not a generator: ending one that has not begun would end nothing. */
+function chunksOf(
+  parts: AsyncIterator<{ chunk?: Buffer | null }>,
+  ended: (size: number) => void,
+): AsyncIterableIterator<Uint8Array> {
+  let size = 0;
+  return {
+    [Symbol.asyncIterator]() {
+      return this;
+    },
+    async next() {
+      for (;;) {
+        const { done, value } = await parts.next();
+        if (done) {
+          ended(size);
+          return { done: true, value: undefined };
+        }
+        if (!value.chunk) continue;
+        size += value.chunk.length;
+        return { done: false, value: value.chunk };
+      }
+    },
+    async return() {
+      await parts.return?.();
+      return { done: true, value: undefined };
+    },
+  };
+}

@@ -1,0 +1,189 @@
+// What is asked of files: listings, single entries, contents, searches, and changes as they happen.
+import { isUtf8 } from 'node:buffer';
+import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
+import type { FileMatch__Output } from '../../proto/types/farhand/agent/v1/FileMatch.ts';
+import type { ListFilesResponse__Output } from '../../proto/types/farhand/agent/v1/ListFilesResponse.ts';
+import type { ReadFileHead__Output } from '../../proto/types/farhand/agent/v1/ReadFileHead.ts';
+import type { Api, Caller, Handlers, Input, Reply, SentEvent } from '../../shared/api/index.ts';
+import { AppError } from '../../shared/errors.ts';
+import { bulk, type FileRooms, lasting, long, machineOf, opened, short, stubOf } from './calls.ts';
+import { bytesOf, demandEntry, type Entry, entryOf, pathOf, soundEtag } from './entries.ts';
+
+type Route<O extends keyof Api['files']> = Api['files'][O];
+type Listing = Reply<Route<'list'>>;
+type Line = Reply<Route<'search'>> extends AsyncIterable<infer T> ? T : never;
+type Change = Reply<Route<'watch'>> extends AsyncIterable<SentEvent<infer T>> ? T : never;
+
+/** Largest file that is answered inside JSON. */
+export const contentBytes = 10 * 1024 * 1024;
+/** Entries of one listing without a limit. */
+const listedEntries = 200_000;
+
+type Reading = 'list' | 'listAnywhere' | 'read' | 'readAnywhere' | 'stat' | 'search' | 'watch';
+
+export function readHandlers(rooms: FileRooms): Pick<Handlers['files'], Reading> {
+  const list = (input: Input<Route<'list'>>, caller: Caller) => listFiles(rooms, input, caller);
+  const read = (input: Input<Route<'read'>>, caller: Caller) => readContent(rooms, input, caller);
+  return {
+    list,
+    listAnywhere: (input, caller) =>
+      list({ ...input, machine_id: machineOf(rooms, input.machine_id, caller) }, caller),
+    read,
+    readAnywhere: (input, caller) =>
+      read({ ...input, machine_id: machineOf(rooms, input.machine_id, caller) }, caller),
+
+    async stat(input, caller) {
+      const request = {
+        path: bytesOf(input.path, input.path_encoding),
+        sha256: input.checksum !== undefined,
+      };
+      const { entry, etag, sha256 } = await stubOf(rooms, input.machine_id).statFile(request, long(caller));
+      caller.headers.set('ETag', soundEtag(etag));
+      return { ...entryOf(demandEntry(entry)), ...(input.checksum && { sha256 }) };
+    },
+
+    search: (input, caller) => searchFiles(rooms, input, caller),
+    watch: (input, caller) => watchFiles(rooms, input, caller),
+  };
+}
+
+async function listFiles(rooms: FileRooms, input: Input<Route<'list'>>, caller: Caller): Promise<Listing> {
+  const { offset = 0, limit = 0 } = input;
+  const request = {
+    path: bytesOf(input.path ?? '', input.path_encoding),
+    hidden: input.hidden ?? false,
+    offset,
+    limit,
+  };
+  const parts = stubOf(rooms, input.machine_id).listFiles(request, short(caller));
+  const { head, rest } = await opened(parts, (part) => part.head);
+  if (limit === 0 && head.total - offset > listedEntries) {
+    await rest.return?.();
+    const message = `more than ${listedEntries} entries: list it in pages, with limit and offset`;
+    throw new AppError('payload_too_large', message, { total: head.total });
+  }
+  const has_more = limit > 0 && offset + limit < head.total;
+  return {
+    head: { ...pathOf(head.path), total: head.total, has_more },
+    items: batches(rest, limit || listedEntries),
+  };
+}
+
+async function* batches(
+  parts: AsyncIterator<ListFilesResponse__Output>,
+  most: number,
+): AsyncGenerator<Entry[]> {
+  try {
+    let seen = 0;
+    for (let next = await parts.next(); !next.done; next = await parts.next()) {
+      const { entries = [] } = next.value.batch ?? {};
+      seen += entries.length;
+      if (seen > most) throw tooMuch();
+      yield entries.map(entryOf);
+    }
+  } finally {
+    await parts.return?.();
+  }
+}
+
+function tooMuch(): AppError {
+  return new AppError('machine_error', 'the machine answered with more than it was asked for');
+}
+
+async function readContent(rooms: FileRooms, input: Input<Route<'read'>>, caller: Caller) {
+  const request = {
+    path: bytesOf(input.path, input.path_encoding),
+    offset: input.offset ?? 0,
+    max_bytes: contentBytes,
+    ...(input.length !== undefined && { length: input.length }),
+  };
+  let head: ReadFileHead__Output | undefined;
+  const chunks: Buffer[] = [];
+  let received = 0;
+  for await (const part of stubOf(rooms, input.machine_id).readFile(request, short(caller))) {
+    head ??= part.head ?? undefined;
+    if (part.chunk) chunks.push(Buffer.from(part.chunk));
+    received += part.chunk?.length ?? 0;
+    if (received > contentBytes) throw tooMuch();
+  }
+  const entry = demandEntry(head?.entry);
+  caller.headers.set('ETag', soundEtag(head?.etag ?? ''));
+  const bytes = Buffer.concat(chunks);
+  const encoding = input.encoding === 'base64' || !isUtf8(bytes) ? 'base64' : 'utf-8';
+  return {
+    ...pathOf(entry.path),
+    content: bytes.toString(encoding === 'base64' ? 'base64' : 'utf8'),
+    // A file of /proc does not know its size beforehand.
+    size: head?.length === undefined ? bytes.length : entry.size,
+    encoding,
+  } as const;
+}
+
+async function* searchFiles(
+  rooms: FileRooms,
+  input: Input<Route<'search'>>,
+  caller: Caller,
+): AsyncGenerator<Line> {
+  const { name = '', content = '', ignore_case, hidden, limit } = input;
+  if (name === '' && content === '') {
+    const issues = [{ path: 'name', message: 'say what to search for: name, content or both' }];
+    throw new AppError('invalid_request', 'query: name or content is needed', { issues });
+  }
+  const request = {
+    path: bytesOf(input.path ?? '', input.path_encoding),
+    name,
+    content,
+    ignore_case,
+    hidden,
+    limit,
+  };
+  let matches = 0;
+  let tail: { truncated: boolean; visited: number; unreadable: number } | undefined;
+  for await (const part of stubOf(rooms, input.machine_id).searchFiles(request, bulk(caller))) {
+    for (const match of part.matches?.matches ?? []) yield lineOf(match);
+    matches += part.matches?.matches.length ?? 0;
+    if (matches > limit) throw tooMuch();
+    tail = part.tail ?? tail;
+  }
+  if (!tail)
+    throw new AppError('machine_error', 'the machine ended its search without saying how far it came');
+  const { truncated, visited, unreadable } = tail;
+  yield { end: { matches, truncated, visited, unreadable } };
+}
+
+function lineOf({ entry, line, text }: FileMatch__Output): Line {
+  return { entry: entryOf(demandEntry(entry)), ...(line > 0 && { line, text: text.toString() }) };
+}
+
+const kinds = {
+  FILE_CHANGE_KIND_ADDED: 'added',
+  FILE_CHANGE_KIND_CHANGED: 'changed',
+  FILE_CHANGE_KIND_REMOVED: 'removed',
+} as const;
+
+async function* watchFiles(
+  rooms: FileRooms,
+  input: Input<Route<'watch'>>,
+  caller: Caller,
+): AsyncGenerator<SentEvent<Change>> {
+  const path = bytesOf(input.path ?? '', input.path_encoding);
+  const request = { path, recursive: input.recursive };
+  let event = 'ready';
+  for await (const { changes } of stubOf(rooms, input.machine_id).watchFiles(request, lasting(caller))) {
+    // The first answer is empty: from here on nothing is missed.
+    if (event === 'ready') yield { event, data: pathOf(path) };
+    event = 'change';
+    for (const change of changes) yield changeOf(change);
+  }
+}
+
+function changeOf({ kind, path, type }: FileChange__Output): SentEvent<Change> {
+  const known = Object.entries(kinds).find(([name]) => name === kind)?.[1];
+  if (!known) return { event: 'overflow', data: pathOf(path) };
+  const data = {
+    ...pathOf(path),
+    kind: known,
+    type: type === 'FILE_TYPE_DIRECTORY' ? 'directory' : 'file',
+  } as const;
+  return { event: 'change', data };
+}

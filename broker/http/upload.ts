@@ -1,0 +1,204 @@
+// Bodies that are not JSON: handed to the noun as they come, never kept. A form's file waits on disk only where the
+// fields that say what it is for come after it.
+import type { IncomingMessage } from 'node:http';
+import type { Readable } from 'node:stream';
+import { Busboy, type BusboyInstance } from '@fastify/busboy';
+import { AppError } from '../../shared/errors.ts';
+import type { Spool } from './spool.ts';
+
+/** A body under way. */
+export interface Incoming {
+  /** Ends only when all has come. Throws invalid_request when it is cut off. */
+  chunks: AsyncIterable<Uint8Array>;
+  /** Of a form; those that follow the file are there once the chunks have ended. */
+  fields(): Record<string, string>;
+  /** Gives up what has not been read, and what waits on disk. */
+  close(): void;
+}
+
+const limits = {
+  fieldNameSize: 100,
+  fieldSize: 64 * 1024,
+  fields: 20,
+  parts: 22,
+  headerPairs: 20,
+  headerSize: 16 * 1024,
+};
+
+const cutOff = (): AppError =>
+  new AppError('invalid_request', 'the body was cut off before its end; nothing was changed');
+
+/** A plain body. */
+export function openBytes(request: IncomingMessage): Incoming {
+  const closed = new AbortController();
+  return {
+    chunks: whole(request, closed.signal),
+    fields: () => ({}),
+    close: () => closed.abort(cutOff()),
+  };
+}
+
+/** Not the iterator of Node's own, which cannot be left while it waits and takes the connection with it. */
+async function* whole(request: IncomingMessage, closed: AbortSignal): AsyncGenerator<Uint8Array> {
+  while (!request.readableEnded) {
+    closed.throwIfAborted();
+    const chunk: Uint8Array | null = request.read();
+    if (chunk) yield chunk;
+    else if (request.destroyed || request.errored) throw cutOff();
+    else await more(request, closed);
+  }
+  if (!request.complete) throw cutOff();
+}
+
+/** Resolves when there is something to read, or nothing more will come. */
+function more(request: IncomingMessage, closed: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const done = (): void => {
+      for (const event of ['readable', 'end', 'close', 'error']) request.off(event, done);
+      closed.removeEventListener('abort', done);
+      resolve();
+    };
+    for (const event of ['readable', 'end', 'close', 'error']) request.once(event, done);
+    closed.addEventListener('abort', done, { once: true });
+  });
+}
+
+/**
+ * A form with one part called file. It resolves when that part begins and `sufficient` says that the fields so far
+ * tell enough; else the file is spooled and it resolves at the form's end.
+ */
+export async function openForm(
+  request: IncomingMessage,
+  spool: Spool,
+  sufficient: (fields: Record<string, string>) => boolean,
+): Promise<Incoming> {
+  const form = new Form(request);
+  try {
+    const file = await form.file;
+    if (sufficient(form.fields())) return form.streaming(file);
+    const kept = await spool.keep(form.streaming(file).chunks);
+    return { chunks: kept.chunks(), fields: () => form.fields(), close: () => kept.close() };
+  } catch (error) {
+    form.stop(error);
+    throw error;
+  }
+}
+
+class Form {
+  readonly file: Promise<Readable>;
+  readonly #request: IncomingMessage;
+  readonly #parser: BusboyInstance;
+  readonly #fields = new Map<string, string>();
+  readonly #finished: Promise<void>;
+  #begin: (file: Readable) => void = () => {};
+  #fail: (reason: unknown) => void = () => {};
+  #part: Readable | undefined;
+  #reason: unknown;
+
+  constructor(request: IncomingMessage) {
+    this.#request = request;
+    this.#parser = parserOf(request);
+    this.#finished = new Promise((resolve, reject) => {
+      this.#parser.once('finish', resolve);
+      this.#fail = reject;
+    });
+    this.file = new Promise((resolve, reject) => {
+      this.#begin = resolve;
+      this.#finished.then(
+        () => reject(invalid('file', 'is missing: send the content as a part called file')),
+        reject,
+      );
+    });
+    // Whoever comes late, or not at all, must not leave them unheard.
+    this.file.catch(() => undefined);
+    this.#listen();
+  }
+
+  fields(): Record<string, string> {
+    return Object.fromEntries(this.#fields);
+  }
+
+  streaming(file: Readable): Incoming {
+    return { chunks: this.#chunks(file), fields: () => this.fields(), close: () => this.stop(cutOff()) };
+  }
+
+  /** Nothing more is taken in; whoever waits is told. */
+  stop(reason: unknown): void {
+    if (this.#reason !== undefined) return;
+    this.#reason = reason;
+    this.#request.unpipe(this.#parser);
+    this.#part?.destroy(reason instanceof Error ? reason : cutOff());
+    this.#fail(reason);
+  }
+
+  async *#chunks(file: Readable): AsyncGenerator<Uint8Array> {
+    try {
+      for await (const chunk of file) yield chunk;
+      // The fields that follow, and the closing boundary: without it the file may be a part of one.
+      await this.#finished;
+    } catch (error) {
+      throw this.#reason ?? malformed(error);
+    } finally {
+      this.stop(cutOff());
+    }
+  }
+
+  #listen(): void {
+    const parser = this.#parser;
+    parser.on('file', (name, part) => this.#takeFile(name, part));
+    parser.on('field', (name, value, _nameTruncated, truncated) => this.#takeField(name, value, truncated));
+    for (const limit of ['partsLimit', 'fieldsLimit', 'filesLimit'] as const) {
+      parser.once(limit, () => this.stop(invalid('file', 'must be the only file, with at most 20 fields')));
+    }
+    parser.on('error', (error) => this.stop(malformed(error)));
+    this.#request.once('close', () => {
+      if (!this.#request.complete) this.stop(cutOff());
+    });
+    this.#request.pipe(parser);
+  }
+
+  #takeFile(name: string | undefined, part: Readable): void {
+    // What a stopped parser still says about a part is of no interest.
+    part.on('error', () => undefined);
+    if (name === 'file') {
+      this.#part = part;
+      this.#begin(part);
+    } else {
+      part.resume();
+      this.stop(invalid(name ?? '', 'is no part of this form: the content is called file'));
+    }
+  }
+
+  #takeField(name: string | undefined, value: string, truncated: boolean): void {
+    if (name === undefined) this.stop(invalid('', 'a field needs a name'));
+    else if (truncated) this.stop(invalid(name, 'is too long'));
+    else if (this.#fields.has(name)) this.stop(invalid(name, 'is given twice'));
+    else this.#fields.set(name, value);
+  }
+}
+
+function parserOf({ headers }: IncomingMessage): BusboyInstance {
+  const type = headers['content-type'] ?? '';
+  if (!/^multipart\/form-data\s*;/i.test(type)) {
+    throw new AppError('invalid_request', 'send a form: Content-Type: multipart/form-data with a boundary');
+  }
+  try {
+    return new Busboy({
+      headers: { ...headers, 'content-type': type },
+      limits: { ...limits, files: 1 },
+      // A file of a form is what is called so, whether it has a file name or not.
+      isPartAFile: (name, _type, fileName) => name === 'file' || fileName !== undefined,
+    });
+  } catch (error) {
+    throw malformed(error);
+  }
+}
+
+function invalid(path: string, message: string): AppError {
+  return new AppError('validation_failed', `form: ${path}: ${message}`, { issues: [{ path, message }] });
+}
+
+function malformed(error: unknown): AppError {
+  if (error instanceof AppError) return error;
+  return new AppError('invalid_request', 'the form is malformed or was cut off; nothing was changed');
+}
