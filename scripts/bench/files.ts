@@ -126,7 +126,7 @@ async function machineId({ http, key }: Farhand, nth: number): Promise<string> {
 
 // ---- One large file
 
-const curl = (folder: string): string => `curl -sS -f -H @${join(folder, 'headers')}`;
+const curl = (folder: string): string => `curl -sS --fail-with-body -H @${join(folder, 'headers')}`;
 const query = (path: string): string => `path=${encodeURIComponent(path)}`;
 const sizeText = (size: number): string => (size % 1024 === 0 ? `${size / 1024} GiB` : `${size} MiB`);
 
@@ -154,7 +154,7 @@ async function up(ground: Ground): Promise<void> {
     { ...upload(ground, files, source), meter: meters.ours },
     {
       name: 'POST upload',
-      command: `${curl(folder)} -o ${folder}/answer ${form} ${files}/upload`,
+      command: `${curl(folder)} ${form} ${files}/upload`,
       made: copy,
     },
   ];
@@ -174,7 +174,7 @@ function download({ folder, copy }: Ground, files: string, source: string): Peer
 }
 
 function upload({ folder, copy }: Ground, files: string, source: string): Peer {
-  const command = `${curl(folder)} -o ${folder}/answer -T ${source} '${files}/raw?${query(copy)}'`;
+  const command = `${curl(folder)} -T ${source} '${files}/raw?${query(copy)}'`;
   return { name: 'PUT raw', command, made: copy };
 }
 
@@ -234,7 +234,7 @@ async function tree(ground: Ground): Promise<void> {
   const get = `${curl(folder)} '${files}/download?${query(source)}&archive=tar'`;
   const downs = ours('GET download as tar', `${get} | tar x -C ${copy} --strip-components=1`);
   await race(table, runs, { ...work, what: `${what} down` }, [downs], treePeers(ground, source, 'down'));
-  const post = `${curl(folder)} -X POST -H 'Content-Type: application/x-tar' -T - -o ${folder}/answer`;
+  const post = `${curl(folder)} -X POST -H 'Content-Type: application/x-tar' -T -`;
   const ups = ours('POST extract', `tar c -C ${source} . | ${post} '${files}/extract?${query(copy)}'`);
   await race(table, runs, { ...work, what: `${what} up` }, [ups], treePeers(ground, source, 'up'));
 }

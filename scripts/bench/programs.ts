@@ -127,8 +127,8 @@ export function run(command: string): Promise<{ seconds: number; output: string 
       if (ending) return;
       const seconds = Number(process.hrtime.bigint() - started) / 1e9;
       if (code === 0) return resolve({ seconds, output: heard.stdout });
-      const [line = ''] = heard.stderr.trim().split('\n');
-      reject(new Error(`ended with ${signal ?? code}: ${line.slice(0, 200)}`));
+      const said = `${heard.stderr} ${heard.stdout}`.replaceAll(/\s+/g, ' ').trim();
+      reject(new Error(`ended with ${signal ?? code}: ${said.slice(0, 300)}`));
     });
   });
 }

@@ -86,7 +86,7 @@ export async function race(
     if (others.length === 0) table.row(what, shown(one), '', '');
     for (const other of others) {
       const ratio = speed(one) / speed(other);
-      table.row(what, shown(one), `${other.name}: ${shown(other)}`, ratio > 0 ? ratio.toFixed(2) : '');
+      table.row(what, shown(one), `${other.name}: ${shown(other)}`, ratio > 0 ? rounded(ratio) : '');
     }
   }
 }
@@ -105,7 +105,8 @@ async function turn(work: Work, peer: Peer): Promise<number> {
 
 export function rounded(value: number): string {
   if (value >= 100) return value.toFixed(0);
-  return value.toFixed(value >= 10 ? 1 : 2);
+  if (value >= 10) return value.toFixed(1);
+  return value >= 0.1 ? value.toFixed(2) : value.toPrecision(1);
 }
 
 /** What some programs spend while they work: CPU seconds of each piece of work, and resident memory at its highest. */
