@@ -12,6 +12,8 @@ const veryLongList = 200_000;
 const page = 1_000;
 const readers = 32;
 const asks = 500;
+/** MiB that surely do not fit into all the buffers on the way. */
+const unfitting = 32;
 
 /** GETs over one connection; every answer must be a 200. */
 function asker({ farhand }: Ground): { get(url: string): Promise<string>; close(): Promise<void> } {
@@ -65,7 +67,9 @@ export async function listing(ground: Ground): Promise<void> {
 }
 
 export async function stalled(ground: Ground): Promise<void> {
-  const { table, folder, files, farhand, source } = ground;
+  const { table, folder, files, farhand, source, size } = ground;
+  if (size < unfitting)
+    table.note(`downloads of ${size} MiB may end in buffers rather than stall: say --size ${unfitting}`);
   const small = join(folder, 'small');
   writeFileSync(small, 'small\n');
   const asked = asker(ground);
