@@ -232,7 +232,7 @@ async function tree(ground: Ground): Promise<void> {
   const work = { source, amount: treeFiles, unit: 'files' };
   const what = `${treeFiles.toLocaleString('en')} files of 1 KiB`;
   const get = `${curl(folder)} '${files}/download?${query(source)}&archive=tar'`;
-  const downs = ours('GET download as tar', `${get} | tar x -C ${copy} --strip-components=1`);
+  const downs = ours('GET download as tar', `${get} | tar x -C ${copy}`);
   await race(table, runs, { ...work, what: `${what} down` }, [downs], treePeers(ground, source, 'down'));
   const post = `${curl(folder)} -X POST -H 'Content-Type: application/x-tar' -T -`;
   const ups = ours('POST extract', `tar c -C ${source} . | ${post} '${files}/extract?${query(copy)}'`);
