@@ -1,0 +1,49 @@
+// A far link: a TCP proxy that hands on every chunk some milliseconds after it came, as many at once as come.
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+
+const [target = '', delay = ''] = process.argv.slice(2);
+const [host = '', port = ''] = target.split(':');
+const delayMs = Number(delay);
+/** Bytes on their way in one direction; a sender that is further ahead waits. */
+const most = 64 * 1024 * 1024;
+
+function forward(from: Socket, to: Socket): void {
+  // One timer for each, all of the same length: they go off in order.
+  const waiting: (Buffer | undefined)[] = [];
+  let held = 0;
+  const handOn = (): void => {
+    const chunk = waiting.shift();
+    if (!chunk) return void to.end();
+    to.write(chunk, () => {
+      held -= chunk.length;
+      if (held < most / 2 && from.isPaused()) from.resume();
+    });
+  };
+  from.on('data', (chunk: Buffer) => {
+    held += chunk.length;
+    if (held >= most) from.pause();
+    waiting.push(chunk);
+    setTimeout(handOn, delayMs);
+  });
+  from.on('end', () => {
+    waiting.push(undefined);
+    setTimeout(handOn, delayMs);
+  });
+  from.on('error', () => from.destroy());
+  from.on('close', (broken) => {
+    if (broken) setTimeout(() => to.destroy(), delayMs);
+  });
+}
+
+const server = createServer({ allowHalfOpen: true }, (near) => {
+  const far = connect({ host, port: Number(port), allowHalfOpen: true });
+  for (const socket of [near, far]) socket.setNoDelay(true);
+  forward(near, far);
+  forward(far, near);
+});
+server.listen(0, '127.0.0.1', () => {
+  // A listening TCP server has an address and a port.
+  const { port } = server.address() as AddressInfo;
+  process.stderr.write(`${JSON.stringify({ msg: 'delay is up', address: `127.0.0.1:${port}` })}\n`);
+});
+process.once('SIGTERM', () => process.exit(0));

@@ -1,0 +1,292 @@
+// Files beside scp, rsync, tar over ssh and bare node:http: speed, CPU, memory, a far link, lists, stalled readers.
+//
+//   npx node scripts/bench/files.ts                            1 GiB, five runs of each: half an hour or so
+//   npx node scripts/bench/files.ts --size 64 --runs 1         a quick look
+//   npx node scripts/bench/files.ts --only down,up             some parts: down, up, tree, far, list, stalled
+//   TMPDIR=/dev/shm npx node scripts/bench/files.ts            in memory, without a disk's part in it
+//
+// Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync; what is missing is skipped and named.
+// Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
+//
+// The rules: every peer copies between the same two places of the same file system, with the page cache warm. They
+// take turns. A time is that of the whole client process, ssh's handshake included. An uploaded file counts when it
+// is on disk: our uploads and the bare server fsync; after the others `sync FILE` does, or `sync -f` after many files,
+// in their time. Downloads are not synced. Every copy is compared with its source, outside the time. Figures are
+// medians; read the ratios.
+import { randomFillSync } from 'node:crypto';
+import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { farhand } from '../../shared/sdk/index.ts';
+import { listing, stalled } from './answers.ts';
+import type { Ground } from './ground.ts';
+import { bench, cost, type Farhand, median, program, run, startAgent, startFarhand } from './programs.ts';
+import { Meter, type Peer, race, rounded, settle, Table } from './race.ts';
+import { programPath, type Ssh, startSshd } from './ssh.ts';
+
+const parts = { down, up, tree, far, list: listing, stalled };
+type Part = keyof typeof parts;
+
+const treeFiles = 10_000;
+const farSize = 256;
+const oneWayMs = 25;
+const packages = {
+  curl: 'curl',
+  ssh: 'openssh-client',
+  scp: 'openssh-client',
+  'ssh-keygen': 'openssh-client',
+  sshd: 'openssh-server',
+  rsync: 'rsync',
+};
+
+async function main(folder: string): Promise<void> {
+  const { size, runs, only } = flags();
+  const table = new Table();
+  const has = new Set<string>(Object.keys(packages).filter((name) => programPath(name)));
+  for (const [name, debian] of Object.entries(packages)) {
+    if (!has.has(name)) table.note(`skipped what needs ${name}: it is not installed (Debian: ${debian})`);
+  }
+  const ssh = await startSsh(folder, table, has);
+  const shelf = join(folder, 'shelf');
+  mkdirSync(shelf);
+  const source = join(shelf, 'source');
+  writeRandom(source, size);
+  const plain = await program('scripts/bench/plain.ts', [shelf], 'plain is up');
+  const started = await startFarhand(folder);
+  const files = `${started.http}/api/v1/machines/${await machineId(started, 0)}/files`;
+  writeFileSync(join(folder, 'headers'), `Authorization: Bearer ${started.key}\n`, { mode: 0o600 });
+  const copy = join(shelf, 'copy');
+  await settle();
+  const idle = new Map([plain, started.broker, started.agent].map((one) => [one, cost(one.pid).rss]));
+  const places = { folder, source, copy, files };
+  const ground: Ground = { size, runs, table, farhand: started, plain, idle, ssh, has, ...places };
+
+  if (ssh) await handshake(ground, ssh);
+  for (const part of only) {
+    if (part !== 'list' && part !== 'stalled' && !has.has('curl')) continue;
+    await parts[part](ground).catch((error: unknown) => table.failure(part, error));
+  }
+  const { output } = await run(`df --output=fstype ${folder} | tail -1`);
+  table.note(
+    `${runs === 1 ? 'one run' : `medians of ${runs} runs`} of each; all peers read and write ${folder}, on ${output.trim()}`,
+  );
+  table.note('no row for a plaintext link: broker and agent have none, their door speaks TLS alone');
+  console.log();
+  table.print();
+  if (table.failed) process.exitCode = 1;
+}
+
+function flags(): { size: number; runs: number; only: Part[] } {
+  const { values } = parseArgs({
+    options: {
+      size: { type: 'string', default: '1024' },
+      runs: { type: 'string', default: '5' },
+      only: { type: 'string', default: Object.keys(parts).join(',') },
+    },
+  });
+  const [size, runs, only] = [Number(values.size), Number(values.runs), values.only.split(',')];
+  if (!(size >= 1) || !(runs >= 1)) throw new Error('--size is in MiB, --runs a number, both at least 1');
+  const isPart = (name: string): name is Part => Object.hasOwn(parts, name);
+  if (!only.every(isPart)) throw new Error(`--only takes some of ${Object.keys(parts).join(',')}`);
+  return { size: Math.floor(size), runs: Math.floor(runs), only };
+}
+
+async function startSsh(folder: string, table: Table, has: Set<string>): Promise<Ssh | undefined> {
+  const sshd = programPath('sshd');
+  if (!sshd || !has.has('ssh') || !has.has('scp') || !has.has('ssh-keygen')) return undefined;
+  try {
+    return await startSshd(sshd, join(folder, 'ssh'));
+  } catch (error) {
+    table.failure('an sshd of our own, so no row has scp or rsync', error);
+    return undefined;
+  }
+}
+
+async function handshake({ table, runs }: Ground, { options }: Ssh): Promise<void> {
+  const times: number[] = [];
+  for (let n = 0; n < 2 * runs + 1; n += 1) times.push((await run(`ssh ${options} bench true`)).seconds);
+  const shown = `ssh: ${rounded(median(times) * 1000)} ms`;
+  table.row('(an empty command, which is in every time over ssh)', '', shown, '');
+}
+
+function writeRandom(path: string, mebibytes: number): void {
+  const file = openSync(path, 'w');
+  const chunk = Buffer.alloc(1024 * 1024);
+  for (let n = 0; n < mebibytes; n += 1) writeSync(file, randomFillSync(chunk));
+  closeSync(file);
+}
+
+/** The id of the nth machine that joined. */
+async function machineId({ http, key }: Farhand, nth: number): Promise<string> {
+  const { items } = await farhand({ baseUrl: http, apiKey: key }).machines.list({});
+  const id = items.toSorted((a, b) => a.created_at.localeCompare(b.created_at))[nth]?.id;
+  if (!id) throw new Error(`there is no machine number ${nth}`);
+  return id;
+}
+
+// ---- One large file
+
+const curl = (folder: string): string => `curl -sS --fail-with-body -H @${join(folder, 'headers')}`;
+const query = (path: string): string => `path=${encodeURIComponent(path)}`;
+const sizeText = (size: number): string => (size % 1024 === 0 ? `${size / 1024} GiB` : `${size} MiB`);
+
+async function down(ground: Ground): Promise<void> {
+  const { table, runs, size, source, copy, plain } = ground;
+  const meters = metersOf(ground);
+  const work = { what: `${sizeText(size)} down`, source, amount: size, unit: 'MiB' };
+  const ours = [{ ...download(ground, ground.files, source), meter: meters.ours }];
+  const bare = {
+    name: 'node:http',
+    command: `curl -sS -f -o ${copy} ${plain.line.url}/source`,
+    made: copy,
+    meter: meters.plain,
+  };
+  await race(table, runs, work, ours, [...sshPeers(ground, 'down'), bare]);
+  spent(ground, 'down', meters);
+}
+
+async function up(ground: Ground): Promise<void> {
+  const { table, runs, size, source, copy, plain, files, folder } = ground;
+  const meters = metersOf(ground);
+  const work = { what: `${sizeText(size)} up`, source, amount: size, unit: 'MiB' };
+  const form = `-F path=${copy} -F file=@${source}`;
+  const ours = [
+    { ...upload(ground, files, source), meter: meters.ours },
+    {
+      name: 'POST upload',
+      command: `${curl(folder)} ${form} ${files}/upload`,
+      made: copy,
+    },
+  ];
+  const bare = {
+    name: 'node:http',
+    command: `curl -sS -f -T ${source} ${plain.line.url}/copy`,
+    made: copy,
+    meter: meters.plain,
+  };
+  await race(table, runs, work, ours, [...sshPeers(ground, 'up'), bare]);
+  spent(ground, 'up by PUT raw', meters);
+}
+
+function download({ folder, copy }: Ground, files: string, source: string): Peer {
+  const command = `${curl(folder)} -o ${copy} '${files}/download?${query(source)}'`;
+  return { name: 'GET download', command, made: copy };
+}
+
+function upload({ folder, copy }: Ground, files: string, source: string): Peer {
+  const command = `${curl(folder)} -T ${source} '${files}/raw?${query(copy)}'`;
+  return { name: 'PUT raw', command, made: copy };
+}
+
+function sshPeers({ ssh, has, source, copy }: Ground, way: 'down' | 'up'): Peer[] {
+  if (!ssh) return [];
+  const from = way === 'down' ? `bench:${source} ${copy}` : `${source} bench:${copy} && sync ${copy}`;
+  const peer = (name: string, command: string): Peer => ({ name, command: `${command} ${from}`, made: copy });
+  const peers = [
+    peer('scp', `scp -q ${ssh.options}`),
+    peer('scp, aes128-gcm', `scp -q ${ssh.options} -c aes128-gcm@openssh.com`),
+  ];
+  if (has.has('rsync')) peers.push(peer('rsync -W', `rsync -W -e 'ssh ${ssh.options}'`));
+  return peers;
+}
+
+interface Meters {
+  ours: Meter;
+  plain: Meter;
+}
+
+const metersOf = ({ farhand, plain, idle }: Ground): Meters => ({
+  ours: new Meter([farhand.broker, farhand.agent], idle),
+  plain: new Meter([plain], idle),
+});
+
+/** What the race has cost the programs that served it. */
+function spent({ table, size }: Ground, way: string, { ours, plain }: Meters): void {
+  const perGib = (meter: Meter): string => {
+    const seconds = meter.cpu().map((cpu) => (cpu * 1024) / size);
+    return seconds.some(Number.isNaN) ? 'failed' : `${seconds.map(rounded).join(' + ')} s`;
+  };
+  const mib = (values: number[]): string => `${values.map((value) => value.toFixed(0)).join(' + ')} MiB`;
+  table.row(`CPU of broker + agent, a GiB ${way}`, perGib(ours), `node:http server: ${perGib(plain)}`, '');
+  table.row(
+    `peak memory over idle (${mib(ours.idle())}), broker + agent, ${way}`,
+    mib(ours.peak()),
+    `node:http server: ${mib(plain.peak())}`,
+    '',
+  );
+}
+
+// ---- Many small files
+
+async function tree(ground: Ground): Promise<void> {
+  const { table, runs, folder, files, copy } = ground;
+  const source = join(folder, 'shelf', 'tree');
+  mkdirSync(source);
+  const content = Buffer.alloc(1024);
+  for (let n = 0; n < treeFiles; n += 1) writeFileSync(join(source, `file-${n}`), randomFillSync(content));
+  const ours = (name: string, command: string): Peer => ({
+    name,
+    command: `mkdir ${copy} && ${command}`,
+    made: copy,
+  });
+  const work = { source, amount: treeFiles, unit: 'files' };
+  const what = `${treeFiles.toLocaleString('en')} files of 1 KiB`;
+  const get = `${curl(folder)} '${files}/download?${query(source)}&archive=tar'`;
+  const downs = ours('GET download as tar', `${get} | tar x -C ${copy}`);
+  await race(table, runs, { ...work, what: `${what} down` }, [downs], treePeers(ground, source, 'down'));
+  const post = `${curl(folder)} -X POST -H 'Content-Type: application/x-tar' -T -`;
+  const ups = ours('POST extract', `tar c -C ${source} . | ${post} '${files}/extract?${query(copy)}'`);
+  await race(table, runs, { ...work, what: `${what} up` }, [ups], treePeers(ground, source, 'up'));
+}
+
+function treePeers({ ssh, has, copy }: Ground, source: string, way: 'down' | 'up'): Peer[] {
+  if (!ssh) return [];
+  const remote = `ssh ${ssh.options} bench`;
+  const unpack = `mkdir ${copy} && tar x -C ${copy}`;
+  const pack = `tar c -C ${source} .`;
+  const downs = {
+    'scp -r': `scp -qr ${ssh.options} bench:${source} ${copy}`,
+    'tar over ssh': `${remote} ${pack} | (${unpack})`,
+    'rsync -a': `rsync -a -e 'ssh ${ssh.options}' bench:${source}/ ${copy}/`,
+  };
+  const ups = {
+    'scp -r': `scp -qr ${ssh.options} ${source} bench:${copy}`,
+    'tar over ssh': `${pack} | ${remote} '${unpack}'`,
+    'rsync -a': `rsync -a -e 'ssh ${ssh.options}' ${source}/ bench:${copy}/`,
+  };
+  return Object.entries(way === 'down' ? downs : ups)
+    .filter(([name]) => has.has('rsync') || name !== 'rsync -a')
+    .map(([name, command]) => ({
+      name,
+      command: way === 'down' ? command : `${command} && sync -f ${copy}`,
+      made: copy,
+    }));
+}
+
+// ---- A far link
+
+async function far(ground: Ground): Promise<void> {
+  const { table, runs, folder, farhand, plain, ssh, copy } = ground;
+  const size = Math.min(ground.size, farSize);
+  const source = join(folder, 'shelf', 'far');
+  writeRandom(source, size);
+  const delayed = async (address: string): Promise<string> =>
+    (await program('scripts/bench/delay.ts', [address, String(oneWayMs)], 'delay is up')).line.address ?? '';
+  await startAgent(folder, 'far', await delayed(farhand.grpc), farhand.token);
+  const files = `${farhand.http}/api/v1/machines/${await machineId(farhand, 1)}/files`;
+  const url = `http://${await delayed(new URL(plain.line.url ?? '').host)}`;
+  const scp =
+    ssh && `scp -q ${ssh.options} -o Port=${(await delayed(`127.0.0.1:${ssh.port}`)).split(':')[1]}`;
+  const peers = (onScp: string, onHttp: string): Peer[] => [
+    ...(scp ? [{ name: 'scp', command: `${scp} ${onScp}`, made: copy }] : []),
+    { name: 'node:http', command: `curl -sS -f ${onHttp}`, made: copy },
+  ];
+  const what = `${sizeText(size)} over ${2 * oneWayMs} ms`;
+  const work = { source, amount: size, unit: 'MiB' };
+  const downs = peers(`bench:${source} ${copy}`, `-o ${copy} ${url}/far`);
+  await race(table, runs, { ...work, what: `${what} down` }, [download(ground, files, source)], downs);
+  const ups = peers(`${source} bench:${copy} && sync ${copy}`, `-T ${source} ${url}/copy`);
+  await race(table, runs, { ...work, what: `${what} up` }, [upload(ground, files, source)], ups);
+}
+
+await bench(main);

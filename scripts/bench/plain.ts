@@ -1,0 +1,32 @@
+// The ceiling for a file over HTTP: bare node:http that streams the files of one folder, down by GET and up by PUT.
+import { createReadStream, createWriteStream, statSync } from 'node:fs';
+import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { basename, join } from 'node:path';
+import { pipeline } from 'node:stream/promises';
+
+const [folder = ''] = process.argv.slice(2);
+
+async function serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
+  const path = join(folder, basename(request.url ?? ''));
+  if (request.method === 'PUT') {
+    await pipeline(request, createWriteStream(path, { flush: true }));
+    response.writeHead(201).end();
+  } else {
+    response.writeHead(200, { 'content-length': statSync(path).size });
+    await pipeline(createReadStream(path), response);
+  }
+}
+
+const server = createServer((request, response) => {
+  serve(request, response).catch((error: unknown) => {
+    process.stderr.write(`${String(error)}\n`);
+    response.destroy();
+  });
+});
+server.listen(0, '127.0.0.1', () => {
+  // A listening TCP server has an address and a port.
+  const { port } = server.address() as AddressInfo;
+  process.stderr.write(`${JSON.stringify({ msg: 'plain is up', url: `http://127.0.0.1:${port}` })}\n`);
+});
+process.once('SIGTERM', () => process.exit(0));

@@ -1,0 +1,192 @@
+// What every bench shares: programs that are started, timed, measured, and ended with the bench whatever happens.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { withBroker } from '../../broker/cli/connect.ts';
+
+export interface Running {
+  pid: number;
+  /** The log line that told that it is up. */
+  line: Record<string, string>;
+}
+
+export interface Farhand {
+  broker: Running;
+  agent: Running;
+  http: string;
+  grpc: string;
+  key: string;
+  token: string;
+}
+
+const root = join(import.meta.dirname, '../..');
+const children = new Set<ChildProcess>();
+/** Once the bench ends, nothing new starts, and who waits for a program waits in vain. */
+let ending = false;
+const patienceMs = 5_000;
+const longestRunMs = 15 * 60_000;
+
+/**
+ * Runs a bench in a temporary folder of its own. Whatever it starts is ended and the folder removed when it is done,
+ * fails, or is told to stop.
+ */
+export async function bench(main: (folder: string) => Promise<void>): Promise<void> {
+  const folder = mkdtempSync(join(tmpdir(), 'farhand-bench-'));
+  const told = Promise.withResolvers<never>();
+  for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
+    process.once(signal, () => told.reject(new Error(`ended by ${signal}`)));
+  }
+  try {
+    // It is pasted into commands and addresses.
+    if (!/^[\w/.-]+$/.test(folder))
+      throw new Error(`${folder}: TMPDIR must be a path of letters, digits, _, . and -`);
+    await Promise.race([main(folder), told.promise]);
+  } catch (error) {
+    console.error(error instanceof Error ? error.message : error);
+    process.exitCode = 1;
+  } finally {
+    ending = true;
+    await Promise.all([...children].map(end));
+    rmSync(folder, { recursive: true, force: true });
+  }
+  // What was interrupted may still hold timers and sockets.
+  process.exit();
+}
+
+/** Remembers a child, which must have been spawned as the leader of its own group. */
+function keep<Child extends ChildProcess>(child: Child): Child {
+  children.add(child);
+  child.once('close', () => children.delete(child));
+  return child;
+}
+
+async function end(child: ChildProcess): Promise<void> {
+  const closed = new Promise<void>((resolve) => void child.once('close', () => resolve()));
+  signalGroup(child, 'SIGTERM');
+  const timer = setTimeout(() => signalGroup(child, 'SIGKILL'), patienceMs);
+  if (children.has(child)) await closed;
+  clearTimeout(timer);
+}
+
+function signalGroup(child: ChildProcess, signal: NodeJS.Signals): void {
+  try {
+    if (child.pid) process.kill(-child.pid, signal);
+  } catch {
+    // Gone already.
+  }
+}
+
+/** Starts a program of this project and resolves with the first log line that says `message`. */
+export function program(main: string, args: string[], message: string): Promise<Running> {
+  return until(process.execPath, [join(root, main), ...args], (text) => {
+    // Our programs log flat objects; Node itself may warn in plain text.
+    const line = text.startsWith('{') ? (JSON.parse(text) as Record<string, string>) : {};
+    return line.msg === message ? line : undefined;
+  });
+}
+
+/** Starts a program and resolves once a line of its stderr is what `says` waits for. */
+export function until(
+  command: string,
+  args: string[],
+  says: (text: string) => Record<string, string> | undefined,
+): Promise<Running> {
+  if (ending) return never();
+  const child = keep(spawn(command, args, { stdio: ['ignore', 'ignore', 'pipe'], detached: true }));
+  return new Promise((resolve, reject) => {
+    let last = '';
+    // Read to the end: later lines must not fill the pipe.
+    createInterface({ input: child.stderr }).on('line', (text) => {
+      last = text;
+      const line = says(text);
+      if (line) resolve({ pid: child.pid ?? 0, line });
+    });
+    child.once('error', reject);
+    child.once('close', () => reject(new Error(`${command} ${args[0]} ended before it was up: ${last}`)));
+  });
+}
+
+/** Runs a shell command to its end; `seconds` are those of the whole process. Rejects when it fails. */
+export function run(command: string): Promise<{ seconds: number; output: string }> {
+  if (ending) return never();
+  const started = process.hrtime.bigint();
+  const child = keep(spawn('sh', ['-c', command], { stdio: ['ignore', 'pipe', 'pipe'], detached: true }));
+  const heard = { stdout: '', stderr: '' };
+  for (const name of ['stdout', 'stderr'] as const) {
+    child[name].setEncoding('utf8').on('data', (text: string) => {
+      heard[name] += text;
+    });
+  }
+  const timer = setTimeout(() => signalGroup(child, 'SIGKILL'), longestRunMs);
+  return new Promise((resolve, reject) => {
+    child.once('error', reject);
+    child.once('close', (code, signal) => {
+      clearTimeout(timer);
+      if (ending) return;
+      const seconds = Number(process.hrtime.bigint() - started) / 1e9;
+      if (code === 0) return resolve({ seconds, output: heard.stdout });
+      const said = `${heard.stderr} ${heard.stdout}`.replaceAll(/\s+/g, ' ').trim();
+      reject(new Error(`ended with ${signal ?? code}: ${said.slice(0, 300)}`));
+    });
+  });
+}
+
+const never = <T>(): Promise<T> => new Promise(() => undefined);
+
+/** A broker and its first agent, as real processes; the key may do everything. */
+export async function startFarhand(folder: string): Promise<Farhand> {
+  const dataDir = join(folder, 'broker');
+  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const broker = await program('broker/main.ts', flags, 'broker is up');
+  const { http = '', grpc = '' } = broker.line;
+  const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
+    key: (await client.keys.create({ name: 'bench', scopes: ['admin'] })).key,
+    token: (await client.joinTokens.create({ uses: 100 })).token,
+  }));
+  return { broker, agent: await startAgent(folder, 'agent', grpc, made.token), http, grpc, ...made };
+}
+
+/** Joins one more machine of this name, over the broker's address or a proxy's. */
+export function startAgent(folder: string, name: string, broker: string, token: string): Promise<Running> {
+  const flags = ['--broker', broker, '--join-token', token, '--data-dir', join(folder, name), '--name', name];
+  return program('agent/main.ts', flags, 'linked');
+}
+
+/** Resident MiB and CPU seconds so far of a process. */
+export function cost(pid: number): { rss: number; cpu: number } {
+  const fields = readFileSync(`/proc/${pid}/stat`, 'utf8')
+    .replace(/^.*\) /, '')
+    .split(' ');
+  return {
+    rss: mebibytes(pid, 'VmRSS'),
+    cpu: (Number(fields[11]) + Number(fields[12])) / 100,
+  };
+}
+
+export function mebibytes(pid: number, field: 'VmRSS' | 'VmHWM'): number {
+  const status = readFileSync(`/proc/${pid}/status`, 'utf8');
+  return Number(new RegExp(`${field}:\\s+(\\d+)`).exec(status)?.[1]) / 1024;
+}
+
+/** Milliseconds of each of `count` runs, one after another, sorted. */
+export async function timed(count: number, once: () => Promise<unknown>): Promise<number[]> {
+  const times: number[] = [];
+  for (let n = 0; n < count; n += 1) {
+    const started = performance.now();
+    await once();
+    times.push(performance.now() - started);
+  }
+  return times.sort((a, b) => a - b);
+}
+
+/** The value below which this share of a sorted list lies. */
+export const at = (sorted: number[], share: number): number =>
+  sorted[Math.floor(sorted.length * share)] ?? Number.NaN;
+
+export const median = (values: number[]): number =>
+  at(
+    values.toSorted((a, b) => a - b),
+    0.5,
+  );

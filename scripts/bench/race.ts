@@ -1,0 +1,153 @@
+// Peers that do the same work in turns, the cost of the programs behind them, and the table of what came out.
+import { writeFileSync } from 'node:fs';
+import { dirname } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { cost, mebibytes, median, type Running, run } from './programs.ts';
+
+export interface Peer {
+  name: string;
+  /** A shell command that makes `made`, of which nothing is there when it starts. */
+  command: string;
+  made: string;
+  meter?: Meter;
+}
+
+export interface Work {
+  what: string;
+  /** What every peer must have made an exact copy of. */
+  source: string;
+  /** How much one run moves, and in what. */
+  amount: number;
+  unit: string;
+}
+
+type Row = [what: string, ours: string, beside: string, ratio: string];
+
+export class Table {
+  readonly #rows: Row[] = [];
+  readonly #notes = new Set<string>();
+  failed = false;
+
+  row(...row: Row): void {
+    this.#rows.push(row);
+  }
+
+  note(text: string): void {
+    this.#notes.add(text);
+  }
+
+  failure(what: string, error: unknown): void {
+    const text = error instanceof Error ? error.message : String(error);
+    this.failed = true;
+    this.note(`failed: ${what}: ${text}`);
+    console.error(`failed: ${what}: ${text}`);
+  }
+
+  print(): void {
+    const line = (cells: string[]): string => `| ${cells.join(' | ')} |`;
+    console.log(line(['what', 'Farhand', 'beside it', 'ratio']));
+    console.log(line(['---', '---', '---', '---']).replaceAll(' ', ''));
+    for (const row of this.#rows) console.log(line(row));
+    console.log();
+    for (const note of this.#notes) console.log(`- ${note}`);
+  }
+}
+
+/**
+ * Every peer in turn, `runs` times, each time another one first; then a row for each of ours beside each of the others.
+ * A peer that fails, or makes something else than a copy, is out.
+ */
+export async function race(
+  table: Table,
+  runs: number,
+  work: Work,
+  ours: Peer[],
+  others: Peer[],
+): Promise<void> {
+  const peers = [...ours, ...others];
+  const times = new Map<Peer, number[]>(peers.map((peer) => [peer, []]));
+  for (let round = 0; round < runs; round += 1) {
+    const first = round % peers.length;
+    for (const peer of [...peers.slice(first), ...peers.slice(0, first)]) {
+      if (!times.has(peer)) continue;
+      try {
+        times.get(peer)?.push(await turn(work, peer));
+      } catch (error) {
+        times.delete(peer);
+        table.failure(`${work.what}, ${peer.name}`, error);
+      }
+    }
+  }
+  const speed = (peer: Peer): number => work.amount / median(times.get(peer) ?? []);
+  const shown = (peer: Peer): string =>
+    speed(peer) > 0 ? `${rounded(speed(peer))} ${work.unit}/s` : 'failed';
+  for (const one of ours) {
+    const what = `${work.what}, ${one.name}`;
+    if (others.length === 0) table.row(what, shown(one), '', '');
+    for (const other of others) {
+      const ratio = speed(one) / speed(other);
+      table.row(what, shown(one), `${other.name}: ${shown(other)}`, ratio > 0 ? rounded(ratio) : '');
+    }
+  }
+}
+
+async function turn(work: Work, peer: Peer): Promise<number> {
+  // What the one before left to write is not this one's to wait for.
+  await run(`rm -rf ${peer.made} && sync -f ${dirname(peer.made)}`);
+  const timing = (): Promise<{ seconds: number }> => run(peer.command);
+  const { seconds } = await (peer.meter ? peer.meter.around(timing) : timing());
+  await run(`diff -rq ${work.source} ${peer.made}`);
+  const speed = `${rounded(work.amount / seconds)} ${work.unit}/s`;
+  console.error(`${work.what}, ${peer.name}: ${seconds.toFixed(3)} s, ${speed}`);
+  await run(`rm -rf ${peer.made}`);
+  return seconds;
+}
+
+export function rounded(value: number): string {
+  if (value >= 100) return value.toFixed(0);
+  if (value >= 10) return value.toFixed(1);
+  return value >= 0.1 ? value.toFixed(2) : value.toPrecision(1);
+}
+
+/** What some programs spend while they work: CPU seconds of each piece of work, and resident memory at its highest. */
+export class Meter {
+  readonly #programs: Running[];
+  readonly #cpu: number[][];
+  readonly #idle: number[];
+  readonly #peak: number[];
+
+  constructor(programs: Running[], idle: Map<Running, number>) {
+    this.#programs = programs;
+    this.#cpu = programs.map(() => []);
+    this.#idle = programs.map((one) => idle.get(one) ?? Number.NaN);
+    this.#peak = [...this.#idle];
+  }
+
+  async around<T>(work: () => Promise<T>): Promise<T> {
+    for (const { pid } of this.#programs) writeFileSync(`/proc/${pid}/clear_refs`, '5');
+    const before = this.#programs.map(({ pid }) => cost(pid).cpu);
+    const done = await work();
+    for (const [n, { pid }] of this.#programs.entries()) {
+      this.#cpu[n]?.push(cost(pid).cpu - (before[n] ?? 0));
+      this.#peak[n] = Math.max(this.#peak[n] ?? 0, mebibytes(pid, 'VmHWM'));
+    }
+    return done;
+  }
+
+  /** CPU seconds of one piece of work, a median for each program. */
+  cpu(): number[] {
+    return this.#cpu.map(median);
+  }
+
+  idle(): number[] {
+    return this.#idle;
+  }
+
+  /** MiB over idle, at the worst moment of all the work. */
+  peak(): number[] {
+    return this.#peak.map((peak, n) => peak - (this.#idle[n] ?? 0));
+  }
+}
+
+/** Waits until programs that have just started are done with it. */
+export const settle = (): Promise<void> => sleep(2_000);
