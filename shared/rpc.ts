@@ -1,6 +1,7 @@
 // The wire contract in code: loads the protos, derives typed stubs and handlers from them, and frames a
 // streaming call the same way at both of its ends.
 import { join } from 'node:path';
+import { setDefaultHighWaterMark } from 'node:stream';
 import type { MethodDefinition } from '@grpc/grpc-js';
 import { loadSync } from '@grpc/proto-loader';
 import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agent/v1/Agent.ts';
@@ -195,6 +196,11 @@ function wrapped(fields: number[], bytes: Uint8Array): Buffer {
 
 function varint(value: number): number[] {
   return value < 0x80 ? [value] : [(value & 0x7f) | 0x80, ...varint(value >>> 7)];
+}
+
+/** Streams of frames then hold two: Node's default of sixteen would keep 4 MiB for every slow reader. */
+export function shortenQueues(): void {
+  setDefaultHighWaterMark(true, 2);
 }
 
 /** An error as it crosses the link. */

@@ -11,7 +11,7 @@ import { StartError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { signProof } from '../../shared/proof.ts';
-import { type AgentMethods, methods, protocolVersion } from '../../shared/rpc.ts';
+import { type AgentMethods, methods, protocolVersion, shortenQueues } from '../../shared/rpc.ts';
 import { version } from '../../shared/version.ts';
 import type { Capability } from '../capabilities.ts';
 import type { Identity } from '../identity.ts';
@@ -45,6 +45,7 @@ const farewellMs = 1_000;
 
 /** Keeps the machine linked until the signal fires. Throws StartError when the broker does not know this machine. */
 export async function keepLinked(options: LinkOptions, signal: AbortSignal): Promise<void> {
+  shortenQueues();
   const wait = backoff();
   while (!signal.aborted) {
     const ending = await linkOnce(options, signal, () => wait.reset()).catch((error: unknown): Ending => {

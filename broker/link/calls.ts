@@ -155,8 +155,14 @@ export function openCalls(settings: CallsOptions): Calls {
       abort.signal.addEventListener('abort', stop, { once: true });
       // Neither a cancel of the agent nor its death ends our reading side; after our own end this tells nothing new.
       stream.once('cancelled', () => abort.abort(lost()));
-      void sendRequests(stream, requests ?? (large ? only(frameOf(first)) : none()), abort);
-      yield* receiveFrames(watched(stream, abort, options.idle_ms ?? idleMs), lost);
+      const patience = new Patience(options.idle_ms ?? idleMs, abort);
+      const outgoing = requests ?? (large ? only(frameOf(first)) : none());
+      void sendRequests(stream, patience.whileSending(outgoing), abort);
+      try {
+        yield* receiveFrames(patience.whileReceiving(stream), lost);
+      } finally {
+        patience.end();
+      }
       complete = true;
       abort.signal.removeEventListener('abort', stop);
     } catch (error) {
@@ -266,17 +272,50 @@ function cancel(stream: AnswerStream | undefined): void {
   if (stream && !stream.destroyed) stream.emit('error', { code: grpcStatus.CANCELLED, details: 'cancelled' });
 }
 
-/** Frames as they come; aborts the call when none comes for too long while one is waited for. */
-async function* watched(stream: AnswerStream, abort: AbortController, idle: number): AsyncGenerator<Frame> {
-  const frames = stream[Symbol.asyncIterator]();
-  const stuck = (): void =>
-    abort.abort(new AppError('machine_timeout', 'the machine stopped in the middle of its answer'));
-  for (;;) {
-    const cancelIdle = idle ? after(idle, stuck) : () => {};
-    const next = await frames.next().finally(cancelIdle);
-    if (next.done) return;
-    yield next.value;
+/** Gives a call up when the machine neither takes nor sends anything for too long, where it is its turn. */
+class Patience {
+  readonly #ms: number;
+  readonly #abort: AbortController;
+  #cancel = (): void => {};
+
+  /** `ms` 0: endless. */
+  constructor(ms: number, abort: AbortController) {
+    this.#ms = ms;
+    this.#abort = abort;
   }
+
+  /** The time it takes whoever gives us the requests is not the machine's; from the last one on it is. */
+  async *whileSending(requests: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+    this.end();
+    for await (const request of requests) {
+      this.#begin();
+      yield request;
+      this.end();
+    }
+    this.#begin();
+  }
+
+  /** Neither is the time of whoever takes the frames from us. */
+  async *whileReceiving(stream: AnswerStream): AsyncGenerator<Frame> {
+    for await (const frame of stream as AsyncIterable<Frame>) {
+      this.end();
+      yield frame;
+      this.#begin();
+    }
+  }
+
+  end(): void {
+    this.#cancel();
+  }
+
+  #begin(): void {
+    this.end();
+    if (this.#ms > 0) this.#cancel = after(this.#ms, () => this.#abort.abort(stuck()));
+  }
+}
+
+function stuck(): AppError {
+  return new AppError('machine_timeout', 'the machine stopped in the middle of its answer');
 }
 
 async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {

@@ -17,7 +17,7 @@ import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollRes
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
 import { after, every, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { callKey, linkService } from '../../shared/rpc.ts';
+import { callKey, linkService, shortenQueues } from '../../shared/rpc.ts';
 import type { JoinTokens } from '../join-tokens.ts';
 import { type Authority, leafRenewalMs } from './authority.ts';
 import {
@@ -58,6 +58,7 @@ export async function openDoor(
   options: DoorOptions,
   settings: ConnectSettings,
 ): Promise<Door> {
+  shortenQueues();
   const guests = new Guests(options);
   const server = new Server({
     'grpc.max_concurrent_streams': streamsPerConnection,
