@@ -43,13 +43,16 @@ export interface CallsOptions {
   methods: readonly string[];
   /** Streaming calls open at once, by lane: stalled downloads must not keep a listing waiting. */
   maxOpen: Readonly<Record<Lane, number>>;
+  /** Longest silence of the machine in the middle of a streaming call, in milliseconds. */
+  idleMs: number;
   send(message: ConnectResponse): void;
   switchboard: Switchboard;
 }
 
 const unaryDeadlineMs = 30_000;
 const answerWithinMs = 10_000;
-const idleMs = 60_000;
+/** A disk may need so many times longer to make everything durable. */
+const settling = 10;
 /** Small calls that may wait at once; past it the machine is too busy to take more. */
 const maxPending = 1024;
 
@@ -155,7 +158,7 @@ export function openCalls(settings: CallsOptions): Calls {
       abort.signal.addEventListener('abort', stop, { once: true });
       // Neither a cancel of the agent nor its death ends our reading side; after our own end this tells nothing new.
       stream.once('cancelled', () => abort.abort(lost()));
-      const patience = new Patience(options.idle_ms ?? idleMs, abort);
+      const patience = new Patience(options.idle_ms ?? settings.idleMs, abort);
       const outgoing = requests ?? (large ? only(frameOf(first)) : none());
       void sendRequests(stream, patience.whileSending(outgoing), abort);
       try {
@@ -292,7 +295,7 @@ class Patience {
       yield request;
       this.end();
     }
-    this.#begin();
+    this.#begin(settling);
   }
 
   /** Neither is the time of whoever takes the frames from us. */
@@ -308,9 +311,9 @@ class Patience {
     this.#cancel();
   }
 
-  #begin(): void {
+  #begin(times = 1): void {
     this.end();
-    if (this.#ms > 0) this.#cancel = after(this.#ms, () => this.#abort.abort(stuck()));
+    if (this.#ms > 0) this.#cancel = after(this.#ms * times, () => this.#abort.abort(stuck()));
   }
 }
 

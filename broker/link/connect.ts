@@ -39,6 +39,8 @@ export interface ConnectSettings {
   /** The same for those that follow commands or changes. */
   openFollows: number;
   messageBytes: number;
+  /** Longest silence of a machine in the middle of a streaming call. */
+  callIdleMs: number;
 }
 
 export const defaultSettings: ConnectSettings = {
@@ -48,6 +50,7 @@ export const defaultSettings: ConnectSettings = {
   openCalls: 32,
   openFollows: 128,
   messageBytes: 1024 * 1024 + 64 * 1024,
+  callIdleMs: 60_000,
 };
 
 /** Time for a hello, also on a connection that has proven itself before. */
@@ -151,6 +154,7 @@ class Session implements Link {
       machineId: machine.id,
       methods: hello.methods,
       maxOpen: { short: open, bulk: open, lasting: settings.openFollows },
+      idleMs: settings.callIdleMs,
       send: (message) => this.#send(message),
       switchboard: rooms.switchboard,
     });

@@ -1,0 +1,233 @@
+// Downloads from a real disk over HTTP: conditions, ranges, names, what changes meanwhile, and who stops reading.
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdirSync, truncateSync, utimesSync, writeFileSync } from 'node:fs';
+import { request } from 'node:http';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { type House, openHouse, temporaryFolder } from './house.ts';
+import { scriptedMachine } from './scripted-agent.ts';
+
+async function onMachine(flags: string[] = []) {
+  const house = await openHouse();
+  const { machineId } = await house.agent({ flags });
+  const folder = temporaryFolder('download');
+  const download = (path: string, headers: Record<string, string> = {}, method = 'GET', more = '') =>
+    fetch(
+      `${house.url}/api/v1/machines/${machineId}/files/download?path=${encodeURIComponent(path)}${more}`,
+      {
+        method,
+        headers: { Authorization: `Bearer ${house.key}`, ...headers },
+      },
+    );
+  return { house, machineId, folder, download };
+}
+
+const codeOf = async (response: Response): Promise<unknown> =>
+  ((await response.json()) as { error: { code: string } }).error.code;
+
+/** Waits for an event of a type in the log. */
+async function eventsOf(house: House, type: 'file.downloaded') {
+  for (;;) {
+    const { items } = await house.client.events.list({ type });
+    if (items.length > 0) return items;
+  }
+}
+
+test('what is no file is refused before a byte is sent', async () => {
+  const { folder, download } = await onMachine();
+  for (const [path, status, code] of [
+    [join(folder, 'none'), 404, 'file_not_found'],
+    [folder, 400, 'is_a_directory'],
+    ['/dev/zero', 400, 'unsupported_file'],
+    ['a\0b', 400, 'invalid_path'],
+    ['x'.repeat(5_000), 400, 'invalid_path'],
+    ['y'.repeat(30_000), 400, 'invalid_path'],
+  ] as const) {
+    const answer = await download(path);
+    expect([answer.status, await codeOf(answer)]).toEqual([status, code]);
+    const ranged = await download(path, { Range: 'bytes=0-1' });
+    expect([ranged.status, await codeOf(ranged)]).toEqual([status, code]);
+  }
+});
+
+test('a range beyond the end is 416 and names the size', async () => {
+  const { folder, download } = await onMachine();
+  writeFileSync(join(folder, 'a'), '0123456789');
+  for (const range of ['bytes=10-', 'bytes=99-100', 'bytes=-0']) {
+    const answer = await download(join(folder, 'a'), { Range: range });
+    expect([range, answer.status, answer.headers.get('content-range')]).toEqual([range, 416, 'bytes */10']);
+    expect(await codeOf(answer)).toBe('range_not_satisfiable');
+  }
+});
+
+test('a file that shrinks while it is sent never ends as if it were whole', async () => {
+  const { house, machineId, folder } = await onMachine();
+  const path = join(folder, 'big');
+  writeFileSync(path, randomBytes(64 * 1024 * 1024));
+  const asked = request(`${house.url}/api/v1/machines/${machineId}/files/download?path=${path}`, {
+    headers: { Authorization: `Bearer ${house.key}` },
+  });
+  asked.end();
+  const [response] = await once(asked, 'response');
+  // It has begun, and waits for us: the windows are far smaller than the file.
+  truncateSync(path, 1_000);
+  let got = 0;
+  const failed = new Promise((resolve) => response.once('error', resolve));
+  response.on('data', (chunk: Buffer) => {
+    got += chunk.length;
+  });
+  expect(await failed).toMatchObject({ code: 'ECONNRESET' });
+  expect(got).toBeLessThan(64 * 1024 * 1024);
+});
+
+test('a machine that sends more or less than it announced cuts the answer', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10, mode: 0o644 };
+  for (const sent of [5, 15]) {
+    const answer = fetch(`${house.url}/api/v1/machines/${agent.identity.machineId}/files/download?path=/a`, {
+      headers: { Authorization: `Bearer ${house.key}` },
+    });
+    const stream = agent.answer((await agent.next('call')).call_id);
+    stream.write({
+      message: agent.encode('ReadFile', { head: { entry, etag: '"1"', offset: 0, length: 10 } }),
+    });
+    stream.write({ message: agent.encode('ReadFile', { chunk: Buffer.alloc(sent) }) });
+    stream.write({ end: {} });
+    stream.end();
+    const outcome = await answer
+      .then((response) => response.arrayBuffer())
+      .then(
+        (body) => body.byteLength,
+        () => 'cut',
+      );
+    // More than Content-Length never reaches a client.
+    expect(outcome).toBe(sent < 10 ? 'cut' : 10);
+  }
+});
+
+test('a download has the type, name, size and validators of its file, and HEAD has the same', async () => {
+  const { house, folder, download } = await onMachine();
+  const path = join(folder, '日 "x"\n.ts');
+  const content = randomBytes(700_001);
+  writeFileSync(path, content);
+  utimesSync(path, 1_700_000_000.5, 1_700_000_000.5);
+  const get = await download(path);
+  expect(Buffer.from(await get.arrayBuffer()).equals(content)).toBe(true);
+  expect(Object.fromEntries(get.headers)).toMatchObject({
+    'content-type': 'text/plain',
+    'content-length': '700001',
+    'last-modified': 'Tue, 14 Nov 2023 22:13:20 GMT',
+    'accept-ranges': 'bytes',
+    'x-content-type-options': 'nosniff',
+    'content-disposition': `attachment; filename="? \\"x\\"_.ts"; filename*=UTF-8''%E6%97%A5%20%22x%22_.ts`,
+  });
+  const head = await download(path, {}, 'HEAD');
+  const same = ['content-type', 'content-length', 'etag', 'last-modified', 'content-disposition'];
+  for (const name of same) expect([name, head.headers.get(name)]).toEqual([name, get.headers.get(name)]);
+  const [event] = await eventsOf(house, 'file.downloaded');
+  expect(event?.data).toMatchObject({ path, size: 700_001 });
+});
+
+test('ranges give their bytes, and what is no single range gives the whole', async () => {
+  const { folder, download } = await onMachine();
+  const path = join(folder, 'a');
+  writeFileSync(path, '0123456789');
+  for (const [range, status, body, shown] of [
+    ['bytes=2-4', 206, '234', 'bytes 2-4/10'],
+    ['bytes=7-', 206, '789', 'bytes 7-9/10'],
+    ['bytes=-3', 206, '789', 'bytes 7-9/10'],
+    ['bytes=-99', 206, '0123456789', 'bytes 0-9/10'],
+    ['bytes=0-99', 206, '0123456789', 'bytes 0-9/10'],
+    ['bytes=4-2', 200, '0123456789', null],
+    ['bytes=0-1,3-4', 200, '0123456789', null],
+    ['lines=1-2', 200, '0123456789', null],
+    ['bytes=', 200, '0123456789', null],
+  ] as const) {
+    const answer = await download(path, { Range: range });
+    expect([range, answer.status, await answer.text(), answer.headers.get('content-range')]).toEqual([
+      range,
+      status,
+      body,
+      shown,
+    ]);
+  }
+});
+
+test('conditions: what is unchanged is not sent, and what was replaced does not go on', async () => {
+  const { folder, download } = await onMachine();
+  const path = join(folder, 'a');
+  writeFileSync(path, '0123456789');
+  const first = await download(path);
+  const etag = first.headers.get('etag') ?? '';
+  const date = first.headers.get('last-modified') ?? '';
+  const past = 'Tue, 14 Nov 2000 22:13:20 GMT';
+  for (const [headers, status] of [
+    [{ 'If-None-Match': etag }, 304],
+    [{ 'If-None-Match': `"x", W/${etag}` }, 304],
+    [{ 'If-None-Match': '"x"', 'If-Modified-Since': date }, 200],
+    [{ 'If-Modified-Since': date }, 304],
+    [{ 'If-Modified-Since': past }, 200],
+    [{ 'If-Modified-Since': 'never' }, 200],
+    [{ 'If-Match': etag }, 200],
+    [{ 'If-Match': '"x"' }, 412],
+    [{ 'If-Unmodified-Since': past }, 412],
+    [{ 'If-Unmodified-Since': date }, 200],
+    [{ Range: 'bytes=0-1', 'If-Range': etag }, 206],
+    [{ Range: 'bytes=0-1', 'If-Range': date }, 206],
+    [{ Range: 'bytes=0-1', 'If-Range': '"x"' }, 200],
+    [{ Range: 'bytes=0-1', 'If-Range': past }, 200],
+  ] as const) {
+    const answer = await download(path, headers);
+    expect([headers, answer.status]).toEqual([headers, status]);
+    if (status === 304) expect([await answer.text(), answer.headers.get('etag')]).toEqual(['', etag]);
+  }
+});
+
+test('an empty file, a file of /proc and a file in another range of bytes come whole', async () => {
+  const { folder, download } = await onMachine();
+  writeFileSync(join(folder, 'empty'), '');
+  const empty = await download(join(folder, 'empty'), { Range: 'bytes=0-5' });
+  expect([empty.status, await empty.text(), empty.headers.get('content-length')]).toEqual([200, '', '0']);
+  const proc = await download('/proc/self/status', { Range: 'bytes=0-5' });
+  expect([proc.status, proc.headers.get('content-length')]).toEqual([200, null]);
+  expect(await proc.text()).toContain('VmRSS');
+});
+
+test('a client that goes away in the middle frees the machine', async () => {
+  const { house, machineId, folder } = await onMachine();
+  writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
+  // More than may be open at once: each must have been given back.
+  for (let n = 0; n < 40; n += 1) {
+    const abort = new AbortController();
+    const answer = await fetch(
+      `${house.url}/api/v1/machines/${machineId}/files/download?path=${join(folder, 'big')}`,
+      { headers: { Authorization: `Bearer ${house.key}` }, signal: abort.signal },
+    );
+    expect(answer.status).toBe(200);
+    abort.abort();
+    // The place is free when the broker has seen it, not before.
+    while (
+      (await house.call('GET', `/machines/${machineId}/files/content?path=/etc/hostname`)).status !== 200
+    );
+  }
+});
+
+test('thirty-two stalled downloads hold up neither lists nor contents; one more is told to wait', async () => {
+  const { house, machineId, folder } = await onMachine();
+  mkdirSync(join(folder, 'd'));
+  writeFileSync(join(folder, 'd/a'), 'x');
+  writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
+  const client = house.client.files;
+  const stalled = await Promise.all(
+    Array.from({ length: 32 }, () => client.download({ machine_id: machineId, path: join(folder, 'big') })),
+  );
+  const listed = await client.list({ machine_id: machineId, path: join(folder, 'd') });
+  expect(listed.files.map(({ name }) => name)).toEqual(['a']);
+  expect((await client.read({ machine_id: machineId, path: join(folder, 'd/a') })).content).toBe('x');
+  await expect(client.download({ machine_id: machineId, path: join(folder, 'big') })).rejects.toMatchObject({
+    code: 'unavailable',
+  });
+  await Promise.all(stalled.map((response) => response.body?.cancel()));
+});

@@ -1,0 +1,304 @@
+// Uploads over HTTP to a real disk: forms in either order, plain bodies, and uploads that are cut off.
+import { createHash, randomBytes } from 'node:crypto';
+import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { request } from 'node:http';
+import { connect } from 'node:net';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { openHouse, temporaryFolder } from './house.ts';
+import { scriptedMachine } from './scripted-agent.ts';
+
+async function onMachine() {
+  const house = await openHouse();
+  const { machineId } = await house.agent();
+  const folder = temporaryFolder('upload');
+  const files = `${house.url}/api/v1/machines/${machineId}/files`;
+  const headers = { Authorization: `Bearer ${house.key}` };
+  const send = async (path: string, init: RequestInit) => {
+    const response = await fetch(files + path, { ...init, headers: { ...headers, ...init.headers } });
+    // biome-ignore lint/suspicious/noExplicitAny: outside JSON
+    return { status: response.status, body: (await response.json()) as any };
+  };
+  return { house, machineId, folder, files, headers, send };
+}
+
+/** A form with its parts in the order given. */
+function formOf(...parts: [string, string | Buffer][]): FormData {
+  const form = new FormData();
+  for (const [name, value] of parts) {
+    if (typeof value === 'string') form.append(name, value);
+    else form.append(name, new Blob([new Uint8Array(value)]), 'name.bin');
+  }
+  return form;
+}
+
+const post = (body: FormData, headers = {}) => ({ method: 'POST', body, headers });
+
+test('a form that says too little, or what it does not know, is refused and writes nothing', async () => {
+  const { folder, send } = await onMachine();
+  const path = join(folder, 'a');
+  const file = Buffer.from('x');
+  for (const [form, status] of [
+    [formOf(['path', path]), 422],
+    [formOf(['file', file]), 422],
+    [formOf(['path', path], ['mode', '999'], ['file', file]), 422],
+    [formOf(['path', path], ['owner', 'root'], ['file', file]), 422],
+    [formOf(['path', path], ['file', file], ['owner', 'root']), 422],
+    [formOf(['path', path], ['file', file], ['mode', '8']), 422],
+    [formOf(['path', path], ['path', path], ['file', file]), 422],
+    [formOf(['path', path], ['file', file], ['file', file]), 422],
+    [formOf(['path', path], ['data', file]), 422],
+    [formOf(['path', path], ['overwrite', 'maybe'], ['file', file]), 422],
+    [formOf(['path', `${folder}/none/a`], ['file', file]), 404],
+    [formOf(['path', folder], ['file', file]), 400],
+  ] as const) {
+    const answer = await send('/upload', post(form));
+    expect([[...form.keys()], answer.status]).toEqual([[...form.keys()], status]);
+  }
+  const json = await send('/upload', {
+    method: 'POST',
+    body: '{}',
+    headers: { 'Content-Type': 'application/json' },
+  });
+  expect([json.status, json.body.error.code]).toEqual([400, 'invalid_request']);
+  const boundless = await send('/upload', {
+    method: 'POST',
+    body: 'x',
+    headers: { 'Content-Type': 'multipart/form-data' },
+  });
+  expect([boundless.status, boundless.body.error.code]).toEqual([400, 'invalid_request']);
+  expect(readdirSync(folder)).toEqual([]);
+});
+
+test.each([0.01, 0.5, 0.99, 1])(
+  'a form cut off at %f leaves the old content and nothing else',
+  async (share) => {
+    const { house, machineId, folder } = await onMachine();
+    const path = join(folder, 'a');
+    writeFileSync(path, 'old');
+    const boundary = 'edge';
+    const body = Buffer.concat([
+      Buffer.from(
+        `--${boundary}\r\nContent-Disposition: form-data; name="path"\r\n\r\n${path}\r\n` +
+          `--${boundary}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n`,
+      ),
+      randomBytes(4_000_000),
+      // Whole but for its last boundary.
+      Buffer.from('\r\n'),
+    ]);
+    const last = `--${boundary}--\r\n`;
+    const head = (length: number): string =>
+      `POST /api/v1/machines/${machineId}/files/upload HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${house.key}\r\n` +
+      `Content-Type: multipart/form-data; boundary=${boundary}\r\nContent-Length: ${length}\r\n\r\n`;
+    const { hostname, port } = new URL(house.url);
+    const socket = connect(Number(port), hostname);
+    // The whole announced: the connection breaks. Just this much announced: the form itself is short.
+    const short = body.subarray(0, Math.floor(body.length * share));
+    for (const announced of [body.length + last.length, short.length]) {
+      const one = announced === short.length ? connect(Number(port), hostname) : socket;
+      one.on('error', () => undefined);
+      one.write(head(announced));
+      one.write(short, () => void (announced === short.length || one.end()));
+      const answer: Buffer[] = [];
+      for await (const chunk of one) {
+        answer.push(chunk);
+        if (announced === short.length) one.end();
+      }
+      if (announced === short.length) expect(Buffer.concat(answer).toString()).toContain('400 Bad Request');
+    }
+    // The next upload to that place is answered after the last one was cleared away, or else it would be seen.
+    const after = await house.client.files.put({
+      machine_id: machineId,
+      path: join(folder, 'b'),
+      content: 'b',
+    });
+    expect(after.size).toBe(1);
+    while (readdirSync(folder).length > 2);
+    expect(readdirSync(folder).sort()).toEqual(['a', 'b']);
+    expect(readFileSync(path, 'utf8')).toBe('old');
+  },
+);
+
+test('a plain body that is cut off changes nothing', async () => {
+  const { house, machineId, folder } = await onMachine();
+  const path = join(folder, 'a');
+  writeFileSync(path, 'old');
+  const upload = request(`${house.url}/api/v1/machines/${machineId}/files/raw?path=${path}`, {
+    method: 'PUT',
+    headers: { Authorization: `Bearer ${house.key}`, 'Content-Length': '1000000' },
+  });
+  upload.on('error', () => undefined);
+  upload.write(Buffer.alloc(500_000));
+  while (readdirSync(folder).length === 1) await new Promise(setImmediate);
+  upload.destroy();
+  while (readdirSync(folder).length > 1) await new Promise(setImmediate);
+  expect(readFileSync(path, 'utf8')).toBe('old');
+});
+
+test('a machine that refuses early is heard while the client still sends', async () => {
+  const { house, folder, files, headers } = await onMachine();
+  const answer = await fetch(`${files}/raw?path=${folder}`, {
+    method: 'PUT',
+    headers,
+    body: new Uint8Array(32 * 1024 * 1024),
+  });
+  expect([answer.status, ((await answer.json()) as { error: { code: string } }).error.code]).toEqual([
+    400,
+    'is_a_directory',
+  ]);
+  expect((await house.call('GET', '/machines')).status).toBe(200);
+});
+
+test('a refused upload with Expect: 100-continue is never asked for', async () => {
+  const { house, machineId, folder } = await onMachine();
+  for (const [key, path, status] of [
+    ['service_apikey_wrong', join(folder, 'a'), 401],
+    [house.key, join(folder, 'a'), 200],
+  ] as const) {
+    const upload = request(`${house.url}/api/v1/machines/${machineId}/files/raw?path=${path}`, {
+      method: 'PUT',
+      headers: { Authorization: `Bearer ${key}`, 'Content-Length': '3', Expect: '100-continue' },
+    });
+    let asked = false;
+    upload.on('continue', () => {
+      asked = true;
+      upload.end('abc');
+    });
+    upload.flushHeaders();
+    const response = await new Promise<import('node:http').IncomingMessage>((resolve) =>
+      upload.on('response', resolve),
+    );
+    response.resume();
+    expect([response.statusCode, asked]).toEqual([status, status === 200]);
+    upload.destroy();
+  }
+});
+
+test('overwrite=false keeps what is there, before and after the file', async () => {
+  const { folder, send } = await onMachine();
+  const path = join(folder, 'a');
+  writeFileSync(path, 'old');
+  const file = Buffer.from('new');
+  for (const form of [
+    formOf(['path', path], ['overwrite', 'false'], ['file', file]),
+    formOf(['path', path], ['file', file], ['overwrite', 'false']),
+    formOf(['file', file], ['path', path], ['overwrite', 'false']),
+  ]) {
+    const answer = await send('/upload', post(form));
+    expect([answer.status, answer.body.error.code]).toEqual([409, 'already_exists']);
+  }
+  const raw = await send(`/raw?path=${path}&overwrite=false`, { method: 'PUT', body: 'new' });
+  expect([raw.status, raw.body.error.code]).toEqual([409, 'already_exists']);
+  expect(readFileSync(path, 'utf8')).toBe('old');
+  expect(readdirSync(folder)).toEqual(['a']);
+});
+
+test('a form is taken in either order, with its fields anywhere and its path in the query', async () => {
+  const { folder, send, house } = await onMachine();
+  const content = randomBytes(3_000_000);
+  const sha256 = createHash('sha256').update(content).digest('hex');
+  const at = (name: string) => join(folder, name);
+  for (const [name, query, form] of [
+    ['first', '', formOf(['path', at('first')], ['mode', '0600'], ['file', content])],
+    ['last', '', formOf(['file', content], ['path', at('last')], ['mode', '600'])],
+    ['split', '', formOf(['path', at('split')], ['file', content], ['mode', '0600'])],
+    ['query', `?path=${at('query')}`, formOf(['file', content], ['mode', '0600'])],
+  ] as const) {
+    const answer = await send(`/upload${query}`, post(form));
+    expect([name, answer.status, answer.body.data]).toEqual([
+      name,
+      201,
+      { path: at(name), size: content.length, created: true, sha256 },
+    ]);
+    expect(readFileSync(at(name)).equals(content)).toBe(true);
+    expect(statSync(at(name)).mode & 0o777).toBe(0o600);
+  }
+  // What waited on the broker has no name there, and is gone.
+  expect(readdirSync(join(house.dataDir, 'spool'))).toEqual([]);
+  const { items } = await house.client.events.list({ type: 'file.uploaded' });
+  expect(items.map(({ data }) => data.path).sort()).toEqual(
+    ['first', 'last', 'query', 'split'].map(at).sort(),
+  );
+});
+
+test('an empty file, and one without a file name, are uploads too', async () => {
+  const { folder, send } = await onMachine();
+  const empty = await send(
+    '/upload',
+    post(formOf(['path', join(folder, 'empty')], ['file', Buffer.alloc(0)])),
+  );
+  expect([empty.status, empty.body.data.size]).toEqual([201, 0]);
+  const nameless = await send('/upload', post(formOf(['path', join(folder, 'text')], ['file', 'text'])));
+  expect([nameless.status, readFileSync(join(folder, 'text'), 'utf8')]).toEqual([201, 'text']);
+  const raw = await send(`/raw?path=${join(folder, 'raw')}`, { method: 'PUT' });
+  expect([raw.status, raw.body.data.size]).toEqual([200, 0]);
+});
+
+test('a plain body is written whole: mode, parents, If-Match, and a chunked one of unknown length', async () => {
+  const { folder, send } = await onMachine();
+  const path = join(folder, 'x/y/a');
+  const content = randomBytes(5_000_000);
+  const stream = new Blob([new Uint8Array(content)]).stream();
+  const first = await send(`/raw?path=${path}&create_parents=true&mode=0640`, {
+    method: 'PUT',
+    body: stream,
+    duplex: 'half',
+  } as RequestInit);
+  expect([first.status, first.body.data]).toEqual([
+    200,
+    { path, size: content.length, created: true, sha256: createHash('sha256').update(content).digest('hex') },
+  ]);
+  expect(statSync(path).mode & 0o777).toBe(0o640);
+  const refused = await send(`/raw?path=${path}`, {
+    method: 'PUT',
+    body: 'x',
+    headers: { 'If-Match': '"other"' },
+  });
+  expect(refused.status).toBe(412);
+  expect(readFileSync(path).equals(content)).toBe(true);
+});
+
+test('a repeat with the same Idempotency-Key gets the first answer and writes nothing', async () => {
+  const { folder, send } = await onMachine();
+  const path = join(folder, 'a');
+  const again = () =>
+    send(`/upload?path=${path}`, post(formOf(['file', Buffer.from('one')]), { 'Idempotency-Key': 'k' }));
+  const first = await again();
+  writeFileSync(path, 'changed since');
+  const second = await again();
+  expect(second.body.data).toEqual(first.body.data);
+  expect(readFileSync(path, 'utf8')).toBe('changed since');
+  const other = await send(
+    `/upload?path=${path}&x=1`,
+    post(formOf(['file', Buffer.from('other one')]), { 'Idempotency-Key': 'k' }),
+  );
+  expect([other.status, other.body.error.code]).toEqual([422, 'idempotency_mismatch']);
+});
+
+test('an upload slower than the machine’s patience is none of the machine’s business', async () => {
+  const house = await openHouse({ tuning: { link: { callIdleMs: 200 } } });
+  const { machineId } = await house.agent();
+  const path = join(temporaryFolder('slow'), 'a');
+  const upload = request(`${house.url}/api/v1/machines/${machineId}/files/raw?path=${path}`, {
+    method: 'PUT',
+    headers: { Authorization: `Bearer ${house.key}`, 'Content-Length': '6' },
+  });
+  const answered = new Promise<number | undefined>((resolve) =>
+    upload.on('response', (r) => resolve(r.statusCode)),
+  );
+  upload.write('abc');
+  // Longer than that patience, by the same clock.
+  await new Promise((resolve) => setTimeout(resolve, 600));
+  upload.end('def');
+  expect(await answered).toBe(200);
+  expect(readFileSync(path, 'utf8')).toBe('abcdef');
+});
+
+test('a machine that stops taking an upload is machine_timeout, and one that never commits too', async () => {
+  const house = await openHouse({ tuning: { link: { callIdleMs: 200 } } });
+  const agent = await scriptedMachine(house);
+  const answer = house.client.files.put({ machine_id: agent.identity.machineId, path: '/a', content: 'x' });
+  agent.answer((await agent.next('call')).call_id).resume();
+  await expect(answer).rejects.toMatchObject({ code: 'machine_timeout' });
+  expect(existsSync('/a')).toBe(false);
+});
