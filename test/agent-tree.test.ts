@@ -4,15 +4,24 @@ import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
   chmodSync,
+  chownSync,
   closeSync,
+  existsSync,
+  linkSync,
+  lstatSync,
   mkdirSync,
   mkdtempSync,
   openSync,
   readdirSync,
+  readFileSync,
   readlinkSync,
   renameSync,
   rmSync,
+  statSync,
   symlinkSync,
+  truncateSync,
+  unlinkSync,
+  utimesSync,
   writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -21,32 +30,48 @@ import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { Beneath, type Directory } from '../agent/files/beneath.ts';
 import { Boundary } from '../agent/files/boundary.ts';
+import { type Files, openFiles } from '../agent/files/index.ts';
 import { fromText } from '../agent/files/path.ts';
 import { type Step, type WalkOptions, walk } from '../agent/files/walk.ts';
+import type { ChangeFileRequest__Output } from '../proto/types/farhand/agent/v1/ChangeFileRequest.ts';
 import { AppError } from '../shared/errors.ts';
+import { createLogger } from '../shared/logger.ts';
+import type { AgentCall } from '../shared/rpc.ts';
 
 // ---- A disk of its own for each test
 
+const log = createLogger('test', 'silent');
 const mounts: string[] = [];
 const isRoot = process.geteuid?.() === 0;
 const mayMount = isRoot && tries(probeMount);
+const twoDisks = existsSync('/dev/shm') && statSync('/dev/shm').dev !== statSync(tmpdir()).dev;
 
 let base: string;
 /** The only allowed root in most tests, and not the home; `outside` lies beside it. */
 let root: string;
 let outside: string;
 let forbidden: string;
+let home: string;
+let files: Files;
+/** On another file system than the rest, where there is one. */
+let shm: string;
 const children: ChildProcess[] = [];
 
 const path = (...parts: string[]): string => join(root, ...parts);
+const open = (roots = shm ? [root, shm] : [root]): Promise<Files> =>
+  openFiles({ roots, home, forbidden: [forbidden], directory: join(base, 'data'), log });
 
-beforeEach(() => {
+beforeEach(async () => {
   base = mkdtempSync(join(tmpdir(), 'farhand-tree-'));
   chmodSync(base, 0o755);
   [root, outside, forbidden] = [join(base, 'root'), join(base, 'outside'), join(base, 'root/forbidden')];
   for (const directory of [root, outside, forbidden]) mkdirSync(directory);
   writeFileSync(join(outside, 'secret'), 'outside');
   writeFileSync(join(forbidden, 'key'), 'forbidden');
+  home = path('homes/agent');
+  mkdirSync(home, { recursive: true });
+  shm = twoDisks ? mkdtempSync('/dev/shm/farhand-tree-') : '';
+  files = await open();
 });
 
 afterEach(async () => {
@@ -60,7 +85,7 @@ afterEach(async () => {
   } finally {
     for (const mount of mounts.splice(0)) execFileSync('umount', ['-l', mount]);
     // Node's own removal cannot reach the bottom of a very deep tree.
-    execFileSync('rm', ['-rf', '--one-file-system', base]);
+    for (const at of [base, shm]) if (at) execFileSync('rm', ['-rf', '--one-file-system', at]);
   }
 });
 
@@ -97,7 +122,7 @@ function openHandles(): string[] {
     });
     return target;
   });
-  return targets.filter((target) => target.startsWith(base));
+  return targets.filter((target) => target.startsWith(base) || (shm && target.startsWith(shm)));
 }
 
 /** Directories inside each other, deeper than any path can name; the last holds a file. */
@@ -153,6 +178,73 @@ function swap(name: string, target: string): ChildProcess {
 const codeOf = (error: unknown): string => (error instanceof AppError ? error.code : inspect(error));
 const refused = (code: string): unknown => expect.objectContaining({ code, details: expect.any(Object) });
 
+const expectCode = (work: Promise<unknown>, code: string): Promise<void> =>
+  expect(work).rejects.toEqual(refused(code));
+const tree = (directory: string): string[] => readdirSync(directory, { recursive: true }).map(String).sort();
+const text = (at: string): string => readFileSync(at, 'utf8');
+const modeOf = (at: string): number => lstatSync(at).mode & 0o7777;
+
+// ---- Calls
+
+type Way = string | Buffer;
+
+const call = (signal: AbortSignal = new AbortController().signal): AgentCall => ({
+  call_id: 'call_test',
+  request_id: 'req_test',
+  signal,
+});
+const aborted = (): AbortSignal => AbortSignal.abort(new Error('the caller left'));
+
+const stat = (at: Way, sha256 = false, by = files) => by.statFile({ path: Buffer.from(at), sha256 }, call());
+const make = (at: Way, more: { mode?: number; parents?: boolean; signal?: AbortSignal } = {}) => {
+  const { signal, parents = false, ...rest } = more;
+  return files.makeDirectory({ path: Buffer.from(at), parents, ...rest }, call(signal));
+};
+const remove = (at: Way, recursive = false, signal?: AbortSignal, by = files) =>
+  by.removeFile({ path: Buffer.from(at), recursive }, call(signal));
+const pair = (source: Way, destination: Way, overwrite: boolean) => ({
+  source: Buffer.from(source),
+  destination: Buffer.from(destination),
+  overwrite,
+});
+const move = (source: Way, destination: Way, overwrite = false, signal?: AbortSignal) =>
+  files.moveFile(pair(source, destination, overwrite), call(signal));
+const copy = (source: Way, destination: Way, overwrite = false, signal?: AbortSignal) =>
+  files.copyFile(pair(source, destination, overwrite), call(signal));
+const change = (at: Way, more: Partial<ChangeFileRequest__Output>) =>
+  files.changeFile({ path: Buffer.from(at), ...more }, call());
+
+/** A tree with one of each kind that can be copied. */
+function plant(at: string): void {
+  mkdirSync(join(at, 'sub/empty'), { recursive: true });
+  writeFileSync(join(at, 'sub/file'), 'content');
+  writeFileSync(join(at, Buffer.from([0x66]).toString()), '');
+  symlinkSync('../nowhere', join(at, 'sub/link'));
+  chmodSync(join(at, 'sub/file'), 0o640);
+  utimesSync(join(at, 'sub/file'), 1_000, 2_000.5);
+  chmodSync(join(at, 'sub/empty'), 0o2711);
+  chmodSync(join(at, 'sub'), 0o555);
+  utimesSync(join(at, 'sub'), 3_000, 4_000);
+}
+
+/** What a copy must keep, by path. */
+function portrait(at: string): Record<string, unknown> {
+  const ways = ['', ...tree(at)];
+  return Object.fromEntries(
+    ways.map((way) => {
+      const stats = lstatSync(join(at, way));
+      const { mode, mtimeMs, uid, gid } = stats;
+      const content = stats.isFile()
+        ? text(join(at, way))
+        : stats.isSymbolicLink() && readlinkSync(join(at, way));
+      return [way, { mode, mtimeMs: Math.round(mtimeMs), uid, gid, content }];
+    }),
+  );
+}
+
+const leftovers = (): string[] =>
+  [root, ...(shm ? [shm] : [])].flatMap(tree).filter((way) => way.includes('.farhand-'));
+
 // ---- Walking
 
 describe('walking', () => {
@@ -161,6 +253,7 @@ describe('walking', () => {
   const all = new AbortController().signal;
 
   beforeEach(async () => {
+    rmSync(path('homes'), { recursive: true });
     beneath = new Beneath(await Boundary.open([root], [forbidden, path('sub/config')]));
   });
   afterEach(() => {
@@ -342,5 +435,299 @@ describe('walking', () => {
       expect(step).toMatchObject({ name: name.toString('latin1'), at: `${step.parent}/${step.name}` });
       expect([step.stats.size, step.stats.isFile()]).toEqual([4n, true]);
     }
+  });
+});
+
+// ---- Describing
+
+describe('describing one path', () => {
+  test('what is missing, outside or asked for as a directory says so', async () => {
+    writeFileSync(path('file'), 'x');
+    symlinkSync('file', path('link'));
+    symlinkSync('nowhere', path('dangling'));
+    await expectCode(stat(path('missing')), 'file_not_found');
+    await expectCode(stat(path('missing/deep')), 'file_not_found');
+    await expectCode(stat(path('file/')), 'not_a_directory');
+    await expectCode(stat(path('link/')), 'not_a_directory');
+    await expectCode(stat(path('dangling/')), 'file_not_found');
+    await expectCode(stat(path('file/x')), 'not_a_directory');
+    await expectCode(stat(join(outside, 'secret')), 'permission_denied');
+    await expectCode(stat(join(outside, 'missing')), 'permission_denied');
+    await expectCode(stat(join(forbidden, 'key')), 'permission_denied');
+    await expect(files.statFile({ path: Buffer.from(root), sha256: false }, call(aborted()))).rejects.toThrow(
+      'the caller left',
+    );
+  });
+
+  test('the digest is of regular files only, and pipes are described without being opened', async () => {
+    execFileSync('mkfifo', [path('fifo')]);
+    symlinkSync('fifo', path('link'));
+    expect((await stat(path('fifo'))).entry).toMatchObject({ special: 'fifo', type: 'FILE_TYPE_FILE' });
+    expect((await stat(path('link'))).entry).toMatchObject({ special: 'fifo' });
+    await expectCode(stat(path('fifo'), true), 'unsupported_file');
+    await expectCode(stat(root, true), 'is_a_directory');
+    await expectCode(stat(path('missing'), true), 'file_not_found');
+    await expectCode(stat('/proc/self/environ', true, await open(['/'])), 'unsupported_file');
+  });
+
+  test('a file that changes while it is hashed is a conflict, and a signal ends the hashing', async () => {
+    writeFileSync(path('big'), '');
+    truncateSync(path('big'), 500_000_000);
+    let running = true;
+    const hashing = stat(path('big'), true).finally(() => {
+      running = false;
+    });
+    hashing.catch(() => undefined);
+    for (let time = 1; running; time += 1) {
+      utimesSync(path('big'), time, time);
+      await new Promise(setImmediate);
+    }
+    await expectCode(hashing, 'conflict');
+    const stop = new AbortController();
+    const given = files.statFile({ path: Buffer.from(path('big')), sha256: true }, call(stop.signal));
+    setImmediate(() => stop.abort(new Error('the caller left')));
+    await expect(given).rejects.toThrow('the caller left');
+  });
+
+  test('a symlink that dangles, loops, leads out or into what is forbidden is described as itself', async () => {
+    symlinkSync('nowhere', path('dangling'));
+    symlinkSync('loop', path('loop'));
+    symlinkSync(outside, path('out'));
+    symlinkSync(join(forbidden, 'key'), path('kept'));
+    for (const name of ['dangling', 'loop', 'out', 'kept']) {
+      const { size } = lstatSync(path(name));
+      const { entry } = await stat(path(name));
+      expect(entry).toMatchObject({ type: 'FILE_TYPE_FILE', size, mode: 0o777 });
+      expect(entry!.link_target!.toString()).toBe(readlinkSync(path(name)));
+    }
+  });
+
+  test('an entry is that of the listing, with etag, and digest where asked for', async () => {
+    const name = Buffer.concat([Buffer.from(`${root}/`), Buffer.from([0x66, 0xff])]);
+    writeFileSync(name, 'abc');
+    symlinkSync(Buffer.from([0x66, 0xff]), path('link'));
+    const listed = new Map<string, unknown>();
+    for await (const { batch } of files.listFiles(
+      { path: Buffer.from(root), hidden: true, offset: 0, limit: 0 },
+      call(),
+    )) {
+      for (const entry of batch?.entries ?? []) listed.set(String(entry.path), entry);
+    }
+    for (const way of [name, Buffer.from(path('link')), Buffer.from(forbidden)].slice(0, 2)) {
+      const { entry, etag, sha256 } = await stat(way, true);
+      expect(entry).toEqual(listed.get(way.toString()));
+      expect(sha256).toBe('ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad');
+      expect((await stat(way)).sha256).toBe('');
+      for await (const { head } of files.readFile(
+        { path: way, offset: 0, max_bytes: 0, digest: false },
+        call(),
+      )) {
+        if (head) expect(head.etag).toBe(etag);
+      }
+    }
+    expect((await stat('~')).entry).toMatchObject({ path: Buffer.from(home), type: 'FILE_TYPE_DIRECTORY' });
+    expect((await stat('/', false, await open(['/']))).entry).toMatchObject({ path: Buffer.from('/') });
+  });
+});
+
+// ---- Making directories
+
+describe('making a directory', () => {
+  test('whatever exists there is already_exists, with parents too', async () => {
+    writeFileSync(path('file'), '');
+    symlinkSync('nowhere', path('dangling'));
+    for (const name of ['homes', 'file', 'dangling', 'homes/', '']) {
+      await expectCode(make(path(name)), 'already_exists');
+      await expectCode(make(path(name), { parents: true }), 'already_exists');
+    }
+  });
+
+  test('a missing parent, a file on the way, a place outside or forbidden are refused and nothing is left', async () => {
+    writeFileSync(path('file'), '');
+    symlinkSync(outside, path('out'));
+    const before = tree(root);
+    await expectCode(make(path('a/b')), 'file_not_found');
+    await expectCode(make(path('file/b'), { parents: true }), 'not_a_directory');
+    await expectCode(make(join(outside, 'a/b'), { parents: true }), 'permission_denied');
+    await expectCode(make(path('out/a'), { parents: true }), 'permission_denied');
+    await expectCode(make(join(forbidden, 'a')), 'permission_denied');
+    await expectCode(make(path('a'), { mode: 0o10_000 }), 'invalid_request');
+    await expectCode(make(path('a/b', 'x'.repeat(300)), { parents: true }), 'invalid_path');
+    await expect(make(path('a/b'), { parents: true, signal: aborted() })).rejects.toThrow('the caller left');
+    expect(tree(root)).toEqual(before);
+    expect(tree(outside)).toEqual(['secret']);
+  });
+
+  test('the mode is exactly that asked for, else 0755, whatever the umask', async () => {
+    const umask = process.umask(0o077);
+    try {
+      expect((await make(path('a'))).entry).toMatchObject({ mode: 0o755, path: Buffer.from(path('a')) });
+      await make(path('b/c/d/'), { mode: 0o3777, parents: true });
+      await make(path('z'), { mode: 0 });
+    } finally {
+      process.umask(umask);
+    }
+    expect(['a', 'b', 'b/c', 'b/c/d', 'z'].map((name) => modeOf(path(name)))).toEqual([
+      0o755, 0o755, 0o755, 0o3777, 0,
+    ]);
+  });
+});
+
+// ---- Removing
+
+describe('removing', () => {
+  test('the root, the home, what holds them and what holds a forbidden place stay, under any name', async () => {
+    const all = await open(['/']);
+    const none = undefined;
+    mkdirSync(path('sub/keep'), { recursive: true });
+    const inner = await openFiles({
+      roots: [root, path('sub/keep')],
+      home,
+      forbidden: [join(path('holder'), 'unit')],
+      directory: join(base, 'data'),
+      log,
+    });
+    mkdirSync(path('holder'));
+    symlinkSync('homes', path('alias'));
+    const before = tree(root);
+    // Never recursive where a mistake would empty a disk.
+    await expectCode(remove('/', false, none, all), 'permission_denied');
+    await expectCode(remove(base, false, none, all), 'permission_denied');
+    for (const recursive of [false, true]) {
+      for (const way of [home, '~', '', path('homes'), path('alias/agent'), root, `${root}/.`, forbidden]) {
+        await expectCode(remove(way, recursive), 'permission_denied');
+      }
+      await expectCode(remove(path('sub'), recursive, none, inner), 'permission_denied');
+      await expectCode(remove(path('sub/keep'), recursive, none, inner), 'permission_denied');
+      await expectCode(remove(path('holder'), recursive, none, inner), 'permission_denied');
+      await expectCode(remove(join(base, 'data'), recursive, none, all), 'permission_denied');
+      await expectCode(remove(join(outside, 'secret'), recursive), 'permission_denied');
+    }
+    expect(tree(root)).toEqual(before);
+    expect(tree(outside)).toEqual(['secret']);
+  });
+
+  test('a symlink that the way to the home leads through stays', async () => {
+    mkdirSync(path('real/agent'), { recursive: true });
+    symlinkSync('real', path('way'));
+    const by = await openFiles({
+      roots: [root],
+      home: path('way/agent'),
+      forbidden: [],
+      directory: join(base, 'data'),
+      log,
+    });
+    await expectCode(remove(path('way'), false, undefined, by), 'permission_denied');
+    await expectCode(remove(path('real'), true, undefined, by), 'permission_denied');
+  });
+
+  test('what is missing, not empty, or asked for as a directory is refused', async () => {
+    mkdirSync(path('full/sub'), { recursive: true });
+    writeFileSync(path('file'), '');
+    symlinkSync('full', path('link'));
+    await expectCode(remove(path('missing')), 'file_not_found');
+    await expectCode(remove(path('full')), 'directory_not_empty');
+    await expectCode(remove(path('file/')), 'not_a_directory');
+    await expectCode(remove(`${path('file')}/.`, true), 'not_a_directory');
+    await expectCode(remove(path('link/'), true), 'not_a_directory');
+    await expect(remove(path('full'), true, aborted())).rejects.toThrow('the caller left');
+    expect(existsSync(path('full/sub'))).toBe(true);
+  });
+
+  test('of what is forbidden nothing goes, not even where it is met as a hard link', async () => {
+    mkdirSync(path('t'));
+    linkSync(join(forbidden, 'key'), path('t/alias'));
+    const by = await openFiles({
+      roots: [root],
+      home,
+      forbidden: [join(forbidden, 'key')],
+      directory: join(base, 'data'),
+      log,
+    });
+    await expectCode(remove(path('t/alias'), false, undefined, by), 'permission_denied');
+    await expectCode(remove(path('t'), true, undefined, by), 'permission_denied');
+    expect(text(path('t/alias'))).toBe('forbidden');
+  });
+
+  test.skipIf(!mayMount)('nothing that is mounted below or is a mount is emptied (needs mount)', async () => {
+    mkdirSync(path('t/sub/bind'), { recursive: true });
+    mkdirSync(path('source'));
+    writeFileSync(path('source/precious'), 'x');
+    mount('--bind', path('source'), path('t/sub/bind'));
+    const error = await remove(path('t'), true).catch((thrown: unknown) => thrown);
+    expect(error).toMatchObject({ code: 'file_busy', details: { path: path('t/sub/bind') } });
+    await expectCode(remove(path('t/sub/bind'), true), 'file_busy');
+    await expectCode(remove(path('t/sub/bind')), 'file_busy');
+    expect(text(path('source/precious'))).toBe('x');
+  });
+
+  test('a directory swapped against a symlink in a tight loop takes nothing outside with it', async () => {
+    for (let index = 0; index < 20; index += 1) mkdirSync(join(outside, `d${index}`));
+    const before = tree(outside);
+    const swapping = swap(path('in/sub'), outside);
+    await printed(swapping, 'ready');
+    const codes = new Map<string, number>();
+    while (swapping.exitCode === null) {
+      // Made elsewhere: on its way down, mkdir itself would follow the symlink.
+      mkdirSync(path('next/sub/deep/deeper'), { recursive: true });
+      tries(() => renameSync(path('next'), path('in')));
+      const code = await remove(path('in'), true).then(() => 'done', codeOf);
+      codes.set(code, (codes.get(code) ?? 0) + 1);
+      // Elsewhere it would be a symlink that has been swapped in.
+      tries(() => execFileSync('rm', ['-rf', path('in')]));
+    }
+    expect(tree(outside)).toEqual(before);
+    expect(codes.get('done')).toBeGreaterThan(0);
+    const known = [
+      'done',
+      'directory_not_empty',
+      'file_not_found',
+      'conflict',
+      'not_a_directory',
+      'is_a_directory',
+    ];
+    expect([...codes.keys()].filter((code) => !known.includes(code))).toEqual([]);
+  });
+
+  test('files, symlinks, pipes, devices and empty directories go, and never the target of a symlink', async () => {
+    writeFileSync(path('file'), 'four');
+    mkdirSync(path('empty'));
+    mkdirSync(path('full'));
+    writeFileSync(path('full/kept'), '');
+    symlinkSync('full', path('link'));
+    symlinkSync(outside, path('out'));
+    execFileSync('mkfifo', [path('fifo')]);
+    const name = Buffer.concat([Buffer.from(`${root}/`), Buffer.from([0xff, 0x2e])]);
+    writeFileSync(name, '');
+    expect(await remove(path('file'))).toEqual({
+      path: Buffer.from(path('file')),
+      size: 4,
+      directory: false,
+    });
+    expect(await remove(path('empty/'))).toMatchObject({ size: 0, directory: true });
+    for (const way of [path('link'), path('out'), path('fifo'), name]) {
+      expect(await remove(way, true)).toMatchObject({ size: 0, directory: false });
+    }
+    if (tries(() => execFileSync('mknod', [path('zero'), 'c', '1', '5'], { stdio: 'ignore' })))
+      await remove(path('zero'));
+    expect(tree(root)).toEqual(['forbidden', 'forbidden/key', 'full', 'full/kept', 'homes', 'homes/agent']);
+    expect(tree(outside)).toEqual(['secret']);
+  });
+
+  test('a signal ends a removal between two entries', async () => {
+    mkdirSync(path('wide'));
+    for (let index = 0; index < 2_000; index += 1) writeFileSync(path(`wide/${index}`), '');
+    const stop = new AbortController();
+    const removing = remove(path('wide'), true, stop.signal);
+    await vi.waitFor(() => expect(readdirSync(path('wide')).length).toBeLessThan(2_000), { interval: 1 });
+    stop.abort(new Error('the caller left'));
+    await expect(removing).rejects.toThrow('the caller left');
+    expect(readdirSync(path('wide')).length).toBeGreaterThan(0);
+  });
+
+  test('3,000 levels go', async () => {
+    makeDeep(path('deep'), 3_000);
+    expect(await remove(path('deep'), true)).toMatchObject({ directory: true });
+    expect(existsSync(path('deep'))).toBe(false);
   });
 });
