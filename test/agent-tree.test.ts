@@ -9,6 +9,7 @@ import {
   existsSync,
   linkSync,
   lstatSync,
+  lutimesSync,
   mkdirSync,
   mkdtempSync,
   openSync,
@@ -20,10 +21,10 @@ import {
   statSync,
   symlinkSync,
   truncateSync,
-  unlinkSync,
   utimesSync,
   writeFileSync,
 } from 'node:fs';
+import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
@@ -214,22 +215,27 @@ const copy = (source: Way, destination: Way, overwrite = false, signal?: AbortSi
 const change = (at: Way, more: Partial<ChangeFileRequest__Output>) =>
   files.changeFile({ path: Buffer.from(at), ...more }, call());
 
+/** A name in a directory that is not UTF-8. */
+const notText = (at: string): Buffer => Buffer.concat([Buffer.from(`${at}/`), Buffer.from([0x66, 0xff])]);
+
 /** A tree with one of each kind that can be copied. */
 function plant(at: string): void {
   mkdirSync(join(at, 'sub/empty'), { recursive: true });
   writeFileSync(join(at, 'sub/file'), 'content');
-  writeFileSync(join(at, Buffer.from([0x66]).toString()), '');
+  writeFileSync(notText(at), 'bytes');
   symlinkSync('../nowhere', join(at, 'sub/link'));
   chmodSync(join(at, 'sub/file'), 0o640);
   utimesSync(join(at, 'sub/file'), 1_000, 2_000.5);
   chmodSync(join(at, 'sub/empty'), 0o2711);
   chmodSync(join(at, 'sub'), 0o555);
-  utimesSync(join(at, 'sub'), 3_000, 4_000);
+  lutimesSync(join(at, 'sub/link'), 5_000, 5_000.25);
+  for (const way of ['sub/empty', 'sub', '']) utimesSync(join(at, way), 3_000, 4_000);
 }
 
 /** What a copy must keep, by path. */
 function portrait(at: string): Record<string, unknown> {
-  const ways = ['', ...tree(at)];
+  // The root's own time changes with every temporary name.
+  const ways = [...(at === path() ? [] : ['']), ...tree(at).filter((way) => !way.includes('\ufffd'))];
   return Object.fromEntries(
     ways.map((way) => {
       const stats = lstatSync(join(at, way));
@@ -730,4 +736,462 @@ describe('removing', () => {
     expect(await remove(path('deep'), true)).toMatchObject({ directory: true });
     expect(existsSync(path('deep'))).toBe(false);
   });
+});
+
+// ---- Moving and copying
+
+const refusals: [
+  name: string,
+  work: (source: Way, destination: Way, overwrite?: boolean) => Promise<unknown>,
+][] = [
+  ['moving', (...args) => move(...args)],
+  ['copying', (...args) => copy(...args)],
+];
+
+describe.each(refusals)('%s', (_, work) => {
+  beforeEach(() => {
+    writeFileSync(path('file'), 'new');
+    writeFileSync(path('old'), 'old');
+    plant(path('dir'));
+    mkdirSync(path('empty'));
+    mkdirSync(path('full/sub'), { recursive: true });
+  });
+
+  test('what is missing, outside, forbidden, or ends like a directory and is none is refused', async () => {
+    symlinkSync(outside, path('out'));
+    const before = portrait(path());
+    await expectCode(work(path('missing'), path('a')), 'file_not_found');
+    await expectCode(work(path('file'), path('missing/a')), 'file_not_found');
+    await expectCode(work(path('file'), path('old/a')), 'not_a_directory');
+    await expectCode(work(path('file/'), path('a')), 'not_a_directory');
+    await expectCode(work(path('file'), path('a/')), 'not_a_directory');
+    await expectCode(work(join(outside, 'secret'), path('a')), 'permission_denied');
+    await expectCode(work(path('out/secret'), path('a')), 'permission_denied');
+    await expectCode(work(path('file'), join(outside, 'a')), 'permission_denied');
+    await expectCode(work(path('file'), path('out/a')), 'permission_denied');
+    await expectCode(work(join(forbidden, 'key'), path('a')), 'permission_denied');
+    await expectCode(work(path('file'), join(forbidden, 'a')), 'permission_denied');
+    await expectCode(work(path('file'), join(forbidden, 'key'), true), 'permission_denied');
+    await expectCode(work(path('empty'), home, true), 'permission_denied');
+    await expectCode(work(path('empty'), root, true), 'permission_denied');
+    await expectCode(work(forbidden, path('a')), 'permission_denied');
+    expect(portrait(path())).toEqual(before);
+    expect(tree(outside)).toEqual(['secret']);
+  });
+
+  test('without overwrite nothing is replaced, not even an empty directory or a dangling symlink', async () => {
+    symlinkSync('nowhere', path('dangling'));
+    const before = portrait(path());
+    for (const source of ['file', 'dir']) {
+      for (const name of ['old', 'empty', 'full', 'dangling']) {
+        await expectCode(work(path(source), path(name)), 'already_exists');
+      }
+    }
+    expect(portrait(path())).toEqual(before);
+  });
+
+  test('with overwrite a file replaces no directory, and a directory only an empty one', async () => {
+    const before = portrait(path());
+    await expectCode(work(path('file'), path('empty'), true), 'is_a_directory');
+    await expectCode(work(path('dir'), path('old'), true), 'not_a_directory');
+    await expectCode(work(path('dir'), path('full'), true), 'directory_not_empty');
+    expect(portrait(path())).toEqual(before);
+  });
+
+  test('a directory never goes into itself, by any name', async () => {
+    symlinkSync('dir', path('alias'));
+    const before = portrait(path());
+    await expectCode(work(path('dir'), path('dir/sub/empty/x')), 'invalid_path');
+    await expectCode(work(path('dir'), path('alias/x')), 'invalid_path');
+    expect(portrait(path())).toEqual(before);
+  });
+
+  test('of many at once with one destination exactly one arrives', async () => {
+    for (let n = 0; n < 8; n += 1) {
+      writeFileSync(path(`f${n}`), `${n}`);
+      mkdirSync(path(`d${n}/${n}`), { recursive: true });
+    }
+    for (const [kind, target] of [
+      ['f', path('one')],
+      ['d', path('two')],
+    ] as const) {
+      const sources = Array.from({ length: 8 }, (__, n) => path(`${kind}${n}`));
+      const results = await Promise.allSettled(sources.map((source) => work(source, target)));
+      const codes = results.flatMap((r) => (r.status === 'rejected' ? [codeOf(r.reason)] : []));
+      expect(codes).toEqual(Array(7).fill('already_exists'));
+      const winner = results.findIndex(({ status }) => status === 'fulfilled');
+      if (kind === 'f') expect(text(target)).toBe(`${winner}`);
+      else expect(readdirSync(target)).toEqual([`${winner}`]);
+    }
+    expect(leftovers()).toEqual([]);
+  });
+
+  test('with overwrite a file replaces a file or the symlink itself, a directory an empty one', async () => {
+    symlinkSync('old', path('link'));
+    const image = portrait(path('dir'));
+    await work(path('file'), path('link'), true);
+    expect(lstatSync(path('link')).isFile()).toBe(true);
+    expect([text(path('link')), text(path('old'))]).toEqual(['new', 'old']);
+    await work(path('link'), path('old'), true);
+    expect(text(path('old'))).toBe('new');
+    await work(path('dir'), path('empty'), true);
+    expect(portrait(path('empty'))).toEqual(image);
+    expect(text(join(path('empty'), 'sub/file'))).toBe('content');
+    expect(leftovers()).toEqual([]);
+  });
+
+  test('a directory arrives with modes, times, symlinks and names as they were', async () => {
+    chmodSync(path('dir'), 0o555);
+    const image = portrait(path('dir'));
+    const answer = await work(path('dir'), path('there/'));
+    expect(answer).toMatchObject({ entry: { path: Buffer.from(path('there')), mode: 0o555 } });
+    expect(portrait(path('there'))).toEqual(image);
+    expect(readFileSync(notText(path('there')), 'utf8')).toBe('bytes');
+  });
+});
+
+describe('moving', () => {
+  test('the root, the home and what holds them or something forbidden stay', async () => {
+    const before = tree(root);
+    for (const way of [home, path('homes'), root, forbidden])
+      await expectCode(move(way, path('a'), true), 'permission_denied');
+    await expectCode(
+      (await open(['/'])).moveFile(pair(base, join(tmpdir(), 'farhand-never'), false), call()),
+      'permission_denied',
+    );
+    expect(tree(root)).toEqual(before);
+  });
+
+  test('a symlink moves as itself, pipes move, and a name that is not UTF-8', async () => {
+    writeFileSync(path('target'), 'x');
+    symlinkSync('target', path('link'));
+    execFileSync('mkfifo', [path('fifo')]);
+    const { entry } = await move(path('link'), path('moved'));
+    expect(entry).toMatchObject({ size: 1, link_target: Buffer.from('target') });
+    expect(readlinkSync(path('moved'))).toBe('target');
+    expect((await move(path('fifo'), path('pipe'))).entry).toMatchObject({ special: 'fifo' });
+    await move(path('moved'), notText(root));
+    await move(notText(root), path('link'), true);
+    expect(tree(root)).toEqual([
+      'forbidden',
+      'forbidden/key',
+      'homes',
+      'homes/agent',
+      'link',
+      'pipe',
+      'target',
+    ]);
+  });
+
+  test('to its own place is done at once, also without overwrite', async () => {
+    writeFileSync(path('a'), 'x');
+    symlinkSync('.', path('self'));
+    const { ino } = statSync(path('a'));
+    expect((await move(path('a'), path('a'))).entry).toMatchObject({ size: 1 });
+    await move(path('self/a'), path('a'), true);
+    expect(statSync(path('a')).ino).toBe(ino);
+  });
+
+  test('a signal that has fired moves nothing', async () => {
+    writeFileSync(path('a'), 'x');
+    await expect(move(path('a'), path('b'), false, aborted())).rejects.toThrow('the caller left');
+    expect(existsSync(path('a'))).toBe(true);
+  });
+});
+
+describe.skipIf(!twoDisks)('moving between file systems (needs a second one)', () => {
+  test('what cannot be copied leaves the source whole and nothing at the destination', async () => {
+    plant(path('dir'));
+    execFileSync('mkfifo', [path('dir/zfifo')]);
+    const before = portrait(path('dir'));
+    const error = await move(path('dir'), join(shm, 'dir')).catch((thrown: unknown) => thrown);
+    expect(error).toMatchObject({ code: 'unsupported_file', details: { path: path('dir/zfifo') } });
+    expect(portrait(path('dir'))).toEqual(before);
+    expect(tree(shm)).toEqual([]);
+    expect(leftovers()).toEqual([]);
+  });
+
+  test.skipIf(!mayMount)('what is mounted below the source keeps it where it is (needs mount)', async () => {
+    mkdirSync(path('dir/bind'), { recursive: true });
+    mount('--bind', outside, path('dir/bind'));
+    await expectCode(move(path('dir'), join(shm, 'dir')), 'file_busy');
+    expect(tree(outside)).toEqual(['secret']);
+    expect(tree(shm)).toEqual([]);
+  });
+
+  test('a signal in the middle leaves the source whole and nothing behind', async () => {
+    mkdirSync(path('dir'));
+    for (let n = 0; n < 3_000; n += 1) writeFileSync(path(`dir/${n}`), `${n}`);
+    const stop = new AbortController();
+    const moving = move(path('dir'), join(shm, 'dir'), false, stop.signal);
+    await vi.waitFor(() => expect(tree(shm).length).toBeGreaterThan(10), { interval: 1 });
+    stop.abort(new Error('the caller left'));
+    await expect(moving).rejects.toThrow('the caller left');
+    expect(readdirSync(path('dir')).length).toBe(3_000);
+    expect(tree(shm)).toEqual([]);
+    expect(leftovers()).toEqual([]);
+  });
+
+  test('files, symlinks and trees arrive whole, with owner, mode and times, and leave', async () => {
+    plant(path('dir'));
+    if (isRoot) chownSync(path('dir/sub/file'), 1234, 4321);
+    chmodSync(path('dir/sub/file'), 0o6711);
+    writeFileSync(path('file'), 'x');
+    symlinkSync('file', path('link'));
+    const image = portrait(path('dir'));
+    await move(path('dir'), join(shm, 'dir'));
+    expect(portrait(join(shm, 'dir'))).toEqual(image);
+    expect(readFileSync(notText(join(shm, 'dir')), 'utf8')).toBe('bytes');
+    await move(path('link'), join(shm, 'link'));
+    expect(readlinkSync(join(shm, 'link'))).toBe('file');
+    await expectCode(move(path('file'), join(shm, 'link')), 'already_exists');
+    await move(path('file'), join(shm, 'link'), true);
+    expect(text(join(shm, 'link'))).toBe('x');
+    expect(tree(root)).toEqual(['forbidden', 'forbidden/key', 'homes', 'homes/agent']);
+    expect(leftovers()).toEqual([]);
+  });
+
+  test('3,000 levels cross over', async () => {
+    makeDeep(path('deep'), 3_000);
+    await move(path('deep'), join(shm, 'deep'));
+    expect(existsSync(path('deep'))).toBe(false);
+    expect(execFileSync('find', ['deep', '-name', 'bottom'], { cwd: shm }).length).toBeGreaterThan(6_000);
+  });
+
+  test('what a killed agent left goes at the next start, but nothing that has taken its name', async () => {
+    const data = join(base, 'killed');
+    mkdirSync(path('dir'));
+    for (let n = 0; n < 500; n += 1) writeFileSync(path(`dir/${n}`), Buffer.alloc(100_000));
+    const child = program(`
+      const files = await openFiles({ roots: ['/'], home: '/', forbidden: [],
+        directory: ${JSON.stringify(data)}, log: createLogger('x', 'silent') });
+      const watch = setInterval(() => {
+        if (fs.readdirSync(${JSON.stringify(shm)}, { recursive: true }).length > 20) process.kill(process.pid, 'SIGKILL');
+      }, 1);
+      await files.moveFile({ source: Buffer.from(${JSON.stringify(path('dir'))}),
+        destination: Buffer.from(${JSON.stringify(join(shm, 'dir'))}), overwrite: false },
+        { signal: new AbortController().signal });
+    `);
+    await once(child, 'exit');
+    expect(child.signalCode).toBe('SIGKILL');
+    const [left] = readdirSync(shm);
+    expect(left).toMatch(/^\.farhand-/);
+    expect(modeOf(join(shm, left!))).toBe(0o700);
+    // Somebody gives the name to a directory that is not the one that was made.
+    const beside = readdirSync(root).find((name) => name.startsWith('.farhand-'))!;
+    renameSync(path(beside), path('was'));
+    mkdirSync(path(beside));
+    writeFileSync(path(beside, 'precious'), 'x');
+    await openFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
+    expect(tree(shm)).toEqual([]);
+    expect(tree(path(beside))).toEqual(['precious']);
+    expect(readdirSync(path('dir')).length).toBe(500);
+  });
+});
+
+describe('copying', () => {
+  test('special files are refused by name, be it alone or in a tree, and nothing is left', async () => {
+    mkdirSync(path('dir/sub'), { recursive: true });
+    writeFileSync(path('dir/a'), 'x');
+    execFileSync('mkfifo', [path('dir/sub/fifo')]);
+    await expectCode(copy(path('dir/sub/fifo'), path('copy')), 'unsupported_file');
+    const error = await copy(path('dir'), path('copy')).catch((thrown: unknown) => thrown);
+    expect(error).toMatchObject({ code: 'unsupported_file', details: { path: path('dir/sub/fifo') } });
+    rmSync(path('dir/sub/fifo'));
+    const server = createServer().listen(path('dir/sub/socket'));
+    await once(server, 'listening');
+    await expectCode(copy(path('dir'), path('copy')), 'unsupported_file');
+    server.close();
+    await once(server, 'close');
+    const proc = (await open(['/'])).copyFile(pair('/proc/self/environ', path('copy'), false), call());
+    await expectCode(proc, 'unsupported_file');
+    expect(existsSync(path('copy'))).toBe(false);
+    expect(leftovers()).toEqual([]);
+  });
+
+  test('a forbidden place in a tree is named and nothing is copied', async () => {
+    const error = await (await open(['/']))
+      .copyFile(pair(root, join(base, 'copy'), false), call())
+      .catch((thrown: unknown) => thrown);
+    expect(error).toMatchObject({ code: 'permission_denied', details: { path: forbidden } });
+    expect(readdirSync(base).filter((name) => name === 'copy' || name.startsWith('.'))).toEqual([]);
+  });
+
+  test('onto itself is refused, by any name, and leaves it as it was', async () => {
+    writeFileSync(path('a'), 'x');
+    linkSync(path('a'), path('b'));
+    symlinkSync('a', path('link'));
+    await expectCode(copy(path('a'), path('a')), 'already_exists');
+    for (const name of ['a', 'b']) await expectCode(copy(path('link'), path(name), true), 'invalid_path');
+    await expectCode(copy(path('homes'), path('homes'), true), 'permission_denied');
+    expect([text(path('a')), statSync(path('a')).nlink]).toEqual(['x', 2]);
+  });
+
+  test('a directory swapped against a symlink in a tight loop copies nothing from outside', async () => {
+    mkdirSync(path('in/sub'), { recursive: true });
+    writeFileSync(path('in/sub/inside'), '');
+    const swapping = swap(path('in/sub'), outside);
+    await printed(swapping, 'ready');
+    const codes = new Map<string, number>();
+    const seen = new Set<string>();
+    while (swapping.exitCode === null) {
+      const code = await copy(path('in'), path('copy')).then(() => 'done', codeOf);
+      codes.set(code, (codes.get(code) ?? 0) + 1);
+      if (code !== 'done') continue;
+      // Without following: a symlink copied as such leads out as well.
+      for (const way of execFileSync('find', ['.'], { cwd: path('copy') })
+        .toString()
+        .split('\n'))
+        seen.add(way);
+      rmSync(path('copy'), { recursive: true });
+    }
+    expect([...seen].filter((way) => way.includes('secret'))).toEqual([]);
+    expect([...seen]).toContain('./sub/inside');
+    expect(codes.get('done')).toBeGreaterThan(0);
+    const known = ['done', 'conflict', 'file_not_found', 'invalid_path'];
+    expect([...codes.keys()].filter((code) => !known.includes(code))).toEqual([]);
+    expect(leftovers()).toEqual([]);
+  });
+
+  test('a file that is rewritten while it is copied is a conflict, and a signal ends a copy', async () => {
+    writeFileSync(path('big'), Buffer.alloc(100_000_000, 'x'));
+    let running = true;
+    const copying = copy(path('big'), path('copy')).finally(() => {
+      running = false;
+    });
+    copying.catch(() => undefined);
+    for (let time = 1; running; time += 1) {
+      utimesSync(path('big'), time, time);
+      await new Promise(setImmediate);
+    }
+    await expectCode(copying, 'conflict');
+    const stop = new AbortController();
+    const stopped = copy(path('big'), path('copy'), false, stop.signal);
+    await vi.waitFor(() => expect(leftovers()).toHaveLength(2), { interval: 1 });
+    stop.abort(new Error('the caller left'));
+    await expect(stopped).rejects.toThrow('the caller left');
+    expect(existsSync(path('copy'))).toBe(false);
+    expect(leftovers()).toEqual([]);
+  });
+
+  test.skipIf(!mayMount)('a full disk is no_space and leaves nothing (needs mount)', async () => {
+    mkdirSync(path('small'));
+    mount('-t', 'tmpfs', '-o', 'size=256k', 'tmpfs', path('small'));
+    writeFileSync(path('big'), Buffer.alloc(1_000_000));
+    writeFileSync(path('small/old'), 'old');
+    await expectCode(copy(path('big'), path('small/old'), true), 'no_space');
+    await expectCode(move(path('big'), path('small/old'), true), 'no_space');
+    expect(tree(path('small'))).toEqual(['old']);
+    expect([text(path('small/old')), statSync(path('big')).size]).toEqual(['old', 1_000_000]);
+  });
+
+  test.skipIf(!isRoot)(
+    'who is not root owns the copy, without setuid, and read-only trees copy (needs root)',
+    async () => {
+      plant(path('dir'));
+      chmodSync(path('dir/sub/file'), 0o4755);
+      chmodSync(path('dir/sub/empty'), 0o555);
+      chmodSync(path('dir'), 0o555);
+      mkdirSync(path('theirs'));
+      chownSync(path('theirs'), 65_534, 65_534);
+      mkdirSync(join(base, 'nobody'));
+      chownSync(join(base, 'nobody'), 65_534, 65_534);
+      const child = program(
+        `const files = await openFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
+         directory: ${JSON.stringify(join(base, 'nobody'))}, log: createLogger('x', 'silent') });
+       const paths = (from, to) => ({ source: Buffer.from(from), destination: Buffer.from(to), overwrite: false });
+       const signal = new AbortController().signal;
+       await files.copyFile(paths(${JSON.stringify(path('dir'))}, ${JSON.stringify(path('theirs/copy'))}), { signal });
+       await files.removeFile({ path: Buffer.from(${JSON.stringify(path('dir/sub/file'))}) }, { signal })
+         .catch((error) => console.log('code ' + error.code));`,
+        65_534,
+      );
+      await printed(child, 'code permission_denied');
+      const { uid, gid, mode } = statSync(path('theirs/copy/sub/file'));
+      expect([uid, gid, mode & 0o7777]).toEqual([65_534, 65_534, 0o755]);
+      expect(modeOf(path('theirs/copy'))).toBe(0o555);
+      expect(leftovers()).toEqual([]);
+    },
+  );
+
+  test('the answer tells the entry, files and bytes; a symlink is followed, holes stay holes', async () => {
+    plant(path('dir'));
+    truncateSync(path('dir/sub/file'), 100_000_000);
+    symlinkSync('dir', path('link'));
+    if (isRoot) chownSync(path('dir/sub/file'), 1234, 4321);
+    const image = portrait(path('dir'));
+    expect(await copy(path('link'), path('copy'))).toMatchObject({
+      entry: { path: Buffer.from(path('copy')), type: 'FILE_TYPE_DIRECTORY' },
+      files: 2,
+      bytes: 100_000_005,
+    });
+    expect(portrait(path('copy'))).toEqual(image);
+    expect(statSync(path('copy/sub/file')).blocks * 512).toBeLessThan(5_000_000);
+    symlinkSync('dir/sub/file', path('one'));
+    expect(await copy(path('one'), path('copied'))).toMatchObject({ files: 1, bytes: 100_000_000 });
+    expect(lstatSync(path('copied')).isFile()).toBe(true);
+  });
+});
+
+// ---- Changing
+
+describe('changing mode and owner', () => {
+  test('unknown names are named, all at once, and nothing is changed', async () => {
+    writeFileSync(path('a'), 'x');
+    chmodSync(path('a'), 0o640);
+    const bad = { mode: 0o777, owner: 'nobody-such', group: '4294967295' };
+    const error = await change(path('a'), bad).catch((thrown: unknown) => thrown);
+    expect(error).toMatchObject({
+      code: 'validation_failed',
+      details: { issues: [{ path: 'owner' }, { path: 'group' }] },
+    });
+    await expectCode(change(path('a'), { mode: 0o10_000 }), 'invalid_request');
+    await expectCode(change(path('a/'), { mode: 0 }), 'not_a_directory');
+    await expectCode(change(path('missing'), { mode: 0 }), 'file_not_found');
+    await expectCode(change(join(outside, 'secret'), { mode: 0 }), 'permission_denied');
+    await expectCode(change(join(forbidden, 'key'), { mode: 0 }), 'permission_denied');
+    symlinkSync(join(outside, 'secret'), path('out'));
+    await expectCode(change(path('out'), { mode: 0 }), 'permission_denied');
+    expect([modeOf(path('a')), modeOf(join(outside, 'secret')) & 0o400]).toEqual([0o640, 0o400]);
+  });
+
+  test.skipIf(!isRoot)('who does not own a file may not change it (needs root)', async () => {
+    writeFileSync(path('a'), 'x');
+    mkdirSync(join(base, 'nobody'));
+    chownSync(join(base, 'nobody'), 65_534, 65_534);
+    const child = program(
+      `const files = await openFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
+         directory: ${JSON.stringify(join(base, 'nobody'))}, log: createLogger('x', 'silent') });
+       await files.changeFile({ path: Buffer.from(${JSON.stringify(path('a'))}), mode: 0o777 },
+         { signal: new AbortController().signal }).catch((error) => console.log('code ' + error.code));`,
+      65_534,
+    );
+    await printed(child, 'code permission_denied');
+  });
+
+  test('mode is set through a symlink, on directories and on pipes', async () => {
+    writeFileSync(path('a'), 'x');
+    symlinkSync('a', path('link'));
+    execFileSync('mkfifo', [path('fifo')]);
+    expect((await change(path('link'), { mode: 0o4711 })).entry).toMatchObject({
+      mode: 0o4711,
+      link_target: Buffer.from('a'),
+    });
+    await change(path('homes/'), { mode: 0o1777 });
+    await change(path('fifo'), { mode: 0o600 });
+    expect(['a', 'homes', 'fifo'].map((name) => modeOf(path(name)))).toEqual([0o4711, 0o1777, 0o600]);
+  });
+
+  test.skipIf(!isRoot)(
+    'owner and group are names or numbers, and setuid survives them (needs root)',
+    async () => {
+      writeFileSync(path('a'), 'x');
+      const { entry } = await change(path('a'), { owner: '1234', group: 'root', mode: 0o4755 });
+      expect(entry).toMatchObject({ owner: '1234', group: 'root', mode: 0o4755 });
+      await change(path('a'), { group: '4321' });
+      expect([statSync(path('a')).uid, statSync(path('a')).gid]).toEqual([1234, 4321]);
+      await change(path('a'), { owner: 'root' });
+      expect([statSync(path('a')).uid, statSync(path('a')).gid]).toEqual([0, 4321]);
+    },
+  );
 });
