@@ -83,8 +83,14 @@ class Copier {
         const below = posix.join(path, step.path);
         if (step.left) {
           const made = await open(descent.at, O_RDONLY | O_DIRECTORY);
-          // Before its own mode may forbid the way up.
-          await descent.leave().finally(() => this.#finish(made, step.stats, below));
+          try {
+            // Before its own mode may forbid the way up.
+            await descent.leave();
+          } catch (error) {
+            letGo(made);
+            throw error;
+          }
+          await this.#finish(made, step.stats, below);
           continue;
         }
         const at = `${descent.at}/${step.name}`;
