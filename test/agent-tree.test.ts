@@ -897,6 +897,13 @@ describe('moving', () => {
     expect(statSync(path('a')).ino).toBe(ino);
   });
 
+  test('onto another hard link of the same file leaves only that', async () => {
+    writeFileSync(path('a'), 'x');
+    linkSync(path('a'), path('b'));
+    await move(path('a'), path('b'), true);
+    expect([existsSync(path('a')), text(path('b')), statSync(path('b')).nlink]).toEqual([false, 'x', 1]);
+  });
+
   test('a signal that has fired moves nothing', async () => {
     writeFileSync(path('a'), 'x');
     await expect(move(path('a'), path('b'), false, aborted())).rejects.toThrow('the caller left');

@@ -7,6 +7,7 @@ import type { AgentMethods } from '../../shared/rpc.ts';
 import { failingAs } from './abort.ts';
 import type { Beneath, Entry } from './beneath.ts';
 import { ancestry, identify, identityOf } from './boundary.ts';
+import { drop } from './clear.ts';
 import { letGo, pathOf, pin } from './descent.ts';
 import { lookAt } from './draft.ts';
 import { duplicate } from './duplicate.ts';
@@ -89,12 +90,22 @@ async function move(moving: Moving, transfer: Transfer): Promise<void> {
   signal.throwIfAborted();
   try {
     await place(placing(transfer, from.at));
+    await dropTwin(transfer);
   } catch (error) {
     if (errnoOf(error) !== 'EXDEV') throw fromErrno(error, shown(destination.path));
     await moveAcross(moving, transfer);
   }
   await syncDirectory(to.directory);
   await syncDirectory(from.directory);
+}
+
+/** Where both names are hard links of one file, rename does nothing. Names that differ only by case may be one name. */
+async function dropTwin({ from, to, found }: Transfer): Promise<void> {
+  const { stats } = found;
+  if (stats.isDirectory() || !to.found || identityOf(to.found.stats) !== identityOf(stats)) return;
+  const [old, now] = [from, to].map(({ name }) => shown(name).toLowerCase());
+  const sameDirectory = (await identify(from.directory)) === (await identify(to.directory));
+  if (old !== now || !sameDirectory) await drop(from.at, false);
 }
 
 /** Gives what is at `from` the name of the destination. */
