@@ -189,7 +189,7 @@ async function writeFully(handle: FileHandle, chunk: Buffer, position: number): 
 }
 
 /** Makes a name in it durable. Some directories cannot be opened for that, some file systems cannot do it. */
-async function syncDirectory(at: Bytes): Promise<void> {
+export async function syncDirectory(at: Bytes): Promise<void> {
   try {
     const directory = await open(bytes(at), O_RDONLY | O_DIRECTORY);
     try {

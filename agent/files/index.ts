@@ -3,6 +3,7 @@ import { access } from 'node:fs/promises';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
+import { openPacker, openUnpacker } from './archive/index.ts';
 import { Beneath } from './beneath.ts';
 import { Boundary } from './boundary.ts';
 import { openLister } from './list.ts';
@@ -61,8 +62,8 @@ export async function openFiles({ roots, home, forbidden, directory, log }: File
     moveFile: unbuilt,
     copyFile: unbuilt,
     changeFile: unbuilt,
-    readArchive: unbuilt,
-    writeArchive: unbuilt,
+    readArchive: openPacker(beneath, people, start),
+    writeArchive: openUnpacker({ beneath, temporary, people, home: start, log }),
     searchFiles: unbuilt,
     watchFiles: unbuilt,
   };
