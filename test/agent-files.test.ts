@@ -142,6 +142,7 @@ const readRequest = (
   path: Buffer.from(target),
   offset: 0,
   max_bytes: 0,
+  digest: false,
   ...more,
 });
 

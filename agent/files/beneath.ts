@@ -69,10 +69,11 @@ async function undo(trail: Trail): Promise<void> {
 }
 
 export class Beneath {
-  readonly #boundary: Boundary;
+  /** What confines it, for those who walk on from an open directory. */
+  readonly boundary: Boundary;
 
   constructor(boundary: Boundary) {
-    this.#boundary = boundary;
+    this.boundary = boundary;
   }
 
   /** An existing directory, symlinks followed. */
@@ -97,7 +98,7 @@ export class Beneath {
   /** What a symlink in an open directory leads to; undefined where it dangles or leads out. */
   async linkTarget(directory: Directory, name: Bytes): Promise<Stats | undefined> {
     const at = `${directory.at}/${name}`;
-    if (this.#boundary.unconfined) return stat(bytes(at)).catch(() => undefined);
+    if (this.boundary.unconfined) return stat(bytes(at)).catch(() => undefined);
     const trail: Trail = { path: name, hops: 0, held: [], made: [] };
     try {
       const entry = await this.#follow(trail, directory.at, name);
@@ -116,9 +117,9 @@ export class Beneath {
     } catch (error) {
       await undo(trail);
       release(trail);
-      throw this.#boundary.covers(trail.path)
+      throw this.boundary.covers(trail.path)
         ? fromErrno(error, shown(trail.path))
-        : this.#boundary.outside(trail.path);
+        : this.boundary.outside(trail.path);
     }
   }
 
@@ -151,16 +152,16 @@ export class Beneath {
   }
 
   async #lookUp(trail: Trail, at: Bytes, name: Bytes): Promise<Entry> {
-    const surveyed = this.#boundary.survey({ at, name });
+    const surveyed = this.boundary.survey({ at, name });
     // Listened to below; until then the name is opened meanwhile.
     surveyed.catch(() => undefined);
     const found = await hold(trail, `${at}/${name}`, O_NOFOLLOW).catch(ignoreMissing);
     const stats = await found?.stat({ bigint: true });
     if (stats?.isSymbolicLink()) {
-      this.#boundary.demandFree(await surveyed, stats, trail.path);
+      this.boundary.demandFree(await surveyed, stats, trail.path);
       return this.#follow(trail, at, name);
     }
-    this.#boundary.judge(await surveyed, stats, trail.path);
+    this.boundary.judge(await surveyed, stats, trail.path);
     return this.#entry(trail, at, name, found && stats && { at: pinned(found), stats });
   }
 
@@ -187,7 +188,7 @@ export class Beneath {
   }
 
   async #check(trail: Trail, place: Place, stats?: BigIntStats): Promise<void> {
-    this.#boundary.judge(await this.#boundary.survey(place), stats, trail.path);
+    this.boundary.judge(await this.boundary.survey(place), stats, trail.path);
   }
 
   #entry(trail: Trail, directory: Bytes, name: Bytes, found: Entry['found']): Entry {

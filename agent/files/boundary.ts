@@ -29,7 +29,11 @@ interface Fence {
   name?: Bytes;
 }
 
-const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.ino}`;
+/** Whether the agent keeps to itself what has a name in a directory, which is told by device and inode. */
+export type Kept = (parent: string, name: Bytes, stats: BigIntStats) => boolean;
+
+/** Device and inode: what something is, whatever it is called. */
+export const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.ino}`;
 
 /** Device and inode behind a path, symlinks followed. */
 export async function identify(path: Bytes): Promise<string> {
@@ -129,6 +133,15 @@ export class Boundary {
     const self = stats && identityOf(stats);
     if (!survey.fences.some((fence) => isBehind(fence, survey, self))) return;
     throw fault('permission_denied', path, 'the agent keeps this to itself');
+  }
+
+  /** The same for many names in a row: where the forbidden places lie now. */
+  async kept(): Promise<Kept> {
+    const fences = await Promise.all(this.#forbidden.map((path) => fenceOf(path, posix.basename(path))));
+    return (parent, name, stats) => {
+      const survey: Survey = { name, chain: [parent], roots: [], fences };
+      return fences.some((fence) => isBehind(fence, survey, identityOf(stats)));
+    };
   }
 
   outside(path: Bytes): AppError {

@@ -1,0 +1,235 @@
+// Walks all that lies below an open directory, however deep or wide, and never through a symlink: every directory is
+// entered by its name in the pinned one above it, so nothing that is swapped meanwhile can lead elsewhere.
+import { type BigIntStats, lstat, readFileSync } from 'node:fs';
+import { type FileHandle, readdir } from 'node:fs/promises';
+import { posix } from 'node:path';
+import { errnoOf, fromErrno } from '../../shared/errors.ts';
+import { type Boundary, identify, identityOf, type Kept } from './boundary.ts';
+import { Descent, letGo, pathOf, pin } from './descent.ts';
+import { type Bytes, bytes, fault, shown } from './path.ts';
+
+/** Names looked at at once, ahead of the reader. */
+const batchSize = 64;
+/** Directories after which it is asked again where the forbidden places lie. */
+const longestTrust = 512;
+
+/** One thing on the way. Its handles are open until the next step is asked for. */
+export interface Step {
+  /** The directory it lies in: /proc/self/fd/N. */
+  parent: Bytes;
+  name: Bytes;
+  /** parent/name, for calls that do not follow symlinks. */
+  at: Bytes;
+  /** From the start, without a slash before it. */
+  path: Bytes;
+  /**
+   * Of the name itself. Those of a directory are of the very one that is entered; others were taken a moment ago,
+   * so whoever opens it does so without following symlinks and looks again.
+   */
+  stats: BigIntStats;
+  /** A directory whose content has been gone through. */
+  left: boolean;
+}
+
+export interface WalkOptions {
+  /** Of the start, for messages. */
+  path: Bytes;
+  /** Ends the walk between two steps. */
+  signal: AbortSignal;
+  /** Names of each directory in the order of their bytes; else as the file system has them. */
+  sorted?: boolean;
+  /** When a directory is told: before what is in it (unless told), after it, or both times. */
+  directories?: 'before' | 'after' | 'both';
+  /** To enter what is mounted below the start is file_busy. */
+  oneMount?: boolean;
+  /** Hears of what cannot be read or must not be, absolute, and is left out; without it such fails the walk. */
+  skip?: (path: Bytes, error: unknown) => void;
+  /** Asked before a directory is read, which is pinned as `inside`; false leaves out what is in it. */
+  enter?: (step: Step, inside: Bytes) => boolean | Promise<boolean>;
+}
+
+interface Level {
+  /** Those still to come, last first. */
+  names: Bytes[];
+  /** Those looked at ahead, last first. */
+  looked: Look[];
+  /** Path of the directory from the start, with a slash at its end unless it is the start. */
+  prefix: Bytes;
+  self: string;
+  /** What it was entered by; the start has none. */
+  step?: Step;
+}
+
+type Look = { name: Bytes } & ({ stats: BigIntStats } | { error: unknown });
+
+/** Everything below `start` (/proc/self/fd/N of an open directory), without itself, and without what is forbidden. */
+export async function* walk(
+  start: Bytes,
+  boundary: Boundary | undefined,
+  options: WalkOptions,
+): AsyncGenerator<Step, void, void> {
+  const walker = new Walker(start, boundary, options);
+  const { directories = 'before' } = options;
+  try {
+    for await (const step of walker.steps()) {
+      const wanted = !step.stats.isDirectory() || directories === (step.left ? 'after' : 'before');
+      if (wanted || directories === 'both') yield step;
+    }
+  } finally {
+    walker.close();
+  }
+}
+
+class Walker {
+  readonly #boundary: Boundary | undefined;
+  readonly #options: WalkOptions;
+  readonly #start: Bytes;
+  readonly #descent: Descent;
+  readonly #levels: Level[] = [];
+  readonly #mount: string | undefined;
+  #kept: Kept = () => false;
+  #trusted = 0;
+
+  constructor(start: Bytes, boundary: Boundary | undefined, options: WalkOptions) {
+    this.#start = start;
+    this.#boundary = boundary;
+    this.#options = options;
+    this.#descent = new Descent(start, options.path);
+    this.#mount = options.oneMount ? mountOf(start) : undefined;
+  }
+
+  close(): void {
+    this.#descent.close();
+  }
+
+  /** Directories come twice: as they are entered, and as they are left. */
+  async *steps(): AsyncGenerator<Step, void, void> {
+    await this.#trust();
+    const self = await identify(this.#start);
+    this.#levels.push({ names: await this.#namesIn(''), looked: [], prefix: '', self });
+    for (let level = this.#levels.at(-1); level; level = this.#levels.at(-1)) {
+      this.#options.signal.throwIfAborted();
+      const look = await this.#next(level);
+      if (!look) {
+        const step = await this.#leave(level);
+        if (step) yield step;
+        continue;
+      }
+      const step = await this.#stepOf(level, look);
+      if (!step) continue;
+      yield step;
+      if (step.stats.isDirectory()) await this.#open(level, step);
+    }
+  }
+
+  async #next(level: Level): Promise<Look | undefined> {
+    if (level.looked.length === 0) {
+      const batch = level.names.splice(-batchSize);
+      level.looked = await Promise.all(batch.map((name) => lookAt(this.#descent.at, name)));
+    }
+    return level.looked.pop();
+  }
+
+  async #leave(level: Level): Promise<Step | undefined> {
+    if (level.step) await this.#descent.leave();
+    this.#levels.pop();
+    if (!level.step) return undefined;
+    const parent = this.#descent.at;
+    return { ...level.step, parent, at: `${parent}/${level.step.name}`, left: true };
+  }
+
+  /** What is told of a name; a directory has been entered by then. Undefined where nothing is to be told. */
+  async #stepOf(level: Level, look: Look): Promise<Step | undefined> {
+    const path = level.prefix + look.name;
+    try {
+      if ('error' in look) throw look.error;
+      const parent = this.#descent.at;
+      const at = `${parent}/${look.name}`;
+      const stats = look.stats.isDirectory() ? await this.#enter(level, look.name, at) : look.stats;
+      this.#demandFree(level, look.name, stats);
+      return { parent, name: look.name, at, path, stats, left: false };
+    } catch (error) {
+      // Gone meanwhile.
+      if (errnoOf(error) !== 'ENOENT') this.#fail(path, error);
+      return undefined;
+    }
+  }
+
+  /** Enters a directory; what is none any more is described as what it is now. */
+  async #enter(level: Level, name: Bytes, at: Bytes): Promise<BigIntStats> {
+    const handle = await pin(at);
+    let entered = false;
+    try {
+      const stats = await handle.stat({ bigint: true });
+      this.#demandFree(level, name, stats);
+      if (stats.isDirectory()) {
+        this.#demandMount(handle, level.prefix + name);
+        this.#descent.enter(handle, stats);
+        entered = true;
+      }
+      return stats;
+    } finally {
+      if (!entered) letGo(handle);
+    }
+  }
+
+  async #open({ prefix }: Level, step: Step): Promise<void> {
+    const inside = this.#descent.at;
+    const wanted = (await this.#options.enter?.(step, inside)) ?? true;
+    const names = wanted ? await this.#namesIn(step.path) : [];
+    const self = identityOf(step.stats);
+    this.#levels.push({ names, looked: [], prefix: `${prefix}${step.name}/`, self, step });
+    await this.#trust();
+  }
+
+  async #namesIn(path: Bytes): Promise<Bytes[]> {
+    try {
+      const names = await readdir(this.#descent.at, 'latin1');
+      // One character per byte, so this is the order of bytes.
+      return this.#options.sorted ? names.sort().reverse() : names;
+    } catch (error) {
+      this.#fail(path, error);
+      return [];
+    }
+  }
+
+  async #trust(): Promise<void> {
+    if (this.#trusted % longestTrust === 0) this.#kept = (await this.#boundary?.kept()) ?? this.#kept;
+    this.#trusted += 1;
+  }
+
+  #demandFree(level: Level, name: Bytes, stats: BigIntStats): void {
+    if (!this.#kept(level.self, name, stats)) return;
+    throw fault('permission_denied', this.#absolute(level.prefix + name), 'the agent keeps this to itself');
+  }
+
+  #demandMount(handle: FileHandle, path: Bytes): void {
+    if (this.#mount === undefined || mountOf(pathOf(handle)) === this.#mount) return;
+    throw fault('file_busy', this.#absolute(path), 'another file system is mounted here');
+  }
+
+  #absolute(path: Bytes): Bytes {
+    return posix.join(this.#options.path, path);
+  }
+
+  #fail(path: Bytes, error: unknown): void {
+    const absolute = this.#absolute(path);
+    if (!this.#options.skip) throw fromErrno(error, shown(absolute));
+    this.#options.skip(absolute, error);
+  }
+}
+
+/** The callback form costs half of what the promise form does. */
+function lookAt(parent: Bytes, name: Bytes): Promise<Look> {
+  return new Promise((resolve) => {
+    lstat(bytes(`${parent}/${name}`), { bigint: true }, (error, stats) =>
+      resolve(error ? { name, error } : { name, stats }),
+    );
+  });
+}
+
+/** Which mount an open directory was reached through. The device does not tell bind mounts apart. */
+function mountOf(at: Bytes): string | undefined {
+  // The kernel answers from memory, so this waits for no disk.
+  return /^mnt_id:\s*(\d+)/m.exec(readFileSync(`/proc/self/fdinfo/${posix.basename(at)}`, 'latin1'))?.[1];
+}
