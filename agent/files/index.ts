@@ -10,7 +10,9 @@ import { openLister } from './list.ts';
 import { fromText } from './path.ts';
 import { openPeople } from './people.ts';
 import { openReader } from './read.ts';
+import { openSearcher } from './search.ts';
 import { Temporary } from './temporary.ts';
+import { openWatcher } from './watch.ts';
 import { openWriter } from './write.ts';
 
 export interface FilesOptions {
@@ -64,8 +66,8 @@ export async function openFiles({ roots, home, forbidden, directory, log }: File
     changeFile: unbuilt,
     readArchive: openPacker(beneath, people, start),
     writeArchive: openUnpacker({ beneath, temporary, people, home: start, log }),
-    searchFiles: unbuilt,
-    watchFiles: unbuilt,
+    searchFiles: openSearcher(beneath, people, start),
+    watchFiles: openWatcher(beneath, start),
   };
 }
 

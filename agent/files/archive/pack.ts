@@ -1,16 +1,16 @@
 // Reads a directory as a tar while it is walked: what was in it when its turn came, or an error that names the file
 // which changed. Nothing but the chunk at hand is in memory.
 import { createHash } from 'node:crypto';
-import { type BigIntStats, constants } from 'node:fs';
-import { type FileHandle, open, readlink, stat } from 'node:fs/promises';
+import type { BigIntStats } from 'node:fs';
+import { readlink, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { createGzip } from 'node:zlib';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { AgentMethods } from '../../../shared/rpc.ts';
-import { unlessAborted } from '../abort.ts';
+import { unlessAborted, untilAborted } from '../abort.ts';
 import type { Beneath, Directory } from '../beneath.ts';
-import { identify, identityOf } from '../boundary.ts';
+import { type Contents, openContents } from '../contents.ts';
 import { letGo } from '../descent.ts';
 import { describe } from '../describe.ts';
 import { holdsFiles } from '../kernel.ts';
@@ -19,7 +19,6 @@ import type { AskPeople, People } from '../people.ts';
 import { type Step, walk } from '../walk.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from './header.ts';
 
-const { O_RDONLY, O_NONBLOCK, O_NOCTTY, O_NOFOLLOW } = constants;
 const chunkBytes = 256 * 1024;
 
 /** One archive on its way out. */
@@ -46,8 +45,10 @@ export function openPacker(beneath: Beneath, people: AskPeople, home: Bytes): Ag
       yield { head: { entry: describe({ path, name: posix.basename(path) }, stats, job.people) } };
       const hash = createHash('sha256');
       const plain = chunksOf(partsOf(job, stats));
-      for await (const chunk of request.gzip ? zipped(plain) : plain) {
-        signal.throwIfAborted();
+      const chunks = untilAborted(signal, request.gzip ? zipped(plain) : plain, directory.close);
+      // From here on it is closed when the walk has come to rest.
+      directory = undefined;
+      for await (const chunk of chunks) {
         hash.update(chunk);
         yield { chunk };
       }
@@ -93,52 +94,39 @@ async function* symlinkOf({ at, path, stats }: Step, { people }: Job): AsyncGene
 
 async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buffer> {
   const absolute = posix.join(job.path, step.path);
-  const handle = await openFile(step.at, absolute);
-  if (!handle) return;
+  let contents: Contents | undefined;
   try {
-    const stats = await handle.stat({ bigint: true });
-    if (!stats.isFile() || (await isForbidden(step, stats, job))) return;
-    const size = Number(stats.size);
-    yield encodeHeader({ ...headerOf('file', step.path, stats, job.people), size });
-    for (let left = size; left > 0; ) {
-      const { bytesRead } = await handle.read(buffer, 0, Math.min(left, buffer.length), size - left);
-      if (bytesRead === 0) throw changed(absolute);
-      left -= bytesRead;
-      yield buffer.subarray(0, bytesRead);
-    }
-    const now = await handle.stat({ bigint: true });
-    if (now.size !== stats.size || now.mtimeNs !== stats.mtimeNs) throw changed(absolute);
-    yield Buffer.alloc(paddingOf(size));
-    job.files += 1;
-    job.bytes += size;
+    contents = await openContents(step, job.beneath.boundary);
+    if (contents) yield* contentsOf(contents, step, job, buffer);
   } catch (error) {
     throw fromErrno(error, shown(absolute));
   } finally {
-    letGo(handle);
+    letGo(contents?.handle);
   }
 }
 
-/** Undefined where it is gone, or a symlink by now. */
-async function openFile(at: Bytes, path: Bytes): Promise<FileHandle | undefined> {
-  try {
-    return await open(bytes(at), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY);
-  } catch (error) {
-    if (['ENOENT', 'ELOOP', 'ENXIO', 'ENODEV'].includes(errnoOf(error) ?? '')) return undefined;
-    throw fromErrno(error, shown(path));
+async function* contentsOf(
+  { handle, stats }: Contents,
+  step: Step,
+  job: Job,
+  buffer: Buffer,
+): AsyncGenerator<Buffer> {
+  const changed = () =>
+    fault('conflict', posix.join(job.path, step.path), 'changed while it was read, try again');
+  const size = Number(stats.size);
+  yield encodeHeader({ ...headerOf('file', step.path, stats, job.people), size });
+  for (let left = size; left > 0; ) {
+    const { bytesRead } = await handle.read(buffer, 0, Math.min(left, buffer.length), size - left);
+    if (bytesRead === 0) throw changed();
+    left -= bytesRead;
+    yield buffer.subarray(0, bytesRead);
   }
+  const now = await handle.stat({ bigint: true });
+  if (now.size !== stats.size || now.mtimeNs !== stats.mtimeNs) throw changed();
+  yield Buffer.alloc(paddingOf(size));
+  job.files += 1;
+  job.bytes += size;
 }
-
-/** The walk has judged what had the name a moment ago; another file that has it now is judged again. */
-async function isForbidden(
-  { parent, name, stats }: Step,
-  now: BigIntStats,
-  { beneath }: Job,
-): Promise<boolean> {
-  if (identityOf(stats) === identityOf(now)) return false;
-  return (await beneath.boundary.kept())(await identify(parent), name, now);
-}
-
-const changed = (path: Bytes): AppError => fault('conflict', path, 'changed while it was read, try again');
 
 function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, people: People): TarHeader {
   const [uid, gid] = [Number(stats.uid), Number(stats.gid)];
@@ -163,7 +151,7 @@ function unlessGone(error: unknown): undefined {
 }
 
 /** The same bytes in chunks of one size. */
-async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, void, void> {
   let chunk = Buffer.allocUnsafeSlow(chunkBytes);
   let filled = 0;
   for await (const part of parts) {
@@ -181,11 +169,15 @@ async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   if (filled > 0) yield chunk.subarray(0, filled);
 }
 
-async function* zipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+async function* zipped(chunks: AsyncGenerator<Buffer, void, void>): AsyncGenerator<Buffer, void, void> {
   const gzip = createGzip({ chunkSize: chunkBytes });
   const fed = pipeline(chunks, gzip);
   // Its failure comes out of the stream as well.
   fed.catch(() => undefined);
-  for await (const chunk of gzip) yield chunk as Buffer;
-  await fed;
+  try {
+    for await (const chunk of gzip) yield chunk as Buffer;
+  } finally {
+    // Not at rest before the walk is.
+    await chunks.return();
+  }
 }
