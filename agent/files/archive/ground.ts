@@ -5,7 +5,7 @@ import { type FileHandle, mkdir, open } from 'node:fs/promises';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { type Boundary, identityOf, type Kept } from '../boundary.ts';
 import { letGo, pathOf } from '../descent.ts';
-import { type Bytes, bytes, fault, pathOnly } from '../path.ts';
+import { type Bytes, bytes, pathOnly } from '../path.ts';
 import { entryFault } from './reader.ts';
 
 const { O_DIRECTORY, O_NOFOLLOW, O_RDONLY } = constants;
@@ -221,11 +221,11 @@ function namedAs(path: Bytes, error: unknown): unknown {
 }
 
 /** Those that the archive made but does not describe are as any new directory. */
-async function seal({ at, path }: Plot, remembered: Remembered | undefined): Promise<void> {
+async function seal({ at }: Plot, remembered: Remembered | undefined): Promise<void> {
   const wanted = remembered?.made ? (remembered.attributes ?? { mode: 0o755 }) : undefined;
   const handle = await open(bytes(at), O_RDONLY | O_DIRECTORY).catch((error: unknown) => {
     // It can be written in, but not opened for that.
-    if (errnoOf(error) !== 'EACCES') throw fault('io_error', path, 'cannot be made durable');
+    if (errnoOf(error) !== 'EACCES') throw error;
   });
   if (!handle) return;
   try {

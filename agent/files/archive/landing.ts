@@ -107,6 +107,9 @@ export class Landing {
 
   async #one(entry: TarEntry, path: Bytes): Promise<void> {
     if (path === '') throw entryFault('invalid_path', entry.name, 'names the directory itself');
+    // Before a directory is made for it.
+    if (entry.kind === 'symlink') demandInside(path, entry.target ?? '');
+    if (entry.kind === 'link') pathOfEntry(entry.target ?? '');
     const plot = await this.#options.ground.directory(parentOf(path));
     const arrival: Arrival = { entry, path, plot, name: posix.basename(path) };
     plot.users += 1;
@@ -164,7 +167,6 @@ export class Landing {
     const at = this.#temporaryAt(await this.#stageOf(plot));
     if (entry.kind === 'link') await this.#hardLink(path, entry.target ?? '', at);
     else {
-      demandInside(path, entry.target ?? '');
       await symlink(bytes(entry.target ?? ''), bytes(at));
       const seconds = Number(entry.mtimeNs) / 1e9;
       await lutimes(bytes(at), seconds, seconds);
@@ -185,7 +187,9 @@ export class Landing {
       throw errnoOf(error) === 'ENOENT' ? refuse() : error;
     });
     await link(bytes(`${plot.at}/${posix.basename(inside)}`), bytes(at)).catch((error: unknown) => {
-      throw errnoOf(error) === 'ENOENT' ? refuse() : error;
+      if (errnoOf(error) === 'ENOENT') throw refuse();
+      if (!['EXDEV', 'EMLINK'].includes(errnoOf(error) ?? '')) throw error;
+      throw entryFault('not_supported', path, 'is a hard link that this file system cannot make');
     });
     // Judged by what the link has got, which nobody can swap any more.
     const got = await lookAt(at);

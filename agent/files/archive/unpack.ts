@@ -97,11 +97,14 @@ async function unpack(
 
 async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
   const { entry, path } = job;
-  const made = !entry.found;
+  let made = false;
   if (entry.found && !entry.found.stats.isDirectory())
     throw fault('not_a_directory', path, 'not a directory');
   try {
-    if (made) await mkdir(bytes(entry.at), 0o700);
+    if (!entry.found) {
+      await mkdir(bytes(entry.at), 0o700);
+      made = true;
+    }
     const root = await openRoot(entry.found?.at ?? entry.at);
     const filled = await fill(job, root, made, job.temporary);
     if (made) await syncAbove(entry);
