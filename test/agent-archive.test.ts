@@ -22,7 +22,7 @@ import {
 } from 'node:fs';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
-import { type Header, pack } from 'tar-stream';
+import { type Pack, pack } from 'tar-stream';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { Files } from '../agent/files/index.ts';
 import type { ArchiveSummary } from '../proto/types/farhand/agent/v1/ArchiveSummary.ts';
@@ -88,7 +88,7 @@ async function* upload(
 const write = (target: string, tar: Buffer, options: WriteOptions = {}): Promise<WriteArchiveResponse> =>
   files.writeArchive(upload(target, tar, options), call(options.signal));
 
-type Entry = Header & { content?: string | Buffer; pax?: Record<string, string> };
+type Entry = Parameters<Pack['entry']>[0] & { content?: string | Buffer };
 
 /** A tar as somebody else makes it. */
 async function tarOf(...entries: Entry[]): Promise<Buffer> {

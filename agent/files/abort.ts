@@ -1,4 +1,6 @@
 // Waiting that ends with the call: a disk that hangs must not hold a caller who has left.
+import { fromErrno } from '../../shared/errors.ts';
+import { type Bytes, shown } from './path.ts';
 
 /**
  * The result of `work`, or the signal's reason as soon as it fires. The work itself cannot be stopped: what it
@@ -41,5 +43,15 @@ export async function* untilAborted<T>(
       .return()
       .catch(() => undefined)
       .finally(rested);
+  }
+}
+
+/** What a call about a path fails with: the signal's reason once that has fired, else a documented code. */
+export async function failingAs<T>(path: Bytes, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
+  try {
+    signal.throwIfAborted();
+    return await work();
+  } catch (error) {
+    throw signal.aborted ? signal.reason : fromErrno(error, shown(path));
   }
 }

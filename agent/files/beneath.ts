@@ -18,7 +18,7 @@ export interface Directory {
   close(): void;
 }
 
-/** One name in an open directory inside the boundary; a symlink there has been followed. */
+/** One name in an open directory inside the boundary; a symlink there has been followed, unless a name was asked for. */
 export interface Entry {
   directory: Bytes;
   name: Bytes;
@@ -40,12 +40,15 @@ export interface Entry {
 /** One resolution: every handle stays open until its entry is closed. */
 interface Trail {
   path: Bytes;
+  /** Whether a symlink at the end is followed. */
+  follows: boolean;
   hops: number;
   held: FileHandle[];
   made: { above: FileHandle; name: Bytes }[];
   link?: Bytes;
 }
 
+const trailTo = (path: Bytes, follows = true): Trail => ({ path, follows, hops: 0, held: [], made: [] });
 const pinned = (handle: FileHandle): Bytes => `/proc/self/fd/${handle.fd}`;
 /** Nobody waits: the last close of a deleted file may take its time. */
 const release = ({ held }: Trail): void => {
@@ -78,7 +81,7 @@ export class Beneath {
 
   /** An existing directory, symlinks followed. */
   async directory(path: Bytes): Promise<Directory> {
-    const trail: Trail = { path, hops: 0, held: [], made: [] };
+    const trail = trailTo(path);
     return this.#resolve(trail, async () => {
       const at = pinned(await hold(trail, path, O_DIRECTORY));
       await this.#check(trail, { at });
@@ -87,8 +90,17 @@ export class Beneath {
   }
 
   /** What a path names, a symlink at its end followed; with `parents` missing directories above it are made. */
-  async entry(path: Bytes, parents = false): Promise<Entry> {
-    const trail: Trail = { path, hops: 0, held: [], made: [] };
+  entry(path: Bytes, parents = false): Promise<Entry> {
+    return this.#enter(trailTo(path), parents);
+  }
+
+  /** What has the name that a path ends in, a symlink there not followed. */
+  name(path: Bytes, parents = false): Promise<Entry> {
+    return this.#enter(trailTo(path, false), parents);
+  }
+
+  #enter(trail: Trail, parents: boolean): Promise<Entry> {
+    const { path } = trail;
     return this.#resolve(trail, async () => {
       const directory = await this.#parent(trail, posix.dirname(path), parents);
       return this.#lookUp(trail, pinned(directory), posix.basename(path));
@@ -99,7 +111,7 @@ export class Beneath {
   async linkTarget(directory: Directory, name: Bytes): Promise<Stats | undefined> {
     const at = `${directory.at}/${name}`;
     if (this.boundary.unconfined) return stat(bytes(at)).catch(() => undefined);
-    const trail: Trail = { path: name, hops: 0, held: [], made: [] };
+    const trail = trailTo(name);
     try {
       const entry = await this.#follow(trail, directory.at, name);
       return entry.found && (await stat(bytes(entry.found.at)));
@@ -157,7 +169,7 @@ export class Beneath {
     surveyed.catch(() => undefined);
     const found = await hold(trail, `${at}/${name}`, O_NOFOLLOW).catch(ignoreMissing);
     const stats = await found?.stat({ bigint: true });
-    if (stats?.isSymbolicLink()) {
+    if (stats?.isSymbolicLink() && trail.follows) {
       this.boundary.demandFree(await surveyed, stats, trail.path);
       return this.#follow(trail, at, name);
     }

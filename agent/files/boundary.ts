@@ -1,7 +1,7 @@
 // Where the files room may work: inside the roots, outside what the agent keeps to itself. Both are judged by
 // device and inode, so that bind mounts, foreign mount namespaces and renames cannot lend a place another name.
 import { type BigIntStats, readlinkSync } from 'node:fs';
-import { realpath, stat } from 'node:fs/promises';
+import { lstat, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { AppError, fromErrno } from '../../shared/errors.ts';
 import { type Bytes, bytes, fault, fromText } from './path.ts';
@@ -43,10 +43,28 @@ export async function identify(path: Bytes): Promise<string> {
 const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(path).catch(() => undefined);
 
 /** A directory and all above it, itself first. ".." of an open directory is the truth, a path to it is hearsay. */
-async function ancestry(at: Bytes): Promise<string[]> {
+export async function ancestry(at: Bytes): Promise<string[]> {
   // The kernel answers from memory, so this waits for no disk; only the depth is taken from it.
   const levels = readlinkSync(at, 'latin1').split('/').length;
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
+}
+
+/** What a path hangs on: itself and all above it, as it is spelled and as it really lies, as far as it is there. */
+async function lineage(path: Bytes): Promise<(string | undefined)[]> {
+  const ways = new Set([...prefixes(path), ...prefixes(await realOf(path))]);
+  return Promise.all(
+    [...ways].map((way) => lstat(bytes(way), { bigint: true }).then(identityOf, () => undefined)),
+  );
+}
+
+function prefixes(path: Bytes): Bytes[] {
+  const above = posix.dirname(path);
+  return above === path ? [path] : [path, ...prefixes(above)];
+}
+
+async function realOf(path: Bytes): Promise<Bytes> {
+  const real = await realpath(bytes(path), 'latin1').catch(() => undefined);
+  return real ?? (path === '/' ? path : realOf(posix.dirname(path)));
 }
 
 /** `name` is the only one that is about to be used: the fence's parent matters for no other. */
@@ -142,6 +160,24 @@ export class Boundary {
       const survey: Survey = { name, chain: [parent], roots: [], fences };
       return fences.some((fence) => isBehind(fence, survey, identityOf(stats)));
     };
+  }
+
+  /**
+   * Throws permission_denied where to remove, move or replace it would take along "/", the home, a root or
+   * something forbidden: what it is itself, or lies above.
+   */
+  async demandLoose(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
+    const self = identityOf(stats);
+    const reasons: [reason: string, anchors: Bytes[]][] = [
+      ['the root of all files stays', ['/']],
+      ["this is, or holds, the home directory of the agent's user", [home]],
+      ['this is, or holds, a root that this agent allows', [...this.#roots, ...this.#spelled]],
+      ['this is, or holds, what the agent keeps to itself', this.#forbidden],
+    ];
+    for (const [reason, anchors] of reasons) {
+      const held = await Promise.all(anchors.map(lineage));
+      if (held.some((one) => one.includes(self))) throw fault('permission_denied', path, reason);
+    }
   }
 
   outside(path: Bytes): AppError {

@@ -1,14 +1,15 @@
 // The new content of a file on its way: a temporary file beside the target, which becomes it in one step or goes.
 import { createHash, type Hash } from 'node:crypto';
 import { type BigIntStats, constants } from 'node:fs';
-import { type FileHandle, link, lstat, open, readlink, rename, unlink } from 'node:fs/promises';
-import { AppError, errnoOf } from '../../shared/errors.ts';
+import { type FileHandle, lstat, open, readlink, rename, unlink } from 'node:fs/promises';
+import { errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Entry } from './beneath.ts';
 import { type Bytes, bytes, fault, shown } from './path.ts';
+import { linkAs, syncDirectory } from './place.ts';
 import { type Temporary, temporaryName } from './temporary.ts';
 
-const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_RDONLY, O_WRONLY } = constants;
+const { O_CREAT, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_WRONLY } = constants;
 /** Bytes after which the disk is set to work, so that the last fsync of a large file does not take minutes. */
 const flushBytes = 64 * 1024 * 1024;
 
@@ -111,7 +112,7 @@ export class Draft {
   async place(overwrite: boolean): Promise<void> {
     const [from, to] = [bytes(this.#at), bytes(this.entry.at)];
     if (overwrite) await rename(from, to);
-    else await link(from, to).catch(this.#unlinkable);
+    else await linkAs(this.#at, this.entry.at, this.path);
     this.#placed = true;
     if (!overwrite) await unlink(from);
     for (const at of [this.entry.directory, ...this.entry.madeIn]) await syncDirectory(at);
@@ -164,12 +165,6 @@ export class Draft {
     if (!['EPERM', 'EINVAL'].includes(errnoOf(error) ?? '')) throw error;
     throw fault('permission_denied', this.path, 'the agent may not keep its owner and group');
   };
-
-  #unlinkable = (error: unknown): never => {
-    if (!['EPERM', 'EOPNOTSUPP'].includes(errnoOf(error) ?? '')) throw error;
-    const reason = 'this file system has no hard links, which are needed to never overwrite';
-    throw new AppError('not_supported', `${shown(this.path)}: ${reason}`, { path: shown(this.path) });
-  };
 }
 
 /** What has a name now, a symlink there not followed. */
@@ -185,19 +180,5 @@ async function writeFully(handle: FileHandle, chunk: Buffer, position: number): 
   let written = 0;
   while (written < chunk.length) {
     written += (await handle.write(chunk, written, chunk.length - written, position + written)).bytesWritten;
-  }
-}
-
-/** Makes a name in it durable. Some directories cannot be opened for that, some file systems cannot do it. */
-export async function syncDirectory(at: Bytes): Promise<void> {
-  try {
-    const directory = await open(bytes(at), O_RDONLY | O_DIRECTORY);
-    try {
-      await directory.sync();
-    } finally {
-      await directory.close();
-    }
-  } catch (error) {
-    if (!['EACCES', 'EINVAL', 'EOPNOTSUPP'].includes(errnoOf(error) ?? '')) throw error;
   }
 }

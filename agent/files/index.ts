@@ -1,4 +1,4 @@
-// The files room of the agent: lists, reads and writes files inside the roots that the machine's owner allows.
+// The files room of the agent: lists, reads, writes and arranges files inside the roots that the machine's owner allows.
 import { access } from 'node:fs/promises';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -6,11 +6,17 @@ import type { AgentMethods } from '../../shared/rpc.ts';
 import { openPacker, openUnpacker } from './archive/index.ts';
 import { Beneath } from './beneath.ts';
 import { Boundary } from './boundary.ts';
+import { openChanger } from './change.ts';
+import { openCopier } from './copy.ts';
 import { openLister } from './list.ts';
+import { openMaker } from './make.ts';
+import { openMover } from './move.ts';
 import { fromText } from './path.ts';
 import { openPeople } from './people.ts';
 import { openReader } from './read.ts';
+import { openRemover } from './remove.ts';
 import { openSearcher } from './search.ts';
+import { openDescriber } from './stat.ts';
 import { Temporary } from './temporary.ts';
 import { openWatcher } from './watch.ts';
 import { openWriter } from './write.ts';
@@ -54,23 +60,20 @@ export async function openFiles({ roots, home, forbidden, directory, log }: File
   const beneath = new Beneath(await Boundary.open(roots, [...forbidden, directory]));
   const people = openPeople();
   const start = fromText(home);
+  const moving = { beneath, temporary, people, home: start, log };
   return {
     listFiles: openLister(beneath, people, start),
     readFile: openReader(beneath, people, start),
     writeFile: openWriter({ beneath, temporary, home: start, log }),
-    statFile: unbuilt,
-    makeDirectory: unbuilt,
-    removeFile: unbuilt,
-    moveFile: unbuilt,
-    copyFile: unbuilt,
-    changeFile: unbuilt,
+    statFile: openDescriber(beneath, people, start),
+    makeDirectory: openMaker(beneath, people, start),
+    removeFile: openRemover(beneath, start),
+    moveFile: openMover(moving),
+    copyFile: openCopier(moving),
+    changeFile: openChanger(beneath, people, start),
     readArchive: openPacker(beneath, people, start),
     writeArchive: openUnpacker({ beneath, temporary, people, home: start, log }),
     searchFiles: openSearcher(beneath, people, start),
     watchFiles: openWatcher(beneath, start),
   };
-}
-
-function unbuilt(): never {
-  throw new AppError('not_supported', 'not built yet');
 }

@@ -42,3 +42,8 @@ export function fault(
 ): AppError {
   return new AppError(code, `${shown(path)}: ${reason}`, { path: shown(path), ...details });
 }
+
+/** Throws not_a_directory where the path asks for a directory and leads to something else. */
+export function demandFolder({ path, folder }: Target, stats: { isDirectory(): boolean }): void {
+  if (folder && !stats.isDirectory()) throw fault('not_a_directory', path, 'not a directory');
+}

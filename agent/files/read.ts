@@ -56,7 +56,7 @@ export function openReader(beneath: Beneath, people: AskPeople, home: Bytes): Ag
           : exactly(read, { ...range, length }, first, source, path);
       for await (const chunk of chunks) yield { chunk };
     } catch (error) {
-      throw signal.aborted ? signal.reason : failure(error, path);
+      throw signal.aborted ? signal.reason : readingFailure(error, path);
     } finally {
       // Nobody waits: closing waits for a read under way, which may hang.
       source?.handle.close().catch(() => undefined);
@@ -64,7 +64,8 @@ export function openReader(beneath: Beneath, people: AskPeople, home: Bytes): Ag
   };
 }
 
-async function openSource(beneath: Beneath, { path, folder }: Target): Promise<Source> {
+/** Opens a regular file for its bytes; anything else is refused unopened. */
+export async function openSource(beneath: Beneath, { path, folder }: Target): Promise<Source> {
   const entry = await beneath.entry(path);
   try {
     const found = readable(entry, path);
@@ -89,7 +90,10 @@ function readable(entry: Entry, path: Bytes): NonNullable<Entry['found']> {
  * Files of /proc that hold memory, where the agent's own keys lie: whoever may read files must not get those.
  * An environment is refused for the agent alone; each of its threads has a copy under its own number.
  */
-async function holdsMemory(entry: Entry, { at, stats }: NonNullable<Entry['found']>): Promise<boolean> {
+export async function holdsMemory(
+  entry: Pick<Entry, 'directory' | 'name'>,
+  { at, stats }: NonNullable<Entry['found']>,
+): Promise<boolean> {
   if (stats.blocks !== 0n || !['mem', 'kcore', 'environ'].includes(entry.name)) return false;
   if ((await statfs(bytes(at))).type !== procfs) return false;
   if (entry.name !== 'environ') return true;
@@ -187,7 +191,7 @@ const readingErrnos: Readonly<Record<string, Code>> = {
   ESRCH: 'file_not_found',
 };
 
-function failure(error: unknown, path: Bytes): AppError {
+export function readingFailure(error: unknown, path: Bytes): AppError {
   const code = error instanceof AppError ? undefined : readingErrnos[errnoOf(error) ?? ''];
   return code ? fault(code, path, 'cannot be read') : fromErrno(error, shown(path));
 }

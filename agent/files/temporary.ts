@@ -1,22 +1,15 @@
 // Remembers the temporary files that exist, so that those of a killed agent go at its next start: they lie beside
-// their targets, anywhere on the disk. An append-only journal, one line per file: + added, - removed.
+// their targets, anywhere on the disk. An append-only journal, one line per file: + added, * a directory with the mark
+// that tells it from any other, - removed.
 import { randomUUID } from 'node:crypto';
-import { constants } from 'node:fs';
-import {
-  appendFile,
-  lstat,
-  mkdir,
-  open,
-  readFile,
-  rename,
-  truncate,
-  unlink,
-  writeFile,
-} from 'node:fs/promises';
+import { type BigIntStats, constants } from 'node:fs';
+import { appendFile, lstat, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { clear, drop } from './clear.ts';
+import { letGo, pathOf, pin } from './descent.ts';
 import { type Bytes, bytes, pathOnly, shown } from './path.ts';
 
 const { O_DIRECTORY, O_NOFOLLOW } = constants;
@@ -29,12 +22,16 @@ const longestRemoval = 5_000;
 /** A name that nobody can guess. */
 export const temporaryName = (): Bytes => prefix + randomUUID();
 
-const line = (sign: '+' | '-', path: Bytes): string => `${sign}${bytes(path).toString('base64url')}\n`;
+/** What a directory is, also after a restart of the machine: device numbers may change then. */
+export const markOf = ({ ino, birthtimeNs }: BigIntStats): string => `${ino}-${birthtimeNs}`;
+
+const line = (sign: '+' | '*' | '-', path: Bytes, mark = ''): string =>
+  `${sign}${bytes(path).toString('base64url')}${mark && ` ${mark}`}\n`;
 
 export class Temporary {
   readonly #path: string;
   #size = 0;
-  readonly #live = new Set<Bytes>();
+  readonly #live = new Map<Bytes, string>();
   #turn: Promise<void> = Promise.resolve();
 
   private constructor(path: string) {
@@ -45,7 +42,7 @@ export class Temporary {
   static async open(directory: string, log: Logger): Promise<Temporary> {
     await mkdir(directory, { recursive: true, mode: 0o700 });
     const path = join(directory, 'temporary.journal');
-    const left = [...(await leftovers(path))].map((file) => remove(file, log));
+    const left = [...(await leftovers(path))].map(([file, mark]) => remove(file, mark, log));
     await Promise.race([Promise.all(left), sleep(longestRemoval)]);
     await writeFile(path, '', { mode: 0o600 });
     return new Temporary(path);
@@ -53,8 +50,14 @@ export class Temporary {
 
   /** Durable when it resolves; only then may the file be made. */
   add(path: Bytes): Promise<void> {
-    this.#live.add(path);
+    this.#live.set(path, '');
     return this.#inTurn(() => this.#append(line('+', path), true));
+  }
+
+  /** What was added is a directory; only then, and once this is durable, it may be filled. */
+  mark(path: Bytes, mark: string): Promise<void> {
+    this.#live.set(path, mark);
+    return this.#inTurn(() => this.#append(line('*', path, mark), true));
   }
 
   /** The file is gone, or has become what it was made for. */
@@ -86,7 +89,7 @@ export class Temporary {
   }
 
   async #rewrite(): Promise<void> {
-    const text = [...this.#live].map((path) => line('+', path)).join('');
+    const text = [...this.#live].map(([path, mark]) => line(mark ? '*' : '+', path, mark)).join('');
     await writeFile(`${this.#path}.new`, text, { mode: 0o600, flush: true });
     await rename(`${this.#path}.new`, this.#path);
     this.#size = text.length;
@@ -94,31 +97,34 @@ export class Temporary {
 }
 
 /** A line that was cut off by the end was never answered, so its file was never made. */
-async function leftovers(path: string): Promise<Set<Bytes>> {
+async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = await readFile(path, 'utf8').catch((error: unknown) => {
     if (errnoOf(error) === 'ENOENT') return '';
     throw error;
   });
-  const live = new Set<Bytes>();
+  const live = new Map<Bytes, string>();
   for (const entry of text.split('\n').slice(0, -1)) {
-    const left = Buffer.from(entry.slice(1), 'base64url').toString('latin1');
-    if (entry.startsWith('+')) live.add(left);
+    const [path = '', mark = ''] = entry.slice(1).split(' ');
+    const left = Buffer.from(path, 'base64url').toString('latin1');
+    if (/^[+*]/.test(entry)) live.set(left, mark);
     else live.delete(left);
   }
   return live;
 }
 
-/** Only a plain file of our own and of our naming goes, whatever the journal says. */
-async function remove(path: Bytes, log: Logger): Promise<void> {
+/** Only a plain file or a directory of our own and of our naming goes, whatever the journal says. */
+async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
   const name = posix.basename(path);
   if (!name.startsWith(prefix)) return;
   try {
     const directory = await open(bytes(posix.dirname(path)), pathOnly | O_DIRECTORY | O_NOFOLLOW);
     try {
-      const at = bytes(`/proc/self/fd/${directory.fd}/${name}`);
-      const stats = await lstat(at);
-      if (!stats.isFile() || stats.uid !== process.geteuid?.()) return;
-      await unlink(at);
+      const at = `${pathOf(directory)}/${name}`;
+      const stats = await lstat(bytes(at), { bigint: true });
+      if (Number(stats.uid) !== process.geteuid?.()) return;
+      if (stats.isDirectory()) await empty(at, mark, path);
+      else if (!stats.isFile()) return;
+      await drop(at, stats.isDirectory());
       log.info({ path: shown(path) }, 'removed a temporary file of an earlier run');
     } finally {
       await directory.close();
@@ -126,5 +132,16 @@ async function remove(path: Bytes, log: Logger): Promise<void> {
   } catch (error) {
     if (errnoOf(error) !== 'ENOENT')
       log.warn({ err: error, path: shown(path) }, 'a temporary file stays behind');
+  }
+}
+
+/** Whoever may rename there could have given our name to another directory: only the very one is emptied. */
+async function empty(at: Bytes, mark: string, path: Bytes): Promise<void> {
+  const handle = await pin(at);
+  try {
+    if (markOf(await handle.stat({ bigint: true })) !== mark) return;
+    await clear(pathOf(handle), undefined, { path, signal: new AbortController().signal, own: true });
+  } finally {
+    letGo(handle);
   }
 }

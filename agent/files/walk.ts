@@ -229,7 +229,7 @@ function lookAt(parent: Bytes, name: Bytes): Promise<Look> {
 }
 
 /** Which mount an open directory was reached through. The device does not tell bind mounts apart. */
-function mountOf(at: Bytes): string | undefined {
+export function mountOf(at: Bytes): string | undefined {
   // The kernel answers from memory, so this waits for no disk.
   return /^mnt_id:\s*(\d+)/m.exec(readFileSync(`/proc/self/fdinfo/${posix.basename(at)}`, 'latin1'))?.[1];
 }

@@ -4,10 +4,10 @@ import type { WriteFileCommit__Output } from '../../proto/types/farhand/agent/v1
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/WriteFileOpen.ts';
 import type { WriteFileRequest__Output } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
-import { AppError, fromErrno } from '../../shared/errors.ts';
+import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
-import { unlessAborted } from './abort.ts';
+import { failingAs, unlessAborted } from './abort.ts';
 import type { Beneath } from './beneath.ts';
 import { identify } from './boundary.ts';
 import { etagOf } from './describe.ts';
@@ -51,14 +51,6 @@ export function openWriter({ beneath, temporary, home, log }: Writing): AgentMet
       messages.return?.().catch(() => undefined);
     }
   };
-}
-
-async function failingAs<T>(path: Bytes, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
-  try {
-    return await work();
-  } catch (error) {
-    throw signal.aborted ? signal.reason : fromErrno(error, shown(path));
-  }
 }
 
 /** Refuses what can be refused before a byte is sent. */
@@ -154,7 +146,8 @@ function demandDigest(wanted: string | undefined, sha256: string, path: Bytes): 
   throw new AppError('validation_failed', `${shown(path)}: sha256 ${message}`, details);
 }
 
-function demandMode(mode: number | undefined): void {
+/** For all that take a mode. */
+export function demandMode(mode: number | undefined): void {
   if (mode !== undefined && mode > 0o7777)
     throw new AppError('invalid_request', 'mode has more than 12 bits');
 }

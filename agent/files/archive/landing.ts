@@ -1,30 +1,20 @@
 // Lands the entries of an archive on the ground: each complete and durable under a temporary name first, then in
 // its place in one step. Small files are finished while the next ones are read, many at once.
 import { type BigIntStats, constants } from 'node:fs';
-import {
-  type FileHandle,
-  link,
-  lutimes,
-  mkdir,
-  open,
-  readlink,
-  rename,
-  rmdir,
-  symlink,
-  unlink,
-} from 'node:fs/promises';
+import { type FileHandle, link, lutimes, open, rename, symlink, unlink } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import { letGo, pathOf } from '../descent.ts';
 import { lookAt } from '../draft.ts';
-import { type Bytes, bytes, pathOnly, shown } from '../path.ts';
-import { type Temporary, temporaryName } from '../temporary.ts';
+import { type Bytes, bytes, shown } from '../path.ts';
+import { linkAs } from '../place.ts';
+import { SideRoom } from '../sideroom.ts';
+import type { Temporary } from '../temporary.ts';
 import { type Ground, type Plot, setTimes } from './ground.ts';
 import { demandInside, pathOfEntry } from './names.ts';
 import { entryFault, type TarEntry } from './reader.ts';
 
-const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_WRONLY } = constants;
+const { O_CREAT, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_WRONLY } = constants;
 /** A file up to this size is held in memory until it is on the disk. */
 const smallBytes = 256 * 1024;
 /** Small files on their way to the disk at once. */
@@ -32,19 +22,11 @@ const mostUnderway = 16;
 /** Bytes after which the disk is set to work, so that the last fsync of a large file does not take minutes. */
 const flushBytes = 64 * 1024 * 1024;
 
-/** A directory of temporary files, from where they can be renamed to anywhere on the same mount. */
-interface Stage {
-  handle: FileHandle;
-  at: Bytes;
-  plot: Plot;
-  name: Bytes;
-  recorded: Bytes | undefined;
-}
-
 export interface LandingOptions {
   ground: Ground;
-  /** Absent where the whole ground is temporary. */
-  temporary?: Temporary | undefined;
+  /** Where temporary files may lie that are renamed into the ground; else one is made on each mount. */
+  room?: SideRoom | undefined;
+  temporary: Temporary;
   overwrite: boolean;
   log: Logger;
 }
@@ -60,9 +42,8 @@ interface Arrival {
 
 export class Landing {
   readonly #options: LandingOptions;
-  readonly #stages = new Map<string, Stage>();
-  /** Temporary names in use. */
-  readonly #live = new Set<Bytes>();
+  /** For temporary files, by the mount on which they can be renamed. */
+  readonly #rooms = new Map<string, { room: SideRoom; plot: Plot }>();
   readonly #underway = new Map<Bytes, Promise<void>>();
   #failure: { reason: unknown } | undefined;
   #names = 0;
@@ -91,12 +72,11 @@ export class Landing {
   /** Leaves nothing temporary behind. */
   async end(): Promise<void> {
     await Promise.all(this.#underway.values());
-    for (const at of this.#live) await unlink(bytes(at)).catch(() => undefined);
-    this.#live.clear();
-    for (const [mount, stage] of this.#stages) {
-      await this.#clear(stage);
-      this.#stages.delete(mount);
+    for (const { room, plot } of this.#rooms.values()) {
+      await room.end();
+      plot.users -= 1;
     }
+    this.#rooms.clear();
   }
 
   async #directory({ mode, mtimeNs }: TarEntry, path: Bytes): Promise<void> {
@@ -123,19 +103,19 @@ export class Landing {
 
   async #file(arrival: Arrival): Promise<void> {
     const { entry, plot, path } = arrival;
-    const stage = await this.#stageOf(plot);
+    const at = await this.#temporaryFor(plot);
     this.files += 1;
     this.bytes += entry.size;
     if (entry.size > smallBytes) {
       // Before its bytes are read for nothing.
       await this.#demandRoom(arrival);
-      return this.#write(arrival, stage, entry.body);
+      return this.#write(arrival, at, entry.body);
     }
     const pieces: Buffer[] = [];
     for await (const piece of entry.body) pieces.push(piece);
     while (this.#underway.size >= mostUnderway) await Promise.race(this.#underway.values());
     plot.users += 1;
-    const work = asEntry(path, () => this.#write(arrival, stage, pieces))
+    const work = asEntry(path, () => this.#write(arrival, at, pieces))
       .catch((reason: unknown) => {
         this.#failure ??= { reason };
       })
@@ -146,9 +126,8 @@ export class Landing {
     this.#underway.set(path, work);
   }
 
-  async #write(arrival: Arrival, stage: Stage, pieces: AsyncIterable<Buffer> | Buffer[]): Promise<void> {
+  async #write(arrival: Arrival, at: Bytes, pieces: AsyncIterable<Buffer> | Buffer[]): Promise<void> {
     const { mode, mtimeNs } = arrival.entry;
-    const at = this.#temporaryAt(stage);
     const handle = await open(bytes(at), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_NOCTTY, 0o600);
     try {
       await writeAll(handle, pieces);
@@ -164,7 +143,7 @@ export class Landing {
 
   async #link(arrival: Arrival): Promise<void> {
     const { entry, path, plot } = arrival;
-    const at = this.#temporaryAt(await this.#stageOf(plot));
+    const at = await this.#temporaryFor(plot);
     if (entry.kind === 'link') await this.#hardLink(path, entry.target ?? '', at);
     else {
       await symlink(bytes(entry.target ?? ''), bytes(at));
@@ -187,9 +166,7 @@ export class Landing {
       throw errnoOf(error) === 'ENOENT' ? refuse() : error;
     });
     await link(bytes(`${plot.at}/${posix.basename(inside)}`), bytes(at)).catch((error: unknown) => {
-      if (errnoOf(error) === 'ENOENT') throw refuse();
-      if (!['EXDEV', 'EMLINK'].includes(errnoOf(error) ?? '')) throw error;
-      throw entryFault('not_supported', path, 'is a hard link that this file system cannot make');
+      throw errnoOf(error) === 'ENOENT' ? refuse() : error;
     });
     // Judged by what the link has got, which nobody can swap any more.
     const got = await lookAt(at);
@@ -205,23 +182,20 @@ export class Landing {
 
   async #place(arrival: Arrival, at: Bytes): Promise<void> {
     const { plot, name, path } = arrival;
-    const to = bytes(`${plot.at}/${name}`);
+    const to = `${plot.at}/${name}`;
     if (this.#options.overwrite) {
       await this.#demandRoom(arrival);
-      await rename(bytes(at), to);
+      await rename(bytes(at), bytes(to));
     } else {
       this.#options.ground.demandFree(plot, name, undefined, path);
-      await link(bytes(at), to).catch((error: unknown) => this.#untaken(arrival, error));
+      await linkAs(at, to, path).catch((error: unknown) => this.#taken(arrival, error));
       await unlink(bytes(at));
     }
-    this.#live.delete(at);
   }
 
-  async #untaken(arrival: Arrival, error: unknown): Promise<never> {
+  async #taken(arrival: Arrival, error: unknown): Promise<never> {
     if (errnoOf(error) === 'EEXIST') await this.#demandRoom(arrival);
-    if (!['EPERM', 'EOPNOTSUPP'].includes(errnoOf(error) ?? '')) throw error;
-    const reason = 'this file system has no hard links, which are needed to never overwrite';
-    throw entryFault('not_supported', arrival.path, reason);
+    throw error;
   }
 
   /** Waits for what is on its way to this name, to one above it, or failed anywhere. */
@@ -230,52 +204,21 @@ export class Landing {
     if (this.#failure) throw this.#failure.reason;
   }
 
-  #temporaryAt({ at }: Stage): Bytes {
+  /** A free name from where a file can be renamed into the directory. */
+  async #temporaryFor(plot: Plot): Promise<Bytes> {
+    const { room = await this.#roomFor(plot) } = this.#options;
     this.#names += 1;
-    const temporary = `${at}/${this.#names}`;
-    this.#live.add(temporary);
-    return temporary;
+    return `${room.content}-${this.#names}`;
   }
 
-  async #stageOf(plot: Plot): Promise<Stage> {
-    const known = this.#stages.get(plot.mount);
-    if (known) return known;
-    const stage = await this.#makeStage(plot);
-    this.#stages.set(plot.mount, stage);
-    return stage;
-  }
-
-  async #makeStage(plot: Plot): Promise<Stage> {
-    const { temporary } = this.#options;
-    const name = temporaryName();
-    const recorded = temporary && `${await readlink(plot.at, 'latin1')}/${name}`;
-    if (recorded !== undefined) await temporary?.add(recorded);
-    try {
-      const at = bytes(`${plot.at}/${name}`);
-      await mkdir(at, 0o700);
-      const handle = await open(at, pathOnly | O_DIRECTORY | O_NOFOLLOW);
-      plot.users += 1;
-      return { handle, at: pathOf(handle), plot, name, recorded };
-    } catch (error) {
-      if (recorded !== undefined) await temporary?.drop(recorded);
-      throw error;
-    }
-  }
-
-  async #clear({ handle, plot, name, recorded }: Stage): Promise<void> {
-    try {
-      await rmdir(bytes(`${plot.at}/${name}`)).catch(ignoreMissing);
-      if (recorded !== undefined) await this.#options.temporary?.drop(recorded);
-    } catch (error) {
-      // It stays in the journal, so the next start tries again.
-      this.#options.log.warn(
-        { err: error, path: shown(recorded ?? name) },
-        'a temporary directory stays behind',
-      );
-    } finally {
-      plot.users -= 1;
-      letGo(handle);
-    }
+  async #roomFor(plot: Plot): Promise<SideRoom> {
+    const known = this.#rooms.get(plot.mount);
+    if (known) return known.room;
+    const { temporary, log } = this.#options;
+    plot.users += 1;
+    const room = await SideRoom.open(plot.at, temporary, log);
+    this.#rooms.set(plot.mount, { room, plot });
+    return room;
   }
 }
 

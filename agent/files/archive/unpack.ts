@@ -1,24 +1,23 @@
 // Unpacks a tar or tar.gz into a directory. Nothing lands outside it; as a whole it is there complete or not at all.
 import { createHash } from 'node:crypto';
 import { type BigIntStats, constants } from 'node:fs';
-import { type FileHandle, mkdir, open, opendir, readlink, rename, rmdir, unlink } from 'node:fs/promises';
+import { type FileHandle, mkdir, open, opendir, rmdir } from 'node:fs/promises';
 import { posix } from 'node:path';
 import type { WriteArchiveOpen__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
 import type { WriteArchiveRequest__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveRequest.ts';
 import type { WriteArchiveResponse } from '../../../proto/types/farhand/agent/v1/WriteArchiveResponse.ts';
-import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
+import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { AgentMethods } from '../../../shared/rpc.ts';
-import { unlessAborted } from '../abort.ts';
+import { failingAs, unlessAborted } from '../abort.ts';
 import type { Beneath, Entry } from '../beneath.ts';
-import { identityOf } from '../boundary.ts';
-import { letGo, pathOf } from '../descent.ts';
 import { describe } from '../describe.ts';
-import { lookAt, syncDirectory } from '../draft.ts';
+import { lookAt } from '../draft.ts';
 import { type Bytes, bytes, fault, pathOnly, shown, targetOf } from '../path.ts';
 import type { AskPeople } from '../people.ts';
-import { type Temporary, temporaryName } from '../temporary.ts';
-import { walk } from '../walk.ts';
+import { place, syncDirectory } from '../place.ts';
+import { SideRoom } from '../sideroom.ts';
+import type { Temporary } from '../temporary.ts';
 import { Ground } from './ground.ts';
 import { Landing } from './landing.ts';
 import { readTar } from './reader.ts';
@@ -65,14 +64,6 @@ export function openUnpacker(unpacking: Unpacking): AgentMethods['writeArchive']
   };
 }
 
-async function failingAs<T>(path: Bytes, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
-  try {
-    return await work();
-  } catch (error) {
-    throw signal.aborted ? signal.reason : fromErrno(error, shown(path));
-  }
-}
-
 async function unpack(
   unpacking: Unpacking,
   { whole, overwrite, create_parents }: WriteArchiveOpen__Output,
@@ -106,7 +97,7 @@ async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
       made = true;
     }
     const root = await openRoot(entry.found?.at ?? entry.at);
-    const filled = await fill(job, root, made, job.temporary);
+    const filled = await fill(job, root, made);
     if (made) await syncAbove(entry);
     return await answer(job, filled);
   } catch (error) {
@@ -122,13 +113,13 @@ const openRoot = (at: Bytes): Promise<FileHandle> =>
 
 /** Unpacks everything and checks it; durable, with modes and times, when it resolves. Owns the root. */
 async function fill(
-  { beneath, path, overwrite, log, upload, signal }: Job,
+  { beneath, path, overwrite, temporary, log, upload, signal }: Job,
   root: FileHandle,
   made: boolean,
-  temporary: Temporary | undefined,
+  room?: SideRoom,
 ): Promise<Filled> {
   const ground = await Ground.open(root, beneath.boundary, path, made);
-  const landing = new Landing({ ground, temporary, overwrite, log });
+  const landing = new Landing({ ground, room, temporary, overwrite, log });
   try {
     for await (const entry of readTar(upload)) await landing.land(entry);
     const sha256 = upload.demandCommit(path);
@@ -146,33 +137,22 @@ async function fill(
 // ---- As a whole
 
 async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
-  const { entry, path, temporary } = job;
+  const { entry, path, overwrite, temporary, log, signal } = job;
   await demandVacant(job, entry.found?.stats);
-  const name = temporaryName();
-  const recorded = `${await readlink(entry.directory, 'latin1')}/${name}`;
-  const at = `${entry.directory}/${name}`;
-  await temporary.add(recorded);
-  let root: FileHandle | undefined;
-  let placed = false;
+  const room = await SideRoom.open(entry.directory, temporary, log);
   try {
-    await mkdir(bytes(at), 0o700);
-    root = await openRoot(at);
-    const self = identityOf(await root.stat({ bigint: true }));
-    const filled = await fill(job, await openRoot(pathOf(root)), true, undefined);
+    const from = room.content;
+    await mkdir(bytes(from), 0o700);
+    const filled = await fill(job, await openRoot(from), true, room);
     const present = await lookAt(entry.at);
     await entry.recheck(present);
     await demandVacant(job, present);
-    const now = await lookAt(at);
-    if (!now || identityOf(now) !== self) throw fault('conflict', path, 'was moved meanwhile, try again');
-    job.signal.throwIfAborted();
-    await takeName(at, job);
-    placed = true;
+    signal.throwIfAborted();
+    await place({ from, to: entry.at, directory: true, overwrite, path });
     await syncAbove(entry);
     return await answer(job, filled);
   } finally {
-    if (placed) await temporary.drop(recorded);
-    else await discard(job, root, at, recorded);
-    letGo(root);
+    await room.end();
   }
 }
 
@@ -193,44 +173,6 @@ async function demandVacant(
   }
 }
 
-/** Renaming silently replaces an empty directory: without `overwrite` it must be our own. */
-async function takeName(from: Bytes, { entry, path, overwrite }: Job): Promise<void> {
-  const to = bytes(entry.at);
-  if (!overwrite) await mkdir(to, 0o700);
-  try {
-    await rename(bytes(from), to);
-  } catch (error) {
-    if (!overwrite) await rmdir(to).catch(() => undefined);
-    if (errnoOf(error) === 'ENOTDIR') throw fault('already_exists', path, 'exists');
-    throw error;
-  }
-}
-
-/** What has not become the directory goes, with all that is in it. */
-async function discard(
-  { log, path, temporary }: Job,
-  root: FileHandle | undefined,
-  at: Bytes,
-  recorded: Bytes,
-): Promise<void> {
-  try {
-    if (root) await empty(root, path);
-    await rmdir(bytes(at)).catch(ignoreMissing);
-    await temporary.drop(recorded);
-  } catch (error) {
-    // It stays in the journal, so the next start tries again.
-    log.warn({ err: error, path: shown(path) }, 'a temporary directory stays behind');
-  }
-}
-
-async function empty(root: FileHandle, path: Bytes): Promise<void> {
-  // Whoever has left still wants this done.
-  const { signal } = new AbortController();
-  for await (const step of walk(pathOf(root), undefined, { path, signal, directories: 'after' })) {
-    await (step.stats.isDirectory() ? rmdir(bytes(step.at)) : unlink(bytes(step.at)));
-  }
-}
-
 // ---- Both
 
 async function syncAbove({ directory, madeIn }: Entry): Promise<void> {
@@ -243,10 +185,6 @@ async function answer(
 ): Promise<WriteArchiveResponse> {
   const described = { path, name: posix.basename(path), link: entry.link };
   return { entry: describe(described, stats, await people()), summary };
-}
-
-function ignoreMissing(error: unknown): void {
-  if (errnoOf(error) !== 'ENOENT') throw error;
 }
 
 /** The chunks of a request as they come, until commit and the request's end. */
