@@ -41,7 +41,7 @@ async function search(
     if (part.tail) found.tail = part.tail;
   }
   const nameOf = ({ entry, line }: FileMatch): string =>
-    `${String(entry?.path).slice(disk.root.length + 1)}${line ? `:${line}` : ''}`;
+    `${String(entry?.path).slice(disk.root.length + 1)}${line ? `:${Number(line)}` : ''}`;
   found.names = found.matches.map(nameOf).sort();
   return found;
 }

@@ -46,7 +46,7 @@ class Watching {
   async next(): Promise<boolean> {
     const { value, done } = await this.#iterator.next();
     if (done) return false;
-    for (const { kind, path: changed, type } of (value as WatchFilesResponse).changes ?? []) {
+    for (const { kind, path: changed, type } of value.changes ?? []) {
       const name = Buffer.from(changed ?? '')
         .toString('latin1')
         .slice(disk.root.length + 1);

@@ -27,7 +27,7 @@ export function compileGlob(glob: string, ignoreCase: boolean): Glob {
   return (path) => {
     const names = fold(path)
       .split('/')
-      .map((name) => [...name]);
+      .map((name) => Array.from(name));
     return patterns.some((pattern) =>
       matches(pattern.length === 1 ? names.slice(-1) : names, pattern, isAny, isSegment),
     );
@@ -78,7 +78,7 @@ function segmentsOf(pattern: string): Segment[] {
 }
 
 function piecesOf(text: string): Piece[] {
-  const characters = [...text];
+  const characters = Array.from(text);
   const pieces: Piece[] = [];
   for (let at = 0; at < characters.length; at += 1) {
     const character = characters[at] ?? '';

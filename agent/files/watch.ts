@@ -172,7 +172,10 @@ class Watch {
   }
 
   async *#changes(): AsyncGenerator<FileChange, void, void> {
-    if (await this.#gone()) return yield* this.#leave('', 'directory');
+    if (await this.#gone()) {
+      yield* this.#leave('', 'directory');
+      return;
+    }
     const kept = await this.#beneath.boundary.kept();
     if (this.#overflown) {
       this.#take();
