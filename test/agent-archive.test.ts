@@ -1,6 +1,7 @@
 // Archives of the agent's files room, on real files and with GNU tar at the other end: what must never happen first.
 import { execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
+import { once } from 'node:events';
 import {
   appendFileSync,
   chmodSync,
@@ -23,7 +24,7 @@ import {
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { type Pack, pack } from 'tar-stream';
-import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import type { Files } from '../agent/files/index.ts';
 import type { ArchiveSummary } from '../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { WriteArchiveOpen__Output } from '../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
@@ -352,7 +353,7 @@ describe('writeArchive', () => {
     });
     const codes = new Set<string>();
     try {
-      await new Promise((resolve) => child.stdout.once('data', resolve));
+      await once(child.stdout, 'data');
       const end = performance.now() + 2_000;
       while (performance.now() < end) {
         const work = write(path('target'), tar, { overwrite: true, chunk: 1536 });
@@ -363,7 +364,7 @@ describe('writeArchive', () => {
       }
     } finally {
       child.kill('SIGKILL');
-      await new Promise((resolve) => child.once('exit', resolve));
+      await once(child, 'exit');
     }
     // Some met the symlink, else this would prove nothing; none is an error that nobody has thought of.
     expect([...codes].sort()).toEqual(expect.arrayContaining(['not_a_directory']));
@@ -517,6 +518,44 @@ describe('writeArchive', () => {
     const options = { whole, ending: hangs, signal: controller.signal };
     await expect(write(path('target'), tar.subarray(0, 500_000), options)).rejects.toThrow('left');
     expect(existsSync(path('target'))).toBe(false);
+    expectNothingElse();
+  });
+
+  test('what a killed agent was unpacking goes at its next start', async () => {
+    const tar = await tarOf(
+      { name: 'dir/a', content: 'x' },
+      { name: 'big', content: Buffer.alloc(1_000_000) },
+    );
+    writeFileSync(join(disk.base, 'part.tar'), tar.subarray(0, 500_000));
+    const room = JSON.stringify(join(import.meta.dirname, '../agent/files/index.ts'));
+    const logger = JSON.stringify(join(import.meta.dirname, '../shared/logger.ts'));
+    const source = `import { openFiles } from ${room}; import { createLogger } from ${logger};
+      import { readFileSync } from 'node:fs';
+      const [root, directory] = ${JSON.stringify([disk.root, disk.data])};
+      const files = await openFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
+      async function* upload(whole) {
+        yield { open: { path: Buffer.from(root + '/target' + whole), whole, overwrite: false, create_parents: false } };
+        yield { chunk: readFileSync(${JSON.stringify(join(disk.base, 'part.tar'))}) };
+        console.log('sent');
+        await new Promise((resolve) => setTimeout(resolve, 60_000));
+      }
+      const call = { signal: new AbortController().signal };
+      await Promise.all([true, false].map((whole) => files.writeArchive(upload(whole), call)));`;
+    const child = spawn(process.execPath, ['--input-type=module', '-e', source], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    let sent = '';
+    for await (const chunk of child.stdout) {
+      sent += String(chunk);
+      if (sent.split('sent').length === 3) break;
+    }
+    await vi.waitFor(() => expect(existsSync(path('targetfalse/dir/a'))).toBe(true), 10_000);
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+    expect(tree(disk.root).filter((name) => name.includes('.farhand-')).length).toBeGreaterThan(0);
+    await disk.open();
+    expect(existsSync(path('targettrue'))).toBe(false);
+    expect(tree(path('targetfalse'))).toEqual(['dir', 'dir/a']);
     expectNothingElse();
   });
 

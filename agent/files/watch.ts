@@ -23,10 +23,12 @@ const settling = 20;
 /** The kernel's default for events that wait to be read, should it not tell. */
 const usualQueue = 16_384;
 
-/** The kernel's queue is one for all watches of the process; where it overflows, Node does not tell. */
+/** The kernel's queue is one for all watches of the process, and where it overflows Node does not tell. */
 interface Queue {
-  /** Counts an event; true where so many came in one go that others may have been lost. */
-  full(): boolean;
+  /** Called when so many events came in one go that others may have been lost, of whatever watch. */
+  readonly overflows: Set<() => void>;
+  /** Counts an event. */
+  count(): void;
 }
 
 export function openWatcher(beneath: Beneath, home: Bytes): AgentMethods['watchFiles'] {
@@ -54,19 +56,16 @@ export function openWatcher(beneath: Beneath, home: Bytes): AgentMethods['watchF
 async function openQueue(): Promise<Queue> {
   const text = await readFile('/proc/sys/fs/inotify/max_queued_events', 'utf8').catch(() => '');
   // Events of closed watches are not counted here, so half of it is suspicious.
-  const most = (Number.parseInt(text, 10) || usualQueue) / 2;
+  const most = Math.floor((Number.parseInt(text, 10) || usualQueue) / 2);
+  const overflows = new Set<() => void>();
   let burst = 0;
-  return {
-    full() {
-      // All that was queued is handed out before the loop turns.
-      if (burst === 0)
-        setImmediate(() => {
-          burst = 0;
-        });
-      burst += 1;
-      return burst >= most;
-    },
+  const count = (): void => {
+    burst += 1;
+    // All that was queued is handed out before the loop turns.
+    if (burst === 1) setImmediate(() => (burst = 0));
+    if (burst === most) for (const overflow of overflows) overflow();
   };
+  return { overflows, count };
 }
 
 const join = (path: Bytes, name: Bytes): Bytes => (path === '' ? name : `${path}/${name}`);
@@ -86,6 +85,10 @@ class Watch {
   #count = 0;
   #overflown = false;
   #wake: () => void = () => undefined;
+  readonly #overflow = (): void => {
+    this.#overflown = true;
+    this.#wake();
+  };
 
   /** Owns the entry from here on. */
   constructor(beneath: Beneath, entry: Entry, path: Bytes, recursive: boolean, queue: Queue) {
@@ -97,10 +100,12 @@ class Watch {
     this.#only = directory === undefined ? entry.name : undefined;
     this.#recursive = recursive && directory !== undefined;
     this.#start = directory ?? entry.directory;
+    queue.overflows.add(this.#overflow);
     this.#watched = new Watched(this.#start, this.#only, (folder, name) => this.#mark(folder, name));
   }
 
   close(): void {
+    this.#queue.overflows.delete(this.#overflow);
     this.#watched.close();
     this.#entry.close();
   }
@@ -132,7 +137,8 @@ class Watch {
   }
 
   #mark(folder: Bytes, name: Bytes): void {
-    if (this.#queue.full() || this.#count >= mostWaiting) this.#overflown = true;
+    this.#queue.count();
+    if (this.#count >= mostWaiting) this.#overflown = true;
     if (this.#only === undefined || name === this.#only || name === '.') {
       const names = this.#waiting.get(folder) ?? new Set();
       if (!names.has(name) && !this.#overflown) {
