@@ -26,7 +26,8 @@ export function describe(
     mode: mode & 0o7777,
     owner: people.owner(Number(stats.uid)),
     group: people.group(Number(stats.gid)),
-    modified_at_ms: Number(stats.mtimeMs),
+    // Of Stats it has fractions, of BigIntStats it has none.
+    modified_at_ms: Math.floor(Number(stats.mtimeMs)),
     ...(link !== undefined && { link_target: bytes(link) }),
     special: special(stats),
   };

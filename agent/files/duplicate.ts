@@ -83,8 +83,14 @@ class Copier {
         const below = posix.join(path, step.path);
         if (step.left) {
           const made = await open(descent.at, O_RDONLY | O_DIRECTORY);
-          // Before its own mode may forbid the way up.
-          await descent.leave().finally(() => this.#finish(made, step.stats, below));
+          try {
+            // Before its own mode may forbid the way up.
+            await descent.leave();
+          } catch (error) {
+            letGo(made);
+            throw error;
+          }
+          await this.#finish(made, step.stats, below);
           continue;
         }
         const at = `${descent.at}/${step.name}`;
@@ -115,7 +121,7 @@ class Copier {
   async #symlink({ at, stats }: Source, to: Bytes, path: Bytes): Promise<void> {
     await symlink(bytes(await readlink(bytes(at), 'latin1')), bytes(to));
     if (this.#keepsOwner) await this.#own(lchown(bytes(to), Number(stats.uid), Number(stats.gid)), path);
-    await lutimes(bytes(to), Number(stats.atimeMs) / 1000, Number(stats.mtimeMs) / 1000);
+    await lutimes(bytes(to), seconds(stats.atimeNs), seconds(stats.mtimeNs));
   }
 
   async #file(source: Source, to: Bytes, path: Bytes): Promise<void> {
@@ -181,10 +187,10 @@ class Copier {
   /** Gives what was made its attributes, flushes it while others are copied, and closes it. */
   async #finish(made: FileHandle, stats: BigIntStats, path: Bytes): Promise<void> {
     try {
-      const { uid, gid, mode, atimeMs, mtimeMs } = stats;
+      const { uid, gid, mode, atimeNs, mtimeNs } = stats;
       // A change of owner clears setuid and setgid, so the mode comes second.
       if (this.#keepsOwner) await this.#own(made.chown(Number(uid), Number(gid)), path);
-      await made.utimes(Number(atimeMs) / 1000, Number(mtimeMs) / 1000);
+      await made.utimes(seconds(atimeNs), seconds(mtimeNs));
       await made.chmod(Number(mode) & (this.#keepsOwner || isOurs(stats) ? 0o7777 : 0o1777));
     } catch (error) {
       letGo(made);
@@ -211,6 +217,9 @@ class Copier {
     }
   }
 }
+
+/** As Node takes times: exact to less than a microsecond. */
+const seconds = (ns: bigint): number => Number(ns) / 1e9;
 
 /** What is copied for somebody else must not lend him our rights: setuid and setgid stay only for the same owner. */
 const isOurs = ({ uid, gid }: BigIntStats): boolean =>

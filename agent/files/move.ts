@@ -98,7 +98,7 @@ async function move(moving: Moving, transfer: Transfer): Promise<void> {
 }
 
 /** Gives what is at `from` the name of the destination. */
-export const placing = ({ to, found, overwrite, destination }: Transfer, from: Bytes): Placing => ({
+const placing = ({ to, found, overwrite, destination }: Transfer, from: Bytes): Placing => ({
   from,
   to: to.at,
   directory: found.stats.isDirectory(),

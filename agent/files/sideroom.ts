@@ -3,6 +3,8 @@
 
 import type { FileHandle } from 'node:fs/promises';
 import { mkdir, readdir, readlink } from 'node:fs/promises';
+import { posix } from 'node:path';
+import { fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { clear, drop } from './clear.ts';
 import { letGo, pathOf, pin } from './descent.ts';
@@ -35,7 +37,7 @@ export class SideRoom {
       return room;
     } catch (error) {
       await room.end();
-      throw error;
+      throw fromErrno(error, shown(posix.dirname(recorded)));
     }
   }
 
