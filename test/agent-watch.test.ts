@@ -100,6 +100,7 @@ describe('watchFiles', () => {
     const watching = await watch(disk.root);
     writeFileSync(join(disk.forbidden, 'new'), 'x');
     writeFileSync(path('unit'), 'x');
+    expect(await mark(watching)).toEqual([]);
     unlinkSync(path('unit'));
     unlinkSync(join(disk.forbidden, 'key'));
     writeFileSync(join(disk.forbidden, 'key'), 'forbidden');
