@@ -578,6 +578,10 @@ describe('writeArchive', () => {
     await expect(write(path('target'), tar, over)).rejects.toEqual(refused('directory_not_empty'));
     await expect(write(path('file'), tar, over)).rejects.toEqual(refused('already_exists'));
     await expect(write(path('p/q/r'), tar, { whole: true })).rejects.toEqual(refused('file_not_found'));
+    mkdirSync(path('own'));
+    const narrow = await disk.open(path('own'));
+    const replacing = narrow.writeArchive(upload(path('own'), tar, over), call());
+    await expect(replacing).rejects.toEqual(refused('permission_denied'));
     await write(path('empty'), tar, over);
     await write(path('p/q/r'), tar, { whole: true, create_parents: true });
     expect([tree(path('empty')), tree(path('p'))]).toEqual([['a'], ['q', 'q/r', 'q/r/a']]);

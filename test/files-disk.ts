@@ -27,10 +27,10 @@ export class Disk {
     return join(this.root, ...parts);
   }
 
-  open(): Promise<Files> {
+  open(root = this.root): Promise<Files> {
     const log = createLogger('test', 'silent');
     const forbidden = [this.forbidden, this.path('unit')];
-    return openFiles({ roots: [this.root], home: this.root, forbidden, directory: this.data, log });
+    return openFiles({ roots: [root], home: this.root, forbidden, directory: this.data, log });
   }
 
   mountTmpfs(at: string, size: string): void {

@@ -157,14 +157,13 @@ async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
 }
 
 /** Nothing may be there; with `overwrite` an empty directory may. */
-async function demandVacant(
-  { entry, path, overwrite }: Job,
-  present: BigIntStats | undefined,
-): Promise<void> {
+async function demandVacant(job: Job, present: BigIntStats | undefined): Promise<void> {
+  const { beneath, entry, path, home, overwrite } = job;
   if (!present) return;
   // The file system's root and the like cannot be replaced.
   const nameless = entry.name === '' || entry.name === '.';
   if (!overwrite || !present.isDirectory() || nameless) throw fault('already_exists', path, 'exists');
+  await beneath.boundary.demandLoose(present, home, path);
   const directory = await opendir(bytes(entry.at));
   try {
     if (await directory.read()) throw fault('directory_not_empty', path, 'is not empty');
