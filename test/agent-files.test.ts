@@ -1012,7 +1012,7 @@ describe('writing', () => {
     expect(readdirSync(path('new\ndeep'))).toEqual([]);
   });
 
-  test('the journal removes only plain files of our own naming, and bears a torn end', async () => {
+  test('the journal removes only plain files of our own naming and marked directories, and bears a torn end', async () => {
     const data = join(base, 'journal');
     mkdirSync(data);
     writeFileSync(path('important'), 'x');
@@ -1020,6 +1020,8 @@ describe('writing', () => {
     writeFileSync(path('.farhand-done'), 'x');
     writeFileSync(path('.farhand-torn'), 'x');
     mkdirSync(path('.farhand-folder'));
+    writeFileSync(path('.farhand-folder/kept'), 'x');
+    mkdirSync(path('.farhand-empty'));
     symlinkSync('important', path('.farhand-link'));
     if (isRoot) {
       writeFileSync(path('.farhand-foreign'), 'x');
@@ -1029,6 +1031,7 @@ describe('writing', () => {
       'important',
       '.farhand-real',
       '.farhand-folder',
+      '.farhand-empty',
       '.farhand-link',
       '.farhand-foreign',
       '.farhand-gone',
@@ -1043,6 +1046,7 @@ describe('writing', () => {
     const rest = [
       '.farhand-done',
       '.farhand-folder',
+      '.farhand-folder/kept',
       ...foreign,
       '.farhand-link',
       '.farhand-torn',
