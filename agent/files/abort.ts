@@ -23,6 +23,29 @@ export function unlessAborted<T>(
   });
 }
 
+/**
+ * What a generator yields, until the signal fires: then its reason is thrown at once. `rested` runs when the
+ * generator has come to its own end, which may hang with the disk.
+ */
+export async function* untilAborted<T>(
+  signal: AbortSignal,
+  source: AsyncGenerator<T, void, void>,
+  rested: () => void,
+): AsyncGenerator<T, void, void> {
+  try {
+    for (;;) {
+      const next = await unlessAborted(signal, source.next());
+      if (next.done) return;
+      yield next.value;
+    }
+  } finally {
+    source
+      .return()
+      .catch(() => undefined)
+      .finally(rested);
+  }
+}
+
 /** What a call about a path fails with: the signal's reason once that has fired, else a documented code. */
 export async function failingAs<T>(path: Bytes, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
   try {

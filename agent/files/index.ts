@@ -3,6 +3,7 @@ import { access } from 'node:fs/promises';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
+import { openPacker, openUnpacker } from './archive/index.ts';
 import { Beneath } from './beneath.ts';
 import { Boundary } from './boundary.ts';
 import { openChanger } from './change.ts';
@@ -14,8 +15,10 @@ import { fromText } from './path.ts';
 import { openPeople } from './people.ts';
 import { openReader } from './read.ts';
 import { openRemover } from './remove.ts';
+import { openSearcher } from './search.ts';
 import { openDescriber } from './stat.ts';
 import { Temporary } from './temporary.ts';
+import { openWatcher } from './watch.ts';
 import { openWriter } from './write.ts';
 
 export interface FilesOptions {
@@ -68,13 +71,9 @@ export async function openFiles({ roots, home, forbidden, directory, log }: File
     moveFile: openMover(moving),
     copyFile: openCopier(moving),
     changeFile: openChanger(beneath, people, start),
-    readArchive: unbuilt,
-    writeArchive: unbuilt,
-    searchFiles: unbuilt,
-    watchFiles: unbuilt,
+    readArchive: openPacker(beneath, people, start),
+    writeArchive: openUnpacker({ beneath, temporary, people, home: start, log }),
+    searchFiles: openSearcher(beneath, people, start),
+    watchFiles: openWatcher(beneath, start),
   };
-}
-
-function unbuilt(): never {
-  throw new AppError('not_supported', 'not built yet');
 }

@@ -1,0 +1,198 @@
+// The tar format: one entry's description as header blocks and back. ustar with pax records out; ustar, pax, GNU
+// and the oldest form in. Names stay bytes both ways, which tar-stream's pax records (UTF-8 text) do not keep.
+import { type Bytes, bytes } from '../path.ts';
+
+export const blockBytes = 512;
+const octalLimits = { short: 0o7777777, long: 0o77777777777 };
+
+/** What an entry is; the rest of the formats' kinds only describe the next entry. */
+export type TarKind = 'file' | 'link' | 'symlink' | 'directory';
+
+export interface TarHeader {
+  kind: TarKind;
+  name: Bytes;
+  /** Of links: where to. */
+  target?: Bytes;
+  mode: number;
+  uid: number;
+  gid: number;
+  owner: string;
+  group: string;
+  size: number;
+  /** Nanoseconds since 1970. */
+  mtimeNs: bigint;
+}
+
+/** Bytes from the end of a body to the next header. */
+export const paddingOf = (size: number): number => (blockBytes - (size % blockBytes)) % blockBytes;
+/** Two empty blocks end an archive. */
+export const endOfArchive = Buffer.alloc(2 * blockBytes);
+
+// ---- Out
+
+const flags: Readonly<Record<TarKind | 'pax', string>> = {
+  file: '0',
+  link: '1',
+  symlink: '2',
+  directory: '5',
+  pax: 'x',
+};
+
+/** The header blocks of one entry; a pax header comes first where the plain one cannot tell everything. */
+export function encodeHeader(header: TarHeader): Buffer {
+  const records = paxRecordsOf(header);
+  const plain = encodeBlock(flags[header.kind], header);
+  if (records.length === 0) return plain;
+  const size = records.length;
+  const name = `PaxHeaders/${header.name.split('/').at(-1)?.slice(0, 80) ?? ''}`;
+  const pax = encodeBlock(flags.pax, { ...header, name, target: '', mode: 0o644, size });
+  return Buffer.concat([pax, records, Buffer.alloc(paddingOf(size)), plain]);
+}
+
+function paxRecordsOf({ name, target = '', size, uid, gid, mtimeNs }: TarHeader): Buffer {
+  const records: [key: string, value: Bytes | undefined][] = [
+    ['path', splitName(name) ? undefined : name],
+    ['linkpath', target.length > 100 ? target : undefined],
+    ['size', size > octalLimits.long ? String(size) : undefined],
+    ['uid', uid > octalLimits.short ? String(uid) : undefined],
+    ['gid', gid > octalLimits.short ? String(gid) : undefined],
+    ['mtime', fitsSeconds(mtimeNs) ? undefined : seconds(mtimeNs)],
+  ];
+  return bytes(records.map(([key, value]) => (value === undefined ? '' : paxRecord(key, value))).join(''));
+}
+
+/** "LENGTH key=value\n", where the length counts itself. */
+function paxRecord(key: string, value: Bytes): Bytes {
+  const rest = ` ${key}=${value}\n`;
+  let length = rest.length;
+  while (String(length).length + rest.length !== length) length = String(length).length + rest.length;
+  return `${length}${rest}`;
+}
+
+const fitsSeconds = (ns: bigint): boolean =>
+  ns >= 0n && ns % 1_000_000_000n === 0n && ns / 1_000_000_000n <= BigInt(octalLimits.long);
+
+function seconds(ns: bigint): string {
+  const size = ns < 0n ? -ns : ns;
+  const fraction = String(size % 1_000_000_000n).padStart(9, '0');
+  return `${ns < 0n ? '-' : ''}${size / 1_000_000_000n}.${fraction}`.replace(/\.?0+$/, '');
+}
+
+/** A name as ustar keeps it, cut at a slash; undefined where it does not fit. */
+function splitName(name: Bytes): { prefix: Bytes; rest: Bytes } | undefined {
+  if (name.length <= 100) return { prefix: '', rest: name };
+  const cut = name.indexOf('/', name.length - 101);
+  if (cut <= 0 || cut > 155 || cut === name.length - 1) return undefined;
+  return { prefix: name.slice(0, cut), rest: name.slice(cut + 1) };
+}
+
+function encodeBlock(flag: string, header: TarHeader): Buffer {
+  const { name, target = '', mode, uid, gid, owner, group, size, mtimeNs } = header;
+  const { prefix, rest } = splitName(name) ?? { prefix: '', rest: name.slice(0, 100) };
+  const block = Buffer.alloc(blockBytes);
+  const put = (text: Bytes, at: number, length: number) => block.write(text.slice(0, length), at, 'latin1');
+  put(rest, 0, 100);
+  put(octal(mode & 0o7777, 7), 100, 8);
+  put(octal(uid, 7), 108, 8);
+  put(octal(gid, 7), 116, 8);
+  put(octal(size, 11), 124, 12);
+  put(octal(mtimeNs < 0n ? 0 : Number(mtimeNs / 1_000_000_000n), 11), 136, 12);
+  put(flag, 156, 1);
+  put(target, 157, 100);
+  put('ustar\x0000', 257, 8);
+  // At least one NUL stays behind each.
+  put(Buffer.from(owner).toString('latin1'), 265, 31);
+  put(Buffer.from(group).toString('latin1'), 297, 31);
+  put(prefix, 345, 155);
+  put(`${octal(checksumOf(block), 6)}\0 `, 148, 8);
+  return block;
+}
+
+/** The largest that fits where the number does not: then a pax record has it. */
+function octal(value: number, digits: number): string {
+  return Math.min(value, 8 ** digits - 1)
+    .toString(8)
+    .padStart(digits, '0');
+}
+
+/** The sum of all bytes, those of the sum itself taken as spaces. */
+function checksumOf(block: Buffer): number {
+  let sum = 8 * 0x20;
+  for (let at = 0; at < blockBytes; at += 1) if (at < 148 || at >= 156) sum += block[at] ?? 0;
+  return sum;
+}
+
+// ---- In
+
+/** One header block as it stands, before what came ahead of it is applied. */
+export interface TarBlock extends Omit<TarHeader, 'kind'> {
+  /** The type flag: "0" and so on. */
+  flag: string;
+  target: Bytes;
+}
+
+/** Undefined where the block is no tar header. */
+export function decodeBlock(block: Buffer): TarBlock | undefined {
+  if (number(block, 148, 8) !== checksumOf(block)) return undefined;
+  const name = text(block, 0, 100);
+  // Only POSIX has a prefix: GNU keeps times in its place, and the oldest form nothing.
+  const prefix = text(block, 257, 6) === 'ustar' && block[262] === 0 ? text(block, 345, 155) : '';
+  const [mode, uid, gid] = [number(block, 100, 8), number(block, 108, 8), number(block, 116, 8)];
+  const [size, mtime] = [number(block, 124, 12), number(block, 136, 12)];
+  if (size === undefined || size < 0 || !Number.isSafeInteger(size)) return undefined;
+  return {
+    flag: block[156] === 0 ? '0' : text(block, 156, 1),
+    name: prefix ? `${prefix}/${name}` : name,
+    target: text(block, 157, 100),
+    mode: (mode ?? 0) & 0o7777,
+    uid: uid ?? 0,
+    gid: gid ?? 0,
+    owner: text(block, 265, 32),
+    group: text(block, 297, 32),
+    size,
+    mtimeNs: Number.isSafeInteger(mtime) ? BigInt(mtime ?? 0) * 1_000_000_000n : 0n,
+  };
+}
+
+function text(block: Buffer, at: number, length: number): Bytes {
+  const end = block.indexOf(0, at);
+  return block.toString('latin1', at, end === -1 ? at + length : Math.min(end, at + length));
+}
+
+/** Octal digits, or base 256 where the first bit is set (GNU); undefined where it is neither. */
+function number(block: Buffer, at: number, length: number): number | undefined {
+  const first = block[at] ?? 0;
+  if (first & 0x80) {
+    const field = BigInt(`0x${block.toString('hex', at, at + length)}`);
+    const value = BigInt.asIntN(8 * length - 1, field);
+    return Number(value);
+  }
+  const digits = text(block, at, length).trim();
+  if (!/^[0-7]*$/.test(digits)) return undefined;
+  return digits === '' ? 0 : Number.parseInt(digits, 8);
+}
+
+/** The records of a pax header, in order; undefined where they are malformed. */
+export function decodePax(body: Buffer): Map<string, Bytes> | undefined {
+  const records = new Map<string, Bytes>();
+  for (let at = 0; at < body.length; ) {
+    const space = body.indexOf(0x20, at);
+    const digits = space === -1 ? '' : body.toString('latin1', at, space);
+    if (!/^[1-9]\d{0,8}$/.test(digits)) return undefined;
+    const end = at + Number(digits);
+    const cut = body.indexOf(0x3d, space);
+    if (end > body.length || cut === -1 || cut >= end || body[end - 1] !== 0x0a) return undefined;
+    records.set(body.toString('latin1', space + 1, cut), body.toString('latin1', cut + 1, end - 1));
+    at = end;
+  }
+  return records;
+}
+
+/** "1700000000.25" in nanoseconds; undefined where it is no such number. */
+export function nanoseconds(text: string): bigint | undefined {
+  const match = /^(-?)(\d{1,15})(?:\.(\d*))?$/.exec(text);
+  if (!match) return undefined;
+  const [, sign, whole = '', fraction = ''] = match;
+  const size = BigInt(whole) * 1_000_000_000n + BigInt(fraction.slice(0, 9).padEnd(9, '0'));
+  return sign ? -size : size;
+}

@@ -1,0 +1,37 @@
+// Which names an archive may use: only such that lie in the directory it is unpacked into, wherever that is.
+import type { Bytes } from '../path.ts';
+import { entryFault } from './reader.ts';
+
+/** As long as Linux takes paths and names; deeper than any tree that people have. */
+const longestPath = 4095;
+const longestName = 255;
+const mostComponents = 255;
+
+/** The path of an entry from the directory, without dots and doubled slashes; empty: the directory itself. */
+export function pathOfEntry(name: Bytes): Bytes {
+  const refuse = (reason: string) => entryFault('invalid_path', name.slice(0, longestPath), reason);
+  if (name === '') throw refuse('has no name');
+  if (name.includes('\0')) throw refuse('has a NUL byte in its name');
+  if (name.length > longestPath) throw refuse('has too long a name');
+  if (name.startsWith('/')) throw refuse('is absolute');
+  const parts = name.split('/').filter((part) => part !== '' && part !== '.');
+  if (parts.includes('..')) throw refuse('leads outside the directory');
+  if (parts.length > mostComponents) throw refuse(`lies more than ${mostComponents} directories deep`);
+  if (parts.some((part) => part.length > longestName)) throw refuse('has too long a name');
+  return parts.join('/');
+}
+
+/**
+ * Demands that a symlink leads to a place in the directory. Dots only at the start: after a name, which may be a
+ * symlink itself, nobody can tell where they lead.
+ */
+export function demandInside(path: Bytes, target: Bytes): void {
+  const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);
+  if (target === '' || target.includes('\0') || target.length > longestPath) throw refuse('to nowhere');
+  if (target.startsWith('/')) throw refuse('to an absolute path');
+  const parts = target.split('/').filter((part) => part !== '' && part !== '.');
+  const down = parts.findIndex((part) => part !== '..');
+  const up = down === -1 ? parts.length : down;
+  if (up > path.split('/').length - 1) throw refuse('that leads outside the directory');
+  if (parts.includes('..', up)) throw refuse('with ".." after a name');
+}

@@ -1,0 +1,183 @@
+// Reads a directory as a tar while it is walked: what was in it when its turn came, or an error that names the file
+// which changed. Nothing but the chunk at hand is in memory.
+import { createHash } from 'node:crypto';
+import type { BigIntStats } from 'node:fs';
+import { readlink, stat } from 'node:fs/promises';
+import { posix } from 'node:path';
+import { pipeline } from 'node:stream/promises';
+import { createGzip } from 'node:zlib';
+import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
+import type { AgentMethods } from '../../../shared/rpc.ts';
+import { unlessAborted, untilAborted } from '../abort.ts';
+import type { Beneath, Directory } from '../beneath.ts';
+import { type Contents, openContents } from '../contents.ts';
+import { letGo } from '../descent.ts';
+import { describe } from '../describe.ts';
+import { holdsFiles } from '../kernel.ts';
+import { type Bytes, bytes, fault, shown, targetOf } from '../path.ts';
+import type { AskPeople, People } from '../people.ts';
+import { type Step, walk } from '../walk.ts';
+import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from './header.ts';
+
+const chunkBytes = 256 * 1024;
+
+/** One archive on its way out. */
+interface Job {
+  beneath: Beneath;
+  directory: Directory;
+  path: Bytes;
+  people: People;
+  signal: AbortSignal;
+  files: number;
+  bytes: number;
+}
+
+export function openPacker(beneath: Beneath, people: AskPeople, home: Bytes): AgentMethods['readArchive'] {
+  return async function* readArchive(request, { signal }) {
+    const { path } = targetOf(request.path, home);
+    let directory: Directory | undefined;
+    try {
+      directory = await unlessAborted(signal, beneath.directory(path), (late) => late.close());
+      if (!(await holdsFiles(directory.at)))
+        throw fault('unsupported_file', path, 'holds no files of a disk');
+      const job: Job = { beneath, directory, path, people: await people(), signal, files: 0, bytes: 0 };
+      const stats = await stat(bytes(directory.at), { bigint: true });
+      yield { head: { entry: describe({ path, name: posix.basename(path) }, stats, job.people) } };
+      const hash = createHash('sha256');
+      const plain = chunksOf(partsOf(job, stats));
+      const chunks = untilAborted(signal, request.gzip ? zipped(plain) : plain, directory.close);
+      // From here on it is closed when the walk has come to rest.
+      directory = undefined;
+      for await (const chunk of chunks) {
+        hash.update(chunk);
+        yield { chunk };
+      }
+      yield { tail: { files: job.files, bytes: job.bytes, sha256: hash.digest('hex') } };
+    } catch (error) {
+      throw signal.aborted ? signal.reason : fromErrno(error, shown(path));
+    } finally {
+      directory?.close();
+    }
+  };
+}
+
+/** The bytes of the archive in order, in pieces of any size that stand only until the next is asked for. */
+async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
+  const { beneath, directory, path, signal } = job;
+  yield encodeHeader(headerOf('directory', './', self, job.people));
+  const buffer = Buffer.allocUnsafeSlow(chunkBytes);
+  const steps = walk(directory.at, beneath.boundary, {
+    path,
+    signal,
+    sorted: true,
+    skip: leaveOutForbidden,
+    enter: (_, inside) => holdsFiles(inside),
+  });
+  for await (const step of steps) {
+    if (step.stats.isDirectory())
+      yield encodeHeader(headerOf('directory', `${step.path}/`, step.stats, job.people));
+    else if (step.stats.isSymbolicLink()) yield* symlinkOf(step, job);
+    else if (step.stats.isFile()) yield* fileOf(step, job, buffer);
+  }
+  yield endOfArchive;
+}
+
+/** What the agent keeps to itself is not in the archive; what it may not read fails it. */
+function leaveOutForbidden(path: Bytes, error: unknown): void {
+  if (!(error instanceof AppError)) throw fromErrno(error, shown(path));
+}
+
+async function* symlinkOf({ at, path, stats }: Step, { people }: Job): AsyncGenerator<Buffer> {
+  const target = await readlink(bytes(at), 'latin1').catch(unlessGone);
+  if (target !== undefined) yield encodeHeader({ ...headerOf('symlink', path, stats, people), target });
+}
+
+async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buffer> {
+  const absolute = posix.join(job.path, step.path);
+  let contents: Contents | undefined;
+  try {
+    contents = await openContents(step, job.beneath.boundary);
+    if (contents) yield* contentsOf(contents, step, job, buffer);
+  } catch (error) {
+    throw fromErrno(error, shown(absolute));
+  } finally {
+    letGo(contents?.handle);
+  }
+}
+
+async function* contentsOf(
+  { handle, stats }: Contents,
+  step: Step,
+  job: Job,
+  buffer: Buffer,
+): AsyncGenerator<Buffer> {
+  const changed = () =>
+    fault('conflict', posix.join(job.path, step.path), 'changed while it was read, try again');
+  const size = Number(stats.size);
+  yield encodeHeader({ ...headerOf('file', step.path, stats, job.people), size });
+  for (let left = size; left > 0; ) {
+    const { bytesRead } = await handle.read(buffer, 0, Math.min(left, buffer.length), size - left);
+    if (bytesRead === 0) throw changed();
+    left -= bytesRead;
+    yield buffer.subarray(0, bytesRead);
+  }
+  const now = await handle.stat({ bigint: true });
+  if (now.size !== stats.size || now.mtimeNs !== stats.mtimeNs) throw changed();
+  yield Buffer.alloc(paddingOf(size));
+  job.files += 1;
+  job.bytes += size;
+}
+
+function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, people: People): TarHeader {
+  const [uid, gid] = [Number(stats.uid), Number(stats.gid)];
+  const [owner, group] = [people.owner(uid), people.group(gid)];
+  return {
+    kind,
+    name,
+    mode: Number(stats.mode) & 0o7777,
+    uid,
+    gid,
+    // A number where there is no name would be taken for one.
+    owner: owner === String(uid) ? '' : owner,
+    group: group === String(gid) ? '' : group,
+    size: 0,
+    mtimeNs: stats.mtimeNs,
+  };
+}
+
+/** Gone, or another thing by now: EINVAL is a symlink that no longer is one. */
+function unlessGone(error: unknown): undefined {
+  if (errnoOf(error) !== 'ENOENT' && errnoOf(error) !== 'EINVAL') throw error;
+}
+
+/** The same bytes in chunks of one size. */
+async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, void, void> {
+  let chunk = Buffer.allocUnsafeSlow(chunkBytes);
+  let filled = 0;
+  for await (const part of parts) {
+    for (let at = 0; at < part.length; ) {
+      const copied = part.copy(chunk, filled, at);
+      at += copied;
+      filled += copied;
+      if (filled < chunkBytes) continue;
+      yield chunk;
+      // The reader may hold the last one still.
+      chunk = Buffer.allocUnsafeSlow(chunkBytes);
+      filled = 0;
+    }
+  }
+  if (filled > 0) yield chunk.subarray(0, filled);
+}
+
+async function* zipped(chunks: AsyncGenerator<Buffer, void, void>): AsyncGenerator<Buffer, void, void> {
+  const gzip = createGzip({ chunkSize: chunkBytes });
+  const fed = pipeline(chunks, gzip);
+  // Its failure comes out of the stream as well.
+  fed.catch(() => undefined);
+  try {
+    for await (const chunk of gzip) yield chunk as Buffer;
+  } finally {
+    // Not at rest before the walk is.
+    await chunks.return();
+  }
+}

@@ -1,0 +1,232 @@
+// Reads a tar, plain or gzipped, as it comes: its entries one after another, each with its bytes. Whatever is cut
+// off, damaged or more than an honest archive needs is an error before it counts.
+import { pipeline } from 'node:stream/promises';
+import { createGunzip } from 'node:zlib';
+import { AppError, errnoOf } from '../../../shared/errors.ts';
+import { type Bytes, shown } from '../path.ts';
+import {
+  blockBytes,
+  decodeBlock,
+  decodePax,
+  nanoseconds,
+  paddingOf,
+  type TarBlock,
+  type TarHeader,
+  type TarKind,
+} from './header.ts';
+
+/** Largest pax header or long name: extended attributes may be in it, which are not kept. */
+const longestExtension = 1024 * 1024;
+/** Headers in a row that only describe the next entry. */
+const mostExtensions = 8;
+const inflatedBytes = 256 * 1024;
+
+export interface TarEntry extends TarHeader {
+  /** Its bytes in order; what is not read is skipped. */
+  body: AsyncIterable<Buffer>;
+}
+
+const kinds: Readonly<Record<string, TarKind>> = {
+  '0': 'file',
+  '1': 'link',
+  '2': 'symlink',
+  '5': 'directory',
+  '7': 'file',
+};
+const unsupported: Readonly<Record<string, string>> = {
+  '3': 'is a device',
+  '4': 'is a device',
+  '6': 'is a fifo',
+  S: 'is a sparse file',
+  M: 'goes on in another volume',
+};
+
+const damaged = (reason: string): AppError => new AppError('invalid_request', `not a tar: ${reason}`);
+
+/** A failure about one entry of an archive. */
+export function entryFault(code: AppError['code'], name: Bytes, reason: string): AppError {
+  return new AppError(code, `entry ${shown(name)}: ${reason}`, { entry: shown(name) });
+}
+
+/** The entries of a tar, until its end; what follows that is read and dropped. */
+export async function* readTar(chunks: AsyncIterable<Buffer>): AsyncGenerator<TarEntry> {
+  const source = new Source(unzipped(chunks));
+  try {
+    const global = new Map<string, Bytes>();
+    for (;;) {
+      const header = await nextHeader(source, global);
+      if (!header) break;
+      source.begin(header.size);
+      yield { ...header, body: source };
+      await source.skip();
+    }
+    await source.drain();
+  } finally {
+    await source.close();
+  }
+}
+
+/** Undefined at the end of the archive. */
+async function nextHeader(source: Source, global: Map<string, Bytes>): Promise<TarHeader | undefined> {
+  let records = new Map(global);
+  for (let extensions = 0; extensions <= mostExtensions; extensions += 1) {
+    const bytes = await source.exactly(blockBytes);
+    if (bytes.every((byte) => byte === 0)) return undefined;
+    const block = decodeBlock(bytes);
+    if (!block) throw damaged('a header is damaged, or there is none');
+    if (block.flag === 'g') {
+      for (const [key, value] of await paxOf(source, block)) global.set(key, value);
+      records = new Map([...global, ...records]);
+    } else if (block.flag === 'x') records = new Map([...records, ...(await paxOf(source, block))]);
+    else if (block.flag === 'L') records.set('path', await longName(source, block));
+    else if (block.flag === 'K') records.set('linkpath', await longName(source, block));
+    // A label names the archive.
+    else if (block.flag !== 'V') return headerOf(block, records);
+  }
+  throw damaged('too many extended headers in a row');
+}
+
+async function extension(source: Source, { size }: TarBlock): Promise<Buffer> {
+  if (size > longestExtension) throw damaged('an extended header is too large');
+  const body = await source.exactly(size);
+  await source.exactly(paddingOf(size));
+  return body;
+}
+
+async function paxOf(source: Source, block: TarBlock): Promise<Map<string, Bytes>> {
+  const records = decodePax(await extension(source, block));
+  if (!records) throw damaged('a pax header is damaged');
+  return records;
+}
+
+async function longName(source: Source, block: TarBlock): Promise<Bytes> {
+  return (await extension(source, block)).toString('latin1').replace(/\0.*$/s, '');
+}
+
+function headerOf(block: TarBlock, records: Map<string, Bytes>): TarHeader {
+  // An empty value takes a record back.
+  const name = records.get('path') || block.name;
+  const sparse = [...records.keys()].some((key) => key.startsWith('GNU.sparse.'));
+  const reason = sparse ? unsupported.S : unsupported[block.flag];
+  const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kinds[block.flag];
+  if (reason !== undefined || !kind)
+    throw entryFault('unsupported_file', name, reason ?? 'is of a kind that cannot be unpacked');
+  return {
+    ...block,
+    kind,
+    name,
+    target: records.get('linkpath') || block.target,
+    size: kind === 'directory' || kind === 'symlink' ? 0 : sizeOf(block, records),
+    mtimeNs: nanoseconds(records.get('mtime') ?? '') ?? block.mtimeNs,
+  };
+}
+
+function sizeOf(block: TarBlock, records: Map<string, Bytes>): number {
+  const text = records.get('size');
+  if (!text) return block.size;
+  if (!/^\d{1,16}$/.test(text) || !Number.isSafeInteger(Number(text))) throw damaged('a size is damaged');
+  return Number(text);
+}
+
+/** Bytes as they are asked for, and the body of the entry at hand. */
+class Source implements AsyncIterable<Buffer> {
+  readonly #chunks: AsyncIterator<Buffer>;
+  #rest: Buffer = Buffer.alloc(0);
+  /** Of the body, still to come. */
+  #left = 0;
+  #padding = 0;
+
+  constructor(chunks: AsyncIterable<Buffer>) {
+    this.#chunks = chunks[Symbol.asyncIterator]();
+  }
+
+  async exactly(count: number): Promise<Buffer> {
+    if (this.#rest.length >= count) return this.#cut(count);
+    const parts: Buffer[] = [];
+    for (let left = count; left > 0; ) {
+      await this.#fill();
+      const part = this.#cut(Math.min(left, this.#rest.length));
+      left -= part.length;
+      parts.push(part);
+    }
+    return Buffer.concat(parts);
+  }
+
+  begin(size: number): void {
+    this.#left = size;
+    this.#padding = paddingOf(size);
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<Buffer> {
+    while (this.#left > 0) yield await this.#piece();
+  }
+
+  async skip(): Promise<void> {
+    while (this.#left > 0) await this.#piece();
+    await this.exactly(this.#padding);
+  }
+
+  async drain(): Promise<void> {
+    while (!(await this.#chunks.next()).done);
+  }
+
+  async close(): Promise<void> {
+    await this.#chunks.return?.();
+  }
+
+  async #piece(): Promise<Buffer> {
+    await this.#fill();
+    const piece = this.#cut(Math.min(this.#left, this.#rest.length));
+    this.#left -= piece.length;
+    return piece;
+  }
+
+  async #fill(): Promise<void> {
+    while (this.#rest.length === 0) {
+      const next = await this.#chunks.next();
+      if (next.done) throw damaged('it ends too early');
+      this.#rest = next.value;
+    }
+  }
+
+  #cut(count: number): Buffer {
+    const part = this.#rest.subarray(0, count);
+    this.#rest = this.#rest.subarray(count);
+    return part;
+  }
+}
+
+/** The bytes themselves, or what they hold where they start as gzip does. */
+async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+  const iterator = chunks[Symbol.asyncIterator]();
+  let start: Buffer = Buffer.alloc(0);
+  while (start.length < 2) {
+    const next = await iterator.next();
+    if (next.done) break;
+    start = Buffer.concat([start, next.value]);
+  }
+  const all = resumed(start, iterator);
+  if (start[0] !== 0x1f || start[1] !== 0x8b) yield* all;
+  else yield* inflated(all);
+  // What follows the end of the gzip.
+  while (!(await iterator.next()).done);
+}
+
+async function* resumed(start: Buffer, iterator: AsyncIterator<Buffer>): AsyncGenerator<Buffer> {
+  if (start.length > 0) yield start;
+  // Its end is for the caller, who reads on where gzip stops.
+  for (let next = await iterator.next(); !next.done; next = await iterator.next()) yield next.value;
+}
+
+async function* inflated(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+  const gunzip = createGunzip({ chunkSize: inflatedBytes });
+  const fed = pipeline(chunks, gunzip);
+  // Its failure comes out of the stream as well.
+  fed.catch(() => undefined);
+  try {
+    for await (const chunk of gunzip) yield chunk as Buffer;
+  } catch (error) {
+    if (errnoOf(error)?.startsWith('Z_')) throw damaged('the gzip around it is damaged or cut off');
+    throw error;
+  }
+}
