@@ -1,6 +1,6 @@
 // Waiting that ends with the call: a disk that hangs must not hold a caller who has left.
 import { fromErrno } from '../../shared/errors.ts';
-import { type Bytes, shown } from './path.ts';
+import { type Bytes, shown } from './beneath/path.ts';
 
 /**
  * The result of `work`, or the signal's reason as soon as it fires. The work itself cannot be stopped: what it

@@ -5,9 +5,9 @@ import type { ChangeFileRequest__Output } from '../../proto/types/farhand/agent/
 import { AppError } from '../../shared/errors.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { failingAs } from './abort.ts';
-import type { Beneath } from './beneath.ts';
+import type { Beneath } from './beneath/index.ts';
+import { type Bytes, demandFolder, targetOf } from './beneath/path.ts';
 import { describe } from './describe.ts';
-import { type Bytes, demandFolder, targetOf } from './path.ts';
 import type { AskPeople, People } from './people.ts';
 import { demandFound } from './remove.ts';
 import { demandMode } from './write.ts';

@@ -2,13 +2,13 @@
 import type { CopyFileResponse } from '../../proto/types/farhand/agent/v1/CopyFileResponse.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { failingAs } from './abort.ts';
-import { identityOf } from './boundary.ts';
-import { lookAt } from './draft.ts';
-import { duplicate } from './duplicate.ts';
+import { identityOf } from './beneath/boundary.ts';
+import { fault, targetOf } from './beneath/path.ts';
+import { duplicate } from './draft/duplicate.ts';
+import { lookAt } from './draft/index.ts';
+import { SideRoom } from './draft/sideroom.ts';
 import { arrive, demandTransfer, type Moving, type Transfer } from './move.ts';
-import { fault, targetOf } from './path.ts';
 import { demandFound } from './remove.ts';
-import { SideRoom } from './sideroom.ts';
 import { entryOf } from './stat.ts';
 
 export function openCopier(moving: Moving): AgentMethods['copyFile'] {

@@ -1,7 +1,7 @@
 // What is said about a file: its entry, and the etag that changes whenever its bytes may have changed.
 import type { BigIntStats, Stats } from 'node:fs';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
-import { type Bytes, bytes } from './path.ts';
+import { type Bytes, bytes } from './beneath/path.ts';
 import type { People } from './people.ts';
 
 export interface Described {

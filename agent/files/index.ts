@@ -4,21 +4,21 @@ import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { openPacker, openUnpacker } from './archive/index.ts';
-import { Beneath } from './beneath.ts';
-import { Boundary } from './boundary.ts';
+import { Boundary } from './beneath/boundary.ts';
+import { Beneath } from './beneath/index.ts';
+import { fromText } from './beneath/path.ts';
 import { openChanger } from './change.ts';
 import { openCopier } from './copy.ts';
+import { Temporary } from './draft/temporary.ts';
 import { openLister } from './list.ts';
 import { openMaker } from './make.ts';
 import { openMover } from './move.ts';
-import { fromText } from './path.ts';
 import { openPeople } from './people.ts';
 import { openReader } from './read.ts';
 import { openRemover } from './remove.ts';
-import { openSearcher } from './search.ts';
+import { openSearcher } from './search/index.ts';
 import { openDescriber } from './stat.ts';
-import { Temporary } from './temporary.ts';
-import { openWatcher } from './watch.ts';
+import { openWatcher } from './watch/index.ts';
 import { openWriter } from './write.ts';
 
 export interface FilesOptions {

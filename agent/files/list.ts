@@ -5,9 +5,9 @@ import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts'
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { unlessAborted } from './abort.ts';
-import type { Beneath, Directory } from './beneath.ts';
+import type { Beneath, Directory } from './beneath/index.ts';
+import { type Bytes, bytes, shown, targetOf } from './beneath/path.ts';
 import { describe } from './describe.ts';
-import { type Bytes, bytes, shown, targetOf } from './path.ts';
 import type { AskPeople, People } from './people.ts';
 
 /** Entries of a batch, which are also those looked at at once. */

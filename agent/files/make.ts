@@ -3,11 +3,11 @@ import { chmod, mkdir, rmdir } from 'node:fs/promises';
 import type { MakeDirectoryRequest__Output } from '../../proto/types/farhand/agent/v1/MakeDirectoryRequest.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { failingAs } from './abort.ts';
-import type { Beneath, Entry } from './beneath.ts';
-import { letGo, pathOf, pin } from './descent.ts';
-import { type Bytes, bytes, fault, targetOf } from './path.ts';
+import { letGo, pathOf, pin } from './beneath/descent.ts';
+import type { Beneath, Entry } from './beneath/index.ts';
+import { type Bytes, bytes, fault, targetOf } from './beneath/path.ts';
+import { syncDirectory } from './draft/place.ts';
 import type { AskPeople } from './people.ts';
-import { syncDirectory } from './place.ts';
 import { entryOf } from './stat.ts';
 import { demandMode } from './write.ts';
 

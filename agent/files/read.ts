@@ -7,9 +7,9 @@ import type { ReadFileRequest__Output } from '../../proto/types/farhand/agent/v1
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { unlessAborted } from './abort.ts';
-import type { Beneath, Entry } from './beneath.ts';
+import type { Beneath, Entry } from './beneath/index.ts';
+import { type Bytes, bytes, fault, shown, type Target, targetOf } from './beneath/path.ts';
 import { describe, etagOf } from './describe.ts';
-import { type Bytes, bytes, fault, shown, type Target, targetOf } from './path.ts';
 import type { AskPeople } from './people.ts';
 
 const { O_RDONLY, O_NONBLOCK, O_NOCTTY } = constants;

@@ -1,11 +1,11 @@
 // Removes a file, a symlink or a directory; never what a symlink leads to, nor what the machine cannot do without.
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { failingAs } from './abort.ts';
-import type { Beneath, Entry } from './beneath.ts';
-import { clear, drop } from './clear.ts';
-import { type Bytes, bytes, demandFolder, fault, targetOf } from './path.ts';
-import { syncDirectory } from './place.ts';
-import { mountOf } from './walk.ts';
+import type { Beneath, Entry } from './beneath/index.ts';
+import { type Bytes, bytes, demandFolder, fault, targetOf } from './beneath/path.ts';
+import { mountOf } from './beneath/walk.ts';
+import { clear, drop } from './draft/clear.ts';
+import { syncDirectory } from './draft/place.ts';
 
 export function openRemover(beneath: Beneath, home: Bytes): AgentMethods['removeFile'] {
   return (request, { signal }) => {

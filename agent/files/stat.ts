@@ -7,9 +7,9 @@ import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts'
 import { AppError, type Code } from '../../shared/errors.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { failingAs, unlessAborted } from './abort.ts';
-import type { Beneath, Entry } from './beneath.ts';
+import type { Beneath, Entry } from './beneath/index.ts';
+import { type Bytes, bytes, demandFolder, fault, type Target, targetOf } from './beneath/path.ts';
 import { describe, etagOf } from './describe.ts';
-import { type Bytes, bytes, demandFolder, fault, type Target, targetOf } from './path.ts';
 import type { AskPeople, People } from './people.ts';
 import { openSource, readingFailure } from './read.ts';
 

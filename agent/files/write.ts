@@ -8,12 +8,12 @@ import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { failingAs, unlessAborted } from './abort.ts';
-import type { Beneath } from './beneath.ts';
-import { identify } from './boundary.ts';
+import { identify } from './beneath/boundary.ts';
+import type { Beneath } from './beneath/index.ts';
+import { type Bytes, bytes, fault, shown, type Target, targetOf } from './beneath/path.ts';
 import { etagOf } from './describe.ts';
-import { Draft, lookAt } from './draft.ts';
-import { type Bytes, bytes, fault, shown, type Target, targetOf } from './path.ts';
-import type { Temporary } from './temporary.ts';
+import { Draft, lookAt } from './draft/index.ts';
+import type { Temporary } from './draft/temporary.ts';
 
 type Next = () => Promise<WriteFileRequest__Output | undefined>;
 type InTurn = <T>(key: string, work: () => Promise<T>) => Promise<T>;

@@ -5,11 +5,11 @@ import { type FileHandle, link, lutimes, open, rename, symlink, unlink } from 'n
 import { posix } from 'node:path';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import { lookAt } from '../draft.ts';
-import { type Bytes, bytes, shown } from '../path.ts';
-import { linkAs } from '../place.ts';
-import { SideRoom } from '../sideroom.ts';
-import type { Temporary } from '../temporary.ts';
+import { type Bytes, bytes, shown } from '../beneath/path.ts';
+import { lookAt } from '../draft/index.ts';
+import { linkAs } from '../draft/place.ts';
+import { SideRoom } from '../draft/sideroom.ts';
+import type { Temporary } from '../draft/temporary.ts';
 import { type Ground, type Plot, setTimes } from './ground.ts';
 import { demandInside, pathOfEntry } from './names.ts';
 import { entryFault, type TarEntry } from './reader.ts';

@@ -3,7 +3,7 @@
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
-import { type Bytes, shown } from '../path.ts';
+import { type Bytes, shown } from '../beneath/path.ts';
 import {
   blockBytes,
   decodeBlock,

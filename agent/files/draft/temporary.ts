@@ -5,12 +5,12 @@ import { randomUUID } from 'node:crypto';
 import { type BigIntStats, constants } from 'node:fs';
 import { appendFile, lstat, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
-import { sleep } from '../../shared/clock.ts';
-import { errnoOf } from '../../shared/errors.ts';
-import type { Logger } from '../../shared/logger.ts';
+import { sleep } from '../../../shared/clock.ts';
+import { errnoOf } from '../../../shared/errors.ts';
+import type { Logger } from '../../../shared/logger.ts';
+import { letGo, pathOf, pin } from '../beneath/descent.ts';
+import { type Bytes, bytes, pathOnly, shown } from '../beneath/path.ts';
 import { clear, drop } from './clear.ts';
-import { letGo, pathOf, pin } from './descent.ts';
-import { type Bytes, bytes, pathOnly, shown } from './path.ts';
 
 const { O_DIRECTORY, O_NOFOLLOW } = constants;
 const prefix = '.farhand-';

@@ -1,6 +1,6 @@
 // Globs over names and paths, matched in time that grows with pattern times name, whatever both are: the regular
 // expressions that libraries make of globs take years for some patterns, and a request may hold any.
-import { AppError } from '../../shared/errors.ts';
+import { AppError } from '../../../shared/errors.ts';
 
 const longestGlob = 1_000;
 /** Of all that its braces stand for, and pairs of them. */

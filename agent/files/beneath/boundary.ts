@@ -3,7 +3,7 @@
 import { type BigIntStats, readlinkSync } from 'node:fs';
 import { lstat, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
-import { AppError, fromErrno } from '../../shared/errors.ts';
+import { AppError, fromErrno } from '../../../shared/errors.ts';
 import { type Bytes, bytes, fault, fromText } from './path.ts';
 
 /** Where something is or would be: an open directory, and a name in it unless the directory itself is meant. */

@@ -2,10 +2,10 @@
 import { createHash, type Hash } from 'node:crypto';
 import { type BigIntStats, constants } from 'node:fs';
 import { type FileHandle, lstat, open, readlink, rename, unlink } from 'node:fs/promises';
-import { errnoOf } from '../../shared/errors.ts';
-import type { Logger } from '../../shared/logger.ts';
-import type { Entry } from './beneath.ts';
-import { type Bytes, bytes, fault, shown } from './path.ts';
+import { errnoOf } from '../../../shared/errors.ts';
+import type { Logger } from '../../../shared/logger.ts';
+import type { Entry } from '../beneath/index.ts';
+import { type Bytes, bytes, fault, shown } from '../beneath/path.ts';
 import { linkAs, syncDirectory } from './place.ts';
 import { type Temporary, temporaryName } from './temporary.ts';
 

@@ -4,11 +4,11 @@
 import type { FileHandle } from 'node:fs/promises';
 import { mkdir, readdir, readlink } from 'node:fs/promises';
 import { posix } from 'node:path';
-import { fromErrno } from '../../shared/errors.ts';
-import type { Logger } from '../../shared/logger.ts';
+import { fromErrno } from '../../../shared/errors.ts';
+import type { Logger } from '../../../shared/logger.ts';
+import { letGo, pathOf, pin } from '../beneath/descent.ts';
+import { type Bytes, bytes, fault, shown } from '../beneath/path.ts';
 import { clear, drop } from './clear.ts';
-import { letGo, pathOf, pin } from './descent.ts';
-import { type Bytes, bytes, fault, shown } from './path.ts';
 import { markOf, type Temporary, temporaryName } from './temporary.ts';
 
 export class SideRoom {

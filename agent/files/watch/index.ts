@@ -2,16 +2,16 @@
 // there when it is the reader's turn, so a slow reader misses steps in between and never the outcome.
 import type { BigIntStats } from 'node:fs';
 import { readFile } from 'node:fs/promises';
-import type { FileChange } from '../../proto/types/farhand/agent/v1/FileChange.ts';
-import { sleep } from '../../shared/clock.ts';
-import { fromErrno } from '../../shared/errors.ts';
-import type { AgentMethods } from '../../shared/rpc.ts';
-import { unlessAborted, untilAborted } from './abort.ts';
-import type { Beneath, Entry } from './beneath.ts';
-import { identityOf, type Kept } from './boundary.ts';
-import { letGo, pathOf } from './descent.ts';
-import { lookAt } from './draft.ts';
-import { type Bytes, bytes, fault, shown, targetOf } from './path.ts';
+import type { FileChange } from '../../../proto/types/farhand/agent/v1/FileChange.ts';
+import { sleep } from '../../../shared/clock.ts';
+import { fromErrno } from '../../../shared/errors.ts';
+import type { AgentMethods } from '../../../shared/rpc.ts';
+import { unlessAborted, untilAborted } from '../abort.ts';
+import { identityOf, type Kept } from '../beneath/boundary.ts';
+import { letGo, pathOf } from '../beneath/descent.ts';
+import type { Beneath, Entry } from '../beneath/index.ts';
+import { type Bytes, bytes, fault, shown, targetOf } from '../beneath/path.ts';
+import { lookAt } from '../draft/index.ts';
 import { type Folder, type Kind, Watched } from './watched.ts';
 
 /** Names waiting for the reader; more are told as an overflow. */

@@ -3,7 +3,7 @@
 import { type BigIntStats, constants, type Stats } from 'node:fs';
 import { chmod, type FileHandle, mkdir, open, readlink, rmdir, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
-import { errnoOf, fromErrno } from '../../shared/errors.ts';
+import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Place } from './boundary.ts';
 import { type Bytes, bytes, fault, pathOnly, shown } from './path.ts';
 

@@ -2,11 +2,11 @@
 // that is swapped on the way leads elsewhere. (chokidar watches by path and takes names for UTF-8.)
 import { type BigIntStats, constants, type FSWatcher, watch } from 'node:fs';
 import { type FileHandle, open, readdir } from 'node:fs/promises';
-import { AppError, errnoOf } from '../../shared/errors.ts';
-import { identityOf, type Kept } from './boundary.ts';
-import { letGo, pathOf } from './descent.ts';
-import { holdsFiles } from './kernel.ts';
-import { type Bytes, bytes, pathOnly } from './path.ts';
+import { AppError, errnoOf } from '../../../shared/errors.ts';
+import { identityOf, type Kept } from '../beneath/boundary.ts';
+import { letGo, pathOf } from '../beneath/descent.ts';
+import { holdsFiles } from '../beneath/kernel.ts';
+import { type Bytes, bytes, pathOnly } from '../beneath/path.ts';
 
 const { O_DIRECTORY, O_NOFOLLOW } = constants;
 const mostFolders = 20_000;

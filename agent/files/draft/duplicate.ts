@@ -3,12 +3,12 @@
 import { type BigIntStats, constants } from 'node:fs';
 import { type FileHandle, lchown, lutimes, mkdir, open, readlink, symlink } from 'node:fs/promises';
 import { posix } from 'node:path';
-import { errnoOf, fromErrno } from '../../shared/errors.ts';
-import { type Boundary, identityOf } from './boundary.ts';
-import { Descent, letGo, pathOf, pin } from './descent.ts';
-import { type Bytes, bytes, fault, shown } from './path.ts';
-import { holdsMemory } from './read.ts';
-import { type Step, walk } from './walk.ts';
+import { errnoOf, fromErrno } from '../../../shared/errors.ts';
+import { type Boundary, identityOf } from '../beneath/boundary.ts';
+import { Descent, letGo, pathOf, pin } from '../beneath/descent.ts';
+import { type Bytes, bytes, fault, shown } from '../beneath/path.ts';
+import { type Step, walk } from '../beneath/walk.ts';
+import { holdsMemory } from '../read.ts';
 
 const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY } = constants;
 const bufferBytes = 1024 * 1024;

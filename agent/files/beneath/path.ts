@@ -1,6 +1,6 @@
 // Paths of this room: one character per byte (latin1), so that names need not be UTF-8 and compare bytewise.
 import { posix } from 'node:path';
-import { AppError, type Code } from '../../shared/errors.ts';
+import { AppError, type Code } from '../../../shared/errors.ts';
 
 /** A path or name with one character per byte; never shown or handed to `fs` as it is. */
 export type Bytes = string;

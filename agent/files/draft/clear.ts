@@ -1,10 +1,10 @@
 // Removes names below pinned directories. Symlinks go themselves, and what is swapped in meanwhile is never followed.
 import { chmod, rmdir, unlink } from 'node:fs/promises';
 import { posix } from 'node:path';
-import { errnoOf, fromErrno } from '../../shared/errors.ts';
-import type { Boundary } from './boundary.ts';
-import { type Bytes, bytes, shown } from './path.ts';
-import { walk } from './walk.ts';
+import { errnoOf, fromErrno } from '../../../shared/errors.ts';
+import type { Boundary } from '../beneath/boundary.ts';
+import { type Bytes, bytes, shown } from '../beneath/path.ts';
+import { walk } from '../beneath/walk.ts';
 
 export interface Clearing {
   /** Of the directory, for messages. */

@@ -3,7 +3,7 @@
 import { type BigIntStats, lstat, readFileSync } from 'node:fs';
 import { type FileHandle, readdir } from 'node:fs/promises';
 import { posix } from 'node:path';
-import { errnoOf, fromErrno } from '../../shared/errors.ts';
+import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import { type Boundary, identify, identityOf, type Kept } from './boundary.ts';
 import { Descent, letGo, pathOf, pin } from './descent.ts';
 import { type Bytes, bytes, fault, shown } from './path.ts';

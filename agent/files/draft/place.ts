@@ -1,9 +1,9 @@
 // Gives something its name in one step: nobody ever sees half of it, and without overwrite nothing is replaced.
 import { constants } from 'node:fs';
 import { link, lstat, mkdir, open, rename, rmdir, unlink } from 'node:fs/promises';
-import { AppError, errnoOf } from '../../shared/errors.ts';
-import { identityOf } from './boundary.ts';
-import { type Bytes, bytes, fault, shown } from './path.ts';
+import { AppError, errnoOf } from '../../../shared/errors.ts';
+import { identityOf } from '../beneath/boundary.ts';
+import { type Bytes, bytes, fault, shown } from '../beneath/path.ts';
 
 const { O_DIRECTORY, O_RDONLY } = constants;
 
