@@ -66,10 +66,8 @@ export function machineOf({ state }: FileRooms, named: MachineId | undefined, ca
     const issues = [{ path: 'machine_id', message }];
     throw new AppError('invalid_request', `machine_id: ${message}`, { issues });
   }
-  // Ids of the state were made by it.
-  const id = only.id as MachineId;
-  if (caller.reaches(id)) return id;
-  throw new AppError('forbidden', 'this key does not reach that machine', { machine_id: id });
+  if (caller.reaches(only.id)) return only.id;
+  throw new AppError('forbidden', 'this key does not reach that machine', { machine_id: only.id });
 }
 
 /** The head that a streamed answer begins with, and what follows. One that begins otherwise is given up. */

@@ -197,14 +197,15 @@ function chunksOf(
     },
     async next() {
       for (;;) {
-        const { done, value } = await parts.next();
-        if (done) {
+        const part = await parts.next();
+        if (part.done) {
           ended(size);
           return { done: true, value: undefined };
         }
-        if (!value.chunk) continue;
-        size += value.chunk.length;
-        return { done: false, value: value.chunk };
+        const { chunk } = part.value;
+        if (!chunk) continue;
+        size += chunk.length;
+        return { done: false, value: chunk };
       }
     },
     async return() {

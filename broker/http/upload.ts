@@ -43,7 +43,8 @@ export function openBytes(request: IncomingMessage): Incoming {
 async function* whole(request: IncomingMessage, closed: AbortSignal): AsyncGenerator<Uint8Array> {
   while (!request.readableEnded) {
     closed.throwIfAborted();
-    const chunk: Uint8Array | null = request.read();
+    // Without an encoding set, bytes.
+    const chunk = request.read() as Uint8Array | null;
     if (chunk) {
       passing(chunk.length);
       yield chunk;

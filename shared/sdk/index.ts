@@ -158,7 +158,7 @@ function bodyOf(
   const form = new FormData();
   // The fields first: the broker then need not keep the file.
   for (const [name, value] of Object.entries(fields)) if (value !== undefined) form.set(name, asText(value));
-  form.set('file', content as Blob);
+  if (content instanceof Blob) form.set('file', content);
   return { body: form };
 }
 

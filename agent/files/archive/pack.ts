@@ -9,6 +9,7 @@ import { createGzip } from 'node:zlib';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { AgentMethods } from '../../../shared/rpc.ts';
 import { unlessAborted, untilAborted } from '../abort.ts';
+import { type Contents, openContents } from '../beneath/contents.ts';
 import { letGo } from '../beneath/descent.ts';
 import type { Beneath, Directory } from '../beneath/index.ts';
 import { holdsFiles } from '../beneath/kernel.ts';
@@ -16,7 +17,6 @@ import { type Bytes, bytes, fault, shown, targetOf } from '../beneath/path.ts';
 import { type Step, walk } from '../beneath/walk.ts';
 import { describe } from '../describe.ts';
 import type { AskPeople, People } from '../people.ts';
-import { type Contents, openContents } from '../search/contents.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from './header.ts';
 
 const chunkBytes = 256 * 1024;

@@ -9,6 +9,7 @@ import { monotonic } from '../../../shared/clock.ts';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { AgentMethods } from '../../../shared/rpc.ts';
 import { unlessAborted, untilAborted } from '../abort.ts';
+import { type Contents, openContents } from '../beneath/contents.ts';
 import { letGo } from '../beneath/descent.ts';
 import type { Beneath, Directory } from '../beneath/index.ts';
 import { holdsFiles } from '../beneath/kernel.ts';
@@ -16,7 +17,6 @@ import { type Bytes, bytes, shown, targetOf } from '../beneath/path.ts';
 import { type Step, walk } from '../beneath/walk.ts';
 import { describe } from '../describe.ts';
 import type { AskPeople, People } from '../people.ts';
-import { type Contents, openContents } from './contents.ts';
 import { compileGlob, type Glob } from './glob.ts';
 import { compileText, linesWith } from './lines.ts';
 

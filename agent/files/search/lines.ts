@@ -1,5 +1,5 @@
 // Finds the lines of a file that hold a text. However long a line or the file is, a few chunks of it are in memory.
-import type { Contents } from './contents.ts';
+import type { Contents } from '../beneath/contents.ts';
 
 const chunkBytes = 64 * 1024;
 /** A file with a NUL in its first bytes is no text. */

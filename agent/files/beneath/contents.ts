@@ -2,10 +2,10 @@
 import { type BigIntStats, constants } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { errnoOf } from '../../../shared/errors.ts';
-import { type Boundary, identify, identityOf } from '../beneath/boundary.ts';
-import { letGo } from '../beneath/descent.ts';
-import { bytes } from '../beneath/path.ts';
-import type { Step } from '../beneath/walk.ts';
+import { type Boundary, identify, identityOf } from './boundary.ts';
+import { letGo } from './descent.ts';
+import { bytes } from './path.ts';
+import type { Step } from './walk.ts';
 
 const { O_RDONLY, O_NONBLOCK, O_NOCTTY, O_NOFOLLOW } = constants;
 
