@@ -144,7 +144,7 @@ function makeDeep(at: string, levels: number): void {
 function program(source: string, uid?: number): ChildProcess {
   const from = (file: string): string => JSON.stringify(join(import.meta.dirname, '..', file));
   const imports = `import { openFiles } from ${from('agent/files/index.ts')}; import fs from 'node:fs';
-    import { walk } from ${from('agent/files/walk.ts')};
+    import { walk } from ${from('agent/files/beneath/walk.ts')};
     import { createLogger } from ${from('shared/logger.ts')};`;
   const child = spawn(process.execPath, ['--input-type=module', '-e', `${imports}\n${source}`], {
     stdio: ['pipe', 'pipe', 'inherit'],
