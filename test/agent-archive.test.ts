@@ -354,8 +354,11 @@ describe('writeArchive', () => {
     const codes = new Set<string>();
     try {
       await once(child.stdout, 'data');
-      const end = performance.now() + 2_000;
-      while (performance.now() < end) {
+      const started = performance.now();
+      // Long enough for a race, and until one of them has met the symlink: else this would prove nothing.
+      const enough = (): boolean =>
+        performance.now() - started > (codes.has('not_a_directory') ? 2_000 : 20_000);
+      while (!enough()) {
         const work = write(path('target'), tar, { overwrite: true, chunk: 1536 });
         await work.then(
           () => codes.add('done'),
@@ -366,8 +369,8 @@ describe('writeArchive', () => {
       child.kill('SIGKILL');
       await once(child, 'exit');
     }
-    // Some met the symlink, else this would prove nothing; none is an error that nobody has thought of.
-    expect([...codes].sort()).toEqual(expect.arrayContaining(['not_a_directory']));
+    // None is an error that nobody has thought of.
+    expect(codes).toContain('not_a_directory');
     expect(codes).not.toContain('internal_error');
     expectNothingElse();
   }, 30_000);

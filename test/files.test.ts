@@ -1,8 +1,19 @@
 // Files over REST, from HTTP to a real disk and back.
-import { existsSync, mkdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import {
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
+import type { MachineId } from '../shared/api/route.ts';
 import { type CallWish, type House, openHouse, temporaryFolder } from './house.ts';
 
 async function onMachine(flags: string[] = []) {
@@ -162,4 +173,246 @@ test('files on an offline machine are machine_offline with a Retry-After', async
     'machine_offline',
     '5',
   ]);
+});
+
+test('what is asked of files without saying what is refused, and does nothing', async () => {
+  const { house, files } = await onMachine();
+  for (const [method, path, body, status] of [
+    ['GET', '/stat', undefined, 400],
+    ['GET', '/stat?path=/tmp&checksum=md5', undefined, 400],
+    ['GET', '/download', undefined, 400],
+    ['GET', '/download?path=/tmp&archive=zip', undefined, 400],
+    ['GET', '/search?path=/tmp', undefined, 400],
+    ['GET', '/search?path=/tmp&name=*&limit=0', undefined, 400],
+    ['GET', '/watch?recursive=1', undefined, 400],
+    ['DELETE', '', undefined, 400],
+    ['POST', '/mkdir', {}, 422],
+    ['POST', '/mkdir', { path: '/tmp/x', mode: '8' }, 422],
+    ['POST', '/move', { source: '/tmp/x' }, 422],
+    ['POST', '/copy', { source: '/tmp/x', destination: '/tmp/y', more: 1 }, 422],
+    ['POST', '/copy', { source: '/a', destination: '/b', destination_machine_id: 'mach_none' }, 404],
+    ['PATCH', '', { mode: '0600' }, 422],
+    ['POST', '/extract', undefined, 400],
+    ['PUT', '/raw', undefined, 400],
+  ] as const) {
+    const answer = await house.call(method, files + path, { body });
+    expect([method, path, answer.status]).toEqual([method, path, status]);
+  }
+});
+
+test('the root and the home cannot be deleted, nor a full directory without recursive', async () => {
+  const root = temporaryFolder('root');
+  const { house, files } = await onMachine(['--root', root]);
+  mkdirSync(join(root, 'd'));
+  writeFileSync(join(root, 'd/a'), 'x');
+  const remove = (path: string, more = '') =>
+    house.call('DELETE', `${files}?path=${encodeURIComponent(path)}${more}`);
+  for (const path of ['/', '~', root, `${root}/d/..`]) {
+    const answer = await remove(path, '&recursive=true');
+    expect([path, answer.status, answer.body.error.code]).toEqual([path, 403, 'permission_denied']);
+  }
+  const full = await remove(join(root, 'd'));
+  expect([full.status, full.body.error.code]).toEqual([409, 'directory_not_empty']);
+  const gone = await remove(join(root, 'd'), '&recursive=true');
+  expect([gone.status, gone.body.data]).toEqual([200, { deleted: true, path: join(root, 'd') }]);
+  const { items } = await house.client.events.list({ type: 'file.deleted' });
+  expect(items.map(({ data }) => data)).toMatchObject([{ path: join(root, 'd'), recursive: true }]);
+});
+
+test('a directory is made, a file moved, copied, changed and described', async () => {
+  const { house, folder, agent } = await onMachine();
+  const at = (name: string) => join(folder, name);
+  const machine_id = agent.machineId as MachineId;
+  const { files } = house.client;
+  expect(await files.mkdir({ machine_id, path: at('d/e'), parents: true, mode: '0700' })).toMatchObject({
+    path: at('d/e'),
+    type: 'directory',
+    mode: '0700',
+  });
+  await expect(files.mkdir({ machine_id, path: at('d/e'), parents: true })).rejects.toMatchObject({
+    status: 409,
+    code: 'already_exists',
+  });
+  writeFileSync(at('a'), 'content');
+  expect(await files.move({ machine_id, source: at('a'), destination: at('d/b') })).toMatchObject({
+    path: at('d/b'),
+  });
+  const copied = await files.copy({ machine_id, source: at('d'), destination: at('c') });
+  expect(copied).toMatchObject({ path: at('c'), type: 'directory', files_copied: 1, bytes_copied: 7 });
+  expect(await files.change({ machine_id, path: at('c/b'), mode: '4750' })).toMatchObject({
+    mode: '0750',
+    setuid: true,
+  });
+  const stat = await files.stat({ machine_id, path: at('c/b'), checksum: 'sha256' });
+  expect(stat).toMatchObject({ size: 7, sha256: createHash('sha256').update('content').digest('hex') });
+  expect(existsSync(at('a'))).toBe(false);
+});
+
+test('a directory goes out as a tar and comes in again, and GNU tar agrees', async () => {
+  const { house, folder, agent } = await onMachine();
+  const machine_id = agent.machineId as MachineId;
+  mkdirSync(join(folder, 'd/below'), { recursive: true });
+  writeFileSync(join(folder, 'd/below/a'), 'x');
+  symlinkSync('below/a', join(folder, 'd/link'));
+  for (const archive of ['tar', 'tar.gz'] as const) {
+    const sent = await house.client.files.download({ machine_id, path: join(folder, 'd'), archive });
+    expect(sent.headers.get('content-disposition')).toBe(`attachment; filename="d.${archive}"`);
+    const bytes = Buffer.from(await sent.arrayBuffer());
+    mkdirSync(join(folder, archive));
+    execFileSync('tar', [archive === 'tar' ? '-xf' : '-xzf', '-', '-C', join(folder, archive)], {
+      input: bytes,
+    });
+    expect(execFileSync('diff', ['-r', join(folder, 'd'), join(folder, archive)]).toString()).toBe('');
+    const path = join(folder, `again.${archive}`);
+    const taken = await house.client.files.extract({ machine_id, path, content: bytes });
+    expect(taken).toMatchObject({
+      path,
+      files: 1,
+      bytes: 1,
+      sha256: createHash('sha256').update(bytes).digest('hex'),
+    });
+    expect(execFileSync('diff', ['-r', join(folder, 'd'), path]).toString()).toBe('');
+  }
+  await expect(
+    house.client.files.extract({ machine_id, path: join(folder, 'bad'), content: 'no tar' }),
+  ).rejects.toMatchObject({ status: 400, code: 'invalid_request' });
+});
+
+test('a search ends with a line that says whether it is all', async () => {
+  const { house, folder, agent } = await onMachine();
+  const machine_id = agent.machineId as MachineId;
+  for (const name of ['a.txt', 'c.bin']) writeFileSync(join(folder, name), 'one\ntwo needle\nthree');
+  const search = async (more: object) => {
+    const lines = [];
+    for await (const line of await house.client.files.search({ machine_id, path: folder, ...more }))
+      lines.push(line);
+    return lines;
+  };
+  expect(await search({ name: '*.txt' })).toMatchObject([
+    { entry: { name: 'a.txt' } },
+    { end: { matches: 1, truncated: false, unreadable: 0 } },
+  ]);
+  expect(await search({ content: 'NEEDLE', ignore_case: true, limit: 1 })).toMatchObject([
+    { line: 2, text: 'two needle' },
+    { end: { matches: 1, truncated: true } },
+  ]);
+});
+
+test('a watch tells that it is ready, then what changes, and ends with its client', async () => {
+  const { house, folder, agent } = await onMachine();
+  const stop = new AbortController();
+  const events = await house.client.files.watch(
+    { machine_id: agent.machineId as MachineId, path: folder },
+    { signal: stop.signal },
+  );
+  const seen: unknown[] = [];
+  await expect(
+    (async () => {
+      for await (const event of events) {
+        seen.push(event);
+        if (event.event === 'ready') writeFileSync(join(folder, 'new'), 'x');
+        if (event.event === 'change') stop.abort();
+      }
+    })(),
+  ).rejects.toMatchObject({ name: 'AbortError' });
+  expect(seen).toMatchObject([
+    { event: 'ready' },
+    { event: 'change', data: { path: join(folder, 'new'), kind: 'added', type: 'file' } },
+  ]);
+});
+
+test('the unprefixed routes need no machine while there is only one, and never leave a key’s reach', async () => {
+  const house = await openHouse();
+  const folder = temporaryFolder('anywhere');
+  const path = join(folder, 'a');
+  const none = await house.call('GET', `/files?path=${folder}`);
+  expect([none.status, none.body.error.details.issues[0].path]).toEqual([400, 'machine_id']);
+  const one = (await house.agent()).machineId as MachineId;
+  const { key } = await house.keyed(['files:read', 'files:write'], {
+    machine_ids: ['mach_other' as MachineId],
+  });
+  const outside = await house.call('GET', `/files?path=${folder}`, { key });
+  expect([outside.status, outside.body.error.code]).toEqual([403, 'forbidden']);
+  const written = await house.call('PUT', '/files/content', { body: { path, content: 'x' } });
+  expect([written.status, written.body.data]).toEqual([200, { path, size: 1, created: true }]);
+  expect((await house.call('GET', `/files/content?path=${path}`)).body.data.content).toBe('x');
+  expect((await house.call('GET', `/files?path=${folder}`)).body.data.files).toHaveLength(1);
+  const two = (await house.agent()).machineId as MachineId;
+  for (const [method, query, body] of [
+    ['GET', `/files?path=${folder}`, undefined],
+    ['GET', `/files/content?path=${path}`, undefined],
+    ['PUT', '/files/content', { path, content: 'y' }],
+    ['DELETE', `/files?path=${path}`, undefined],
+  ] as const) {
+    const unnamed = await house.call(method, query, { body });
+    expect([method, unnamed.status, unnamed.body.error.code]).toEqual([method, 400, 'invalid_request']);
+    expect(unnamed.body.error.message).toContain('machine_id');
+  }
+  const named = await house.call('PUT', '/files/content', { body: { path, content: 'z', machine_id: two } });
+  expect(named.body.data).toEqual({ path, size: 1, created: false });
+  expect((await house.call('DELETE', `/files?path=${path}&machine_id=${one}`)).body.data).toEqual({
+    deleted: true,
+    path,
+  });
+});
+
+/** A file system of its own, where that may be mounted. */
+function mounted(options: string): string | undefined {
+  const at = temporaryFolder('mount');
+  try {
+    execFileSync('mount', ['-t', 'tmpfs', '-o', options, 'farhand-test', at], { stdio: 'ignore' });
+  } catch {
+    return undefined;
+  }
+  onTestFinished(() => void execFileSync('umount', ['-l', at]));
+  return at;
+}
+const mayMount = process.getuid?.() === 0 && existsSync('/usr/bin/mount');
+
+test.skipIf(!mayMount)(
+  'a full disk is no_space, keeps the old content and no leftovers (needs root to mount)',
+  async () => {
+    const { house, agent } = await onMachine();
+    const disk = mounted('size=4m');
+    if (!disk) return expect.fail('mounting a tmpfs is not allowed here');
+    const machine_id = agent.machineId as MachineId;
+    const path = join(disk, 'a');
+    writeFileSync(path, 'old');
+    const content = new Uint8Array(8 * 1024 * 1024);
+    const { files } = house.client;
+    const full = { status: 507, code: 'no_space' };
+    await expect(files.put({ machine_id, path, content })).rejects.toMatchObject(full);
+    await expect(files.upload({ machine_id, path, content: new Blob([content]) })).rejects.toMatchObject(
+      full,
+    );
+    const folder = temporaryFolder('full');
+    writeFileSync(join(folder, 'big'), content);
+    const tar = execFileSync('tar', ['-cf', '-', '-C', folder, 'big'], { maxBuffer: 1e8 });
+    const packed = files.extract({ machine_id, path: join(disk, 'd'), content: tar });
+    await expect(packed).rejects.toMatchObject(full);
+    const copied = files.copy({ machine_id, source: folder, destination: join(disk, 'c') });
+    await expect(copied).rejects.toMatchObject(full);
+    expect(readdirSync(disk)).toEqual(['a']);
+    expect(readFileSync(path, 'utf8')).toBe('old');
+  },
+);
+
+test.skipIf(!mayMount)('a read-only disk is permission_denied (needs root to mount)', async () => {
+  const { house, agent } = await onMachine();
+  const disk = mounted('size=1m');
+  if (!disk) return expect.fail('mounting a tmpfs is not allowed here');
+  writeFileSync(join(disk, 'a'), 'old');
+  execFileSync('mount', ['-o', 'remount,ro', disk]);
+  const machine_id = agent.machineId as MachineId;
+  const path = join(disk, 'a');
+  const { files } = house.client;
+  const refused = { status: 403, code: 'permission_denied' };
+  await expect(files.write({ machine_id, path, content: 'new' })).rejects.toMatchObject(refused);
+  await expect(files.remove({ machine_id, path })).rejects.toMatchObject(refused);
+  await expect(files.mkdir({ machine_id, path: join(disk, 'd') })).rejects.toMatchObject(refused);
+  await expect(files.change({ machine_id, path, mode: '0600' })).rejects.toMatchObject(refused);
+  await expect(files.move({ machine_id, source: path, destination: join(disk, 'b') })).rejects.toMatchObject(
+    refused,
+  );
+  expect(await files.read({ machine_id, path })).toMatchObject({ content: 'old' });
 });

@@ -1,0 +1,141 @@
+// Copies from one machine to another: streams through the broker, checked end to end, all or nothing at the far side.
+import { execFileSync } from 'node:child_process';
+import { createHash, randomBytes } from 'node:crypto';
+import { mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import type { MachineId } from '../shared/api/route.ts';
+import { openHouse, temporaryFolder } from './house.ts';
+import { scriptedMachine } from './scripted-agent.ts';
+
+async function twoMachines() {
+  const house = await openHouse();
+  const here = (await house.agent({ name: 'here' })).machineId as MachineId;
+  const there = (await house.agent({ name: 'there' })).machineId as MachineId;
+  const folder = temporaryFolder('copies');
+  mkdirSync(join(folder, 'to'));
+  const copy = (source: string, destination: string, more = {}) =>
+    house.client.files.copy({
+      machine_id: here,
+      destination_machine_id: there,
+      source: join(folder, source),
+      destination: join(folder, 'to', destination),
+      ...more,
+    });
+  return { house, here, there, folder, copy };
+}
+
+test('a copy that cannot be made leaves nothing at the destination', async () => {
+  const { folder, copy } = await twoMachines();
+  writeFileSync(join(folder, 'file'), 'new');
+  mkdirSync(join(folder, 'dir'));
+  writeFileSync(join(folder, 'dir/a'), 'x');
+  writeFileSync(join(folder, 'to/file'), 'old');
+  mkdirSync(join(folder, 'to/full/below'), { recursive: true });
+  for (const [source, destination, more, code] of [
+    ['none', 'x', {}, 'file_not_found'],
+    ['file', 'file', {}, 'already_exists'],
+    ['file', 'full', { overwrite: true }, 'is_a_directory'],
+    ['dir', 'file', {}, 'already_exists'],
+    ['dir', 'full', {}, 'already_exists'],
+    ['dir', 'full', { overwrite: true }, 'directory_not_empty'],
+    ['file', 'none/x', {}, 'file_not_found'],
+    ['dir', 'none/x', {}, 'file_not_found'],
+  ] as const) {
+    await expect([
+      source,
+      destination,
+      await copy(source, destination, more).catch((error) => error.code),
+    ]).toEqual([source, destination, code]);
+  }
+  expect(readdirSync(join(folder, 'to')).sort()).toEqual(['file', 'full']);
+  expect(readFileSync(join(folder, 'to/file'), 'utf8')).toBe('old');
+});
+
+test('a byte that changes on its way is noticed by the sender’s digest, and nothing is written', async () => {
+  const house = await openHouse();
+  const there = (await house.agent()).machineId as MachineId;
+  const liar = await scriptedMachine(house);
+  const folder = temporaryFolder('liar');
+  const copying = house.client.files.copy({
+    machine_id: liar.identity.machineId as MachineId,
+    destination_machine_id: there,
+    source: '/a',
+    destination: join(folder, 'a'),
+  });
+  const entry = {
+    name: Buffer.from('a'),
+    path: Buffer.from('/a'),
+    size: 3,
+    type: 'FILE_TYPE_FILE',
+    mode: 0o644,
+  };
+  const stat = await liar.next('call');
+  liar.send({ reply: { call_id: stat.call_id, response: liar.encode('StatFile', { entry, etag: '"1"' }) } });
+  const stream = liar.answer((await liar.next('call')).call_id);
+  const sha256 = createHash('sha256').update('abd').digest('hex');
+  for (const part of [
+    { head: { entry, etag: '"1"', length: 3 } },
+    { chunk: Buffer.from('abc') },
+    { tail: { sha256 } },
+  ]) {
+    stream.write({ message: liar.encode('ReadFile', part) });
+  }
+  stream.write({ end: {} });
+  stream.end();
+  await expect(copying).rejects.toMatchObject({ code: 'validation_failed' });
+  expect(readdirSync(folder)).toEqual([]);
+});
+
+test('a key that does not reach the other machine is told so, whether that exists or not', async () => {
+  const { house, here, there, folder } = await twoMachines();
+  writeFileSync(join(folder, 'file'), 'x');
+  const { client } = await house.keyed(['files:read', 'files:write'], { machine_ids: [here] });
+  for (const destination_machine_id of [there, 'mach_0000000000000000000000' as MachineId]) {
+    const body = {
+      machine_id: here,
+      destination_machine_id,
+      source: join(folder, 'file'),
+      destination: '/x',
+    };
+    await expect(client.files.copy(body)).rejects.toMatchObject({ status: 403, code: 'forbidden' });
+  }
+});
+
+test('a file arrives with its bytes and mode, and is told of as uploaded there', async () => {
+  const { house, there, folder, copy } = await twoMachines();
+  const content = randomBytes(3_000_001);
+  writeFileSync(join(folder, 'file'), content, { mode: 0o640 });
+  const copied = await copy('file', 'file');
+  expect(copied).toMatchObject({
+    path: join(folder, 'to/file'),
+    size: content.length,
+    mode: '0640',
+    files_copied: 1,
+    bytes_copied: content.length,
+  });
+  expect(readFileSync(join(folder, 'to/file')).equals(content)).toBe(true);
+  const { items } = await house.client.events.list({ type: 'file.uploaded' });
+  expect(items[0]?.data).toMatchObject({
+    machine_id: there,
+    path: join(folder, 'to/file'),
+    size: content.length,
+  });
+  writeFileSync(join(folder, 'file'), 'again');
+  await copy('file', 'file', { overwrite: true });
+  expect(readFileSync(join(folder, 'to/file'), 'utf8')).toBe('again');
+});
+
+test('a directory arrives whole: names of any bytes, symlinks, empty directories, modes and times', async () => {
+  const { folder, copy } = await twoMachines();
+  const tree = join(folder, 'tree');
+  mkdirSync(join(tree, 'a/empty'), { recursive: true });
+  for (let n = 0; n < 300; n += 1) writeFileSync(join(tree, `a/f${n}`), randomBytes(n));
+  writeFileSync(Buffer.from(`${tree}/\xff\xfe`, 'latin1'), 'bytes', { mode: 0o600 });
+  symlinkSync('a/f1', join(tree, 'link'));
+  const copied = await copy('tree', 'tree');
+  expect(copied).toMatchObject({ type: 'directory', files_copied: 301, bytes_copied: (299 * 300) / 2 + 5 });
+  expect(execFileSync('diff', ['-r', '--no-dereference', tree, join(folder, 'to/tree')]).toString()).toBe('');
+  expect(statSync(Buffer.from(`${folder}/to/tree/\xff\xfe`, 'latin1')).mode & 0o777).toBe(0o600);
+  expect(readdirSync(join(folder, 'to'))).toEqual(['tree']);
+});
