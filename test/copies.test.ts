@@ -4,14 +4,13 @@ import { createHash, randomBytes } from 'node:crypto';
 import { mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import type { MachineId } from '../shared/api/route.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 
 async function twoMachines() {
   const house = await openHouse();
-  const here = (await house.agent({ name: 'here' })).machineId as MachineId;
-  const there = (await house.agent({ name: 'there' })).machineId as MachineId;
+  const here = (await house.agent({ name: 'here' })).machineId;
+  const there = (await house.agent({ name: 'there' })).machineId;
   const folder = temporaryFolder('copies');
   mkdirSync(join(folder, 'to'));
   const copy = (source: string, destination: string, more = {}) =>
@@ -42,11 +41,9 @@ test('a copy that cannot be made leaves nothing at the destination', async () =>
     ['file', 'none/x', {}, 'file_not_found'],
     ['dir', 'none/x', {}, 'file_not_found'],
   ] as const) {
-    await expect([
-      source,
-      destination,
-      await copy(source, destination, more).catch((error) => error.code),
-    ]).toEqual([source, destination, code]);
+    expect([source, destination, await copy(source, destination, more).catch((error) => error.code)]).toEqual(
+      [source, destination, code],
+    );
   }
   expect(readdirSync(join(folder, 'to')).sort()).toEqual(['file', 'full']);
   expect(readFileSync(join(folder, 'to/file'), 'utf8')).toBe('old');
@@ -54,11 +51,11 @@ test('a copy that cannot be made leaves nothing at the destination', async () =>
 
 test('a byte that changes on its way is noticed by the sender’s digest, and nothing is written', async () => {
   const house = await openHouse();
-  const there = (await house.agent()).machineId as MachineId;
+  const there = (await house.agent()).machineId;
   const liar = await scriptedMachine(house);
   const folder = temporaryFolder('liar');
   const copying = house.client.files.copy({
-    machine_id: liar.identity.machineId as MachineId,
+    machine_id: liar.identity.machineId,
     destination_machine_id: there,
     source: '/a',
     destination: join(folder, 'a'),
@@ -91,7 +88,7 @@ test('a key that does not reach the other machine is told so, whether that exist
   const { house, here, there, folder } = await twoMachines();
   writeFileSync(join(folder, 'file'), 'x');
   const { client } = await house.keyed(['files:read', 'files:write'], { machine_ids: [here] });
-  for (const destination_machine_id of [there, 'mach_0000000000000000000000' as MachineId]) {
+  for (const destination_machine_id of [there, 'mach_0000000000000000000000']) {
     const body = {
       machine_id: here,
       destination_machine_id,

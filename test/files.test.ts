@@ -13,7 +13,6 @@ import {
 import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import type { MachineId } from '../shared/api/route.ts';
 import { type CallWish, type House, openHouse, temporaryFolder } from './house.ts';
 
 async function onMachine(flags: string[] = []) {
@@ -222,7 +221,7 @@ test('the root and the home cannot be deleted, nor a full directory without recu
 test('a directory is made, a file moved, copied, changed and described', async () => {
   const { house, folder, agent } = await onMachine();
   const at = (name: string) => join(folder, name);
-  const machine_id = agent.machineId as MachineId;
+  const machine_id = agent.machineId;
   const { files } = house.client;
   expect(await files.mkdir({ machine_id, path: at('d/e'), parents: true, mode: '0700' })).toMatchObject({
     path: at('d/e'),
@@ -250,7 +249,7 @@ test('a directory is made, a file moved, copied, changed and described', async (
 
 test('a directory goes out as a tar and comes in again, and GNU tar agrees', async () => {
   const { house, folder, agent } = await onMachine();
-  const machine_id = agent.machineId as MachineId;
+  const machine_id = agent.machineId;
   mkdirSync(join(folder, 'd/below'), { recursive: true });
   writeFileSync(join(folder, 'd/below/a'), 'x');
   symlinkSync('below/a', join(folder, 'd/link'));
@@ -280,7 +279,7 @@ test('a directory goes out as a tar and comes in again, and GNU tar agrees', asy
 
 test('a search ends with a line that says whether it is all', async () => {
   const { house, folder, agent } = await onMachine();
-  const machine_id = agent.machineId as MachineId;
+  const machine_id = agent.machineId;
   for (const name of ['a.txt', 'c.bin']) writeFileSync(join(folder, name), 'one\ntwo needle\nthree');
   const search = async (more: object) => {
     const lines = [];
@@ -302,7 +301,7 @@ test('a watch tells that it is ready, then what changes, and ends with its clien
   const { house, folder, agent } = await onMachine();
   const stop = new AbortController();
   const events = await house.client.files.watch(
-    { machine_id: agent.machineId as MachineId, path: folder },
+    { machine_id: agent.machineId, path: folder },
     { signal: stop.signal },
   );
   const seen: unknown[] = [];
@@ -327,9 +326,9 @@ test('the unprefixed routes need no machine while there is only one, and never l
   const path = join(folder, 'a');
   const none = await house.call('GET', `/files?path=${folder}`);
   expect([none.status, none.body.error.details.issues[0].path]).toEqual([400, 'machine_id']);
-  const one = (await house.agent()).machineId as MachineId;
+  const one = (await house.agent()).machineId;
   const { key } = await house.keyed(['files:read', 'files:write'], {
-    machine_ids: ['mach_other' as MachineId],
+    tags: ['other'],
   });
   const outside = await house.call('GET', `/files?path=${folder}`, { key });
   expect([outside.status, outside.body.error.code]).toEqual([403, 'forbidden']);
@@ -337,7 +336,7 @@ test('the unprefixed routes need no machine while there is only one, and never l
   expect([written.status, written.body.data]).toEqual([200, { path, size: 1, created: true }]);
   expect((await house.call('GET', `/files/content?path=${path}`)).body.data.content).toBe('x');
   expect((await house.call('GET', `/files?path=${folder}`)).body.data.files).toHaveLength(1);
-  const two = (await house.agent()).machineId as MachineId;
+  const two = (await house.agent()).machineId;
   for (const [method, query, body] of [
     ['GET', `/files?path=${folder}`, undefined],
     ['GET', `/files/content?path=${path}`, undefined],
@@ -375,7 +374,7 @@ test.skipIf(!mayMount)(
     const { house, agent } = await onMachine();
     const disk = mounted('size=4m');
     if (!disk) return expect.fail('mounting a tmpfs is not allowed here');
-    const machine_id = agent.machineId as MachineId;
+    const machine_id = agent.machineId;
     const path = join(disk, 'a');
     writeFileSync(path, 'old');
     const content = new Uint8Array(8 * 1024 * 1024);
@@ -403,7 +402,7 @@ test.skipIf(!mayMount)('a read-only disk is permission_denied (needs root to mou
   if (!disk) return expect.fail('mounting a tmpfs is not allowed here');
   writeFileSync(join(disk, 'a'), 'old');
   execFileSync('mount', ['-o', 'remount,ro', disk]);
-  const machine_id = agent.machineId as MachineId;
+  const machine_id = agent.machineId;
   const path = join(disk, 'a');
   const { files } = house.client;
   const refused = { status: 403, code: 'permission_denied' };
