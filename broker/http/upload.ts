@@ -4,7 +4,6 @@ import type { IncomingMessage } from 'node:http';
 import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
 import { AppError } from '../../shared/errors.ts';
-import { passing } from '../../shared/scavenge.ts';
 import type { Spool } from './spool.ts';
 
 /** A body under way. */
@@ -46,7 +45,6 @@ async function* whole(request: IncomingMessage, closed: AbortSignal): AsyncGener
     // Without an encoding set, bytes.
     const chunk = request.read() as Uint8Array | null;
     if (chunk) {
-      passing(chunk.length);
       yield chunk;
     } else if (request.destroyed || request.errored) throw cutOff();
     else await more(request, closed);
