@@ -1,6 +1,6 @@
 // Lists one directory: directories first, then by name, bytewise; entries are looked at only as they are asked for.
-import { type Dirent, lstat, type Stats } from 'node:fs';
-import { readdir, readlink } from 'node:fs/promises';
+import { lstat, type Stats } from 'node:fs';
+import { opendir, readlink } from 'node:fs/promises';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
@@ -12,6 +12,8 @@ import type { AskPeople, People } from './people.ts';
 
 /** Entries of a batch, which are also those looked at at once. */
 const batchSize = 256;
+/** Entries that the kernel is asked for at once. */
+const readAhead = 512;
 
 export function openLister(beneath: Beneath, people: AskPeople, home: Bytes): AgentMethods['listFiles'] {
   return async function* listFiles(request, { signal }) {
@@ -47,15 +49,7 @@ export function openLister(beneath: Beneath, people: AskPeople, home: Bytes): Ag
 
 /** Sorted. Of 200,000 names nothing but the names is kept. */
 async function namesOf(beneath: Beneath, directory: Directory, hidden: boolean): Promise<Bytes[]> {
-  const found = await read(directory.at);
-  const directories: Bytes[] = [];
-  const others: Bytes[] = [];
-  const links: Bytes[] = [];
-  for (const entry of found) {
-    const name = entry.name.toString('latin1');
-    if (!hidden && name.startsWith('.')) continue;
-    (entry.isDirectory() ? directories : entry.isSymbolicLink() ? links : others).push(name);
-  }
+  const { directories, others, links } = await read(directory.at, hidden);
   for (let at = 0; at < links.length; at += batchSize) {
     const batch = links.slice(at, at + batchSize);
     const targets = await Promise.all(batch.map((name) => beneath.linkTarget(directory, name)));
@@ -64,17 +58,33 @@ async function namesOf(beneath: Beneath, directory: Directory, hidden: boolean):
     });
   }
   // Names have one character per byte, so this is the order of bytes.
-  return [...directories.sort(), ...others.sort()];
+  return directories.sort().concat(others.sort());
 }
 
+type Names = Record<'directories' | 'others' | 'links', Bytes[]>;
+
 /** Where a file system does not tell types, Node looks at each name itself, and must have their true bytes. */
-async function read(at: Bytes): Promise<Dirent<Bytes | Buffer>[]> {
+async function read(at: Bytes, hidden: boolean): Promise<Names> {
   try {
-    return await readdir(at, { withFileTypes: true, encoding: 'latin1' });
+    return await collect(at, hidden, 'latin1');
   } catch (error) {
     if (errnoOf(error) !== 'ENOENT') throw error;
-    return readdir(at, { withFileTypes: true, encoding: 'buffer' });
+    return collect(at, hidden, 'buffer');
   }
+}
+
+/** Not by readdir(), which makes an object of every entry before it gives the first. */
+async function collect(at: Bytes, hidden: boolean, encoding: 'latin1' | 'buffer'): Promise<Names> {
+  const names: Names = { directories: [], others: [], links: [] };
+  // Node takes 'buffer' here as readdir() does, which its types do not know.
+  const options = { bufferSize: readAhead, encoding: encoding as 'latin1' };
+  for await (const entry of await opendir(at, options)) {
+    const name = Buffer.from(entry.name, 'latin1').toString('latin1');
+    if (!hidden && name.startsWith('.')) continue;
+    const kind = entry.isDirectory() ? 'directories' : entry.isSymbolicLink() ? 'links' : 'others';
+    names[kind].push(name);
+  }
+  return names;
 }
 
 type Look = (name: Bytes) => Promise<FileEntry | undefined>;
