@@ -11,13 +11,14 @@ import { sleep } from '../shared/clock.ts';
 import { errnoOf, StartError } from '../shared/errors.ts';
 import { lockDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
+import { openBudget } from './budget.ts';
 import { openCommands } from './commands/index.ts';
 import type { BrokerSettings } from './config.ts';
 import { openEvents } from './events.ts';
 import { fileHandlers } from './files/index.ts';
 import { type History, openHistory } from './history.ts';
+import type { Lookups } from './http/access.ts';
 import { createHttpServer } from './http/app.ts';
-import type { Lookups } from './http/dispatch.ts';
 import { openIdempotency } from './http/idempotency.ts';
 import { openMetrics } from './http/metrics.ts';
 import { serviceHandlers } from './http/service.ts';
@@ -54,6 +55,9 @@ const maxUnproven = 512;
 /** Agents of a stopping broker come back spread over this. */
 const returnSpreadMs = 5_000;
 const finishRequestsMs = 4_000;
+/** Bytes of large JSON bodies at once; each costs about five times as much while it is worked on. */
+const maxContents = 64 * 1024 * 1024;
+const maxBodies = 64 * 1024 * 1024;
 
 /** Starts a broker. Throws StartError when the directory, the addresses or the settings do not allow it. */
 export async function startBroker(
@@ -115,7 +119,7 @@ async function assemble(
   const handlers: Handlers = {
     machines: machineHandlers(rooms),
     joinTokens: joinTokens.handlers,
-    files: fileHandlers(rooms),
+    files: fileHandlers({ ...rooms, contents: openBudget(maxContents, 'files are read as content') }),
     commands: commands.handlers,
     events: events.handlers,
     keys: keys.handlers,
@@ -134,7 +138,8 @@ async function assemble(
     join_token: (id) => state.joinTokens.get(id) && {},
   };
   const spool = await openSpool(join(directory, 'spool'));
-  const app = { handlers, state, keys, lookups, idempotency, spool, metrics, log };
+  const bodies = openBudget(maxBodies, 'large bodies are under way');
+  const app = { handlers, state, keys, lookups, idempotency, spool, bodies, metrics, log };
 
   const socket = join(directory, 'broker.sock');
   const servers = [tracked(createHttpServer(app, true))];

@@ -76,8 +76,8 @@ export interface CallOptions {
   lane?: Lane;
 }
 
-/** Small ones; transfers of any size; and those that follow something and are mostly silent. */
-export type Lane = 'short' | 'bulk' | 'lasting';
+/** Small ones; transfers of any size; those that follow processes; and those that watch files. */
+export type Lane = 'short' | 'bulk' | 'process' | 'watch';
 
 /** What an agent's handler is told about the call it answers. */
 export interface AgentCall {
@@ -186,7 +186,7 @@ export function frameOf(message: Buffer): Buffer {
 function wrapped(fields: number[], bytes: Uint8Array): Buffer {
   const heads: number[] = [];
   for (const field of fields.reverse()) {
-    heads.unshift((field << 3) | 2, ...varint(heads.length + bytes.length));
+    heads.unshift(...varint((field << 3) | 2), ...varint(heads.length + bytes.length));
   }
   const frame = Buffer.allocUnsafeSlow(heads.length + bytes.length);
   frame.set(heads);
@@ -198,7 +198,7 @@ function varint(value: number): number[] {
   return value < 0x80 ? [value] : [(value & 0x7f) | 0x80, ...varint(value >>> 7)];
 }
 
-/** Streams of frames then hold two: Node's default of sixteen would keep 4 MiB for every slow reader. */
+/** Every stream of objects in this process then holds two: Node's default of sixteen would keep 4 MiB for every slow reader. */
 export function shortenQueues(): void {
   setDefaultHighWaterMark(true, 2);
 }
@@ -230,18 +230,33 @@ export function toWire(error: unknown): Required<WireError> {
   return { code: known.code, message: known.message, details: JSON.stringify(known.details) };
 }
 
+/** What only a broker can mean: a machine that says so speaks of what it does not know. */
+const ours =
+  /^(unauthorized|forbidden|rate_limited|idempotency_mismatch|route_not_found|method_not_allowed)$/;
+const longestMessage = 2_000;
+const longestDetails = 64 * 1024;
+
 /** Reads an error of the far end; whatever breaks the contract becomes machine_error. */
 export function fromWire(error: WireError): AppError {
   const { code = '', message = '', details = '' } = error;
-  if (!isCode(code))
-    return new AppError('machine_error', 'the machine answered with an unknown error code', { code });
-  return new AppError(code, message, parseDetails(details));
+  if (!isCode(code) || ours.test(code)) {
+    const told = { code: code.slice(0, 100) };
+    return new AppError('machine_error', 'the machine answered with an unknown error code', told);
+  }
+  return new AppError(code, message.slice(0, longestMessage), parseDetails(details));
 }
 
+function isShallow(value: unknown, levels: number): boolean {
+  if (typeof value !== 'object' || value === null) return true;
+  return levels > 0 && Object.values(value).every((inner) => isShallow(inner, levels - 1));
+}
+
+/** Details are flat, or lists of what is: deeper ones would be a burden to whoever writes them out. */
 function parseDetails(text: string): Record<string, unknown> {
+  if (text.length > longestDetails) return {};
   try {
     const details: unknown = JSON.parse(text || '{}');
-    return typeof details === 'object' && details !== null ? { ...details } : {};
+    return typeof details === 'object' && details !== null && isShallow(details, 5) ? { ...details } : {};
   } catch {
     return {};
   }

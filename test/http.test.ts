@@ -596,7 +596,7 @@ test('headers just under 16 KiB are read', async () => {
 test('reading a query takes a time that grows with its names, not with their square', () => {
   // Nobody needs a key to send one.
   const timed = (names: number): number => {
-    const search = new URLSearchParams(Array.from({ length: names }, (_, n) => `n${n}`).join('&'));
+    const search = Array.from({ length: names }, (_, n) => `n${n}`).join('&');
     const runs = [1, 2, 3].map(() => {
       const started = performance.now();
       expect(Object.keys(queryOf(search))).toHaveLength(names);

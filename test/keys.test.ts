@@ -36,7 +36,7 @@ const sha256 = (secret: string): string => createHash('sha256').update(secret).d
 /** Everything the broker has on disk, as one text. */
 function diskOf({ dataDir }: House): string {
   return readdirSync(dataDir)
-    .filter((name) => name !== 'broker.sock')
+    .filter((name) => !['broker.sock', 'spool'].includes(name))
     .map((name) => readFileSync(join(dataDir, name), 'latin1'))
     .join('\n');
 }

@@ -239,7 +239,7 @@ test('an answer of the document is the envelope: data and meta, with the paging 
     expect([name, data?.type === 'array']).toEqual([name, route.kind === 'list']);
     expect([name, meta?.$ref]).toEqual([
       name,
-      `#/components/schemas/${route.kind === 'list' ? 'ListMeta' : 'Meta'}`,
+      `#/components/schemas/${route.kind === 'single' ? 'Meta' : 'ListMeta'}`,
     ]);
     for (const [status, { content }] of Object.entries(told?.responses ?? {})) {
       if (status === `${route.status}`) continue;

@@ -197,7 +197,7 @@ export function openRuns(
       void follow(
         run,
         link,
-        link.stub.followProcess(request, { request_id: newId('request'), idle_ms: 0, lane: 'lasting' }),
+        link.stub.followProcess(request, { request_id: newId('request'), idle_ms: 0, lane: 'process' }),
       );
       if (run.command.cancel) kill(run, link);
     }
@@ -244,7 +244,7 @@ export function openRuns(
         link,
         link.stub.startProcess(
           { id: command.id, spec },
-          { request_id: requestId, idle_ms: 0, lane: 'lasting' },
+          { request_id: requestId, idle_ms: 0, lane: 'process' },
         ),
       );
     },

@@ -3,6 +3,7 @@ import type { Caller } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { AgentStub, CallOptions } from '../../shared/rpc.ts';
+import type { Budget } from '../budget.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { Presence } from '../link/presence.ts';
@@ -13,6 +14,8 @@ export interface FileRooms {
   state: State;
   history: History;
   events: Events;
+  /** Of contents that are on their way into JSON. */
+  contents: Budget;
 }
 
 type FileEvent = 'file.uploaded' | 'file.downloaded' | 'file.deleted';
@@ -34,11 +37,13 @@ export const long = ({ request_id, signal }: Caller): CallOptions => ({
 });
 /** For bytes in any number: as long as they flow. */
 export const bulk = ({ request_id, signal }: Caller): CallOptions => ({ request_id, signal, lane: 'bulk' });
+/** For entries that are sent as they come, at the reader's pace. */
+export const listing = ({ request_id, signal }: Caller): CallOptions => ({ request_id, signal });
 /** For what is mostly silent. */
-export const lasting = ({ request_id, signal }: Caller): CallOptions => ({
+export const watching = ({ request_id, signal }: Caller): CallOptions => ({
   request_id,
   signal,
-  lane: 'lasting',
+  lane: 'watch',
   idle_ms: 0,
 });
 
@@ -57,17 +62,13 @@ export async function tell(
   await history.write((transaction) => events.emit(transaction, type, state.machines.get(machine), data));
 }
 
-/** The machine of an unprefixed route: named, or the only one there is. */
-export function machineOf({ state }: FileRooms, named: MachineId | undefined, caller: Caller): MachineId {
+/** The machine of an unprefixed route: dispatch has named the only one there is. */
+export function demandMachine(named: MachineId | undefined): MachineId {
   if (named !== undefined) return named;
-  const [only, ...more] = [...state.machines.values()];
-  if (!only || more.length > 0) {
-    const message = only ? 'several machines are registered: say which' : 'no machine is registered yet';
-    const issues = [{ path: 'machine_id', message }];
-    throw new AppError('invalid_request', `machine_id: ${message}`, { issues });
-  }
-  if (caller.reaches(only.id)) return only.id;
-  throw new AppError('forbidden', 'this key does not reach that machine', { machine_id: only.id });
+  const message = 'say which: not exactly one machine is registered';
+  throw new AppError('invalid_request', `machine_id: ${message}`, {
+    issues: [{ path: 'machine_id', message }],
+  });
 }
 
 /** The head that a streamed answer begins with, and what follows. One that begins otherwise is given up. */
@@ -76,9 +77,13 @@ export async function opened<T, H>(
   headOf: (part: T) => H | null | undefined,
 ): Promise<{ head: H; rest: AsyncIterator<T> }> {
   const rest = parts[Symbol.asyncIterator]();
-  const first = await rest.next();
-  const head = first.done ? undefined : headOf(first.value);
-  if (head) return { head, rest };
-  await rest.return?.();
-  throw new AppError('machine_error', 'the machine answered without a head');
+  try {
+    const first = await rest.next();
+    const head = first.done ? undefined : headOf(first.value);
+    if (head) return { head, rest };
+    throw new AppError('machine_error', 'the machine answered without a head');
+  } catch (error) {
+    await rest.return?.();
+    throw error;
+  }
 }

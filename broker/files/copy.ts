@@ -5,7 +5,7 @@ import { AppError } from '../../shared/errors.ts';
 import type { AgentStub } from '../../shared/rpc.ts';
 import { bulk, type FileRooms, long, short, stubOf, tell } from './calls.ts';
 import { demandEntry, entryOf, pathOf } from './entries.ts';
-import { archiveRequests, fileRequests, fromTo } from './write.ts';
+import { demandSummary, fromTo, upload } from './write.ts';
 
 type CopyInput = Input<Api['files']['copy']>;
 
@@ -32,6 +32,12 @@ async function copyAcross(
   input: CopyInput & { destination_machine_id: CopyInput['machine_id'] },
   caller: Caller,
 ) {
+  // Here the broker reads for the caller.
+  if (!caller.may('files:read')) {
+    throw new AppError('forbidden', 'this needs a key with the scope files:read', {
+      required_scope: 'files:read',
+    });
+  }
   const from = stubOf(rooms, input.machine_id);
   const to = stubOf(rooms, input.destination_machine_id);
   const paths = fromTo(input);
@@ -70,7 +76,7 @@ async function copyOne(
   const open = { path: destination };
   // Who a program runs as is not carried from machine to machine.
   const commit = () => ({ overwrite, mode: mode & 0o777, sha256: sent.sha256() });
-  const { size } = await to.writeFile(fileRequests(open, sent.chunks, commit), bulk(caller));
+  const { size } = await to.writeFile(upload(open, sent.chunks, commit), bulk(caller));
   return { files: 1, bytes: size };
 }
 
@@ -84,8 +90,8 @@ async function copyDirectory(
   const sent = digested(from.readArchive({ path: source, gzip: false }, bulk(reader)));
   const open = { path: destination, whole: true, overwrite };
   const commit = () => ({ sha256: sent.sha256() });
-  const { summary } = await to.writeArchive(archiveRequests(open, sent.chunks, commit), bulk(caller));
-  return { files: summary?.files ?? 0, bytes: summary?.bytes ?? 0 };
+  const { summary } = await to.writeArchive(upload(open, sent.chunks, commit), bulk(caller));
+  return demandSummary(summary);
 }
 
 /** The chunks, and once they have ended the sender's digest of them. */

@@ -1,5 +1,6 @@
 // Downloads: conditions and ranges of HTTP (RFC 9110, sections 13 and 14) over a stream from the machine's disk.
 import { posix } from 'node:path';
+import type { ReadFileResponse__Output } from '../../proto/types/farhand/agent/v1/ReadFileResponse.ts';
 import type { Api, BytesReply, Caller, Handlers, Input } from '../../shared/api/index.ts';
 import { latestInstant } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -127,13 +128,18 @@ async function open(
   const path = bytesOf(input.path, input.path_encoding);
   const part = wish.kind === 'part' ? { offset: wish.offset, length: wish.length } : {};
   const parts = stubOf(rooms, input.machine_id).readFile({ path, ...part }, bulk(caller));
-  const { head, rest } = await opened(parts, ({ head }) => head?.entry && { ...head, entry: head.entry });
+  const { head, rest } = await opened(parts, soundHead);
   const { entry } = head;
+  if (wish.kind === 'part' && head.length !== wish.length) {
+    // A file of the kernel that has less than it says.
+    await rest.return?.();
+    return open(rooms, input, caller, { kind: 'whole' }, version);
+  }
   if (version && head.etag !== version.etag) {
     await rest.return?.();
     return undefined;
   }
-  describe(caller, soundEtag(head.etag), entry.modified_at_ms);
+  describe(caller, head.etag, entry.modified_at_ms);
   const { offset, length } = head;
   if (wish.kind === 'part') {
     caller.headers.set('Content-Range', `bytes ${offset}-${offset + wish.length - 1}/${entry.size}`);
@@ -151,11 +157,19 @@ async function open(
   };
 }
 
+/** A head whose entry and ETag can be used. */
+function soundHead({ head }: ReadFileResponse__Output) {
+  return head && { ...head, entry: demandEntry(head.entry), etag: soundEtag(head.etag) };
+}
+
 async function downloadArchive(rooms: FileRooms, input: DownloadInput, caller: Caller): Promise<BytesReply> {
   const { machine_id, path, path_encoding, archive = 'tar' } = input;
   const request = { path: bytesOf(path, path_encoding), gzip: archive === 'tar.gz' };
   const parts = stubOf(rooms, machine_id).readArchive(request, bulk(caller));
-  const { head, rest } = await opened(parts, ({ head }) => head?.entry && { ...head, entry: head.entry });
+  const { head, rest } = await opened(
+    parts,
+    ({ head: first }) => first && { entry: demandEntry(first.entry) },
+  );
   const { entry } = head;
   return {
     filename: `${nameOf(entry.path) || 'root'}.${archive}`,

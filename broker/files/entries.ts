@@ -64,6 +64,10 @@ export function pathOf(path: Buffer): { path: string; path_encoding?: 'base64' }
 /** A path of a request as it crosses the wire. Throws invalid_path for one that nothing can have. */
 export function bytesOf(path: string, encoding: 'base64' | undefined): Buffer {
   const bytes = Buffer.from(path, encoding ?? 'utf8');
+  // Node skips what is not base64; the rest of it would be another path.
+  if (encoding && bytes.toString('base64') !== path) {
+    throw new AppError('invalid_path', 'the path is not base64; in a query, + is written %2B');
+  }
   if (bytes.length <= longestPath) return bytes;
   throw new AppError('invalid_path', `a path cannot be longer than ${longestPath} bytes`);
 }

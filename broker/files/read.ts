@@ -6,7 +6,17 @@ import type { ListFilesResponse__Output } from '../../proto/types/farhand/agent/
 import type { ReadFileHead__Output } from '../../proto/types/farhand/agent/v1/ReadFileHead.ts';
 import type { Api, Caller, Handlers, Input, Reply, SentEvent } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
-import { bulk, type FileRooms, lasting, long, machineOf, opened, short, stubOf } from './calls.ts';
+import {
+  bulk,
+  demandMachine,
+  type FileRooms,
+  listing,
+  long,
+  opened,
+  short,
+  stubOf,
+  watching,
+} from './calls.ts';
 import { bytesOf, demandEntry, type Entry, entryOf, pathOf, soundEtag } from './entries.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
@@ -26,18 +36,17 @@ export function readHandlers(rooms: FileRooms): Pick<Handlers['files'], Reading>
   const read = (input: Input<Route<'read'>>, caller: Caller) => readContent(rooms, input, caller);
   return {
     list,
-    listAnywhere: (input, caller) =>
-      list({ ...input, machine_id: machineOf(rooms, input.machine_id, caller) }, caller),
+    listAnywhere: (input, caller) => list({ ...input, machine_id: demandMachine(input.machine_id) }, caller),
     read,
-    readAnywhere: (input, caller) =>
-      read({ ...input, machine_id: machineOf(rooms, input.machine_id, caller) }, caller),
+    readAnywhere: (input, caller) => read({ ...input, machine_id: demandMachine(input.machine_id) }, caller),
 
     async stat(input, caller) {
       const request = {
         path: bytesOf(input.path, input.path_encoding),
         sha256: input.checksum !== undefined,
       };
-      const { entry, etag, sha256 } = await stubOf(rooms, input.machine_id).statFile(request, long(caller));
+      const waits = input.checksum ? long : short;
+      const { entry, etag, sha256 } = await stubOf(rooms, input.machine_id).statFile(request, waits(caller));
       caller.headers.set('ETag', soundEtag(etag));
       return { ...entryOf(demandEntry(entry)), ...(input.checksum && { sha256 }) };
     },
@@ -55,7 +64,7 @@ async function listFiles(rooms: FileRooms, input: Input<Route<'list'>>, caller: 
     offset,
     limit,
   };
-  const parts = stubOf(rooms, input.machine_id).listFiles(request, short(caller));
+  const parts = stubOf(rooms, input.machine_id).listFiles(request, listing(caller));
   const { head, rest } = await opened(parts, (part) => part.head);
   if (limit === 0 && head.total - offset > listedEntries) {
     await rest.return?.();
@@ -64,7 +73,8 @@ async function listFiles(rooms: FileRooms, input: Input<Route<'list'>>, caller: 
   }
   const has_more = limit > 0 && offset + limit < head.total;
   return {
-    head: { ...pathOf(head.path), total: head.total, has_more },
+    head: pathOf(head.path),
+    meta: { total: head.total, limit: limit || head.total, offset, has_more },
     items: batches(rest, limit || listedEntries),
   };
 }
@@ -100,11 +110,20 @@ async function readContent(rooms: FileRooms, input: Input<Route<'read'>>, caller
   let head: ReadFileHead__Output | undefined;
   const chunks: Buffer[] = [];
   let received = 0;
-  for await (const part of stubOf(rooms, input.machine_id).readFile(request, short(caller))) {
-    head ??= part.head ?? undefined;
-    if (part.chunk) chunks.push(Buffer.from(part.chunk));
-    received += part.chunk?.length ?? 0;
-    if (received > contentBytes) throw tooMuch();
+  let release = (): void => {};
+  try {
+    for await (const part of stubOf(rooms, input.machine_id).readFile(request, short(caller))) {
+      if (part.head) {
+        head = part.head;
+        release = rooms.contents.take(head.length ?? contentBytes);
+      }
+      if (part.chunk) chunks.push(Buffer.from(part.chunk));
+      received += part.chunk?.length ?? 0;
+      if (received > contentBytes) throw tooMuch();
+    }
+  } finally {
+    // What is made of it at once counts as an answer then.
+    release();
   }
   const entry = demandEntry(head?.entry);
   caller.headers.set('ETag', soundEtag(head?.etag ?? ''));
@@ -169,7 +188,7 @@ async function* watchFiles(
   const path = bytesOf(input.path ?? '', input.path_encoding);
   const request = { path, recursive: input.recursive };
   let event = 'ready';
-  for await (const { changes } of stubOf(rooms, input.machine_id).watchFiles(request, lasting(caller))) {
+  for await (const { changes } of stubOf(rooms, input.machine_id).watchFiles(request, watching(caller))) {
     // The first answer is empty: from here on nothing is missed.
     if (event === 'ready') yield { event, data: pathOf(path) };
     event = 'change';

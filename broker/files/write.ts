@@ -1,14 +1,16 @@
 // What is done to files: written, uploaded, unpacked, made, moved, changed and removed.
-import type { WriteArchiveRequest } from '../../proto/types/farhand/agent/v1/WriteArchiveRequest.ts';
+import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
-import { bulk, type FileRooms, long, machineOf, short, stubOf, tell } from './calls.ts';
+import { bulk, demandMachine, type FileRooms, long, short, stubOf, tell } from './calls.ts';
 import { bytesOf, demandEntry, entryOf, modeOf, pathOf, soundEtag } from './entries.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
 type Open = NonNullable<WriteFileRequest['open']>;
 type Commit = NonNullable<WriteFileRequest['commit']>;
+
+type Form = ReturnType<Input<Route<'upload'>>['content']['fields']>;
 
 const chunkBytes = 256 * 1024;
 
@@ -30,10 +32,10 @@ export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing
   return {
     write,
     writeAnywhere: (input, caller) =>
-      write({ ...input, machine_id: machineOf(rooms, input.machine_id, caller) }, caller),
+      write({ ...input, machine_id: demandMachine(input.machine_id) }, caller),
     remove,
     removeAnywhere: (input, caller) =>
-      remove({ ...input, machine_id: machineOf(rooms, input.machine_id, caller) }, caller),
+      remove({ ...input, machine_id: demandMachine(input.machine_id) }, caller),
 
     async change({ machine_id, path, path_encoding, mode, owner, group }, caller) {
       const request = {
@@ -69,7 +71,11 @@ export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing
       }
       const open = { path: bytesOf(path, input.path_encoding), create_parents };
       // Those after the file count too.
-      const commit = (): Commit => commitOf(content.fields());
+      const commit = (): Commit => {
+        const fields = content.fields();
+        demandEarly(input, fields);
+        return commitOf(fields);
+      };
       return store(rooms, machine_id, open, content.chunks, commit, caller);
     },
 
@@ -84,15 +90,23 @@ export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing
 
     async extract({ machine_id, path, path_encoding, overwrite, create_parents, content }, caller) {
       const open = { path: bytesOf(path, path_encoding), whole: false, overwrite, create_parents };
-      const requests = archiveRequests(open, content.chunks, () => ({}));
+      const requests = upload(open, content.chunks, () => ({}));
       const { entry, summary } = await stubOf(rooms, machine_id).writeArchive(requests, bulk(caller));
-      if (!summary) throw new AppError('machine_error', 'the machine answered without a summary');
-      const { files, bytes, sha256 } = summary;
+      const { files, bytes, sha256 } = demandSummary(summary);
       const at = pathOf(demandEntry(entry).path);
       await tell(rooms, 'file.uploaded', machine_id, { ...at, size: bytes });
       return { ...at, files, bytes, sha256 };
     },
   };
+}
+
+/** What the machine was told before the file began cannot be changed after it. */
+function demandEarly(early: Partial<Form>, fields: Form): void {
+  for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
+    if (fields[name] === early[name] || (name === 'path' && fields[name] === undefined)) continue;
+    const issues = [{ path: name, message: 'must come before the file' }];
+    throw new AppError('validation_failed', `form: ${name}: must come before the file`, { issues });
+  }
 }
 
 /** What a move or copy asks of one machine. */
@@ -117,7 +131,7 @@ async function writeContent(rooms: FileRooms, input: Input<Route<'write'>>, call
     ...(input.if_match !== undefined && { if_match: input.if_match }),
   };
   const commit = { overwrite: true, ...(input.mode !== undefined && { mode: modeOf(input.mode) }) };
-  const requests = fileRequests(open, pieces(content), () => commit);
+  const requests = upload(open, pieces(content), () => commit);
   const written = await stubOf(rooms, input.machine_id).writeFile(requests, short(caller));
   caller.headers.set('ETag', soundEtag(written.etag));
   const at = pathOf(written.path);
@@ -133,7 +147,7 @@ async function store(
   commit: () => Commit,
   caller: Caller,
 ) {
-  const requests = fileRequests(open, chunks, commit);
+  const requests = upload(open, chunks, commit);
   const written = await stubOf(rooms, machine).writeFile(requests, bulk(caller));
   caller.headers.set('ETag', soundEtag(written.etag));
   const at = pathOf(written.path);
@@ -146,22 +160,17 @@ function commitOf({ mode, overwrite }: { mode?: string | undefined; overwrite: b
   return { overwrite, ...(mode !== undefined && { mode: modeOf(mode) }) };
 }
 
-/** The commit is asked for when all chunks have come. */
-export async function* fileRequests(
-  open: Open,
-  chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
-  commit: () => Commit,
-): AsyncGenerator<WriteFileRequest> {
-  yield { open };
-  for await (const chunk of chunks) yield { chunk };
-  yield { commit: commit() };
+export function demandSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__Output {
+  if (summary) return summary;
+  throw new AppError('machine_error', 'the machine answered without a summary');
 }
 
-export async function* archiveRequests(
-  open: NonNullable<WriteArchiveRequest['open']>,
-  chunks: AsyncIterable<Uint8Array>,
-  commit: () => NonNullable<WriteArchiveRequest['commit']>,
-): AsyncGenerator<WriteArchiveRequest> {
+/** The commit is asked for when all chunks have come. */
+export async function* upload<O, C>(
+  open: O,
+  chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
+  commit: () => C,
+): AsyncGenerator<{ open: O } | { chunk: Uint8Array } | { commit: C }> {
   yield { open };
   for await (const chunk of chunks) yield { chunk };
   yield { commit: commit() };

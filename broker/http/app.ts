@@ -16,7 +16,9 @@ import { after, monotonic } from '../../shared/clock.ts';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { authenticate, type DispatchRooms, dispatcher } from './dispatch.ts';
+import { type Budget, openBudget } from '../budget.ts';
+import { authenticate } from './access.ts';
+import { type DispatchRooms, dispatcher } from './dispatch.ts';
 import type { RequestMetrics } from './metrics.ts';
 
 export interface AppOptions extends DispatchRooms {
@@ -30,6 +32,15 @@ const maxHeldAnswers = 128 * 1024 * 1024;
 const stalledMs = 70_000;
 /** How long the rest of a refused body is read off a connection, so that its client hears the refusal. */
 const lingerMs = 5_000;
+/** What is said about a file, when an error is sent instead of it. */
+const ofContent = [
+  'ETag',
+  'Last-Modified',
+  'Accept-Ranges',
+  'Content-Disposition',
+  'Content-Length',
+  'Content-Type',
+];
 const saneRequestId = /^[A-Za-z0-9._-]{1,64}$/;
 
 /** Limits of the HTTP server itself: a silent or endless request is cut. */
@@ -68,6 +79,8 @@ export function createHttpServer(options: AppOptions, local: boolean): Server {
   const server = createServer(serverOptions, take);
   // We ask for the body ourselves, once it is known to be wanted.
   server.on('checkContinue', take);
+  // An expectation that nobody knows may be ignored (RFC 9110 section 10.1.1).
+  server.on('checkExpectation', take);
   server.maxHeadersCount = 100;
   server.setTimeout(stalledMs, (socket) => cutStalled(socket, answering.get(socket)));
   server.on('clientError', (error, socket) => refuseMalformed(error, socket));
@@ -84,7 +97,7 @@ function cutStalled(socket: Socket, response: ServerResponse | undefined): void 
 
 /** Names the request, times it, and turns whatever is thrown into the envelope. */
 function envelope(log: Logger, metrics: RequestMetrics) {
-  const budget = { held: 0 };
+  const answers = openBudget(maxHeldAnswers, 'answers wait for slow readers');
   return async (ctx: Context, next: Next): Promise<void> => {
     const started = monotonic();
     const given = ctx.get('x-request-id');
@@ -98,7 +111,7 @@ function envelope(log: Logger, metrics: RequestMetrics) {
         throw new AppError('invalid_request', 'an HTTP/1.1 request needs a Host header');
       }
       await next();
-      if (isPlain(ctx.body)) sendJson(ctx, budget);
+      if (isPlain(ctx.body)) sendJson(ctx, answers);
     } catch (error) {
       writeError(ctx, error, log);
     }
@@ -128,17 +141,11 @@ function isPlain(body: unknown): boolean {
 }
 
 /** Answers that wait for slow readers have a common limit: many of them must not fill the memory. */
-function sendJson(ctx: Context, budget: { held: number }): void {
+function sendJson(ctx: Context, answers: Budget): void {
   const text = JSON.stringify(ctx.body);
-  if (budget.held + text.length > maxHeldAnswers) {
-    throw new AppError('unavailable', 'too many answers wait for slow readers: try again later');
-  }
-  if (!ctx.res.closed) {
-    budget.held += text.length;
-    ctx.res.once('close', () => {
-      budget.held -= text.length;
-    });
-  }
+  const release = answers.take(text.length);
+  if (ctx.res.closed) release();
+  else ctx.res.once('close', release);
   ctx.type = 'json';
   ctx.body = Buffer.from(text);
 }
@@ -154,6 +161,8 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
       'internal_error',
       `unexpected failure; the broker's log tells more under ${ctx.state.requestId}`,
     );
+  for (const header of ofContent) ctx.remove(header);
+  if (status !== 416) ctx.remove('Content-Range');
   ctx.status = status;
   if (status === 503) ctx.set('Retry-After', '5');
   // The rest of an oversized body is not read: the connection cannot be used again.

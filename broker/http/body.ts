@@ -4,18 +4,44 @@ import type { IncomingMessage } from 'node:http';
 import getRawBody from 'raw-body';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import type { Budget } from '../budget.ts';
 
 /** Time for all of it. */
 const maxMs = 300_000;
+/** Smaller ones are not counted. */
+const smallBytes = 64 * 1024;
 const maxDepth = 32;
 const maxParts = 100_000;
 const [quote, backslash, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\{}[]');
 
-/** The parsed body; undefined when there is none. Throws invalid_request or payload_too_large. */
-export async function readJson(request: IncomingMessage, limit: number): Promise<unknown> {
+/**
+ * The parsed body; undefined when there is none. A large one has its share of the budget until closed.
+ * Throws invalid_request, payload_too_large or unavailable.
+ */
+export async function readJson(
+  request: IncomingMessage,
+  limit: number,
+  budget: Budget,
+): Promise<{ body: unknown; close(): void }> {
   const length = request.headers['content-length'];
   if (length === '0' || (length === undefined && request.headers['transfer-encoding'] === undefined))
-    return undefined;
+    return { body: undefined, close: () => {} };
+  // One of unknown length may become as long as it may.
+  const size = Math.min(Number(length ?? limit), limit);
+  const close = size > smallBytes ? budget.take(size) : () => {};
+  try {
+    return { body: await readWithin(request, limit, length), close };
+  } catch (error) {
+    close();
+    throw error;
+  }
+}
+
+async function readWithin(
+  request: IncomingMessage,
+  limit: number,
+  length: string | undefined,
+): Promise<unknown> {
   const tooSlow = after(maxMs, () => request.destroy());
   const bytes = await getRawBody(request, { limit, length: length ?? null })
     .catch((error: unknown) => {

@@ -1,36 +1,50 @@
 // What happens to every request of the table: who, may they, does it exist, is it well-formed - then the noun's handler.
 import type { Context } from 'koa';
 import { z } from 'zod';
-import type { Caller, Handlers, RawReply } from '../../shared/api/index.ts';
-import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
+import type { Caller, Content, Handlers, RawReply } from '../../shared/api/index.ts';
+import type { Route } from '../../shared/api/route.ts';
 import { iso } from '../../shared/clock.ts';
-import { AppError, type Code } from '../../shared/errors.ts';
+import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { holds, type Keys, localKey, reachable, reaches } from '../keys.ts';
+import type { Budget } from '../budget.ts';
+import { holds, localKey, reachable, reaches } from '../keys.ts';
 import type { Key, State } from '../state/index.ts';
+import {
+  type AccessRooms,
+  authenticate,
+  checkIds,
+  implyMachine,
+  judgeAgain,
+  requireScope,
+} from './access.ts';
 import { readJson } from './body.ts';
-import { type Sender, senderOf } from './download.ts';
-import type { Attempt, Idempotency } from './idempotency.ts';
+import type { Idempotency } from './idempotency.ts';
 import { headersOf, queryOf, type RawInput, type Reader, readerOf } from './input.ts';
+import { once } from './replay.ts';
 import type { Spool } from './spool.ts';
+import { type Sender, senderOf } from './streams.ts';
 import { type Incoming, openBytes, openForm } from './upload.ts';
 
-/** For each noun with ids: whether one names something, and the machine behind it. */
-export type Lookups = Record<IdNoun, (id: string) => { machine?: MachineId } | undefined>;
-
-export interface DispatchRooms {
-  state: State;
-  keys: Keys;
-  lookups: Lookups;
+export interface DispatchRooms extends AccessRooms {
   idempotency: Idempotency;
   spool: Spool;
+  /** Of large bodies that are being read or worked on. */
+  bodies: Budget;
   log: Logger;
 }
 
 type Handler = (input: unknown, caller: Caller) => unknown;
+type Input = Record<string, unknown> & { content?: Content<unknown> };
+
+/** One request on its way through. */
+interface Exchange {
+  ctx: Context;
+  input: Input;
+  raw: RawInput;
+  caller: Caller;
+}
 
 const bodyLimit = 1024 * 1024;
-const bearer = /^Bearer ([\x21-\x7e]+)$/i;
 
 /** Makes the koa handler of one route. `local`: the request came over the broker's own socket file. */
 export function dispatcher(
@@ -42,75 +56,92 @@ export function dispatcher(
   local: boolean,
 ) {
   const reader = readerOf(route);
-  const handler = handlerOf(handlers, noun, operation);
-  const send = senderOf(route);
+  const answer = answererOf(noun, operation, route, handlers, rooms);
+  // Those that last are judged again while they do.
+  const lasts = route.accepts !== undefined || senderOf(route) !== undefined;
   return async (ctx: Context): Promise<void> => {
     const key = route.access === 'everybody' ? undefined : authenticate(ctx, rooms.keys, local);
     if (key) requireScope(key, route);
     const raw = addressed(ctx, route);
     if (key) checkIds(reader, raw, key, rooms);
-    const content = await readBody(ctx, route, raw, rooms.spool);
+    const body = await readBody(ctx, route, raw, rooms);
+    const judge = (): Key => {
+      const current = authenticate(ctx, rooms.keys, local);
+      requireScope(current, route);
+      checkIds(reader, raw, current, rooms);
+      return current;
+    };
     try {
       // A body may take its time: the key may have been revoked meanwhile.
-      if (key && route.method !== 'GET') checkIds(reader, raw, authenticate(ctx, rooms.keys, local), rooms);
-      const input = reader.parse(raw);
-      if (content) input.content = contentOf(content, reader, raw);
-      const { caller, forget } = callerOf(ctx, key ?? localKey, rooms.state);
+      const current = key && route.method !== 'GET' ? judge() : (key ?? localKey);
+      if (route.impliesMachine) implyMachine(raw, current, rooms);
+      const input: Input = reader.parse(raw);
+      if (body.incoming) input.content = contentOf(body.incoming, reader, raw);
+      const { caller, end, forget } = callerOf(ctx, current, rooms.state);
+      const stop = key && lasts ? judgeAgain(current, rooms.state, judge, end) : () => {};
       try {
-        if (route.kind === 'raw') await sendRaw(ctx, handler, input, caller);
-        else if (send) await stream(ctx, send, handler, input, caller, rooms.log);
-        else await answer(ctx, route, raw, input, caller, handler, handlers, noun, rooms.idempotency);
+        await answer({ ctx, input, raw, caller });
       } finally {
+        stop();
         forget();
       }
     } finally {
-      content?.close();
+      body.close();
     }
   };
 }
 
+interface Body {
+  incoming?: Incoming;
+  close(): void;
+}
+
 /** Reads a JSON body into `raw`; one that is not JSON is only begun. */
-async function readBody(
-  ctx: Context,
-  route: Route,
-  raw: RawInput,
-  spool: Spool,
-): Promise<Incoming | undefined> {
-  if (route.method === 'GET') return undefined;
-  // Asked for only now, so that a refused upload is not sent at all (RFC 9110 section 10.1.1).
-  if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
-  if (route.accepts === 'bytes') return openBytes(ctx.req);
-  if (route.accepts === 'form') {
-    const incoming = await openForm(ctx.req, spool, ({ path }) => (path ?? raw.query.path) !== undefined);
-    raw.body = incoming.fields();
-    return incoming;
+async function readBody(ctx: Context, route: Route, raw: RawInput, rooms: DispatchRooms): Promise<Body> {
+  if (route.method === 'GET') return { close: () => {} };
+  if (route.accepts) {
+    refuseCoded(ctx);
+    const incoming = await openContent(ctx, route, raw, rooms.spool);
+    return { incoming, close: () => incoming.close() };
   }
-  const body = await readJson(ctx.req, route.bodyLimit ?? bodyLimit);
+  askForBody(ctx);
+  const { body, close } = await readJson(ctx.req, route.bodyLimit ?? bodyLimit, rooms.bodies);
   if (route.body) raw.body = body;
-  return undefined;
+  return { close };
+}
+
+async function openContent(ctx: Context, route: Route, raw: RawInput, spool: Spool): Promise<Incoming> {
+  // Only when somebody reads: an upload that is refused before is not sent at all.
+  if (route.accepts === 'bytes') return openBytes(ctx.req, () => askForBody(ctx));
+  askForBody(ctx);
+  const incoming = await openForm(ctx.req, spool, ({ path }) => (path ?? raw.query.path) !== undefined);
+  raw.body = incoming.fields();
+  return incoming;
+}
+
+/** The client waits for this (RFC 9110 section 10.1.1). */
+function askForBody(ctx: Context): void {
+  if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
+}
+
+/** Content is taken as it is: neither compressed nor a part of something (RFC 9110 section 14.5). */
+function refuseCoded(ctx: Context): void {
+  const coding = ctx.get('content-encoding') || 'identity';
+  const transfer = ctx.get('transfer-encoding') || 'chunked';
+  if (coding !== 'identity' || transfer.toLowerCase() !== 'chunked') {
+    throw new AppError('invalid_request', 'send the content as it is, without Content-Encoding');
+  }
+  if (ctx.get('content-range')) {
+    throw new AppError('invalid_request', 'a file can only be replaced whole: send it without Content-Range');
+  }
 }
 
 /** The content as its handler takes it; the fields that came late are parsed as the first ones were. */
-function contentOf(incoming: Incoming, reader: Reader, raw: RawInput) {
+function contentOf(incoming: Incoming, reader: Reader, raw: RawInput): Content<unknown> {
   return {
     chunks: incoming.chunks,
     fields: () => reader.parse({ ...raw, body: incoming.fields() }),
   };
-}
-
-/** The key of a request. Throws unauthorized. */
-export function authenticate(ctx: Context, keys: Keys, local: boolean): Key {
-  if (local) return localKey;
-  const presented = bearer.exec(ctx.get('authorization'))?.[1];
-  const key = presented === undefined ? undefined : keys.authenticate(presented);
-  if (key) return key;
-  ctx.set('WWW-Authenticate', 'Bearer');
-  throw new AppError('unauthorized', 'send a valid API key: Authorization: Bearer service_apikey_…');
-}
-
-function requireScope(key: Key, { access }: Route): void {
-  if (access === 'everybody' || access === 'any key' || holds(key, access)) return;
-  throw new AppError('forbidden', `this needs a key with the scope ${access}`, { required_scope: access });
 }
 
 /** Everything of a request but its body, which is read only once these allow it. */
@@ -119,29 +150,10 @@ function addressed(ctx: Context, route: Route): RawInput {
     // Set by the router from the path's parameters.
     params: ctx.params as Record<string, unknown>,
     // Not ctx.URL, which a Host header can bend.
-    query: queryOf(new URLSearchParams(ctx.querystring)),
+    query: queryOf(ctx.querystring),
     headers: headersOf(ctx.headers, route.headers),
     body: undefined,
   };
-}
-
-/** First whether the key reaches every machine behind every id, then whether each id names something. */
-function checkIds(reader: Reader, raw: RawInput, key: Key, { state, lookups }: DispatchRooms): void {
-  const found = reader.ids(raw).map(({ noun, id }) => ({ noun, id, names: lookups[noun](id) }));
-  for (const { noun, id, names } of found) {
-    // A machine's id counts whether it names one or not: an outsider learns nothing.
-    const machine = noun === 'machine' ? (id as MachineId) : names?.machine;
-    if (machine !== undefined && !reaches(key, machine, state)) {
-      throw new AppError('forbidden', 'this key does not reach that machine', { [`${noun}_id`]: id });
-    }
-  }
-  const missing = found.find(({ names }) => names === undefined);
-  if (missing) {
-    const code: Code = `${missing.noun}_not_found`;
-    throw new AppError(code, `no such ${missing.noun.replace('_', ' ')}`, {
-      [`${missing.noun}_id`]: missing.id,
-    });
-  }
 }
 
 /** The id that the first middleware gave this request. */
@@ -149,7 +161,7 @@ function requestIdOf(ctx: Context): string {
   return String(ctx.state.requestId);
 }
 
-function callerOf(ctx: Context, key: Key, state: State): { caller: Caller; forget(): void } {
+function callerOf(ctx: Context, key: Key, state: State) {
   const gone = new AbortController();
   const close = (): void => {
     if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client went away'));
@@ -166,15 +178,49 @@ function callerOf(ctx: Context, key: Key, state: State): { caller: Caller; forge
     reachable: () => reachable(key, state),
     made: () => {},
   };
-  return { caller, forget: () => ctx.res.off('close', close) };
+  return {
+    caller,
+    end: (reason: unknown) => gone.abort(reason),
+    forget: () => void ctx.res.off('close', close),
+  };
+}
+
+/** Runs the handler and sends what it gives, in the way of the route's kind. */
+function answererOf(
+  noun: string,
+  operation: string,
+  route: Route,
+  handlers: Handlers,
+  rooms: DispatchRooms,
+): (exchange: Exchange) => Promise<void> {
+  const handler = handlerOf(handlers, noun, operation);
+  const send = senderOf(route);
+  if (route.kind === 'raw') return (exchange) => sendRaw(exchange, handler);
+  if (send) return (exchange) => stream(exchange, send, handler, rooms.log);
+  return async (exchange) => {
+    const { ctx, input, raw, caller } = exchange;
+    const key = route.idempotency ? ctx.get('idempotency-key') : '';
+    if (key === '') return sendObject(exchange, route, await handler(input, caller));
+    const { reply, replayed } = await once(rooms.idempotency, {
+      route,
+      caller,
+      key,
+      path: ctx.path,
+      query: ctx.querystring,
+      body: raw.body,
+      content: input.content,
+      run: () => handler(input, caller),
+      get: (id) => handlerOf(handlers, noun, 'get')({ [`${noun.replace(/s$/, '')}_id`]: id }, caller),
+    });
+    if (replayed) ctx.set('Idempotency-Replayed', 'true');
+    sendObject(exchange, route, reply);
+  };
 }
 
 async function stream(
-  ctx: Context,
+  { ctx, input, caller }: Exchange,
   send: Sender,
   handler: Handler,
-  input: unknown,
-  caller: Caller,
   log: Logger,
 ): Promise<void> {
   let reply: unknown;
@@ -191,7 +237,7 @@ function metaOf(caller: Caller) {
   return { request_id: caller.request_id, timestamp: iso() };
 }
 
-async function sendRaw(ctx: Context, handler: Handler, input: unknown, caller: Caller): Promise<void> {
+async function sendRaw({ ctx, input, caller }: Exchange, handler: Handler): Promise<void> {
   // Handlers of raw routes give RawReply.
   const reply = (await handler(input, caller)) as RawReply;
   ctx.status = reply.status ?? 200;
@@ -200,69 +246,8 @@ async function sendRaw(ctx: Context, handler: Handler, input: unknown, caller: C
   ctx.type = reply.type;
 }
 
-async function answer(
-  ctx: Context,
-  route: Route,
-  raw: RawInput,
-  input: Record<string, unknown>,
-  caller: Caller,
-  handler: Handler,
-  handlers: Handlers,
-  noun: string,
-  idempotency: Idempotency,
-): Promise<void> {
-  const key = route.idempotency ? ctx.get('idempotency-key') : '';
-  if (key === '') return send(ctx, route, input, caller, await handler(input, caller));
-  const request = { method: route.method, path: ctx.path, body: raw.body ?? null, ...sizeOf(ctx, route) };
-  const outcome = await idempotency.begin(caller.key_id, key, request);
-  if ('attempt' in outcome) {
-    const reply = await attempt(outcome.attempt, caller, () => handler(input, caller), route);
-    return send(ctx, route, input, caller, reply);
-  }
-  ctx.set('Idempotency-Replayed', 'true');
-  if ('answer' in outcome) return send(ctx, route, input, caller, outcome.answer);
-  if (route.idempotency === 'secret') {
-    throw new AppError('conflict', 'this was made already, and its secret is shown once only', {
-      id: outcome.madeId,
-    });
-  }
-  // A crash came between the commit and the answer: tell how what was made is now.
-  const get = handlerOf(handlers, noun, 'get');
-  return send(
-    ctx,
-    route,
-    input,
-    caller,
-    await get({ [`${noun.replace(/s$/, '')}_id`]: outcome.madeId }, caller),
-  );
-}
-
-/** What stands for a body that is never kept, and the query that says what it is for. */
-function sizeOf(ctx: Context, route: Route) {
-  return route.accepts && { query: ctx.querystring, length: ctx.get('content-length') };
-}
-
-async function attempt(attempt: Attempt, caller: Caller, run: () => unknown, route: Route): Promise<unknown> {
-  caller.made = attempt.made;
-  try {
-    const reply = await run();
-    if (route.idempotency === 'replay') await attempt.answered(reply);
-    else await attempt.released();
-    return reply;
-  } catch (error) {
-    await attempt.released();
-    throw error;
-  }
-}
-
 /** Parses the reply with the route's own schema, so that nothing leaves that the contract does not name. */
-function send(
-  ctx: Context,
-  route: Route,
-  input: Record<string, unknown>,
-  caller: Caller,
-  reply: unknown,
-): void {
+function sendObject({ ctx, input, caller }: Exchange, route: Route, reply: unknown): void {
   ctx.status = route.status;
   ctx.set(Object.fromEntries(caller.headers));
   const meta = metaOf(caller);

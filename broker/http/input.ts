@@ -131,14 +131,27 @@ function valuesAt(value: unknown, path: readonly string[]): string[] {
 }
 
 /** A query as strings; a parameter given twice becomes an array, which no schema takes. */
-export function queryOf(search: URLSearchParams): Record<string, unknown> {
+export function queryOf(text: string): Record<string, unknown> {
+  refuseForeign(text);
   const values = new Map<string, string[]>();
-  for (const [name, value] of search) {
+  for (const [name, value] of new URLSearchParams(text)) {
     const same = values.get(name);
     if (same) same.push(value);
     else values.set(name, [value]);
   }
   return Object.fromEntries([...values].map(([name, all]) => [name, all.length > 1 ? all : all[0]]));
+}
+
+/** Bytes that are not UTF-8 would silently become others. */
+function refuseForeign(text: string): void {
+  try {
+    decodeURIComponent(text);
+  } catch {
+    throw new AppError(
+      'invalid_request',
+      'query: must be UTF-8, percent-encoded; for other paths use path_encoding',
+    );
+  }
 }
 
 /** The headers a route names, by their names with underscores. */

@@ -68,6 +68,10 @@ function operationOf(noun: string, operation: string, route: Route): ZodOpenApiO
     ...bodyOf(route),
     responses: {
       [`${route.status}`]: success(route),
+      ...(route.kind === 'bytes' && {
+        '206': { ...success(route), description: 'The range that was asked for' },
+        '304': { description: 'Unchanged' },
+      }),
       '4XX': { description: 'Refused', content: { 'application/json': { schema: errorBody } } },
       ...(route.access !== 'everybody' && {
         '5XX': { description: 'Failed', content: { 'application/json': { schema: errorBody } } },
@@ -76,6 +80,12 @@ function operationOf(noun: string, operation: string, route: Route): ZodOpenApiO
   };
 }
 
+const ofFile = {
+  ETag: { schema: { type: 'string' } },
+  'Last-Modified': { schema: { type: 'string' } },
+  'Accept-Ranges': { schema: { type: 'string' } },
+  'Content-Range': { schema: { type: 'string' }, description: 'Of a range' },
+} as const;
 const binary = { type: 'string', format: 'binary' } as const;
 
 function bodyOf(route: Route): Pick<ZodOpenApiOperationObject, 'requestBody'> {
@@ -103,7 +113,11 @@ function scopeText({ access }: Route): string {
 function success(route: Route) {
   if (route.kind === 'raw') return { description: 'As asked' };
   if (route.kind === 'bytes') {
-    return { description: 'The file', content: { 'application/octet-stream': { schema: binary } } };
+    return {
+      description: 'The file',
+      headers: ofFile,
+      content: { 'application/octet-stream': { schema: binary } },
+    };
   }
   if (route.kind === 'lines') {
     return { description: 'One object a line', content: { 'application/x-ndjson': { schema: route.reply } } };
@@ -117,7 +131,7 @@ function success(route: Route) {
   const schema =
     route.kind === 'list'
       ? z.object({ data: z.array(route.reply), meta: paged })
-      : z.object({ data: route.reply, meta: single });
+      : z.object({ data: route.reply, meta: route.kind === 'growing' ? paged : single });
   return { description: 'Success', content: { 'application/json': { schema } } };
 }
 

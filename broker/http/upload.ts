@@ -28,18 +28,23 @@ const limits = {
 const cutOff = (): AppError =>
   new AppError('invalid_request', 'the body was cut off before its end; nothing was changed');
 
-/** A plain body. */
-export function openBytes(request: IncomingMessage): Incoming {
+/** A plain body; `begin` is called when it is first read. */
+export function openBytes(request: IncomingMessage, begin: () => void): Incoming {
   const closed = new AbortController();
   return {
-    chunks: whole(request, closed.signal),
+    chunks: whole(request, closed.signal, begin),
     fields: () => ({}),
     close: () => closed.abort(cutOff()),
   };
 }
 
 /** Not the iterator of Node's own, which cannot be left while it waits and takes the connection with it. */
-async function* whole(request: IncomingMessage, closed: AbortSignal): AsyncGenerator<Uint8Array> {
+async function* whole(
+  request: IncomingMessage,
+  closed: AbortSignal,
+  begin: () => void,
+): AsyncGenerator<Uint8Array> {
+  begin();
   while (!request.readableEnded) {
     closed.throwIfAborted();
     // Without an encoding set, bytes.
@@ -174,6 +179,8 @@ class Form {
   #takeField(name: string | undefined, value: string, truncated: boolean): void {
     if (name === undefined) this.stop(invalid('', 'a field needs a name'));
     else if (truncated) this.stop(invalid(name, 'is too long'));
+    // What the parser makes of other bytes.
+    else if (value.includes('\ufffd')) this.stop(invalid(name, 'must be UTF-8'));
     else if (this.#fields.has(name)) this.stop(invalid(name, 'is given twice'));
     else this.#fields.set(name, value);
   }

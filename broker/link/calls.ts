@@ -63,7 +63,12 @@ interface Pending {
 export function openCalls(settings: CallsOptions): Calls {
   const { machineId, methods: offered, send, switchboard } = settings;
   const pending = new Map<string, Pending>();
-  const lanes: Record<Lane, Set<AbortController>> = { short: new Set(), bulk: new Set(), lasting: new Set() };
+  const lanes: Record<Lane, Set<AbortController>> = {
+    short: new Set(),
+    bulk: new Set(),
+    process: new Set(),
+    watch: new Set(),
+  };
   let closed = false;
 
   const lost = (): AppError =>
@@ -249,7 +254,7 @@ export function openCalls(settings: CallsOptions): Calls {
     ) as unknown as AgentStub,
     reply: (reply) => pending.get(reply.call_id)?.settle(reply),
     get open() {
-      return pending.size + lanes.short.size + lanes.bulk.size + lanes.lasting.size;
+      return Object.values(lanes).reduce((sum, lane) => sum + lane.size, pending.size);
     },
     close() {
       closed = true;
@@ -280,6 +285,7 @@ class Patience {
   readonly #ms: number;
   readonly #abort: AbortController;
   #cancel = (): void => {};
+  #over = false;
 
   /** `ms` 0: endless. */
   constructor(ms: number, abort: AbortController) {
@@ -289,31 +295,39 @@ class Patience {
 
   /** The time it takes whoever gives us the requests is not the machine's; from the last one on it is. */
   async *whileSending(requests: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
-    this.end();
+    let sent = 0;
+    this.#hold();
     for await (const request of requests) {
+      sent += 1;
       this.#begin();
       yield request;
-      this.end();
+      this.#hold();
     }
-    this.#begin(settling);
+    this.#begin(sent > 1 ? settling : 1);
   }
 
   /** Neither is the time of whoever takes the frames from us. */
   async *whileReceiving(stream: AnswerStream): AsyncGenerator<Frame> {
     for await (const frame of stream as AsyncIterable<Frame>) {
-      this.end();
+      this.#hold();
       yield frame;
       this.#begin();
     }
   }
 
+  /** For good: the call is over. */
   end(): void {
+    this.#over = true;
+    this.#hold();
+  }
+
+  #hold(): void {
     this.#cancel();
   }
 
   #begin(times = 1): void {
-    this.end();
-    if (this.#ms > 0) this.#cancel = after(this.#ms * times, () => this.#abort.abort(stuck()));
+    this.#hold();
+    if (this.#ms > 0 && !this.#over) this.#cancel = after(this.#ms * times, () => this.#abort.abort(stuck()));
   }
 }
 

@@ -36,8 +36,9 @@ export interface ConnectSettings {
   frameBytes: number;
   /** Streaming calls open at once on one machine: so many short ones, and as many transfers. */
   openCalls: number;
-  /** The same for those that follow commands or changes. */
+  /** The same for those that follow commands, and for those that watch files. */
   openFollows: number;
+  openWatches: number;
   messageBytes: number;
   /** Longest silence of a machine in the middle of a streaming call. */
   callIdleMs: number;
@@ -48,7 +49,8 @@ export const defaultSettings: ConnectSettings = {
   silenceMs: 45_000,
   frameBytes: 256 * 1024,
   openCalls: 32,
-  openFollows: 128,
+  openFollows: 96,
+  openWatches: 32,
   messageBytes: 1024 * 1024 + 64 * 1024,
   callIdleMs: 60_000,
 };
@@ -153,7 +155,7 @@ class Session implements Link {
     this.#calls = openCalls({
       machineId: machine.id,
       methods: hello.methods,
-      maxOpen: { short: open, bulk: open, lasting: settings.openFollows },
+      maxOpen: { short: open, bulk: open, process: settings.openFollows, watch: settings.openWatches },
       idleMs: settings.callIdleMs,
       send: (message) => this.#send(message),
       switchboard: rooms.switchboard,

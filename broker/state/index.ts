@@ -31,6 +31,8 @@ export interface State {
    * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace.
    */
   change<T>(edit: (draft: Draft) => T): Promise<T>;
+  /** Calls back after each committed change; the result stops it. */
+  watch(watcher: () => void): () => void;
   /** Says where the outbox goes, and sends what an earlier run left in it. */
   drainTo(apply: (entries: readonly Entry[]) => Promise<void>): Promise<void>;
   /** Waits for commits under way. */
@@ -82,6 +84,7 @@ function stateOver(low: Low<Documents>): State {
   let committed = collectionsOf(low.data);
   let queue: Pending[] = [];
   let running: Promise<void> | undefined;
+  const watchers = new Set<() => void>();
   let apply: ((entries: readonly Entry[]) => Promise<void>) | undefined;
   /** Entries of the file's outbox that history has: they go with the next write. */
   let applied = 0;
@@ -118,6 +121,7 @@ function stateOver(low: Low<Documents>): State {
     committed = next;
     applied = 0;
     await drain();
+    for (const watcher of [...watchers]) watcher();
     for (const member of done) member.resolve();
   }
 
@@ -161,6 +165,10 @@ function stateOver(low: Low<Documents>): State {
         });
         running ??= run();
       });
+    },
+    watch(watcher) {
+      watchers.add(watcher);
+      return () => void watchers.delete(watcher);
     },
     async drainTo(target) {
       apply = target;

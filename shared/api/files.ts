@@ -51,9 +51,7 @@ const listing = {
   access: 'files:read',
   summary: 'List a directory, directories first, then by name',
   grows: 'files',
-  reply: z
-    .object({ ...givenPath, total: z.number(), has_more: z.boolean(), files: z.array(entry) })
-    .meta({ id: 'Listing' }),
+  reply: z.object({ ...givenPath, files: z.array(entry) }).meta({ id: 'Listing' }),
 } as const;
 const listed = {
   path: path.optional(),
@@ -132,18 +130,34 @@ const replacing = queryBoolean
 
 export const files = {
   list: growing({ ...listing, path: prefixed, params, query: listed }),
-  listAnywhere: growing({ ...listing, path: '/files', query: { ...anywhere, ...listed } }),
+  listAnywhere: growing({
+    ...listing,
+    impliesMachine: true,
+    path: '/files',
+    query: { ...anywhere, ...listed },
+  }),
   read: single({ ...reading, path: `${prefixed}/content`, params, query: readPart }),
-  readAnywhere: single({ ...reading, path: '/files/content', query: { ...anywhere, ...readPart } }),
+  readAnywhere: single({
+    ...reading,
+    impliesMachine: true,
+    path: '/files/content',
+    query: { ...anywhere, ...readPart },
+  }),
   write: single({ ...writing, path: `${prefixed}/content`, params, body: sound(z.strictObject(content)) }),
   writeAnywhere: single({
     ...writing,
+    impliesMachine: true,
     path: '/files/content',
     query: anywhere,
     body: sound(z.strictObject({ ...anywhere, ...content })),
   }),
   remove: single({ ...removing, path: prefixed, params, query: removed }),
-  removeAnywhere: single({ ...removing, path: '/files', query: { ...anywhere, ...removed } }),
+  removeAnywhere: single({
+    ...removing,
+    impliesMachine: true,
+    path: '/files',
+    query: { ...anywhere, ...removed },
+  }),
 
   stat: single({
     method: 'GET',

@@ -54,6 +54,8 @@ export interface BytesReply {
 /** What a route answers with whose array grows: the rest of the object, then the items in batches. */
 export interface GrowingReply<T, G extends keyof T> {
   head: Omit<T, G>;
+  /** Of the page. */
+  meta: { total: number; limit: number; offset: number; has_more: boolean };
   items: AsyncIterable<T[G]>;
 }
 

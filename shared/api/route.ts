@@ -66,6 +66,8 @@ export interface Route<
   idempotency?: 'replay' | 'secret';
   /** Largest body in bytes: 1 MiB unless told. */
   bodyLimit?: number;
+  /** `machine_id` may be left out while exactly one machine is registered. */
+  impliesMachine?: boolean;
 }
 
 const nothing = z.undefined();
@@ -85,6 +87,7 @@ type Draft<Q extends z.ZodRawShape, H extends z.ZodRawShape, B extends z.ZodType
   status?: 200 | 201;
   idempotency?: 'replay' | 'secret';
   bodyLimit?: number;
+  impliesMachine?: boolean;
 };
 
 interface Defaults<P extends z.ZodRawShape> {

@@ -88,11 +88,13 @@ type CallResult<R> = R extends { kind: 'raw' }
         ? AsyncIterable<ReceivedEvent<z.output<T>>>
         : ObjectResult<R>;
 
-type ObjectResult<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType }
-  ? ListResult<z.output<T>>
-  : R extends { reply: infer T extends z.ZodType }
-    ? z.output<T>
-    : never;
+type ObjectResult<R> = R extends { kind: 'growing'; reply: infer T extends z.ZodType }
+  ? z.output<T> & Omit<ListResult<never>, 'items'>
+  : R extends { kind: 'list'; reply: infer T extends z.ZodType }
+    ? ListResult<z.output<T>>
+    : R extends { reply: infer T extends z.ZodType }
+      ? z.output<T>
+      : never;
 
 type Call<R> =
   object extends CallInput<R>
@@ -145,7 +147,8 @@ async function request(
   if (route.kind === 'raw') return text;
   const envelope = parseEnvelope(text);
   if (!envelope) throw failureOf(response, text);
-  return route.kind === 'list' ? { items: envelope.data, ...envelope.meta } : envelope.data;
+  if (route.kind === 'list') return { items: envelope.data, ...envelope.meta };
+  return route.kind === 'growing' ? { ...Object(envelope.data), ...envelope.meta } : envelope.data;
 }
 
 function bodyOf(

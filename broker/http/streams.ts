@@ -41,10 +41,13 @@ async function sendBytes(
   { status = 200, filename, length, bytes }: BytesReply,
 ): Promise<void> {
   const { ctx } = out;
+  const head = ctx.method === 'HEAD';
+  if (head) await bytes?.return?.();
+  const ready = bytes && !head ? await begun(bytes) : undefined;
   ctx.status = status;
   ctx.set('Cache-Control', 'private, no-cache');
   if (status !== 304) describeFile(ctx, filename, length);
-  if (bytes) return pour(out, bytes, length);
+  if (ready) return pour(out, ready, length);
   ctx.respond = false;
   ctx.res.end();
 }
@@ -87,18 +90,19 @@ function growingSender(route: Route): Sender {
   const { [array]: items, ...others } = (route.reply as z.ZodObject).shape;
   const rest = z.object(others);
   return async (out, reply) => {
-    const given = reply as { head: unknown; items: AsyncIterable<unknown> };
+    const given = reply as { head: unknown; items: AsyncIterable<unknown>; meta: object };
+    const start = (): string =>
+      `{"data":${JSON.stringify(rest.parse(given.head)).slice(0, -1)},${JSON.stringify(array)}:[`;
     const text = async function* () {
-      const start = JSON.stringify(rest.parse(given.head)).slice(0, -1);
-      // Goes out with the first batch: until then a failure is still an error of its own.
-      let before = `{"data":${start},${JSON.stringify(array)}:[`;
+      let begins = true;
       for await (const batch of given.items) {
         const parsed = JSON.stringify((items as z.ZodArray).parse(batch)).slice(1, -1);
         if (parsed === '') continue;
-        yield before + parsed;
-        before = ',';
+        // With the first batch: until then a failure is still an error of its own.
+        yield (begins ? start() : ',') + parsed;
+        begins = false;
       }
-      yield `${before === ',' ? '' : before}]},"meta":${JSON.stringify(out.meta)}}`;
+      yield `${begins ? start() : ''}]},"meta":${JSON.stringify({ ...out.meta, ...given.meta })}}`;
     };
     await sendText(out, route.status, 'application/json; charset=utf-8', text());
   };

@@ -1,0 +1,108 @@
+// Whether a request may do what it asks for: the key, its scope, its reach, and whether every id names something.
+import type { Context } from 'koa';
+import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
+import { after, now } from '../../shared/clock.ts';
+import { AppError, type Code } from '../../shared/errors.ts';
+import { holds, type Keys, localKey, reaches } from '../keys.ts';
+import type { Key, State } from '../state/index.ts';
+import type { RawInput, Reader } from './input.ts';
+
+/** For each noun with ids: whether one names something, and the machine behind it. */
+export type Lookups = Record<IdNoun, (id: string) => { machine?: MachineId } | undefined>;
+
+export interface AccessRooms {
+  state: State;
+  keys: Keys;
+  lookups: Lookups;
+}
+
+/** A timer cannot be longer (Node: 2^31 ms). */
+const longestWait = 24 * 3_600_000;
+const bearer = /^Bearer ([\x21-\x7e]+)$/i;
+
+/** The key of a request. Throws unauthorized. */
+export function authenticate(ctx: Context, keys: Keys, local: boolean): Key {
+  if (local) return localKey;
+  const presented = bearer.exec(ctx.get('authorization'))?.[1];
+  const key = presented === undefined ? undefined : keys.authenticate(presented);
+  if (key) return key;
+  if (!ctx.headerSent) ctx.set('WWW-Authenticate', 'Bearer');
+  throw new AppError('unauthorized', 'send a valid API key: Authorization: Bearer service_apikey_…');
+}
+
+export function requireScope(key: Key, { access }: Route): void {
+  if (access === 'everybody' || access === 'any key' || holds(key, access)) return;
+  throw new AppError('forbidden', `this needs a key with the scope ${access}`, { required_scope: access });
+}
+
+/** First whether the key reaches every machine behind every id, then whether each id names something. */
+export function checkIds(reader: Reader, raw: RawInput, key: Key, { state, lookups }: AccessRooms): void {
+  const found = reader.ids(raw).map(({ noun, id }) => ({ noun, id, names: lookups[noun](id) }));
+  for (const { noun, id, names } of found) {
+    // A machine's id counts whether it names one or not: an outsider learns nothing.
+    const machine = noun === 'machine' ? (id as MachineId) : names?.machine;
+    if (machine !== undefined && !reaches(key, machine, state)) {
+      throw new AppError('forbidden', 'this key does not reach that machine', { [`${noun}_id`]: id });
+    }
+  }
+  const missing = found.find(({ names }) => names === undefined);
+  if (missing) {
+    const code: Code = `${missing.noun}_not_found`;
+    throw new AppError(code, `no such ${missing.noun.replace('_', ' ')}`, {
+      [`${missing.noun}_id`]: missing.id,
+    });
+  }
+}
+
+/**
+ * For a route that may leave its machine out: names the only one there is, whose id an outsider does not learn.
+ * Throws validation_failed when the query and the body name different ones.
+ */
+export function implyMachine(raw: RawInput, key: Key, { state }: AccessRooms): void {
+  const inQuery = raw.query.machine_id;
+  const { body } = raw;
+  const inBody =
+    typeof body === 'object' && body !== null && 'machine_id' in body ? body.machine_id : undefined;
+  if (inQuery !== undefined && inBody !== undefined && inQuery !== inBody) {
+    const issues = [{ path: 'machine_id', message: 'is another one in the query' }];
+    throw new AppError('validation_failed', 'body: machine_id: is another one in the query', { issues });
+  }
+  const [only, ...more] = state.machines.keys();
+  if (inQuery !== undefined || inBody !== undefined || only === undefined || more.length > 0) return;
+  // Keys of that map are the ids of machines.
+  if (!reaches(key, only as MachineId, state)) {
+    throw new AppError('forbidden', 'this key does not reach the machine that is registered here');
+  }
+  raw.query.machine_id = only;
+}
+
+/**
+ * Judges again whenever a key or machine changes, and when the key expires; what fails goes to `end`. The result
+ * stops that.
+ */
+export function judgeAgain(
+  key: Key,
+  state: State,
+  judge: () => void,
+  end: (reason: unknown) => void,
+): () => void {
+  const look = (): void => {
+    try {
+      judge();
+    } catch (error) {
+      end(error);
+    }
+  };
+  const stopWatching = state.watch(look);
+  let cancel = (): void => {};
+  const wait = (): void => {
+    if (key.expires_at === null) return;
+    const left = Date.parse(key.expires_at) - now();
+    cancel = after(Math.min(Math.max(0, left), longestWait), left > 0 ? wait : look);
+  };
+  wait();
+  return () => {
+    stopWatching();
+    cancel();
+  };
+}

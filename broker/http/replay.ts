@@ -1,0 +1,66 @@
+// Runs a handler at most once per Idempotency-Key, or answers a repeat with what the first request got.
+import { createHash } from 'node:crypto';
+import type { Caller, Content } from '../../shared/api/index.ts';
+import type { Route } from '../../shared/api/route.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { Attempt, Idempotency } from './idempotency.ts';
+
+/** A request that carries a key, and the two ways to answer it. */
+export interface Keyed {
+  route: Route;
+  caller: Caller;
+  key: string;
+  path: string;
+  query: string;
+  body: unknown;
+  /** Of a body that is not JSON. */
+  content: Content<unknown> | undefined;
+  run(): unknown;
+  /** How something that was made is now. */
+  get(id: string): unknown;
+}
+
+/** The reply, and whether it is that of an earlier request. */
+export async function once(
+  idempotency: Idempotency,
+  keyed: Keyed,
+): Promise<{ reply: unknown; replayed: boolean }> {
+  const { route, caller, key, path } = keyed;
+  // A form's fields may come late, and its file is compared by what was made of it.
+  const body = route.accepts ? { query: keyed.query } : (keyed.body ?? null);
+  const outcome = await idempotency.begin(caller.key_id, key, { method: route.method, path, body });
+  if ('attempt' in outcome) return { reply: await attempt(outcome.attempt, keyed), replayed: false };
+  if ('answer' in outcome) {
+    if (keyed.content) await demandSame(keyed.content, outcome.answer);
+    return { reply: outcome.answer, replayed: true };
+  }
+  if (route.idempotency === 'secret') {
+    throw new AppError('conflict', 'this was made already, and its secret is shown once only', {
+      id: outcome.madeId,
+    });
+  }
+  // A crash came between the commit and the answer: tell how what was made is now.
+  return { reply: await keyed.get(outcome.madeId), replayed: true };
+}
+
+async function attempt(attempt: Attempt, { route, caller, run }: Keyed): Promise<unknown> {
+  caller.made = attempt.made;
+  try {
+    const reply = await run();
+    if (route.idempotency === 'replay') await attempt.answered(reply);
+    else await attempt.released();
+    return reply;
+  } catch (error) {
+    await attempt.released();
+    throw error;
+  }
+}
+
+/** Every route that takes content answers with its digest. */
+async function demandSame({ chunks }: Content<unknown>, answer: unknown): Promise<void> {
+  const hash = createHash('sha256');
+  for await (const chunk of chunks) hash.update(chunk);
+  const sha256 = hash.digest('hex');
+  if (typeof answer === 'object' && answer !== null && 'sha256' in answer && answer.sha256 === sha256) return;
+  throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for other content', { sha256 });
+}
