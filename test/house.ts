@@ -155,6 +155,6 @@ export async function call(
     ...(signal && { signal }),
   });
   const text = await response.text();
-  const json = response.headers.get('content-type')?.includes('json');
+  const json = response.headers.get('content-type')?.includes('application/json');
   return { status: response.status, headers: response.headers, body: json ? JSON.parse(text) : text };
 }
