@@ -4,10 +4,10 @@ import { opendir, readdir } from 'node:fs/promises';
 import type { Bytes } from './path.ts';
 
 /** Names in memory at once. */
-const batchSize = 1_024;
+const batchSize = 256;
 
 /** Node takes 'buffer' here as readdir() does, which its types do not know; where a file system tells no types, Node looks at each name itself and must have its true bytes. */
-const options = { bufferSize: batchSize / 2, encoding: 'buffer' as 'latin1' };
+const options = { bufferSize: batchSize, encoding: 'buffer' as 'latin1' };
 const nameOf = (entry: Dirent): Bytes => Buffer.from(entry.name, 'latin1').toString('latin1');
 
 export interface Named {

@@ -37,7 +37,6 @@ interface Job {
   path: Bytes;
   people: People;
   signal: AbortSignal;
-  turnstile: Turnstile;
   hidden: boolean;
   name: Glob | undefined;
   text: ReturnType<typeof compileText> | undefined;
@@ -59,10 +58,10 @@ export function openSearcher(beneath: Beneath, people: AskPeople, home: Bytes): 
       const job: Job = {
         ...{ beneath, directory, path, signal, people: await people(), hidden: request.hidden },
         ...wanted,
-        ...{ turnstile, visited: 0, unreadable: 0, truncated: false },
+        ...{ visited: 0, unreadable: 0, truncated: false },
       };
       // From here on it is closed when the search has come to rest.
-      const found = heard(batchesOf(matchesOf(job)));
+      const found = heard(inTurn(turnstile, signal, batchesOf(matchesOf(job))));
       directory = undefined;
       yield* untilAborted(signal, found, close);
       const { truncated, visited, unreadable } = job;
@@ -91,16 +90,11 @@ function compile(request: SearchFilesRequest__Output): Pick<Job, 'name' | 'text'
 /** At most `limit`; the one after them only tells that there is more. */
 async function* matchesOf(job: Job): AsyncGenerator<FileMatch | undefined, void, void> {
   let told = 0;
-  await job.turnstile.enter(job.signal);
-  try {
-    for await (const match of everyMatch(job)) {
-      job.truncated = match !== undefined && told === job.limit;
-      if (job.truncated) return;
-      if (match) told += 1;
-      yield match;
-    }
-  } finally {
-    job.turnstile.leave();
+  for await (const match of everyMatch(job)) {
+    job.truncated = match !== undefined && told === job.limit;
+    if (job.truncated) return;
+    if (match) told += 1;
+    yield match;
   }
 }
 
@@ -169,6 +163,19 @@ async function* batchesOf(found: AsyncIterable<FileMatch | undefined>): Batches 
     matches = [];
   }
   if (matches.length > 0) yield { matches: { matches } };
+}
+
+/** Each batch in its turn: a search whose reader has stopped keeps no other waiting. */
+async function* inTurn(turnstile: Turnstile, signal: AbortSignal, batches: Batches): Batches {
+  try {
+    for (;;) {
+      const { value, done } = await turnstile.pass(signal, () => batches.next());
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    await batches.return();
+  }
 }
 
 /** The same, and an empty one whenever none has come for a while. */
