@@ -1138,7 +1138,21 @@ describe('writing', () => {
     for (const link of ['one', 'two', 'dangling']) expect(lstatSync(path(link)).isSymbolicLink()).toBe(true);
   });
 
-  test('the answer tells path, size, sha256 and etag; an empty file can be written', async () => {
+  test('what exists is refused before a byte is sent, if that is asked for', async () => {
+    writeFileSync(path('file'), 'old');
+    async function* opened(name: string): AsyncGenerator<WriteFileRequest__Output> {
+      yield { open: { path: Buffer.from(path(name)), create_parents: false, overwrite: false } };
+      if (name === 'file') throw new Error('asked for bytes');
+      yield { chunk: Buffer.from('new') };
+      yield { commit: { overwrite: false } };
+    }
+    await expectCode(files.writeFile(opened('file'), call()), 'already_exists');
+    await expectCode(files.writeFile(opened('.'), call()), 'is_a_directory');
+    expect(await files.writeFile(opened('other'), call())).toMatchObject({ created: true });
+    expect(readFileSync(path('file'), 'utf8')).toBe('old');
+  });
+
+  test('the answer tells path, size, sha256, etag and the entry; an empty file can be written', async () => {
     const answer = await write('new', 'content');
     expect(answer).toEqual({
       path: Buffer.from(path('new')),
@@ -1146,7 +1160,11 @@ describe('writing', () => {
       created: true,
       sha256: createHash('sha256').update('content').digest('hex'),
       etag: (await read(path('new'))).head.etag,
+      entry: (await files.statFile({ path: Buffer.from('new'), sha256: false }, call())).entry,
     });
+    symlinkSync('new', path('link'));
+    const through = await write('link', 'more', { mode: 0o600 });
+    expect(through.entry).toMatchObject({ size: 4, mode: 0o600, link_target: Buffer.from('new') });
     const empty = parts(opening(path('empty')), { commit: { overwrite: false } });
     expect((await files.writeFile(empty, call())).etag).toBe((await read(path('empty'))).head.etag);
     expect(readFileSync(path('empty'), 'utf8')).toBe('');

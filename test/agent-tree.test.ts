@@ -3,6 +3,7 @@
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
+  appendFileSync,
   chmodSync,
   chownSync,
   closeSync,
@@ -1064,6 +1065,37 @@ describe('copying', () => {
     expect([...codes.keys()].filter((code) => !known.includes(code))).toEqual([]);
     expect(leftovers()).toEqual([]);
   });
+
+  test('a file that only grows while it is copied is copied as it was', async () => {
+    writeFileSync(path('log'), Buffer.alloc(100_000_000, 'x'));
+    let running = true;
+    const copying = copy(path('log'), path('copy')).finally(() => {
+      running = false;
+    });
+    copying.catch(() => undefined);
+    for (; running; await new Promise(setImmediate)) appendFileSync(path('log'), 'more');
+    const { bytes, files: count } = await copying;
+    // Some may have come before the copy began.
+    expect([count, statSync(path('copy')).size]).toEqual([1, bytes]);
+    expect(bytes).toBeGreaterThanOrEqual(100_000_000);
+    expect(statSync(path('log')).size).toBeGreaterThan(Number(bytes));
+  });
+
+  test.skipIf(!twoDisks)(
+    'a file that grows while it is moved to another disk stays where it is',
+    async () => {
+      writeFileSync(path('log'), Buffer.alloc(100_000_000, 'x'));
+      let running = true;
+      const moving = move(path('log'), join(shm, 'log')).finally(() => {
+        running = false;
+      });
+      moving.catch(() => undefined);
+      for (; running; await new Promise(setImmediate)) appendFileSync(path('log'), 'more');
+      await expectCode(moving, 'conflict');
+      expect(statSync(path('log')).size).toBeGreaterThan(100_000_000);
+      expect(readdirSync(shm)).toEqual([]);
+    },
+  );
 
   test('a file that is rewritten while it is copied is a conflict, and a signal ends a copy', async () => {
     writeFileSync(path('big'), Buffer.alloc(100_000_000, 'x'));

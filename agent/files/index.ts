@@ -2,7 +2,7 @@
 import { access } from 'node:fs/promises';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { AgentMethods } from '../../shared/rpc.ts';
+import type { AgentCall, AgentMethods } from '../../shared/rpc.ts';
 import { openPacker, openUnpacker } from './archive/index.ts';
 import { Boundary } from './beneath/boundary.ts';
 import { Beneath } from './beneath/index.ts';
@@ -18,8 +18,14 @@ import { openReader } from './read.ts';
 import { openRemover } from './remove.ts';
 import { openSearcher } from './search/index.ts';
 import { openDescriber } from './stat.ts';
+import { Turnstile } from './turnstile.ts';
 import { openWatcher } from './watch/index.ts';
 import { openWriter } from './write.ts';
+
+/** Calls at once that may keep the disk busy for hours: Node has four threads for all of the agent. */
+const mostHeavy = 8;
+/** Those that wait for that. */
+const mostWaiting = 32;
 
 export interface FilesOptions {
   /** Absolute; `['/']` allows the whole disk. */
@@ -60,20 +66,37 @@ export async function openFiles({ roots, home, forbidden, directory, log }: File
   const beneath = new Beneath(await Boundary.open(roots, [...forbidden, directory]));
   const people = openPeople();
   const start = fromText(home);
-  const moving = { beneath, temporary, people, home: start, log };
+  const guarded = guard(new Turnstile(mostHeavy, mostWaiting));
+  const describer = openDescriber(beneath, people, start);
+  const remover = openRemover(beneath, start);
+  const changing = { beneath, temporary, people, home: start, log };
   return {
     listFiles: openLister(beneath, people, start),
     readFile: openReader(beneath, people, start),
-    writeFile: openWriter({ beneath, temporary, home: start, log }),
-    statFile: openDescriber(beneath, people, start),
+    writeFile: openWriter(changing),
+    statFile: guarded(describer, ({ sha256 }) => sha256),
     makeDirectory: openMaker(beneath, people, start),
-    removeFile: openRemover(beneath, start),
-    moveFile: openMover(moving),
-    copyFile: openCopier(moving),
+    removeFile: guarded(remover, ({ recursive }) => recursive),
+    moveFile: guarded(openMover(changing)),
+    copyFile: guarded(openCopier(changing)),
     changeFile: openChanger(beneath, people, start),
     readArchive: openPacker(beneath, people, start),
-    writeArchive: openUnpacker({ beneath, temporary, people, home: start, log }),
+    writeArchive: openUnpacker(changing),
     searchFiles: openSearcher(beneath, people, start),
     watchFiles: openWatcher(beneath, start),
+  };
+}
+
+type Unary<Request, Response> = (request: Request, call: AgentCall) => Promise<Response>;
+type Guarded = <Request, Response>(
+  method: Unary<Request, Response>,
+  isHeavy?: (request: Request) => boolean,
+) => Unary<Request, Response>;
+
+/** Heavy requests wait for their turn, others do not. */
+function guard(turnstile: Turnstile): Guarded {
+  return (method, isHeavy) => async (request, call) => {
+    const work = () => method(request, call);
+    return isHeavy && !isHeavy(request) ? work() : turnstile.pass(call.signal, work);
   };
 }

@@ -7,6 +7,7 @@ import type { ReadFileRequest__Output } from '../../proto/types/farhand/agent/v1
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { unlessAborted } from './abort.ts';
+import { isTorn } from './beneath/contents.ts';
 import type { Beneath, Entry } from './beneath/index.ts';
 import { type Bytes, bytes, fault, shown, type Target, targetOf } from './beneath/path.ts';
 import { describe, etagOf } from './describe.ts';
@@ -200,11 +201,8 @@ async function readFully(handle: FileHandle, buffer: Buffer, start: number): Pro
   return buffer.subarray(0, filled);
 }
 
-/** A file that grew still has what was announced; any other change may have torn what was read. */
 async function demandUnchanged({ handle, stats }: Source, end: number, path: Bytes): Promise<void> {
-  const now = await handle.stat({ bigint: true });
-  const rewritten = now.size === stats.size && now.mtimeNs !== stats.mtimeNs;
-  if (now.size < end || rewritten) throw changed(path);
+  if (isTorn(stats, await handle.stat({ bigint: true }), end)) throw changed(path);
 }
 
 const changed = (path: Bytes): AppError => fault('conflict', path, 'changed while it was read, try again');

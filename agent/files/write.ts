@@ -1,5 +1,6 @@
 // Writes a file: the old content or the new, never part of it. Nothing changes before commit and the request's end.
 import type { BigIntStats } from 'node:fs';
+import { posix } from 'node:path';
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/agent/v1/WriteFileCommit.ts';
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/WriteFileOpen.ts';
 import type { WriteFileRequest__Output } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
@@ -11,9 +12,10 @@ import { failingAs, unlessAborted } from './abort.ts';
 import { identify } from './beneath/boundary.ts';
 import type { Beneath } from './beneath/index.ts';
 import { type Bytes, bytes, fault, shown, type Target, targetOf } from './beneath/path.ts';
-import { etagOf } from './describe.ts';
+import { describe, etagOf } from './describe.ts';
 import { Draft, lookAt } from './draft/index.ts';
 import type { Temporary } from './draft/temporary.ts';
+import type { AskPeople } from './people.ts';
 
 type Next = () => Promise<WriteFileRequest__Output | undefined>;
 type InTurn = <T>(key: string, work: () => Promise<T>) => Promise<T>;
@@ -21,11 +23,12 @@ type InTurn = <T>(key: string, work: () => Promise<T>) => Promise<T>;
 export interface Writing {
   beneath: Beneath;
   temporary: Temporary;
+  people: AskPeople;
   home: Bytes;
   log: Logger;
 }
 
-export function openWriter({ beneath, temporary, home, log }: Writing): AgentMethods['writeFile'] {
+export function openWriter({ beneath, temporary, people, home, log }: Writing): AgentMethods['writeFile'] {
   const inTurn = turns();
   return async (request, { signal }) => {
     const messages = request[Symbol.asyncIterator]();
@@ -41,7 +44,8 @@ export function openWriter({ beneath, temporary, home, log }: Writing): AgentMet
         const draft = await openDraft(beneath, temporary, log, open, target);
         try {
           const commit = await receive(draft, next);
-          return await publish(draft, open, commit, inTurn, signal);
+          const created = await publish(draft, open, commit, inTurn, signal);
+          return await answerOf(draft, created, people);
         } finally {
           await draft.end();
         }
@@ -58,7 +62,7 @@ async function openDraft(
   beneath: Beneath,
   temporary: Temporary,
   log: Logger,
-  { create_parents, if_match }: WriteFileOpen__Output,
+  { create_parents, if_match, overwrite }: WriteFileOpen__Output,
   { path, folder }: Target,
 ): Promise<Draft> {
   if (folder) throw fault('is_a_directory', path, 'names a directory');
@@ -66,6 +70,7 @@ async function openDraft(
   try {
     const present = draft.entry.found?.stats;
     demandReplaceable(present, path);
+    if (present && overwrite === false) throw fault('already_exists', path, 'exists');
     demandMatch(present, if_match, path);
     await draft.begin();
     if (present) await draft.tryOwner({ uid: Number(present.uid), gid: Number(present.gid) });
@@ -89,21 +94,21 @@ async function receive(draft: Draft, next: Next): Promise<WriteFileCommit__Outpu
   }
 }
 
+/** Tells whether nothing had the name before. */
 async function publish(
   draft: Draft,
   { if_match }: WriteFileOpen__Output,
   commit: WriteFileCommit__Output,
   inTurn: InTurn,
   signal: AbortSignal,
-): Promise<WriteFileResponse> {
-  const { entry, path, size } = draft;
-  const sha256 = draft.digest();
-  demandDigest(commit.sha256, sha256, path);
+): Promise<boolean> {
+  const { entry, path } = draft;
+  demandDigest(commit.sha256, draft.sha256, path);
   demandMode(commit.mode);
   await applyTo(draft, entry.found?.stats, commit.mode);
   await draft.sync();
   // Two writers with the same if_match: the second must see what the first has made.
-  const created = await inTurn(`${await identify(entry.directory)}/${entry.name}`, async () => {
+  return inTurn(`${await identify(entry.directory)}/${entry.name}`, async () => {
     const present = await lookAt(entry.at);
     await entry.recheck(present);
     if (present && !commit.overwrite) throw fault('already_exists', path, 'exists');
@@ -114,7 +119,16 @@ async function publish(
     await draft.place(commit.overwrite);
     return present === undefined;
   });
-  return { path: bytes(path), size, created, sha256, etag: etagOf(await draft.stats()) };
+}
+
+async function answerOf(draft: Draft, created: boolean, people: AskPeople): Promise<WriteFileResponse> {
+  const { entry, path, size, sha256 } = draft;
+  const stats = await draft.stats();
+  const described = { path, name: posix.basename(path), link: entry.link };
+  return {
+    ...{ path: bytes(path), size, created, sha256, etag: etagOf(stats) },
+    entry: describe(described, stats, await people()),
+  };
 }
 
 /** The mode asked for, else that of the replaced file, else 0644; owner and group of the replaced file. */

@@ -27,6 +27,7 @@ export interface Answers {
 export interface AnswersOptions {
   handlers: AgentMethods;
   capabilities: readonly Capability[];
+  /** Short calls, and as many that move bytes. */
   maxOpen: number;
   line: Dial;
   log: Logger;
@@ -35,6 +36,11 @@ export interface AnswersOptions {
 
 /** How long the broker has to end a stream after our half-close. */
 const closingMs = 10_000;
+/** Lanes of the broker beside the short and the bulk one: calls that last, and watches. */
+const mostLasting = 128;
+const mostWatching = 32;
+/** Calls that take no place in a lane: answered by a reply, and those whose end the broker has not heard of yet. */
+const mostSmall = 128;
 
 type Handler = (request: unknown, call: AgentCall) => Promise<unknown> | AsyncIterable<unknown>;
 
@@ -78,8 +84,7 @@ export function openAnswers({ handlers, capabilities, maxOpen, line, log, reply 
         capability,
       });
     }
-    // Three lanes of the broker's, and small calls.
-    if (open.size >= maxOpen * 8)
+    if (open.size >= 2 * maxOpen + mostLasting + mostWatching + mostSmall)
       return new AppError('unavailable', 'too many calls are open on this machine');
     return undefined;
   }

@@ -11,7 +11,7 @@ import { linkAs } from '../draft/place.ts';
 import { SideRoom } from '../draft/sideroom.ts';
 import type { Temporary } from '../draft/temporary.ts';
 import { type Ground, type Plot, setTimes } from './ground.ts';
-import { demandInside, pathOfEntry } from './names.ts';
+import { demandInside, demandTarget, pathOfEntry } from './names.ts';
 import { entryFault, type TarEntry } from './reader.ts';
 
 const { O_CREAT, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_WRONLY } = constants;
@@ -28,6 +28,8 @@ export interface LandingOptions {
   room?: SideRoom | undefined;
   temporary: Temporary;
   overwrite: boolean;
+  /** A copy of a whole directory: its symlinks stay as they are, wherever they lead, as nothing lands through one. */
+  whole: boolean;
   log: Logger;
 }
 
@@ -88,7 +90,8 @@ export class Landing {
   async #one(entry: TarEntry, path: Bytes): Promise<void> {
     if (path === '') throw entryFault('invalid_path', entry.name, 'names the directory itself');
     // Before a directory is made for it.
-    if (entry.kind === 'symlink') demandInside(path, entry.target ?? '');
+    const demandLink = this.#options.whole ? demandTarget : demandInside;
+    if (entry.kind === 'symlink') demandLink(path, entry.target ?? '');
     if (entry.kind === 'link') pathOfEntry(entry.target ?? '');
     const plot = await this.#options.ground.directory(parentOf(path));
     const arrival: Arrival = { entry, path, plot, name: posix.basename(path) };

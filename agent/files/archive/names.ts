@@ -21,13 +21,19 @@ export function pathOfEntry(name: Bytes): Bytes {
   return parts.join('/');
 }
 
+/** Demands that a symlink leads somewhere at all. */
+export function demandTarget(path: Bytes, target: Bytes): void {
+  if (target === '' || target.includes('\0') || target.length > longestPath)
+    throw entryFault('invalid_path', path, 'is a symlink to nowhere');
+}
+
 /**
  * Demands that a symlink leads to a place in the directory. Dots only at the start: after a name, which may be a
  * symlink itself, nobody can tell where they lead.
  */
 export function demandInside(path: Bytes, target: Bytes): void {
   const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);
-  if (target === '' || target.includes('\0') || target.length > longestPath) throw refuse('to nowhere');
+  demandTarget(path, target);
   if (target.startsWith('/')) throw refuse('to an absolute path');
   const parts = target.split('/').filter((part) => part !== '' && part !== '.');
   const down = parts.findIndex((part) => part !== '..');

@@ -20,6 +20,9 @@ const longestExtension = 1024 * 1024;
 /** Headers in a row that only describe the next entry. */
 const mostExtensions = 8;
 const inflatedBytes = 256 * 1024;
+/** Records that are used, and one for whatever tells of a sparse file: what else an archive has must not pile up. */
+const usedRecords = new Set(['path', 'linkpath', 'size', 'mtime']);
+const sparseRecord = 'GNU.sparse';
 
 export interface TarEntry extends TarHeader {
   /** Its bytes in order; what is not read is skipped. */
@@ -96,7 +99,12 @@ async function extension(source: Source, { size }: TarBlock): Promise<Buffer> {
 async function paxOf(source: Source, block: TarBlock): Promise<Map<string, Bytes>> {
   const records = decodePax(await extension(source, block));
   if (!records) throw damaged('a pax header is damaged');
-  return records;
+  const used = new Map<string, Bytes>();
+  for (const [key, value] of records) {
+    if (usedRecords.has(key)) used.set(key, value);
+    else if (key.startsWith(`${sparseRecord}.`)) used.set(sparseRecord, '');
+  }
+  return used;
 }
 
 async function longName(source: Source, block: TarBlock): Promise<Bytes> {
@@ -106,8 +114,7 @@ async function longName(source: Source, block: TarBlock): Promise<Bytes> {
 function headerOf(block: TarBlock, records: Map<string, Bytes>): TarHeader {
   // An empty value takes a record back.
   const name = records.get('path') || block.name;
-  const sparse = [...records.keys()].some((key) => key.startsWith('GNU.sparse.'));
-  const reason = sparse ? unsupported.S : unsupported[block.flag];
+  const reason = records.has(sparseRecord) ? unsupported.S : unsupported[block.flag];
   const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kinds[block.flag];
   if (reason !== undefined || !kind)
     throw entryFault('unsupported_file', name, reason ?? 'is of a kind that cannot be unpacked');

@@ -44,6 +44,7 @@ export interface Unpacking {
 interface Job extends Unpacking {
   entry: Entry;
   path: Bytes;
+  whole: boolean;
   overwrite: boolean;
   signal: AbortSignal;
   upload: Upload;
@@ -74,7 +75,7 @@ async function unpack(
   const entry = await unpacking.beneath.entry(path, create_parents);
   let landed = false;
   try {
-    const job = { ...unpacking, entry, path, overwrite, upload, signal };
+    const job = { ...unpacking, entry, path, whole, overwrite, upload, signal };
     const answer = await (whole ? unpackWhole(job) : unpackInto(job));
     landed = true;
     return answer;
@@ -113,13 +114,13 @@ const openRoot = (at: Bytes): Promise<FileHandle> =>
 
 /** Unpacks everything and checks it; durable, with modes and times, when it resolves. Owns the root. */
 async function fill(
-  { beneath, path, overwrite, temporary, log, upload, signal }: Job,
+  { beneath, path, whole, overwrite, temporary, log, upload, signal }: Job,
   root: FileHandle,
   made: boolean,
   room?: SideRoom,
 ): Promise<Filled> {
   const ground = await Ground.open(root, beneath.boundary, path, made);
-  const landing = new Landing({ ground, room, temporary, overwrite, log });
+  const landing = new Landing({ ground, room, temporary, whole, overwrite, log });
   try {
     for await (const entry of readTar(upload)) await landing.land(entry);
     const sha256 = upload.demandCommit(path);

@@ -14,6 +14,14 @@ export interface Contents {
   stats: BigIntStats;
 }
 
+/**
+ * Whether a change may have torn what was read up to `end`: a file that only grew still has it. The same size with
+ * another time means other bytes.
+ */
+export function isTorn(then: BigIntStats, now: BigIntStats, end: bigint | number = then.size): boolean {
+  return now.size < end || (now.size === then.size && now.mtimeNs !== then.mtimeNs);
+}
+
 /** Undefined where it is gone, no regular file by now, or the agent keeps it to itself. */
 export async function openContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
   const handle = await open(bytes(step.at), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY).catch(unlessOther);

@@ -61,10 +61,6 @@ async function hold(trail: Trail, path: Bytes, flags: number): Promise<FileHandl
   return handle;
 }
 
-function ignoreMissing(error: unknown): undefined {
-  if (errnoOf(error) !== 'ENOENT') throw error;
-}
-
 async function undo(trail: Trail): Promise<void> {
   for (const { above, name } of trail.made.reverse()) {
     await rmdir(bytes(`${pinned(above)}/${name}`)).catch(() => undefined);
@@ -83,7 +79,7 @@ export class Beneath {
   async directory(path: Bytes): Promise<Directory> {
     const trail = trailTo(path);
     return this.#resolve(trail, async () => {
-      const at = pinned(await hold(trail, path, O_DIRECTORY));
+      const at = pinned(await this.#directory(trail, path));
       await this.#check(trail, { at });
       return { at, close: () => release(trail) };
     });
@@ -139,7 +135,7 @@ export class Beneath {
     try {
       return await hold(trail, path, O_DIRECTORY);
     } catch (error) {
-      if (!make || errnoOf(error) !== 'ENOENT') throw error;
+      if (!make || errnoOf(error) !== 'ENOENT') await this.#fail(trail, path, error);
     }
     return this.#make(trail, path);
   }
@@ -153,7 +149,7 @@ export class Beneath {
       await mkdir(bytes(at), 0o755);
     } catch (error) {
       // Somebody was faster, or a symlink dangles there: opening tells which.
-      if (errnoOf(error) === 'EEXIST') return hold(trail, at, O_DIRECTORY);
+      if (errnoOf(error) === 'EEXIST') return this.#directory(trail, at);
       throw error;
     }
     trail.made.push({ above, name });
@@ -167,7 +163,11 @@ export class Beneath {
     const surveyed = this.boundary.survey({ at, name });
     // Listened to below; until then the name is opened meanwhile.
     surveyed.catch(() => undefined);
-    const found = await hold(trail, `${at}/${name}`, O_NOFOLLOW).catch(ignoreMissing);
+    const found = await hold(trail, `${at}/${name}`, O_NOFOLLOW).catch(async (error: unknown) => {
+      if (errnoOf(error) === 'ENOENT') return undefined;
+      this.boundary.judge(await surveyed, undefined, trail.path);
+      throw error;
+    });
     const stats = await found?.stat({ bigint: true });
     if (stats?.isSymbolicLink() && trail.follows) {
       this.boundary.demandFree(await surveyed, stats, trail.path);
@@ -189,14 +189,37 @@ export class Beneath {
     const cut = target.lastIndexOf('/');
     const last = target.slice(cut + 1);
     if (!/^\.{0,2}$/.test(last)) {
-      const directory = await hold(trail, target.slice(0, cut) || '/', O_DIRECTORY);
+      const directory = await this.#directory(trail, target.slice(0, cut) || '/');
       return this.#lookUp(trail, pinned(directory), last);
     }
     // It ends in a slash or dots, so it names a directory without a name of its own.
-    const directory = await hold(trail, target, O_DIRECTORY);
+    const directory = await this.#directory(trail, target);
     await this.#check(trail, { at: pinned(directory) });
     const found = { at: pinned(directory), stats: await directory.stat({ bigint: true }) };
     return this.#entry(trail, found.at, '.', found);
+  }
+
+  async #directory(trail: Trail, path: Bytes): Promise<FileHandle> {
+    return hold(trail, path, O_DIRECTORY).catch((error: unknown) => this.#fail(trail, path, error));
+  }
+
+  /** Why a directory cannot be opened is told only if the way to it ends inside: elsewhere it would tell what exists. */
+  async #fail(trail: Trail, path: Bytes, error: unknown): Promise<never> {
+    const reached = await this.#reach(trail, path);
+    await this.#check(trail, { at: pinned(reached) });
+    throw error;
+  }
+
+  /** The last directory on the way of a path that is there, symlinks followed as the kernel does. */
+  async #reach(trail: Trail, path: Bytes, hops = 0): Promise<FileHandle> {
+    // A slash or dot at the end would follow the symlink before it.
+    const plain = path.replace(/(\/\.?)+$/, '') || '/';
+    const directory = await hold(trail, plain, O_DIRECTORY).catch(() => undefined);
+    if (directory) return directory;
+    const above = posix.dirname(plain);
+    const link = await readlink(bytes(plain), 'latin1').catch(() => undefined);
+    if (link === undefined || hops === longestTrail) return this.#reach(trail, above, hops);
+    return this.#reach(trail, link.startsWith('/') ? link : `${above}/${link}`, hops + 1);
   }
 
   async #check(trail: Trail, place: Place, stats?: BigIntStats): Promise<void> {

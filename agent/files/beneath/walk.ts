@@ -1,17 +1,20 @@
 // Walks all that lies below an open directory, however deep or wide, and never through a symlink: every directory is
 // entered by its name in the pinned one above it, so nothing that is swapped meanwhile can lead elsewhere.
 import { type BigIntStats, lstat, readFileSync } from 'node:fs';
-import { type FileHandle, readdir } from 'node:fs/promises';
+import type { FileHandle } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import { type Boundary, identify, identityOf, type Kept } from './boundary.ts';
 import { Descent, letGo, pathOf, pin } from './descent.ts';
+import { Names, sortedNames } from './names.ts';
 import { type Bytes, bytes, fault, shown } from './path.ts';
 
 /** Names looked at at once, ahead of the reader. */
 const batchSize = 64;
 /** Directories after which it is asked again where the forbidden places lie. */
 const longestTrust = 512;
+/** Large directories that are read piece by piece, each within another; those further in are read at once. */
+const mostPending = 32;
 
 /** One thing on the way. Its handles are open until the next step is asked for. */
 export interface Step {
@@ -51,6 +54,8 @@ export interface WalkOptions {
 interface Level {
   /** Those still to come, last first. */
   names: Bytes[];
+  /** Where more of them come from. */
+  pending?: Names | undefined;
   /** Those looked at ahead, last first. */
   looked: Look[];
   /** Path of the directory from the start, with a slash at its end unless it is the start. */
@@ -100,13 +105,14 @@ class Walker {
 
   close(): void {
     this.#descent.close();
+    for (const { pending } of this.#levels) pending?.close();
   }
 
   /** Directories come twice: as they are entered, and as they are left. */
   async *steps(): AsyncGenerator<Step, void, void> {
     await this.#trust();
     const self = await identify(this.#start);
-    this.#levels.push({ names: await this.#namesIn(''), looked: [], prefix: '', self });
+    this.#levels.push({ ...(await this.#read('')), looked: [], prefix: '', self });
     for (let level = this.#levels.at(-1); level; level = this.#levels.at(-1)) {
       this.#options.signal.throwIfAborted();
       const look = await this.#next(level);
@@ -124,6 +130,7 @@ class Walker {
 
   async #next(level: Level): Promise<Look | undefined> {
     if (level.looked.length === 0) {
+      if (level.names.length === 0) await this.#readOn(level);
       const batch = level.names.splice(-batchSize);
       level.looked = await Promise.all(batch.map((name) => lookAt(this.#descent.at, name)));
     }
@@ -176,20 +183,33 @@ class Walker {
   async #open({ prefix }: Level, step: Step): Promise<void> {
     const inside = this.#descent.at;
     const wanted = (await this.#options.enter?.(step, inside)) ?? true;
-    const names = wanted ? await this.#namesIn(step.path) : [];
+    const read = wanted ? await this.#read(step.path) : { names: [] };
     const self = identityOf(step.stats);
-    this.#levels.push({ names, looked: [], prefix: `${prefix}${step.name}/`, self, step });
+    this.#levels.push({ ...read, looked: [], prefix: `${prefix}${step.name}/`, self, step });
     await this.#trust();
   }
 
-  async #namesIn(path: Bytes): Promise<Bytes[]> {
+  async #read(path: Bytes): Promise<Pick<Level, 'names' | 'pending'>> {
+    let pending: Names | undefined;
     try {
-      const names = await readdir(this.#descent.at, 'latin1');
-      // One character per byte, so this is the order of bytes.
-      return this.#options.sorted ? names.sort().reverse() : names;
+      if (this.#options.sorted) return { names: (await sortedNames(this.#descent.at)).reverse() };
+      pending = await Names.open(this.#descent.at);
+      const held = this.#levels.filter((level) => level.pending?.open).length;
+      return { names: await pending.next(held >= mostPending), pending };
     } catch (error) {
+      pending?.close();
       this.#fail(path, error);
-      return [];
+      return { names: [] };
+    }
+  }
+
+  async #readOn(level: Level): Promise<void> {
+    if (!level.pending?.open) return;
+    try {
+      level.names = await level.pending.next();
+    } catch (error) {
+      level.pending.close();
+      this.#fail(level.prefix.replace(/\/$/, ''), error);
     }
   }
 

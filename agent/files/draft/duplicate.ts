@@ -5,6 +5,7 @@ import { type FileHandle, lchown, lutimes, mkdir, open, readlink, symlink } from
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import { type Boundary, identityOf } from '../beneath/boundary.ts';
+import { isTorn } from '../beneath/contents.ts';
 import { Descent, letGo, pathOf, pin } from '../beneath/descent.ts';
 import { type Bytes, bytes, fault, shown } from '../beneath/path.ts';
 import { type Step, walk } from '../beneath/walk.ts';
@@ -130,10 +131,9 @@ class Copier {
       const before = await from.stat({ bigint: true });
       const made = await open(bytes(to), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_NOCTTY, 0o600);
       try {
-        this.#bytes += await this.#content(from, made, before);
-        const after = await from.stat({ bigint: true });
-        if (after.size !== before.size || after.mtimeNs !== before.mtimeNs)
-          throw fault('conflict', path, 'changed while it was copied, try again');
+        const copied = await this.#content(from, made, before);
+        this.#demandUnchanged(before, await from.stat({ bigint: true }), copied, path);
+        this.#bytes += copied;
       } catch (error) {
         letGo(made);
         throw error;
@@ -158,6 +158,15 @@ class Copier {
     }
   }
 
+  /** A copy has what was there when it began; a move must not lose what was added since. */
+  #demandUnchanged(before: BigIntStats, after: BigIntStats, copied: number, path: Bytes): void {
+    const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;
+    // Shrunk and grown again.
+    const short = differs && copied < before.size;
+    if (this.#options.moves ? differs : short || isTorn(before, after))
+      throw fault('conflict', path, 'changed while it was copied, try again');
+  }
+
   #demandSame(now: BigIntStats, then: BigIntStats, path: Bytes): void {
     if (identityOf(now) === identityOf(then)) return;
     throw fault('conflict', path, 'was replaced while it was copied, try again');
@@ -169,12 +178,13 @@ class Copier {
     let at = 0;
     for (let flushed = 0; ; ) {
       this.#options.signal.throwIfAborted();
-      const { bytesRead } = await from.read(this.#buffer, 0, bufferBytes, at);
+      // A file of /proc says 0 and has more.
+      const wanted = size > 0n ? Math.min(bufferBytes, Number(size) - at) : bufferBytes;
+      const { bytesRead } = await from.read(this.#buffer, 0, wanted, at);
       if (bytesRead === 0) break;
       const chunk = this.#buffer.subarray(0, bytesRead);
       if (!sparse || !chunk.equals(this.#zeros.subarray(0, bytesRead))) await writeAt(to, chunk, at);
       at += bytesRead;
-      // A file of /proc has more than its size.
       if (size > 0n && at >= size) break;
       if (at - flushed < flushBytes) continue;
       flushed = at;

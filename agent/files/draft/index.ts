@@ -29,6 +29,7 @@ export class Draft {
   readonly #log: Logger;
   readonly #name = temporaryName();
   readonly #hash: Hash = createHash('sha256');
+  #sha256: string | undefined;
   #handle: FileHandle | undefined;
   #recorded: Bytes | undefined;
   #born: Owner | undefined;
@@ -84,9 +85,10 @@ export class Draft {
     this.#flushing.catch(() => undefined);
   }
 
-  /** In hexadecimal, once everything is appended. */
-  digest(): string {
-    return this.#hash.digest('hex');
+  /** In hexadecimal; nothing can be appended afterwards. */
+  get sha256(): string {
+    this.#sha256 ??= this.#hash.digest('hex');
+    return this.#sha256;
   }
 
   /** Takes mode and owner, the agent's own unless told; true if that changed anything. */

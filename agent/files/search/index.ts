@@ -5,7 +5,7 @@ import type { FileEntry } from '../../../proto/types/farhand/agent/v1/FileEntry.
 import type { FileMatch } from '../../../proto/types/farhand/agent/v1/FileMatch.ts';
 import type { SearchFilesRequest__Output } from '../../../proto/types/farhand/agent/v1/SearchFilesRequest.ts';
 import type { SearchFilesResponse } from '../../../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
-import { monotonic } from '../../../shared/clock.ts';
+import { after, monotonic } from '../../../shared/clock.ts';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { AgentMethods } from '../../../shared/rpc.ts';
 import { unlessAborted, untilAborted } from '../abort.ts';
@@ -17,6 +17,7 @@ import { type Bytes, bytes, shown, targetOf } from '../beneath/path.ts';
 import { type Step, walk } from '../beneath/walk.ts';
 import { describe } from '../describe.ts';
 import type { AskPeople, People } from '../people.ts';
+import { Turnstile } from '../turnstile.ts';
 import { compileGlob, type Glob } from './glob.ts';
 import { compileText, linesWith } from './lines.ts';
 
@@ -24,6 +25,10 @@ const longestContent = 1_000;
 const batchSize = 64;
 /** Milliseconds that a match waits for company. */
 const longestWait = 50;
+/** Milliseconds of silence after which an empty batch goes out: the broker takes who is silent for dead. */
+export const longestSilence = 10_000;
+/** Searches at once; a disk is not faster for more. */
+const mostAtOnce = 4;
 
 /** One search. */
 interface Job {
@@ -42,6 +47,7 @@ interface Job {
 }
 
 export function openSearcher(beneath: Beneath, people: AskPeople, home: Bytes): AgentMethods['searchFiles'] {
+  const turnstile = new Turnstile(mostAtOnce);
   return async function* searchFiles(request, { signal }) {
     const { path } = targetOf(request.path, home);
     const wanted = compile(request);
@@ -55,7 +61,7 @@ export function openSearcher(beneath: Beneath, people: AskPeople, home: Bytes): 
         ...{ visited: 0, unreadable: 0, truncated: false },
       };
       // From here on it is closed when the search has come to rest.
-      const found = batchesOf(matchesOf(job));
+      const found = heard(inTurn(turnstile, signal, batchesOf(matchesOf(job))));
       directory = undefined;
       yield* untilAborted(signal, found, close);
       const { truncated, visited, unreadable } = job;
@@ -143,10 +149,10 @@ async function entryOf(step: Step, { beneath, path, people }: Job): Promise<File
   return describe({ ...described, link }, target ?? step.stats, people);
 }
 
+type Batches = AsyncGenerator<SearchFilesResponse, void, void>;
+
 /** Many matches go out together; few do not wait for more than a moment. */
-async function* batchesOf(
-  found: AsyncIterable<FileMatch | undefined>,
-): AsyncGenerator<SearchFilesResponse, void, void> {
+async function* batchesOf(found: AsyncIterable<FileMatch | undefined>): Batches {
   let matches: FileMatch[] = [];
   let oldest = 0;
   for await (const match of found) {
@@ -157,4 +163,44 @@ async function* batchesOf(
     matches = [];
   }
   if (matches.length > 0) yield { matches: { matches } };
+}
+
+/** Each batch in its turn: a search whose reader has stopped keeps no other waiting. */
+async function* inTurn(turnstile: Turnstile, signal: AbortSignal, batches: Batches): Batches {
+  try {
+    for (;;) {
+      const { value, done } = await turnstile.pass(signal, () => batches.next());
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    await batches.return();
+  }
+}
+
+/** The same, and an empty one whenever none has come for a while. */
+async function* heard(batches: Batches): Batches {
+  try {
+    for (;;) {
+      const next = batches.next();
+      while (!(await settlesWithin(longestSilence, next))) yield { matches: { matches: [] } };
+      const { value, done } = await next;
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    // Not at rest before the walk is.
+    await batches.return();
+  }
+}
+
+function settlesWithin(ms: number, work: Promise<unknown>): Promise<boolean> {
+  return new Promise((resolve) => {
+    const cancel = after(ms, () => resolve(false));
+    const settled = (): void => {
+      cancel();
+      resolve(true);
+    };
+    work.then(settled, settled);
+  });
 }

@@ -12,7 +12,7 @@ import { letGo, pathOf } from '../beneath/descent.ts';
 import type { Beneath, Entry } from '../beneath/index.ts';
 import { type Bytes, bytes, fault, shown, targetOf } from '../beneath/path.ts';
 import { lookAt } from '../draft/index.ts';
-import { type Folder, type Kind, Watched } from './watched.ts';
+import { Budget, type Folder, type Kind, Watched } from './watched.ts';
 
 /** Names waiting for the reader; more are told as an overflow. */
 const mostWaiting = 10_000;
@@ -31,7 +31,11 @@ interface Queue {
   count(): void;
 }
 
-export function openWatcher(beneath: Beneath, home: Bytes): AgentMethods['watchFiles'] {
+export function openWatcher(
+  beneath: Beneath,
+  home: Bytes,
+  budget = new Budget(),
+): AgentMethods['watchFiles'] {
   let queue: Promise<Queue> | undefined;
   return async function* watchFiles(request, { signal }) {
     const { path } = targetOf(request.path, home);
@@ -40,11 +44,15 @@ export function openWatcher(beneath: Beneath, home: Bytes): AgentMethods['watchF
       entry = await unlessAborted(signal, beneath.entry(path), (late) => late.close());
       if (!entry.found) throw fault('file_not_found', path, 'no such file');
       queue ??= openQueue();
-      const watch = new Watch(beneath, entry, path, request.recursive, await queue);
+      const watch = new Watch(beneath, entry, path, request.recursive, await queue, budget);
       // From here on it is closed when the watch has come to rest.
       entry = undefined;
       const batches = untilAborted(signal, watch.batches(signal), () => watch.close());
-      for await (const changes of batches) yield { changes };
+      let first = true;
+      for await (const changes of batches) {
+        yield first ? { changes, path: bytes(path) } : { changes };
+        first = false;
+      }
     } catch (error) {
       throw signal.aborted ? signal.reason : fromErrno(error, shown(path));
     } finally {
@@ -91,7 +99,7 @@ class Watch {
   };
 
   /** Owns the entry from here on. */
-  constructor(beneath: Beneath, entry: Entry, path: Bytes, recursive: boolean, queue: Queue) {
+  constructor(beneath: Beneath, entry: Entry, path: Bytes, recursive: boolean, queue: Queue, budget: Budget) {
     this.#beneath = beneath;
     this.#entry = entry;
     this.#path = path;
@@ -101,7 +109,7 @@ class Watch {
     this.#recursive = recursive && directory !== undefined;
     this.#start = directory ?? entry.directory;
     queue.overflows.add(this.#overflow);
-    this.#watched = new Watched(this.#start, this.#only, (folder, name) => this.#mark(folder, name));
+    this.#watched = new Watched(this.#start, this.#only, budget, (folder, name) => this.#mark(folder, name));
   }
 
   close(): void {

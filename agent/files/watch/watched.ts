@@ -1,18 +1,46 @@
 // The directories that one watch looks at, through inotify on pinned directories: it follows the inode, so nothing
 // that is swapped on the way leads elsewhere. (chokidar watches by path and takes names for UTF-8.)
 import { type BigIntStats, constants, type FSWatcher, watch } from 'node:fs';
-import { type FileHandle, open, readdir } from 'node:fs/promises';
+import { type FileHandle, open } from 'node:fs/promises';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { identityOf, type Kept } from '../beneath/boundary.ts';
 import { letGo, pathOf } from '../beneath/descent.ts';
 import { holdsFiles } from '../beneath/kernel.ts';
+import { namesIn } from '../beneath/names.ts';
 import { type Bytes, bytes, pathOnly } from '../beneath/path.ts';
 
 const { O_DIRECTORY, O_NOFOLLOW } = constants;
-const mostFolders = 20_000;
-const mostNames = 500_000;
 
 export type Kind = 'file' | 'directory';
+
+/** What all watches of an agent may know together: thirty of one large directory cost thirty times its names. */
+export class Budget {
+  readonly #folders: number;
+  readonly #names: number;
+  #usedFolders = 0;
+  #usedNames = 0;
+
+  constructor(folders = 20_000, names = 300_000) {
+    this.#folders = folders;
+    this.#names = names;
+  }
+
+  /** Takes nothing where there is not enough. */
+  take(folders: number, names: number): void {
+    const fits = this.#usedFolders + folders <= this.#folders && this.#usedNames + names <= this.#names;
+    if (!fits) {
+      const most = `${this.#folders} directories and ${this.#names} names`;
+      const reason = `all watches of this machine may hold ${most} together`;
+      throw new AppError('unavailable', `${reason}: watch a directory further down, or end other watches`);
+    }
+    this.giveBack(-folders, -names);
+  }
+
+  giveBack(folders: number, names: number): void {
+    this.#usedFolders -= folders;
+    this.#usedNames -= names;
+  }
+}
 
 /** A watched directory. */
 export interface Folder {
@@ -30,12 +58,13 @@ export class Watched {
   readonly #start: Bytes;
   readonly #only: Bytes | undefined;
   readonly #mark: Mark;
+  readonly #budget: Budget;
   readonly #folders = new Map<Bytes, Folder>();
-  #names = 0;
 
   /** From an open directory (/proc/self/fd/N), which is the caller's to close; of all names or `only` one. */
-  constructor(start: Bytes, only: Bytes | undefined, mark: Mark) {
+  constructor(start: Bytes, only: Bytes | undefined, budget: Budget, mark: Mark) {
     this.#start = start;
+    this.#budget = budget;
     this.#only = only;
     this.#mark = mark;
   }
@@ -55,12 +84,17 @@ export class Watched {
       const at = pathOf(handle);
       const stats = await handle.stat({ bigint: true });
       if (path !== '' && (kept('', '', stats) || !(await holdsFiles(at)))) return undefined;
-      this.#demandRoom(this.#folders.size < mostFolders);
-      const watcher = this.#watch(path, at);
-      const folder: Folder = { self: identityOf(stats), stats, watcher, names: new Map() };
+      this.drop(path);
+      const folder: Folder = {
+        self: identityOf(stats),
+        stats,
+        watcher: this.#watch(path, at),
+        names: new Map(),
+      };
       this.#folders.set(path, folder);
-      for (const { name, kind } of await namesIn(at)) {
-        if (this.#only === undefined || name === this.#only) this.know(folder, name, kind);
+      for await (const { name, directory } of namesIn(at)) {
+        if (this.#only !== undefined && name !== this.#only) continue;
+        this.know(folder, name, directory ? 'directory' : 'file');
       }
       return folder;
     } catch (error) {
@@ -82,20 +116,19 @@ export class Watched {
   }
 
   know(folder: Folder, name: Bytes, kind: Kind): void {
-    if (!folder.names.has(name)) this.#names += 1;
+    if (!folder.names.has(name)) this.#budget.take(0, 1);
     folder.names.set(name, kind);
-    this.#demandRoom(this.#names <= mostNames);
   }
 
   forget(folder: Folder, name: Bytes): void {
-    if (folder.names.delete(name)) this.#names -= 1;
+    if (folder.names.delete(name)) this.#budget.giveBack(0, 1);
   }
 
   drop(path: Bytes): void {
     const folder = this.#folders.get(path);
     if (!folder) return;
     folder.watcher.close();
-    this.#names -= folder.names.size;
+    this.#budget.giveBack(1, folder.names.size);
     this.#folders.delete(path);
   }
 
@@ -120,7 +153,9 @@ export class Watched {
     return handle;
   }
 
+  /** Of the budget for folders it takes one. */
   #watch(path: Bytes, at: Bytes): FSWatcher {
+    this.#budget.take(1, 0);
     try {
       // With the dot an event of the directory itself has a name that nothing in it can have.
       const watcher = watch(`${at}/.`, { encoding: 'latin1', persistent: false });
@@ -128,14 +163,9 @@ export class Watched {
       watcher.on('error', () => this.#mark(path, '.'));
       return watcher;
     } catch (error) {
+      this.#budget.giveBack(1, 0);
       throw exhausted(error);
     }
-  }
-
-  #demandRoom(room: boolean): void {
-    if (room) return;
-    const reason = `more than ${mostFolders} directories or ${mostNames} names are too much to watch`;
-    throw new AppError('unavailable', `${reason}: watch a directory further down`);
   }
 }
 
@@ -149,14 +179,6 @@ function exhausted(error: unknown): unknown {
   return new AppError('unavailable', `this machine's limit ${limit} is reached: raise it or watch less`, {
     limit,
   });
-}
-
-async function namesIn(at: Bytes): Promise<{ name: Bytes; kind: Kind }[]> {
-  const found = await readdir(at, { withFileTypes: true, encoding: 'buffer' });
-  return found.map((entry) => ({
-    name: entry.name.toString('latin1'),
-    kind: entry.isDirectory() ? 'directory' : 'file',
-  }));
 }
 
 function unlessGone(error: unknown): undefined {

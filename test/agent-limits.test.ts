@@ -1,0 +1,310 @@
+// What many calls at once may cost the agent, and what nobody may find out: the files room under those who push it.
+import { execFileSync } from 'node:child_process';
+import { existsSync, mkdirSync, symlinkSync, truncateSync, writeFileSync } from 'node:fs';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { Boundary } from '../agent/files/beneath/boundary.ts';
+import { Beneath } from '../agent/files/beneath/index.ts';
+import { fromText } from '../agent/files/beneath/path.ts';
+import { walk } from '../agent/files/beneath/walk.ts';
+import type { Files } from '../agent/files/index.ts';
+import { longestSilence } from '../agent/files/search/index.ts';
+import { Turnstile } from '../agent/files/turnstile.ts';
+import { openWatcher } from '../agent/files/watch/index.ts';
+import { Budget } from '../agent/files/watch/watched.ts';
+import type { SearchFilesResponse } from '../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
+import type { WatchFilesResponse } from '../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
+import { AppError } from '../shared/errors.ts';
+import { fakeClock } from './fake-clock.ts';
+import { call, Disk, refused } from './files-disk.ts';
+
+let disk: Disk;
+let files: Files;
+const path = (...parts: string[]): string => disk.path(...parts);
+
+beforeEach(async () => {
+  disk = new Disk();
+  files = await disk.open();
+});
+afterEach(() => disk.remove());
+
+const never = (): AbortSignal => new AbortController().signal;
+
+describe('the turnstile', () => {
+  test('lets so many in, the others in turn, and nobody past the end of the queue', async () => {
+    const turnstile = new Turnstile(2, 2);
+    await turnstile.enter(never());
+    await turnstile.enter(never());
+    const order: string[] = [];
+    const third = turnstile.enter(never()).then(() => order.push('third'));
+    const fourth = turnstile.enter(never()).then(() => order.push('fourth'));
+    await expect(turnstile.enter(never())).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
+    expect(order).toEqual([]);
+    turnstile.leave();
+    await third;
+    expect(order).toEqual(['third']);
+    turnstile.leave();
+    await fourth;
+    turnstile.leave();
+    turnstile.leave();
+    await turnstile.enter(never());
+  });
+
+  test('who gives up leaves the queue and takes no place', async () => {
+    const turnstile = new Turnstile(1, 1);
+    const stop = new AbortController();
+    await turnstile.enter(never());
+    const waiting = turnstile.enter(stop.signal);
+    stop.abort(new Error('left'));
+    await expect(waiting).rejects.toThrow('left');
+    await expect(turnstile.enter(stop.signal)).rejects.toThrow('left');
+    const next = turnstile.pass(never(), () => Promise.reject(new Error('failed')));
+    turnstile.leave();
+    await expect(next).rejects.toThrow('failed');
+    await expect(turnstile.pass(never(), () => Promise.resolve('done'))).resolves.toBe('done');
+  });
+});
+
+describe('heavy calls', () => {
+  test('forty of them run or wait, the next is unavailable, and light ones pass', async () => {
+    writeFileSync(path('huge'), '');
+    // So many holes that to hash them takes hours.
+    truncateSync(path('huge'), 1e12);
+    writeFileSync(path('small'), 'x');
+    const stop = new AbortController();
+    const hash = (signal?: AbortSignal) =>
+      files.statFile({ path: Buffer.from(path('huge')), sha256: true }, call(signal));
+    const forty = Array.from({ length: 39 }, () => hash(stop.signal));
+    const settled = Promise.allSettled(forty);
+    const last = new AbortController();
+    const fortieth = hash(last.signal);
+    await expect(hash()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
+    const names = {
+      source: Buffer.from(path('small')),
+      destination: Buffer.from(path('b')),
+      overwrite: false,
+    };
+    for (const heavy of [
+      files.copyFile(names, call()),
+      files.moveFile(names, call()),
+      files.removeFile({ path: Buffer.from(path('small')), recursive: true }, call()),
+    ]) {
+      await expect(heavy).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
+    }
+    const light = await files.statFile({ path: Buffer.from(path('small')), sha256: false }, call());
+    expect(light.entry?.size).toBe(1);
+    last.abort(new Error('left'));
+    await expect(fortieth).rejects.toThrow('left');
+    const moved = files.moveFile(names, call());
+    stop.abort(new Error('over'));
+    await settled;
+    await moved;
+    expect(existsSync(path('b'))).toBe(true);
+    await files.removeFile({ path: Buffer.from(path('b')), recursive: false }, call());
+  });
+});
+
+describe('searches', () => {
+  type Searching = AsyncIterator<SearchFilesResponse>;
+  const search = (content: string, signal: AbortSignal = never()): Searching => {
+    const wanted = { name: '', content, ignore_case: false, hidden: true, limit: 0 };
+    const request = { path: Buffer.from(disk.root), ...wanted };
+    return files.searchFiles(request, call(signal))[Symbol.asyncIterator]();
+  };
+  const empty = { done: false, value: { matches: { matches: [] } } };
+  const many = { matches: { matches: { length: 64 } } };
+
+  test('four run at once; who waits, or finds nothing, is heard, and comes in when another is done', async () => {
+    for (let index = 0; index < 200; index += 1) writeFileSync(path(`f${index}`), '');
+    writeFileSync(path('huge'), 'x'.repeat(10_000));
+    // To go through its hole takes hours.
+    truncateSync(path('huge'), 1e12);
+    const clock = fakeClock(1_000_000);
+    const stops = Array.from({ length: 5 }, () => new AbortController());
+    const running = stops.slice(0, 4).map(({ signal }) => search('missing', signal));
+    let silent = running.map((one) => one.next());
+    // Until all of them are in.
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    const [fifth, sixth] = [search('', stops[4]?.signal), search('')];
+    let heard = [fifth.next(), sixth.next()];
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    for (let time = 0; time < 3; time += 1) {
+      await clock.advance(longestSilence);
+      expect(await Promise.all([...silent, ...heard])).toEqual(Array.from({ length: 6 }, () => empty));
+      silent = running.map((one) => one.next());
+      heard = [fifth.next(), sixth.next()];
+    }
+    stops[4]?.abort(new Error('left'));
+    await expect(heard[0]).rejects.toThrow('left');
+    const over = Promise.allSettled(silent);
+    stops[0]?.abort(new Error('over'));
+    expect((await heard[1])?.value).toMatchObject(many);
+    for (const stop of stops) stop.abort(new Error('over'));
+    await sixth.return?.();
+    await over;
+  });
+
+  test('readers who stop keep nobody waiting', async () => {
+    for (let index = 0; index < 200; index += 1) writeFileSync(path(`f${index}`), '');
+    const readers = Array.from({ length: 6 }, () => search(''));
+    for (const reader of readers) expect((await reader.next()).value).toMatchObject(many);
+    for (const reader of readers) await reader.return?.();
+  });
+});
+
+describe('watches', () => {
+  test('share one budget, which comes back when names and watches go', async () => {
+    const beneath = new Beneath(await Boundary.open([disk.root], []));
+    const watch = openWatcher(beneath, fromText(disk.root), new Budget(4, 20));
+    mkdirSync(path('dir/sub'), { recursive: true });
+    for (let index = 0; index < 8; index += 1) writeFileSync(path(`dir/f${index}`), '');
+    type Watching = { iterator: AsyncIterator<WatchFilesResponse>; end(): Promise<unknown> };
+    const begin = (at = 'dir'): Watching => {
+      const stop = new AbortController();
+      const request = { path: Buffer.from(path(at)), recursive: true };
+      const iterator = watch(request, call(stop.signal))[Symbol.asyncIterator]();
+      const end = (): Promise<unknown> => {
+        stop.abort(new Error('over'));
+        return iterator.next().catch(() => undefined);
+      };
+      return { iterator, end };
+    };
+    const [one, two] = [begin(), begin()];
+    expect(await one.iterator.next()).toEqual({
+      done: false,
+      value: { changes: [], path: Buffer.from(path('dir')) },
+    });
+    await two.iterator.next();
+    // Two directories and nine names each: there is no fifth directory.
+    const third = begin();
+    await expect(third.iterator.next()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
+    await two.end();
+    // Nobody waits for a watch to come to rest.
+    await vi.waitFor(async () => {
+      const again = begin();
+      try {
+        await again.iterator.next();
+      } finally {
+        await again.end();
+      }
+    });
+    for (let index = 0; index < 40; index += 1) writeFileSync(path(`dir/sub/g${index}`), '');
+    const told = async (): Promise<void> => {
+      for (;;) await one.iterator.next();
+    };
+    await expect(told()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
+    mkdirSync(path('other'));
+    for (let index = 0; index < 20; index += 1) writeFileSync(path(`other/f${index}`), '');
+    await vi.waitFor(async () => {
+      const all = begin('other');
+      try {
+        await all.iterator.next();
+      } finally {
+        await all.end();
+      }
+    });
+  });
+});
+
+describe('large directories', () => {
+  test('are walked piece by piece, also within each other, and removed whole', async () => {
+    const script = 'd=.; for i in $(seq 35); do d=$d/d; mkdir $d; (cd $d && seq 280 | xargs touch); done';
+    mkdirSync(path('top'));
+    execFileSync('sh', ['-c', script], { cwd: path('top') });
+    const beneath = new Beneath(await Boundary.open([disk.root], []));
+    const directory = await beneath.directory(fromText(path('top')));
+    const seen = new Set<string>();
+    const options = { path: fromText(path('top')), signal: never() };
+    for await (const step of walk(directory.at, beneath.boundary, options)) seen.add(step.path);
+    expect(seen.size).toBe(35 * 281);
+    for await (const _ of walk(directory.at, beneath.boundary, options)) break;
+    directory.close();
+    await files.removeFile({ path: Buffer.from(path('top')), recursive: true }, call());
+    expect(existsSync(path('top'))).toBe(false);
+  }, 60_000);
+});
+
+describe('outside the roots', () => {
+  type Work = (at: Buffer) => AsyncIterable<unknown> | Promise<unknown>;
+  const long = 'x'.repeat(300);
+  const wanted = { name: '', content: '', ignore_case: false, hidden: true, limit: 0 };
+  const listings: [string, Work][] = [
+    ['list', (at) => files.listFiles({ path: at, hidden: true, offset: 0, limit: 0 }, call())],
+    ['search', (at) => files.searchFiles({ path: at, ...wanted }, call())],
+    ['archive', (at) => files.readArchive({ path: at, gzip: false }, call())],
+  ];
+  async function* opening(path: Buffer, create_parents: boolean) {
+    yield { open: { path, create_parents } };
+    yield { commit: { overwrite: true } };
+  }
+  const others: [string, Work][] = [
+    ['read', (at) => files.readFile({ path: at, offset: 0, max_bytes: 0, digest: false }, call())],
+    ['write', (at) => files.writeFile(opening(at, false), call())],
+    ['write with parents', (at) => files.writeFile(opening(at, true), call())],
+    ['watch', (at) => files.watchFiles({ path: at, recursive: false }, call())],
+  ];
+  const below: [string, Work][] = [
+    ['stat', (at) => files.statFile({ path: at, sha256: false }, call())],
+    ['remove', (at) => files.removeFile({ path: at, recursive: false }, call())],
+    ['make', (at) => files.makeDirectory({ path: at, parents: true }, call())],
+  ];
+  const links = ['link', 'to-file', 'to-missing', 'to-below-file', 'chain'];
+  const further = ['dir', 'secret', 'missing', 'missing/below', 'secret/below', long, `${long}/below`];
+
+  async function told(work: Work, at: string): Promise<string> {
+    try {
+      const result = work(Buffer.from(at));
+      if (result instanceof Promise) await result;
+      else for await (const _ of result);
+      return 'done';
+    } catch (error) {
+      return error instanceof AppError
+        ? `${error.code} ${error.message.replaceAll(at, 'PATH')}`
+        : String(error);
+    }
+  }
+
+  test('every way through a symlink is refused with the same words, whatever is there', async () => {
+    mkdirSync(`${disk.outside}/dir`);
+    symlinkSync(disk.outside, path('link'));
+    symlinkSync('../outside/secret', path('to-file'));
+    symlinkSync('../outside/missing/./deep/', path('to-missing'));
+    symlinkSync(`${disk.outside}/secret/below`, path('to-below-file'));
+    symlinkSync('to-missing/', path('chain'));
+    const ways = links.flatMap((link) => further.map((rest) => `${link}/${rest}`));
+    const same = 'permission_denied PATH: outside the roots that this agent allows';
+    for (const [works, names] of [
+      [
+        [...listings, ...others],
+        [...links, ...ways],
+      ],
+      [below, ways],
+    ] as const) {
+      for (const [name, work] of works) {
+        for (const way of names) {
+          expect([name, way, await told(work, path(way))]).toEqual([name, way, same]);
+        }
+      }
+    }
+  });
+
+  test('inside, failures are told as they are', async () => {
+    writeFileSync(path('file'), 'x');
+    symlinkSync('missing/deep', path('dangling'));
+    symlinkSync('loop', path('loop'));
+    for (const [way, code] of [
+      ['missing', 'file_not_found'],
+      ['missing/deep', 'file_not_found'],
+      ['file', 'not_a_directory'],
+      ['file/deep', 'not_a_directory'],
+      ['dangling', 'file_not_found'],
+      ['dangling/deep', 'file_not_found'],
+      ['loop/deep', 'invalid_path'],
+      ['forbidden/missing', 'permission_denied'],
+    ] as const) {
+      for (const [, work] of listings)
+        expect([way, (await told(work, path(way))).split(' ')[0]]).toEqual([way, code]);
+    }
+    const list = listings[0]?.[1](Buffer.from(path('missing'))) as AsyncIterable<unknown>;
+    await expect(list[Symbol.asyncIterator]().next()).rejects.toEqual(refused('file_not_found'));
+  });
+});
