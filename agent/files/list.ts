@@ -100,7 +100,9 @@ async function collect(
   let links: Bytes[] = [];
   const resolve = async (): Promise<void> => {
     const targets = await Promise.all(links.map((name) => beneath.linkTarget(directory, name)));
-    links.forEach((name, index) => void (targets[index]?.isDirectory() ? directories : others).add(name));
+    links.forEach((name, index) => {
+      (targets[index]?.isDirectory() ? directories : others).add(name);
+    });
     links = [];
   };
   // Node takes 'buffer' here as readdir() does, which its types do not know.

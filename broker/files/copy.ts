@@ -50,8 +50,7 @@ async function copyAcross(
       source.type === 'FILE_TYPE_DIRECTORY'
         ? await copyDirectory(from, to, paths, caller, reader)
         : await copyOne(from, to, paths, source.mode, caller, reader);
-    const { entry } = await to.statFile({ path: paths.destination }, short(caller));
-    const at = demandEntry(entry);
+    const at = demandEntry(copied.entry);
     await tell(rooms, 'file.uploaded', input.destination_machine_id, {
       ...pathOf(at.path),
       size: copied.bytes,
@@ -73,11 +72,11 @@ async function copyOne(
   reader: Caller,
 ) {
   const sent = digested(from.readFile({ path: source, digest: true }, bulk(reader)));
-  const open = { path: destination };
+  const open = { path: destination, overwrite };
   // Who a program runs as is not carried from machine to machine.
   const commit = () => ({ overwrite, mode: mode & 0o777, sha256: sent.sha256() });
-  const { size } = await to.writeFile(upload(open, sent.chunks, commit), bulk(caller));
-  return { files: 1, bytes: size };
+  const { size, entry } = await to.writeFile(upload(open, sent.chunks, commit), bulk(caller));
+  return { entry, files: 1, bytes: size };
 }
 
 async function copyDirectory(
@@ -90,8 +89,9 @@ async function copyDirectory(
   const sent = digested(from.readArchive({ path: source, gzip: false }, bulk(reader)));
   const open = { path: destination, whole: true, overwrite };
   const commit = () => ({ sha256: sent.sha256() });
-  const { summary } = await to.writeArchive(upload(open, sent.chunks, commit), bulk(caller));
-  return demandSummary(summary);
+  const { entry, summary } = await to.writeArchive(upload(open, sent.chunks, commit), bulk(caller));
+  const { files, bytes } = demandSummary(summary);
+  return { entry, files, bytes };
 }
 
 /** The chunks, and once they have ended the sender's digest of them. */

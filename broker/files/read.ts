@@ -185,13 +185,15 @@ async function* watchFiles(
   input: Input<Route<'watch'>>,
   caller: Caller,
 ): AsyncGenerator<SentEvent<Change>> {
-  const path = bytesOf(input.path ?? '', input.path_encoding);
-  const request = { path, recursive: input.recursive };
-  let event = 'ready';
-  for await (const { changes } of stubOf(rooms, input.machine_id).watchFiles(request, watching(caller))) {
-    // The first answer is empty: from here on nothing is missed.
-    if (event === 'ready') yield { event, data: pathOf(path) };
-    event = 'change';
+  const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
+  let ready = false;
+  for await (const { path, changes } of stubOf(rooms, input.machine_id).watchFiles(
+    request,
+    watching(caller),
+  )) {
+    // The first answer has no changes: from here on nothing is missed.
+    if (!ready) yield { event: 'ready', data: pathOf(path) };
+    ready = true;
     for (const change of changes) yield changeOf(change);
   }
 }

@@ -69,7 +69,8 @@ export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing
         const issues = [{ path: 'path', message: 'is missing: where shall the file go?' }];
         throw new AppError('validation_failed', 'form: path: is missing', { issues });
       }
-      const open = { path: bytesOf(path, input.path_encoding), create_parents };
+      const { overwrite } = input;
+      const open = { path: bytesOf(path, input.path_encoding), create_parents, overwrite };
       // Those after the file count too.
       const commit = (): Commit => {
         const fields = content.fields();
@@ -83,6 +84,7 @@ export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing
       const open = {
         path: bytesOf(input.path, input.path_encoding),
         create_parents: input.create_parents,
+        overwrite: input.overwrite,
         ...(input.if_match !== undefined && { if_match: input.if_match }),
       };
       return store(rooms, input.machine_id, open, input.content.chunks, () => commitOf(input), caller);
