@@ -205,6 +205,21 @@ describe('watches', () => {
   });
 });
 
+test('of watches that begin together some go on where there is no room for all', async () => {
+  const beneath = new Beneath(await Boundary.open([disk.root], []));
+  const watch = openWatcher(beneath, fromText(disk.root), new Budget(100, 25));
+  mkdirSync(path('dir'));
+  for (let index = 0; index < 10; index += 1) writeFileSync(path(`dir/f${index}`), '');
+  const stop = new AbortController();
+  const watching = Array.from({ length: 8 }, () =>
+    watch({ path: Buffer.from(path('dir')), recursive: true }, call(stop.signal))[Symbol.asyncIterator](),
+  );
+  const begun = await Promise.allSettled(watching.map((one) => one.next()));
+  expect(begun.filter(({ status }) => status === 'fulfilled')).toHaveLength(2);
+  stop.abort(new Error('over'));
+  await Promise.allSettled(watching.map((one) => one.next()));
+});
+
 describe('large directories', () => {
   test('are walked piece by piece, also within each other, and removed whole', async () => {
     const script = 'd=.; for i in $(seq 35); do d=$d/d; mkdir $d; (cd $d && seq 280 | xargs touch); done';

@@ -27,6 +27,8 @@ export async function clear(
   for await (const step of walk(start, boundary, {
     path,
     signal,
+    // All names of a directory are read before the first goes: not every file system reads on well while they go.
+    sorted: true,
     directories: 'after',
     oneMount: true,
     enter,

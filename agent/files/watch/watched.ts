@@ -116,7 +116,7 @@ export class Watched {
   }
 
   know(folder: Folder, name: Bytes, kind: Kind): void {
-    if (!folder.names.has(name)) this.#budget.take(0, 1);
+    if (!folder.names.has(name)) this.#take(0, 1);
     folder.names.set(name, kind);
   }
 
@@ -153,9 +153,19 @@ export class Watched {
     return handle;
   }
 
+  /** Where there is not enough, all is given back at once: of many that begin together some can go on. */
+  #take(folders: number, names: number): void {
+    try {
+      this.#budget.take(folders, names);
+    } catch (error) {
+      this.close();
+      throw error;
+    }
+  }
+
   /** Of the budget for folders it takes one. */
   #watch(path: Bytes, at: Bytes): FSWatcher {
-    this.#budget.take(1, 0);
+    this.#take(1, 0);
     try {
       // With the dot an event of the directory itself has a name that nothing in it can have.
       const watcher = watch(`${at}/.`, { encoding: 'latin1', persistent: false });
