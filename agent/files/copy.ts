@@ -4,12 +4,12 @@ import type { AgentMethods } from '../../shared/rpc.ts';
 import { failingAs } from './abort.ts';
 import { identityOf } from './beneath/boundary.ts';
 import { fault, targetOf } from './beneath/path.ts';
-import { duplicate } from './draft/duplicate.ts';
 import { lookAt } from './draft/index.ts';
 import { SideRoom } from './draft/sideroom.ts';
 import { arrive, demandTransfer, type Moving, type Transfer } from './move.ts';
 import { demandFound } from './remove.ts';
 import { entryOf } from './stat.ts';
+import { duplicate } from './tree/duplicate.ts';
 
 export function openCopier(moving: Moving): AgentMethods['copyFile'] {
   const { beneath, home } = moving;

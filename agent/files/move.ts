@@ -9,8 +9,6 @@ import { ancestry, identify, identityOf } from './beneath/boundary.ts';
 import { letGo, pathOf, pin } from './beneath/descent.ts';
 import type { Beneath, Entry } from './beneath/index.ts';
 import { type Bytes, bytes, demandFolder, fault, shown, type Target, targetOf } from './beneath/path.ts';
-import { drop } from './draft/clear.ts';
-import { duplicate } from './draft/duplicate.ts';
 import { lookAt } from './draft/index.ts';
 import { demandPlace, type Placing, place, syncDirectory } from './draft/place.ts';
 import { SideRoom } from './draft/sideroom.ts';
@@ -18,6 +16,8 @@ import type { Temporary } from './draft/temporary.ts';
 import type { AskPeople } from './people.ts';
 import { demandFound } from './remove.ts';
 import { entryOf } from './stat.ts';
+import { drop } from './tree/clear.ts';
+import { duplicate } from './tree/duplicate.ts';
 
 export interface Moving {
   beneath: Beneath;

@@ -4,8 +4,8 @@ import { failingAs } from './abort.ts';
 import type { Beneath, Entry } from './beneath/index.ts';
 import { type Bytes, bytes, demandFolder, fault, targetOf } from './beneath/path.ts';
 import { mountOf } from './beneath/walk.ts';
-import { clear, drop } from './draft/clear.ts';
 import { syncDirectory } from './draft/place.ts';
+import { clear, drop } from './tree/clear.ts';
 
 export function openRemover(beneath: Beneath, home: Bytes): AgentMethods['removeFile'] {
   return (request, { signal }) => {

@@ -8,7 +8,7 @@ import { fromErrno } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { letGo, pathOf, pin } from '../beneath/descent.ts';
 import { type Bytes, bytes, fault, shown } from '../beneath/path.ts';
-import { clear, drop } from './clear.ts';
+import { clear, drop } from '../tree/clear.ts';
 import { markOf, type Temporary, temporaryName } from './temporary.ts';
 
 export class SideRoom {

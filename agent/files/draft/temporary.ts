@@ -10,7 +10,7 @@ import { errnoOf } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { letGo, pathOf, pin } from '../beneath/descent.ts';
 import { type Bytes, bytes, pathOnly, shown } from '../beneath/path.ts';
-import { clear, drop } from './clear.ts';
+import { clear, drop } from '../tree/clear.ts';
 
 const { O_DIRECTORY, O_NOFOLLOW } = constants;
 const prefix = '.farhand-';
