@@ -1,6 +1,6 @@
 // Where a form's file waits when what it is for is said after it: nameless files, so that nothing can be left behind.
 import { constants } from 'node:fs';
-import { type FileHandle, mkdir, open, readdir, rm } from 'node:fs/promises';
+import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
@@ -19,11 +19,9 @@ export interface Kept {
 const maxBytes = 1024 * 1024 * 1024;
 const chunkBytes = 256 * 1024;
 
-/** Opens the spool in a directory of its own, and empties it of what a killed broker may have left. */
+/** A spool in a directory of its own, made when first needed; what a killed broker may have left goes now. */
 export async function openSpool(directory: string): Promise<Spool> {
-  await mkdir(directory, { recursive: true, mode: 0o700 });
-  for (const name of await readdir(directory))
-    await rm(join(directory, name), { recursive: true, force: true });
+  await rm(directory, { recursive: true, force: true });
   let held = 0;
 
   return {
@@ -53,6 +51,7 @@ export async function openSpool(directory: string): Promise<Spool> {
 }
 
 async function openNameless(directory: string): Promise<FileHandle> {
+  await mkdir(directory, { recursive: true, mode: 0o700 });
   const path = join(directory, newId('call'));
   const handle = await open(path, constants.O_RDWR | constants.O_CREAT | constants.O_EXCL, 0o600);
   await rm(path);
