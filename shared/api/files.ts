@@ -123,7 +123,14 @@ const removed = { ...askedPath, recursive: queryBoolean.default(false) };
 const uploaded = z
   .object({ ...givenPath, size: z.number(), created: z.boolean(), sha256 })
   .meta({ id: 'FileUploaded' });
-const overwrite = z.boolean().default(false);
+/** From one name to another. */
+const fromTo = {
+  source: path,
+  source_encoding: pathEncoding,
+  destination: path,
+  destination_encoding: pathEncoding,
+  overwrite: z.boolean().default(false),
+};
 const replacing = queryBoolean
   .default(true)
   .meta({ description: 'false: an existing file is already_exists' });
@@ -199,13 +206,7 @@ export const files = {
     access: 'files:write',
     summary: 'Move or rename a file or directory, also to another file system',
     params,
-    body: z.strictObject({
-      source: path,
-      source_encoding: pathEncoding,
-      destination: path,
-      destination_encoding: pathEncoding,
-      overwrite,
-    }),
+    body: z.strictObject(fromTo),
     reply: entry,
     idempotency: 'replay',
   }),
@@ -215,14 +216,7 @@ export const files = {
     access: 'files:write',
     summary: 'Copy a file or directory, also to another machine',
     params,
-    body: z.strictObject({
-      source: path,
-      source_encoding: pathEncoding,
-      destination: path,
-      destination_encoding: pathEncoding,
-      destination_machine_id: machineId.optional(),
-      overwrite,
-    }),
+    body: z.strictObject({ ...fromTo, destination_machine_id: machineId.optional() }),
     reply: entry.extend({ files_copied: z.number(), bytes_copied: z.number() }).meta({ id: 'FileCopied' }),
     status: 201,
     idempotency: 'replay',
