@@ -7,11 +7,11 @@ import type { AddressInfo, ListenOptions, Socket } from 'node:net';
 import { isIP } from 'node:net';
 import { join } from 'node:path';
 import type { Handlers } from '../shared/api/index.ts';
+import { openBudget } from '../shared/budget.ts';
 import { sleep } from '../shared/clock.ts';
 import { errnoOf, StartError } from '../shared/errors.ts';
 import { lockDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
-import { openBudget } from './budget.ts';
 import { openCommands } from './commands/index.ts';
 import type { BrokerSettings } from './config.ts';
 import { openEvents } from './events.ts';
@@ -119,7 +119,7 @@ async function assemble(
   const handlers: Handlers = {
     machines: machineHandlers(rooms),
     joinTokens: joinTokens.handlers,
-    files: fileHandlers({ ...rooms, contents: openBudget(maxContents, 'files are read as content') }),
+    files: fileHandlers({ ...rooms, log, contents: openBudget(maxContents, 'files are read as content') }),
     commands: commands.handlers,
     events: events.handlers,
     keys: keys.handlers,

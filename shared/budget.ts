@@ -1,5 +1,5 @@
 // A common limit on what many callers may hold at once: refused when it is used up, never waited for.
-import { AppError } from '../shared/errors.ts';
+import { AppError } from './errors.ts';
 
 export interface Budget {
   /** Takes a share; the result gives it back, once. Throws unavailable when there is not so much left. */

@@ -3,7 +3,8 @@ import { type Dirent, lstat, type Stats } from 'node:fs';
 import { opendir, readlink } from 'node:fs/promises';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { ListFilesRequest__Output } from '../../proto/types/farhand/agent/v1/ListFilesRequest.ts';
-import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
+import { openBudget } from '../../shared/budget.ts';
+import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { unlessAborted } from './abort.ts';
 import type { Beneath, Directory } from './beneath/index.ts';
@@ -21,7 +22,7 @@ const mostAtOnce = 200_000;
 const mostNames = 600_000;
 
 export function openLister(beneath: Beneath, people: AskPeople, home: Bytes): AgentMethods['listFiles'] {
-  const shelf = openShelf();
+  const shelf = openBudget(mostNames, 'large listings are under way on this machine');
   return async function* listFiles(request, { signal }) {
     const { path } = targetOf(request.path, home);
     let directory: Directory | undefined;
@@ -50,25 +51,6 @@ export function openLister(beneath: Beneath, people: AskPeople, home: Bytes): Ag
       // Not before the last look is over: the number of a closed handle may soon be another directory's.
       last.catch(() => undefined).finally(() => directory?.close());
     }
-  };
-}
-
-/** Counts the names that all listings hold while their readers take their time. */
-function openShelf() {
-  let held = 0;
-  return {
-    take(names: number): () => void {
-      if (held + names > mostNames) {
-        throw new AppError(
-          'unavailable',
-          'too many large listings are under way on this machine: try again later',
-        );
-      }
-      held += names;
-      return () => {
-        held -= names;
-      };
-    },
   };
 }
 

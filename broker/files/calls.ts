@@ -1,9 +1,10 @@
 // What the routes of files have in common: the machine that is meant, how long a call may take, and what is told of it.
 import type { Caller } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
+import type { Budget } from '../../shared/budget.ts';
 import { AppError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
 import type { AgentStub, CallOptions } from '../../shared/rpc.ts';
-import type { Budget } from '../budget.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { Presence } from '../link/presence.ts';
@@ -16,11 +17,12 @@ export interface FileRooms {
   events: Events;
   /** Of contents that are on their way into JSON. */
   contents: Budget;
+  log: Logger;
 }
 
 type FileEvent = 'file.uploaded' | 'file.downloaded' | 'file.deleted';
 
-/** Time for what is small: a listing, a content, an entry. */
+/** Time for what is small: a content, an entry. */
 const shortMs = 120_000;
 /** Time for work on the machine's own disk, however large. */
 const longMs = 24 * 3_600_000;

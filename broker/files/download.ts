@@ -196,7 +196,9 @@ function tellDownloaded(
   path: Buffer,
   size: number,
 ): void {
-  tell(rooms, 'file.downloaded', machine, { ...pathOf(path), size }).catch(() => undefined);
+  tell(rooms, 'file.downloaded', machine, { ...pathOf(path), size }).catch((error: unknown) => {
+    rooms.log.warn({ err: error, machine_id: machine }, 'a download was not told of');
+  });
 }
 
 /** The bytes alone. Not a generator: ending one that has not begun would end nothing. */

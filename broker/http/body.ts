@@ -2,9 +2,9 @@
 import { isUtf8 } from 'node:buffer';
 import type { IncomingMessage } from 'node:http';
 import getRawBody from 'raw-body';
+import type { Budget } from '../../shared/budget.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Budget } from '../budget.ts';
 
 /** Time for all of it. */
 const maxMs = 300_000;

@@ -3,10 +3,10 @@ import type { Context } from 'koa';
 import { z } from 'zod';
 import type { Caller, Content, Handlers, RawReply } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
+import type { Budget } from '../../shared/budget.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Budget } from '../budget.ts';
 import { holds, localKey, reachable, reaches } from '../keys.ts';
 import type { Key, State } from '../state/index.ts';
 import {

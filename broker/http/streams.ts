@@ -134,8 +134,7 @@ async function pour(out: Outgoing, chunks: AsyncIterable<Uint8Array>, length?: n
       sent += chunk.length;
       if (!res.write(chunk)) await drained(res, out.caller.signal);
     }
-    if (length !== undefined && sent !== length && out.ctx.method !== 'HEAD')
-      throw new Error(`${sent} bytes came instead of ${length}`);
+    if (length !== undefined && sent !== length) throw new Error(`${sent} bytes came instead of ${length}`);
     res.end();
   } catch (error) {
     const { request_id, signal } = out.caller;
