@@ -1,6 +1,14 @@
 // What many calls at once may cost the agent, and what nobody may find out: the files room under those who push it.
 import { execFileSync } from 'node:child_process';
-import { existsSync, mkdirSync, symlinkSync, truncateSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readlinkSync,
+  symlinkSync,
+  truncateSync,
+  writeFileSync,
+} from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { Boundary } from '../agent/files/beneath/boundary.ts';
 import { Beneath } from '../agent/files/beneath/index.ts';
@@ -110,6 +118,14 @@ describe('searches', () => {
     const request = { path: Buffer.from(disk.root), ...wanted };
     return files.searchFiles(request, call(signal))[Symbol.asyncIterator]();
   };
+  const readersOf = (file: string): number =>
+    readdirSync('/proc/self/fd').filter((fd) => {
+      try {
+        return readlinkSync(`/proc/self/fd/${fd}`) === file;
+      } catch {
+        return false;
+      }
+    }).length;
   const empty = { done: false, value: { matches: { matches: [] } } };
   const many = { matches: { matches: { length: 64 } } };
 
@@ -122,14 +138,21 @@ describe('searches', () => {
     const stops = Array.from({ length: 5 }, () => new AbortController());
     const running = stops.slice(0, 4).map(({ signal }) => search('missing', signal));
     let silent = running.map((one) => one.next());
-    // Until all of them are in.
-    await new Promise((resolve) => setTimeout(resolve, 300));
+    // All of them are in the hole.
+    await vi.waitFor(() => expect(readersOf(path('huge'))).toBe(4), 10_000);
     const [fifth, sixth] = [search('', stops[4]?.signal), search('')];
     let heard = [fifth.next(), sixth.next()];
-    await new Promise((resolve) => setTimeout(resolve, 300));
     for (let time = 0; time < 3; time += 1) {
-      await clock.advance(longestSilence);
-      expect(await Promise.all([...silent, ...heard])).toEqual(Array.from({ length: 6 }, () => empty));
+      let all = false;
+      const answers = Promise.all([...silent, ...heard]).finally(() => {
+        all = true;
+      });
+      // Whoever has only just begun to wait is heard at a later turn.
+      while (!all) {
+        await clock.advance(longestSilence);
+        await new Promise(setImmediate);
+      }
+      expect(await answers).toEqual(Array.from({ length: 6 }, () => empty));
       silent = running.map((one) => one.next());
       heard = [fifth.next(), sixth.next()];
     }
