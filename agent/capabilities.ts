@@ -23,6 +23,8 @@ export const needed: Record<Method, Capability> = {
   WatchFiles: 'files:read',
   StartProcess: 'exec',
   FollowProcess: 'exec',
+  WriteInput: 'exec',
+  SignalProcess: 'exec',
   KillProcess: 'exec',
   ForgetProcess: 'exec',
 };

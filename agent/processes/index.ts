@@ -1,6 +1,7 @@
 // Processes of this machine: started at most once per id, kept with their output until the broker forgets them.
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
+import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { openJournal } from './journal.ts';
@@ -20,7 +21,10 @@ export interface ProcessesOptions {
 
 // Methods as properties, so that they can be spread into the table of handlers.
 export interface Processes
-  extends Pick<AgentMethods, 'startProcess' | 'followProcess' | 'killProcess' | 'forgetProcess'> {
+  extends Pick<
+    AgentMethods,
+    'startProcess' | 'followProcess' | 'writeInput' | 'signalProcess' | 'killProcess' | 'forgetProcess'
+  > {
   /** Made when the journal was made: tells a restarted machine from a wiped one. */
   journalId: string;
   /** Processes kept for the broker. */
@@ -57,8 +61,14 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
     ids: () => room.ids(),
     startProcess: (request, call) => room.start(request, call),
     followProcess: (request, call) => room.follow(request, call),
+    writeInput: () => Promise.reject(notYet()),
+    signalProcess: () => Promise.reject(notYet()),
     killProcess: (request) => room.kill(request),
     forgetProcess: (request) => room.forget(request),
     stop: () => room.stop(),
   };
+}
+
+function notYet(): AppError {
+  return new AppError('not_supported', 'this agent cannot do that yet');
 }
