@@ -1,39 +1,22 @@
-// An output log: bytes appended to plain segment files, addressed by offset, bounded by a sliding window.
+// An output log: bytes appended to plain segment files, addressed by offset, bounded by a sliding window;
+// its readers pace its writer.
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { errnoOf, fromErrno } from './errors.ts';
+import { Pace, Wake } from './pace.ts';
 
-/** Lets readers sleep until something happened; one may be shared by several sources. */
-export class Wake {
-  readonly #waiting = new Set<() => void>();
-
-  wake(): void {
-    const waiting = [...this.#waiting];
-    this.#waiting.clear();
-    for (const run of waiting) run();
-  }
-
-  /** Resolves at the next wake(), or when the signal fires. Look at the state, then wait, in one turn. */
-  wait(signal: AbortSignal): Promise<void> {
-    return new Promise((resolve) => {
-      if (signal.aborted) return resolve();
-      const done = (): void => {
-        this.#waiting.delete(done);
-        signal.removeEventListener('abort', done);
-        resolve();
-      };
-      this.#waiting.add(done);
-      signal.addEventListener('abort', done, { once: true });
-    });
-  }
-}
+export { Wake };
 
 export interface OutputOptions {
   /** At least this many of the last bytes are kept, and at most a segment (a sixteenth) more. */
   windowBytes?: number;
   /** Woken whenever `end` moved; a log has its own unless one is given. */
   changed?: Wake;
+  /** Until it outgrows this many bytes a log stays in memory and makes no file; none by default. */
+  memoryBytes?: number;
+  /** A reader that has not read for that long no longer holds up the writer. */
+  stallMs?: number;
 }
 
 /** What read() found: `offset` beyond the one asked for means that the bytes between are gone. */
@@ -42,9 +25,20 @@ export interface Piece {
   data: Buffer;
 }
 
+/** Reads in order, at its own pace; a writer that waits for its appends does not run away from it. */
+export interface OutputReader {
+  /** Offset of the next byte. */
+  readonly position: number;
+  read(max: number): Promise<Piece>;
+  /** From now on it holds up nobody. */
+  close(): void;
+}
+
 interface Segment {
   start: number;
   size: number;
+  /** Its bytes and room for more, while it has no file. */
+  memory?: Buffer;
 }
 
 /** A log where nothing is on disk yet; nothing is made before the first byte. */
@@ -73,7 +67,9 @@ export class OutputLog {
   readonly #directory: string;
   readonly #windowBytes: number;
   readonly #segmentBytes: number;
+  readonly #memoryBytes: number;
   readonly #segments: Segment[];
+  readonly #pace: Pace;
   #end: number;
   /** Of the last segment while it takes more. */
   #live: FileHandle | undefined;
@@ -86,6 +82,8 @@ export class OutputLog {
     this.#directory = directory;
     this.#windowBytes = options.windowBytes ?? 64 * 1024 * 1024;
     this.#segmentBytes = Math.ceil(this.#windowBytes / 16);
+    this.#memoryBytes = Math.min(options.memoryBytes ?? 0, this.#windowBytes);
+    this.#pace = new Pace((this.#windowBytes * 3) / 4, options.stallMs ?? 5_000);
     this.#segments = segments;
     this.#made = segments.length > 0;
     const last = segments.at(-1);
@@ -102,19 +100,47 @@ export class OutputLog {
     return this.#end;
   }
 
+  /** Bytes on the disk now. */
+  get size(): number {
+    return this.#segments.reduce((sum, { size, memory }) => sum + (memory ? 0 : size), 0);
+  }
+
   /**
    * Adds bytes at the end, in the order of the calls. When they cannot be written it rejects and counts them
-   * all the same, so that offsets stay true: readers find a gap there.
+   * all the same, so that offsets stay true: readers find a gap there. Resolves once the bytes are in and a
+   * reader is near enough.
    */
-  append(data: Uint8Array): Promise<void> {
-    return this.#inTurn(() => this.#append(data));
+  async append(data: Uint8Array): Promise<void> {
+    await this.#inTurn(() => this.#append(data));
+    await this.#pace.hold(() => this.#end);
+  }
+
+  /** No append waits for readers any more. */
+  release(): void {
+    this.#pace.release();
+  }
+
+  reader(from: number): OutputReader {
+    const place = this.#pace.join(from);
+    return {
+      get position() {
+        return place.position;
+      },
+      read: async (max) => {
+        this.#pace.moved(place, place.position);
+        const piece = await this.read(place.position, max);
+        this.#pace.moved(place, piece.offset + piece.data.length);
+        return piece;
+      },
+      close: () => this.#pace.leave(place),
+    };
   }
 
   /** Moves the end to `to` without bytes; readers find a gap there. */
   skip(to: number): Promise<void> {
     return this.#inTurn(async () => {
       if (to <= this.#end) return;
-      await this.#release();
+      await this.#letGo();
       this.#end = to;
       this.changed.wake();
     });
@@ -136,13 +162,14 @@ export class OutputLog {
 
   /** Lets go of the open file; reading and appending may still go on. */
   close(): Promise<void> {
-    return this.#inTurn(() => this.#release());
+    return this.#inTurn(() => this.#letGo());
   }
 
-  /** Takes everything off the disk; `start` is `end` from now on. */
+  /** Drops all bytes; `start` is `end` from now on. */
   remove(): Promise<void> {
+    this.release();
     return this.#inTurn(async () => {
-      await this.#release();
+      await this.#letGo();
       this.#segments.length = 0;
       this.changed.wake();
       if (this.#made) await rm(this.#directory, { recursive: true, force: true });
@@ -158,11 +185,9 @@ export class OutputLog {
   }
 
   async #append(data: Uint8Array): Promise<void> {
+    if (data.length === 0) return;
     try {
-      const live = this.#live && this.#lastSize() < this.#segmentBytes ? this.#live : await this.#roll();
-      for (let at = 0; at < data.length; ) at += (await live.write(data, at)).bytesWritten;
-      const last = this.#segments.at(-1);
-      if (last) last.size += data.length;
+      if (!this.#remember(data)) await this.#write(data);
     } catch (error) {
       await this.#abandon();
       throw fromErrno(error, this.#directory);
@@ -173,24 +198,68 @@ export class OutputLog {
     await this.#slide();
   }
 
-  #lastSize(): number {
-    return this.#segments.at(-1)?.size ?? 0;
+  /** Takes bytes into memory; false where they belong on the disk. */
+  #remember(data: Uint8Array): boolean {
+    const [first] = this.#segments;
+    if (first && (!first.memory || first.start + first.size !== this.#end)) return false;
+    const segment = first ?? { start: this.#end, size: 0, memory: Buffer.alloc(0) };
+    const size = segment.size + data.length;
+    if (size > this.#memoryBytes || !segment.memory) return false;
+    // Readers hold views of what is there: it is never changed, only moved to a larger place.
+    if (size > segment.memory.length) {
+      const larger = Buffer.alloc(Math.min(Math.max(2 * size, 1024), this.#memoryBytes));
+      segment.memory.copy(larger, 0, 0, segment.size);
+      segment.memory = larger;
+    }
+    segment.memory.set(data, segment.size);
+    segment.size = size;
+    if (!first) this.#segments.push(segment);
+    return true;
   }
 
-  /** Opens the segment that starts at the end. */
-  async #roll(): Promise<FileHandle> {
-    await this.#release();
+  async #write(data: Uint8Array): Promise<void> {
+    const [first] = this.#segments;
+    if (first?.memory) await this.#spill(first, first.memory);
+    const full = (this.#segments.at(-1)?.size ?? 0) >= this.#segmentBytes;
+    if (!this.#live || full) await this.#roll(this.#end);
+    await this.#writeLive(data);
+    const last = this.#segments.at(-1);
+    if (last) last.size += data.length;
+  }
+
+  /** What was kept in memory becomes the first file. */
+  async #spill(segment: Segment, memory: Buffer): Promise<void> {
+    await this.#roll(segment.start);
+    try {
+      await this.#writeLive(memory.subarray(0, segment.size));
+    } catch (error) {
+      // It stays in memory; the next append tries again.
+      await unlink(this.#file(segment.start)).catch(() => {});
+      throw error;
+    }
+    delete segment.memory;
+    // The end may have moved on without bytes.
+    if (segment.start + segment.size !== this.#end) await this.#letGo();
+  }
+
+  async #writeLive(data: Uint8Array): Promise<void> {
+    for (let at = 0; this.#live && at < data.length; ) at += (await this.#live.write(data, at)).bytesWritten;
+  }
+
+  /** Makes and opens the file of the segment that starts there. */
+  async #roll(start: number): Promise<void> {
+    await this.#letGo();
     if (!this.#made) await mkdir(this.#directory, { recursive: true, mode: 0o700 });
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
-    this.#live = await open(this.#file(this.#end), flags, 0o600);
-    this.#segments.push({ start: this.#end, size: 0 });
-    return this.#live;
+    this.#live = await open(this.#file(start), flags, 0o600);
+    // In the same turn, for readers take the live file for the last segment's.
+    if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 
   /** After a failed write the segment ends where it was good; an empty one goes. */
   async #abandon(): Promise<void> {
-    await this.#release().catch(() => {});
+    await this.#letGo().catch(() => {});
     const last = this.#segments.at(-1);
     if (last?.size !== 0) return;
     this.#segments.pop();
@@ -208,7 +277,9 @@ export class OutputLog {
   }
 
   async #readSegment(segment: Segment, at: number, max: number): Promise<Buffer> {
-    const buffer = Buffer.allocUnsafe(Math.min(Math.max(max, 1), segment.size - at));
+    const length = Math.min(Math.max(max, 1), segment.size - at);
+    if (segment.memory) return segment.memory.subarray(at, at + length);
+    const buffer = Buffer.allocUnsafe(length);
     if (this.#live && segment === this.#segments.at(-1)) return readAt(this.#live, buffer, at);
     try {
       const file = await open(this.#file(segment.start));
@@ -228,7 +299,7 @@ export class OutputLog {
     if (index >= 0) this.#segments.splice(index, 1);
   }
 
-  async #release(): Promise<void> {
+  async #letGo(): Promise<void> {
     const live = this.#live;
     this.#live = undefined;
     await live?.close();

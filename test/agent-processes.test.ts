@@ -68,6 +68,7 @@ function start(wanted: Wanted, id = newId('command'), signal?: AbortSignal): Asy
     user: '',
     stdin: Buffer.alloc(0),
     timeout_ms: 0,
+    input: false,
   };
   const asked = typeof wanted === 'string' ? { command: wanted } : wanted;
   const spec = { ...nothing, cwd: home, ...asked };
@@ -652,7 +653,7 @@ async function fixture(body: string): Promise<string> {
     const limits = { graceMs: 100, killForMs: 2000 };
     const room = await openProcesses({ directory, log: createLogger('test', 'error'), mayRunAs: true, limits });
     const spec = { command: '', direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '',
-      stdin: Buffer.alloc(0), timeout_ms: 0 };
+      stdin: Buffer.alloc(0), timeout_ms: 0, input: false };
     const call = { call_id: 'c', request_id: 'r', signal: new AbortController().signal };
     ${body}`,
   );

@@ -4,7 +4,14 @@ import { mkdtemp, readdir, rm, stat, truncate, writeFile } from 'node:fs/promise
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { newOutput, type OutputLog, type OutputOptions, openOutput, Wake } from '../shared/output.ts';
+import {
+  newOutput,
+  type OutputLog,
+  type OutputOptions,
+  type OutputReader,
+  openOutput,
+  Wake,
+} from '../shared/output.ts';
 
 let home: string;
 let directory: string;
@@ -81,6 +88,67 @@ test('a file that somebody shortened or removed becomes a gap and ends no reader
   ];
   expect(await readAll(log)).toEqual({ data, gaps });
   expect(await readAll(log)).toEqual({ data, gaps });
+});
+
+test('memory that the disk refuses to take stays readable, and goes there with the next bytes', async () => {
+  await writeFile(directory, 'in the way');
+  const log = make({ memoryBytes: 8 });
+  await log.append(Buffer.from('abcdef'));
+  await expect(log.append(Buffer.from('lost'))).rejects.toMatchObject({ code: 'already_exists' });
+  expect(await readAll(log)).toEqual({ data: Buffer.from('abcdef'), gaps: [[6, 10]] });
+  expect([log.end, log.size]).toEqual([10, 0]);
+  await rm(directory);
+  await log.append(Buffer.from('kept'));
+  expect(log.size).toBe(10);
+  for (const seen of [log, await reopen()])
+    expect(await readAll(seen)).toEqual({ data: Buffer.from('abcdefkept'), gaps: [[6, 10]] });
+});
+
+test('a reader that stops reading holds up the writer once, then loses bytes until it reads again', async () => {
+  const log = make({ windowBytes: 1600, stallMs: 50 });
+  const reader = log.reader(0);
+  const begun = performance.now();
+  for (let i = 0; i < 40; i++) await log.append(Buffer.alloc(100, i));
+  expect(performance.now() - begun).toBeGreaterThanOrEqual(45);
+  expect(performance.now() - begun).toBeLessThan(1000);
+  expect(await reader.read(100)).toEqual({ offset: log.start, data: Buffer.alloc(100, 24) });
+  // It counts again.
+  const again = performance.now();
+  await log.append(Buffer.alloc(100));
+  expect(performance.now() - again).toBeGreaterThanOrEqual(45);
+});
+
+test('one slow reader among fast ones holds up nobody and sees a gap', async () => {
+  const log = make({ windowBytes: 1600 });
+  const [slow, fast] = [log.reader(0), log.reader(0)];
+  for (let i = 0; i < 50; i++) {
+    await log.append(Buffer.alloc(100, i));
+    expect(await fast.read(1000)).toEqual({ offset: 100 * i, data: Buffer.alloc(100, i) });
+  }
+  expect((await slow.read(1)).offset).toBe(log.start);
+  expect(log.start).toBeGreaterThan(0);
+});
+
+test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
+  ['the reader leaves', (_, reader) => reader.close()],
+  ['the reader comes near enough', (_, reader) => reader.read(500)],
+  ['the log is released', (log) => log.release()],
+  ['the log is removed', (log) => log.remove()],
+])('a writer that waits goes on at once when %s', async (_what, free) => {
+  const log = make({ windowBytes: 1600, stallMs: 600_000 });
+  const reader = log.reader(0);
+  await log.append(Buffer.alloc(1200));
+  let waited = false;
+  const held = log.append(Buffer.alloc(1)).then(() => {
+    waited = true;
+  });
+  const woken = log.changed.wait(new AbortController().signal);
+  await woken;
+  // A whole append of another log: whoever does not wait is through by then.
+  await newOutput(join(home, 'other')).append(Buffer.alloc(1));
+  expect(waited).toBe(false);
+  await free(log, reader);
+  await held;
 });
 
 test('a log without output makes neither file nor directory', async () => {
@@ -180,6 +248,57 @@ test('a removed log leaves nothing behind and shows its readers a gap', async ()
   expect(await readdir(home)).toEqual([]);
   expect([log.start, log.end]).toEqual([3, 3]);
   expect(await log.read(0, 10)).toEqual({ offset: 3, data: Buffer.alloc(0) });
+});
+
+test('a slow reader gets every byte of a fast writer', async () => {
+  const log = make({ windowBytes: 160_000 });
+  const all = randomBytes(2_000_000);
+  const reader = log.reader(0);
+  const written = (async () => {
+    for (let at = 0; at < all.length; at += 8000) await log.append(all.subarray(at, at + 8000));
+  })();
+  const pieces: Buffer[] = [];
+  while (reader.position < all.length) {
+    const { offset, data } = await reader.read(3000);
+    expect(offset + data.length).toBe(reader.position);
+    pieces.push(data);
+    if (data.length === 0) await log.changed.wait(new AbortController().signal);
+  }
+  await written;
+  expect(Buffer.concat(pieces).equals(all)).toBe(true);
+});
+
+test('a log that never outgrows its memory makes no file and reads like any other', async () => {
+  const log = make({ memoryBytes: 3000 });
+  const all = randomBytes(3000);
+  for (let at = 0; at < all.length; at += 7) await log.append(all.subarray(at, at + 7));
+  expect([log.start, log.end, log.size]).toEqual([0, 3000, 0]);
+  await log.close();
+  for (const from of [0, 1, 2999]) {
+    const { data, gaps } = await readAll(log, from);
+    expect(gaps).toEqual([]);
+    expect(data.equals(all.subarray(from))).toBe(true);
+  }
+  await log.remove();
+  expect(await log.read(0, 10)).toEqual({ offset: 3000, data: Buffer.alloc(0) });
+  expect(await readdir(home)).toEqual([]);
+});
+
+test('a log that outgrows its memory is all on the disk, and what was read before stays as it was', async () => {
+  const options = { memoryBytes: 3000, windowBytes: 16_000 };
+  const log = make(options);
+  const all = randomBytes(10_000);
+  await log.append(all.subarray(0, 100));
+  const early = await log.read(0, 100);
+  for (let at = 100; at < all.length; at += 700) await log.append(all.subarray(at, at + 700));
+  expect(early.data.equals(all.subarray(0, 100))).toBe(true);
+  expect(log.size).toBe(await bytesOnDisk());
+  await log.close();
+  for (const seen of [log, await reopen(options)]) {
+    const { data, gaps } = await readAll(seen);
+    expect(gaps).toEqual([]);
+    expect(data.equals(all)).toBe(true);
+  }
 });
 
 test('files and directory are for this user only', async () => {

@@ -1,0 +1,91 @@
+// Who waits for whom around a log: readers for bytes, a writer for its readers.
+import { after, monotonic } from './clock.ts';
+
+/** Lets readers sleep until something happened; one may be shared by several sources. */
+export class Wake {
+  readonly #waiting = new Set<() => void>();
+
+  wake(): void {
+    const waiting = [...this.#waiting];
+    this.#waiting.clear();
+    for (const run of waiting) run();
+  }
+
+  /** Resolves at the next wake(), or when the signal fires. Look at the state, then wait, in one turn. */
+  wait(signal: AbortSignal): Promise<void> {
+    return new Promise((resolve) => {
+      if (signal.aborted) return resolve();
+      const done = (): void => {
+        this.#waiting.delete(done);
+        signal.removeEventListener('abort', done);
+        resolve();
+      };
+      this.#waiting.add(done);
+      signal.addEventListener('abort', done, { once: true });
+    });
+  }
+}
+
+/** Where a reader is, and when it last read. */
+export interface Place {
+  position: number;
+  readAt: number;
+}
+
+/** Holds up a writer while all its readers are far behind, but none that has stopped reading. */
+export class Pace {
+  readonly #places = new Set<Place>();
+  readonly #moved = new Wake();
+  readonly #farBytes: number;
+  readonly #stallMs: number;
+  #released = false;
+
+  constructor(farBytes: number, stallMs: number) {
+    this.#farBytes = farBytes;
+    this.#stallMs = stallMs;
+  }
+
+  join(position: number): Place {
+    const place = { position, readAt: monotonic() };
+    this.#places.add(place);
+    return place;
+  }
+
+  moved(place: Place, position: number): void {
+    place.position = position;
+    place.readAt = monotonic();
+    this.#moved.wake();
+  }
+
+  leave(place: Place): void {
+    this.#places.delete(place);
+    this.#moved.wake();
+  }
+
+  release(): void {
+    this.#released = true;
+    this.#moved.wake();
+  }
+
+  /** Resolves once the writer may go on. */
+  async hold(end: () => number): Promise<void> {
+    for (let ms = this.#holdMs(end()); ms > 0; ms = this.#holdMs(end())) {
+      const stalled = new AbortController();
+      const cancel = after(ms, () => stalled.abort());
+      await this.#moved.wait(stalled.signal);
+      cancel();
+    }
+  }
+
+  /** For how long the writer waits at most if nobody reads meanwhile. */
+  #holdMs(end: number): number {
+    if (this.#released || this.#places.size === 0) return 0;
+    let longest = 0;
+    for (const { position, readAt } of this.#places) {
+      const ms = readAt + this.#stallMs - monotonic();
+      if (ms > 0 && end - position <= this.#farBytes) return 0;
+      longest = Math.max(longest, ms);
+    }
+    return longest;
+  }
+}
