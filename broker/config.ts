@@ -2,7 +2,16 @@
 import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { z } from 'zod';
-import { common, duration, flag, hostPort, logLevel, type Settings, words } from '../shared/settings.ts';
+import {
+  common,
+  duration,
+  flag,
+  hostPort,
+  logLevel,
+  type Settings,
+  size,
+  words,
+} from '../shared/settings.ts';
 
 const dataDir = z
   .string()
@@ -34,6 +43,11 @@ export const brokerSettings = {
     schema: z.string().default('30d').pipe(duration),
     value: 'TIME',
     help: 'how long finished commands stay (default 30d)',
+  },
+  keep_output: {
+    schema: z.string().default('10GiB').pipe(size),
+    value: 'SIZE',
+    help: 'what the output of finished commands may take on disk; the oldest goes first (default 10GiB)',
   },
   keep_events: {
     schema: z.string().default('72h').pipe(duration),

@@ -51,6 +51,23 @@ export function reachable(key: Key, state: State): MachineId[] | undefined {
   return [...new Set([...(key.machine_ids ?? []), ...tagged.map((machine) => machine.id)])];
 }
 
+function hasExpired({ expires_at }: Key): boolean {
+  return expires_at !== null && Date.parse(expires_at) <= now();
+}
+
+/** Whether the key behind a command that waits may still have it run. */
+export function mayRun(state: State) {
+  return ({ requested_by, machine_id }: { requested_by: KeyId; machine_id: MachineId }): boolean => {
+    const key = requested_by === localKey.id ? localKey : state.keys.get(requested_by);
+    return (
+      key !== undefined &&
+      !hasExpired(key) &&
+      holds(key, 'commands:execute') &&
+      reaches(key, machine_id, state)
+    );
+  };
+}
+
 export function openKeys(state: State): Keys {
   const byHash = hashIndex(state);
 
@@ -60,7 +77,7 @@ export function openKeys(state: State): Keys {
       const hash = hashOf(presented);
       const key = byHash().get(hash);
       if (!key || !timingSafeEqual(Buffer.from(key.hash), Buffer.from(hash))) return undefined;
-      return key.expires_at !== null && Date.parse(key.expires_at) <= now() ? undefined : key;
+      return hasExpired(key) ? undefined : key;
     },
     handlers: {
       async create(input, caller) {

@@ -7,6 +7,7 @@ import type { AddressInfo, ListenOptions, Socket } from 'node:net';
 import { isIP } from 'node:net';
 import { join } from 'node:path';
 import type { Handlers } from '../shared/api/index.ts';
+import type { MachineId } from '../shared/api/route.ts';
 import { openBudget } from '../shared/budget.ts';
 import { sleep } from '../shared/clock.ts';
 import { errnoOf, StartError } from '../shared/errors.ts';
@@ -24,7 +25,7 @@ import { openMetrics } from './http/metrics.ts';
 import { serviceHandlers } from './http/service.ts';
 import { openSpool } from './http/spool.ts';
 import { openJoinTokens } from './join-tokens.ts';
-import { openKeys } from './keys.ts';
+import { mayRun, openKeys } from './keys.ts';
 import { openAuthority } from './link/authority.ts';
 import { type ConnectSettings, defaultSettings } from './link/connect.ts';
 import { type Door, openDoor } from './link/door.ts';
@@ -111,7 +112,12 @@ async function assemble(
   const rooms = { state, history, events, presence, vitals };
   const idempotency = openIdempotency(history);
   closers.push(announce(rooms, log));
-  const commands = openCommands(rooms, settings.keep_history, log);
+  const commandSettings = {
+    directory: join(directory, 'output'),
+    keepMs: settings.keep_history,
+    keepBytes: settings.keep_output,
+  };
+  const commands = await openCommands({ ...rooms, mayRun: mayRun(state) }, commandSettings, log);
   await state.drainTo((entries) => history.applyOutbox(entries));
 
   const status = { ready: false, url: '', grpc: '' };
@@ -121,6 +127,7 @@ async function assemble(
     joinTokens: joinTokens.handlers,
     files: fileHandlers({ ...rooms, log, contents: openBudget(maxContents, 'files are read as content') }),
     commands: commands.handlers,
+    batches: commands.batches.handlers,
     events: events.handlers,
     keys: keys.handlers,
     service: serviceHandlers({
@@ -133,7 +140,8 @@ async function assemble(
   };
   const lookups: Lookups = {
     machine: (id) => state.machines.get(id) && {},
-    command: (id) => named(commands.machineOf(id)),
+    command: (id) => behind(commands.machineOf(id)),
+    batch: (id) => behind(...commands.batches.machinesOf(id)),
     key: (id) => state.keys.get(id) && {},
     join_token: (id) => state.joinTokens.get(id) && {},
   };
@@ -212,8 +220,9 @@ function historyOf(settings: BrokerSettings, state: State, untouched: boolean, l
   }
 }
 
-function named<T>(machine: T | undefined): { machine: T } | undefined {
-  return machine === undefined ? undefined : { machine };
+function behind(...machines: (MachineId | undefined)[]): { machines: MachineId[] } | undefined {
+  const known = machines.filter((machine) => machine !== undefined);
+  return known.length === 0 ? undefined : { machines: known };
 }
 
 function address(host: string, port: number): string {

@@ -13,6 +13,7 @@ export const codes = {
   machine_not_found: 404,
   session_not_found: 404,
   command_not_found: 404,
+  batch_not_found: 404,
   schedule_not_found: 404,
   webhook_not_found: 404,
   key_not_found: 404,

@@ -39,6 +39,14 @@ export const duration = z
   .regex(/^\d{1,9}(ms|s|m|h|d)$/, 'must be a duration such as 300ms, 5m or 24h')
   .transform((text) => Number.parseInt(text, 10) * (units[text.replace(/^\d+/, '')] ?? Number.NaN));
 
+/** `512MiB`, `10GiB` as bytes. */
+export const size = z
+  .string()
+  .regex(/^\d{1,6}(KiB|MiB|GiB|TiB)$/, 'must be a size such as 512MiB or 10GiB')
+  .transform(
+    (text) => Number.parseInt(text, 10) * 1024 ** (1 + ['K', 'M', 'G', 'T'].indexOf(text.at(-3) ?? '')),
+  );
+
 /** HOST:PORT, with brackets around an IPv6 address; port 0 lets the system choose. */
 export const hostPort = z
   .string()

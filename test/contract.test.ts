@@ -158,16 +158,24 @@ async function openScene(): Promise<Scene> {
 /** A machine and one of everything that has an id; a new noun does not compile until it is here. */
 async function furnish(house: House, tag: string): Promise<Ids> {
   const { machineId: machine } = await house.agent({ name: tag, tags: tag });
-  const [command, key, token] = await Promise.all([
-    house.client.commands.create({ machine_id: machine, command: 'true' }),
+  const [command, batch, key, token] = await Promise.all([
+    // Long enough for its start to be an event.
+    house.client.commands.create({ machine_id: machine, command: 'cat', input: true, wait: 100 }),
+    house.client.batches.create({ machine_ids: [machine], command: 'true' }),
     house.client.keys.create({ name: tag, scopes: ['files:read'] }),
     house.client.joinTokens.create({ name: tag }),
   ]);
-  return { machine, command: command.id, key: key.id, join_token: token.id };
+  return { machine, command: command.id, batch: batch.id, key: key.id, join_token: token.id };
 }
 
 /** Nouns whose things lie on a machine, or are one. */
-const onMachine: Record<IdNoun, boolean> = { machine: true, command: true, key: false, join_token: false };
+const onMachine: Record<IdNoun, boolean> = {
+  machine: true,
+  command: true,
+  batch: true,
+  key: false,
+  join_token: false,
+};
 
 interface Ask {
   key?: string | null;

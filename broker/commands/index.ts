@@ -1,144 +1,197 @@
-// Commands over REST: accepted once, followed to their end, kept in history.
+// Commands over REST: accepted once, followed to their end, kept in history with their output.
 import type { Handlers } from '../../shared/api/index.ts';
-import type { CommandId } from '../../shared/api/route.ts';
-import { now } from '../../shared/clock.ts';
+import type { CommandId, MachineId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Events } from '../events.ts';
-import { type History, textIn } from '../history.ts';
-import type { Presence } from '../link/presence.ts';
-import type { Vitals } from '../machines/vitals.ts';
+import { textIn } from '../history.ts';
 import { pageOfRows, reachableOnly } from '../paging.ts';
-import type { State } from '../state/index.ts';
-import { type Command, fromRow, listColumns, listed, openRecords, shown } from './records.ts';
-import { openRuns } from './runs.ts';
+import { type Batches, openBatches } from './batches.ts';
+import { draftOf, refuseLocked } from './draft.ts';
+import { openOutputs } from './output.ts';
+import { bytesOf, eventsOf, type Source } from './reading.ts';
+import { type Command, fromRow, listColumns, listedBytes, openRecords, type Records } from './records.ts';
+import { current, type Run, runOf, waits } from './run.ts';
+import { openRuns, type Rooms, type Runs } from './runs.ts';
+import { listed, shown } from './shown.ts';
+import { Turns } from './turns.ts';
 
 export interface Commands {
   handlers: Handlers['commands'];
+  batches: Batches;
   /** The machine a command belongs to. */
-  machineOf(id: string): Command['machine_id'] | undefined;
+  machineOf(id: string): MachineId | undefined;
   close(): void;
+}
+
+export interface CommandSettings {
+  /** For the output of commands. */
+  directory: string;
+  /** Finished commands older than this go, in milliseconds. */
+  keepMs: number;
+  /** What the output of finished commands may take in all. */
+  keepBytes: number;
 }
 
 /** DELETE answers with the final record when the command dies within TERM's grace. */
 const cancelWaitMs = 11_000;
+/** Input goes to the machine in pieces of this size. */
+const inputBytes = 32 * 1024;
 
-/** Commands open at once on one machine. */
-const maxOpen = 64;
-
-export interface CommandRooms {
-  state: State;
-  history: History;
-  events: Events;
-  presence: Presence;
-  vitals: Vitals;
-}
-
-/** Opens the room; finished commands older than `keepMs` go. */
-export function openCommands(rooms: CommandRooms, keepMs: number, log: Logger): Commands {
-  const { history, presence, vitals } = rooms;
-  const records = openRecords(history, keepMs);
-  const runs = openRuns({ ...rooms, records }, log);
-
-  function find(id: string): Command {
-    const command = runs.current(id) ?? records.find(id);
-    if (!command) throw new AppError('command_not_found', 'no such command', { command_id: id });
-    return command;
+/** Opens the room, and takes up what an earlier broker left open. */
+export async function openCommands(rooms: Rooms, settings: CommandSettings, log: Logger): Promise<Commands> {
+  const { history } = rooms;
+  const records = openRecords(history, settings.keepMs, (ids) => outputs.forget(ids));
+  const outputs = await openOutputs(settings.directory, { history, records, log }, settings.keepBytes);
+  const turns = new Turns();
+  const open: Run[] = [];
+  for (const command of records.open()) {
+    open.push(runOf(command, await outputs.reopen(command.id), newId('request')));
   }
+  const batchRooms = { ...rooms, records, turns };
+  const batches = openBatches(batchRooms, settings.keepMs, () => runs);
+  const runs = openRuns({ ...rooms, records, outputs, turns }, open, log);
+  let closed = false;
 
-  /** The owner's lock is known from hello: refuse before anything is stored. */
-  function refuseLocked(machineId: string, user: string | undefined): void {
-    const allowed = vitals.of(machineId)?.capabilities ?? [];
-    const missing = ['exec', ...(user === undefined ? [] : ['user'])].find((one) => !allowed.includes(one));
-    if (missing) {
-      throw new AppError('permission_denied', `the owner of this machine does not allow ${missing}`, {
-        machine_id: machineId,
-        capability: missing,
-      });
+  /** The output of a command, live while it runs. */
+  async function sourceOf(id: string): Promise<Source> {
+    const run = runs.get(id);
+    if (run) {
+      const ended = (): Command | undefined => (run.over ? run.command : undefined);
+      return { output: run.output, ended, closed: () => closed };
     }
-  }
-
-  function refuseFull(machineId: string): void {
-    if (runs.openOn(machineId) < maxOpen) return;
-    throw new AppError(
-      'unavailable',
-      `${maxOpen} commands are open on this machine already: try again later`,
-      {
-        machine_id: machineId,
-        limit: maxOpen,
-      },
-    );
+    const command = known(records.find(id), id);
+    return { output: await outputs.of(command), ended: () => command, closed: () => closed };
   }
 
   return {
-    machineOf: (id) => (runs.current(id) ?? records.find(id))?.machine_id,
-    close: () => runs.close(),
+    machineOf: (id) => runs.get(id)?.command.machine_id ?? records.find(id)?.machine_id,
+    batches,
+    close() {
+      closed = true;
+      runs.close();
+    },
     handlers: {
-      async create(input, caller) {
-        const link = presence.get(input.machine_id);
-        refuseLocked(input.machine_id, input.user);
-        refuseFull(input.machine_id);
-        const command: Command = {
-          id: newId('command') as CommandId,
-          machine_id: input.machine_id,
-          command: input.command,
-          args: input.args ?? null,
-          cwd: input.cwd ?? null,
-          user: input.user ?? null,
-          status: 'queued',
-          exit_code: null,
-          signal: null,
-          stdout: Buffer.alloc(0),
-          stderr: Buffer.alloc(0),
-          stdout_bytes: 0,
-          stderr_bytes: 0,
-          created_at: now(),
-          started_at: null,
-          finished_at: null,
-          reason: null,
-          requested_by: caller.key_id,
-          journal_id: link.journalId,
-          cancel: false,
-        };
-        const spec = {
-          command: input.command,
-          direct: input.args !== undefined,
-          args: input.args ?? [],
-          cwd: input.cwd ?? '',
-          env: input.env ?? {},
-          user: input.user ?? '',
-          stdin: Buffer.from(input.stdin ?? ''),
-          timeout_ms: input.timeout ?? 0,
-        };
-        await runs.start(command, spec, link, caller.request_id, (journal) =>
-          caller.made(journal, command.id),
-        );
-        await runs.ended(command.id, input.wait);
-        return shown(find(command.id));
+      ...creating(rooms, { records, runs }),
+      ...listing(rooms, runs),
+      ...steering(rooms, { records, runs }),
+      get: (input) => recordOf(input.command_id, { records, runs }),
+      async output(input, caller) {
+        const source = await sourceOf(input.command_id);
+        const { reply, from } = bytesOf(source, input, caller.signal);
+        caller.headers.set('X-Output-Offset', String(from));
+        return reply;
       },
-      list(input, caller) {
-        const page = pageOfRows(
-          history,
-          { table: 'commands', columns: listColumns },
-          [
-            reachableOnly(caller.reachable()),
-            input.machine_id && ['machine_id = ?', input.machine_id],
-            input.status && ['status = ?', input.status],
-            input.since && ['created_at >= ?', input.since.getTime()],
-          ],
-          input,
-        );
-        const items = page.items.map((row) => listed(runs.current(textIn(row, 'id')) ?? fromRow(row)));
-        return { items, total: page.total };
-      },
-      get: (input) => shown(find(input.command_id)),
-      async cancel(input) {
-        find(input.command_id);
-        await runs.cancel(input.command_id);
-        await runs.ended(input.command_id, cancelWaitMs);
-        return shown(find(input.command_id));
+      async stream(input, caller) {
+        const [stdout = 0, stderr = 0] = (input.last_event_id ?? '0.0').split('.').map(Number);
+        return eventsOf(await sourceOf(input.command_id), { stdout, stderr }, caller.signal);
       },
     },
   };
+}
+
+interface Known {
+  records: Records;
+  runs: Runs;
+}
+
+function creating(rooms: Rooms, { records, runs }: Known): Pick<Handlers['commands'], 'create' | 'async'> {
+  const create: Handlers['commands']['create'] = async (input, caller) => {
+    refuseLocked(rooms, input.machine_id, input.user);
+    const draft = draftOf(input, caller);
+    const { id } = draft.command;
+    await runs.add(draft, caller.request_id, (journal) => caller.made(journal, id));
+    await runs.ended(id, input.wait, caller.signal);
+    return recordOf(id, { records, runs });
+  };
+  return { create, async: (input, caller) => create({ ...input, wait: 0 }, caller) };
+}
+
+function listing({ history }: Rooms, runs: Runs): Pick<Handlers['commands'], 'list' | 'ofMachine'> {
+  const list: Handlers['commands']['list'] = async (input, caller) => {
+    const page = pageOfRows(
+      history,
+      { table: 'commands', columns: listColumns },
+      [
+        reachableOnly(caller.reachable()),
+        input.machine_id && ['machine_id = ?', input.machine_id],
+        input.status && ['status = ?', input.status],
+        input.batch_id && ['batch_id = ?', input.batch_id],
+        input.since && ['created_at >= ?', input.since.getTime()],
+      ],
+      input,
+    );
+    const items = page.items.map(async (row) => {
+      const run = runs.get(textIn(row, 'id'));
+      return listed(run ? await current(run, listedBytes) : fromRow(row));
+    });
+    return { items: await Promise.all(items), total: page.total };
+  };
+  return { list, ofMachine: list };
+}
+
+function steering(
+  { presence }: Rooms,
+  known: Known,
+): Pick<Handlers['commands'], 'cancel' | 'purge' | 'input' | 'signal'> {
+  const { runs, records } = known;
+
+  /** A command that its machine has. Throws conflict for one that has ended or not begun. */
+  function running(id: string): Run {
+    const run = runs.get(id);
+    if (!run) knownCommand(records, id);
+    if (run && !run.end && !waits(run)) return run;
+    const state = run && waits(run) ? 'has not started' : 'has ended';
+    throw new AppError('conflict', `this command ${state}`, { command_id: id });
+  }
+
+  return {
+    async cancel({ command_id }) {
+      const run = runs.get(command_id);
+      if (run) await runs.cancel(run);
+      await runs.ended(command_id, cancelWaitMs);
+      return recordOf(command_id, known);
+    },
+    async purge({ machine_id }) {
+      const waiting = runs.waitingFor(machine_id);
+      await Promise.all(waiting.map((run) => runs.cancel(run)));
+      return { cancelled: waiting.map(({ command }) => command.id) };
+    },
+    async input({ command_id, data, encoding, offset, end }, caller) {
+      const { machine_id } = running(command_id).command;
+      const { stub } = presence.get(machine_id);
+      const bytes = Buffer.from(data, encoding === 'base64' ? 'base64' : 'utf8');
+      const options = { request_id: caller.request_id, signal: caller.signal };
+      let taken = offset;
+      let sent = 0;
+      do {
+        const piece = bytes.subarray(sent, sent + inputBytes);
+        sent += piece.length;
+        const at = taken === undefined ? {} : { offset: taken };
+        const request = { id: command_id, data: piece, end: end && sent === bytes.length, ...at };
+        taken = (await stub.writeInput(request, options)).taken;
+      } while (sent < bytes.length);
+      return { taken: taken ?? 0 };
+    },
+    async signal({ command_id, signal }, caller) {
+      const { machine_id } = running(command_id).command;
+      const { stub } = presence.get(machine_id);
+      await stub.signalProcess({ id: command_id, signal }, { request_id: caller.request_id });
+      return recordOf(command_id, known);
+    },
+  };
+}
+
+async function recordOf(id: string, { records, runs }: Known) {
+  const run = runs.get(id);
+  return shown(run ? await current(run) : knownCommand(records, id));
+}
+
+function knownCommand(records: Records, id: string): Command {
+  return known(records.find(id), id);
+}
+
+function known(command: Command | undefined, id: string): Command {
+  if (command) return command;
+  throw new AppError('command_not_found', 'no such command', { command_id: id as CommandId });
 }

@@ -1,11 +1,7 @@
 // Commands in history: one row each, from the moment it is accepted.
-import type { Api, Reply } from '../../shared/api/index.ts';
-import type { CommandId, KeyId, MachineId } from '../../shared/api/route.ts';
-import { iso } from '../../shared/clock.ts';
-import { type History, jsonIn, type Row } from '../history.ts';
-
-export type CommandRecord = Reply<Api['commands']['get']>;
-export type Status = CommandRecord['status'];
+import type { BatchId, CommandId, KeyId, MachineId } from '../../shared/api/route.ts';
+import { type History, jsonIn, type Row, textIn } from '../history.ts';
+import type { Status } from './shown.ts';
 
 /** A command as the broker holds it: times in milliseconds, output as bytes. */
 export interface Command {
@@ -18,19 +14,42 @@ export interface Command {
   status: Status;
   exit_code: number | null;
   signal: string | null;
+  /** Its last MiB, once it has ended. */
   stdout: Buffer;
   stderr: Buffer;
   stdout_bytes: number;
   stderr_bytes: number;
+  /** First byte that can still be had. */
+  stdout_start: number;
+  stderr_start: number;
   created_at: number;
   started_at: number | null;
   finished_at: number | null;
   reason: string | null;
   requested_by: KeyId;
-  /** The agent's journal that accepted it: another journal means a wiped agent. */
+  schedule_id: string | null;
+  batch_id: BatchId | null;
+  /** The agent's journal it was given to: another journal means a wiped agent. Empty: it waits, no agent has it. */
   journal_id: string;
+  /** How long it may wait for its machine. */
+  queue_until: number | null;
   /** Somebody asked to end it. */
   cancel: boolean;
+  /** Bytes of its output in files. */
+  kept_bytes: number;
+}
+
+/** What an agent is to start. */
+export interface Spec {
+  command: string;
+  direct: boolean;
+  args: string[];
+  cwd: string;
+  env: Record<string, string>;
+  user: string;
+  stdin: string;
+  timeout_ms: number;
+  input: boolean;
 }
 
 const tables = [
@@ -44,53 +63,137 @@ const tables = [
   CREATE INDEX commands_by_machine ON commands (machine_id, created_at);
   CREATE INDEX commands_by_end ON commands (finished_at);
   CREATE INDEX commands_open ON commands (machine_id) WHERE finished_at IS NULL`,
+  // Indexes cost every command: those that only few rows need are partial.
+  `ALTER TABLE commands ADD COLUMN stdout_start INTEGER NOT NULL DEFAULT 0;
+  ALTER TABLE commands ADD COLUMN stderr_start INTEGER NOT NULL DEFAULT 0;
+  ALTER TABLE commands ADD COLUMN kept_bytes INTEGER NOT NULL DEFAULT 0;
+  ALTER TABLE commands ADD COLUMN schedule_id TEXT;
+  ALTER TABLE commands ADD COLUMN batch_id TEXT;
+  ALTER TABLE commands ADD COLUMN queue_until INTEGER;
+  ALTER TABLE commands ADD COLUMN spec TEXT;
+  UPDATE commands SET stdout_start = stdout_bytes - length(stdout), stderr_start = stderr_bytes - length(stderr);
+  DROP INDEX commands_open;
+  CREATE INDEX commands_open ON commands (created_at) WHERE finished_at IS NULL;
+  CREATE INDEX commands_kept ON commands (finished_at) WHERE kept_bytes > 0;
+  CREATE INDEX commands_by_schedule ON commands (schedule_id, created_at) WHERE schedule_id IS NOT NULL;
+  CREATE INDEX commands_by_batch ON commands (batch_id) WHERE batch_id IS NOT NULL`,
 ];
 
-const columns =
-  'id, machine_id, command, args, cwd, user, status, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, created_at, started_at, finished_at, reason, requested_by, journal_id, cancel';
+const lasting =
+  'id, machine_id, command, args, cwd, user, created_at, requested_by, schedule_id, batch_id, queue_until';
+const changing =
+  'status, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, stdout_start, stderr_start, started_at, finished_at, reason, journal_id, cancel, kept_bytes';
+const columns = `${lasting}, ${changing}`;
 
-export interface Records {
-  /** Writes the row as the command now is; inside a transaction. */
-  save(command: Command): void;
-  find(id: string): Command | undefined;
-  open(): Command[];
+/** How many commands have a status, and when the last of them ended. */
+export interface Tally {
+  status: Status;
+  n: number;
+  finished_at: number | null;
 }
 
-export function openRecords(history: History, keepMs: number): Records {
+export interface Records {
+  /** Inside a transaction. With `spec`, which goes once it has started, it can be given to an agent later. */
+  insert(command: Command, spec: Spec | undefined): void;
+  /** Writes what changes of a command; inside a transaction. */
+  update(command: Command): void;
+  find(id: string): Command | undefined;
+  specOf(id: string): Spec | undefined;
+  /** In the order they came. */
+  open(): Command[];
+  /** Those of a batch, with the end of their output only. */
+  ofBatch(batchId: string): Command[];
+  /** Of a batch, on these machines or on all. */
+  tally(batchId: string, machines: readonly MachineId[] | undefined): Tally[];
+  machinesOfBatch(batchId: string): MachineId[];
+  /** Of those that have ended, which hold files, oldest first. */
+  kept(limit: number): { id: string; kept_bytes: number }[];
+  keptBytes(): number;
+  /** Its files have gone; inside a transaction. */
+  dropped(id: string): void;
+}
+
+/** Opens the table; commands that ended longer than `keepMs` ago go, and `removed` is told. */
+export function openRecords(history: History, keepMs: number, removed: (ids: string[]) => void): Records {
   history.migrate('commands', tables);
-  history.retain({ table: 'commands', column: 'finished_at', keepMs, where: 'finished_at IS NOT NULL' });
+  const where = 'finished_at IS NOT NULL';
+  history.retain({ table: 'commands', column: 'finished_at', keepMs, where, removed });
+  const insert = `INSERT INTO commands (${columns}, spec) VALUES (${`${columns}, spec`.replaceAll(/\w+/g, '?')})`;
+  const assignments = changing.replaceAll(/\w+/g, '$& = ?');
   return {
-    save(c) {
+    insert(command, spec) {
+      const values = [...lastingOf(command), ...changingOf(command)];
+      history.sql(insert).run(...values, spec ? JSON.stringify(spec) : null);
+    },
+    update(command) {
       history
-        .sql(`INSERT OR REPLACE INTO commands (${columns}) VALUES (${columns.replaceAll(/\w+/g, '?')})`)
-        .run(
-          ...[
-            c.id,
-            c.machine_id,
-            c.command,
-            c.args && JSON.stringify(c.args),
-            c.cwd,
-            c.user,
-            c.status,
-            c.exit_code,
-          ],
-          ...[c.signal, c.stdout, c.stderr, c.stdout_bytes, c.stderr_bytes, c.created_at, c.started_at],
-          ...[c.finished_at, c.reason, c.requested_by, c.journal_id, c.cancel ? 1 : 0],
-        );
+        .sql(`UPDATE commands SET ${assignments}, spec = iif(?, spec, NULL) WHERE id = ?`)
+        .run(...changingOf(command), command.status === 'queued' ? 1 : 0, command.id);
     },
     find(id) {
-      const row = history.sql('SELECT * FROM commands WHERE id = ?').get(id);
+      const row = history.sql(`SELECT ${columns} FROM commands WHERE id = ?`).get(id);
       return row && fromRow(row);
+    },
+    specOf(id) {
+      const row = history.sql('SELECT spec FROM commands WHERE id = ? AND spec IS NOT NULL').get(id);
+      // Written by insert(), which takes no other shape.
+      return row && (jsonIn(row, 'spec') as Spec);
     },
     open: () =>
       history
-        .sql('SELECT * FROM commands WHERE finished_at IS NULL')
+        .sql(`SELECT ${columns} FROM commands WHERE finished_at IS NULL ORDER BY created_at, rowid`)
         .all()
-        .map((row) => fromRow(row)),
+        .map(fromRow),
+    ofBatch: (batchId) =>
+      history
+        .sql(`SELECT ${listColumns} FROM commands WHERE batch_id = ? ORDER BY rowid`)
+        .all(batchId)
+        .map(fromRow),
+    tally: (batchId, machines) =>
+      history
+        .sql(
+          `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
+           WHERE batch_id = ?1 AND (?2 IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`,
+        )
+        .all(batchId, machines ? JSON.stringify(machines) : null)
+        .map((row) => row as unknown as Tally),
+    machinesOfBatch: (batchId) =>
+      history
+        .sql('SELECT machine_id FROM commands WHERE batch_id = ?')
+        .all(batchId)
+        .map((row) => textIn(row, 'machine_id') as MachineId),
+    kept: (limit) =>
+      history
+        .sql(
+          `SELECT id, kept_bytes FROM commands WHERE kept_bytes > 0 AND ${where} ORDER BY finished_at LIMIT ?`,
+        )
+        .all(limit)
+        .map((row) => ({ id: textIn(row, 'id'), kept_bytes: Number(row.kept_bytes) })),
+    keptBytes: () =>
+      Number(history.sql('SELECT total(kept_bytes) AS n FROM commands WHERE kept_bytes > 0').get()?.n),
+    dropped(id) {
+      history
+        .sql(
+          'UPDATE commands SET kept_bytes = 0, stdout_start = stdout_bytes - length(stdout), stderr_start = stderr_bytes - length(stderr) WHERE id = ?',
+        )
+        .run(id);
+    },
   };
 }
 
-/** A row back as a command; the columns are those that save() wrote. */
+function lastingOf(c: Command) {
+  const what = [c.id, c.machine_id, c.command, c.args && JSON.stringify(c.args), c.cwd, c.user];
+  return [...what, c.created_at, c.requested_by, c.schedule_id, c.batch_id, c.queue_until];
+}
+
+function changingOf(c: Command) {
+  const sizes = [c.stdout_bytes, c.stderr_bytes, c.stdout_start, c.stderr_start];
+  const output = [c.stdout, c.stderr, ...sizes];
+  const rest = [c.started_at, c.finished_at, c.reason, c.journal_id, c.cancel ? 1 : 0, c.kept_bytes];
+  return [c.status, c.exit_code, c.signal, ...output, ...rest];
+}
+
+/** A row back as a command; the columns are those that insert() and update() wrote. */
 export function fromRow(row: Row): Command {
   return {
     ...(row as unknown as Command),
@@ -102,41 +205,9 @@ export function fromRow(row: Row): Command {
 }
 
 /** What a list shows of each stream: enough to see what happened, and a page stays small. */
-const listedBytes = 4096;
+export const listedBytes = 4096;
 /** Columns of a list: the outputs are cut by the database. */
 export const listColumns = columns.replaceAll(
   /\b(stdout|stderr)\b/g, // Of an empty blob substr makes NULL.
   `ifnull(substr($1, -${listedBytes}), x'') AS $1`,
 );
-
-/** A command as a list shows it: with the end of its output only. */
-export function listed(command: Command): CommandRecord {
-  const { stdout, stderr } = command;
-  return shown({ ...command, stdout: stdout.subarray(-listedBytes), stderr: stderr.subarray(-listedBytes) });
-}
-
-/** A command as REST shows it. */
-export function shown(command: Command): CommandRecord {
-  const { cancel: _, journal_id: __, ...rest } = command;
-  const { started_at, finished_at } = command;
-  return {
-    ...rest,
-    stdout: textOf(command.stdout, command.stdout_bytes),
-    stderr: textOf(command.stderr, command.stderr_bytes),
-    stdout_truncated: command.stdout.length < command.stdout_bytes,
-    stderr_truncated: command.stderr.length < command.stderr_bytes,
-    duration: started_at === null || finished_at === null ? null : Math.max(0, finished_at - started_at),
-    created_at: iso(command.created_at),
-    started_at: started_at === null ? null : iso(started_at),
-    finished_at: finished_at === null ? null : iso(finished_at),
-    schedule_id: null,
-    batch_id: null,
-  };
-}
-
-/** Text of the kept bytes; a cut in the middle of a character does not show as a bad one. */
-function textOf(kept: Buffer, total: number): string {
-  let from = 0;
-  if (kept.length < total) while (from < 3 && ((kept[from] ?? 0) & 0xc0) === 0x80) from += 1;
-  return kept.toString('utf8', from);
-}

@@ -3,7 +3,8 @@ import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/Pr
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import { latestInstant } from '../../shared/clock.ts';
 import type { Link } from '../link/presence.ts';
-import type { Command, Status } from './records.ts';
+import type { Command } from './records.ts';
+import type { Status } from './shown.ts';
 
 /** How a command ends: the fields of its record that its end decides. */
 export type End = Partial<Command> & { status: Status };
@@ -31,8 +32,6 @@ export function verdict(exit: ProcessExit__Output, command: Command, link: Link)
     reason: unknown ? 'no_report' : exit.reason || null,
     ...(timed && { started_at: exit.started_at_ms }),
     ...(exit.finished_at_ms > 0 && { finished_at: exit.finished_at_ms }),
-    stdout_bytes: exit.stdout_bytes,
-    stderr_bytes: exit.stderr_bytes,
   };
 }
 

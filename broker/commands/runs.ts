@@ -1,7 +1,5 @@
-// Commands that have not ended: followed on their machine until they do, over lost links and broker restarts.
-import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
-import type { ProcessSpec } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
-import type { EventType } from '../../shared/api/events.ts';
+// Commands that have not ended: they wait for their machine or their turn, run once, and are followed to their end over
+// lost links and broker restarts.
 import type { Journal } from '../../shared/api/index.ts';
 import { after, every, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -10,201 +8,189 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { Link, Presence } from '../link/presence.ts';
+import type { Vitals } from '../machines/vitals.ts';
 import type { State } from '../state/index.ts';
-import type { Command, Records, Status } from './records.ts';
-import { type End, isSound, verdict } from './reports.ts';
-import { Tail } from './tail.ts';
+import { openFollowing } from './following.ts';
+import { openLedger } from './ledger.ts';
+import { type Outputs, streams } from './output.ts';
+import type { Command, Records, Spec } from './records.ts';
+import type { End } from './reports.ts';
+import { type Run, runOf, waits } from './run.ts';
+import type { Turns } from './turns.ts';
+
+export interface Rooms {
+  state: State;
+  history: History;
+  events: Events;
+  presence: Presence;
+  vitals: Vitals;
+  /** Whether a key may still have its command run there. */
+  mayRun(command: Command): boolean;
+}
+
+/** A new command and what is to be started. */
+export interface Draft {
+  command: Command;
+  spec: Spec;
+}
 
 export interface Runs {
-  /** Persists a new command with `also` and starts it; resolves once it is on disk. */
-  start(
-    command: Command,
-    spec: ProcessSpec,
-    link: Link,
-    requestId: string,
-    also: (journal: Journal) => void,
-  ): Promise<void>;
-  /** How many have not ended on a machine. */
-  openOn(machineId: string): number;
-  /** The command as it is now, if it has not ended. */
-  current(id: string): Command | undefined;
-  /** Resolves when the command has ended durably, or after `ms`. */
-  ended(id: string, ms: number): Promise<void>;
-  /** Asks for its end, now or when its machine is back. */
-  cancel(id: string): Promise<void>;
+  /** Persists a command with `also` and starts it, or lets it wait where it may; resolves once it is on disk. */
+  add(draft: Draft, requestId: string, also: (journal: Journal) => void): Promise<void>;
+  /** Persists commands that wait for their turn. */
+  addAll(drafts: Draft[], requestId: string, also: (journal: Journal) => void): Promise<void>;
+  get(id: string): Run | undefined;
+  waitingFor(machineId: string): Run[];
+  /** Resolves when the command has ended durably, after `ms`, or when the signal fires. */
+  ended(id: string, ms: number, signal?: AbortSignal): Promise<void>;
+  /** Asks for its end, now or when its machine is back; what waits never runs. */
+  cancel(run: Run): Promise<void>;
   close(): void;
 }
 
-/** A command that ends within this time has its start and its end in one transaction. */
-const startedLaterMs = 10;
+/** Commands that agents have at once, a machine. */
+const maxOpen = 64;
+/** Commands that wait for one machine. */
+const maxWaiting = 1000;
 const killGraceMs = 10_000;
 /** A command that was lost sight of while its machine is linked is looked for again after this. */
 const followAgainMs = 1_000;
-/** An end that could not be written (disk full) is tried again after this. */
-const rewriteMs = 5_000;
 /** After this long without its machine, a command's outcome is called unknown. */
 const noReportMs = 24 * 3_600_000;
-
-/** An open command, its output so far, and who waits for it. */
-interface Run {
-  command: Command;
-  stdout: Tail;
-  stderr: Tail;
-  following: boolean;
-  /** How it ended, until that is on disk. */
-  end: Command | undefined;
-  announced: boolean;
-  cancelTimer: () => void;
-  waiters: Set<() => void>;
-}
+/** So long after the broker's start, machines may still be on their way back. */
+const returnMs = 60_000;
 
 export function openRuns(
-  rooms: { state: State; history: History; events: Events; presence: Presence; records: Records },
+  { records, outputs, turns, ...rooms }: Rooms & { records: Records; outputs: Outputs; turns: Turns },
+  opened: readonly Run[],
   log: Logger,
 ): Runs {
-  const { state, history, events, presence, records } = rooms;
+  const { state, history, events, presence, vitals } = rooms;
+  const runs = new Map(opened.map((run) => [run.command.id as string, run]));
+  const ledger = openLedger({ ...rooms, records }, over, log);
+  const following = openFollowing(ledger, { again, lost: lookAgain }, log);
   let closed = false;
-  const runs = new Map<string, Run>(records.open().map((command) => [command.id, runOf(command)]));
+  let allBack = false;
 
-  function emit(journal: Journal, type: EventType, command: Command): void {
-    const { id, started_at, finished_at } = command;
-    const machine = state.machines.get(command.machine_id) ?? { id: command.machine_id, name: '' };
-    events.emit(journal, type, machine, {
-      command_id: id,
-      command: command.command,
-      status: command.status,
-      exit_code: command.exit_code,
-      duration: started_at === null || finished_at === null ? null : finished_at - started_at,
-      schedule_id: null,
+  function given(machineId: string): Run[] {
+    return [...runs.values()].filter((run) => run.command.machine_id === machineId && !waits(run));
+  }
+
+  function waitingFor(machineId: string): Run[] {
+    return [...runs.values()].filter((run) => run.command.machine_id === machineId && waits(run));
+  }
+
+  /** The link to start it on, or undefined where it waits. Throws machine_offline or unavailable. */
+  function placeOf({ machine_id, queue_until }: Command): Link | undefined {
+    if (presence.online(machine_id) && given(machine_id).length < maxOpen) return presence.get(machine_id);
+    if (queue_until === null) {
+      const link = presence.get(machine_id);
+      throw full(link.machineId, `${maxOpen} commands are open`, maxOpen);
+    }
+    refuseLongQueue(machine_id);
+    return undefined;
+  }
+
+  function refuseLongQueue(machineId: string): void {
+    if (waitingFor(machineId).length >= maxWaiting)
+      throw full(machineId, `${maxWaiting} commands wait`, maxWaiting);
+  }
+
+  // ---- Those that wait
+
+  let looking = false;
+  /** Looks, once in this turn, whether any that waits may go. */
+  function look(): void {
+    if (looking || closed) return;
+    looking = true;
+    queueMicrotask(() => {
+      looking = false;
+      const room = new Map<string, number>();
+      for (const run of runs.values()) if (waits(run)) consider(run, room);
     });
   }
 
-  /** Follows one stream of process events to its end; a lost link leaves the run open for the next one. */
-  async function follow(
-    run: Run,
-    link: Link,
-    parts: AsyncIterable<{ event?: ProcessEvent__Output | null }>,
-  ): Promise<void> {
-    run.following = true;
-    try {
-      for await (const { event } of parts) if (event) await take(run, link, event);
-    } catch (error) {
-      refused(run, error);
-    } finally {
-      run.following = false;
-    }
-    // A newer link may have come while this one was still ending, or the machine was only slow.
-    if (!run.end) after(followAgainMs, () => resumeIfOnline(run.command.machine_id));
-  }
-
-  async function take(run: Run, link: Link, event: ProcessEvent__Output): Promise<void> {
-    if (!isSound(event)) return finish(run, { status: 'lost', reason: 'bad_report' });
-    if (event.started) begun(run, event.started.started_at_ms);
-    if (event.output) {
-      const { stream, offset, data } = event.output;
-      (stream === 'OUTPUT_STREAM_STDERR' ? run.stderr : run.stdout).take(offset, data);
-    }
-    if (event.exit) await finish(run, verdict(event.exit, run.command, link));
-  }
-
-  function begun(run: Run, startedAt: number): void {
-    if (run.command.status !== 'queued') return;
-    run.command = { ...run.command, status: 'running', started_at: startedAt };
-    run.cancelTimer = after(startedLaterMs, () => {
-      history
-        .write((transaction) => announceStart(run, transaction))
-        .catch((error: unknown) => {
-          run.announced = false;
-          log.error({ err: error, command_id: run.command.id }, 'start not recorded');
-        });
-    });
-  }
-
-  function announceStart(run: Run, journal: Journal): void {
-    if (run.announced || run.command.started_at === null) return;
-    run.announced = true;
-    if (!run.end) records.save(run.command);
-    const then = { status: 'running', exit_code: null, finished_at: null } as const;
-    emit(journal, 'command.started', { ...run.command, ...then });
-  }
-
-  /** An error of the machine before it started anything; whatever may have run stays open. */
-  function refused(run: Run, error: unknown): void {
-    const passing =
-      !(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code);
-    if (passing || run.command.started_at !== null) {
-      log.info({ err: error, command_id: run.command.id }, 'lost sight of a command');
+  function consider(run: Run, room: Map<string, number>): void {
+    const { machine_id, batch_id, queue_until } = run.command;
+    const next = turns.next(batch_id);
+    if (next === 'never') end(run, { status: 'expired', reason: 'max_failures' });
+    if (next !== 'go') return;
+    if (!presence.online(machine_id)) {
+      if (queue_until === null && allBack) end(run, { status: 'expired', reason: 'machine_offline' });
       return;
     }
-    void finish(run, { status: 'failed', reason: `${error.code}: ${error.message}` });
+    const left = room.get(machine_id) ?? maxOpen - given(machine_id).length;
+    room.set(machine_id, left - 1);
+    if (left > 0) void give(run, presence.get(machine_id));
   }
 
-  /** The first end counts. Never rejects: an end that cannot be written now (disk full) is tried again. */
-  async function finish(run: Run, end: End): Promise<void> {
-    if (run.end) return;
+  /** Writes first that an agent may have it from now on: at most once. */
+  async function give(run: Run, link: Link): Promise<void> {
+    if (!rooms.mayRun(run.command)) return end(run, { status: 'cancelled', reason: 'key_revoked' });
+    const spec = run.spec ?? records.specOf(run.command.id);
+    if (!spec) return end(run, { status: 'expired', reason: 'no_spec' });
     run.cancelTimer();
-    const { stdout, stderr } = run;
-    const output = {
-      stdout: stdout.bytes(),
-      stderr: stderr.bytes(),
-      stdout_bytes: stdout.end,
-      stderr_bytes: stderr.end,
-    };
-    run.end = { ...run.command, finished_at: now(), ...output, ...end };
-    await record(run, run.end);
-  }
-
-  async function record(run: Run, command: Command): Promise<void> {
-    const announced = run.announced;
+    // Nobody else is to ask the agent about it before it has it.
+    run.following = true;
+    run.command = { ...run.command, journal_id: link.journalId };
+    turns.began(run.command.batch_id);
     try {
-      await history.write((transaction) => {
-        run.command = { ...run.command, started_at: command.started_at };
-        announceStart(run, transaction);
-        records.save(command);
-        emit(transaction, eventOf(command.status), command);
-      });
+      await history.write(() => records.update(run.command));
     } catch (error) {
-      log.error(
-        { err: error, command_id: command.id },
-        'the end of a command could not be written; trying again',
-      );
-      run.announced = announced;
-      run.cancelTimer = after(rewriteMs, () => void record(run, command));
+      log.error({ err: error, command_id: run.command.id }, 'a command that waited could not be started');
+      takeBack(run);
+      after(followAgainMs, look);
       return;
     }
-    run.command = command;
-    runs.delete(command.id);
-    for (const wake of run.waiters) wake();
-    forget(command);
+    if (run.command.cancel) end(run, { status: 'cancelled' });
+    else following.start(run, link, spec);
   }
 
-  /** What the agent cannot be told to forget it keeps for a day, then drops by itself. */
-  function forget({ id, machine_id }: Command): void {
-    if (!presence.online(machine_id)) return;
-    presence
-      .get(machine_id)
-      .stub.forgetProcess({ id }, { request_id: newId('request') })
-      .catch((error: unknown) => log.debug({ err: error, command_id: id }, 'not forgotten'));
+  function takeBack(run: Run): void {
+    run.following = false;
+    run.command = { ...run.command, journal_id: '' };
+    turns.gaveBack(run.command.batch_id);
+    expireLater(run);
   }
 
-  /** Everything open on a machine that is back: follow it again, and pass on what was asked meanwhile. */
+  /** The machine never heard of a command that may wait: it waits again. */
+  function again(run: Run): boolean {
+    const { queue_until, cancel } = run.command;
+    if (queue_until === null || queue_until <= now() || cancel || !records.specOf(run.command.id))
+      return false;
+    takeBack(run);
+    history
+      .write(() => records.update(run.command))
+      .then(look, (error: unknown) => log.error({ err: error }, 'a command that waits again was not noted'));
+    return true;
+  }
+
+  function expireLater(run: Run): void {
+    const { queue_until } = run.command;
+    if (queue_until === null) return;
+    run.cancelTimer = after(Math.max(0, queue_until - now()), () => {
+      if (waits(run)) end(run, { status: 'expired', reason: 'queue_expired' });
+    });
+  }
+
+  // ---- Those that an agent has
+
+  /** Everything of a machine that is back: follow it again, and pass on what was asked meanwhile. */
   function resume(machineId: string): void {
     const link = presence.get(machineId);
-    for (const run of runs.values()) {
-      if (run.command.machine_id !== machineId || run.following || run.end) continue;
-      const { id } = run.command;
-      const request = { id, stdout_offset: run.stdout.end, stderr_offset: run.stderr.end };
-      void follow(
-        run,
-        link,
-        link.stub.followProcess(request, { request_id: newId('request'), idle_ms: 0, lane: 'process' }),
-      );
+    for (const run of given(machineId)) {
+      if (run.following || run.end) continue;
+      following.resume(run, link);
       if (run.command.cancel) kill(run, link);
     }
   }
 
-  function resumeIfOnline(machineId: string): void {
-    if (!closed && presence.online(machineId)) resume(machineId);
+  /** A newer link may have come while the old one was still ending, or the machine was only slow. */
+  function lookAgain(run: Run): void {
+    const { machine_id } = run.command;
+    after(followAgainMs, () => {
+      if (!closed && presence.online(machine_id)) resume(machine_id);
+    });
   }
 
   function kill(run: Run, link: Link): void {
@@ -213,106 +199,138 @@ export function openRuns(
       .catch((error: unknown) => log.warn({ err: error, command_id: run.command.id }, 'could not cancel'));
   }
 
+  // ---- Ends
+
+  function end(run: Run, how: End): void {
+    void ledger.ended(run, how);
+  }
+
+  function over(run: Run): void {
+    const { id, machine_id, batch_id, status, journal_id, kept_bytes } = run.command;
+    runs.delete(id);
+    turns.ended(batch_id, { ran: journal_id !== '', completed: status === 'completed' });
+    outputs.ended(kept_bytes);
+    for (const wake of run.waiters) wake();
+    run.output.changed.wake();
+    if (journal_id !== '') forget(id, machine_id);
+    look();
+  }
+
+  /** What the agent cannot be told to forget now it is told when it is back. */
+  function forget(id: string, machineId: string): void {
+    if (!presence.online(machineId)) return;
+    presence
+      .get(machineId)
+      .stub.forgetProcess({ id }, { request_id: newId('request') })
+      .catch((error: unknown) => log.debug({ err: error, command_id: id }, 'not forgotten'));
+  }
+
   function abandon(test: (command: Command) => boolean, reason: string): void {
     for (const run of [...runs.values()].filter(({ command }) => test(command))) {
-      void finish(run, { status: 'lost', reason });
+      end(run, { status: waits(run) ? 'expired' : 'lost', reason });
     }
   }
 
-  const stopWatching = presence.watch((machineId, online) => {
-    if (online) resume(machineId);
-  });
-  const stopListening = events.listen(({ type, data }) => {
-    if (type === 'machine.removed')
-      abandon((command) => command.machine_id === data.machine_id, 'machine_removed');
-  });
-  const stopSweeping = every(3_600_000, () =>
-    abandon((c) => !presence.online(c.machine_id) && now() - c.created_at > noReportMs, 'no_report'),
-  );
+  function isSilent({ machine_id, created_at, journal_id }: Command): boolean {
+    if (journal_id === '' || presence.online(machine_id)) return false;
+    return now() - Math.max(created_at, vitals.of(machine_id)?.last_seen ?? 0) > noReportMs;
+  }
+
+  const stops = [
+    presence.watch((machineId, online) => {
+      if (online) resume(machineId);
+      look();
+    }),
+    events.listen(({ type, data }) => {
+      if (type === 'machine.removed')
+        abandon((command) => command.machine_id === data.machine_id, 'machine_removed');
+    }),
+    state.watch(() => {
+      for (const run of runs.values()) {
+        if (waits(run) && !rooms.mayRun(run.command))
+          end(run, { status: 'cancelled', reason: 'key_revoked' });
+      }
+    }),
+    every(3_600_000, () => abandon(isSilent, 'no_report')),
+    after(returnMs, () => {
+      allBack = true;
+      look();
+    }),
+  ];
   abandon((command) => !state.machines.has(command.machine_id), 'machine_removed');
+  for (const run of runs.values()) if (waits(run)) expireLater(run);
 
   return {
-    async start(command, spec, link, requestId, also) {
+    async add({ command, spec }, requestId, also) {
+      const link = placeOf(command);
+      const accepted = { ...command, journal_id: link?.journalId ?? '' };
       await history.write((transaction) => {
-        records.save(command);
+        // Only what may wait is kept for later: it can hold secrets.
+        records.insert(accepted, command.queue_until === null ? undefined : spec);
         also(transaction);
       });
-      const run = runOf(command);
+      const run = runOf(accepted, outputs.fresh(command.id), requestId, link ? spec : undefined);
       runs.set(command.id, run);
-      void follow(
-        run,
-        link,
-        link.stub.startProcess(
-          { id: command.id, spec },
-          { request_id: requestId, idle_ms: 0, lane: 'process' },
-        ),
-      );
+      if (link) return following.start(run, link, spec);
+      expireLater(run);
+      look();
     },
-    openOn: (machineId) =>
-      [...runs.values()].filter(({ command }) => command.machine_id === machineId).length,
-    current(id) {
-      const run = runs.get(id);
-      return run && { ...run.command, ...outputOf(run) };
-    },
-    ended(id, ms) {
-      const run = runs.get(id);
-      if (!run || ms === 0) return Promise.resolve();
-      return new Promise((resolve) => {
-        const done = (): void => {
-          cancel();
-          run.waiters.delete(done);
-          resolve();
-        };
-        const cancel = after(ms, done);
-        run.waiters.add(done);
+    async addAll(drafts, requestId, also) {
+      for (const { command } of drafts) refuseLongQueue(command.machine_id);
+      await history.write((transaction) => {
+        for (const { command, spec } of drafts) records.insert(command, spec);
+        also(transaction);
       });
+      for (const { command } of drafts) {
+        const run = runOf(command, outputs.fresh(command.id), requestId);
+        runs.set(command.id, run);
+        expireLater(run);
+      }
+      look();
     },
-    async cancel(id) {
-      const run = runs.get(id);
-      if (!run) return;
+    get: (id) => runs.get(id),
+    waitingFor,
+    ended: (id, ms, signal) => endOf(runs.get(id), ms, signal),
+    async cancel(run) {
+      if (waits(run)) return ledger.ended(run, { status: 'cancelled' });
       run.command = { ...run.command, cancel: true };
       await history.write(() => {
-        if (!run.end) records.save(run.command);
+        if (!run.end) records.update(run.command);
       });
-      if (!run.end && presence.online(run.command.machine_id))
-        kill(run, presence.get(run.command.machine_id));
+      const { machine_id } = run.command;
+      if (!run.end && presence.online(machine_id)) kill(run, presence.get(machine_id));
     },
     close() {
       closed = true;
-      stopWatching();
-      stopListening();
-      stopSweeping();
+      for (const stop of stops) stop();
       for (const run of runs.values()) {
         run.cancelTimer();
         for (const wake of run.waiters) wake();
+        run.output.changed.wake();
+        for (const stream of streams) run.output[stream].release();
       }
     },
   };
 }
 
-function runOf(command: Command): Run {
-  return {
-    command,
-    stdout: new Tail(),
-    stderr: new Tail(),
-    following: false,
-    end: undefined,
-    announced: command.started_at !== null,
-    cancelTimer: () => {},
-    waiters: new Set(),
-  };
+function endOf(run: Run | undefined, ms: number, signal: AbortSignal | undefined): Promise<void> {
+  if (!run || ms === 0 || signal?.aborted) return Promise.resolve();
+  return new Promise((resolve) => {
+    const done = (): void => {
+      cancel();
+      run.waiters.delete(done);
+      signal?.removeEventListener('abort', done);
+      resolve();
+    };
+    const cancel = after(ms, done);
+    run.waiters.add(done);
+    signal?.addEventListener('abort', done, { once: true });
+  });
 }
 
-function outputOf({ stdout, stderr }: Run) {
-  return {
-    stdout: stdout.bytes(),
-    stderr: stderr.bytes(),
-    stdout_bytes: stdout.end,
-    stderr_bytes: stderr.end,
-  };
-}
-
-function eventOf(status: Status): EventType {
-  if (status === 'completed') return 'command.completed';
-  return status === 'timeout' ? 'command.timeout' : 'command.failed';
+function full(machineId: string, what: string, limit: number): AppError {
+  return new AppError('unavailable', `${what} on this machine already: try again later`, {
+    machine_id: machineId,
+    limit,
+  });
 }

@@ -7,8 +7,8 @@ import { holds, type Keys, localKey, reaches } from '../keys.ts';
 import type { Key, State } from '../state/index.ts';
 import type { RawInput, Reader } from './input.ts';
 
-/** For each noun with ids: whether one names something, and the machine behind it. */
-export type Lookups = Record<IdNoun, (id: string) => { machine?: MachineId } | undefined>;
+/** For each noun with ids: whether one names something, and the machines behind it, of which a key must reach one. */
+export type Lookups = Record<IdNoun, (id: string) => { machines?: readonly MachineId[] } | undefined>;
 
 export interface AccessRooms {
   state: State;
@@ -40,8 +40,8 @@ export function checkIds(reader: Reader, raw: RawInput, key: Key, { state, looku
   const found = reader.ids(raw).map(({ noun, id }) => ({ noun, id, names: lookups[noun](id) }));
   for (const { noun, id, names } of found) {
     // A machine's id counts whether it names one or not: an outsider learns nothing.
-    const machine = noun === 'machine' ? (id as MachineId) : names?.machine;
-    if (machine !== undefined && !reaches(key, machine, state)) {
+    const machines = noun === 'machine' ? [id as MachineId] : names?.machines;
+    if (machines && !machines.some((machine) => reaches(key, machine, state))) {
       throw new AppError('forbidden', 'this key does not reach that machine', { [`${noun}_id`]: id });
     }
   }

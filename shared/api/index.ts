@@ -1,5 +1,6 @@
 // The REST contract: one table of routes. OpenAPI, the SDK and dispatch are derived from it.
 import type { z } from 'zod';
+import { batches } from './batches.ts';
 import { commands } from './commands.ts';
 import { events } from './events.ts';
 import { files } from './files.ts';
@@ -9,7 +10,7 @@ import { machines } from './machines.ts';
 import type { KeyId, MachineId, Route, Scope } from './route.ts';
 import { service } from './service.ts';
 
-export const api = { machines, joinTokens, files, commands, events, keys, service };
+export const api = { machines, joinTokens, files, commands, batches, events, keys, service };
 export type Api = typeof api;
 
 type Parsed<Shape extends z.ZodRawShape> = keyof Shape extends never ? unknown : z.output<z.ZodObject<Shape>>;

@@ -293,6 +293,8 @@ export const machineId = id('mach').brand<'MachineId'>();
 export type MachineId = z.output<typeof machineId>;
 export const commandId = id('cmd').brand<'CommandId'>();
 export type CommandId = z.output<typeof commandId>;
+export const batchId = id('batch').brand<'BatchId'>();
+export type BatchId = z.output<typeof batchId>;
 export const keyId = id('key').brand<'KeyId'>();
 export type KeyId = z.output<typeof keyId>;
 export const joinTokenId = id('join').brand<'JoinTokenId'>();
@@ -302,6 +304,7 @@ export type JoinTokenId = z.output<typeof joinTokenId>;
 export const idSchemas = {
   machine: machineId,
   command: commandId,
+  batch: batchId,
   key: keyId,
   join_token: joinTokenId,
 } as const;

@@ -1,0 +1,98 @@
+// Starts a command on its machine and follows it: output into the broker's logs, start and end into the ledger.
+import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Link } from '../link/presence.ts';
+import type { Ledger } from './ledger.ts';
+import type { Spec } from './records.ts';
+import { isSound, verdict } from './reports.ts';
+import type { Run } from './run.ts';
+
+export interface Following {
+  /** Hands a command to its agent, once in its life. */
+  start(run: Run, link: Link, spec: Spec): void;
+  /** Goes on where the output of a command ends. */
+  resume(run: Run, link: Link): void;
+}
+
+/** What the follower cannot decide. */
+export interface FollowingHooks {
+  /** The machine never heard of it: whether it waits for its machine again. */
+  again(run: Run): boolean;
+  /** Sight of it was lost, and nobody follows it now. */
+  lost(run: Run): void;
+}
+
+type Parts = AsyncIterable<{ event?: ProcessEvent__Output | null }>;
+
+const lasting = { idle_ms: 0, lane: 'process' } as const;
+
+export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger): Following {
+  /** Follows one stream of events to its end; a lost link leaves the run open for the next one. */
+  async function follow(run: Run, link: Link, parts: Parts): Promise<void> {
+    run.following = true;
+    try {
+      for await (const { event } of parts) {
+        if (run.end) return;
+        if (event) await take(run, link, event);
+      }
+    } catch (error) {
+      await refused(run, error);
+    } finally {
+      run.following = false;
+    }
+    if (!run.end) hooks.lost(run);
+  }
+
+  async function take(run: Run, link: Link, event: ProcessEvent__Output): Promise<void> {
+    if (!isSound(event)) return ledger.ended(run, { status: 'lost', reason: 'bad_report' });
+    if (event.started) ledger.started(run, event.started.started_at_ms);
+    if (event.output) await keep(run, event.output);
+    if (event.exit) {
+      const end = verdict(event.exit, run.command, link);
+      if (end.status === 'expired' && end.reason === 'unknown_id' && hooks.again(run)) return;
+      // What the machine lost of the end shows as a gap there.
+      await run.output.stdout.skip(event.exit.stdout_bytes);
+      await run.output.stderr.skip(event.exit.stderr_bytes);
+      await ledger.ended(run, end);
+    }
+  }
+
+  /** Offsets tell what is there already, and what the machine itself no longer had. */
+  async function keep(run: Run, { stream, offset, data }: NonNullable<ProcessEvent__Output['output']>) {
+    const output = stream === 'OUTPUT_STREAM_STDERR' ? run.output.stderr : run.output.stdout;
+    if (offset > output.end) await output.skip(offset);
+    const fresh = data.subarray(Math.max(0, output.end - offset));
+    if (fresh.length === 0) return;
+    try {
+      await output.append(fresh);
+    } catch (error) {
+      // The offsets stay true, and whoever reads finds the gap.
+      log.error({ err: error, command_id: run.command.id }, 'output of a command could not be kept');
+    }
+  }
+
+  /** An error of the machine before it started anything; whatever may have run stays open. */
+  async function refused(run: Run, error: unknown): Promise<void> {
+    const passing =
+      !(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code);
+    if (passing || run.command.started_at !== null) {
+      log.info({ err: error, command_id: run.command.id }, 'lost sight of a command');
+      return;
+    }
+    await ledger.ended(run, { status: 'failed', reason: `${error.code}: ${error.message}` });
+  }
+
+  return {
+    start(run, link, spec) {
+      const request = { id: run.command.id, spec: { ...spec, stdin: Buffer.from(spec.stdin) } };
+      void follow(run, link, link.stub.startProcess(request, { request_id: run.requestId, ...lasting }));
+    },
+    resume(run, link) {
+      const { stdout, stderr } = run.output;
+      const request = { id: run.command.id, stdout_offset: stdout.end, stderr_offset: stderr.end };
+      void follow(run, link, link.stub.followProcess(request, { request_id: newId('request'), ...lasting }));
+    },
+  };
+}

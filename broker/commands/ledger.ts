@@ -1,0 +1,109 @@
+// What of a command is written when: its start and its one end, each with its event.
+import type { EventType } from '../../shared/api/events.ts';
+import type { Journal } from '../../shared/api/index.ts';
+import { after, now } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Events } from '../events.ts';
+import type { History } from '../history.ts';
+import type { State } from '../state/index.ts';
+import { tailOf } from './output.ts';
+import type { Command, Records } from './records.ts';
+import type { End } from './reports.ts';
+import { offsets, type Run } from './run.ts';
+import { durationOf, type Status } from './shown.ts';
+
+export interface Ledger {
+  /** It runs since then. */
+  started(run: Run, at: number): void;
+  /**
+   * It is over; of several ends the first counts. Resolves when that is on disk. Never rejects: what cannot be written
+   * now (disk full) is tried again.
+   */
+  ended(run: Run, end: End): Promise<void>;
+}
+
+/** A command that ends within this time has its start and its end in one transaction. */
+const startedLaterMs = 10;
+/** An end that could not be written is tried again after this. */
+const rewriteMs = 5_000;
+
+/** `over` is called for each end that is on disk. */
+export function openLedger(
+  rooms: { state: State; history: History; events: Events; records: Records },
+  over: (run: Run) => void,
+  log: Logger,
+): Ledger {
+  const { state, history, events, records } = rooms;
+
+  function emit(journal: Journal, type: EventType, command: Command): void {
+    const machine = state.machines.get(command.machine_id) ?? { id: command.machine_id, name: '' };
+    events.emit(journal, type, machine, {
+      command_id: command.id,
+      command: command.command,
+      status: command.status,
+      exit_code: command.exit_code,
+      duration: durationOf(command),
+      schedule_id: command.schedule_id,
+    });
+  }
+
+  function announce(run: Run, journal: Journal): void {
+    if (run.announced || run.command.started_at === null) return;
+    run.announced = true;
+    if (!run.end) records.update({ ...run.command, ...offsets(run) });
+    const then = { status: 'running', exit_code: null, finished_at: null } as const;
+    emit(journal, 'command.started', { ...run.command, ...then });
+  }
+
+  async function write(run: Run, command: Command): Promise<void> {
+    const { announced } = run;
+    try {
+      await history.write((transaction) => {
+        run.command = { ...run.command, started_at: command.started_at };
+        announce(run, transaction);
+        records.update(command);
+        emit(transaction, eventOf(command.status), command);
+      });
+    } catch (error) {
+      log.error({ err: error, command_id: command.id }, 'the end of a command could not be written');
+      run.announced = announced;
+      run.cancelTimer = after(rewriteMs, () => void write(run, command));
+      return;
+    }
+    run.command = command;
+    run.over = true;
+    over(run);
+  }
+
+  return {
+    started(run, at) {
+      if (run.command.status !== 'queued') return;
+      run.command = { ...run.command, status: 'running', started_at: at };
+      run.spec = undefined;
+      run.cancelTimer();
+      run.cancelTimer = after(startedLaterMs, () => {
+        history
+          .write((transaction) => announce(run, transaction))
+          .catch((error: unknown) => {
+            run.announced = false;
+            log.error({ err: error, command_id: run.command.id }, 'start not recorded');
+          });
+      });
+    },
+    async ended(run, end) {
+      if (run.end) return;
+      run.cancelTimer();
+      const { stdout, stderr } = run.output;
+      run.end = { ...run.command, finished_at: now(), ...end };
+      const [out, err] = await Promise.all([tailOf(stdout), tailOf(stderr)]);
+      run.end = { ...run.end, stdout: out, stderr: err, ...offsets(run) };
+      await Promise.all([stdout.close(), stderr.close()]);
+      await write(run, run.end);
+    },
+  };
+}
+
+function eventOf(status: Status): EventType {
+  if (status === 'completed') return 'command.completed';
+  return status === 'timeout' ? 'command.timeout' : 'command.failed';
+}

@@ -1,0 +1,165 @@
+// Reads the output of a command, while it runs or later: as plain bytes, or both streams as events.
+import type { Api, BytesReply, Input, Reply } from '../../shared/api/index.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { OutputLog } from '../../shared/output.ts';
+import type { Output, Stream } from './output.ts';
+import { streams } from './output.ts';
+import type { Command } from './records.ts';
+import { shownEnd } from './shown.ts';
+
+/** A command whose output is read. */
+export interface Source {
+  output: Output;
+  /** Its record once its end is on disk: then all of its output is there. */
+  ended(): Command | undefined;
+  /** No more will come for now, for the broker stops. */
+  closed(): boolean;
+}
+
+type Told = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
+
+const readBytes = 256 * 1024;
+/** An event is held in memory as text several times. */
+const eventBytes = 64 * 1024;
+
+/**
+ * The bytes of one stream from an offset on, to its present end or, following, to the end of the command. Throws
+ * range_not_satisfiable for what has gone or never was; bytes that go while it is read cut it.
+ */
+export function bytesOf(
+  source: Source,
+  { stream, follow = false, offset, command_id }: Input<Api['commands']['output']>,
+  signal: AbortSignal,
+): { reply: BytesReply; from: number } {
+  const log = source.output[stream];
+  const from = offset ?? log.start;
+  // Who follows may ask for what is still to come.
+  if (from < log.start || (from > log.end && (!follow || source.ended()))) {
+    throw new AppError('range_not_satisfiable', `${stream} holds the bytes from ${log.start} to ${log.end}`, {
+      start: log.start,
+      end: log.end,
+    });
+  }
+  const to = follow ? Number.POSITIVE_INFINITY : log.end;
+  return {
+    from,
+    reply: {
+      filename: `${command_id}.${stream}`,
+      ...(!follow && { length: to - from }),
+      bytes: pieces(source, log, from, to, signal),
+    },
+  };
+}
+
+async function* pieces(
+  source: Source,
+  log: OutputLog,
+  from: number,
+  to: number,
+  signal: AbortSignal,
+): AsyncGenerator<Uint8Array> {
+  const reader = log.reader(from);
+  try {
+    while (reader.position < to) {
+      // Looked at before reading: once it is set, all output is there.
+      const last = source.ended() !== undefined || to <= log.end;
+      const at = reader.position;
+      const { offset, data } = await reader.read(Math.min(readBytes, to - at));
+      if (offset > at) throw gone(at, offset);
+      if (data.length > 0) yield data;
+      else if (last) return;
+      else await more(source, log, reader.position, signal);
+    }
+  } finally {
+    reader.close();
+  }
+}
+
+function gone(from: number, to: number): AppError {
+  return new AppError('range_not_satisfiable', 'output was dropped before it could be sent', { from, to });
+}
+
+/** Sleeps until there is more, or there is nothing to wait for. */
+async function more(source: Source, log: OutputLog, position: number, signal: AbortSignal): Promise<void> {
+  signal.throwIfAborted();
+  if (source.closed()) throw new AppError('unavailable', 'the broker stops: ask again from this offset on');
+  if (log.end > position || source.ended()) return;
+  await source.output.changed.wait(signal);
+}
+
+/** Both streams as events from `from` on, then the end. */
+export async function* eventsOf(
+  source: Source,
+  from: Record<Stream, number>,
+  signal: AbortSignal,
+): AsyncGenerator<Told> {
+  const { output } = source;
+  const tellers = streams.map((stream) => teller(output[stream], stream, from[stream]));
+  const id = (): string => tellers.map(({ told }) => told()).join('.');
+  try {
+    for (;;) {
+      const ended = source.ended();
+      let quiet = true;
+      for (const { next } of tellers) {
+        for (const told of await next(ended !== undefined)) {
+          quiet = false;
+          yield { ...told, id: id() };
+        }
+      }
+      if (!quiet) continue;
+      if (ended) return yield { event: 'exit', data: shownEnd(ended), id: id() };
+      signal.throwIfAborted();
+      if (source.closed()) throw new AppError('unavailable', 'the broker stops: come back');
+      if (tellers.every(({ behind }) => !behind()) && !source.ended()) await output.changed.wait(signal);
+    }
+  } finally {
+    for (const { close } of tellers) close();
+  }
+}
+
+/** Tells one stream piece by piece: as text where it is text, cut between characters; else in base64. */
+function teller(log: OutputLog, stream: Stream, from: number) {
+  const reader = log.reader(from);
+  // The first bytes of a character whose others are still to come.
+  let begun: Buffer = Buffer.alloc(0);
+
+  async function next(last: boolean): Promise<Omit<Told, 'id'>[]> {
+    const at = reader.position;
+    const { offset, data } = await reader.read(eventBytes);
+    const lost = offset > at;
+    const told: Omit<Told, 'id'>[] = [];
+    if (lost && begun.length > 0) told.push(piece(begun, at - begun.length));
+    if (lost) told.push({ event: 'gap', data: { stream, from: at, to: offset } });
+    const bytes = lost || begun.length === 0 ? data : Buffer.concat([begun, data]);
+    begun = last && data.length === 0 ? Buffer.alloc(0) : unfinished(bytes);
+    const whole = bytes.subarray(0, bytes.length - begun.length);
+    if (whole.length > 0) told.push(piece(whole, offset + data.length - bytes.length));
+    return told;
+  }
+  function piece(bytes: Buffer, offset: number): Omit<Told, 'id'> {
+    const text = bytes.toString('utf8');
+    const isText = Buffer.byteLength(text) === bytes.length && !text.includes('\ufffd');
+    const shown = isText
+      ? { data: text, encoding: 'utf-8' as const }
+      : { data: bytes.toString('base64'), encoding: 'base64' as const };
+    return { event: 'output', data: { stream, offset, ...shown } };
+  }
+  return {
+    next,
+    /** One past the last byte that was told. */
+    told: () => reader.position - begun.length,
+    behind: () => log.end > reader.position,
+    close: () => reader.close(),
+  };
+}
+
+/** The start of a UTF-8 character at the end of some bytes (RFC 3629 section 3). */
+function unfinished(bytes: Buffer): Buffer {
+  for (let back = 1; back <= Math.min(3, bytes.length); back += 1) {
+    const byte = bytes[bytes.length - back] ?? 0;
+    if ((byte & 0xc0) === 0x80) continue;
+    const length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
+    return length > back ? Buffer.from(bytes.subarray(bytes.length - back)) : Buffer.alloc(0);
+  }
+  return Buffer.alloc(0);
+}
