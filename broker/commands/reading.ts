@@ -45,7 +45,7 @@ export function bytesOf(
     from,
     reply: {
       filename: `${command_id}.${stream}`,
-      ...(!follow && { length: to - from }),
+      ...(follow ? { quiet: true } : { length: to - from }),
       bytes: pieces(source, log, from, to, signal),
     },
   };

@@ -1,7 +1,13 @@
 // What happens to every request of the table: who, may they, does it exist, is it well-formed - then the noun's handler.
 import type { Context } from 'koa';
 import { z } from 'zod';
-import type { Caller, Content, Handlers, RawReply } from '../../shared/api/index.ts';
+import {
+  allRoutes,
+  type Caller,
+  type Content,
+  type Handlers,
+  type RawReply,
+} from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
 import type { Budget } from '../../shared/budget.ts';
 import { iso } from '../../shared/clock.ts';
@@ -210,11 +216,19 @@ function answererOf(
       body: raw.body,
       content: input.content,
       run: () => handler(input, caller),
-      get: (id) => handlerOf(handlers, noun, 'get')({ [`${noun.replace(/s$/, '')}_id`]: id }, caller),
+      get: (id) => handlerOf(handlers, noun, 'get')({ [idParamOf(noun)]: id }, caller),
     });
     if (replayed) ctx.set('Idempotency-Replayed', 'true');
     sendObject(exchange, route, reply);
   };
+}
+
+/** What the route that gets one of a noun calls its id. */
+function idParamOf(noun: string): string {
+  const get = allRoutes().find((one) => one.noun === noun && one.operation === 'get');
+  const [name] = Object.keys(get?.route.params ?? {});
+  if (name === undefined) throw new Error(`no ${noun}.get to answer a repeat with`);
+  return name;
 }
 
 async function stream(

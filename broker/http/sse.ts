@@ -29,8 +29,9 @@ function textOf({ event, data, id }: SentEvent<unknown>): string {
   return `${id === undefined ? '' : `id: ${id}\n`}event: ${event}\ndata: ${JSON.stringify(data)}\n\n`;
 }
 
-/** Undefined when the time is over first; the work goes on. */
-function within<T>(ms: number, work: Promise<T>): Promise<T | undefined> {
+/** Undefined when the time is over first (milliseconds; Infinity: never); the work goes on. */
+export function within<T>(ms: number, work: Promise<T>): Promise<T | undefined> {
+  if (ms === Number.POSITIVE_INFINITY) return work;
   return new Promise((resolve, reject) => {
     const cancel = after(ms, () => resolve(undefined));
     work.then(resolve, reject).finally(cancel);

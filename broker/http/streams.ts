@@ -9,7 +9,7 @@ import { z } from 'zod';
 import type { BytesReply, Caller, SentEvent } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { eventStream } from './sse.ts';
+import { eventStream, within } from './sse.ts';
 
 /** An answer under way. */
 export interface Outgoing {
@@ -32,22 +32,25 @@ export function senderOf(route: Route): Sender | undefined {
   return route.kind === 'growing' ? growingSender(route) : undefined;
 }
 
+/** Whoever asked for what is still to come gets the head of the answer after this. */
+const quietMs = 50;
+
 /** mime takes these for videos. */
 const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/plain' };
 
 /** A file, or with HEAD what is said about it. */
 async function sendBytes(
   out: Outgoing,
-  { status = 200, filename, length, bytes }: BytesReply,
+  { status = 200, filename, length, bytes, quiet = false }: BytesReply,
 ): Promise<void> {
   const { ctx } = out;
   const head = ctx.method === 'HEAD';
   if (head) await bytes?.return?.();
-  const ready = bytes && !head ? await begun(bytes) : undefined;
+  const ready = bytes && !head ? await begun(bytes, quiet ? quietMs : undefined) : undefined;
   ctx.status = status;
   ctx.set('Cache-Control', 'private, no-cache');
   if (status !== 304) describeFile(ctx, filename, length);
-  if (ready) return pour(out, ready, length);
+  if (ready) return pour(out, ready, { length, quiet });
   ctx.respond = false;
   ctx.res.end();
 }
@@ -74,12 +77,12 @@ function eventsSender({ reply: schema, status }: Route): Sender {
       ...event,
       data: schema.parse(event.data),
     }));
-    const ready = await begun(parsed);
+    const ready = await begun(parsed, quietMs);
     out.ctx.status = status;
     out.ctx.set('Content-Type', 'text/event-stream');
     // nginx would hold events back.
     out.ctx.set('X-Accel-Buffering', 'no');
-    await pour(out, eventStream(ready));
+    await pour(out, eventStream(ready), { quiet: true });
   };
 }
 
@@ -124,9 +127,14 @@ async function sendText(
 }
 
 /** Writes all of it and ends the answer; a failure, or another number of bytes than announced, cuts it. */
-async function pour(out: Outgoing, chunks: AsyncIterable<Uint8Array>, length?: number): Promise<void> {
+async function pour(
+  out: Outgoing,
+  chunks: AsyncIterable<Uint8Array>,
+  { length, quiet = false }: { length?: number | undefined; quiet?: boolean } = {},
+): Promise<void> {
   const { res } = out.ctx;
   out.ctx.respond = false;
+  if (quiet) res.flushHeaders();
   let sent = 0;
   try {
     for await (const chunk of chunks) {
@@ -148,13 +156,17 @@ async function drained(res: ServerResponse, signal: AbortSignal): Promise<void> 
   await once(res, 'drain', { signal });
 }
 
-/** With the first item fetched, so that what fails before it still has an error of its own. */
-async function begun<T>(items: AsyncIterable<T>): Promise<AsyncIterable<T>> {
+/**
+ * With the first item fetched, so that what fails before it still has an error of its own; but no longer than `ms`,
+ * where it may be long in coming.
+ */
+async function begun<T>(items: AsyncIterable<T>, ms = Number.POSITIVE_INFINITY): Promise<AsyncIterable<T>> {
   const iterator = items[Symbol.asyncIterator]();
-  const first = await iterator.next();
+  const first = iterator.next();
+  await within(ms, first);
   return (async function* () {
     try {
-      for (let next = first; !next.done; next = await iterator.next()) yield next.value;
+      for (let next = await first; !next.done; next = await iterator.next()) yield next.value;
     } finally {
       await iterator.return?.();
     }

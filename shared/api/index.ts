@@ -50,6 +50,8 @@ export interface BytesReply {
   length?: number;
   /** Must be iterated, or ended by return(); absent with 304. */
   bytes?: AsyncIterableIterator<Uint8Array>;
+  /** The first of them may be long in coming: the head goes out before. */
+  quiet?: boolean;
 }
 
 /** What a route answers with whose array grows: the rest of the object, then the items in batches. */
