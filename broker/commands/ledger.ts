@@ -79,7 +79,6 @@ export function openLedger(
     started(run, at) {
       if (run.command.status !== 'queued') return;
       run.command = { ...run.command, status: 'running', started_at: at };
-      run.spec = undefined;
       run.cancelTimer();
       run.cancelTimer = after(startedLaterMs, () => {
         history

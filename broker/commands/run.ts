@@ -1,13 +1,11 @@
 // A command that has not ended, as the broker holds it in memory.
 import type { Output } from './output.ts';
 import { tailOf } from './output.ts';
-import type { Command, Spec } from './records.ts';
+import type { Command } from './records.ts';
 
 export interface Run {
   command: Command;
   readonly output: Output;
-  /** What to start; undefined: in its row, or started long ago. */
-  spec: Spec | undefined;
   /** Of the request that made it, for the logs of the machine. */
   requestId: string;
   /** Its agent is being asked about it. */
@@ -22,11 +20,10 @@ export interface Run {
   waiters: Set<() => void>;
 }
 
-export function runOf(command: Command, output: Output, requestId: string, spec?: Spec): Run {
+export function runOf(command: Command, output: Output, requestId: string): Run {
   return {
     command,
     output,
-    spec,
     requestId,
     following: false,
     end: undefined,

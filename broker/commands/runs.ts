@@ -13,6 +13,7 @@ import type { State } from '../state/index.ts';
 import { openFollowing } from './following.ts';
 import { openLedger } from './ledger.ts';
 import { type Outputs, streams } from './output.ts';
+import { openQueue } from './queue.ts';
 import type { Command, Records, Spec } from './records.ts';
 import type { End } from './reports.ts';
 import { type Run, runOf, waits } from './run.ts';
@@ -57,8 +58,6 @@ const killGraceMs = 10_000;
 const followAgainMs = 1_000;
 /** After this long without its machine, a command's outcome is called unknown. */
 const noReportMs = 24 * 3_600_000;
-/** So long after the broker's start, machines may still be on their way back. */
-const returnMs = 60_000;
 
 export function openRuns(
   { records, outputs, turns, ...rooms }: Rooms & { records: Records; outputs: Outputs; turns: Turns },
@@ -68,9 +67,10 @@ export function openRuns(
   const { state, history, events, presence, vitals } = rooms;
   const runs = new Map(opened.map((run) => [run.command.id as string, run]));
   const ledger = openLedger({ ...rooms, records }, over, log);
-  const following = openFollowing(ledger, { again, lost: lookAgain }, log);
+  const following = openFollowing(ledger, { again: (run) => queue.again(run), lost: lookAgain }, log);
+  const roomOn = (machineId: string): number => maxOpen - given(machineId).length;
+  const queue = openQueue({ ...rooms, records, turns, runs, roomOn, start: following.start, end }, log);
   let closed = false;
-  let allBack = false;
 
   function given(machineId: string): Run[] {
     return [...runs.values()].filter((run) => run.command.machine_id === machineId && !waits(run));
@@ -82,7 +82,7 @@ export function openRuns(
 
   /** The link to start it on, or undefined where it waits. Throws machine_offline or unavailable. */
   function placeOf({ machine_id, queue_until }: Command): Link | undefined {
-    if (presence.online(machine_id) && given(machine_id).length < maxOpen) return presence.get(machine_id);
+    if (presence.online(machine_id) && roomOn(machine_id) > 0) return presence.get(machine_id);
     if (queue_until === null) {
       const link = presence.get(machine_id);
       throw full(link.machineId, `${maxOpen} commands are open`, maxOpen);
@@ -91,86 +91,15 @@ export function openRuns(
     return undefined;
   }
 
+  /** It takes its place before it is on disk, but nobody asks its agent about it yet. */
+  function hold(run: Run): void {
+    run.following = true;
+    runs.set(run.command.id, run);
+  }
+
   function refuseLongQueue(machineId: string): void {
     if (waitingFor(machineId).length >= maxWaiting)
       throw full(machineId, `${maxWaiting} commands wait`, maxWaiting);
-  }
-
-  // ---- Those that wait
-
-  let looking = false;
-  /** Looks, once in this turn, whether any that waits may go. */
-  function look(): void {
-    if (looking || closed) return;
-    looking = true;
-    queueMicrotask(() => {
-      looking = false;
-      const room = new Map<string, number>();
-      for (const run of runs.values()) if (waits(run)) consider(run, room);
-    });
-  }
-
-  function consider(run: Run, room: Map<string, number>): void {
-    const { machine_id, batch_id, queue_until } = run.command;
-    const next = turns.next(batch_id);
-    if (next === 'never') end(run, { status: 'expired', reason: 'max_failures' });
-    if (next !== 'go') return;
-    if (!presence.online(machine_id)) {
-      if (queue_until === null && allBack) end(run, { status: 'expired', reason: 'machine_offline' });
-      return;
-    }
-    const left = room.get(machine_id) ?? maxOpen - given(machine_id).length;
-    room.set(machine_id, left - 1);
-    if (left > 0) void give(run, presence.get(machine_id));
-  }
-
-  /** Writes first that an agent may have it from now on: at most once. */
-  async function give(run: Run, link: Link): Promise<void> {
-    if (!rooms.mayRun(run.command)) return end(run, { status: 'cancelled', reason: 'key_revoked' });
-    const spec = run.spec ?? records.specOf(run.command.id);
-    if (!spec) return end(run, { status: 'expired', reason: 'no_spec' });
-    run.cancelTimer();
-    // Nobody else is to ask the agent about it before it has it.
-    run.following = true;
-    run.command = { ...run.command, journal_id: link.journalId };
-    turns.began(run.command.batch_id);
-    try {
-      await history.write(() => records.update(run.command));
-    } catch (error) {
-      log.error({ err: error, command_id: run.command.id }, 'a command that waited could not be started');
-      takeBack(run);
-      after(followAgainMs, look);
-      return;
-    }
-    if (run.command.cancel) end(run, { status: 'cancelled' });
-    else following.start(run, link, spec);
-  }
-
-  function takeBack(run: Run): void {
-    run.following = false;
-    run.command = { ...run.command, journal_id: '' };
-    turns.gaveBack(run.command.batch_id);
-    expireLater(run);
-  }
-
-  /** The machine never heard of a command that may wait: it waits again. */
-  function again(run: Run): boolean {
-    const { queue_until, cancel } = run.command;
-    if (queue_until === null || queue_until <= now() || cancel || !records.specOf(run.command.id))
-      return false;
-    takeBack(run);
-    history
-      .write(() => records.update(run.command))
-      .then(look, (error: unknown) => log.error({ err: error }, 'a command that waits again was not noted'));
-    return true;
-  }
-
-  function expireLater(run: Run): void {
-    const { queue_until } = run.command;
-    if (queue_until === null) return;
-    run.cancelTimer = after(Math.max(0, queue_until - now()), () => {
-      if (waits(run)) end(run, { status: 'expired', reason: 'queue_expired' });
-    });
   }
 
   // ---- Those that an agent has
@@ -213,7 +142,7 @@ export function openRuns(
     for (const wake of run.waiters) wake();
     run.output.changed.wake();
     if (journal_id !== '') forget(id, machine_id);
-    look();
+    queue.look();
   }
 
   /** What the agent cannot be told to forget now it is told when it is back. */
@@ -239,7 +168,7 @@ export function openRuns(
   const stops = [
     presence.watch((machineId, online) => {
       if (online) resume(machineId);
-      look();
+      queue.look();
     }),
     events.listen(({ type, data }) => {
       if (type === 'machine.removed')
@@ -252,28 +181,29 @@ export function openRuns(
       }
     }),
     every(3_600_000, () => abandon(isSilent, 'no_report')),
-    after(returnMs, () => {
-      allBack = true;
-      look();
-    }),
   ];
   abandon((command) => !state.machines.has(command.machine_id), 'machine_removed');
-  for (const run of runs.values()) if (waits(run)) expireLater(run);
+  for (const run of runs.values()) if (waits(run)) queue.add(run);
 
   return {
     async add({ command, spec }, requestId, also) {
       const link = placeOf(command);
       const accepted = { ...command, journal_id: link?.journalId ?? '' };
-      await history.write((transaction) => {
-        // Only what may wait is kept for later: it can hold secrets.
-        records.insert(accepted, command.queue_until === null ? undefined : spec);
-        also(transaction);
-      });
-      const run = runOf(accepted, outputs.fresh(command.id), requestId, link ? spec : undefined);
-      runs.set(command.id, run);
+      const run = runOf(accepted, outputs.fresh(command.id), requestId);
+      if (link) hold(run);
+      try {
+        await history.write((transaction) => {
+          // Only what may wait is kept for later: it can hold secrets.
+          records.insert(accepted, command.queue_until === null ? undefined : spec);
+          also(transaction);
+        });
+      } catch (error) {
+        runs.delete(command.id);
+        throw error;
+      }
       if (link) return following.start(run, link, spec);
-      expireLater(run);
-      look();
+      runs.set(command.id, run);
+      queue.add(run);
     },
     async addAll(drafts, requestId, also) {
       for (const { command } of drafts) refuseLongQueue(command.machine_id);
@@ -284,9 +214,8 @@ export function openRuns(
       for (const { command } of drafts) {
         const run = runOf(command, outputs.fresh(command.id), requestId);
         runs.set(command.id, run);
-        expireLater(run);
+        queue.add(run);
       }
-      look();
     },
     get: (id) => runs.get(id),
     waitingFor,
@@ -302,6 +231,7 @@ export function openRuns(
     },
     close() {
       closed = true;
+      queue.close();
       for (const stop of stops) stop();
       for (const run of runs.values()) {
         run.cancelTimer();

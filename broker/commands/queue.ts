@@ -1,0 +1,134 @@
+// Commands that no agent has yet: they wait for their machine, for a place on it, or for their turn in a batch.
+import { after, now } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { History } from '../history.ts';
+import type { Link, Presence } from '../link/presence.ts';
+import type { Command, Records, Spec } from './records.ts';
+import type { End } from './reports.ts';
+import { type Run, waits } from './run.ts';
+import type { Turns } from './turns.ts';
+
+export interface QueueRooms {
+  history: History;
+  records: Records;
+  presence: Presence;
+  turns: Turns;
+  /** Whether the key behind a command may still have it run there. */
+  mayRun(command: Command): boolean;
+  /** All that have not ended, in the order they came. */
+  runs: ReadonlyMap<string, Run>;
+  /** How many more an agent may have. */
+  roomOn(machineId: string): number;
+  start(run: Run, link: Link, spec: Spec): void;
+  end(run: Run, how: End): void;
+}
+
+export interface Queue {
+  /** Looks, once in this turn, whether any that waits may go. */
+  look(): void;
+  /** One more waits. */
+  add(run: Run): void;
+  /** Whether a command that its machine never heard of waits again. */
+  again(run: Run): boolean;
+  close(): void;
+}
+
+/** So long after the broker's start, machines may still be on their way back. */
+const returnMs = 60_000;
+/** What could not be written (disk full) is tried again after this. */
+const rewriteMs = 1_000;
+
+export function openQueue(rooms: QueueRooms, log: Logger): Queue {
+  const { history, records, presence, turns, runs } = rooms;
+  let looking = false;
+  let closed = false;
+  let allBack = false;
+  const stopWaiting = after(returnMs, () => {
+    allBack = true;
+    look();
+  });
+
+  function look(): void {
+    if (looking || closed) return;
+    looking = true;
+    queueMicrotask(() => {
+      looking = false;
+      const room = new Map<string, number>();
+      for (const run of runs.values()) if (waits(run)) consider(run, room);
+    });
+  }
+
+  function consider(run: Run, room: Map<string, number>): void {
+    const { machine_id, batch_id, queue_until } = run.command;
+    const next = turns.next(batch_id);
+    if (next === 'never') rooms.end(run, { status: 'expired', reason: 'max_failures' });
+    if (next !== 'go') return;
+    if (!presence.online(machine_id)) {
+      if (queue_until === null && allBack) rooms.end(run, { status: 'expired', reason: 'machine_offline' });
+      return;
+    }
+    const left = room.get(machine_id) ?? rooms.roomOn(machine_id);
+    room.set(machine_id, left - 1);
+    if (left > 0) void give(run, presence.get(machine_id));
+  }
+
+  /** Writes first that an agent may have it from now on: at most once. */
+  async function give(run: Run, link: Link): Promise<void> {
+    if (!rooms.mayRun(run.command)) return rooms.end(run, { status: 'cancelled', reason: 'key_revoked' });
+    const spec = records.specOf(run.command.id);
+    if (!spec) return rooms.end(run, { status: 'expired', reason: 'no_spec' });
+    run.cancelTimer();
+    // Nobody else is to ask the agent about it before it has it.
+    run.following = true;
+    run.command = { ...run.command, journal_id: link.journalId };
+    turns.began(run.command.batch_id);
+    try {
+      await history.write(() => records.update(run.command));
+    } catch (error) {
+      log.error({ err: error, command_id: run.command.id }, 'a command that waited could not be started');
+      takeBack(run);
+      after(rewriteMs, look);
+      return;
+    }
+    if (run.command.cancel) rooms.end(run, { status: 'cancelled' });
+    else rooms.start(run, link, spec);
+  }
+
+  function takeBack(run: Run): void {
+    run.following = false;
+    run.command = { ...run.command, journal_id: '' };
+    turns.gaveBack(run.command.batch_id);
+    expireLater(run);
+  }
+
+  function expireLater(run: Run): void {
+    const { queue_until } = run.command;
+    if (queue_until === null) return;
+    run.cancelTimer = after(Math.max(0, queue_until - now()), () => {
+      if (waits(run)) rooms.end(run, { status: 'expired', reason: 'queue_expired' });
+    });
+  }
+
+  return {
+    look,
+    add(run) {
+      expireLater(run);
+      look();
+    },
+    again(run) {
+      const { id, queue_until, cancel } = run.command;
+      if (queue_until === null || queue_until <= now() || cancel || !records.specOf(id)) return false;
+      takeBack(run);
+      history
+        .write(() => records.update(run.command))
+        .then(look, (error: unknown) =>
+          log.error({ err: error }, 'that a command waits again was not noted'),
+        );
+      return true;
+    },
+    close() {
+      closed = true;
+      stopWaiting();
+    },
+  };
+}
