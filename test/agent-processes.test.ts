@@ -79,6 +79,19 @@ function follow(id: string, stdout_offset = 0, stderr_offset = 0): AsyncIterator
   return room.followProcess({ id, stdout_offset, stderr_offset }, call())[Symbol.asyncIterator]();
 }
 
+/** WriteInput. */
+function give(
+  id: string,
+  data: string | Buffer,
+  more: { offset?: number; end?: boolean } = {},
+): Promise<{ taken?: unknown }> {
+  return room.writeInput({ id, data: Buffer.from(data), end: false, ...more }, call());
+}
+
+function send(id: string, signal: string): Promise<object> {
+  return room.signalProcess({ id, signal }, call());
+}
+
 interface Answer {
   event?: ProcessEvent | null;
 }
@@ -289,6 +302,80 @@ test('one id runs once, however often and in whatever way it is asked for', asyn
   expect(await readFile(join(home, 'ran'), 'utf8')).toBe('ran\n');
 });
 
+test('input and signals are refused where there is nobody to take them', async () => {
+  await open();
+  const [deaf, over] = [newId('command'), newId('command')];
+  await hear(start('echo ready; sleep 60', deaf), sees('ready'));
+  await run({ command: 'true', input: true }, over);
+  await expect(give('cmd_unknown', 'x')).rejects.toMatchObject({ code: 'command_not_found' });
+  await expect(give(deaf, 'x')).rejects.toMatchObject({ code: 'conflict', message: /without|not started/ });
+  await expect(give(over, 'x')).rejects.toMatchObject({ code: 'conflict', message: /over/ });
+  await expect(send('cmd_unknown', 'SIGHUP')).rejects.toMatchObject({ code: 'command_not_found' });
+  await expect(send(over, 'SIGHUP')).rejects.toMatchObject({ code: 'conflict' });
+  for (const signal of ['', 'SIGSEGV', 'sighup', 'SIGRTMIN', '9'])
+    await expect(send(deaf, signal)).rejects.toMatchObject({ code: 'invalid_request' });
+  await room.forgetProcess({ id: over }, call());
+  await expect(send(over, 'SIGHUP')).rejects.toMatchObject({ code: 'conflict' });
+});
+
+test('input has no holes, and nothing comes after its end', async () => {
+  await open();
+  const id = newId('command');
+  const events = start({ command: 'cat; sleep 60', input: true }, id);
+  await events.next();
+  await give(id, 'abc');
+  await expect(give(id, 'x', { offset: 4 })).rejects.toMatchObject({ code: 'conflict' });
+  expect(await give(id, 'def', { end: true })).toEqual({ taken: 6 });
+  await expect(give(id, 'x')).rejects.toMatchObject({ code: 'conflict' });
+  // What was taken before may be sent again.
+  expect(await give(id, 'cdef', { offset: 2, end: true })).toEqual({ taken: 6 });
+  expect((await hear(events, sees('abcdef'))).stdout.toString()).toBe('abcdef');
+});
+
+test('a command that does not read is given no more than a queue holds, and loses none of that', async () => {
+  await open();
+  const id = newId('command');
+  const events = start({ command: 'mkfifo go; echo ready; read go <go; cat', input: true }, id);
+  await hear(events, sees('ready'));
+  const piece = randomBytes(60_000);
+  const given: Buffer[] = [];
+  const full = await (async () => {
+    for (;;) {
+      const error: unknown = await give(id, piece).then(
+        () => given.push(piece) && undefined,
+        (failure: unknown) => failure,
+      );
+      if (error !== undefined) return error;
+    }
+  })();
+  expect(full).toMatchObject({ code: 'unavailable', message: 'the command does not read its input' });
+  expect(given.length * piece.length).toBeGreaterThan(1_000_000);
+  expect(given.length * piece.length).toBeLessThan(1_200_000);
+  await give(id, '', { end: true });
+  await writeFile(join(home, 'go'), '\n');
+  expect((await hear(events, undefined, [6, 0])).stdout.equals(Buffer.concat(given))).toBe(true);
+});
+
+test('a command that closes its input or exits breaks nothing, and later bytes are refused', async () => {
+  await open();
+  const id = newId('command');
+  const events = start(
+    { command: 'exec <&-; echo closed; sleep 60', input: true, stdin: randomBytes(300_000) },
+    id,
+  );
+  await hear(events, sees('closed'));
+  await give(id, 'x').catch(() => {});
+  await vi.waitFor(() =>
+    expect(give(id, 'x')).rejects.toMatchObject({ code: 'conflict', message: /closed/ }),
+  );
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  expect((await hear(events, undefined, [7, 0])).exits).toHaveLength(1);
+  const stdin = randomBytes(300_000);
+  expect((await run({ command: 'head -c 5', stdin, input: true })).stdout.equals(stdin.subarray(0, 5))).toBe(
+    true,
+  );
+});
+
 test('a forgotten id may come again only when nobody can remember it any more', async () => {
   await open({ seenMs: -1 });
   const id = newId('command');
@@ -338,6 +425,54 @@ test('input reaches the command, ends, and can be opened by its name; without in
   expect(stdout.equals(Buffer.concat([stdin, stdin]))).toBe(true);
   expect((await run({ command: 'true', stdin })).exit.exit_code).toBe(0);
   expect((await run('cat')).stdout).toEqual(Buffer.alloc(0));
+});
+
+test('input goes on after the first bytes, in order, and each byte once however often it is sent', async () => {
+  await open();
+  const id = newId('command');
+  const stdin = randomBytes(200_000);
+  const events = start({ command: 'cat /dev/stdin', stdin, input: true }, id);
+  const first = await hear(events, ({ stdout }) => stdout.length === stdin.length);
+  const more = randomBytes(100_000);
+  const taken = [];
+  for (let at = 0; at < more.length; at += 10_000) {
+    // Overlapping, as a retry that does not know what arrived.
+    const from = Math.max(0, at - 25_000);
+    taken.push((await give(id, more.subarray(from, at + 10_000), { offset: from })).taken);
+  }
+  expect(taken).toEqual(Array.from({ length: 10 }, (_, i) => 10_000 * (i + 1)));
+  expect(await give(id, more, { offset: 0 })).toEqual({ taken: 100_000 });
+  expect(await give(id, '', { end: true })).toEqual({ taken: 100_000 });
+  const rest = await hear(events, undefined, [stdin.length, 0]);
+  expect(Buffer.concat([first.stdout, rest.stdout]).equals(Buffer.concat([stdin, more]))).toBe(true);
+});
+
+test('input and signals that come before the process wait for it', async () => {
+  await open();
+  const [fed, hit] = [newId('command'), newId('command')];
+  const events = start({ command: 'cat', input: true }, fed);
+  const [, taken] = await Promise.all([events.next(), give(fed, 'early', { end: true })]);
+  expect(taken).toEqual({ taken: 5 });
+  expect((await hear(events)).stdout.toString()).toBe('early');
+  const struck = start('sleep 60', hit);
+  await Promise.all([struck.next(), send(hit, 'SIGUSR1')]);
+  expect((await hear(struck)).exits).toMatchObject([
+    { outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 138, signal: 'SIGUSR1' },
+  ]);
+});
+
+test('a signal goes to the whole group, as a terminal would send it', async () => {
+  await open();
+  const id = newId('command');
+  const trap = (name: string): string => `trap 'echo ${name}; exit 3' HUP; echo ready`;
+  const command = `sh -c "${trap('child')}; while :; do sleep 0.02; done" & ${trap('main')}; wait`;
+  const events = start(command, id);
+  const both = ({ stdout }: Told): boolean => stdout.toString().split('ready').length === 3;
+  const { stdout } = await hear(events, both);
+  expect(await send(id, 'SIGHUP')).toEqual({});
+  const told = await hear(events, undefined, [stdout.length, 0]);
+  expect(told.stdout.toString().split('\n').sort().join(' ').trim()).toBe('child main');
+  expect(told.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 3, signal: '' }]);
 });
 
 test('a command can open its own output by name', async () => {

@@ -1,7 +1,6 @@
 // Processes of this machine: started at most once per id, kept with their output until the broker forgets them.
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
-import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { openJournal } from './journal.ts';
@@ -61,14 +60,10 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
     ids: () => room.ids(),
     startProcess: (request, call) => room.start(request, call),
     followProcess: (request, call) => room.follow(request, call),
-    writeInput: () => Promise.reject(notYet()),
-    signalProcess: () => Promise.reject(notYet()),
+    writeInput: (request, call) => room.input(request, call),
+    signalProcess: (request, call) => room.signal(request, call),
     killProcess: (request) => room.kill(request),
     forgetProcess: (request) => room.forget(request),
     stop: () => room.stop(),
   };
-}
-
-function notYet(): AppError {
-  return new AppError('not_supported', 'this agent cannot do that yet');
 }

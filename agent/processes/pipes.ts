@@ -10,9 +10,9 @@ import { AppError } from '../../shared/errors.ts';
 /** Names made by one call of mkfifo. */
 const batch = 32;
 
-/** Two pipes that nobody else has. */
+/** The pipes of one command, which nobody else has. */
 export interface Pipes {
-  /** /proc/PID/fd of whoever has them open shows the same. */
+  /** Of standard output and error; /proc/PID/fd of whoever has them open shows the same. */
   paths: string[];
   /** `shared`: the command runs as another user, who may want to open /dev/stderr too. */
   open(shared: boolean): OpenPipes;
@@ -20,14 +20,17 @@ export interface Pipes {
   giveBack(free: boolean): void;
 }
 
-/** Descriptors of standard output and error: ours to read, and the child's, to close after the spawn. */
+/** Descriptors: ours, and the child's, to close after the spawn. */
 export interface OpenPipes {
   ours: [stdout: number, stderr: number];
   theirs: [stdout: number, stderr: number];
+  /** Where one was asked for. */
+  input: { ours: number; theirs: number } | undefined;
 }
 
 export interface PipeSupply {
-  take(): Promise<Pipes>;
+  /** With `input` a third one, for input. */
+  take(input: boolean): Promise<Pipes>;
   close(): Promise<void>;
 }
 
@@ -53,15 +56,18 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
   await refillOnce();
 
   return {
-    async take() {
-      while (ready.length < 2) await refillOnce();
+    async take(input) {
+      while (ready.length < 3) await refillOnce();
       const paths = ready.splice(0, 2);
+      const inputs = ready.splice(0, input ? 1 : 0);
       return {
         paths,
-        open: (shared) => openPipes(paths, shared),
+        open: (shared) => openPipes(paths, inputs[0], shared),
         giveBack(free) {
           if (free) ready.push(...paths);
           else for (const path of paths) unlinkSync(path);
+          // Who holds only this one shows nowhere, and would take the input of the next command.
+          for (const path of inputs) unlinkSync(path);
         },
       };
     },
@@ -84,21 +90,22 @@ function mkfifo(paths: string[]): Promise<void> {
   });
 }
 
-function openPipes(paths: string[], shared: boolean): OpenPipes {
+function openPipes([out = '', err = '']: string[], input: string | undefined, shared: boolean): OpenPipes {
   const opened: number[] = [];
   const open = (path: string, flags: number): number => {
     const fd = openSync(path, flags);
     opened.push(fd);
     return fd;
   };
+  // Ours do not wait for the other end; the child's do not either, for ours are there, and must be blocking.
+  const ours = (path: string, flags: number): number => open(path, flags | constants.O_NONBLOCK);
   try {
-    if (shared) for (const path of paths) chmodSync(path, 0o622);
-    const [out = '', err = ''] = paths;
-    const nonBlocking = constants.O_RDONLY | constants.O_NONBLOCK;
+    if (shared) for (const path of [out, err]) chmodSync(path, 0o622);
+    if (shared && input) chmodSync(input, 0o644);
     return {
-      ours: [open(out, nonBlocking), open(err, nonBlocking)],
-      // Does not wait, for there is a reader; the child's end must not be non-blocking.
+      ours: [ours(out, constants.O_RDONLY), ours(err, constants.O_RDONLY)],
       theirs: [open(out, constants.O_WRONLY), open(err, constants.O_WRONLY)],
+      input: input === undefined ? undefined : openInputPipe(input, ours, open),
     };
   } catch (error) {
     for (const fd of opened) closeSync(fd);
@@ -106,8 +113,21 @@ function openPipes(paths: string[], shared: boolean): OpenPipes {
   }
 }
 
+type Open = (path: string, flags: number) => number;
+
+/** The end that writes can be opened only while one reads. */
+function openInputPipe(path: string, ours: Open, theirs: Open): { ours: number; theirs: number } {
+  const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
+  try {
+    return { ours: ours(path, constants.O_WRONLY), theirs: theirs(path, constants.O_RDONLY) };
+  } finally {
+    closeSync(reader);
+  }
+}
+
 /**
- * The input of a command as a file without a name: its end comes by itself, and /dev/stdin can be opened.
+ * Input that is known from the start as a file without a name: its end comes by itself, and /dev/stdin can be
+ * opened, also late and twice; on a named pipe that waits for a writer, who has gone.
  * In memory where that exists, for people pass secrets this way.
  */
 export async function openInput(bytes: Uint8Array, directory: string): Promise<FileHandle> {

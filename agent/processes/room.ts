@@ -4,7 +4,9 @@ import type { FollowProcessRequest__Output } from '../../proto/types/farhand/age
 import type { ForgetProcessRequest__Output } from '../../proto/types/farhand/agent/v1/ForgetProcessRequest.ts';
 import type { KillProcessRequest__Output } from '../../proto/types/farhand/agent/v1/KillProcessRequest.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
+import type { SignalProcessRequest__Output } from '../../proto/types/farhand/agent/v1/SignalProcessRequest.ts';
 import type { StartProcessRequest__Output } from '../../proto/types/farhand/agent/v1/StartProcessRequest.ts';
+import type { WriteInputRequest__Output } from '../../proto/types/farhand/agent/v1/WriteInputRequest.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -90,11 +92,38 @@ export class Room {
     const kept = this.#kept.get(id);
     if (!kept) {
       if (this.#parts.journal.wasForgotten(id)) return {};
-      throw new AppError('command_not_found', 'no such process on this machine', { command_id: id });
+      throw notFound(id);
     }
     if (kept.run) kept.run.kill('cancelled', grace_ms);
     else kept.cancelled = true;
     return {};
+  }
+
+  /** Waits for the spawn; an order of its own needs no more than the order of the calls. */
+  async input(
+    { id, data, offset, end }: WriteInputRequest__Output,
+    call: AgentCall,
+  ): Promise<{ taken: number }> {
+    const { input } = await this.#running(id, call.signal);
+    if (!input) throw new AppError('conflict', 'the command was not started with input');
+    return { taken: input.write(data, offset, end) };
+  }
+
+  async signal({ id, signal }: SignalProcessRequest__Output, call: AgentCall): Promise<object> {
+    if (!isSignal(signal)) throw new AppError('invalid_request', `no signal that may be sent: ${signal}`);
+    const run = await this.#running(id, call.signal);
+    if (!run.signal(signal)) throw over(id);
+    return {};
+  }
+
+  /** Once it has started. */
+  async #running(id: string, signal: AbortSignal): Promise<Run> {
+    const kept = this.#kept.get(id);
+    if (!kept) throw this.#parts.journal.wasForgotten(id) ? over(id) : notFound(id);
+    while (!kept.run && !kept.exit && !kept.failure && !signal.aborted) await kept.changed.wait(signal);
+    if (kept.failure) throw kept.failure;
+    if (kept.run && !kept.exit) return kept.run;
+    throw over(id);
   }
 
   /** While a process runs it is only marked: its output goes when it is over. */
@@ -184,16 +213,18 @@ export class Room {
   ): Promise<void> {
     if (planned instanceof NotStarted) throw planned;
     const { pipes, journal, limits, log, outputs } = this.#parts;
-    const stdin = spec.stdin.length > 0 ? await openInput(spec.stdin, outputs) : undefined;
+    const fixed = spec.stdin.length > 0 && !spec.input;
+    const stdin = fixed ? await openInput(spec.stdin, outputs) : undefined;
     try {
-      const own = await pipes.take();
+      const own = await pipes.take(spec.input);
       // The link may have gone or been fenced off meanwhile; from here to the spawn nothing waits.
       if (signal.aborted || this.#stopping || kept.cancelled) {
         own.giveBack(true);
         return await this.#drop(id, kept);
       }
       const { stdout, stderr } = kept;
-      const options = { id, stdin, timeoutMs: spec.timeout_ms, stdout, stderr, log, ...limits };
+      const input = spec.input ? spec.stdin : undefined;
+      const options = { id, stdin, input, timeoutMs: spec.timeout_ms, stdout, stderr, log, ...limits };
       kept.run = await run(planned, own, options);
     } finally {
       await stdin?.close();
@@ -247,6 +278,32 @@ export class Room {
     this.#parts.journal.forget(id);
     await Promise.all([stdout.remove(), stderr.remove()]);
   }
+}
+
+/** Those that change what a process does, not how the kernel sees it. */
+const signals = [
+  'SIGHUP',
+  'SIGINT',
+  'SIGQUIT',
+  'SIGUSR1',
+  'SIGUSR2',
+  'SIGTERM',
+  'SIGKILL',
+  'SIGSTOP',
+  'SIGCONT',
+  'SIGWINCH',
+] as const satisfies NodeJS.Signals[];
+
+function isSignal(name: string): name is (typeof signals)[number] {
+  return signals.some((one) => one === name);
+}
+
+function notFound(id: string): AppError {
+  return new AppError('command_not_found', 'no such process on this machine', { command_id: id });
+}
+
+function over(id: string): AppError {
+  return new AppError('conflict', 'the command is over', { command_id: id });
 }
 
 function unknownId(): Exit {

@@ -4,8 +4,10 @@ import type { FileHandle } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import { constants } from 'node:os';
 import { after, monotonic, now, sleep } from '../../shared/clock.ts';
+import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { OutputLog } from '../../shared/output.ts';
+import { Input } from './input.ts';
 import type { OpenPipes, Pipes } from './pipes.ts';
 import { launch, NotStarted, type Plan, whyNot } from './spawn.ts';
 import { killTree, Tree } from './tree.ts';
@@ -18,8 +20,10 @@ export type KillCause = 'timeout' | 'cancelled' | 'stopped';
 
 export interface RunOptions {
   id: string;
-  /** Its input, or none. */
+  /** Its whole input, or none. */
   stdin: FileHandle | undefined;
+  /** The begin of an input that stays open. */
+  input: Uint8Array | undefined;
   /** 0: none. */
   timeoutMs: number;
   stdout: OutputLog;
@@ -40,6 +44,10 @@ export interface Ending {
 export interface Run {
   pid: number;
   started_at: number;
+  /** Only where it was started with one. */
+  input: Input | undefined;
+  /** To its process group; false when the process has exited. */
+  signal(name: NodeJS.Signals): boolean;
   /** Everything it wrote is in the logs by then, and after a kill its tree is gone. Never rejects. */
   ended: Promise<Ending>;
   /** Nothing happens when it has exited; a second call can only shorten the grace. */
@@ -54,29 +62,49 @@ interface Exited {
 /** Starts it in this very turn; rejects with NotStarted. The pipes are its own from now on. */
 export async function run(plan: Plan, pipes: Pipes, options: RunOptions): Promise<Run> {
   const started_at = now();
-  const { ours, theirs } = open(plan, pipes);
-  const child = launch(plan, [options.stdin?.fd ?? 'ignore', ...theirs]);
+  const { ours, theirs, input: inputs } = open(plan, pipes);
+  const child = launch(plan, [inputs?.theirs ?? options.stdin?.fd ?? 'ignore', ...theirs]);
   const exited = new Promise<Exited>((resolve) => {
     if (!(child instanceof Error)) child.once('exit', (code, signal) => resolve({ code, signal }));
   });
   for (const fd of theirs) closeSync(fd);
+  if (inputs) closeSync(inputs.theirs);
   if (child instanceof Error || child.pid === undefined) {
     for (const fd of ours) closeSync(fd);
+    if (inputs) closeSync(inputs.ours);
     pipes.giveBack(false);
     throw new NotStarted(await whyNot(child, plan));
   }
   const pumps = [pump(ours[0], options.stdout, options), pump(ours[1], options.stderr, options)];
-  const killer = makeKiller(child.pid, pipes.paths, exited, options);
+  const input = inputs && new Input(inputs.ours, options.input ?? Buffer.alloc(0));
+  const { pid } = child;
+  const killer = makeKiller(pid, pipes.paths, exited, options);
+  let over = false;
+  void exited.then(() => {
+    over = true;
+  });
+  const signal = (name: NodeJS.Signals): boolean => !over && sendToGroup(pid, name);
   async function end(): Promise<Ending> {
     const { code, signal } = await Promise.race([exited, killer.givenUp]);
     await killer.finished();
     const drained = await drain(pumps, options.drainMs);
+    input?.close();
     // What another user had open is not used again: it might still write there by its name in /proc.
     pipes.giveBack(drained && !plan.foreign);
     const exit_code = signal ? 128 + constants.signals[signal] : (code ?? 0);
     return { cause: killer.cause() ?? 'exited', exit_code, signal: signal ?? '' };
   }
-  return { pid: child.pid, started_at, ended: end(), kill: killer.kill };
+  return { pid, started_at, input, signal, ended: end(), kill: killer.kill };
+}
+
+/** False when there is no such group. */
+function sendToGroup(pid: number, name: NodeJS.Signals): boolean {
+  try {
+    return process.kill(-pid, name);
+  } catch (error) {
+    if (errnoOf(error) === 'ESRCH') return false;
+    throw fromErrno(error, `process ${pid}`);
+  }
 }
 
 function open(plan: Plan, pipes: Pipes): OpenPipes {
