@@ -1,0 +1,90 @@
+// Input and signals for commands that run.
+import { expect, test } from 'vitest';
+import { openHouse } from './house.ts';
+
+async function onMachine() {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const start = async (body: object): Promise<string> => {
+    const answer = await house.call('POST', '/commands', { body: { machine_id, wait: 0, ...body } });
+    return answer.body.data.id;
+  };
+  const say = (id: string, body: object) => house.call('POST', `/commands/${id}/input`, { body });
+  const outputOf = async (id: string, stream = 'stdout'): Promise<Uint8Array> => {
+    const response = await fetch(`${house.url}/api/v1/commands/${id}/output?stream=${stream}&follow=true`, {
+      headers: { Authorization: `Bearer ${house.key}` },
+    });
+    return new Uint8Array(await response.arrayBuffer());
+  };
+  /** Resolves once it has written that many bytes. */
+  const wrote = (id: string, bytes: number) =>
+    expect
+      .poll(async () => (await house.client.commands.get({ command_id: id })).stdout_bytes)
+      .toBeGreaterThanOrEqual(bytes);
+  return { house, machine_id, start, say, outputOf, wrote };
+}
+
+const codeOf = ({ status, body }: { status: number; body: { error?: { code: string } } }) => [
+  status,
+  body.error?.code,
+];
+
+test('input is refused for a command that has none, was told the end, or has ended', async () => {
+  const { house, machine_id, start, say, wrote } = await onMachine();
+  const without = await start({ command: 'echo; sleep 600' });
+  await wrote(without, 1);
+  expect(codeOf(await say(without, { data: 'x' }))).toEqual([409, 'conflict']);
+  const told = await start({ command: 'echo; exec sleep 600', input: true });
+  await wrote(told, 1);
+  expect((await say(told, { data: 'x', end: true })).body.data).toEqual({ taken: 1 });
+  expect(codeOf(await say(told, { data: 'y' }))).toEqual([409, 'conflict']);
+  expect(codeOf(await say(told, { data: 'y', offset: 7 }))).toEqual([409, 'conflict']);
+  await house.client.commands.cancel({ command_id: told });
+  expect(codeOf(await say(told, { data: 'x' }))).toEqual([409, 'conflict']);
+  const { items } = await house.client.machines.list();
+  expect(items.map(({ id }) => id)).toEqual([machine_id]);
+});
+
+test('a command that does not read its input makes more of it unavailable, and others are not held up', async () => {
+  const { start, say, wrote } = await onMachine();
+  const deaf = await start({ command: 'echo; exec sleep 600', input: true });
+  await wrote(deaf, 1);
+  const data = 'x'.repeat(400 * 1024);
+  const answers = [await say(deaf, { data }), await say(deaf, { data }), await say(deaf, { data })];
+  expect(answers.map(codeOf)).toContainEqual([503, 'unavailable']);
+  const other = await start({ command: 'cat', input: true, stdin: 'a' });
+  await wrote(other, 1);
+  expect((await say(other, { data: 'b', end: true })).body.data).toEqual({ taken: 1 });
+});
+
+test('input follows stdin in order, in any encoding, and a repeat with its offset counts once', async () => {
+  const { house, start, say, outputOf, wrote } = await onMachine();
+  const id = await start({ command: 'cat', stdin: 'first\n', input: true });
+  await wrote(id, 6);
+  const bytes = Buffer.from([0, 255, 254, 10, 13]);
+  const base64 = { data: bytes.toString('base64'), encoding: 'base64' };
+  expect((await say(id, { ...base64, offset: 0 })).body.data).toEqual({ taken: 5 });
+  expect((await say(id, { ...base64, offset: 0 })).body.data).toEqual({ taken: 5 });
+  const long = 'ä'.repeat(60_000);
+  expect((await say(id, { data: long, offset: 5, end: true })).body.data).toEqual({ taken: 120_005 });
+  expect(
+    Buffer.from(await outputOf(id)).equals(Buffer.concat([Buffer.from('first\n'), bytes, Buffer.from(long)])),
+  ).toBe(true);
+  expect(await house.client.commands.get({ command_id: id })).toMatchObject({ status: 'completed' });
+});
+
+test('a signal reaches the command, and one that does not run is a conflict', async () => {
+  const { house, start, wrote } = await onMachine();
+  const id = await start({ command: `trap 'echo got it; exit 7' USR1; echo; while :; do sleep 0.05; done` });
+  await wrote(id, 1);
+  const bad = await house.call('POST', `/commands/${id}/signal`, { body: { signal: 'SIGSEGV' } });
+  expect(codeOf(bad)).toEqual([422, 'validation_failed']);
+  expect((await house.call('POST', `/commands/${id}/signal`, { body: { signal: 'SIGUSR1' } })).status).toBe(
+    200,
+  );
+  await expect
+    .poll(async () => house.client.commands.get({ command_id: id }))
+    .toMatchObject({ status: 'failed', exit_code: 7, stdout: '\ngot it\n' });
+  const late = await house.call('POST', `/commands/${id}/signal`, { body: { signal: 'SIGUSR1' } });
+  expect(codeOf(late)).toEqual([409, 'conflict']);
+});
