@@ -1,0 +1,36 @@
+// Broker and agents as processes of their own, for what only a kill -9 shows.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { onTestFinished } from 'vitest';
+
+const root = join(import.meta.dirname, '..');
+
+/** A real program as a process of its own; ended with the test. */
+export function program(
+  main: string,
+  args: string[],
+): ChildProcess & { line(text: string): Promise<Record<string, unknown>> } {
+  const child = spawn(process.execPath, [join(root, main), ...args], { stdio: ['ignore', 'ignore', 'pipe'] });
+  onTestFinished(() => void child.kill('SIGKILL'));
+  const lines = createInterface({ input: child.stderr });
+  const seen: Record<string, unknown>[] = [];
+  lines.on('line', (line) => {
+    if (line.startsWith('{')) seen.push(JSON.parse(line));
+    child.emit('logged');
+  });
+  return Object.assign(child, {
+    /** The next log line with this message. */
+    async line(text: string): Promise<Record<string, unknown>> {
+      for (;;) {
+        const at = seen.findIndex(({ msg }) => msg === text);
+        const [found] = at < 0 ? [] : seen.splice(0, at + 1).slice(-1);
+        if (found) return found;
+        if (child.exitCode !== null)
+          throw new Error(`${main} ended with ${child.exitCode} before it said: ${text}`);
+        await once(child, 'logged');
+      }
+    },
+  });
+}
