@@ -53,7 +53,11 @@ export const batches = {
     body: z
       .strictObject({
         machine_ids: z.array(machineId).min(1).max(mostMachines).optional(),
-        tags: tags.optional().meta({ description: 'Every machine that has all of these' }),
+        // None at all would mean every machine there is: too much for a slip.
+        tags: tags
+          .refine((all) => all.length > 0, 'name at least one tag')
+          .optional()
+          .meta({ description: 'Every machine that has all of these' }),
         ...spec,
         concurrency: z
           .int()
