@@ -118,6 +118,7 @@ async function assemble(
     keepBytes: settings.keep_output,
   };
   const commands = await openCommands({ ...rooms, mayRun: mayRun(state) }, commandSettings, log);
+  closers.push(() => commands.close());
   await state.drainTo((entries) => history.applyOutbox(entries));
 
   const status = { ready: false, url: '', grpc: '' };
@@ -156,7 +157,7 @@ async function assemble(
   // Before anything listens: a start that fails gives back what it took.
   closers.push(async () => {
     status.ready = false;
-    commands.close();
+    commands.stop();
     presence.drain(returnSpreadMs);
     await Promise.all([door?.close(), ...servers.map(stopServer)]);
   });

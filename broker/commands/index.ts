@@ -21,7 +21,10 @@ export interface Commands {
   batches: Batches;
   /** The machine a command belongs to. */
   machineOf(id: string): MachineId | undefined;
-  close(): void;
+  /** Wakes everybody who waits; nothing is started any more. */
+  stop(): void;
+  /** Gives the files back, once no link is left. */
+  close(): Promise<void>;
 }
 
 export interface CommandSettings {
@@ -67,10 +70,11 @@ export async function openCommands(rooms: Rooms, settings: CommandSettings, log:
   return {
     machineOf: (id) => runs.get(id)?.command.machine_id ?? records.find(id)?.machine_id,
     batches,
-    close() {
+    stop() {
       closed = true;
-      runs.close();
+      runs.stop();
     },
+    close: () => runs.close(),
     handlers: {
       ...creating(rooms, { records, runs }),
       ...listing(rooms, runs),

@@ -46,7 +46,10 @@ export interface Runs {
   ended(id: string, ms: number, signal?: AbortSignal): Promise<void>;
   /** Asks for its end, now or when its machine is back; what waits never runs. */
   cancel(run: Run): Promise<void>;
-  close(): void;
+  /** Wakes everybody who waits; nothing is started any more. */
+  stop(): void;
+  /** Gives the files back, once no link is left. */
+  close(): Promise<void>;
 }
 
 /** Commands that agents have at once, a machine. */
@@ -229,7 +232,7 @@ export function openRuns(
       const { machine_id } = run.command;
       if (!run.end && presence.online(machine_id)) kill(run, presence.get(machine_id));
     },
-    close() {
+    stop() {
       closed = true;
       queue.close();
       for (const stop of stops) stop();
@@ -239,6 +242,10 @@ export function openRuns(
         run.output.changed.wake();
         for (const stream of streams) run.output[stream].release();
       }
+    },
+    async close() {
+      const open = [...runs.values()].flatMap(({ output }) => streams.map((stream) => output[stream]));
+      await Promise.all(open.map((log) => log.close()));
     },
   };
 }
