@@ -121,16 +121,16 @@ export function openBatches(
         const { concurrency = null, max_failures = null } = input;
         const open = drafts.length;
         turns.add(id, { concurrency, max_failures, open, running: 0, failures: 0 });
-        try {
-          await runs().addAll(drafts, caller.request_id, (journal) => {
+        const members = await runs()
+          .addAll(drafts, caller.request_id, (journal) => {
             insert(history, { ...input, id, concurrency, max_failures }, caller);
             caller.made(journal, id);
+          })
+          .catch((error: unknown) => {
+            turns.remove(id);
+            throw error;
           });
-        } catch (error) {
-          turns.remove(id);
-          throw error;
-        }
-        await Promise.all(drafts.map(({ command }) => runs().ended(command.id, input.wait, caller.signal)));
+        await Promise.all(members.map((run) => runs().ended(run, input.wait, caller.signal)));
         return detail(id, caller);
       },
       list(input, caller) {
@@ -165,7 +165,7 @@ export function openBatches(
         await history.write(() => history.sql('UPDATE batches SET cancel = 1 WHERE id = ?').run(batch_id));
         const open = members.map(({ id }) => runs().get(id)).filter((run) => run !== undefined);
         await Promise.all(open.map((run) => runs().cancel(run)));
-        await Promise.all(open.map(({ command }) => runs().ended(command.id, cancelWaitMs)));
+        await Promise.all(open.map((run) => runs().ended(run, cancelWaitMs)));
         return detail(batch_id, caller);
       },
     },

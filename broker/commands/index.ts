@@ -76,7 +76,7 @@ export async function openCommands(rooms: Rooms, settings: CommandSettings, log:
     },
     close: () => runs.close(),
     handlers: {
-      ...creating(rooms, { records, runs }),
+      ...creating(rooms, runs),
       ...listing(rooms, runs),
       ...steering(rooms, { records, runs }),
       get: (input) => recordOf(input.command_id, { records, runs }),
@@ -99,14 +99,14 @@ interface Known {
   runs: Runs;
 }
 
-function creating(rooms: Rooms, { records, runs }: Known): Pick<Handlers['commands'], 'create' | 'async'> {
+function creating(rooms: Rooms, runs: Runs): Pick<Handlers['commands'], 'create' | 'async'> {
   const create: Handlers['commands']['create'] = async (input, caller) => {
     refuseLocked(rooms, input.machine_id, input.user);
     const draft = draftOf(input, caller);
     const { id } = draft.command;
-    await runs.add(draft, caller.request_id, (journal) => caller.made(journal, id));
-    await runs.ended(id, input.wait, caller.signal);
-    return recordOf(id, { records, runs });
+    const run = await runs.add(draft, caller.request_id, (journal) => caller.made(journal, id));
+    await runs.ended(run, input.wait, caller.signal);
+    return shown(await current(run));
   };
   return { create, async: (input, caller) => create({ ...input, wait: 0 }, caller) };
 }
@@ -152,9 +152,10 @@ function steering(
   return {
     async cancel({ command_id }) {
       const run = runs.get(command_id);
-      if (run) await runs.cancel(run);
-      await runs.ended(command_id, cancelWaitMs);
-      return recordOf(command_id, known);
+      if (!run) return shown(knownCommand(records, command_id));
+      await runs.cancel(run);
+      await runs.ended(run, cancelWaitMs);
+      return shown(await current(run));
     },
     async purge({ machine_id }) {
       const waiting = runs.waitingFor(machine_id);

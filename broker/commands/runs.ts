@@ -37,13 +37,13 @@ export interface Draft {
 
 export interface Runs {
   /** Persists a command with `also` and starts it, or lets it wait where it may; resolves once it is on disk. */
-  add(draft: Draft, requestId: string, also: (journal: Journal) => void): Promise<void>;
+  add(draft: Draft, requestId: string, also: (journal: Journal) => void): Promise<Run>;
   /** Persists commands that wait for their turn. */
-  addAll(drafts: Draft[], requestId: string, also: (journal: Journal) => void): Promise<void>;
+  addAll(drafts: Draft[], requestId: string, also: (journal: Journal) => void): Promise<Run[]>;
   get(id: string): Run | undefined;
   waitingFor(machineId: string): Run[];
   /** Resolves when the command has ended durably, after `ms`, or when the signal fires. */
-  ended(id: string, ms: number, signal?: AbortSignal): Promise<void>;
+  ended(run: Run, ms: number, signal?: AbortSignal): Promise<void>;
   /** Asks for its end, now or when its machine is back; what waits never runs. */
   cancel(run: Run): Promise<void>;
   /** Wakes everybody who waits; nothing is started any more. */
@@ -204,9 +204,13 @@ export function openRuns(
         runs.delete(command.id);
         throw error;
       }
-      if (link) return following.start(run, link, spec);
+      if (link) {
+        following.start(run, link, spec);
+        return run;
+      }
       runs.set(command.id, run);
       queue.add(run);
+      return run;
     },
     async addAll(drafts, requestId, also) {
       for (const { command } of drafts) refuseLongQueue(command.machine_id);
@@ -214,15 +218,16 @@ export function openRuns(
         for (const { command, spec } of drafts) records.insert(command, spec);
         also(transaction);
       });
-      for (const { command } of drafts) {
+      return drafts.map(({ command }) => {
         const run = runOf(command, outputs.fresh(command.id), requestId);
         runs.set(command.id, run);
         queue.add(run);
-      }
+        return run;
+      });
     },
     get: (id) => runs.get(id),
     waitingFor,
-    ended: (id, ms, signal) => endOf(runs.get(id), ms, signal),
+    ended: endOf,
     async cancel(run) {
       if (waits(run)) return ledger.ended(run, { status: 'cancelled' });
       run.command = { ...run.command, cancel: true };
@@ -250,8 +255,8 @@ export function openRuns(
   };
 }
 
-function endOf(run: Run | undefined, ms: number, signal: AbortSignal | undefined): Promise<void> {
-  if (!run || ms === 0 || signal?.aborted) return Promise.resolve();
+function endOf(run: Run, ms: number, signal?: AbortSignal): Promise<void> {
+  if (run.over || ms === 0 || signal?.aborted) return Promise.resolve();
   return new Promise((resolve) => {
     const done = (): void => {
       cancel();
