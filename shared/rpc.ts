@@ -182,6 +182,13 @@ export function frameOf(message: Buffer): Buffer {
   return wrapped([1], message);
 }
 
+/** The message in a frame of our own making: what follows its tag and its length. */
+export function messageOf(frame: Buffer): Buffer {
+  let lengthEnds = 1;
+  while ((frame[lengthEnds] ?? 0) >= 0x80) lengthEnds += 1;
+  return frame.subarray(lengthEnds + 1);
+}
+
 /** Fields inside each other, outermost first, around some bytes. */
 function wrapped(fields: number[], bytes: Uint8Array): Buffer {
   const heads: number[] = [];
@@ -268,7 +275,7 @@ function parseDetails(text: string): Record<string, unknown> {
  */
 export async function sendFrames(
   sink: FrameSink,
-  frames: AsyncIterable<Buffer>,
+  frames: AsyncIterable<Buffer> | Iterable<Buffer>,
   signal: AbortSignal,
 ): Promise<void> {
   try {

@@ -1,4 +1,4 @@
-// Answers the broker's calls: small ones by a reply on the control stream, streaming ones on a stream of their own.
+// Answers the broker's calls: small and short ones by a reply on the control stream, the others on a stream of their own.
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
 import { after } from '../../shared/clock.ts';
@@ -8,14 +8,17 @@ import {
   type AgentCall,
   type AgentMethods,
   type MethodShape,
+  messageOf,
   methods,
   receiveFrames,
   sendFrames,
   smallMessageBytes,
   toWire,
 } from '../../shared/rpc.ts';
+import { passing } from '../../shared/scavenge.ts';
 import { type Capability, needed } from '../capabilities.ts';
 import type { AnswerStream, Dial } from './dial.ts';
+import { gather } from './gather.ts';
 
 export interface Answers {
   take(call: Call__Output): void;
@@ -32,6 +35,8 @@ export interface AnswersOptions {
   line: Dial;
   log: Logger;
   reply(reply: Reply): void;
+  /** False when replies pile up: answers that can take another way do so then. */
+  roomy(): boolean;
 }
 
 /** How long the broker has to end a stream after our half-close. */
@@ -44,7 +49,8 @@ const mostSmall = 128;
 
 type Handler = (request: unknown, call: AgentCall) => Promise<unknown> | AsyncIterable<unknown>;
 
-export function openAnswers({ handlers, capabilities, maxOpen, line, log, reply }: AnswersOptions): Answers {
+export function openAnswers(options: AnswersOptions): Answers {
+  const { handlers, capabilities, maxOpen, line, log, reply, roomy } = options;
   const open = new Map<string, AbortController>();
 
   function take(call: Call__Output): void {
@@ -57,9 +63,7 @@ export function openAnswers({ handlers, capabilities, maxOpen, line, log, reply 
     log.debug({ request_id: call.request_id, call_id: call.call_id, method: call.method }, 'call');
     open.set(call.call_id, abort);
     const answer =
-      shape && (shape.serverStreams || shape.clientStreams)
-        ? stream(shape, call, abort, refusal)
-        : unary(shape, call, abort.signal, refusal);
+      shape && !refusal ? start(shape, call, abort) : orReplied(call, abort.signal, Promise.reject(refusal));
     answer
       .catch((error: unknown) => report(error, call, abort.signal))
       .finally(() => {
@@ -89,31 +93,63 @@ export function openAnswers({ handlers, capabilities, maxOpen, line, log, reply 
     return undefined;
   }
 
-  async function unary(
-    shape: MethodShape | undefined,
-    call: Call__Output,
-    signal: AbortSignal,
-    refusal: AppError | undefined,
-  ): Promise<void> {
+  function start(shape: MethodShape, call: Call__Output, abort: AbortController): Promise<void> {
+    if (shape.clientStreams || call.request_follows) {
+      return stream(call, abort, (answer) =>
+        responses(shape, call, abort.signal, () => requestIn(shape, answer)),
+      );
+    }
+    return shape.serverStreams ? brief(shape, call, abort) : unary(shape, call, abort.signal);
+  }
+
+  async function unary(shape: MethodShape, call: Call__Output, signal: AbortSignal): Promise<void> {
+    const response = await orReplied(call, signal, respond(shape, call, signal));
+    if (!signal.aborted) reply({ call_id: call.call_id, response });
+  }
+
+  async function respond(shape: MethodShape, call: Call__Output, signal: AbortSignal): Promise<Buffer> {
     const { call_id, request_id } = call;
+    const request = shape.decodeRequest(call.request);
+    const response = shape.encodeResponse(await handlerOf(shape)(request, { call_id, request_id, signal }));
+    if (response.length > smallMessageBytes) throw new AppError('internal_error', 'the answer is too large');
+    return response;
+  }
+
+  /** A failure that comes before anything else is the whole answer. */
+  async function orReplied<T>(
+    { call_id }: Call__Output,
+    signal: AbortSignal,
+    answer: Promise<T>,
+  ): Promise<T> {
     try {
-      if (!shape || refusal) throw refusal;
-      const request = shape.decodeRequest(call.request);
-      const response = shape.encodeResponse(await handlerOf(shape)(request, { call_id, request_id, signal }));
-      if (response.length > smallMessageBytes)
-        throw new AppError('internal_error', 'the answer is too large');
-      if (!signal.aborted) reply({ call_id, response });
+      return await answer;
     } catch (error) {
       if (!signal.aborted) reply({ call_id, error: toWire(error) });
       throw error;
     }
   }
 
+  /** An answer that may be over in a moment: then it is one reply, if the control stream has room; else a stream. */
+  async function brief(shape: MethodShape, call: Call__Output, abort: AbortController): Promise<void> {
+    const { signal } = abort;
+    const frames = responses(shape, call, signal, () => shape.decodeRequest(call.request));
+    const gathered = await orReplied(call, signal, gather(frames));
+    if (signal.aborted) return void (await frames.return(undefined));
+    if (Array.isArray(gathered) && roomy()) {
+      for (const { length } of gathered) passing(length);
+      return reply({ call_id: call.call_id, messages: { messages: gathered.map(messageOf) } });
+    }
+    await stream(call, abort, (answer) => {
+      // Nothing of interest comes in: read on, so that the end is noticed.
+      answer.resume();
+      return gathered;
+    });
+  }
+
   async function stream(
-    shape: MethodShape,
     call: Call__Output,
     abort: AbortController,
-    refusal: AppError | undefined,
+    frames: (answer: AnswerStream) => AsyncIterable<Buffer> | Iterable<Buffer>,
   ): Promise<void> {
     const answer = line.answer(call.call_id);
     const stop = (): void => answer.cancel();
@@ -121,11 +157,7 @@ export function openAnswers({ handlers, capabilities, maxOpen, line, log, reply 
     // Errors reach whoever reads or writes; without a listener they would end the process.
     answer.on('error', () => abort.abort(gone()));
     try {
-      await sendFrames(
-        answer,
-        refusal ? failing(refusal) : responses(shape, call, answer, abort.signal),
-        abort.signal,
-      );
+      await sendFrames(answer, frames(answer), abort.signal);
     } finally {
       answer.end();
       await ended(answer, abort.signal);
@@ -137,12 +169,11 @@ export function openAnswers({ handlers, capabilities, maxOpen, line, log, reply 
   async function* responses(
     shape: MethodShape,
     call: Call__Output,
-    answer: AnswerStream,
     signal: AbortSignal,
+    request: () => unknown,
   ): AsyncGenerator<Buffer> {
     const { call_id, request_id } = call;
-    const request = shape.clientStreams ? requestsOf(shape, answer) : await requestOf(shape, call, answer);
-    const result = handlerOf(shape)(request, { call_id, request_id, signal });
+    const result = handlerOf(shape)(await request(), { call_id, request_id, signal });
     if (!shape.serverStreams) yield shape.frameResponse(await result);
     // A server-streaming handler of AgentMethods returns an AsyncIterable.
     else for await (const response of result as AsyncIterable<unknown>) yield shape.frameResponse(response);
@@ -167,26 +198,20 @@ export function openAnswers({ handlers, capabilities, maxOpen, line, log, reply 
   };
 }
 
+/** What comes in on the stream: all requests of a streaming client, or one that was too large for its notice. */
+function requestIn(shape: MethodShape, answer: AnswerStream): unknown {
+  return shape.clientStreams ? requestsOf(shape, answer) : largeRequest(shape, answer);
+}
+
 async function* requestsOf(shape: MethodShape, answer: AnswerStream): AsyncGenerator<unknown> {
   for await (const bytes of receiveFrames(answer, gone)) yield shape.decodeRequest(bytes);
 }
 
-/** The one request of a server-streaming call: in its notice, or as the first frame when it was too large for that. */
-async function requestOf(shape: MethodShape, call: Call__Output, answer: AnswerStream): Promise<unknown> {
-  if (!call.request_follows) {
-    // Nothing of interest comes in: read on, so that the end is noticed.
-    answer.resume();
-    return shape.decodeRequest(call.request);
-  }
+async function largeRequest(shape: MethodShape, answer: AnswerStream): Promise<unknown> {
   const first = await receiveFrames(answer, gone).next();
   answer.resume();
   if (first.done) throw new AppError('machine_error', 'the request is missing');
   return shape.decodeRequest(first.value);
-}
-
-async function* failing(error: AppError): AsyncGenerator<Buffer> {
-  yield* [];
-  throw error;
 }
 
 /** The broker ends last; we wait for that a while, so that our last frames are not cut off. */

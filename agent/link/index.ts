@@ -40,6 +40,8 @@ const instanceId = newId('link');
 const fencedMs = 30_000;
 /** Streaming calls this agent answers at once. */
 const openCalls = 32;
+/** Messages that wait on the control stream before answers avoid it: at most 2 MiB of them. */
+const mostWaiting = 32;
 const greetingMs = 10_000;
 const farewellMs = 1_000;
 
@@ -94,6 +96,7 @@ class Session {
       line,
       log: options.log,
       reply: (reply) => this.#send({ reply }),
+      roomy: () => this.#control.writableLength < mostWaiting,
     });
   }
 

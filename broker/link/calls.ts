@@ -11,7 +11,6 @@ import { newId } from '../../shared/ids.ts';
 import {
   type AgentStub,
   type CallOptions,
-  type Frame,
   frameOf,
   fromWire,
   type Lane,
@@ -21,15 +20,17 @@ import {
   sendFrames,
   smallMessageBytes,
 } from '../../shared/rpc.ts';
+import { passing } from '../../shared/scavenge.ts';
+import { Patience } from './patience.ts';
 
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
-/** Streaming calls that wait for their Answer, by call id: the id is valid once and only here. */
+/** Streaming calls that wait for their answer, by call id: the id is valid once and only here. */
 export type Switchboard = Map<string, (stream: AnswerStream) => void>;
 
 export interface Calls {
   stub: AgentStub;
-  /** A reply to a small call; one that nobody waits for is ignored. */
+  /** A whole answer; one that nobody waits for is ignored. */
   reply(reply: Reply__Output): void;
   /** The link is gone: every open call fails with machine_offline. */
   close(): void;
@@ -51,8 +52,6 @@ export interface CallsOptions {
 
 const unaryDeadlineMs = 30_000;
 const answerWithinMs = 10_000;
-/** A disk may need so many times longer to make everything durable. */
-const settling = 10;
 /** Small calls that may wait at once; past it the machine is too busy to take more. */
 const maxPending = 1024;
 
@@ -63,6 +62,8 @@ interface Pending {
 export function openCalls(settings: CallsOptions): Calls {
   const { machineId, methods: offered, send, switchboard } = settings;
   const pending = new Map<string, Pending>();
+  /** Streaming calls that wait for either way of being answered. */
+  const announced = new Map<string, (reply: Reply__Output) => void>();
   const lanes: Record<Lane, Set<AbortController>> = {
     short: new Set(),
     bulk: new Set(),
@@ -92,6 +93,16 @@ export function openCalls(settings: CallsOptions): Calls {
     }
   }
 
+  function announce(
+    { name: method }: MethodShape,
+    call_id: string,
+    request: Buffer,
+    { deadline_ms = 0, request_id }: CallOptions,
+    request_follows = false,
+  ): void {
+    send({ call: { call_id, method, request, request_follows, deadline_ms, request_id } });
+  }
+
   function unary(shape: MethodShape, request: unknown, options: CallOptions): Promise<Buffer> {
     refuse(shape);
     options.signal?.throwIfAborted();
@@ -108,7 +119,8 @@ export function openCalls(settings: CallsOptions): Calls {
         options.signal?.removeEventListener('abort', giveUp);
         if (reply instanceof AppError) reject(reply);
         else if (reply.error) reject(fromWire(reply.error));
-        else resolve(reply.response ?? Buffer.alloc(0));
+        else if (reply.response) resolve(reply.response);
+        else reject(unsuitable());
       };
       const abandon = (reason: AppError): void => {
         settle(reason);
@@ -118,9 +130,7 @@ export function openCalls(settings: CallsOptions): Calls {
       const cancelDeadline = after(deadline_ms, () => abandon(late()));
       options.signal?.addEventListener('abort', giveUp, { once: true });
       pending.set(call_id, { settle });
-      send({
-        call: { call_id, method: shape.name, request: bytes, deadline_ms, request_id: options.request_id },
-      });
+      announce(shape, call_id, bytes, { ...options, deadline_ms });
     });
   }
 
@@ -144,22 +154,20 @@ export function openCalls(settings: CallsOptions): Calls {
     lane.add(abort);
     const call_id = newId('call');
     let stream: AnswerStream | undefined;
+    /** The machine has said its last word: nothing is left to be cancelled. */
     let complete = false;
     const stop = (): void => cancel(stream);
     try {
       const large = requests === undefined && first.length > smallMessageBytes;
-      stream = await answered(call_id, abort.signal, () =>
-        send({
-          call: {
-            call_id,
-            method: shape.name,
-            request: large ? Buffer.alloc(0) : first,
-            request_follows: large,
-            deadline_ms: options.deadline_ms ?? 0,
-            request_id: options.request_id,
-          },
-        }),
+      const answer = await answered(call_id, abort.signal, () =>
+        announce(shape, call_id, large ? Buffer.alloc(0) : first, options, large),
       );
+      if ('call_id' in answer) {
+        complete = true;
+        yield* messagesOf(answer, requests === undefined && !large);
+        return;
+      }
+      stream = answer;
       abort.signal.addEventListener('abort', stop, { once: true });
       // Neither a cancel of the agent nor its death ends our reading side; after our own end this tells nothing new.
       stream.once('cancelled', () => abort.abort(lost()));
@@ -170,14 +178,15 @@ export function openCalls(settings: CallsOptions): Calls {
         yield* receiveFrames(patience.whileReceiving(stream), lost);
       } finally {
         patience.end();
+        complete = patience.toldFailure;
       }
       complete = true;
-      abort.signal.removeEventListener('abort', stop);
     } catch (error) {
       throw abort.signal.aborted && !complete ? abort.signal.reason : error;
     } finally {
       cancelDeadline();
       options.signal?.removeEventListener('abort', giveUp);
+      abort.signal.removeEventListener('abort', stop);
       lane.delete(abort);
       finish(call_id, stream, complete);
       abort.abort(lost());
@@ -193,22 +202,50 @@ export function openCalls(settings: CallsOptions): Calls {
     }
   }
 
-  function answered(call_id: string, signal: AbortSignal, notify: () => void): Promise<AnswerStream> {
+  /** The stream that the machine opens for a call, or the whole answer in a reply: whichever comes first. */
+  function answered(
+    call_id: string,
+    signal: AbortSignal,
+    notify: () => void,
+  ): Promise<AnswerStream | Reply__Output> {
     return new Promise((resolve, reject) => {
-      const settle = (outcome: AnswerStream | unknown, ok: boolean): void => {
+      const settle = (): void => {
         switchboard.delete(call_id);
+        announced.delete(call_id);
         cancelWait();
         signal.removeEventListener('abort', aborted);
-        // ok is true only where the switchboard hands over a stream.
-        if (ok) resolve(outcome as AnswerStream);
-        else reject(outcome);
       };
-      const aborted = (): void => settle(signal.reason, false);
-      const cancelWait = after(answerWithinMs, () => settle(late(), false));
+      const fail = (reason: unknown): void => {
+        settle();
+        reject(reason);
+      };
+      const take = (answer: AnswerStream | Reply__Output): void => {
+        settle();
+        resolve(answer);
+      };
+      const aborted = (): void => fail(signal.reason);
+      const cancelWait = after(answerWithinMs, () => fail(late()));
       if (signal.aborted) return aborted();
       signal.addEventListener('abort', aborted, { once: true });
-      switchboard.set(call_id, (stream) => settle(stream, true));
+      switchboard.set(call_id, take);
+      announced.set(call_id, take);
       notify();
+    });
+  }
+
+  /** `asked`: the machine has been sent all there is; without that it can have no answer but an error. */
+  function* messagesOf({ error, messages: all }: Reply__Output, asked: boolean): Generator<Buffer> {
+    if (error) throw fromWire(error);
+    if (!all || !asked) throw unsuitable();
+    for (const message of all.messages) {
+      passing(message.length);
+      yield message;
+    }
+  }
+
+  function unsuitable(): AppError {
+    return new AppError('machine_error', 'the machine’s answer is of another kind than its call', {
+      machine_id: machineId,
     });
   }
 
@@ -252,7 +289,10 @@ export function openCalls(settings: CallsOptions): Calls {
     stub: Object.fromEntries(
       [...methods.values()].map((shape) => [shape.key, stubMethod(shape)]),
     ) as unknown as AgentStub,
-    reply: (reply) => pending.get(reply.call_id)?.settle(reply),
+    reply(reply) {
+      pending.get(reply.call_id)?.settle(reply);
+      announced.get(reply.call_id)?.(reply);
+    },
     get open() {
       return Object.values(lanes).reduce((sum, lane) => sum + lane.size, pending.size);
     },
@@ -278,61 +318,6 @@ function sendRequests(
 /** destroy() would leave the agent's side open; an error status ends both, and wakes whoever reads. */
 function cancel(stream: AnswerStream | undefined): void {
   if (stream && !stream.destroyed) stream.emit('error', { code: grpcStatus.CANCELLED, details: 'cancelled' });
-}
-
-/** Gives a call up when the machine neither takes nor sends anything for too long, where it is its turn. */
-class Patience {
-  readonly #ms: number;
-  readonly #abort: AbortController;
-  #cancel = (): void => {};
-  #over = false;
-
-  /** `ms` 0: endless. */
-  constructor(ms: number, abort: AbortController) {
-    this.#ms = ms;
-    this.#abort = abort;
-  }
-
-  /** The time it takes whoever gives us the requests is not the machine's; from the last one on it is. */
-  async *whileSending(requests: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
-    let sent = 0;
-    this.#hold();
-    for await (const request of requests) {
-      sent += 1;
-      this.#begin();
-      yield request;
-      this.#hold();
-    }
-    this.#begin(sent > 1 ? settling : 1);
-  }
-
-  /** Neither is the time of whoever takes the frames from us. */
-  async *whileReceiving(stream: AnswerStream): AsyncGenerator<Frame> {
-    for await (const frame of stream as AsyncIterable<Frame>) {
-      this.#hold();
-      yield frame;
-      this.#begin();
-    }
-  }
-
-  /** For good: the call is over. */
-  end(): void {
-    this.#over = true;
-    this.#hold();
-  }
-
-  #hold(): void {
-    this.#cancel();
-  }
-
-  #begin(times = 1): void {
-    this.#hold();
-    if (this.#ms > 0 && !this.#over) this.#cancel = after(this.#ms * times, () => this.#abort.abort(stuck()));
-  }
-}
-
-function stuck(): AppError {
-  return new AppError('machine_timeout', 'the machine stopped in the middle of its answer');
 }
 
 async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {

@@ -15,7 +15,7 @@ import type { History } from '../history.ts';
 import type { Vitals } from '../machines/vitals.ts';
 import type { Machine, State } from '../state/index.ts';
 import { type Calls, openCalls, type Switchboard } from './calls.ts';
-import type { Link, Presence } from './presence.ts';
+import { keptProcesses, type Link, type Presence } from './presence.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 
@@ -122,6 +122,7 @@ class Session implements Link {
   readonly machineId: string;
   readonly instanceId: string;
   readonly journalId: string;
+  readonly processIds: readonly string[];
   readonly #stream: ConnectStream;
   readonly #machine: Machine;
   readonly #hello: Hello__Output;
@@ -150,6 +151,7 @@ class Session implements Link {
     this.machineId = machine.id;
     this.instanceId = hello.instance_id;
     this.journalId = hello.journal_id;
+    this.processIds = keptProcesses(hello.process_ids);
     this.#log = rooms.log.child({ machine_id: machine.id, link_id: this.id });
     const open = Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls);
     this.#calls = openCalls({

@@ -10,6 +10,8 @@ export interface Link {
   instanceId: string;
   /** Tells a restarted agent from a wiped one. */
   journalId: string;
+  /** What the agent still kept when it linked; whatever is settled here it may forget. */
+  processIds: readonly string[];
   stub: AgentStub;
   /** Ends it: a newer link took over, or the machine was removed. */
   fence(reason: string): void;
@@ -33,6 +35,16 @@ export interface Presence {
   drain(spreadMs: number): void;
   /** Calls back when a machine's state changed; the result stops it. */
   watch(watcher: (machineId: string, online: boolean) => void): () => void;
+}
+
+/** Ids as newId makes them: whatever else a machine names, nobody here has ever asked it to keep. */
+const processId = /^[a-z]{1,8}_[0-9A-Za-z]{22}$/;
+/** The others come with a later hello, when these are forgotten. */
+const mostProcesses = 4096;
+
+/** What of a hello's list can be ids of processes. */
+export function keptProcesses(told: readonly string[]): readonly string[] {
+  return told.filter((id) => processId.test(id)).slice(0, mostProcesses);
 }
 
 export function openPresence(): Presence {

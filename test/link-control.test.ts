@@ -1,0 +1,202 @@
+// Short answers of streaming calls: they ride on the control stream, and a machine that mixes its two ways up breaks nothing.
+import { once } from 'node:events';
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { status as grpcStatus } from '@grpc/grpc-js';
+import { expect, test } from 'vitest';
+import { gather } from '../agent/link/gather.ts';
+import { keptProcesses } from '../broker/link/presence.ts';
+import type { Reply } from '../proto/types/farhand/link/v1/Reply.ts';
+import { frameOf, messageOf } from '../shared/rpc.ts';
+import { call as http, openHouse, temporaryFolder } from './house.ts';
+import { type ScriptedAgent, scriptedMachine, statusOf } from './scripted-agent.ts';
+
+const content = ({ identity }: ScriptedAgent): string =>
+  `/machines/${identity.machineId}/files/content?path=/a`;
+
+const written = { path: '/a', content: 'x' };
+const puts = ({ identity }: ScriptedAgent): string => `/machines/${identity.machineId}/files/content`;
+
+/** The whole answer to ReadFile. */
+function whole(agent: ScriptedAgent, text: string): { messages: Buffer[] } {
+  const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: text.length };
+  const head = { head: { entry, etag: '"1"', length: text.length } };
+  return {
+    messages: [agent.encode('ReadFile', head), agent.encode('ReadFile', { chunk: Buffer.from(text) })],
+  };
+}
+
+test('an error in a reply ends a streaming call, also one whose requests have not been asked for', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const error = { code: 'permission_denied', message: 'no', details: '{"why":"so"}' };
+  for (const calling of [
+    () => house.call('GET', content(agent)),
+    () => house.call('PUT', puts(agent), { body: written }),
+  ]) {
+    const answer = calling();
+    agent.send({ reply: { call_id: (await agent.next('call')).call_id, error } });
+    expect(await answer).toMatchObject({ status: 403, body: { error: { details: { why: 'so' } } } });
+  }
+});
+
+test('a reply of the wrong kind is machine_error, and the link lives on', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const { identity } = agent;
+  const response = agent.encode('StatFile', { etag: '"1"' });
+  const unasked = agent.encode('WriteFile', { path: Buffer.from('/a'), size: 1, etag: '"1"' });
+  const refused = { status: 503, body: { error: { code: 'machine_error' } } };
+  const wrong: [method: string, path: string, result: Reply][] = [
+    ['GET', content(agent), { response }],
+    ['GET', content(agent), {}],
+    ['GET', content(agent), { messages: { messages: [Buffer.from([0xff, 0xff])] } }],
+    ['GET', content(agent), { messages: { messages: [] } }],
+    ['PUT', puts(agent), { messages: { messages: [unasked] } }],
+    ['GET', `/machines/${identity.machineId}/files/stat?path=/a`, { messages: { messages: [response] } }],
+    ['GET', `/machines/${identity.machineId}/files/stat?path=/a`, {}],
+  ];
+  for (const [method, path, result] of wrong) {
+    const answer = house.call(method, path, method === 'PUT' ? { body: written } : {});
+    agent.send({ reply: { call_id: (await agent.next('call')).call_id, ...result } });
+    expect(await answer).toMatchObject(refused);
+  }
+  expect((await house.client.machines.get({ machine_id: identity.machineId })).status).toBe('online');
+});
+
+test('whichever way an answer comes first is the answer; the other finds no call', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const replied = house.call('GET', content(agent));
+  const first = await agent.next('call');
+  agent.send({ reply: { call_id: first.call_id, messages: whole(agent, 'reply') } });
+  expect((await replied).body.data.content).toBe('reply');
+  agent.send({ reply: { call_id: first.call_id, messages: whole(agent, 'again') } });
+  expect(await statusOf(agent.answer(first.call_id))).toBe(grpcStatus.NOT_FOUND);
+
+  const streamed = house.call('GET', content(agent));
+  const { call_id } = await agent.next('call');
+  const stream = agent.answer(call_id);
+  // The broker’s own End tells that it has the stream.
+  await once(stream, 'data');
+  agent.send({ reply: { call_id, error: { code: 'io_error', message: 'too late', details: '{}' } } });
+  for (const message of whole(agent, 'stream').messages) stream.write({ message });
+  stream.write({ end: {} });
+  stream.end();
+  expect((await streamed).body.data.content).toBe('stream');
+});
+
+test('a caller that went away is told to the agent, and a reply that comes then is ignored', async () => {
+  const house = await openHouse({ tuning: { link: { openCalls: 1 } } });
+  const agent = await scriptedMachine(house);
+  const gone = new AbortController();
+  const path = `${house.url}/api/v1${content(agent)}`;
+  const answer = http(path, 'GET', { key: house.key, signal: gone.signal });
+  const { call_id } = await agent.next('call');
+  gone.abort();
+  await expect(answer).rejects.toThrow();
+  expect(await agent.next('cancel')).toMatchObject({ call_id });
+  agent.send({ reply: { call_id, messages: whole(agent, 'late') } });
+  // Its place is free again, and a reply frees the next one’s.
+  for (const text of ['one', 'two']) {
+    const next = house.call('GET', content(agent));
+    agent.send({ reply: { call_id: (await agent.next('call')).call_id, messages: whole(agent, text) } });
+    expect((await next).body.data.content).toBe(text);
+  }
+});
+
+test('a link that is lost before the reply costs machine_offline', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const answer = house.call('GET', content(agent));
+  await agent.next('call');
+  agent.close();
+  agent.control.cancel();
+  expect((await answer).body.error.code).toBe('machine_offline');
+});
+
+test('an answer that fails before its first frame throws, after it the failure is part of the answer', async () => {
+  const failure = new Error('broken');
+  async function* failing(frames: number): AsyncGenerator<Buffer> {
+    for (let n = 0; n < frames; n += 1) yield frameOf(Buffer.from('x'));
+    throw failure;
+  }
+  await expect(gather(failing(0))).rejects.toBe(failure);
+  const gathered = await gather(failing(1));
+  if (Array.isArray(gathered)) throw new Error('a failed answer is never whole');
+  expect((await gathered.next()).value).toEqual(frameOf(Buffer.from('x')));
+  await expect(gathered.next()).rejects.toBe(failure);
+});
+
+test('what is too large, too many or not over in the moment goes on where it was, and its source is closed', async () => {
+  for (const [frames, bytes] of [
+    [1, 61 * 1024],
+    [100, 1],
+    [4, 20_000],
+  ] as const) {
+    let closed = false;
+    async function* source(): AsyncGenerator<Buffer> {
+      try {
+        for (let n = 0; n < frames; n += 1) yield frameOf(Buffer.alloc(bytes, n));
+      } finally {
+        closed = true;
+      }
+    }
+    const gathered = await gather(source());
+    if (Array.isArray(gathered)) throw new Error('it was taken for small');
+    expect(closed).toBe(false);
+    const seen: Buffer[] = [];
+    for await (const frame of gathered) seen.push(messageOf(frame));
+    expect(seen).toEqual(Array.from({ length: frames }, (_, n) => Buffer.alloc(bytes, n)));
+    expect(closed).toBe(true);
+  }
+  const { promise, resolve } = Promise.withResolvers<Buffer>();
+  async function* lasting(): AsyncGenerator<Buffer> {
+    yield frameOf(Buffer.from('started'));
+    yield await promise;
+  }
+  const gathered = await gather(lasting());
+  if (Array.isArray(gathered)) throw new Error('it was taken for whole');
+  expect((await gathered.next()).value).toEqual(frameOf(Buffer.from('started')));
+  resolve(frameOf(Buffer.from('ended')));
+  expect((await gathered.next()).value).toEqual(frameOf(Buffer.from('ended')));
+  expect((await gathered.next()).done).toBe(true);
+});
+
+test('a real agent’s answers are the same on either way: empty, small, at the edge and large', async () => {
+  const house = await openHouse();
+  const agent = await house.agent();
+  const { items } = await house.client.machines.list();
+  expect(agent).toBeDefined();
+  const machine_id = items[0]?.id ?? '';
+  const folder = temporaryFolder('content');
+  for (const size of [0, 1, 1_000, 61_000, 61_440, 65_536, 300_000]) {
+    const path = join(folder, String(size));
+    writeFileSync(path, 'x'.repeat(size));
+    const { body } = await house.call('GET', `/machines/${machine_id}/files/content?path=${path}`);
+    expect([size, body.data.content.length, body.data.size]).toEqual([size, size, size]);
+  }
+  const missing = await house.call('GET', `/machines/${machine_id}/files/content?path=${folder}/none`);
+  expect([missing.status, missing.body.error.code]).toEqual([404, 'file_not_found']);
+});
+
+test('more failures than HTTP/2 allows resets leave the link as it was', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const error = { code: 'file_not_found', message: '', details: '{}' };
+  // HTTP/2 ends a connection that resets more than a thousand streams at once: an error is no reason for one.
+  for (let n = 0; n < 1_200; n += 1) {
+    const answer = house.call('GET', content(agent));
+    const stream = agent.answer((await agent.next('call')).call_id);
+    stream.write({ error });
+    stream.end();
+    const [{ status }, code] = await Promise.all([answer, statusOf(stream)]);
+    expect([n, status, code]).toEqual([n, 404, grpcStatus.OK]);
+  }
+});
+
+test('of what a hello says the agent still keeps, only what can be an id counts, and not without end', () => {
+  const kept = `cmd_${'a'.repeat(22)}`;
+  expect(keptProcesses([kept, '', '../x', 'cmd_short', `${kept}x`, `x\n${kept}`])).toEqual([kept]);
+  expect(keptProcesses(Array.from({ length: 5_000 }, () => kept))).toHaveLength(4_096);
+});
