@@ -260,11 +260,11 @@ test('a promise that the disk refused is no process: the id may be asked again',
   // Stands for a full disk: what is asked of the journal's file fails.
   const { open: openFile } = await import('node:fs/promises');
   const file = await openFile(journal);
-  const prototype = Object.getPrototypeOf(file) as { datasync: () => Promise<void> };
+  const prototype = Object.getPrototypeOf(file) as { write: () => Promise<void> };
   await file.close();
   const id = newId('command');
   const full = vi
-    .spyOn(prototype, 'datasync')
+    .spyOn(prototype, 'write')
     .mockRejectedValueOnce(Object.assign(new Error('full'), { code: 'ENOSPC' }));
   try {
     await expect(start('touch ran', id).next()).rejects.toMatchObject({ code: 'no_space' });

@@ -379,7 +379,15 @@ function portable(files: SourceFile[]): Set<string> {
 
 const maySeeTime = (path: string) => inRoom(path, 'shared/clock', 'scripts', 'test');
 const mayTouchProcess = (path: string) =>
-  inRoom(path, 'agent/main', 'broker/main', 'broker/cli', 'scripts', 'test');
+  inRoom(
+    path,
+    'agent/main',
+    'agent/processes/spawner/program',
+    'broker/main',
+    'broker/cli',
+    'scripts',
+    'test',
+  );
 const forbiddenNames = ['utils', 'helpers', 'common', 'types', 'services', 'controllers', 'managers'];
 
 const runtime: Rule[] = [

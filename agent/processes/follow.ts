@@ -1,7 +1,7 @@
 // What a follower of a process gets: started, output from its offsets on, gaps, the exit.
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { AppError } from '../../shared/errors.ts';
-import type { OutputLog, Wake } from '../../shared/output.ts';
+import type { OutputLog, OutputReader, Wake } from '../../shared/output.ts';
 import type { Exit } from './journal.ts';
 
 /** A process as its followers see it; `changed` wakes them after every change. */
@@ -28,8 +28,8 @@ const names = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' }
 const frameBytes = 256 * 1024;
 
 /**
- * Follows what `find` gives until its exit or the signal; nothing happens before the first next().
- * Ending early, also while it waits, costs the process nothing.
+ * Follows what `find` gives until its exit or the signal; nothing happens before the first next(). While it is
+ * read it holds the process to its pace; ending early, also while it waits, costs the process nothing.
  */
 export function follow(
   find: () => Promise<Followed>,
@@ -41,7 +41,7 @@ export function follow(
   signal.addEventListener('abort', leave, { once: true });
   if (signal.aborted) leave();
   const unlisten = (): void => signal.removeEventListener('abort', leave);
-  const inner = answers(find, { ...offsets }, left.signal, unlisten);
+  const inner = answers(find, offsets, left.signal, unlisten);
   return {
     [Symbol.asyncIterator]() {
       return this;
@@ -70,33 +70,48 @@ async function* answers(
 }
 
 async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal): AsyncGenerator<Answer> {
+  const readers = {
+    stdout: followed.stdout.reader(offsets.stdout),
+    stderr: followed.stderr.reader(offsets.stderr),
+  };
+  const close = (): void => {
+    for (const stream of streams) readers[stream].close();
+  };
+  // Nobody may ever ask for the next event.
+  signal.addEventListener('abort', close, { once: true });
+  try {
+    yield* started(followed, signal);
+    while (!signal.aborted) {
+      // Looked at before reading: once it is set, all output is in the logs.
+      const { exit } = followed;
+      for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
+      if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;
+      if (exit && !signal.aborted) {
+        yield { event: { exit } };
+        return;
+      }
+      // Both looks and the wait are in one turn, so no wake is missed.
+      if (!followed.exit) await followed.changed.wait(signal);
+    }
+  } finally {
+    close();
+  }
+}
+
+async function* started(followed: Followed, signal: AbortSignal): AsyncGenerator<Answer> {
   while (!followed.started && !followed.exit && !signal.aborted) {
     if (followed.failure) throw followed.failure;
     await followed.changed.wait(signal);
   }
-  const { started } = followed;
-  if (started && !signal.aborted)
-    yield { event: { started: { pid: started.pid, started_at_ms: started.at } } };
-  while (!signal.aborted) {
-    // Looked at before reading: once it is set, all output is in the logs.
-    const { exit } = followed;
-    for (const stream of streams) yield* output(followed[stream], stream, offsets);
-    if (streams.some((stream) => followed[stream].end > offsets[stream])) continue;
-    if (exit && !signal.aborted) {
-      yield { event: { exit } };
-      return;
-    }
-    // Both looks and the wait are in one turn, so no wake is missed.
-    if (!followed.exit) await followed.changed.wait(signal);
-  }
+  const { started: begun } = followed;
+  if (begun && !signal.aborted) yield { event: { started: { pid: begun.pid, started_at_ms: begun.at } } };
 }
 
-/** One piece of a stream, after the gap before it; the reader's pace decides when the next is read. */
-async function* output(log: OutputLog, stream: Stream, offsets: Offsets): AsyncGenerator<Answer> {
-  const from = offsets[stream];
+/** One piece of a stream, after the gap before it. */
+async function* output(log: OutputLog, reader: OutputReader, stream: Stream): AsyncGenerator<Answer> {
+  const from = reader.position;
   if (log.end <= from) return;
-  const { offset, data } = await log.read(from, frameBytes);
+  const { offset, data } = await reader.read(frameBytes);
   if (offset > from) yield { event: { gap: { stream: names[stream], from, to: offset } } };
   if (data.length > 0) yield { event: { output: { stream: names[stream], offset, data } } };
-  offsets[stream] = offset + data.length;
 }

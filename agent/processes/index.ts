@@ -5,9 +5,10 @@ import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { openJournal } from './journal.ts';
 import { openPipeSupply } from './pipes.ts';
+import { closeInherited } from './plan.ts';
 import { recover } from './recover.ts';
 import { type Limits, Room } from './room.ts';
-import { closeInherited } from './spawn.ts';
+import { Spawner } from './spawner/index.ts';
 
 export interface ProcessesOptions {
   /** Journal, output and pipes live below it; made when missing, for this user only. */
@@ -52,9 +53,11 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   const journal = await openJournal(directory, log, limits.seenMs);
   const outputs = join(directory, 'output');
   const pipeNames = join(directory, 'pipes');
-  const left = await recover({ journal, outputs, pipes: pipeNames, limits, log });
-  const pipes = await openPipeSupply(pipeNames);
-  const room = new Room({ journal, outputs, limits, log, pipes, mayRunAs }, left);
+  const spawner = new Spawner(journal.id, log);
+  const room = await openRoom().catch(async (error: unknown) => {
+    await Promise.all([spawner.stop(), journal.close()]);
+    throw error;
+  });
   return {
     journalId: journal.id,
     ids: () => room.ids(),
@@ -66,4 +69,12 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
     forgetProcess: (request) => room.forget(request),
     stop: () => room.stop(),
   };
+
+  async function openRoom(): Promise<Room> {
+    // Before the look for what an earlier agent left: its spawner might still add to it.
+    await spawner.ready();
+    const left = await recover({ journal, outputs, pipes: pipeNames, limits, log });
+    const pipes = await openPipeSupply(pipeNames);
+    return new Room({ journal, outputs, limits, log, pipes, spawner, mayRunAs }, left);
+  }
 }

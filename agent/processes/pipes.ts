@@ -14,13 +14,15 @@ const batch = 32;
 export interface Pipes {
   /** Of standard output and error; /proc/PID/fd of whoever has them open shows the same. */
   paths: string[];
+  /** Of standard input, where one was asked for. */
+  inputPath: string | undefined;
   /** `shared`: the command runs as another user, who may want to open /dev/stderr too. */
   open(shared: boolean): OpenPipes;
   /** They serve the next command, unless somebody may still hold them. */
   giveBack(free: boolean): void;
 }
 
-/** Descriptors: ours, and the child's, to close after the spawn. */
+/** Descriptors: ours, and the same ends as the child's, to close once it has them. */
 export interface OpenPipes {
   ours: [stdout: number, stderr: number];
   theirs: [stdout: number, stderr: number];
@@ -62,6 +64,7 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
       const inputs = ready.splice(0, input ? 1 : 0);
       return {
         paths,
+        inputPath: inputs[0],
         open: (shared) => openPipes(paths, inputs[0], shared),
         giveBack(free) {
           if (free) ready.push(...paths);
@@ -97,7 +100,7 @@ function openPipes([out = '', err = '']: string[], input: string | undefined, sh
     opened.push(fd);
     return fd;
   };
-  // Ours do not wait for the other end; the child's do not either, for ours are there, and must be blocking.
+  // Ours do not wait for the other end; the child's do not either, for ours are there.
   const ours = (path: string, flags: number): number => open(path, flags | constants.O_NONBLOCK);
   try {
     if (shared) for (const path of [out, err]) chmodSync(path, 0o622);

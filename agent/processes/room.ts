@@ -15,9 +15,10 @@ import type { AgentCall } from '../../shared/rpc.ts';
 import { type Answer, type Followed, follow } from './follow.ts';
 import type { Exit, Journal } from './journal.ts';
 import { openInput, type PipeSupply } from './pipes.ts';
+import { NotStarted, type Plan, plan } from './plan.ts';
 import { outputNames, unseen } from './recover.ts';
 import { type Ending, type Run, run } from './run.ts';
-import { NotStarted, type Plan, plan } from './spawn.ts';
+import { type Spawner, SpawnerDied } from './spawner/index.ts';
 
 export interface Limits {
   /** Last bytes kept of each output stream. */
@@ -42,14 +43,15 @@ interface Parts {
   limits: Limits;
   log: Logger;
   pipes: PipeSupply;
+  spawner: Spawner;
   mayRunAs: boolean;
 }
 
 /** A process of this room; `exit` is set when it is over. */
 interface Kept extends Followed {
   run?: Run;
-  /** A kill came before the spawn. */
-  cancelled?: boolean;
+  /** A kill came before the process, with this grace. */
+  cancelled?: number;
   /** It goes as soon as it is over. */
   forgotten?: boolean;
 }
@@ -59,7 +61,9 @@ const outcomes: Record<Ending['cause'], Exit['outcome']> = {
   timeout: 'PROCESS_OUTCOME_TIMEOUT',
   cancelled: 'PROCESS_OUTCOME_CANCELLED',
   stopped: 'PROCESS_OUTCOME_LOST',
+  orphaned: 'PROCESS_OUTCOME_LOST',
 };
+const orphaned = { outcome: outcomes.orphaned, reason: 'spawner_died' } as const;
 const fromStart = { stdout: 0, stderr: 0 };
 
 export class Room {
@@ -95,7 +99,7 @@ export class Room {
       throw notFound(id);
     }
     if (kept.run) kept.run.kill('cancelled', grace_ms);
-    else kept.cancelled = true;
+    else kept.cancelled = Math.min(grace_ms, kept.cancelled ?? grace_ms);
     return {};
   }
 
@@ -141,6 +145,7 @@ export class Room {
     for (const { run } of this.#open) run?.kill('stopped', this.#parts.limits.stopGraceMs);
     const never = new AbortController().signal;
     while (this.#open.size > 0) await this.#settled.wait(never);
+    await this.#parts.spawner.stop();
     await this.#parts.pipes.close();
     await this.#parts.journal.close();
   }
@@ -199,6 +204,7 @@ export class Room {
     try {
       await this.#spawn(id, kept, spec, await planned, call);
     } catch (error) {
+      if (error instanceof SpawnerDied) return this.#finish(id, kept, orphaned);
       const { message } = asNotStarted(error, log);
       await this.#finish(id, kept, { outcome: 'PROCESS_OUTCOME_NOT_STARTED', reason: message });
     }
@@ -212,36 +218,41 @@ export class Room {
     { signal }: AgentCall,
   ): Promise<void> {
     if (planned instanceof NotStarted) throw planned;
-    const { pipes, journal, limits, log, outputs } = this.#parts;
+    const { pipes, spawner, journal, limits, log, outputs } = this.#parts;
     const fixed = spec.stdin.length > 0 && !spec.input;
     const stdin = fixed ? await openInput(spec.stdin, outputs) : undefined;
     try {
+      const living = await spawner.ready();
       const own = await pipes.take(spec.input);
-      // The link may have gone or been fenced off meanwhile; from here to the spawn nothing waits.
-      if (signal.aborted || this.#stopping || kept.cancelled) {
+      // The link may have gone or been fenced off meanwhile; from here to the request nothing waits.
+      if (signal.aborted || this.#stopping || kept.cancelled !== undefined) {
         own.giveBack(true);
         return await this.#drop(id, kept);
       }
       const { stdout, stderr } = kept;
       const input = spec.input ? spec.stdin : undefined;
       const options = { id, stdin, input, timeoutMs: spec.timeout_ms, stdout, stderr, log, ...limits };
-      kept.run = await run(planned, own, options);
+      kept.run = await run(planned, own, living, options);
     } finally {
       await stdin?.close();
     }
     kept.started = { pid: kept.run.pid, at: kept.run.started_at };
     journal.started(id, kept.started.pid, kept.started.at);
     kept.changed.wake();
+    // Whoever asked meanwhile had no process to kill.
+    if (this.#stopping) kept.run.kill('stopped', limits.stopGraceMs);
+    else if (kept.cancelled !== undefined) kept.run.kill('cancelled', kept.cancelled);
     // Never rejects, nor does what follows; stop() waits for it through #open.
     void kept.run.ended.then((ending) => this.#settle(id, kept, ending));
   }
 
   async #drop(id: string, kept: Kept): Promise<void> {
-    const outcome = kept.cancelled ? 'PROCESS_OUTCOME_CANCELLED' : 'PROCESS_OUTCOME_EXPIRED';
+    const outcome = kept.cancelled !== undefined ? 'PROCESS_OUTCOME_CANCELLED' : 'PROCESS_OUTCOME_EXPIRED';
     await this.#finish(id, kept, { outcome, reason: 'dropped' });
   }
 
   async #settle(id: string, kept: Kept, { cause, exit_code, signal }: Ending): Promise<void> {
+    if (cause === 'orphaned') return this.#finish(id, kept, orphaned);
     const reason = cause === 'stopped' ? 'agent_restarted' : '';
     await this.#finish(id, kept, { outcome: outcomes[cause], exit_code, signal, reason });
   }

@@ -4,19 +4,20 @@ import type { FileHandle } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import { constants } from 'node:os';
 import { after, monotonic, now, sleep } from '../../shared/clock.ts';
-import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { OutputLog } from '../../shared/output.ts';
 import { Input } from './input.ts';
 import type { OpenPipes, Pipes } from './pipes.ts';
-import { launch, NotStarted, type Plan, whyNot } from './spawn.ts';
-import { killTree, Tree } from './tree.ts';
+import { explain, NotStarted, type Plan } from './plan.ts';
+import { type Child, type Exited, type Living, SpawnFailed } from './spawner/index.ts';
+import type { SpawnRequest } from './spawner/program.ts';
+import { killTree, signalGroup, Tree } from './tree.ts';
 
 /** What a pipe holds. */
 const pipeBytes = 64 * 1024;
 
-/** Why a process was ended by us. */
-export type KillCause = 'timeout' | 'cancelled' | 'stopped';
+/** Why a process was ended by us; orphaned: its spawner died. */
+export type KillCause = 'timeout' | 'cancelled' | 'stopped' | 'orphaned';
 
 export interface RunOptions {
   id: string;
@@ -29,6 +30,7 @@ export interface RunOptions {
   stdout: OutputLog;
   stderr: OutputLog;
   graceMs: number;
+  stopGraceMs: number;
   drainMs: number;
   killForMs: number;
   log: Logger;
@@ -54,57 +56,62 @@ export interface Run {
   kill(cause: KillCause, graceMs: number): void;
 }
 
-interface Exited {
-  code: number | null;
-  signal: NodeJS.Signals | null;
-}
-
-/** Starts it in this very turn; rejects with NotStarted. The pipes are its own from now on. */
-export async function run(plan: Plan, pipes: Pipes, options: RunOptions): Promise<Run> {
+/**
+ * Asks for it in this very turn; rejects with NotStarted, or with SpawnerDied when nobody knows.
+ * The pipes are its own from now on.
+ */
+export async function run(plan: Plan, pipes: Pipes, spawner: Living, options: RunOptions): Promise<Run> {
   const started_at = now();
   const { ours, theirs, input: inputs } = open(plan, pipes);
-  const child = launch(plan, [inputs?.theirs ?? options.stdin?.fd ?? 'ignore', ...theirs]);
-  const exited = new Promise<Exited>((resolve) => {
-    if (!(child instanceof Error)) child.once('exit', (code, signal) => resolve({ code, signal }));
-  });
-  for (const fd of theirs) closeSync(fd);
-  if (inputs) closeSync(inputs.theirs);
-  if (child instanceof Error || child.pid === undefined) {
-    for (const fd of ours) closeSync(fd);
-    if (inputs) closeSync(inputs.ours);
-    pipes.giveBack(false);
-    throw new NotStarted(await whyNot(child, plan));
-  }
+  const asked = spawner.spawn(requestOf(plan, pipes, options));
+  // While it starts: the pipes have no end before the child's ends, which we hold too, are closed.
   const pumps = [pump(ours[0], options.stdout, options), pump(ours[1], options.stderr, options)];
   const input = inputs && new Input(inputs.ours, options.input ?? Buffer.alloc(0));
-  const { pid } = child;
-  const killer = makeKiller(pid, pipes.paths, exited, options);
-  let over = false;
-  void exited.then(() => {
-    over = true;
-  });
-  const signal = (name: NodeJS.Signals): boolean => !over && sendToGroup(pid, name);
+  const child = await asked
+    .catch(async (error: unknown) => {
+      const failed = error instanceof SpawnFailed;
+      // Whatever it became shows the mark or the pipes.
+      const tree = new Tree([options.id], pipes.paths);
+      if (!failed) await killTree(tree, AbortSignal.abort(), options.killForMs);
+      for (const { cut } of pumps) cut();
+      input?.close();
+      pipes.giveBack(false);
+      throw failed ? new NotStarted(await explain(error.errno, plan)) : error;
+    })
+    .finally(() => {
+      for (const fd of theirs) closeSync(fd);
+      if (inputs) closeSync(inputs.theirs);
+    });
+  const killer = makeKiller(child, pipes.paths, options);
   async function end(): Promise<Ending> {
-    const { code, signal } = await Promise.race([exited, killer.givenUp]);
+    const { code, signal } = (await Promise.race([child.exited, killer.givenUp])) ?? (await killer.givenUp);
+    for (const log of [options.stdout, options.stderr]) log.release();
     await killer.finished();
     const drained = await drain(pumps, options.drainMs);
     input?.close();
     // What another user had open is not used again: it might still write there by its name in /proc.
     pipes.giveBack(drained && !plan.foreign);
+    const cause = killer.cause() ?? 'exited';
+    if (cause === 'orphaned') return { cause, exit_code: 0, signal: '' };
     const exit_code = signal ? 128 + constants.signals[signal] : (code ?? 0);
-    return { cause: killer.cause() ?? 'exited', exit_code, signal: signal ?? '' };
+    return { cause, exit_code, signal: signal ?? '' };
   }
-  return { pid, started_at, input, signal, ended: end(), kill: killer.kill };
+  return {
+    pid: child.pid,
+    started_at,
+    input,
+    signal: (name) => signalGroup(child, name),
+    ended: end(),
+    kill: killer.kill,
+  };
 }
 
-/** False when there is no such group. */
-function sendToGroup(pid: number, name: NodeJS.Signals): boolean {
-  try {
-    return process.kill(-pid, name);
-  } catch (error) {
-    if (errnoOf(error) === 'ESRCH') return false;
-    throw fromErrno(error, `process ${pid}`);
-  }
+function requestOf(plan: Plan, pipes: Pipes, { id, stdin }: RunOptions): SpawnRequest {
+  const [stdout = '', stderr = ''] = pipes.paths;
+  const { file, args, cwd, env, ids } = plan;
+  // A file without a name is found through us.
+  const whole = stdin && `/proc/${process.pid}/fd/${stdin.fd}`;
+  return { id, file, args, cwd, env, ids, stdin: whole ?? pipes.inputPath, stdout, stderr };
 }
 
 function open(plan: Plan, pipes: Pipes): OpenPipes {
@@ -125,8 +132,9 @@ interface Killer {
   cause(): KillCause | undefined;
 }
 
-function makeKiller(pid: number, links: string[], exited: Promise<Exited>, options: RunOptions): Killer {
-  const { id, timeoutMs, graceMs, killForMs, log } = options;
+function makeKiller(child: Child, links: string[], options: RunOptions): Killer {
+  const { id, timeoutMs, graceMs, stopGraceMs, killForMs, log } = options;
+  const { pid } = child;
   const hurry = new AbortController();
   const timers: (() => void)[] = [];
   const givenUp = Promise.withResolvers<Exited>();
@@ -136,7 +144,7 @@ function makeKiller(pid: number, links: string[], exited: Promise<Exited>, optio
 
   async function killAll(): Promise<void> {
     try {
-      const left = await killTree(new Tree([id], links, pid), hurry.signal, killForMs);
+      const left = await killTree(new Tree([id], links, child), hurry.signal, killForMs);
       if (left > 0) log.error({ id, pid, left }, 'processes of a command could not be killed');
     } catch (error) {
       log.error({ err: error, id, pid }, 'the kill of a command failed');
@@ -151,7 +159,8 @@ function makeKiller(pid: number, links: string[], exited: Promise<Exited>, optio
   }
 
   if (timeoutMs > 0) timers.push(after(timeoutMs, () => kill('timeout', graceMs)));
-  void exited.then(() => {
+  void child.exited.then((how) => {
+    if (!how) return kill('orphaned', stopGraceMs);
     alive = false;
     // During a kill the grace goes on for the rest of the tree.
     if (!killing) for (const cancel of timers) cancel();

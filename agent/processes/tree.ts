@@ -2,21 +2,25 @@
 import { readFileSync } from 'node:fs';
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import { monotonic, sleep } from '../../shared/clock.ts';
-import { errnoOf } from '../../shared/errors.ts';
+import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { killByCgroup } from './cgroup.ts';
-import { marker } from './spawn.ts';
+import { marker } from './plan.ts';
 
 // A cgroup per command would be exact, but moving a fresh process into one holds up every fork and exit for
 // a kernel grace period: 10 ms a command measured, five times the command. So members are searched when a
 // kill is due, and a cgroup serves only for those that we may not signal.
 
-interface Process {
+/** One process for ever, since pids come back. */
+export interface Leader {
   pid: number;
+  /** See proc(5). */
+  start: string;
+}
+
+interface Process extends Leader {
   parent: number;
   group: number;
   session: number;
-  /** With the pid it names one process for ever, since pids come back. */
-  start: string;
   alive: boolean;
 }
 
@@ -27,13 +31,12 @@ export class Tree {
   readonly #known = new Map<number, string>();
   readonly #sessions = new Map<number, string>();
 
-  /** `leader`: the command's first process, not yet reaped. `links`: its output pipes, as /proc shows them. */
-  constructor(ids: readonly string[], links: readonly string[], leader?: number) {
+  /** `leader`: the command's first process. `links`: its output pipes, as /proc shows them. */
+  constructor(ids: readonly string[], links: readonly string[], leader?: Leader) {
     // Processes without a mark or a link must never match: that would be the whole machine.
     this.ids = new Set(ids.filter((id) => id !== ''));
     this.#links = new Set(links.filter((link) => link !== ''));
-    const first = leader === undefined ? undefined : statNow(leader);
-    if (first) this.#learn(first);
+    if (leader) this.#learn({ ...leader, session: leader.pid });
   }
 
   /** Who is alive now: marked, or related to a member by birth, session or our pipes. Never we or init. */
@@ -69,7 +72,7 @@ export class Tree {
     return this.#known.get(pid) === start;
   }
 
-  #learn(one: Process): void {
+  #learn(one: Pick<Process, 'pid' | 'start' | 'session'>): void {
     this.#known.set(one.pid, one.start);
     if (one.pid === one.session) this.#sessions.set(one.session, one.start);
   }
@@ -120,6 +123,17 @@ export async function killTree(tree: Tree, hurry: AbortSignal, killForMs: number
 /** Looks twice: a process that forks and exits between listing and looking shows up only then. */
 async function gone(tree: Tree): Promise<boolean> {
   return (await tree.members()).length === 0 && (await tree.members()).length === 0;
+}
+
+/** To the process group of a command, also of its stopped and ignorant; false when its first process is gone. */
+export function signalGroup({ pid, start }: Leader, name: NodeJS.Signals): boolean {
+  if (statNow(pid)?.start !== start) return false;
+  try {
+    return process.kill(-pid, name);
+  } catch (error) {
+    if (errnoOf(error) === 'ESRCH') return false;
+    throw fromErrno(error, `process ${pid}`);
+  }
 }
 
 function send(pid: number, name: NodeJS.Signals): boolean {

@@ -1,5 +1,4 @@
-// From what was asked to a child process: who, where, with which environment, and why it could not start.
-import { type ChildProcess, spawn } from 'node:child_process';
+// From what was asked to what is started: who, where, with which environment, and why it could not be.
 import { closeSync, constants, readdirSync, readFileSync } from 'node:fs';
 import { access, stat } from 'node:fs/promises';
 import { resolve } from 'node:path';
@@ -22,7 +21,7 @@ export interface Plan {
   file: string;
   args: string[];
   cwd: string;
-  env: Record<string, string | undefined>;
+  env: Record<string, string>;
   /** Only where setpriv is missing; without it the user's supplementary groups are not set. */
   ids: { uid: number; gid: number } | undefined;
   /** Whether it runs as another user than the agent. */
@@ -105,8 +104,6 @@ function environment(id: string, account: Account, wanted: Record<string, string
     LOGNAME: account.name,
     SHELL: account.shell,
     LANG: 'C.UTF-8',
-    // Node copies its own when there is none here.
-    NODE_V8_COVERAGE: undefined,
     ...wanted,
     [marker]: id,
   };
@@ -135,27 +132,8 @@ function inheritable(fd: number): boolean {
   }
 }
 
-/** Spawns in a session of its own, synchronously until the child exists or surely never will. */
-export function launch(
-  plan: Plan,
-  stdio: ['ignore' | number, number, number],
-): ChildProcess | NodeJS.ErrnoException {
-  const { file, args, cwd, env, ids } = plan;
-  try {
-    return spawn(file, args, { cwd, env, stdio, detached: true, ...ids });
-  } catch (error) {
-    return error instanceof Error ? error : new Error(String(error));
-  }
-}
-
-/** Why a launch did not make a process. */
-export async function whyNot(launched: ChildProcess | NodeJS.ErrnoException, plan: Plan): Promise<string> {
-  if (launched instanceof Error) return explain(launched, plan);
-  return new Promise((resolve) => launched.once('error', (error) => resolve(explain(error, plan))));
-}
-
-async function explain(error: unknown, { cwd, program }: Plan): Promise<string> {
-  const errno = errnoOf(error) ?? 'unknown';
+/** Why the spawner could not start it, in words for the user. */
+export async function explain(errno: string, { cwd, program }: Plan): Promise<string> {
   const badCwd = await badDirectory(cwd);
   if (badCwd && ['ENOENT', 'ENOTDIR', 'EACCES'].includes(errno)) return badCwd;
   if (errno === 'ENOENT') {

@@ -1,0 +1,177 @@
+// The spawner of commands: what becomes of them and of it when one of the two sides dies.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtemp, readdir, readFile, readlink, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { openProcesses, type Processes } from '../agent/processes/index.ts';
+import type { ProcessEvent } from '../proto/types/farhand/agent/v1/ProcessEvent.ts';
+import { newId } from '../shared/ids.ts';
+import { createLogger } from '../shared/logger.ts';
+import type { AgentCall } from '../shared/rpc.ts';
+
+const root = join(import.meta.dirname, '..');
+const log = createLogger('test', 'silent');
+
+let home: string;
+let room: Processes;
+let rooms: Processes[];
+
+beforeEach(async () => {
+  home = await mkdtemp(join(tmpdir(), 'farhand-spawner-'));
+  rooms = [];
+  await open();
+});
+afterEach(async () => {
+  await Promise.all(rooms.map((one) => one.stop()));
+  await rm(home, { recursive: true, force: true });
+});
+
+async function open(): Promise<void> {
+  const limits = { stopGraceMs: 50, killForMs: 2000 };
+  room = await openProcesses({ directory: join(home, 'agent'), log, mayRunAs: true, limits });
+  rooms.push(room);
+}
+
+function call(signal: AbortSignal = new AbortController().signal): AgentCall {
+  return { call_id: newId('call'), request_id: newId('request'), signal };
+}
+
+interface Answer {
+  event?: ProcessEvent | null;
+}
+
+function start(command: string, id = newId('command')): AsyncIterator<Answer> {
+  const rest = { direct: false, args: [], env: {}, user: '', stdin: Buffer.alloc(0), timeout_ms: 0 };
+  const spec = { ...rest, command, cwd: home, input: false };
+  return room.startProcess({ id, spec }, call())[Symbol.asyncIterator]();
+}
+
+/** Everything up to the exit. */
+async function end(events: AsyncIterator<Answer>): Promise<{ output: string; event: ProcessEvent }> {
+  let output = '';
+  for (;;) {
+    const { value, done } = await events.next();
+    if (done) throw new Error('no exit was told');
+    output += Buffer.from(value.event?.output?.data ?? '').toString();
+    if (value.event?.exit) return { output, event: value.event };
+  }
+}
+
+async function until(text: string, events: AsyncIterator<Answer>): Promise<void> {
+  for (let seen = ''; !seen.includes(text); ) {
+    const { value } = await events.next();
+    seen += Buffer.from(value.event?.output?.data ?? '').toString();
+  }
+}
+
+/** Pids of the spawners of this test's agents, living or not reaped. */
+async function spawners(journalId: string): Promise<number[]> {
+  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
+  const found = await Promise.all(
+    pids.map(async (pid) => {
+      const environ = await readFile(`/proc/${pid}/environ`, 'latin1').catch(() => '');
+      return environ.includes(`=spawner:${journalId}\0`) ? [Number(pid)] : [];
+    }),
+  );
+  return found.flat();
+}
+
+async function alive(pid: number): Promise<boolean> {
+  const text = await readFile(`/proc/${pid}/stat`, 'latin1').catch(() => '');
+  return text !== '' && !/^[ZX]/.test(text.slice(text.lastIndexOf(')') + 2));
+}
+
+async function spawnerPid(): Promise<number> {
+  const [pid, ...more] = await spawners(room.journalId);
+  expect(more).toEqual([]);
+  return pid!;
+}
+
+/** Pids of what has this test's directory for its own. */
+async function inHome(): Promise<string[]> {
+  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
+  const places = await Promise.all(pids.map((pid) => readlink(`/proc/${pid}/cwd`).catch(() => '')));
+  return pids.filter((_, index) => places[index] === home);
+}
+
+const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died', exit_code: 0, signal: '' };
+
+test('a spawner that cannot start fails the opening, clearly', async () => {
+  const node = vi.spyOn(process, 'execPath', 'get').mockReturnValue('/nonexistent');
+  try {
+    await expect(
+      openProcesses({ directory: join(home, 'other'), log, mayRunAs: true }),
+    ).rejects.toMatchObject({ code: 'unavailable', message: /spawner/ });
+  } finally {
+    node.mockRestore();
+  }
+});
+
+test('when the spawner is killed, what ran is lost and dead, and the next command works', async () => {
+  const events = [
+    start('echo ready; sleep 60'),
+    start('trap "" TERM; echo ready; while :; do sleep 1; done'),
+  ];
+  const escaped = `env -i setsid sh -c 'echo $$ > escaped; echo ready; sleep 60' & sleep 60`;
+  events.push(start(escaped));
+  for (const one of events) await until('ready', one);
+  process.kill(await spawnerPid(), 'SIGKILL');
+  for (const one of events) expect((await end(one)).event.exit).toMatchObject(lost);
+  expect(await alive(Number(await readFile(join(home, 'escaped'), 'utf8')))).toBe(false);
+  expect(await end(start('echo again'))).toMatchObject({
+    output: 'again\n',
+    event: { exit: { outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 0 } },
+  });
+  expect(await spawners(room.journalId)).toHaveLength(1);
+});
+
+test('a spawner that dies while it is asked leaves each command run or not, once, and nothing alive', async () => {
+  const pid = await spawnerPid();
+  const first = start('sleep 60');
+  const others = Array.from({ length: 30 }, (_, i) => end(start(`echo ${i} >> ran; sleep 60`)));
+  await first.next();
+  process.kill(pid, 'SIGKILL');
+  for (const { event } of await Promise.all([end(first), ...others])) expect(event.exit).toMatchObject(lost);
+  expect(await inHome()).toEqual([]);
+  const ran = (await readFile(join(home, 'ran'), 'utf8').catch(() => '')).trim().split('\n');
+  expect(new Set(ran).size).toBe(ran.length);
+  expect((await end(start('echo again'))).output).toBe('again\n');
+});
+
+test('64 commands at once all start and end', async () => {
+  const ends = Array.from({ length: 64 }, (_, i) => end(start(`echo ${i}`)));
+  const outputs = (await Promise.all(ends)).map(({ output }) => output);
+  expect(outputs).toEqual(Array.from({ length: 64 }, (_, i) => `${i}\n`));
+});
+
+test('signals for everybody do not end the spawner, stopping the agent does', async () => {
+  const [pid] = await spawners(room.journalId);
+  for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.kill(pid!, signal);
+  expect((await end(start('echo out'))).output).toBe('out\n');
+  expect(await spawners(room.journalId)).toEqual([pid]);
+  await room.stop();
+  expect(await alive(pid!)).toBe(false);
+});
+
+test('the spawner goes with an agent that was killed', async () => {
+  await room.stop();
+  const path = join(home, 'fixture.ts');
+  const from = (name: string): string => JSON.stringify(join(root, name));
+  await writeFile(
+    path,
+    `import { openProcesses } from ${from('agent/processes/index.ts')};
+    import { createLogger } from ${from('shared/logger.ts')};
+    const log = createLogger('test', 'error');
+    const room = await openProcesses({ directory: ${JSON.stringify(join(home, 'agent'))}, log, mayRunAs: true });
+    console.log(room.journalId);`,
+  );
+  const agent: ChildProcess = spawn(process.execPath, [path], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const [line]: string[] = await once(agent.stdout!.setEncoding('utf8'), 'data');
+  const [pid] = await spawners(line!.trim());
+  expect(pid).toBeGreaterThan(1);
+  agent.kill('SIGKILL');
+  await once(agent, 'exit');
+  await vi.waitFor(async () => expect(await alive(pid!)).toBe(false));
+});
