@@ -168,10 +168,18 @@ export function helpers({ pid }: Running): Running[] {
   const children = readdirSync(`/proc/${pid}/task`).flatMap((thread) =>
     readFileSync(`/proc/${pid}/task/${thread}/children`, 'utf8').split(' '),
   );
-  const own = readlinkSync(`/proc/${pid}/exe`);
   return children
-    .filter((child) => child !== '' && readlinkSync(`/proc/${child}/exe`) === own)
+    .filter((child) => child !== '' && executable(child) === executable(pid))
     .map((child) => ({ pid: Number(child), line: {} }));
+}
+
+function executable(pid: number | string): string | undefined {
+  try {
+    return readlinkSync(`/proc/${pid}/exe`);
+  } catch {
+    // Gone already.
+    return undefined;
+  }
 }
 
 /** Resident MiB and CPU seconds so far of a process. */

@@ -96,7 +96,11 @@ async function farhandWay({ http, key, machine }: Targets, width: number): Promi
     if (statusCode === 404) throw new Error('GET /commands/{id}/output answered 404: no such route yet');
     if (statusCode !== 200) throw new Error(`the output answered ${statusCode}: ${await body.text()}`);
     let bytes = 0;
-    for await (const chunk of body as AsyncIterable<Buffer>) bytes += chunk.length;
+    try {
+      for await (const chunk of body as AsyncIterable<Buffer>) bytes += chunk.length;
+    } catch (error) {
+      throw new Error(`the output was cut off after ${bytes} bytes`, { cause: error });
+    }
     return bytes;
   };
   return {
