@@ -17,12 +17,11 @@ import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { farhand } from '../../shared/sdk/index.ts';
 import { listing, stalled } from './answers.ts';
 import type { Ground } from './ground.ts';
-import { bench, cost, type Farhand, median, program, run, startAgent, startFarhand } from './programs.ts';
+import { bench, cost, machineId, median, program, run, startAgent, startFarhand } from './programs.ts';
 import { Meter, type Peer, race, rounded, settle, Table } from './race.ts';
-import { programPath, type Ssh, startSshd } from './ssh.ts';
+import { present, type Ssh, sshPackages, startSsh } from './ssh.ts';
 
 const parts = { down, up, tree, far, list: listing, stalled };
 type Part = keyof typeof parts;
@@ -30,22 +29,12 @@ type Part = keyof typeof parts;
 const treeFiles = 10_000;
 const farSize = 256;
 const oneWayMs = 25;
-const packages = {
-  curl: 'curl',
-  ssh: 'openssh-client',
-  scp: 'openssh-client',
-  'ssh-keygen': 'openssh-client',
-  sshd: 'openssh-server',
-  rsync: 'rsync',
-};
+const packages = { ...sshPackages, curl: 'curl', rsync: 'rsync' };
 
 async function main(folder: string): Promise<void> {
   const { size, runs, only } = flags();
   const table = new Table();
-  const has = new Set<string>(Object.keys(packages).filter((name) => programPath(name)));
-  for (const [name, debian] of Object.entries(packages)) {
-    if (!has.has(name)) table.note(`skipped what needs ${name}: it is not installed (Debian: ${debian})`);
-  }
+  const has = present(packages, table);
   const ssh = await startSsh(folder, table, has);
   const shelf = join(folder, 'shelf');
   mkdirSync(shelf);
@@ -91,17 +80,6 @@ function flags(): { size: number; runs: number; only: Part[] } {
   return { size: Math.floor(size), runs: Math.floor(runs), only };
 }
 
-async function startSsh(folder: string, table: Table, has: Set<string>): Promise<Ssh | undefined> {
-  const sshd = programPath('sshd');
-  if (!sshd || !has.has('ssh') || !has.has('scp') || !has.has('ssh-keygen')) return undefined;
-  try {
-    return await startSshd(sshd, join(folder, 'ssh'));
-  } catch (error) {
-    table.failure('an sshd of our own, so no row has scp or rsync', error);
-    return undefined;
-  }
-}
-
 async function handshake({ table, runs }: Ground, { options }: Ssh): Promise<void> {
   const times: number[] = [];
   for (let n = 0; n < 2 * runs + 1; n += 1) times.push((await run(`ssh ${options} bench true`)).seconds);
@@ -114,14 +92,6 @@ function writeRandom(path: string, mebibytes: number): void {
   const chunk = Buffer.alloc(1024 * 1024);
   for (let n = 0; n < mebibytes; n += 1) writeSync(file, randomFillSync(chunk));
   closeSync(file);
-}
-
-/** The id of the nth machine that joined. */
-async function machineId({ http, key }: Farhand, nth: number): Promise<string> {
-  const { items } = await farhand({ baseUrl: http, apiKey: key }).machines.list({});
-  const id = items.toSorted((a, b) => a.created_at.localeCompare(b.created_at))[nth]?.id;
-  if (!id) throw new Error(`there is no machine number ${nth}`);
-  return id;
 }
 
 // ---- One large file

@@ -1,10 +1,11 @@
 // What every bench shares: programs that are started, timed, measured, and ended with the bench whatever happens.
 import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { withBroker } from '../../broker/cli/connect.ts';
+import { farhand } from '../../shared/sdk/index.ts';
 
 export interface Running {
   pid: number;
@@ -152,6 +153,33 @@ export async function startFarhand(folder: string): Promise<Farhand> {
 export function startAgent(folder: string, name: string, broker: string, token: string): Promise<Running> {
   const flags = ['--broker', broker, '--join-token', token, '--data-dir', join(folder, name), '--name', name];
   return program('agent/main.ts', flags, 'linked');
+}
+
+/** The id of the nth machine that joined. */
+export async function machineId({ http, key }: Farhand, nth: number): Promise<string> {
+  const { items } = await farhand({ baseUrl: http, apiKey: key }).machines.list({});
+  const id = items.toSorted((a, b) => a.created_at.localeCompare(b.created_at))[nth]?.id;
+  if (!id) throw new Error(`there is no machine number ${nth}`);
+  return id;
+}
+
+/** The Node processes that a program has started for itself. */
+export function helpers({ pid }: Running): Running[] {
+  const children = readdirSync(`/proc/${pid}/task`).flatMap((thread) =>
+    readFileSync(`/proc/${pid}/task/${thread}/children`, 'utf8').split(' '),
+  );
+  return children
+    .filter((child) => child !== '' && executable(child) === executable(pid))
+    .map((child) => ({ pid: Number(child), line: {} }));
+}
+
+function executable(pid: number | string): string | undefined {
+  try {
+    return readlinkSync(`/proc/${pid}/exe`);
+  } catch {
+    // Gone already.
+    return undefined;
+  }
 }
 
 /** Resident MiB and CPU seconds so far of a process. */

@@ -24,9 +24,14 @@ export interface Work {
 type Row = [what: string, ours: string, beside: string, ratio: string];
 
 export class Table {
+  readonly #head: Row;
   readonly #rows: Row[] = [];
   readonly #notes = new Set<string>();
   failed = false;
+
+  constructor(head: Row = ['what', 'Farhand', 'beside it', 'ratio']) {
+    this.#head = head;
+  }
 
   row(...row: Row): void {
     this.#rows.push(row);
@@ -45,7 +50,7 @@ export class Table {
 
   print(): void {
     const line = (cells: string[]): string => `| ${cells.join(' | ')} |`;
-    console.log(line(['what', 'Farhand', 'beside it', 'ratio']));
+    console.log(line(this.#head));
     console.log(line(['---', '---', '---', '---']).replaceAll(' ', ''));
     for (const row of this.#rows) console.log(line(row));
     console.log();

@@ -4,12 +4,24 @@ import { type AddressInfo, createServer } from 'node:net';
 import { userInfo } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { run, until } from './programs.ts';
+import type { Table } from './race.ts';
 
 export interface Ssh {
   port: number;
   /** Options that lead ssh and scp to the server, which they then call `bench`. */
   options: string;
+  /** What ssh2 needs instead of options. */
+  user: string;
+  privateKey: string;
 }
+
+/** What the server and its clients are made of, and the Debian package of each. */
+export const sshPackages = {
+  ssh: 'openssh-client',
+  scp: 'openssh-client',
+  'ssh-keygen': 'openssh-client',
+  sshd: 'openssh-server',
+};
 
 // sshd wants it when root starts it, and Debian's service makes it only when it starts.
 const separation = '/run/sshd';
@@ -20,12 +32,35 @@ export function programPath(name: string): string | undefined {
   return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
 }
 
+/** Which of these programs are there; the table tells what to install for the others. */
+export function present(packages: Record<string, string>, table: Table): Set<string> {
+  const has = new Set(Object.keys(packages).filter((name) => programPath(name)));
+  for (const [name, debian] of Object.entries(packages)) {
+    if (!has.has(name)) table.note(`skipped what needs ${name}: it is not installed (Debian: ${debian})`);
+  }
+  return has;
+}
+
+/** The server, or nothing where a program is missing or it does not come up, which the table tells. */
+export async function startSsh(folder: string, table: Table, has: Set<string>): Promise<Ssh | undefined> {
+  const sshd = programPath('sshd');
+  if (!sshd || !Object.keys(sshPackages).every((name) => has.has(name))) return undefined;
+  try {
+    return await startSshd(sshd, join(folder, 'ssh'));
+  } catch (error) {
+    table.failure('an sshd of our own, so no row has a peer over ssh', error);
+    return undefined;
+  }
+}
+
 /** Starts the server and proves that a command runs over it. */
-export async function startSshd(sshd: string, room: string): Promise<Ssh> {
+async function startSshd(sshd: string, room: string): Promise<Ssh> {
   mkdirSync(room, { mode: 0o700 });
   if (process.getuid?.() === 0) mkdirSync(separation, { recursive: true, mode: 0o755 });
   for (const name of ['host', 'client']) await run(`ssh-keygen -q -t ed25519 -N '' -f ${join(room, name)}`);
   const port = await freePort();
+  const { username: user } = userInfo();
+  const privateKey = join(room, 'client');
   const server = {
     Port: port,
     ListenAddress: '127.0.0.1',
@@ -37,14 +72,18 @@ export async function startSshd(sshd: string, room: string): Promise<Ssh> {
     PasswordAuthentication: 'no',
     KbdInteractiveAuthentication: 'no',
     PermitRootLogin: 'prohibit-password',
+    // The default of 10 would refuse commands that run at once over one connection.
+    MaxSessions: 64,
+    // Else bash would read the .bashrc of whoever runs the bench before every command.
+    SetEnv: 'SHLVL=1',
     Subsystem: 'sftp internal-sftp',
   };
   const client = {
     HostName: '127.0.0.1',
     HostKeyAlias: 'bench',
     Port: port,
-    User: userInfo().username,
-    IdentityFile: join(room, 'client'),
+    User: user,
+    IdentityFile: privateKey,
     IdentitiesOnly: 'yes',
     IdentityAgent: 'none',
     UserKnownHostsFile: join(room, 'known_hosts'),
@@ -61,7 +100,18 @@ export async function startSshd(sshd: string, room: string): Promise<Ssh> {
   await until(sshd, flags, (text) => (text.includes('Server listening on') ? {} : undefined));
   const options = `-F ${join(room, 'ssh_config')}`;
   await run(`ssh ${options} bench true`);
-  return { port, options };
+  return { port, options, user, privateKey };
+}
+
+/** Opens a connection for others to share; resolves with the socket that `ssh -S` wants. */
+export async function startMaster({ options }: Ssh, folder: string): Promise<string> {
+  const socket = join(folder, 'master');
+  // ssh runs its local command once others may come.
+  const tell = ['-o', 'PermitLocalCommand=yes', '-o', 'LocalCommand=echo master is up >&2'];
+  const flags = [...options.split(' '), '-M', '-N', '-S', socket, ...tell, 'bench'];
+  await until('ssh', flags, (text) => (text === 'master is up' ? {} : undefined));
+  await run(`ssh ${options} -S ${socket} bench true`);
+  return socket;
 }
 
 function settings(table: Record<string, string | number>): string {

@@ -1,0 +1,355 @@
+// Commands beside a local spawn, ssh2 on one open connection and the ssh program over a master connection.
+//
+//   npx node scripts/bench/commands.ts                         two to four minutes
+//   npx node scripts/bench/commands.ts --runs 1 --history 1000 a quick look
+//   npx node scripts/bench/commands.ts --only latency,rate     some parts: latency, history, rate, output, steps
+//
+// Needs Linux, and Debian's openssh-client and openssh-server for the peers; what is missing is skipped and named.
+// Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
+//
+// The rules: each way is asked by a small process of its own, which opens its connections first. They take turns.
+// Every answer is checked: only a known exit code of 0 counts. p50 and rates are medians of the runs, p99 is that of
+// all their times together. Ours is on disk when answered, twice; the others keep nothing. Read the ratios.
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { farhand } from '../../shared/sdk/index.ts';
+import type { Ask, Seen, Trues } from './client.ts';
+import { openFloors } from './floors.ts';
+import {
+  at,
+  bench,
+  cost,
+  type Farhand,
+  helpers,
+  machineId,
+  median,
+  run,
+  startFarhand,
+  timed,
+} from './programs.ts';
+import { Meter, rounded, settle, Table } from './race.ts';
+import { present, sshPackages, startMaster, startSsh } from './ssh.ts';
+import { openWay, type Read, type Targets, type WayName } from './ways.ts';
+
+const parts = { latency, history, rate, output, steps };
+type Part = keyof typeof parts;
+
+interface Ground {
+  folder: string;
+  runs: number;
+  /** How many commands history holds in the part of that name. */
+  kept: number;
+  table: Table;
+  started: Farhand;
+  targets: Targets;
+}
+
+const names: Record<WayName, string> = {
+  farhand: 'POST /commands',
+  spawn: 'local spawn of sh -c true',
+  ssh2: 'ssh2, one connection',
+  master: 'ssh -S, master connection',
+};
+const oneByOne = 150;
+/** How many commands a run has at each width. */
+const widths = new Map([
+  [1, 100],
+  [8, 300],
+  [32, 400],
+]);
+const outputBytes = 200_000_000;
+const writer = 'dd if=/dev/zero bs=1000000 count=200 status=none';
+
+async function main(folder: string): Promise<void> {
+  const { runs, kept, only } = flags();
+  const table = new Table();
+  const ssh = await startSsh(folder, table, present(sshPackages, table));
+  const master = ssh && (await startMaster(ssh, join(folder, 'ssh')));
+  const started = await startFarhand(folder);
+  const targets: Targets = {
+    http: started.http,
+    key: started.key,
+    machine: await machineId(started, 0),
+    ssh: ssh && master ? { ...ssh, master } : undefined,
+  };
+  await settle();
+  const ground: Ground = { folder, runs, kept, table, started, targets };
+  console.error('warming up …');
+  await trues('farhand', targets, { count: 2 * oneByOne, width: 4 });
+  for (const part of only) {
+    console.error(`${part} …`);
+    await parts[part](ground).catch((error: unknown) => table.failure(part, error));
+  }
+  table.note(`${runs === 1 ? 'one run' : `medians of ${runs} runs`} of each; run from source`);
+  console.log();
+  table.print();
+  if (table.failed) process.exitCode = 1;
+}
+
+function flags(): { runs: number; kept: number; only: Part[] } {
+  const { values } = parseArgs({
+    options: {
+      runs: { type: 'string', default: '3' },
+      history: { type: 'string', default: '10000' },
+      only: { type: 'string', default: Object.keys(parts).join(',') },
+    },
+  });
+  const [runs, kept, only] = [Number(values.runs), Number(values.history), values.only.split(',')];
+  if (!(runs >= 1) || !(kept >= 1)) throw new Error('--runs and --history are numbers, at least 1');
+  const isPart = (name: string): name is Part => Object.hasOwn(parts, name);
+  if (!only.every(isPart)) throw new Error(`--only takes some of ${Object.keys(parts).join(',')}`);
+  return { runs: Math.floor(runs), kept: Math.floor(kept), only };
+}
+
+// ---- Asking, in turns
+
+/** What a small process says that has done this. */
+async function client<T>(ask: Ask): Promise<T> {
+  const program = join(import.meta.dirname, 'client.ts');
+  const { output } = await run(`${process.execPath} ${program} '${JSON.stringify(ask)}'`);
+  return JSON.parse(output) as T;
+}
+
+async function trues(way: WayName, targets: Targets, wanted: Trues): Promise<Seen> {
+  const seen = await client<Seen>({ way, targets, ...wanted });
+  const [{ count, width }, speed] = [wanted, rounded(seen.times.length / seen.seconds)];
+  console.error(`true, ${width} at once, ${way}: ${speed}/s, ${seen.failed} of ${count} unanswered`);
+  return seen;
+}
+
+/** Every way in turn, `runs` times, each time another one first. A way that fails is out, and told. */
+async function inTurns<Way extends string, T>(
+  { runs, table }: Ground,
+  ways: Way[],
+  what: string,
+  once: (way: Way) => Promise<T>,
+): Promise<Map<Way, T[]>> {
+  const seen = new Map<Way, T[]>(ways.map((way) => [way, []]));
+  for (let round = 0; round < runs; round += 1) {
+    const first = round % ways.length;
+    for (const way of [...ways.slice(first), ...ways.slice(0, first)]) {
+      if (!seen.has(way)) continue;
+      try {
+        seen.get(way)?.push(await once(way));
+      } catch (error) {
+        seen.delete(way);
+        table.failure(`${what}, ${way}`, error);
+      }
+    }
+  }
+  return seen;
+}
+
+/** Those that lead somewhere; without sshd only two. */
+const reachable = ({ targets }: Ground, ways: WayName[]): WayName[] =>
+  ways.filter((way) => targets.ssh || way === 'farhand' || way === 'spawn');
+
+const sorted = (times: number[]): number[] => times.toSorted((a, b) => a - b);
+const p50 = (seen: Seen[]): number => median(seen.map(({ times }) => median(times)));
+const p99 = (seen: Seen[]): number => at(sorted(seen.flatMap(({ times }) => times)), 0.99);
+const bothOf = (seen: Seen[]): string => `${rounded(p50(seen))} / ${rounded(p99(seen))} ms`;
+
+/** How many of how many were not answered, or not with an exit code of 0. */
+function unanswered({ table }: Ground, way: WayName, seen: Seen[]): string {
+  const failed = seen.reduce((sum, one) => sum + one.failed, 0);
+  const total = seen.reduce((sum, one) => sum + one.times.length + one.failed, 0);
+  const reason = seen.find((one) => one.reason)?.reason;
+  if (reason) table.failure(names[way], new Error(`${failed} of ${total}, the first: ${reason}`));
+  return `${failed} of ${total.toLocaleString('en')}`;
+}
+
+// ---- The parts
+
+async function latency(ground: Ground): Promise<void> {
+  const ways = reachable(ground, ['farhand', 'spawn', 'ssh2', 'master']);
+  const what = '`true`, one at a time: p50 / p99';
+  const seen = await inTurns(ground, ways, what, (way) =>
+    trues(way, ground.targets, { count: oneByOne, width: 1 }),
+  );
+  const ours = seen.get('farhand') ?? [];
+  for (const [way, theirs] of seen) {
+    unanswered(ground, way, theirs);
+    if (way === 'farhand') continue;
+    const ratio = `${rounded(p50(ours) / p50(theirs))} (p50)`;
+    ground.table.row(what, bothOf(ours), `${names[way]}: ${bothOf(theirs)}`, ratio);
+  }
+}
+
+async function rate(ground: Ground): Promise<void> {
+  const ways = reachable(ground, ['farhand', 'ssh2', 'master']);
+  const all = new Map<WayName, Seen[]>();
+  for (const [width, count] of widths) {
+    const what = `commands a second, ${width} at once`;
+    const seen = await inTurns(ground, ways, what, (way) => trues(way, ground.targets, { count, width }));
+    const perSecond = (way: WayName): number =>
+      median((seen.get(way) ?? []).map(({ times, seconds }) => times.length / seconds));
+    const ours = perSecond('farhand');
+    for (const [way, theirs] of seen) {
+      all.set(way, [...(all.get(way) ?? []), ...theirs]);
+      const speed = perSecond(way);
+      if (way !== 'farhand')
+        ground.table.row(
+          what,
+          `${rounded(ours)}/s`,
+          `${names[way]}: ${rounded(speed)}/s`,
+          rounded(ours / speed),
+        );
+    }
+    if (ways.length === 1) ground.table.row(what, `${rounded(ours)}/s`, '', '');
+  }
+  const lost = new Map([...all].map(([way, seen]) => [way, unanswered(ground, way, seen)]));
+  const beside = [...lost]
+    .filter(([way]) => way !== 'farhand')
+    .map(([way, text]) => `${names[way]}: ${text}`);
+  ground.table.row('unanswered of all these', lost.get('farhand') ?? '', beside.join(', '), '');
+}
+
+async function output(ground: Ground): Promise<void> {
+  const { table, targets, started } = ground;
+  await settle();
+  const agents = [started.agent, ...helpers(started.agent)];
+  const programs = [started.broker, ...agents];
+  const meter = new Meter(programs, new Map(programs.map((one) => [one, cost(one.pid).rss])));
+  const ways = reachable(ground, ['farhand', 'ssh2', 'master', 'spawn']);
+  const what = `output of ${outputBytes / 1e6} MB, followed as it comes`;
+  const seen = await inTurns(ground, ways, what, (way) =>
+    way === 'farhand' ? meter.around(() => streamed(way, targets)) : streamed(way, targets),
+  );
+  const ours = seen.get('farhand');
+  const shown = (speeds: number[] | undefined): string =>
+    speeds ? `${rounded(median(speeds))} MB/s` : 'failed';
+  for (const [way, theirs] of seen) {
+    if (way === 'farhand') continue;
+    const name = way === 'spawn' ? 'a local pipe' : names[way];
+    const ratio = ours ? rounded(median(ours) / median(theirs)) : '';
+    table.row(what, shown(ours), `${name}: ${shown(theirs)}`, ratio);
+  }
+  if (!ours) return;
+  const parted = (mib: number[]): string => {
+    const [broker = 0, agent = 0, ...others] = mib.map(Math.round);
+    return others.length ? `${broker} + ${agent} + ${others.join(' + ')} MiB` : `${broker} + ${agent} MiB`;
+  };
+  const who = `broker + agent${agents.length > 1 ? ' + its helper' : ''}`;
+  table.row(
+    `peak memory over idle (${parted(meter.idle())}), ${who}, meanwhile`,
+    parted(meter.peak()),
+    '',
+    '',
+  );
+  await trueBeside(ground, what);
+}
+
+/** MB/s; every byte must have come. */
+async function streamed(way: WayName, targets: Targets): Promise<number> {
+  const { bytes, seconds } = await client<Read>({ way, targets, command: writer });
+  if (bytes !== outputBytes) throw new Error(`${bytes} of ${outputBytes} bytes came`);
+  const speed = bytes / 1e6 / seconds;
+  console.error(`${outputBytes / 1e6} MB, ${way}: ${rounded(speed)} MB/s`);
+  return speed;
+}
+
+/** How much later other commands of the same machine are answered meanwhile. */
+async function trueBeside({ table, targets, runs }: Ground, what: string): Promise<void> {
+  const way = await openWay('farhand', targets, 1);
+  const ask = (): Promise<void> => way.run('true');
+  await timed(oneByOne, ask);
+  const calm = await timed(oneByOne, ask);
+  const beside: number[] = [];
+  for (let round = 0; round < runs; round += 1) {
+    let going = true;
+    const over = (): void => {
+      going = false;
+    };
+    const stream = streamed('farhand', targets);
+    void stream.then(over, over);
+    while (going) beside.push(...(await timed(1, ask)));
+    await stream;
+  }
+  await way.close();
+  const both = (times: number[]): string => `${rounded(at(times, 0.5))} / ${rounded(at(times, 0.99))} ms`;
+  const ratio = rounded(at(sorted(beside), 0.99) / at(calm, 0.99));
+  const row = `\`true\` beside that ${what.replace(/,.*/, '')}: p50 / p99 of ${beside.length}`;
+  table.row(row, both(sorted(beside)), `without it: ${both(calm)}`, `${ratio} (p99)`);
+}
+
+/** On a broker of its own, whose history is empty when it begins, beside the one that has seen little more. */
+async function history(ground: Ground): Promise<void> {
+  const { table, kept } = ground;
+  const folder = join(ground.folder, 'history');
+  mkdirSync(folder);
+  const started = await startFarhand(folder);
+  const long = { ...ground.targets, http: started.http, key: started.key };
+  long.machine = await machineId(started, 0);
+  await settle();
+  const one = { count: oneByOne, width: 1 };
+  await trues('farhand', long, { count: 2 * oneByOne, width: 4 });
+  const few = (await completedOf(long)).toLocaleString('en');
+  const before = await inTurns(ground, ['long'], 'a short history', () => trues('farhand', long, one));
+  const filled = await trues('farhand', long, { count: kept, width: 32 });
+  unanswered(ground, 'farhand', [filled]);
+  const total = await completedOf(long);
+  if (total < kept) throw new Error(`history holds ${total} of ${kept} commands`);
+  await settle();
+  const other = (await completedOf(ground.targets)).toLocaleString('en');
+  const both = { long, short: ground.targets };
+  const after = await inTurns(ground, ['long', 'short'], 'a long history', (which) =>
+    trues('farhand', both[which], one),
+  );
+  const ours = after.get('long') ?? [];
+  const row = (beside: string, theirs: Seen[] = []): void =>
+    table.row(
+      `\`true\` with ${total.toLocaleString('en')} commands in history: p50 / p99`,
+      bothOf(ours),
+      `${beside}: ${bothOf(theirs)}`,
+      `${rounded(p50(ours) / p50(theirs))} (p50)`,
+    );
+  row(`in turns with a broker that has ${other}`, after.get('short'));
+  row(`the same one before, with ${few}`, before.get('long'));
+  const speed = `${rounded(filled.times.length / filled.seconds)}/s`;
+  table.row(`${kept.toLocaleString('en')} commands, 32 at once, into that history`, speed, '', '');
+}
+
+async function completedOf({ http, key }: Targets): Promise<number> {
+  const { commands } = farhand({ baseUrl: http, apiKey: key });
+  return (await commands.list({ status: 'completed', limit: 1 })).total;
+}
+
+/** What the steps of one `true` cost at least; what is left is ours, and waiting for one another. */
+async function steps(ground: Ground): Promise<void> {
+  const { folder, targets, runs } = ground;
+  const floors = await openFloors(folder, targets);
+  const asks = ['http', 'call', 'row', 'line'] as const;
+  for (const name of asks) await timed(oneByOne, floors[name]);
+  const all = new Map<string, number[]>();
+  const add = (name: string, times: number[]): void =>
+    void all.set(name, [...(all.get(name) ?? []), median(times)]);
+  for (let round = 0; round < runs; round += 1) {
+    for (const name of asks) add(name, await timed(oneByOne, floors[name]));
+    for (const way of ['spawn', 'farhand'] as const) {
+      add(way, (await trues(way, targets, { count: oneByOne, width: 1 })).times);
+    }
+  }
+  await floors.close();
+  const ms = (name: string): number => median(all.get(name) ?? []);
+  const whole = ms('farhand');
+  const table = new Table(['step of one `true`', 'p50', 'share', 'measured by itself as']);
+  const rows: [string, number, string][] = [
+    ['HTTP in and out', ms('http'), 'GET /auth/me'],
+    ['row 1 on disk: accepted', ms('row'), 'a row in WAL mode with synchronous = FULL'],
+    ['link there and back', ms('call') - ms('http'), 'GET /files/stat, less GET /auth/me'],
+    ['journal on disk', ms('line'), 'append and fdatasync'],
+    ['spawn and exit', ms('spawn'), 'spawn of sh -c true from a small process'],
+    ['row 2 on disk: ended', ms('row'), 'as row 1'],
+  ];
+  const rest = whole - rows.reduce((sum, [, value]) => sum + value, 0);
+  rows.push(['rest', rest, 'what is left of the whole']);
+  rows.push(['whole', whole, 'POST /commands']);
+  for (const [step, value, how] of rows) {
+    table.row(step, `${rounded(value)} ms`, `${((value / whole) * 100).toFixed(0)} %`, how);
+  }
+  console.log();
+  table.print();
+}
+
+await bench(main);
