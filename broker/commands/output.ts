@@ -48,7 +48,7 @@ export async function openOutputs(
   let total = records.keptBytes();
   let dropping = false;
 
-  function forget(ids: readonly string[]): void {
+  function removeFiles(ids: readonly string[]): void {
     for (const id of ids) {
       rm(join(directory, id), { recursive: true, force: true }).catch((error: unknown) => {
         log.warn({ err: error, command_id: id }, 'the output of a command could not be removed');
@@ -61,15 +61,17 @@ export async function openOutputs(
       const oldest = records.kept(dropStep);
       if (oldest.length === 0) break;
       const going: string[] = [];
+      let freed = 0;
       for (const { id, kept_bytes } of oldest) {
-        if (total <= keepBytes) break;
+        if (total - freed <= keepBytes) break;
         going.push(id);
-        total -= kept_bytes;
+        freed += kept_bytes;
       }
       await history.write(() => {
         for (const id of going) records.dropped(id);
+        total -= freed;
       });
-      forget(going);
+      removeFiles(going);
     }
   }
 
@@ -114,7 +116,11 @@ export async function openOutputs(
           dropping = false;
         });
     },
-    forget,
+    forget(ids) {
+      // Their rows have gone, and with them what they counted.
+      total = records.keptBytes();
+      removeFiles(ids);
+    },
   };
 }
 

@@ -1,0 +1,226 @@
+// What tests of commands share: gates that commands wait at, output as bytes or events, a clock that can leap.
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, constants, openSync, writeSync } from 'node:fs';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { onTestFinished } from 'vitest';
+import { setClock } from '../shared/clock.ts';
+import type { Farhand } from '../shared/sdk/index.ts';
+import { type AgentWish, type House, openHouse, temporaryFolder } from './house.ts';
+import { openProxy } from './proxy.ts';
+import type { ScriptedAgent } from './scripted-agent.ts';
+
+export type CommandRecord = Awaited<ReturnType<Farhand['commands']['get']>>;
+export type StreamEvent =
+  Awaited<ReturnType<Farhand['commands']['stream']>> extends AsyncIterable<infer T> ? T : never;
+
+/** Where a command waits until the test lets it go on. */
+export interface Gate {
+  /** Shell text that waits. */
+  wait: string;
+  /** Lets one waiter through, now or when it comes. */
+  open(): void;
+}
+
+export function gate(): Gate {
+  const path = join(temporaryFolder('gate'), 'gate');
+  execFileSync('mkfifo', [path]);
+  // Open for both: no side ever blocks in open(), and what is written stays until it is read.
+  const fd = openSync(path, constants.O_RDWR);
+  onTestFinished(() => closeSync(fd));
+  return { wait: `head -c 1 ${path} >/dev/null`, open: () => void writeSync(fd, 'x') };
+}
+
+/** A house with one machine, and commands on it. */
+export async function bench(wish: AgentWish & { brokerFlags?: string[] } = {}) {
+  const house = await openHouse(wish.brokerFlags ? { flags: wish.brokerFlags } : {});
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const agent = await house.agent({ ...wish, through: proxy.address });
+  return { house, proxy, agent, machine_id: agent.machineId, ...commandsOn(house, agent.machineId) };
+}
+
+export function commandsOn(house: House, machine_id: string) {
+  const { client } = house;
+  return {
+    /** Starts a command and does not wait. */
+    async begin(command: string, more: object = {}): Promise<string> {
+      return (await client.commands.async({ machine_id, command, ...more })).id;
+    },
+    run: (command: string, more: object = {}) =>
+      client.commands.create({ machine_id, command, wait: 50_000, ...more }),
+    get: (command_id: string) => client.commands.get({ command_id }),
+    /** Its record once it has ended. */
+    async ended(command_id: string): Promise<CommandRecord> {
+      await lastEvent(house, command_id);
+      return client.commands.get({ command_id });
+    },
+  };
+}
+
+/** The raw answer of GET output. */
+export function output(
+  { url, key }: Pick<House, 'url' | 'key'>,
+  id: string,
+  query = '',
+  init: RequestInit = {},
+): Promise<Response> {
+  const headers = { Authorization: `Bearer ${key}` };
+  return fetch(`${url}/api/v1/commands/${id}/output?${query}`, { headers, ...init });
+}
+
+export async function bytesOf(response: Response): Promise<Buffer> {
+  return Buffer.from(await response.arrayBuffer());
+}
+
+/** Status, X-Output-Offset and text of GET output, or its failure. */
+export async function answerOf(response: Response): Promise<unknown> {
+  const text = await response.text();
+  if (!response.ok) return [response.status, JSON.parse(text).error.code, JSON.parse(text).error.details];
+  return [response.status, response.headers.get('x-output-offset'), text];
+}
+
+export interface Told {
+  stdout: Buffer;
+  stderr: Buffer;
+  gaps: [from: number, to: number][];
+  events: StreamEvent[];
+  /** Id of the last event. */
+  at: string;
+  exit: boolean;
+}
+
+export function nothingTold(): Told {
+  return { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0), gaps: [], events: [], at: '', exit: false };
+}
+
+/** Adds one event to what was told; a byte told twice or left out without a gap is an error. */
+export function hear(told: Told, event: StreamEvent): void {
+  told.events.push(event);
+  told.at = event.id ?? '';
+  const { data } = event;
+  if ('encoding' in data) {
+    const bytes = Buffer.from(data.data, data.encoding === 'base64' ? 'base64' : 'utf8');
+    const lost = told.gaps.reduce((sum, [from, to]) => sum + to - from, 0);
+    const have = told[data.stream].length + (data.stream === 'stdout' ? lost : 0);
+    if (data.offset !== have) throw new Error(`${data.stream}: ${data.offset} came after ${have}`);
+    told[data.stream] = Buffer.concat([told[data.stream], bytes]);
+  } else if ('from' in data) told.gaps.push([data.from, data.to]);
+  else told.exit = true;
+}
+
+/** Hears a stream of events to its end, or until `enough`. */
+export async function listen(
+  { client }: Pick<House, 'client'>,
+  command_id: string,
+  told = nothingTold(),
+  enough: (told: Told) => boolean = () => false,
+): Promise<Told> {
+  const stop = new AbortController();
+  const last = told.at === '' ? {} : { last_event_id: told.at };
+  const events = await client.commands.stream({ command_id, ...last }, { signal: stop.signal });
+  for await (const event of events) {
+    hear(told, event);
+    if (told.exit || enough(told)) break;
+  }
+  stop.abort();
+  return told;
+}
+
+async function lastEvent({ client }: Pick<House, 'client'>, command_id: string): Promise<void> {
+  for await (const { event } of await client.commands.stream({ command_id })) if (event === 'exit') return;
+  throw new Error('the stream of events ended without an exit');
+}
+
+/** Real time that a test can move on: what falls due in between fires at once, in order. */
+export function leapingClock(): { leap(ms: number): void } {
+  let ahead = 0;
+  const timers = new Set<{ at: number; fire(): void }>();
+  const monotonic = (): number => performance.now() + ahead;
+  setClock({
+    now: () => Date.now() + ahead,
+    monotonic,
+    after(ms, run, hold = false) {
+      const at = monotonic() + ms;
+      let real: NodeJS.Timeout | undefined;
+      const timer = {
+        at,
+        fire() {
+          clearTimeout(real);
+          timers.delete(timer);
+          run();
+        },
+      };
+      timers.add(timer);
+      if (ms < 2 ** 31) real = setTimeout(timer.fire, ms);
+      if (!hold) real?.unref();
+      return () => {
+        clearTimeout(real);
+        timers.delete(timer);
+      };
+    },
+  });
+  onTestFinished(() => setClock());
+  return {
+    leap(ms) {
+      ahead += ms;
+      for (const timer of [...timers].sort((a, b) => a.at - b.at)) if (timer.at <= monotonic()) timer.fire();
+    },
+  };
+}
+
+type Lines = ChildProcess & { line(text: string): Promise<Record<string, unknown>> };
+
+/** A real broker as a process of its own; ended with the test. */
+export function brokerProcess(args: string[]): Lines {
+  const main = join(import.meta.dirname, '..', 'broker/main.ts');
+  const child = spawn(process.execPath, [main, ...args], { stdio: ['ignore', 'ignore', 'pipe'] });
+  onTestFinished(() => void child.kill('SIGKILL'));
+  const seen: Record<string, unknown>[] = [];
+  createInterface({ input: child.stderr }).on('line', (line) => {
+    if (line.startsWith('{')) seen.push(JSON.parse(line));
+    child.emit('logged');
+  });
+  return Object.assign(child, {
+    async line(text: string): Promise<Record<string, unknown>> {
+      for (;;) {
+        const found = seen.find(({ msg }) => msg === text);
+        if (found) return found;
+        if (child.exitCode !== null) throw new Error(`the broker ended with ${child.exitCode}`);
+        await once(child, 'logged');
+      }
+    },
+  });
+}
+
+/** The next call of a method to a scripted agent; forgets are none of the tests' business. */
+export async function nextCall(agent: ScriptedAgent, method: 'StartProcess' | 'FollowProcess' | 'KillProcess') {
+  let call = await agent.next('call');
+  while (call.method === 'ForgetProcess') call = await agent.next('call');
+  if (call.method !== method) throw new Error(`a ${call.method} came instead of a ${method}`);
+  const request = agent.decode(call) as { id: string; stdout_offset?: number; spec?: object };
+  return { ...request, call_id: call.call_id };
+}
+
+/** The answer to a call, event by event. */
+export function reporting(agent: ScriptedAgent, call_id: string) {
+  const stream = agent.answer(call_id);
+  const send = (event: object): void =>
+    void stream.write({ message: agent.encode('StartProcess', { event }) });
+  return {
+    started: () => send({ started: { pid: 1, started_at_ms: Date.now() } }),
+    stdout: (offset: number, data: Buffer | string) =>
+      send({ output: { stream: 'OUTPUT_STREAM_STDOUT', offset, data: Buffer.from(data) } }),
+    gap: (from: number, to: number) => send({ gap: { stream: 'OUTPUT_STREAM_STDOUT', from, to } }),
+    exited(stdout_bytes: number) {
+      const times = { started_at_ms: Date.now(), finished_at_ms: Date.now() };
+      send({ exit: { outcome: 'PROCESS_OUTCOME_EXITED', stdout_bytes, ...times } });
+    },
+    unknown: () => send({ exit: { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' } }),
+    end() {
+      stream.write({ end: {} });
+      stream.end();
+    },
+  };
+}
