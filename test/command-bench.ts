@@ -195,7 +195,10 @@ export function brokerProcess(args: string[]): Lines {
 }
 
 /** The next call of a method to a scripted agent; forgets are none of the tests' business. */
-export async function nextCall(agent: ScriptedAgent, method: 'StartProcess' | 'FollowProcess' | 'KillProcess') {
+export async function nextCall(
+  agent: ScriptedAgent,
+  method: 'StartProcess' | 'FollowProcess' | 'KillProcess',
+) {
   let call = await agent.next('call');
   while (call.method === 'ForgetProcess') call = await agent.next('call');
   if (call.method !== method) throw new Error(`a ${call.method} came instead of a ${method}`);

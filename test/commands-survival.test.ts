@@ -75,8 +75,10 @@ test('kill -9 of the broker while 20 commands run: all end, and each ran once', 
   const counters = ids.map((_, n) => readFileSync(join(folder, `ran-${n}`), 'utf8'));
   expect(counters).toEqual(ids.map(() => 'ran\n'));
   const { items } = await again.events.list({ limit: 100 });
-  const ends = items.filter(({ type }) => type === 'command.completed').map(({ data }) => data.command_id);
-  expect(ends.sort()).toEqual(ids.toSorted());
+  const ends = items
+    .filter(({ type }) => type === 'command.completed')
+    .map(({ data }) => String(data.command_id));
+  expect(ends.toSorted()).toEqual(ids.toSorted());
 }, 60_000);
 
 test('kill -9 of the agent: its command is lost with a reason, its output is there, and its tree is dead', async () => {

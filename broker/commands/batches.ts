@@ -7,10 +7,10 @@ import { newId } from '../../shared/ids.ts';
 import { type History, jsonIn, type Row } from '../history.ts';
 import { pageOfRows } from '../paging.ts';
 import { draftOf } from './draft.ts';
-import { type Command, listedBytes, type Records, type Tally } from './records.ts';
+import { type Command, listedBytes, type Records, type Status, type Tally } from './records.ts';
 import { current } from './run.ts';
 import type { Rooms, Runs } from './runs.ts';
-import { listed, type Status } from './shown.ts';
+import { listed } from './shown.ts';
 import type { Turns } from './turns.ts';
 
 export interface Batches {

@@ -1,6 +1,6 @@
 // Commands over REST: accepted once, followed to their end, kept in history with their output.
 import type { Handlers } from '../../shared/api/index.ts';
-import type { CommandId, MachineId } from '../../shared/api/route.ts';
+import type { MachineId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -198,5 +198,5 @@ function knownCommand(records: Records, id: string): Command {
 
 function known(command: Command | undefined, id: string): Command {
   if (command) return command;
-  throw new AppError('command_not_found', 'no such command', { command_id: id as CommandId });
+  throw new AppError('command_not_found', 'no such command', { command_id: id });
 }

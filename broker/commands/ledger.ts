@@ -7,10 +7,10 @@ import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { State } from '../state/index.ts';
 import { tailOf } from './output.ts';
-import type { Command, Records } from './records.ts';
+import type { Command, Records, Status } from './records.ts';
 import type { End } from './reports.ts';
 import { offsets, type Run } from './run.ts';
-import { durationOf, type Status } from './shown.ts';
+import { durationOf } from './shown.ts';
 
 export interface Ledger {
   /** It runs since then. */

@@ -107,7 +107,10 @@ export async function* eventsOf(
         }
       }
       if (!quiet) continue;
-      if (ended) return yield { event: 'exit', data: shownEnd(ended), id: id() };
+      if (ended) {
+        yield { event: 'exit', data: shownEnd(ended), id: id() };
+        return;
+      }
       signal.throwIfAborted();
       if (source.closed()) throw new AppError('unavailable', 'the broker stops: come back');
       if (tellers.every(({ behind }) => !behind()) && !source.ended()) await output.changed.wait(signal);

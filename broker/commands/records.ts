@@ -1,7 +1,10 @@
 // Commands in history: one row each, from the moment it is accepted.
+import type { Api, Reply } from '../../shared/api/index.ts';
 import type { BatchId, CommandId, KeyId, MachineId } from '../../shared/api/route.ts';
 import { type History, jsonIn, type Row, textIn } from '../history.ts';
-import type { Status } from './shown.ts';
+
+export type CommandRecord = Reply<Api['commands']['get']>;
+export type Status = CommandRecord['status'];
 
 /** A command as the broker holds it: times in milliseconds, output as bytes. */
 export interface Command {

@@ -1,10 +1,6 @@
 // A command as REST shows it.
-import type { Api, Reply } from '../../shared/api/index.ts';
 import { iso } from '../../shared/clock.ts';
-import { type Command, listedBytes } from './records.ts';
-
-export type CommandRecord = Reply<Api['commands']['get']>;
-export type Status = CommandRecord['status'];
+import { type Command, type CommandRecord, listedBytes } from './records.ts';
 
 /** A command with the end of its output only. */
 export function listed(command: Command): CommandRecord {
