@@ -225,16 +225,16 @@ async function largeRequest(shape: MethodShape, answer: AnswerStream): Promise<u
 /** The broker ends last; we wait for that a while, so that our last frames are not cut off. */
 function ended(status: Promise<unknown>, signal: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
-    const done = (): void => {
+    const settle = (): void => {
       cancel();
       signal.removeEventListener('abort', aborted);
       resolve();
     };
     const aborted = (): void => {
-      if (signal.reason !== gaveUp) done();
+      if (signal.reason !== gaveUp) settle();
     };
-    const cancel = after(closingMs, done);
-    void status.then(done);
+    const cancel = after(closingMs, settle);
+    void status.then(settle);
     signal.addEventListener('abort', aborted, { once: true });
     if (signal.aborted) aborted();
   });
