@@ -165,9 +165,8 @@ test('what is too large, too many or not over in the moment goes on where it was
 
 test('a real agent’s answers are the same on either way: empty, small, at the edge and large', async () => {
   const house = await openHouse();
-  const agent = await house.agent();
+  await house.agent();
   const { items } = await house.client.machines.list();
-  expect(agent).toBeDefined();
   const machine_id = items[0]?.id ?? '';
   const folder = temporaryFolder('content');
   for (const size of [0, 1, 1_000, 61_000, 61_440, 65_536, 300_000]) {
@@ -199,4 +198,24 @@ test('of what a hello says the agent still keeps, only what can be an id counts,
   const kept = `cmd_${'a'.repeat(22)}`;
   expect(keptProcesses([kept, '', '../x', 'cmd_short', `${kept}x`, `x\n${kept}`])).toEqual([kept]);
   expect(keptProcesses(Array.from({ length: 5_000 }, () => kept))).toHaveLength(4_096);
+});
+
+test('more callers that went away than HTTP/2 allows resets leave the link as it was', async () => {
+  const house = await openHouse();
+  await house.agent();
+  const { items } = await house.client.machines.list();
+  const path = `/machines/${items[0]?.id}/files/watch?path=${temporaryFolder('watched')}`;
+  const headers = { Authorization: `Bearer ${house.key}` };
+  let turns = 0;
+  async function watcher(): Promise<void> {
+    while (turns < 1_300) {
+      turns += 1;
+      const gone = new AbortController();
+      const { status, body } = await fetch(`${house.url}/api/v1${path}`, { headers, signal: gone.signal });
+      expect([turns, status]).toEqual([turns, 200]);
+      gone.abort();
+      await expect(body?.getReader().read()).rejects.toThrow();
+    }
+  }
+  await Promise.all(Array.from({ length: 16 }, watcher));
 });

@@ -41,6 +41,9 @@ export interface AnswersOptions {
 
 /** How long the broker has to end a stream after our half-close. */
 const closingMs = 10_000;
+/** The same after it has given the call up. */
+const partingMs = 1_000;
+const gaveUp = new AppError('unavailable', 'the caller gave up');
 /** Lanes of the broker beside the short and the bulk one: calls that last, and watches. */
 const mostLasting = 128;
 const mostWatching = 32;
@@ -152,16 +155,21 @@ export function openAnswers(options: AnswersOptions): Answers {
     frames: (answer: AnswerStream) => AsyncIterable<Buffer> | Iterable<Buffer>,
   ): Promise<void> {
     const answer = line.answer(call.call_id);
-    const stop = (): void => answer.cancel();
-    abort.signal.addEventListener('abort', stop, { once: true });
+    const status = new Promise((resolve) => answer.once('status', resolve));
+    const { signal } = abort;
+    // HTTP/2 ends a connection that resets too many streams: the broker that gave a call up ends its stream as well.
+    const stop = (): void =>
+      signal.reason === gaveUp ? void after(partingMs, () => answer.cancel()) : answer.cancel();
+    signal.addEventListener('abort', stop, { once: true });
     // Errors reach whoever reads or writes; without a listener they would end the process.
     answer.on('error', () => abort.abort(gone()));
     try {
-      await sendFrames(answer, frames(answer), abort.signal);
+      await sendFrames(answer, frames(answer), signal);
     } finally {
       answer.end();
-      await ended(answer, abort.signal);
-      abort.signal.removeEventListener('abort', stop);
+      answer.resume();
+      await ended(status, signal);
+      signal.removeEventListener('abort', stop);
       answer.cancel();
     }
   }
@@ -191,7 +199,7 @@ export function openAnswers(options: AnswersOptions): Answers {
 
   return {
     take,
-    cancel: (callId) => open.get(callId)?.abort(new AppError('unavailable', 'the caller gave up')),
+    cancel: (callId) => open.get(callId)?.abort(gaveUp),
     close() {
       for (const abort of open.values()) abort.abort(gone());
     },
@@ -215,19 +223,20 @@ async function largeRequest(shape: MethodShape, answer: AnswerStream): Promise<u
 }
 
 /** The broker ends last; we wait for that a while, so that our last frames are not cut off. */
-function ended(answer: AnswerStream, signal: AbortSignal): Promise<void> {
-  answer.resume();
+function ended(status: Promise<unknown>, signal: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
-    const done = (): void => {
+    const settle = (): void => {
       cancel();
-      answer.off('status', done);
-      signal.removeEventListener('abort', done);
+      signal.removeEventListener('abort', aborted);
       resolve();
     };
-    const cancel = after(closingMs, done);
-    answer.once('status', done);
-    signal.addEventListener('abort', done, { once: true });
-    if (signal.aborted) done();
+    const aborted = (): void => {
+      if (signal.reason !== gaveUp) settle();
+    };
+    const cancel = after(closingMs, settle);
+    void status.then(settle);
+    signal.addEventListener('abort', aborted, { once: true });
+    if (signal.aborted) aborted();
   });
 }
 
