@@ -115,6 +115,10 @@ export function openRuns(
       following.resume(run, link);
       if (run.command.cancel) kill(run, link);
     }
+    // Ended while the agent could not be told.
+    for (const id of link.processIds) {
+      if (!runs.has(id) && records.find(id)?.finished_at) forget(id, machineId);
+    }
   }
 
   /** A newer link may have come while the old one was still ending, or the machine was only slow. */
@@ -148,7 +152,7 @@ export function openRuns(
     queue.look();
   }
 
-  /** What the agent cannot be told to forget now it is told when it is back. */
+  /** Where the agent cannot be told now, it is told when it is back. */
   function forget(id: string, machineId: string): void {
     if (!presence.online(machineId)) return;
     presence
