@@ -73,7 +73,8 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
 
   async function openRoom(): Promise<Room> {
     const left = await recover({ journal, outputs, pipes: pipeNames, spawner: spawner.mark, limits, log });
-    const [pipes] = await Promise.all([openPipeSupply(pipeNames), spawner.ready()]);
+    const pipes = await openPipeSupply(pipeNames);
+    await spawner.ready();
     return new Room({ journal, outputs, limits, log, pipes, spawner, mayRunAs }, left);
   }
 }
