@@ -155,7 +155,8 @@ test('signals for everybody do not end the spawner, stopping the agent does', as
   expect(await alive(pid!)).toBe(false);
 });
 
-test('the spawner goes with an agent that was killed', async () => {
+/** An agent of its own on the same directory; `body` has room and start(command, id). Tells its journal's id. */
+async function otherAgent(body = ''): Promise<{ agent: ChildProcess; journalId: string }> {
   await room.stop();
   const path = join(home, 'fixture.ts');
   const from = (name: string): string => JSON.stringify(join(root, name));
@@ -165,13 +166,46 @@ test('the spawner goes with an agent that was killed', async () => {
     import { createLogger } from ${from('shared/logger.ts')};
     const log = createLogger('test', 'error');
     const room = await openProcesses({ directory: ${JSON.stringify(join(home, 'agent'))}, log, mayRunAs: true });
+    const signal = new AbortController().signal;
+    const spec = { direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '', timeout_ms: 0,
+      stdin: Buffer.alloc(0), input: false };
+    const start = (command, id) =>
+      room.startProcess({ id, spec: { ...spec, command } }, { call_id: 'c', request_id: 'r', signal }).next();
+    ${body}
     console.log(room.journalId);`,
   );
-  const agent: ChildProcess = spawn(process.execPath, [path], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const agent: ChildProcess = spawn(process.execPath, [path], { stdio: ['pipe', 'pipe', 'inherit'] });
   const [line]: string[] = await once(agent.stdout!.setEncoding('utf8'), 'data');
-  const [pid] = await spawners(line!.trim());
+  return { agent, journalId: line!.trim() };
+}
+
+test('the spawner goes with an agent that was killed', async () => {
+  const { agent, journalId } = await otherAgent();
+  const [pid] = await spawners(journalId);
   expect(pid).toBeGreaterThan(1);
   agent.kill('SIGKILL');
   await once(agent, 'exit');
   await vi.waitFor(async () => expect(await alive(pid!)).toBe(false));
+});
+
+test('what a killed agent had asked of a spawner that hangs never runs under the next one', async () => {
+  const { agent, journalId } = await otherAgent(`
+    await start('sleep 60', 'cmd_running');
+    process.stdin.once('data', () => void start('touch ran; sleep 60', 'cmd_asked'));`);
+  const [pid] = await spawners(journalId);
+  process.kill(pid!, 'SIGSTOP');
+  agent.stdin!.write('go');
+  const journal = join(home, 'agent/journal');
+  await vi.waitFor(async () => expect(await readFile(journal, 'utf8')).toContain('"cmd_asked"'));
+  agent.kill('SIGKILL');
+  await once(agent, 'exit');
+  await open();
+  expect(await alive(pid!)).toBe(false);
+  expect(await inHome()).toEqual([]);
+  for (const id of ['cmd_running', 'cmd_asked']) {
+    const events = room.followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call());
+    const { event } = await end(events[Symbol.asyncIterator]());
+    expect(event.exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' });
+  }
+  expect(await readdir(home)).not.toContain('ran');
 });

@@ -572,6 +572,28 @@ test('a follower that left comes back to the exact byte, and the process did not
   expect(late.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED', stdout_bytes: expected.length }]);
 });
 
+test('100,000 lines are whole for one who leaves and comes back at any offset', async () => {
+  await open();
+  const id = newId('command');
+  const expected = Buffer.from(Array.from({ length: 100_000 }, (_, i) => `line ${i + 1}\n`).join(''));
+  const first = start(`seq -f 'line %.0f' 100000`, id);
+  await first.next();
+  await first.return?.();
+  let known = Buffer.alloc(0);
+  for (let i = 0; ; i++) {
+    // Some of what it has it asks for again.
+    const from = known.length - (known.length > 0 ? randomBytes(2).readUInt16BE() % known.length : 0);
+    const wanted = from + 1 + randomBytes(2).readUInt16BE();
+    const events = follow(id, from);
+    const told = await hear(events, ({ stdout }) => from + stdout.length >= wanted && i < 50, [from, 0]);
+    await events.return?.();
+    expect(told.gaps).toEqual([]);
+    known = Buffer.concat([known.subarray(0, from), told.stdout]);
+    if (told.exits.length > 0) break;
+  }
+  expect(known.equals(expected)).toBe(true);
+});
+
 test('a follower can leave while it waits, by return or by signal', async () => {
   await open();
   const id = newId('command');
@@ -620,6 +642,55 @@ test('a runaway writer is capped on the disk, and a late follower is told what i
   let exit: ProcessExit | null | undefined;
   while (!exit) exit = (await late.next()).value.event?.exit;
   expect(exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED' });
+});
+
+test('a process that nobody follows is never held up, and capped all the same', async () => {
+  const windowBytes = 256 * 1024;
+  await open({ windowBytes, stallMs: 600_000 });
+  const id = newId('command');
+  const first = start('yes | head -c 20000000; exec yes', id);
+  await first.next();
+  await first.return?.();
+  const last = async (): Promise<number> =>
+    Number((await readdir(join(home, 'agent/output', `${id}.stdout`))).sort().at(-1));
+  await vi.waitFor(async () => expect(await last()).toBeGreaterThan(40 * windowBytes), { timeout: 20_000 });
+  const sizes = await onDisk(id);
+  expect(sizes.reduce((sum, size) => sum + size, 0)).toBeLessThan(1.5 * windowBytes);
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  const { exits } = await hear(follow(id, 0), ({ gaps }) => gaps.length > 0);
+  expect(exits).toEqual([]);
+});
+
+test('a slow follower gets every byte of a fast process, through a window much smaller than the output', async () => {
+  await open({ windowBytes: 512 * 1024, stallMs: 600_000 });
+  const bytes = randomBytes(10_000_000);
+  await writeFile(join(home, 'bytes'), bytes);
+  const events = start('cat bytes');
+  const slow: AsyncIterator<Answer> = {
+    async next() {
+      // Time in which the process would have overtaken it.
+      await readFile(join(home, 'bytes'));
+      return events.next();
+    },
+  };
+  const { stdout, gaps } = await hear(slow);
+  expect(gaps).toEqual([]);
+  expect(stdout.equals(bytes)).toBe(true);
+});
+
+test('a follower that stopped reading holds up a process only until it counts as gone', async () => {
+  await open({ windowBytes: 256 * 1024, stallMs: 100 });
+  const id = newId('command');
+  const first = start('head -c 5000000 /dev/zero; echo over >&2', id);
+  await first.next();
+  const dead = room.followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call())[Symbol.asyncIterator]();
+  await dead.next();
+  await first.return?.();
+  // It has read nothing yet, and what comes for it has left the window.
+  await vi.waitFor(() => expect(access(join(home, 'agent/output', `${id}.stderr`))).resolves.toBeUndefined());
+  const { gaps, exits } = await hear(dead);
+  expect(gaps).toHaveLength(1);
+  expect(exits).toMatchObject([{ exit_code: 0, stdout_bytes: 5_000_000 }]);
 });
 
 async function onDisk(id: string): Promise<number[]> {
@@ -695,6 +766,40 @@ test('a process that ends on TERM is not killed harder, and the kill tells its c
   const { stdout, exits } = await hear(events, undefined, [6, 0]);
   expect(stdout.toString()).toBe('bye\n');
   expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', exit_code: 5, signal: '' }]);
+});
+
+test('a cancel that races the start or the exit gives exactly one end, and nothing lives on', async () => {
+  await open();
+  const outcomes: Record<string, number> = {};
+  for (let i = 0; i < 150; i++) {
+    const id = newId('command');
+    const events = start(i % 2 === 0 ? 'exit 7' : 'echo x; exit 7', id);
+    const ended = hear(events);
+    // From before the journal to after the exit.
+    for (let turns = i % 30; turns > 0; turns--) await stat(home);
+    if (i % 30 === 29) await ended;
+    await room.killProcess({ id, grace_ms: i % 3 === 0 ? 0 : 1000 }, call());
+    const { exits } = await ended;
+    expect(exits).toHaveLength(1);
+    const { outcome = '', exit_code } = exits[0]!;
+    if (outcome === 'PROCESS_OUTCOME_EXITED') expect(exit_code).toBe(7);
+    else expect(outcome).toBe('PROCESS_OUTCOME_CANCELLED');
+    outcomes[outcome] = (outcomes[outcome] ?? 0) + 1;
+    expect((await hear(follow(id))).exits).toEqual(exits);
+    await room.forgetProcess({ id }, call());
+  }
+  expect(Object.keys(outcomes).sort()).toEqual(['PROCESS_OUTCOME_CANCELLED', 'PROCESS_OUTCOME_EXITED']);
+});
+
+test('a kill that comes before the process keeps it from starting', async () => {
+  await open();
+  const id = newId('command');
+  const told = hear(start('touch ran', id));
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  const { exits, pid } = await told;
+  expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', reason: 'dropped' }]);
+  expect(pid).toBeUndefined();
+  expect(await exists(join(home, 'ran'))).toBe(false);
 });
 
 test('a stopped process takes its TERM too', async () => {

@@ -35,6 +35,7 @@ export interface Processes
 
 const defaults: Limits = {
   windowBytes: 64 * 1024 * 1024,
+  stallMs: 5_000,
   open: 64,
   graceMs: 10_000,
   stopGraceMs: 2_000,
@@ -71,10 +72,9 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   };
 
   async function openRoom(): Promise<Room> {
-    // Before the look for what an earlier agent left: its spawner might still add to it.
-    await spawner.ready();
-    const left = await recover({ journal, outputs, pipes: pipeNames, limits, log });
+    const left = await recover({ journal, outputs, pipes: pipeNames, spawner: spawner.mark, limits, log });
     const pipes = await openPipeSupply(pipeNames);
+    await spawner.ready();
     return new Room({ journal, outputs, limits, log, pipes, spawner, mayRunAs }, left);
   }
 }

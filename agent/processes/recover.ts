@@ -14,6 +14,8 @@ interface Left {
   outputs: string;
   /** The directory of all pipes. */
   pipes: string;
+  /** The mark of spawners. */
+  spawner: string;
   limits: { windowBytes: number; killForMs: number };
   log: Logger;
 }
@@ -40,12 +42,13 @@ export async function recover(left: Left): Promise<Map<string, Followed>> {
   return kept;
 }
 
-async function killLeftovers({ journal, pipes, limits, log }: Left): Promise<void> {
+async function killLeftovers({ journal, pipes, spawner, limits, log }: Left): Promise<void> {
   const open = [...journal.entries].filter(([, { exit }]) => !exit).map(([id]) => id);
   if (open.length === 0) return;
   // A pipe that still has its name was in use: the name goes when a command leaves it to the background.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
-  const tree = new Tree(open, links);
+  // The spawner might still add to them.
+  const tree = new Tree([...open, spawner], links);
   if ((await tree.members()).length === 0) return;
   const survivors = await killTree(tree, AbortSignal.abort(), limits.killForMs);
   log.warn({ ids: open, survivors }, 'killed what an earlier agent had left running');

@@ -23,6 +23,8 @@ import { type Spawner, SpawnerDied } from './spawner/index.ts';
 export interface Limits {
   /** Last bytes kept of each output stream. */
   windowBytes: number;
+  /** A follower that has not read for that long no longer holds up a process. */
+  stallMs: number;
   /** Processes at once. */
   open: number;
   /** Between TERM and KILL at a timeout. */
@@ -180,7 +182,7 @@ export class Room {
   #make(id: string): Kept {
     const { outputs, limits } = this.#parts;
     const changed = new Wake();
-    const options = { windowBytes: limits.windowBytes, changed };
+    const options = { windowBytes: limits.windowBytes, stallMs: limits.stallMs, changed };
     const { stdout, stderr } = outputNames(id);
     const kept: Kept = {
       changed,

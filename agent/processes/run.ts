@@ -73,7 +73,9 @@ export async function run(plan: Plan, pipes: Pipes, spawner: Living, options: Ru
       // Whatever it became shows the mark or the pipes.
       const tree = new Tree([options.id], pipes.paths);
       if (!failed) await killTree(tree, AbortSignal.abort(), options.killForMs);
+      for (const log of [options.stdout, options.stderr]) log.release();
       for (const { cut } of pumps) cut();
+      await Promise.all(pumps.map(({ done }) => done));
       input?.close();
       pipes.giveBack(false);
       throw failed ? new NotStarted(await explain(error.errno, plan)) : error;

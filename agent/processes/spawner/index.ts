@@ -49,14 +49,15 @@ const killForMs = 5_000;
 
 export class Spawner {
   /** In the environment of spawners; what they fork has it until it becomes the command. */
-  readonly #mark: string;
+  readonly mark: string;
   readonly #log: Logger;
   #living: Promise<Process> | undefined;
+  #died = false;
 
   /** `name`: the same for all agents of a data directory, and for nobody else. */
   constructor(name: string, log: Logger) {
     // No id of a command has a colon.
-    this.#mark = `spawner:${name}`;
+    this.mark = `spawner:${name}`;
     this.#log = log;
   }
 
@@ -73,13 +74,13 @@ export class Spawner {
 
   async #start(): Promise<Process> {
     try {
-      // An earlier one may be about to start something still.
-      const strays = new Tree([this.#mark], []);
-      if ((await strays.members()).length > 0) await killTree(strays, AbortSignal.abort(), killForMs);
-      const started = new Process(this.#mark);
+      // What the dead one forked may not have become its command yet.
+      if (this.#died) await killTree(new Tree([this.mark], []), AbortSignal.abort(), killForMs);
+      const started = new Process(this.mark);
       await started.ready();
       void started.ended.then((asked) => {
         this.#living = undefined;
+        this.#died = true;
         if (!asked) this.#log.error('the spawner died; commands that ran are lost');
       });
       return started;

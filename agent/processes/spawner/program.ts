@@ -29,7 +29,8 @@ export function program(): void {
   const requests: SpawnRequest[] = [];
 
   function report(one: SpawnReport): void {
-    process.send?.(one);
+    // It ends with its channel; a report that goes nowhere is no error.
+    process.send?.(one, undefined, undefined, () => {});
   }
 
   /** Fails when the agent no longer reads; a plain open would wait for it for ever. */
