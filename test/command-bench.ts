@@ -59,15 +59,16 @@ export function commandsOn(house: House, machine_id: string) {
   };
 }
 
-/** The raw answer of GET output. */
+/** The raw answer of GET output, or of GET stream. */
 export function output(
   { url, key }: Pick<House, 'url' | 'key'>,
   id: string,
   query = '',
   init: RequestInit = {},
+  what: 'output' | 'stream' = 'output',
 ): Promise<Response> {
   const headers = { Authorization: `Bearer ${key}` };
-  return fetch(`${url}/api/v1/commands/${id}/output?${query}`, { headers, ...init });
+  return fetch(`${url}/api/v1/commands/${id}/${what}?${query}`, { headers, ...init });
 }
 
 export async function bytesOf(response: Response): Promise<Buffer> {
@@ -195,7 +196,10 @@ export function brokerProcess(args: string[]): Lines {
 }
 
 /** The next call of a method to a scripted agent; forgets are none of the tests' business. */
-export async function nextCall(agent: ScriptedAgent, method: 'StartProcess' | 'FollowProcess' | 'KillProcess') {
+export async function nextCall(
+  agent: ScriptedAgent,
+  method: 'StartProcess' | 'FollowProcess' | 'KillProcess',
+) {
   let call = await agent.next('call');
   while (call.method === 'ForgetProcess') call = await agent.next('call');
   if (call.method !== method) throw new Error(`a ${call.method} came instead of a ${method}`);

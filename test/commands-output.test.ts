@@ -53,7 +53,11 @@ test('an offset beyond the end is 416 and tells what there is, also with follow 
     const expected = [416, 'range_not_satisfiable', { start: 0, end: 3 }];
     expect(await answerOf(await output(house, id, query))).toEqual(expected);
   }
-  expect(await answerOf(await output(house, id, 'stream=stderr&offset=2'))).toMatchObject([416, 'range_not_satisfiable', {}]);
+  expect(await answerOf(await output(house, id, 'stream=stderr&offset=2'))).toMatchObject([
+    416,
+    'range_not_satisfiable',
+    {},
+  ]);
   expect(await answerOf(await output(house, id, 'offset=3'))).toEqual([200, '3', '']);
 });
 
@@ -140,7 +144,11 @@ test('who follows gets the head at once, then each byte as it is written, and th
   expect(later.headers.get('x-output-offset')).toBe('5');
   // Not followed: what there is now.
   expect(await answerOf(await output(house, id))).toEqual([200, '0', 'one']);
-  expect(await answerOf(await output(house, id, 'offset=4'))).toMatchObject([416, 'range_not_satisfiable', {}]);
+  expect(await answerOf(await output(house, id, 'offset=4'))).toMatchObject([
+    416,
+    'range_not_satisfiable',
+    {},
+  ]);
   second.open();
   expect(await until(reader, 'two')).toBe('two');
   expect(await reader.read()).toEqual({ done: true, value: undefined });
@@ -250,7 +258,9 @@ test('what files of ended commands may take is bounded: the oldest go, their rec
 
 test('with their age commands go, and their files; what room they took others may take again', async () => {
   const clock = leapingClock();
-  const { house, agent, run } = await bench({ brokerFlags: ['--keep-output', '5MiB', '--keep-history', '2d'] });
+  const { house, agent, run } = await bench({
+    brokerFlags: ['--keep-output', '5MiB', '--keep-history', '2d'],
+  });
   const folder = join(house.dataDir, 'output');
   const old = await run('seq 1 500000');
   expect(readdirSync(folder)).toEqual([old.id]);
