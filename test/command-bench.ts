@@ -59,15 +59,16 @@ export function commandsOn(house: House, machine_id: string) {
   };
 }
 
-/** The raw answer of GET output. */
+/** The raw answer of GET output, or of GET stream. */
 export function output(
   { url, key }: Pick<House, 'url' | 'key'>,
   id: string,
   query = '',
   init: RequestInit = {},
+  what: 'output' | 'stream' = 'output',
 ): Promise<Response> {
   const headers = { Authorization: `Bearer ${key}` };
-  return fetch(`${url}/api/v1/commands/${id}/output?${query}`, { headers, ...init });
+  return fetch(`${url}/api/v1/commands/${id}/${what}?${query}`, { headers, ...init });
 }
 
 export async function bytesOf(response: Response): Promise<Buffer> {

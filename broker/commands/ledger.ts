@@ -95,7 +95,11 @@ export function openLedger(
       const { stdout, stderr } = run.output;
       run.end = { ...run.command, finished_at: now(), ...end };
       const [out, err] = await Promise.all([tailOf(stdout), tailOf(stderr)]);
-      run.end = { ...run.end, stdout: out, stderr: err, ...offsets(run) };
+      const kept = offsets(run);
+      // Of what has no file the record keeps the tail alone.
+      if (stdout.size === 0) kept.stdout_start = kept.stdout_bytes - out.length;
+      if (stderr.size === 0) kept.stderr_start = kept.stderr_bytes - err.length;
+      run.end = { ...run.end, stdout: out, stderr: err, ...kept };
       await Promise.all([stdout.close(), stderr.close()]);
       await write(run, run.end);
     },

@@ -101,7 +101,7 @@ export async function* eventsOf(
       const ended = source.ended();
       let quiet = true;
       for (const { next } of tellers) {
-        for (const told of await next(ended !== undefined)) {
+        for await (const told of next(ended !== undefined)) {
           quiet = false;
           yield { ...told, id: id() };
         }
@@ -125,21 +125,25 @@ function teller(log: OutputLog, stream: Stream, from: number) {
   const reader = log.reader(from);
   // The first bytes of a character whose others are still to come.
   let begun: Buffer = Buffer.alloc(0);
+  let end = from;
 
-  async function next(last: boolean): Promise<Omit<Told, 'id'>[]> {
+  async function* next(last: boolean): AsyncGenerator<Omit<Told, 'id'>> {
     const at = reader.position;
     const { offset, data } = await reader.read(eventBytes);
-    const lost = offset > at;
-    const told: Omit<Told, 'id'>[] = [];
-    if (lost && begun.length > 0) told.push(piece(begun, at - begun.length));
-    if (lost) told.push({ event: 'gap', data: { stream, from: at, to: offset } });
-    const bytes = lost || begun.length === 0 ? data : Buffer.concat([begun, data]);
+    if (offset > at) {
+      const cut = begun;
+      begun = Buffer.alloc(0);
+      if (cut.length > 0) yield piece(cut, at - cut.length);
+      end = offset;
+      yield { event: 'gap', data: { stream, from: at, to: offset } };
+    }
+    const bytes = begun.length === 0 ? data : Buffer.concat([begun, data]);
     begun = last && data.length === 0 ? Buffer.alloc(0) : unfinished(bytes);
     const whole = bytes.subarray(0, bytes.length - begun.length);
-    if (whole.length > 0) told.push(piece(whole, offset + data.length - bytes.length));
-    return told;
+    if (whole.length > 0) yield piece(whole, offset + data.length - bytes.length);
   }
   function piece(bytes: Buffer, offset: number): Omit<Told, 'id'> {
+    end = offset + bytes.length;
     const text = bytes.toString('utf8');
     const isText = Buffer.byteLength(text) === bytes.length && !text.includes('\ufffd');
     const shown = isText
@@ -150,7 +154,7 @@ function teller(log: OutputLog, stream: Stream, from: number) {
   return {
     next,
     /** One past the last byte that was told. */
-    told: () => reader.position - begun.length,
+    told: () => end,
     behind: () => log.end > reader.position,
     close: () => reader.close(),
   };
@@ -161,7 +165,7 @@ function unfinished(bytes: Buffer): Buffer {
   for (let back = 1; back <= Math.min(3, bytes.length); back += 1) {
     const byte = bytes[bytes.length - back] ?? 0;
     if ((byte & 0xc0) === 0x80) continue;
-    const length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
+    const length = byte >= 0xf5 ? 1 : byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc2 ? 2 : 1;
     return length > back ? Buffer.from(bytes.subarray(bytes.length - back)) : Buffer.alloc(0);
   }
   return Buffer.alloc(0);

@@ -1,0 +1,418 @@
+// Following a command: events that resume, slow readers beside fast ones, lost links, brokers that die, agents that lie.
+import { execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { once } from 'node:events';
+import { get as httpGet, type IncomingMessage } from 'node:http';
+import { expect, onTestFinished, test } from 'vitest';
+import { withBroker } from '../broker/cli/connect.ts';
+import { farhand } from '../shared/sdk/index.ts';
+import {
+  answerOf,
+  bench,
+  brokerProcess,
+  bytesOf,
+  commandsOn,
+  gate,
+  listen,
+  nextCall,
+  nothingTold,
+  output,
+  reporting,
+} from './command-bench.ts';
+import { type House, openHouse, temporaryFolder } from './house.ts';
+import { openProxy } from './proxy.ts';
+import { scriptedMachine } from './scripted-agent.ts';
+
+/** What a shell command writes. */
+function written(command: string): Buffer {
+  return execFileSync('sh', ['-c', command], { maxBuffer: 2 ** 28 });
+}
+
+function digest(bytes: Uint8Array): string {
+  return createHash('sha256').update(bytes).digest('hex');
+}
+
+/** GET output as a client that reads only when told to: until then its socket fills. */
+async function pausedOutput({ url, key }: House, path: string): Promise<IncomingMessage> {
+  const request = httpGet(`${url}/api/v1${path}`, { headers: { Authorization: `Bearer ${key}` } });
+  onTestFinished(() => void request.destroy());
+  const [response] = (await once(request, 'response')) as [IncomingMessage];
+  response.on('error', () => undefined);
+  return response;
+}
+
+async function scripted() {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const commands = commandsOn(house, agent.identity.machineId);
+  return { house, agent, ...commands };
+}
+
+test.each(['1', '1.2.3', 'a.b', '-1.0', '1.', '1e3.0', '1000000000000000000.0'])(
+  'a Last-Event-ID of %s is refused',
+  async (last) => {
+    const { house, run } = await bench();
+    const { id } = await run('true');
+    const headers = { 'Last-Event-ID': last };
+    const { status, body } = await house.call('GET', `/commands/${id}/stream`, { headers });
+    expect([status, body.error.code]).toEqual([400, 'invalid_request']);
+  },
+);
+
+test('events tell both streams with offsets and ids, text cut between characters, the rest in base64, the exit last', async () => {
+  const { house, agent, begin } = await scripted();
+  const id = await begin('true');
+  const call = await nextCall(agent, 'StartProcess');
+  const report = reporting(agent, call.call_id);
+  const euro = Buffer.from('€');
+  report.started();
+  report.stdout(0, Buffer.concat([Buffer.from('a'), euro.subarray(0, 2)]));
+  const told = await listen(house, id, nothingTold(), ({ events }) => events.length === 1);
+  // The first bytes of a character wait for the others, and the id does not count them.
+  expect(told.events).toEqual([
+    { event: 'output', id: '1.0', data: { stream: 'stdout', offset: 0, data: 'a', encoding: 'utf-8' } },
+  ]);
+  const rest = listen(house, id, told);
+  report.stdout(3, Buffer.concat([euro.subarray(2), Buffer.from('\0b')]));
+  await expect.poll(() => told.events.length).toBe(2);
+  report.stdout(6, Buffer.from([0xff]));
+  await expect.poll(() => told.events.length).toBe(3);
+  // Never finished: it is no text.
+  report.stdout(7, euro.subarray(0, 1));
+  report.exited(8);
+  report.end();
+  await rest;
+  expect(told.events.slice(1).map(({ event, id: at, data }) => [event, at, data])).toEqual([
+    ['output', '6.0', { stream: 'stdout', offset: 1, data: '€\0b', encoding: 'utf-8' }],
+    ['output', '7.0', { stream: 'stdout', offset: 6, data: '/w==', encoding: 'base64' }],
+    ['output', '8.0', { stream: 'stdout', offset: 7, data: '4g==', encoding: 'base64' }],
+    ['exit', '8.0', expect.objectContaining({ status: 'completed', exit_code: 0, stdout_bytes: 8 })],
+  ]);
+  // After the end it is told all the same, from anywhere.
+  const again = await listen(house, id, { ...nothingTold(), at: '8.0' });
+  expect(again.events).toEqual(told.events.slice(-1));
+  expect((await listen(house, id)).stdout).toEqual(told.stdout);
+});
+
+test('the head of a stream of events comes at once, though the command is silent', async () => {
+  const { house, begin } = await bench();
+  const { wait, open } = gate();
+  const id = await begin(wait);
+  const stop = new AbortController();
+  // Resolves at the head.
+  await house.client.commands.stream({ command_id: id }, { signal: stop.signal });
+  stop.abort();
+  open();
+});
+
+test('a stream that is cut many times at random resumes exactly: nothing twice, nothing missing', async () => {
+  const { house, begin, ended } = await bench();
+  const { wait, open } = gate();
+  const shell = `seq 1 30000; seq 1 5000 >&2; printf '\\303'; ${wait}; printf '\\251\\377'; seq 1 30000; head -c 300000 /dev/urandom | tee /dev/stderr | wc -c`;
+  const id = await begin(shell);
+  const told = nothingTold();
+  let cuts = 0;
+  while (!told.exit) {
+    const so = told.events.length;
+    const most = Math.floor(Math.random() * 3);
+    await listen(house, id, told, ({ events }) => events.length > so + most);
+    cuts += 1;
+    if (told.stdout.length > 100_000 && cuts > 0) {
+      open();
+      cuts += 1_000;
+    }
+  }
+  expect(cuts % 1_000).toBeGreaterThan(4);
+  const { stdout_bytes, stderr_bytes } = await ended(id);
+  expect([told.stdout.length, told.stderr.length]).toEqual([stdout_bytes, stderr_bytes]);
+  for (const stream of ['stdout', 'stderr'] as const) {
+    const whole = await bytesOf(await output(house, id, `stream=${stream}`));
+    expect(told[stream].equals(whole)).toBe(true);
+  }
+});
+
+test('the id of a gap is where the gap ends: who is cut there misses nothing', async () => {
+  const { house, agent, begin } = await scripted();
+  const id = await begin('true');
+  const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  report.started();
+  report.stdout(0, 'abc');
+  report.gap(3, 10);
+  report.stdout(10, 'def');
+  report.exited(13);
+  report.end();
+  await listen(house, id);
+  const told = await listen(house, id, nothingTold(), ({ gaps }) => gaps.length > 0);
+  expect([told.gaps, told.at]).toEqual([[[3, 10]], '10.0']);
+  await listen(house, id, told);
+  expect(told.stdout.toString()).toBe('abcdef');
+});
+
+test('a fast reader beside one that stands still gets every byte; the other one finds a gap', async () => {
+  const { house, begin } = await bench();
+  const { wait, open } = gate();
+  const numbers = 'seq 1 15000000';
+  const id = await begin(`${wait}; ${numbers}`);
+  const slowBytes = await pausedOutput(house, `/commands/${id}/output?follow=true`);
+  const slowEvents = await pausedOutput(house, `/commands/${id}/stream`);
+  const fast = output(house, id, 'follow=true');
+  open();
+  const hash = createHash('sha256');
+  for await (const piece of (await fast).body ?? []) hash.update(piece);
+  expect(hash.digest('hex')).toBe(
+    execFileSync('sh', ['-c', `${numbers} | sha256sum`])
+      .toString()
+      .slice(0, 64),
+  );
+  // Cut, for a part must not look like the whole.
+  const cut = once(slowBytes, 'error');
+  slowBytes.resume();
+  expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
+  let text = '';
+  for await (const piece of slowEvents)
+    text = text.slice(-100_000) + (text.includes('event: gap') ? 'event: gap' : '') + piece;
+  expect(text).toContain('event: gap');
+  expect(text).toContain('event: exit');
+}, 40_000);
+
+test('a lone slow reader gets every byte of more than the window holds, for the command waits for it', async () => {
+  const { house, begin, get } = await bench();
+  const { wait, open } = gate();
+  const numbers = 'seq 1 14000000';
+  const id = await begin(`${wait}; ${numbers}`);
+  const slow = await pausedOutput(house, `/commands/${id}/output?follow=true`);
+  open();
+  const hash = createHash('sha256');
+  let seen = 0;
+  let next = 0;
+  for await (const piece of slow) {
+    hash.update(piece);
+    seen += piece.length;
+    if (seen < next) continue;
+    // It goes on only when the command has come to a halt, which is sooner than a stalled reader is given up.
+    next += 40 * 2 ** 20;
+    let before = -1;
+    await expect
+      .poll(
+        async () => {
+          const last = before;
+          before = (await get(id)).stdout_bytes;
+          return before - last;
+        },
+        { interval: 300 },
+      )
+      .toBe(0);
+  }
+  expect(seen).toBeGreaterThan(100 * 2 ** 20);
+  expect(hash.digest('hex')).toBe(
+    execFileSync('sh', ['-c', `${numbers} | sha256sum`])
+      .toString()
+      .slice(0, 64),
+  );
+}, 40_000);
+
+test('a lone reader that stands still does not stop the command for ever, and is cut', async () => {
+  const { house, begin, get } = await bench();
+  const { wait, open } = gate();
+  const id = await begin(`${wait}; head -c 200000000 /dev/zero`);
+  const still = await pausedOutput(house, `/commands/${id}/output?follow=true`);
+  open();
+  // Its end is polled: who listens for events would be a reader of its own.
+  await expect
+    .poll(async () => (await get(id)).status, {
+      timeout: 25_000,
+      interval: 200,
+    })
+    .toBe('completed');
+  expect(await get(id)).toMatchObject({ status: 'completed', stdout_bytes: 200_000_000 });
+  const cut = once(still, 'error');
+  still.resume();
+  expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
+}, 40_000);
+
+test('a link that is cut again and again in the middle of 100,000 lines loses and doubles nothing', async () => {
+  const { house, proxy, agent, begin, ended } = await bench();
+  const gates = Array.from({ length: 3 }, gate);
+  const parts = gates.map(({ wait }, n) => `${wait}; seq ${n * 25_000 + 25_001} ${n * 25_000 + 50_000}`);
+  const id = await begin(`seq 1 25000; ${parts.join('; ')}`);
+  const told = nothingTold();
+  // Seen running: a link lost before that could mean that it never ran.
+  await listen(house, id, told, ({ stdout }) => stdout.length > 0);
+  const all = listen(house, id, told);
+  for (const { open } of gates) {
+    const back = agent.linked(true);
+    const off = agent.linked(false);
+    open();
+    proxy.cut();
+    await off;
+    await back;
+  }
+  await all;
+  expect(digest(told.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(await ended(id)).toMatchObject({ status: 'completed', stdout_bytes: told.stdout.length });
+  expect(digest(await bytesOf(await output(house, id)))).toBe(digest(told.stdout));
+}, 40_000);
+
+test('a broker that is stopped in the middle tells its readers to come back, and goes on without losing a byte', async () => {
+  const { house, proxy, agent, begin } = await bench();
+  const { wait, open } = gate();
+  const id = await begin(`seq 1 50000; printf tiny >&2; ${wait}; seq 50001 100000; printf end >&2`);
+  const told = nothingTold();
+  await listen(house, id, told, ({ stdout }) => stdout.length === 288_894);
+  const cutOff = await output(house, id, 'follow=true');
+  const cutEvents = await output(house, id, '', {}, 'stream');
+  proxy.forbid();
+  const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
+  await house.broker.close();
+  await Promise.all(cut);
+  open();
+  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  const back = agent.linked(true);
+  proxy.allow();
+  await back;
+  await listen(again, id, told);
+  expect(digest(told.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(told.stderr.toString()).toBe('tinyend');
+  expect(digest(await bytesOf(await output(again, id)))).toBe(digest(told.stdout));
+  expect(await (await output(again, id, 'stream=stderr')).text()).toBe('tinyend');
+}, 40_000);
+
+test('a broker killed with -9 in the middle goes on without losing or doubling a byte', async () => {
+  const dataDir = temporaryFolder('broker');
+  const flags = ['--data-dir', dataDir];
+  const where = { dataDir, url: undefined, apiKey: undefined };
+  const first = brokerProcess([...flags, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0']);
+  const { grpc, http } = await first.line('broker is up');
+  const key = await withBroker(
+    where,
+    async (local) => (await local.keys.create({ name: 'k', scopes: ['admin'] })).key,
+  );
+  const client = farhand({ baseUrl: String(http), apiKey: key });
+  const proxy = await openProxy(String(grpc));
+  onTestFinished(() => proxy.close());
+  const elsewhere = await openHouse();
+  const { token } = await client.joinTokens.create({ uses: 1 });
+  const agent = await elsewhere.agent({ through: proxy.address, joinToken: token });
+  const gates = [gate(), gate()];
+  const { id } = await client.commands.async({
+    machine_id: agent.machineId,
+    command: `seq 1 30000; ${gates[0]!.wait}; seq 30001 60000; ${gates[1]!.wait}; seq 60001 100000`,
+  });
+  const told = nothingTold();
+  await listen({ client }, id, told, ({ stdout }) => stdout.length > 20_000);
+  const addresses = ['--http', String(http).slice('http://'.length), '--grpc', String(grpc)];
+  let broker = first;
+  for (const { open } of gates) {
+    open();
+    broker.kill('SIGKILL');
+    await once(broker, 'exit');
+    const back = agent.linked(true);
+    broker = brokerProcess([...flags, ...addresses]);
+    await broker.line('broker is up');
+    await back;
+    const so = told.stdout.length;
+    await listen({ client }, id, told, ({ stdout }) => stdout.length > so);
+  }
+  if (!told.exit) await listen({ client }, id, told);
+  expect(digest(told.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(digest(await bytesOf(await output({ url: String(http), key }, id)))).toBe(digest(told.stdout));
+  expect((await client.commands.get({ command_id: id })).status).toBe('completed');
+  const { items } = await client.events.list({ type: 'command.started' });
+  expect(items).toHaveLength(1);
+}, 60_000);
+
+test('an agent whose offsets overlap is heard once, and one that repeats or falls back changes nothing', async () => {
+  const { house, agent, begin, ended } = await scripted();
+  const id = await begin('true');
+  const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  report.started();
+  for (const [offset, data] of [
+    [0, 'abcdef'],
+    [3, 'XYZghi'],
+    [0, 'AAAAAA'],
+    [8, 'Z'],
+    [9, 'jkl'],
+  ] as const) {
+    report.stdout(offset, data);
+  }
+  // It counts fewer than it sent: what came stays.
+  report.exited(4);
+  report.end();
+  expect(await ended(id)).toMatchObject({ stdout: 'abcdefghijkl', stdout_bytes: 12, stdout_start: 0 });
+  expect(await (await output(house, id)).text()).toBe('abcdefghijkl');
+});
+
+test('a gap in the middle and one at the end are counted, told, and nobody takes what is left for the whole', async () => {
+  const { house, agent, begin, ended, get } = await scripted();
+  const id = await begin('true');
+  const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  report.started();
+  report.stdout(0, 'abc');
+  report.stdout(10, 'def');
+  report.exited(20);
+  report.end();
+  const record = await ended(id);
+  expect(record).toMatchObject({ stdout_bytes: 20, stdout_truncated: true, status: 'completed' });
+  const told = await listen(house, id);
+  expect([told.stdout.toString(), told.gaps]).toEqual([
+    'abcdef',
+    [
+      [3, 10],
+      [13, 20],
+    ],
+  ]);
+  await expect(output(house, id).then((response) => response.text())).rejects.toThrow();
+  expect(await get(id)).toEqual(record);
+});
+
+test('a small output that lacks its end says where what can be had starts', async () => {
+  const { house, agent, begin, ended } = await scripted();
+  const id = await begin('true');
+  const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  report.started();
+  report.stdout(0, 'abc');
+  report.exited(20);
+  report.end();
+  const { stdout_start, stdout_bytes } = await ended(id);
+  const response = await output(house, id);
+  expect(response.headers.get('x-output-offset')).toBe(String(stdout_start));
+  expect(stdout_bytes).toBe(20);
+});
+
+test('an agent that tells absurd offsets, or output after the end, spoils its own command alone', async () => {
+  const { house, agent, begin, ended, get } = await scripted();
+  const good = await begin('true');
+  const goodReport = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  goodReport.started();
+  goodReport.stdout(0, 'before ');
+
+  const far = await begin('true');
+  const farReport = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  farReport.started();
+  farReport.stdout(Number.MAX_SAFE_INTEGER - 3, 'abc');
+  farReport.exited(Number.MAX_SAFE_INTEGER);
+  expect(await ended(far)).toMatchObject({ stdout_bytes: Number.MAX_SAFE_INTEGER, stdout_truncated: true });
+  expect((await listen(house, far)).exit).toBe(true);
+  expect(await answerOf(await output(house, far, 'offset=0'))).toMatchObject([
+    416,
+    'range_not_satisfiable',
+    {},
+  ]);
+
+  const beyond = await begin('true');
+  const beyondReport = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  beyondReport.started();
+  beyondReport.stdout(Number.MAX_SAFE_INTEGER, 'abc');
+  expect(await ended(beyond)).toMatchObject({ status: 'lost', reason: 'bad_report', stdout_bytes: 0 });
+
+  goodReport.stdout(7, 'after');
+  goodReport.exited(12);
+  goodReport.stdout(12, ' too late');
+  goodReport.exited(99);
+  const record = await ended(good);
+  expect(record).toMatchObject({ status: 'completed', stdout: 'before after', stdout_bytes: 12 });
+  farReport.stdout(0, 'again');
+  goodReport.end();
+  expect(await (await output(house, good)).text()).toBe('before after');
+  expect(await get(good)).toEqual(record);
+});
