@@ -145,7 +145,9 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
   const woken = log.changed.wait(new AbortController().signal);
   await woken;
   // A whole append of another log: whoever does not wait is through by then.
-  await newOutput(join(home, 'other')).append(Buffer.alloc(1));
+  const other = newOutput(join(home, 'other'));
+  logs.push(other);
+  await other.append(Buffer.alloc(1));
   expect(waited).toBe(false);
   await free(log, reader);
   await held;

@@ -180,21 +180,29 @@ function makeKiller(child: Child, links: string[], options: RunOptions): Killer 
 
 /** Waits for the end of both pipes, but not long for something in the background that holds them. */
 async function drain(pumps: Pump[], drainMs: number): Promise<boolean> {
-  const atEnd = new AbortController();
-  const all = Promise.all(pumps.map(({ done }) => done)).finally(() => atEnd.abort());
-  do await sleep(drainMs, atEnd.signal);
+  const all = Promise.all(pumps.map(({ done }) => done));
+  // Most have ended before their exit was heard of.
+  if (pumps.some(({ ended }) => !ended())) await atEnd(pumps, all, drainMs);
+  for (const { cut } of pumps) cut();
+  return (await all).every((whole) => whole);
+}
+
+async function atEnd(pumps: Pump[], all: Promise<unknown>, drainMs: number): Promise<void> {
+  const over = new AbortController();
+  void all.finally(() => over.abort());
+  do await sleep(drainMs, over.signal);
   while (
     // A disk that hangs is no reason to lose what the process wrote.
-    !atEnd.signal.aborted &&
+    !over.signal.aborted &&
     pumps.some(({ stalled }) => stalled(drainMs / 2))
   );
-  for (const { cut } of pumps) cut();
-  return (await all).every((ended) => ended);
 }
 
 interface Pump {
   /** True when the pipe came to its end, false when it was cut. */
   done: Promise<boolean>;
+  /** Whether the pipe came to its end; the disk may still have work. */
+  ended(): boolean;
   cut(): void;
   /** Whether the disk has kept it waiting for that long. */
   stalled(ms: number): boolean;
@@ -223,15 +231,20 @@ function pump(fd: number, output: OutputLog, { id, log }: RunOptions): Pump {
     return false;
   };
   const pipe = new Socket({ fd, readable: true, writable: false, onread: { buffer, callback } });
+  let ended = false;
+  pipe.once('end', () => {
+    ended = true;
+  });
   const done = new Promise<boolean>((resolve) => {
-    let ended = false;
-    pipe.once('end', () => {
-      ended = true;
-    });
     pipe.once('close', () => void written.then(() => resolve(ended)));
   });
   // Its close says enough.
   pipe.on('error', () => {});
   pipe.resume();
-  return { done, cut: () => pipe.destroy(), stalled: (ms) => monotonic() - busySince >= ms };
+  return {
+    done,
+    ended: () => ended,
+    cut: () => pipe.destroy(),
+    stalled: (ms) => monotonic() - busySince >= ms,
+  };
 }

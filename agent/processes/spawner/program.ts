@@ -43,9 +43,14 @@ export function program(): void {
     }
   }
 
+  /** Empty where it cannot be told: by then the process runs, which must be told all the same. */
   function startOf(pid: number): string {
-    const text = readFileSync(`/proc/${pid}/stat`, 'latin1');
-    return text.slice(text.lastIndexOf(')') + 2).split(' ')[19] ?? '';
+    try {
+      const text = readFileSync(`/proc/${pid}/stat`, 'latin1');
+      return text.slice(text.lastIndexOf(')') + 2).split(' ')[19] ?? '';
+    } catch {
+      return '';
+    }
   }
 
   function start({ id, file, args, cwd, env, ids, stdin, stdout, stderr }: SpawnRequest): void {
