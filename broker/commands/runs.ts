@@ -69,6 +69,8 @@ export function openRuns(
   const runs = new Map(opened.map((run) => [run.command.id as string, run]));
   const ledger = openLedger({ ...rooms, records }, over, log);
   const following = openFollowing(ledger, { again, lost: lookAgain }, log);
+  /** Commands that are being written: they count already. */
+  const arriving = new Set<Command>();
   let closed = false;
   let allBack = false;
 
@@ -80,9 +82,28 @@ export function openRuns(
     return [...runs.values()].filter((run) => run.command.machine_id === machineId && waits(run));
   }
 
+  /** How many an agent has or is about to have, or how many wait for it. */
+  function count(machineId: string, kind: 'given' | 'waiting'): number {
+    const soon = [...arriving].filter(
+      ({ machine_id, journal_id }) =>
+        machine_id === machineId && (journal_id === '') === (kind === 'waiting'),
+    );
+    return (kind === 'given' ? given(machineId) : waitingFor(machineId)).length + soon.length;
+  }
+
+  /** Writes new commands; they count from now on. */
+  async function arrive(commands: Command[], write: (journal: Journal) => void): Promise<void> {
+    for (const command of commands) arriving.add(command);
+    try {
+      await history.write(write);
+    } finally {
+      for (const command of commands) arriving.delete(command);
+    }
+  }
+
   /** The link to start it on, or undefined where it waits. Throws machine_offline or unavailable. */
   function placeOf({ machine_id, queue_until }: Command): Link | undefined {
-    if (presence.online(machine_id) && given(machine_id).length < maxOpen) return presence.get(machine_id);
+    if (presence.online(machine_id) && count(machine_id, 'given') < maxOpen) return presence.get(machine_id);
     if (queue_until === null) {
       const link = presence.get(machine_id);
       throw full(link.machineId, `${maxOpen} commands are open`, maxOpen);
@@ -92,7 +113,7 @@ export function openRuns(
   }
 
   function refuseLongQueue(machineId: string): void {
-    if (waitingFor(machineId).length >= maxWaiting)
+    if (count(machineId, 'waiting') >= maxWaiting)
       throw full(machineId, `${maxWaiting} commands wait`, maxWaiting);
   }
 
@@ -119,7 +140,7 @@ export function openRuns(
       if (queue_until === null && allBack) end(run, { status: 'expired', reason: 'machine_offline' });
       return;
     }
-    const left = room.get(machine_id) ?? maxOpen - given(machine_id).length;
+    const left = room.get(machine_id) ?? maxOpen - count(machine_id, 'given');
     room.set(machine_id, left - 1);
     if (left > 0) void give(run, presence.get(machine_id));
   }
@@ -264,7 +285,7 @@ export function openRuns(
     async add({ command, spec }, requestId, also) {
       const link = placeOf(command);
       const accepted = { ...command, journal_id: link?.journalId ?? '' };
-      await history.write((transaction) => {
+      await arrive([accepted], (transaction) => {
         // Only what may wait is kept for later: it can hold secrets.
         records.insert(accepted, command.queue_until === null ? undefined : spec);
         also(transaction);
@@ -277,7 +298,8 @@ export function openRuns(
     },
     async addAll(drafts, requestId, also) {
       for (const { command } of drafts) refuseLongQueue(command.machine_id);
-      await history.write((transaction) => {
+      const commands = drafts.map(({ command }) => command);
+      await arrive(commands, (transaction) => {
         for (const { command, spec } of drafts) records.insert(command, spec);
         also(transaction);
       });
