@@ -65,6 +65,8 @@ export function refuseLocked(
   user: string | undefined,
 ): void {
   const allowed = vitals.of(machineId)?.capabilities ?? [];
+  // It was never linked: its agent refuses for itself.
+  if (allowed.length === 0) return;
   const missing = ['exec', ...(user === undefined ? [] : ['user'])].find((one) => !allowed.includes(one));
   if (missing) {
     throw new AppError('permission_denied', `the owner of this machine does not allow ${missing}`, {

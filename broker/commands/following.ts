@@ -6,7 +6,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Link } from '../link/presence.ts';
 import type { Ledger } from './ledger.ts';
 import type { Spec } from './records.ts';
-import { isSound, verdict } from './reports.ts';
+import { type End, isSound, verdict } from './reports.ts';
 import type { Run } from './run.ts';
 
 export interface Following {
@@ -32,31 +32,38 @@ export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger
   /** Follows one stream of events to its end; a lost link leaves the run open for the next one. */
   async function follow(run: Run, link: Link, parts: Parts): Promise<void> {
     run.following = true;
+    let unknown: End | undefined;
     try {
       for await (const { event } of parts) {
         if (run.end) return;
-        if (event) await take(run, link, event);
+        unknown = event ? await take(run, link, event) : undefined;
+        if (unknown) break;
       }
     } catch (error) {
       await refused(run, error);
     } finally {
       run.following = false;
     }
-    if (!run.end) hooks.lost(run);
+    if (run.end) return;
+    // Only now: whoever follows it next is the only one.
+    if (!unknown) hooks.lost(run);
+    else if (!hooks.again(run)) await ledger.ended(run, unknown);
   }
 
-  async function take(run: Run, link: Link, event: ProcessEvent__Output): Promise<void> {
-    if (!isSound(event)) return ledger.ended(run, { status: 'lost', reason: 'bad_report' });
-    if (event.started) ledger.started(run, event.started.started_at_ms);
-    if (event.output) await keep(run, event.output);
-    if (event.exit) {
+  /** The end of one that the machine never heard of is given back; any other is written. */
+  async function take(run: Run, link: Link, event: ProcessEvent__Output): Promise<End | undefined> {
+    if (!isSound(event)) await ledger.ended(run, { status: 'lost', reason: 'bad_report' });
+    else if (event.started) ledger.started(run, event.started.started_at_ms);
+    else if (event.output) await keep(run, event.output);
+    else if (event.exit) {
       const end = verdict(event.exit, run.command, link);
-      if (end.status === 'expired' && end.reason === 'unknown_id' && hooks.again(run)) return;
+      if (end.status === 'expired' && end.reason === 'unknown_id') return end;
       // What the machine lost of the end shows as a gap there.
       await run.output.stdout.skip(event.exit.stdout_bytes);
       await run.output.stderr.skip(event.exit.stderr_bytes);
       await ledger.ended(run, end);
     }
+    return undefined;
   }
 
   /** Offsets tell what is there already, and what the machine itself no longer had. */

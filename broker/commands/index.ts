@@ -49,7 +49,8 @@ export async function openCommands(rooms: Rooms, settings: CommandSettings, log:
   const turns = new Turns();
   const open: Run[] = [];
   for (const command of records.open()) {
-    open.push(runOf(command, await outputs.reopen(command.id), newId('request')));
+    const run = runOf(command, await outputs.reopen(command.id), newId('request'));
+    open.push({ ...run, stored: true });
   }
   const batchRooms = { ...rooms, records, turns };
   const batches = openBatches(batchRooms, settings.keepMs, () => runs);

@@ -54,7 +54,7 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
     queueMicrotask(() => {
       looking = false;
       const room = new Map<string, number>();
-      for (const run of runs.values()) if (waits(run)) consider(run, room);
+      for (const run of runs.values()) if (run.stored && waits(run)) consider(run, room);
     });
   }
 

@@ -8,6 +8,8 @@ export interface Run {
   readonly output: Output;
   /** Of the request that made it, for the logs of the machine. */
   requestId: string;
+  /** It is on disk; before that nothing is done with it. */
+  stored: boolean;
   /** Its agent is being asked about it. */
   following: boolean;
   /** How it ended, from the moment that is known; on disk a little later. */
@@ -25,6 +27,7 @@ export function runOf(command: Command, output: Output, requestId: string): Run 
     command,
     output,
     requestId,
+    stored: false,
     following: false,
     end: undefined,
     over: false,

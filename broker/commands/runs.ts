@@ -94,15 +94,30 @@ export function openRuns(
     return undefined;
   }
 
-  /** It takes its place before it is on disk, but nobody asks its agent about it yet. */
-  function hold(run: Run): void {
-    run.following = true;
-    runs.set(run.command.id, run);
-  }
-
   function refuseLongQueue(machineId: string): void {
     if (waitingFor(machineId).length >= maxWaiting)
       throw full(machineId, `${maxWaiting} commands wait`, maxWaiting);
+  }
+
+  /** Writes new commands; they take their places before they are on disk. */
+  async function store(
+    drafts: { command: Command; spec: Spec | undefined }[],
+    requestId: string,
+    also: (journal: Journal) => void,
+  ): Promise<Run[]> {
+    const added = drafts.map(({ command }) => runOf(command, outputs.fresh(command.id), requestId));
+    for (const run of added) runs.set(run.command.id, run);
+    try {
+      await history.write((transaction) => {
+        for (const { command, spec } of drafts) records.insert(command, spec);
+        also(transaction);
+      });
+    } catch (error) {
+      for (const { command } of drafts) runs.delete(command.id);
+      throw error;
+    }
+    for (const run of added) run.stored = true;
+    return added;
   }
 
   // ---- Those that an agent has
@@ -111,7 +126,7 @@ export function openRuns(
   function resume(machineId: string): void {
     const link = presence.get(machineId);
     for (const run of given(machineId)) {
-      if (run.following || run.end) continue;
+      if (!run.stored || run.following || run.end) continue;
       following.resume(run, link);
       if (run.command.cancel) kill(run, link);
     }
@@ -196,38 +211,19 @@ export function openRuns(
     async add({ command, spec }, requestId, also) {
       const link = placeOf(command);
       const accepted = { ...command, journal_id: link?.journalId ?? '' };
-      const run = runOf(accepted, outputs.fresh(command.id), requestId);
-      if (link) hold(run);
-      try {
-        await history.write((transaction) => {
-          // Only what may wait is kept for later: it can hold secrets.
-          records.insert(accepted, command.queue_until === null ? undefined : spec);
-          also(transaction);
-        });
-      } catch (error) {
-        runs.delete(command.id);
-        throw error;
-      }
-      if (link) {
-        following.start(run, link, spec);
-        return run;
-      }
-      runs.set(command.id, run);
-      queue.add(run);
+      // Only what may wait is kept for later: it can hold secrets.
+      const kept = command.queue_until === null ? undefined : spec;
+      const [run] = await store([{ command: accepted, spec: kept }], requestId, also);
+      if (!run) throw new Error('nothing was stored');
+      if (link) following.start(run, link, spec);
+      else queue.add(run);
       return run;
     },
     async addAll(drafts, requestId, also) {
       for (const { command } of drafts) refuseLongQueue(command.machine_id);
-      await history.write((transaction) => {
-        for (const { command, spec } of drafts) records.insert(command, spec);
-        also(transaction);
-      });
-      return drafts.map(({ command }) => {
-        const run = runOf(command, outputs.fresh(command.id), requestId);
-        runs.set(command.id, run);
-        queue.add(run);
-        return run;
-      });
+      const added = await store(drafts, requestId, also);
+      for (const run of added) queue.add(run);
+      return added;
     },
     get: (id) => runs.get(id),
     waitingFor,
