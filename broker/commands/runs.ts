@@ -57,7 +57,7 @@ const killGraceMs = 10_000;
 const followAgainMs = 1_000;
 /** After this long without its machine, a command's outcome is called unknown. */
 const noReportMs = 24 * 3_600_000;
-/** So long after the broker's start, machines may still be on their way back. */
+/** So long after the broker's start, machines of commands that waited then may still be on their way back. */
 const returnMs = 60_000;
 
 export function openRuns(
@@ -71,8 +71,9 @@ export function openRuns(
   const following = openFollowing(ledger, { again, lost: lookAgain }, log);
   /** Commands that are being written: they count already. */
   const arriving = new Set<Command>();
+  /** Commands of an earlier broker, while their machines may still be on their way back. */
+  const returning = new Set(opened);
   let closed = false;
-  let allBack = false;
 
   function given(machineId: string): Run[] {
     return [...runs.values()].filter((run) => run.command.machine_id === machineId && !waits(run));
@@ -137,7 +138,8 @@ export function openRuns(
     if (next === 'never') end(run, { status: 'expired', reason: 'max_failures' });
     if (next !== 'go') return;
     if (!presence.online(machine_id)) {
-      if (queue_until === null && allBack) end(run, { status: 'expired', reason: 'machine_offline' });
+      if (queue_until === null && !returning.has(run))
+        end(run, { status: 'expired', reason: 'machine_offline' });
       return;
     }
     const left = room.get(machine_id) ?? maxOpen - count(machine_id, 'given');
@@ -274,7 +276,7 @@ export function openRuns(
     }),
     every(3_600_000, () => abandon(isSilent, 'no_report')),
     after(returnMs, () => {
-      allBack = true;
+      returning.clear();
       look();
     }),
   ];
