@@ -99,12 +99,15 @@ export function openBatches(
   /** Those named, or all that have every tag and that the caller reaches. */
   function machinesOf({ machine_ids, tags }: Input<Api['batches']['create']>, caller: Caller): MachineId[] {
     if (machine_ids) return [...new Set(machine_ids)];
+    // Every machine has all of no tags: nobody means that.
+    const named = tags && tags.length > 0;
     const matching = [...state.machines.values()].filter(
-      (machine) => caller.reaches(machine.id) && tags?.every((tag) => machine.tags.includes(tag)),
+      (machine) => named && caller.reaches(machine.id) && tags.every((tag) => machine.tags.includes(tag)),
     );
     if (matching.length === 0) {
-      throw new AppError('validation_failed', 'body: tags: no machine has them all', {
-        issues: [{ path: 'tags', message: 'no machine has them all' }],
+      const message = named ? 'no machine has them all' : 'name at least one';
+      throw new AppError('validation_failed', `body: tags: ${message}`, {
+        issues: [{ path: 'tags', message }],
       });
     }
     return matching.map((machine) => machine.id);

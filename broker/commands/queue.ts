@@ -33,7 +33,7 @@ export interface Queue {
   close(): void;
 }
 
-/** So long after the broker's start, machines may still be on their way back. */
+/** So long after the broker's start, machines of commands that waited then may still be on their way back. */
 const returnMs = 60_000;
 /** What could not be written (disk full) is tried again after this. */
 const rewriteMs = 1_000;
@@ -42,9 +42,9 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
   const { history, records, presence, turns, runs } = rooms;
   let looking = false;
   let closed = false;
-  let allBack = false;
+  const returning = new Set(runs.values());
   const stopWaiting = after(returnMs, () => {
-    allBack = true;
+    returning.clear();
     look();
   });
 
@@ -64,7 +64,8 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
     if (next === 'never') rooms.end(run, { status: 'expired', reason: 'max_failures' });
     if (next !== 'go') return;
     if (!presence.online(machine_id)) {
-      if (queue_until === null && allBack) rooms.end(run, { status: 'expired', reason: 'machine_offline' });
+      if (queue_until === null && !returning.has(run))
+        rooms.end(run, { status: 'expired', reason: 'machine_offline' });
       return;
     }
     const left = room.get(machine_id) ?? rooms.roomOn(machine_id);

@@ -116,7 +116,11 @@ export function openRuns(
       for (const { command } of drafts) runs.delete(command.id);
       throw error;
     }
-    for (const run of added) run.stored = true;
+    for (const run of added) {
+      run.stored = true;
+      if (!state.machines.has(run.command.machine_id))
+        end(run, { status: 'expired', reason: 'machine_removed' });
+    }
     return added;
   }
 
@@ -177,7 +181,7 @@ export function openRuns(
   }
 
   function abandon(test: (command: Command) => boolean, reason: string): void {
-    for (const run of [...runs.values()].filter(({ command }) => test(command))) {
+    for (const run of [...runs.values()].filter(({ command, stored }) => stored && test(command))) {
       end(run, { status: waits(run) ? 'expired' : 'lost', reason });
     }
   }
