@@ -21,6 +21,7 @@ export const needed: Record<Method, Capability> = {
   WriteArchive: 'files:write',
   SearchFiles: 'files:read',
   WatchFiles: 'files:read',
+  PrepareProcess: 'exec',
   StartProcess: 'exec',
   FollowProcess: 'exec',
   WriteInput: 'exec',

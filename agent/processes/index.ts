@@ -23,7 +23,13 @@ export interface ProcessesOptions {
 export interface Processes
   extends Pick<
     AgentMethods,
-    'startProcess' | 'followProcess' | 'writeInput' | 'signalProcess' | 'killProcess' | 'forgetProcess'
+    | 'prepareProcess'
+    | 'startProcess'
+    | 'followProcess'
+    | 'writeInput'
+    | 'signalProcess'
+    | 'killProcess'
+    | 'forgetProcess'
   > {
   /** Made when the journal was made: tells a restarted machine from a wiped one. */
   journalId: string;
@@ -42,6 +48,7 @@ const defaults: Limits = {
   drainMs: 2_000,
   killForMs: 5_000,
   seenMs: 24 * 3_600_000,
+  preparedMs: 10_000,
 };
 
 /** Opens the room of a directory; what an earlier agent left running is killed and counts as lost. */
@@ -62,6 +69,7 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   return {
     journalId: journal.id,
     ids: () => room.ids(),
+    prepareProcess: (request) => room.prepare(request),
     startProcess: (request, call) => room.start(request, call),
     followProcess: (request, call) => room.follow(request, call),
     writeInput: (request, call) => room.input(request, call),
