@@ -19,6 +19,7 @@ import { openInput, type PipeSupply } from './pipes.ts';
 import { NotStarted, type Plan, plan } from './plan.ts';
 import { outputNames, unseen } from './recover.ts';
 import { type Ending, type Run, run } from './run.ts';
+import { isSignal } from './signals.ts';
 import { type Spawner, SpawnerDied } from './spawner/index.ts';
 
 export interface Limits {
@@ -353,24 +354,6 @@ export class Room {
     this.#parts.journal.forget(id);
     await Promise.all([stdout.remove(), stderr.remove()]);
   }
-}
-
-/** Those that change what a process does, not how the kernel sees it. */
-const signals = [
-  'SIGHUP',
-  'SIGINT',
-  'SIGQUIT',
-  'SIGUSR1',
-  'SIGUSR2',
-  'SIGTERM',
-  'SIGKILL',
-  'SIGSTOP',
-  'SIGCONT',
-  'SIGWINCH',
-] as const satisfies NodeJS.Signals[];
-
-function isSignal(name: string): name is (typeof signals)[number] {
-  return signals.some((one) => one === name);
 }
 
 function notFound(id: string): AppError {

@@ -1,39 +1,26 @@
-// One running process: its pipes into its logs, its time limit, its kill and its end.
+// One running process, from the request to the spawner to its end.
 import { closeSync } from 'node:fs';
 import type { FileHandle } from 'node:fs/promises';
-import { Socket } from 'node:net';
 import { constants } from 'node:os';
-import { after, monotonic, now, sleep } from '../../shared/clock.ts';
-import type { Logger } from '../../shared/logger.ts';
+import { now } from '../../shared/clock.ts';
 import type { OutputLog } from '../../shared/output.ts';
 import { Input } from './input.ts';
+import { type KillCause, type Killer, type KillerOptions, makeKiller } from './killer.ts';
 import type { OpenPipes, Pipes } from './pipes.ts';
 import { explain, NotStarted, type Plan } from './plan.ts';
-import { type Child, type Exited, type Living, SpawnFailed } from './spawner/index.ts';
+import { drain, type Pump, pump } from './pump.ts';
+import { type Child, type Living, SpawnFailed } from './spawner/index.ts';
 import type { SpawnRequest } from './spawner/program.ts';
 import { killTree, signalGroup, Tree } from './tree.ts';
 
-/** What a pipe holds. */
-const pipeBytes = 64 * 1024;
-
-/** Why a process was ended by us; orphaned: its spawner died. */
-export type KillCause = 'timeout' | 'cancelled' | 'stopped' | 'orphaned';
-
-export interface RunOptions {
-  id: string;
+export interface RunOptions extends KillerOptions {
   /** Its whole input, or none. */
   stdin: FileHandle | undefined;
   /** The begin of an input that stays open. */
   input: Uint8Array | undefined;
-  /** 0: none. */
-  timeoutMs: number;
   stdout: OutputLog;
   stderr: OutputLog;
-  graceMs: number;
-  stopGraceMs: number;
   drainMs: number;
-  killForMs: number;
-  log: Logger;
 }
 
 export interface Ending {
@@ -61,51 +48,70 @@ export interface Run {
  * The pipes are its own from now on.
  */
 export async function run(plan: Plan, pipes: Pipes, spawner: Living, options: RunOptions): Promise<Run> {
+  const { id, stdout, stderr, log } = options;
   const started_at = now();
   const { ours, theirs, input: inputs } = open(plan, pipes);
   const asked = spawner.spawn(requestOf(plan, pipes, options));
   // While it starts: the pipes have no end before the child's ends, which we hold too, are closed.
-  const pumps = [pump(ours[0], options.stdout, options), pump(ours[1], options.stderr, options)];
+  const pumps = [pump(ours[0], stdout, id, log), pump(ours[1], stderr, id, log)];
   const input = inputs && new Input(inputs.ours, options.input ?? Buffer.alloc(0));
+  const held = { pipes, pumps, input };
   const child = await asked
-    .catch(async (error: unknown) => {
-      const failed = error instanceof SpawnFailed;
-      // Whatever it became shows the mark or the pipes.
-      const tree = new Tree([options.id], pipes.paths);
-      if (!failed) await killTree(tree, AbortSignal.abort(), options.killForMs);
-      for (const log of [options.stdout, options.stderr]) log.release();
-      for (const { cut } of pumps) cut();
-      await Promise.all(pumps.map(({ done }) => done));
-      input?.close();
-      pipes.giveBack(false);
-      throw failed ? new NotStarted(await explain(error.errno, plan)) : error;
-    })
+    .catch((error: unknown) => abandon(error, plan, held, options))
     .finally(() => {
       for (const fd of theirs) closeSync(fd);
       if (inputs) closeSync(inputs.theirs);
     });
   const killer = makeKiller(child, pipes.paths, options);
-  async function end(): Promise<Ending> {
-    const { code, signal } = (await Promise.race([child.exited, killer.givenUp])) ?? (await killer.givenUp);
-    for (const log of [options.stdout, options.stderr]) log.release();
-    await killer.finished();
-    const drained = await drain(pumps, options.drainMs);
-    input?.close();
-    // What another user had open is not used again: it might still write there by its name in /proc.
-    pipes.giveBack(drained && !plan.foreign);
-    const cause = killer.cause() ?? 'exited';
-    if (cause === 'orphaned') return { cause, exit_code: 0, signal: '' };
-    const exit_code = signal ? 128 + constants.signals[signal] : (code ?? 0);
-    return { cause, exit_code, signal: signal ?? '' };
+  const ended = end(child, killer, plan, held, options);
+  const signal = (name: NodeJS.Signals): boolean => signalGroup(child, name);
+  return { pid: child.pid, started_at, input, signal, ended, kill: killer.kill };
+}
+
+/** What belongs to a process on our side. */
+interface Held {
+  pipes: Pipes;
+  pumps: Pump[];
+  input: Input | undefined;
+}
+
+/** It did not start, or nobody knows: then whatever it has become is killed. */
+async function abandon(error: unknown, plan: Plan, held: Held, options: RunOptions): Promise<never> {
+  const { id, killForMs, log } = options;
+  const failed = error instanceof SpawnFailed;
+  if (!failed) {
+    // It shows the mark or the pipes.
+    await killTree(new Tree([id], held.pipes.paths), AbortSignal.abort(), killForMs).catch((err: unknown) => {
+      log.error({ err, id }, 'what a spawner left of a command could not be killed');
+    });
   }
-  return {
-    pid: child.pid,
-    started_at,
-    input,
-    signal: (name) => signalGroup(child, name),
-    ended: end(),
-    kill: killer.kill,
-  };
+  for (const output of [options.stdout, options.stderr]) output.release();
+  for (const { cut } of held.pumps) cut();
+  await Promise.all(held.pumps.map(({ done }) => done));
+  held.input?.close();
+  held.pipes.giveBack(false);
+  throw failed ? new NotStarted(await explain(error.errno, plan)) : error;
+}
+
+async function end(
+  child: Child,
+  killer: Killer,
+  plan: Plan,
+  held: Held,
+  options: RunOptions,
+): Promise<Ending> {
+  const { code, signal } = (await Promise.race([child.exited, killer.givenUp])) ?? (await killer.givenUp);
+  // What is still in its pipes is small.
+  for (const output of [options.stdout, options.stderr]) output.release();
+  await killer.finished();
+  const drained = await drain(held.pumps, options.drainMs);
+  held.input?.close();
+  // What another user had open is not used again: it might still write there by its name in /proc.
+  held.pipes.giveBack(drained && !plan.foreign);
+  const cause = killer.cause() ?? 'exited';
+  if (cause === 'orphaned') return { cause, exit_code: 0, signal: '' };
+  const exit_code = signal ? 128 + constants.signals[signal] : (code ?? 0);
+  return { cause, exit_code, signal: signal ?? '' };
 }
 
 function requestOf(plan: Plan, pipes: Pipes, { id, stdin }: RunOptions): SpawnRequest {
@@ -123,128 +129,4 @@ function open(plan: Plan, pipes: Pipes): OpenPipes {
     pipes.giveBack(false);
     throw error;
   }
-}
-
-interface Killer {
-  kill(cause: KillCause, graceMs: number): void;
-  /** Resolves when the tree is gone or given up; at once when nobody killed. */
-  finished(): Promise<void>;
-  /** Resolves when a kill was given up and the process is still there. */
-  givenUp: Promise<Exited>;
-  cause(): KillCause | undefined;
-}
-
-function makeKiller(child: Child, links: string[], options: RunOptions): Killer {
-  const { id, timeoutMs, graceMs, stopGraceMs, killForMs, log } = options;
-  const { pid } = child;
-  const hurry = new AbortController();
-  const timers: (() => void)[] = [];
-  const givenUp = Promise.withResolvers<Exited>();
-  let alive = true;
-  let cause: KillCause | undefined;
-  let killing: Promise<void> | undefined;
-
-  async function killAll(): Promise<void> {
-    try {
-      const left = await killTree(new Tree([id], links, child), hurry.signal, killForMs);
-      if (left > 0) log.error({ id, pid, left }, 'processes of a command could not be killed');
-    } catch (error) {
-      log.error({ err: error, id, pid }, 'the kill of a command failed');
-    }
-    givenUp.resolve({ code: null, signal: 'SIGKILL' });
-  }
-  function kill(why: KillCause, grace: number): void {
-    if (!alive) return;
-    cause ??= why;
-    timers.push(after(grace, () => hurry.abort()));
-    killing ??= killAll();
-  }
-
-  if (timeoutMs > 0) timers.push(after(timeoutMs, () => kill('timeout', graceMs)));
-  void child.exited.then((how) => {
-    if (!how) return kill('orphaned', stopGraceMs);
-    alive = false;
-    // During a kill the grace goes on for the rest of the tree.
-    if (!killing) for (const cancel of timers) cancel();
-  });
-  return {
-    kill,
-    givenUp: givenUp.promise,
-    cause: () => cause,
-    async finished() {
-      await killing;
-      for (const cancel of timers) cancel();
-    },
-  };
-}
-
-/** Waits for the end of both pipes, but not long for something in the background that holds them. */
-async function drain(pumps: Pump[], drainMs: number): Promise<boolean> {
-  const all = Promise.all(pumps.map(({ done }) => done));
-  // Most have ended before their exit was heard of.
-  if (pumps.some(({ ended }) => !ended())) await atEnd(pumps, all, drainMs);
-  for (const { cut } of pumps) cut();
-  return (await all).every((whole) => whole);
-}
-
-async function atEnd(pumps: Pump[], all: Promise<unknown>, drainMs: number): Promise<void> {
-  const over = new AbortController();
-  void all.finally(() => over.abort());
-  do await sleep(drainMs, over.signal);
-  while (
-    // A disk that hangs is no reason to lose what the process wrote.
-    !over.signal.aborted &&
-    pumps.some(({ stalled }) => stalled(drainMs / 2))
-  );
-}
-
-interface Pump {
-  /** True when the pipe came to its end, false when it was cut. */
-  done: Promise<boolean>;
-  /** Whether the pipe came to its end; the disk may still have work. */
-  ended(): boolean;
-  cut(): void;
-  /** Whether the disk has kept it waiting for that long. */
-  stalled(ms: number): boolean;
-}
-
-/**
- * Reads a pipe into a log through one buffer, and no further before the disk took it: a runaway writer costs
- * itself speed and us no memory.
- */
-function pump(fd: number, output: OutputLog, { id, log }: RunOptions): Pump {
-  const buffer = Buffer.allocUnsafe(pipeBytes);
-  let busySince = Number.POSITIVE_INFINITY;
-  let written = Promise.resolve();
-  let complained = false;
-  async function keep(bytes: number): Promise<void> {
-    busySince = monotonic();
-    await output.append(buffer.subarray(0, bytes)).catch((error: unknown) => {
-      if (!complained) log.error({ err: error, id }, 'output of a command could not be kept');
-      complained = true;
-    });
-    busySince = Number.POSITIVE_INFINITY;
-    pipe.resume();
-  }
-  const callback = (bytes: number): boolean => {
-    written = keep(bytes);
-    return false;
-  };
-  const pipe = new Socket({ fd, readable: true, writable: false, onread: { buffer, callback } });
-  let ended = false;
-  pipe.once('end', () => {
-    ended = true;
-  });
-  const done = new Promise<boolean>((resolve) => {
-    pipe.once('close', () => void written.then(() => resolve(ended)));
-  });
-  // Its close says enough.
-  pipe.on('error', () => {});
-  pipe.resume();
-  return {
-    done,
-    ended: () => ended,
-    cut: () => pipe.destroy(),
-    stalled: (ms) => monotonic() - busySince >= ms,
-  };
 }
