@@ -4,7 +4,7 @@ import { constants } from 'node:fs';
 import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
-import { now } from '../../shared/clock.ts';
+import { after, now } from '../../shared/clock.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 
@@ -33,6 +33,8 @@ interface Queued {
 }
 
 const version = 1;
+/** What need not be synced goes with the next promise, or after this: without it the process merely counts as lost. */
+const noteMs = 5;
 /** Below this a journal is never worth rewriting. */
 const smallBytes = 1024 * 1024;
 
@@ -66,6 +68,7 @@ export class Journal {
   #synced: FileHandle | undefined;
   #queue: Queued[] = [];
   #writing: Promise<void> | undefined;
+  #cancelLater: (() => void) | undefined;
   #bytes = 0;
   #compactAt = smallBytes;
   /** After a failed write or fsync nobody knows what the file holds: the next write makes a new one. */
@@ -118,6 +121,7 @@ export class Journal {
   }
 
   async close(): Promise<void> {
+    this.#begin();
     await this.#writing;
     await this.#letGo();
   }
@@ -205,8 +209,15 @@ export class Journal {
   #write(line: Line, sync: boolean): Promise<void> {
     return new Promise((resolve, reject) => {
       this.#queue.push({ text: format(line), sync, resolve, reject });
-      this.#writing ??= this.#drain();
+      if (sync) this.#begin();
+      else this.#cancelLater ??= after(noteMs, () => this.#begin());
     });
+  }
+
+  #begin(): void {
+    this.#cancelLater?.();
+    this.#cancelLater = undefined;
+    this.#writing ??= this.#drain();
   }
 
   /** One write for all that arrived meanwhile. */

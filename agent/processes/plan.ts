@@ -3,6 +3,7 @@ import { closeSync, constants, readdirSync, readFileSync } from 'node:fs';
 import { access, stat } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
+import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type Account, accountNamed, ownAccount } from './users.ts';
@@ -30,9 +31,12 @@ export interface Plan {
   program: string;
 }
 
+/** The agent's own; it does not change while it runs. */
+let own: Account | undefined;
+
 /** Everything about a child that needs looking up; rejects with NotStarted. */
 export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: boolean): Promise<Plan> {
-  const own = ownAccount();
+  own ??= ownAccount();
   const account =
     spec.user === '' || spec.user === own.name ? own : await otherAccount(spec.user, own, mayRunAs);
   const file = spec.direct ? spec.command : '/bin/sh';
@@ -84,8 +88,16 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
 
 /** Accounts of services often name a home that does not exist. */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  return (await badDirectory(home)) ? '/' : home;
+  const seenAt = seenHomes.get(home);
+  if (seenAt !== undefined && monotonic() - seenAt < seenHomeMs) return home;
+  if (await badDirectory(home)) return '/';
+  seenHomes.set(home, monotonic());
+  return home;
 }
+
+/** Looking costs as much as many a command; one that went meanwhile fails with a clear reason. */
+const seenHomeMs = 1_000;
+const seenHomes = new Map<string, number>();
 
 function place(cwd: string, home: string): string {
   return resolve(home, cwd === '~' || cwd.startsWith('~/') ? `.${cwd.slice(1)}` : cwd);

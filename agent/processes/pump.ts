@@ -6,6 +6,9 @@ import type { OutputLog } from '../../shared/output.ts';
 
 /** What a pipe holds. */
 const pipeBytes = 64 * 1024;
+/** Buffers of pumps that are done: new ones for every command would keep the garbage collector busy. */
+const spare: Buffer[] = [];
+const mostSpare = 32;
 
 /** Waits for the end of both pipes, but not long for something in the background that holds them. */
 export async function drain(pumps: Pump[], drainMs: number): Promise<boolean> {
@@ -42,7 +45,7 @@ export interface Pump {
  * itself speed and us no memory.
  */
 export function pump(fd: number, output: OutputLog, id: string, log: Logger): Pump {
-  const buffer = Buffer.allocUnsafe(pipeBytes);
+  const buffer = spare.pop() ?? Buffer.allocUnsafeSlow(pipeBytes);
   let busySince = Number.POSITIVE_INFINITY;
   let written = Promise.resolve();
   let complained = false;
@@ -65,7 +68,12 @@ export function pump(fd: number, output: OutputLog, id: string, log: Logger): Pu
     ended = true;
   });
   const done = new Promise<boolean>((resolve) => {
-    pipe.once('close', () => void written.then(() => resolve(ended)));
+    pipe.once('close', () => {
+      void written.then(() => {
+        if (spare.length < mostSpare) spare.push(buffer);
+        resolve(ended);
+      });
+    });
   });
   // Its close says enough.
   pipe.on('error', () => {});
