@@ -138,13 +138,22 @@ export function openRuns(
     if (next === 'never') end(run, { status: 'expired', reason: 'max_failures' });
     if (next !== 'go') return;
     if (!presence.online(machine_id)) {
-      if (queue_until === null && !returning.has(run))
-        end(run, { status: 'expired', reason: 'machine_offline' });
+      if (queue_until === null && !returning.has(run)) missTurn(run);
       return;
     }
     const left = room.get(machine_id) ?? maxOpen - count(machine_id, 'given');
     room.set(machine_id, left - 1);
     if (left > 0) void give(run, presence.get(machine_id));
+  }
+
+  /** Its turn is over when that is counted: it may have been one failure too many. */
+  function missTurn(run: Run): void {
+    const { batch_id } = run.command;
+    turns.began(batch_id);
+    void ledger.ended(run, { status: 'expired', reason: 'machine_offline' }).then(() => {
+      turns.gaveBack(batch_id);
+      look();
+    });
   }
 
   /** Writes first that an agent may have it from now on: at most once. */
