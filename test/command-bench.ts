@@ -4,12 +4,12 @@ import { once } from 'node:events';
 import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
-import { onTestFinished } from 'vitest';
+import { expect, onTestFinished } from 'vitest';
 import { setClock } from '../shared/clock.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
 import { type AgentWish, type House, openHouse, temporaryFolder } from './house.ts';
 import { openProxy } from './proxy.ts';
-import type { ScriptedAgent } from './scripted-agent.ts';
+import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
 
 export type CommandRecord = Awaited<ReturnType<Farhand['commands']['get']>>;
 export type StreamEvent =
@@ -227,4 +227,24 @@ export function reporting(agent: ScriptedAgent, call_id: string) {
       stream.end();
     },
   };
+}
+
+/** A scripted machine that left; `back` links it again. */
+export async function scriptedAway(house: House) {
+  const identity = await joinScripted(house);
+  const back = async (): Promise<ScriptedAgent> => {
+    const agent = await connectScripted(house.grpc, identity);
+    await agent.next('welcome');
+    return agent;
+  };
+  const leave = async (agent: ScriptedAgent): Promise<void> => {
+    agent.control.cancel();
+    await agent.ended;
+    // The machine's status tells that the broker has seen it go.
+    await expect
+      .poll(async () => (await house.client.machines.get({ machine_id: identity.machineId })).status)
+      .toBe('offline');
+  };
+  await leave(await back());
+  return { machine_id: identity.machineId, back, leave, ...commandsOn(house, identity.machineId) };
 }

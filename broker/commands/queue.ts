@@ -20,7 +20,8 @@ export interface QueueRooms {
   /** How many more an agent may have. */
   roomOn(machineId: string): number;
   start(run: Run, link: Link, spec: Spec): void;
-  end(run: Run, how: End): void;
+  /** Resolves when it is on disk; never rejects. */
+  end(run: Run, how: End): Promise<void>;
 }
 
 export interface Queue {
@@ -61,16 +62,25 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
   function consider(run: Run, room: Map<string, number>): void {
     const { machine_id, batch_id, queue_until } = run.command;
     const next = turns.next(batch_id);
-    if (next === 'never') rooms.end(run, { status: 'expired', reason: 'max_failures' });
+    if (next === 'never') void rooms.end(run, { status: 'expired', reason: 'max_failures' });
     if (next !== 'go') return;
     if (!presence.online(machine_id)) {
-      if (queue_until === null && !returning.has(run))
-        rooms.end(run, { status: 'expired', reason: 'machine_offline' });
+      if (queue_until === null && !returning.has(run)) missTurn(run);
       return;
     }
     const left = room.get(machine_id) ?? rooms.roomOn(machine_id);
     room.set(machine_id, left - 1);
     if (left > 0) void give(run, presence.get(machine_id));
+  }
+
+  /** Its turn is over when that is counted: it may have been one failure too many. */
+  function missTurn(run: Run): void {
+    const { batch_id } = run.command;
+    turns.began(batch_id);
+    void rooms.end(run, { status: 'expired', reason: 'machine_offline' }).then(() => {
+      turns.gaveBack(batch_id);
+      look();
+    });
   }
 
   /** Writes first that an agent may have it from now on: at most once. */
@@ -91,7 +101,7 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
       after(rewriteMs, look);
       return;
     }
-    if (run.command.cancel) rooms.end(run, { status: 'cancelled' });
+    if (run.command.cancel) await rooms.end(run, { status: 'cancelled' });
     else rooms.start(run, link, spec);
   }
 
@@ -106,7 +116,7 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
     const { queue_until } = run.command;
     if (queue_until === null) return;
     run.cancelTimer = after(Math.max(0, queue_until - now()), () => {
-      if (waits(run)) rooms.end(run, { status: 'expired', reason: 'queue_expired' });
+      if (waits(run)) void rooms.end(run, { status: 'expired', reason: 'queue_expired' });
     });
   }
 

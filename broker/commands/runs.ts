@@ -72,7 +72,10 @@ export function openRuns(
   const ledger = openLedger({ ...rooms, records }, over, log);
   const following = openFollowing(ledger, { again: (run) => queue.again(run), lost: lookAgain }, log);
   const roomOn = (machineId: string): number => maxOpen - given(machineId).length;
-  const queue = openQueue({ ...rooms, records, turns, runs, roomOn, start: following.start, end }, log);
+  const queue = openQueue(
+    { ...rooms, records, turns, runs, roomOn, start: following.start, end: ledger.ended },
+    log,
+  );
   let closed = false;
 
   function given(machineId: string): Run[] {

@@ -1,0 +1,402 @@
+// Batches: one command on many machines, so many at once, until too many have failed.
+import { mkdirSync, readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { type Gate, gate, leapingClock, listen, nextCall, reporting } from './command-bench.ts';
+import { type AgentHandle, type House, openHouse, temporaryFolder } from './house.ts';
+import { openProxy } from './proxy.ts';
+import { joinScripted, scriptedMachine } from './scripted-agent.ts';
+
+const hour = 3_600_000;
+
+/** A house with so many machines, named m0, m1, … */
+async function fleet(count: number, tagsOf: (n: number) => string = () => '') {
+  const house = await openHouse();
+  const agents: AgentHandle[] = [];
+  for (let n = 0; n < count; n += 1) agents.push(await house.agent({ name: `m${n}`, tags: tagsOf(n) }));
+  const ids = agents.map(({ machineId }) => machineId as string);
+  return { house, agents, ids, ...batchesOf(house) };
+}
+
+function batchesOf(house: House) {
+  const { client } = house;
+  return {
+    run: (command: string, more: object) =>
+      client.batches.create({ command, wait: 50_000, ...more } as Parameters<
+        typeof client.batches.create
+      >[0]),
+    get: (batch_id: string) => client.batches.get({ batch_id }),
+    /** The batch once every member has ended. */
+    async ended(batch_id: string) {
+      const { results } = await client.batches.get({ batch_id });
+      await Promise.all(results.map(({ id }) => listen(house, id)));
+      return client.batches.get({ batch_id });
+    },
+  };
+}
+
+/** Shell text that marks in a folder when it runs, and waits at a gate; and who is running. */
+function marked(wait: Gate['wait']) {
+  const folder = temporaryFolder('marks');
+  mkdirSync(join(folder, 'now'));
+  return {
+    command: `touch ${folder}/now/$$; echo $$ >> ${folder}/ran; echo in; ${wait}; rm ${folder}/now/$$`,
+    now: () => readdirSync(join(folder, 'now')).length,
+    ran: () => readFileSync(join(folder, 'ran'), 'utf8').trim().split('\n').length,
+  };
+}
+
+test.each([
+  ['neither machine_ids nor tags', {}],
+  ['both of them', { machine_ids: 'all', tags: ['a'] }],
+  ['no machine', { machine_ids: [] }],
+  ['tags that no machine has', { tags: ['nowhere'] }],
+  ['tags of which a machine has only one', { tags: ['a', 'nowhere'] }],
+  ['an empty list of tags, which every machine has', { tags: [] }],
+  ['no command', { machine_ids: 'all', command: '' }],
+  ['a concurrency of 0', { machine_ids: 'all', concurrency: 0 }],
+  ['a negative max_failures', { machine_ids: 'all', max_failures: -1 }],
+  ['a wait over 50 s', { machine_ids: 'all', wait: 50_001 }],
+  ['an unknown field', { machine_ids: 'all', input: true }],
+])('a batch with %s is refused with 422, and nothing is stored', async (_what, wish) => {
+  const { house, ids } = await fleet(1, () => 'a');
+  const body = {
+    command: 'true',
+    ...wish,
+    ...('machine_ids' in wish && wish.machine_ids === 'all' && { machine_ids: ids }),
+  };
+  const answer = await house.call('POST', '/commands/batch', { body });
+  expect([answer.status, answer.body.error.code]).toEqual([422, 'validation_failed']);
+  expect(answer.body.error.details.issues.length).toBeGreaterThan(0);
+  expect((await house.client.batches.list()).total).toBe(0);
+  expect((await house.client.commands.list()).total).toBe(0);
+});
+
+test('an unknown machine is 404, one beyond the key 403, and no machine runs anything', async () => {
+  const { house, ids } = await fleet(2);
+  const limited = await house.keyed(['commands:execute', 'commands:read'], { machine_ids: [ids[0]!] });
+  for (const [key, machine_ids, status, code] of [
+    [house.key, [ids[0], 'mach_none'], 404, 'machine_not_found'],
+    [limited.key, ids, 403, 'forbidden'],
+    [limited.key, ['mach_none'], 403, 'forbidden'],
+  ] as const) {
+    const body = { machine_ids, command: 'true' };
+    const answer = await house.call('POST', '/commands/batch', { key, body });
+    expect([answer.status, answer.body.error.code]).toEqual([status, code]);
+  }
+  expect((await house.client.commands.list()).total).toBe(0);
+});
+
+test('an id that names no batch is batch_not_found, and a key without the scope is forbidden', async () => {
+  const { house, ids, run } = await fleet(1);
+  for (const method of ['GET', 'DELETE']) {
+    const { status, body } = await house.call(method, '/batches/batch_none');
+    expect([status, body.error.code]).toEqual([404, 'batch_not_found']);
+  }
+  const { id } = await run('true', { machine_ids: ids });
+  const reader = await house.keyed(['commands:read']);
+  expect((await house.call('DELETE', `/batches/${id}`, { key: reader.key })).status).toBe(403);
+  const body = { machine_ids: ids, command: 'true' };
+  expect((await house.call('POST', '/commands/batch', { key: reader.key, body })).status).toBe(403);
+});
+
+test('it runs on each machine once, tells the result of each, and its members can be listed', async () => {
+  const { house, ids, run } = await fleet(3);
+  const batch = await run('echo "$WORD"; cat; [ ! -e $FILE ]', {
+    ...{
+      machine_ids: [...ids, ids[0], ids[1]],
+      env: { WORD: 'w', FILE: '/nowhere' },
+      stdin: 'in',
+      cwd: '/tmp',
+    },
+  });
+  expect(batch).toEqual({
+    id: expect.stringMatching(/^batch_/),
+    ...{
+      status: 'completed',
+      command: 'echo "$WORD"; cat; [ ! -e $FILE ]',
+      args: null,
+      cwd: '/tmp',
+      user: null,
+    },
+    ...{ concurrency: null, max_failures: null, total: 3 },
+    counts: { queued: 0, running: 0, completed: 3, failed: 0, timeout: 0, cancelled: 0, expired: 0, lost: 0 },
+    ...{
+      created_at: expect.any(String),
+      finished_at: expect.any(String),
+      requested_by: expect.stringMatching(/^key_/),
+    },
+    results: expect.any(Array),
+  });
+  expect(batch.results.map(({ machine_id }) => machine_id)).toEqual(ids);
+  for (const result of batch.results)
+    expect(result).toMatchObject({ batch_id: batch.id, status: 'completed', stdout: 'w\nin', exit_code: 0 });
+  const members = await house.client.commands.list({ batch_id: batch.id });
+  expect(members.total).toBe(3);
+  await house.client.commands.create({ machine_id: ids[0]!, command: 'true' });
+  expect((await house.client.commands.list({ batch_id: batch.id })).total).toBe(3);
+  const { results: _, ...listed } = batch;
+  expect((await house.client.batches.list()).items).toEqual([listed]);
+  expect((await house.call('GET', '/commands?batch_id=batch_none')).body.error.code).toBe('batch_not_found');
+});
+
+test('by tags it runs where all of them are and where the key reaches, and nowhere else', async () => {
+  const { house, ids, run } = await fleet(4, (n) => ['web,prod', 'web', 'web,prod', 'prod'][n]!);
+  const machinesOf = (batch: { results: { machine_id: string }[] }) =>
+    batch.results.map(({ machine_id }) => machine_id).sort();
+  expect(machinesOf(await run('true', { tags: ['prod', 'web'] }))).toEqual([ids[0], ids[2]].sort());
+  const limited = await house.keyed(['commands:execute', 'commands:read'], {
+    machine_ids: [ids[2]!, ids[3]!],
+  });
+  const theirs = await limited.client.batches.create({ command: 'true', tags: ['web'] });
+  expect(machinesOf(theirs)).toEqual([ids[2]]);
+  await expect(limited.client.batches.create({ command: 'true', tags: ['other'] })).rejects.toMatchObject({
+    status: 422,
+  });
+});
+
+test('one that did not complete everywhere is failed, and counts say why', async () => {
+  const { ids, run } = await fleet(3);
+  const one = join(temporaryFolder('one'), 'one');
+  const batch = await run(`mkdir ${one} || exit 3`, { machine_ids: ids });
+  expect(batch).toMatchObject({ status: 'failed', counts: { failed: 2, completed: 1 } });
+  const slow = await run('sleep 600', { machine_ids: ids.slice(0, 1), timeout: 100 });
+  expect(slow).toMatchObject({ status: 'failed', counts: { timeout: 1 }, results: [{ status: 'timeout' }] });
+});
+
+test('no more than its concurrency ever run at once, and all of them run in the end', async () => {
+  const { house, ids, run, get, ended } = await fleet(7);
+  const { wait, open } = gate();
+  const marks = marked(wait);
+  const { id, results, status } = await run(marks.command, { machine_ids: ids, concurrency: 3, wait: 0 });
+  expect(status).toBe('running');
+  let done = 0;
+  while (done < 7) {
+    // Those whose turn it is are all in; whoever is too many would have come with them.
+    const running = Math.min(3, 7 - done);
+    await expect.poll(() => marks.ran()).toBe(done + running);
+    await expect.poll(async () => (await get(id)).counts.running).toBe(running);
+    expect(marks.now()).toBe(running);
+    expect((await get(id)).counts).toMatchObject({ completed: done, queued: 7 - done - running });
+    open();
+    done += 1;
+    await expect.poll(async () => (await get(id)).counts.completed).toBe(done);
+  }
+  expect(await ended(id)).toMatchObject({ status: 'completed', counts: { completed: 7 } });
+  expect(marks.ran()).toBe(7);
+  expect(results.map(({ machine_id }) => machine_id)).toEqual(ids);
+  expect((await house.client.commands.list({ status: 'queued' })).total).toBe(0);
+});
+
+test('when more than max_failures did not complete the rest is expired and never runs', async () => {
+  const { ids, run } = await fleet(5);
+  const folder = temporaryFolder('failures');
+  const failing = `echo ran >> ${folder}/ran; exit 1`;
+  const none = await run(failing, { machine_ids: ids, concurrency: 1, max_failures: 0 });
+  expect(none).toMatchObject({ status: 'failed', counts: { failed: 1, expired: 4 }, max_failures: 0 });
+  expect(none.results.slice(1).map(({ reason }) => reason)).toEqual(Array(4).fill('max_failures'));
+  expect(readFileSync(join(folder, 'ran'), 'utf8')).toBe('ran\n');
+  const one = await run(failing, { machine_ids: ids, concurrency: 1, max_failures: 1 });
+  expect(one.counts).toMatchObject({ failed: 2, expired: 3 });
+  // Those that run already go on.
+  const all = await run(failing, { machine_ids: ids, max_failures: 0 });
+  expect(all.counts).toMatchObject({ failed: 5, expired: 0 });
+});
+
+test('offline members that may not wait are expired at once, and hold up nobody', async () => {
+  const { ids, agents, run } = await fleet(4);
+  await agents[0]!.close();
+  await agents[2]!.close();
+  const batch = await run('echo here', { machine_ids: ids, concurrency: 1 });
+  expect(batch).toMatchObject({ status: 'failed', counts: { completed: 2, expired: 2 } });
+  expect(batch.results.map(({ status, reason }) => [status, reason])).toEqual([
+    ['expired', 'machine_offline'],
+    ['completed', null],
+    ['expired', 'machine_offline'],
+    ['completed', null],
+  ]);
+});
+
+test('offline members count as failures: with max_failures 0 nothing follows them', async () => {
+  const { ids, agents, run } = await fleet(2);
+  await agents[0]!.close();
+  const batch = await run('true', { machine_ids: ids, concurrency: 1, max_failures: 0 });
+  expect(batch.results.map(({ reason }) => reason)).toEqual(['machine_offline', 'max_failures']);
+});
+
+test('offline members that may wait hold up nobody, and run when their machine comes', async () => {
+  const { house, ids, agents, run, get, ended } = await fleet(3);
+  await agents[0]!.close();
+  const { id } = await run('echo here', { machine_ids: ids, concurrency: 1, queue_for: hour, wait: 0 });
+  await expect.poll(async () => (await get(id)).counts).toMatchObject({ completed: 2, queued: 1 });
+  const { results, status, finished_at } = await get(id);
+  expect([results[0]?.status, status, finished_at]).toEqual(['queued', 'running', null]);
+  await house.agent({ dataDir: agents[0]!.dataDir });
+  expect(await ended(id)).toMatchObject({ status: 'completed', counts: { completed: 3 } });
+});
+
+test('members that wait expire in their time, and the batch ends with them', async () => {
+  const clock = leapingClock();
+  const { ids, agents, run, ended } = await fleet(2);
+  await agents[0]!.close();
+  const { id } = await run('true', { machine_ids: ids, queue_for: 20_000, wait: 0 });
+  clock.leap(20_001);
+  const batch = await ended(id);
+  expect([batch.status, batch.results[0]?.reason]).toEqual(['failed', 'queue_expired']);
+});
+
+test('DELETE cancels what runs and what waits, and answers when all of it has ended', async () => {
+  const { house, ids, run, get } = await fleet(4);
+  const { wait } = gate();
+  const marks = marked(wait);
+  const { id, results } = await run(marks.command, { machine_ids: ids, concurrency: 2, wait: 0 });
+  await Promise.all(
+    results.slice(0, 2).map((one) => listen(house, one.id, undefined, ({ stdout }) => stdout.length > 0)),
+  );
+  const cancelled = await house.client.batches.cancel({ batch_id: id });
+  expect(cancelled).toMatchObject({ status: 'cancelled', counts: { cancelled: 4 } });
+  expect(cancelled.results.map(({ started_at }) => started_at === null)).toEqual([false, false, true, true]);
+  expect(await house.client.batches.cancel({ batch_id: id })).toEqual(cancelled);
+  expect(await get(id)).toEqual(cancelled);
+  expect(marks.ran()).toBe(2);
+});
+
+test('cancelling one that has completed changes nothing', async () => {
+  const { house, ids, run } = await fleet(1);
+  const batch = await run('true', { machine_ids: ids });
+  expect(await house.client.batches.cancel({ batch_id: batch.id })).toEqual(batch);
+});
+
+test('a limited key sees the results of its machines only, and may not cancel what runs on others', async () => {
+  const { house, ids, run } = await fleet(3);
+  const { wait, open } = gate();
+  const batch = await run(`${wait}; exit 0`, { machine_ids: ids.slice(0, 2), wait: 0 });
+  const mine = await house.keyed(['commands:execute', 'commands:read'], { machine_ids: [ids[0]!] });
+  const none = await house.keyed(['commands:execute', 'commands:read'], { machine_ids: [ids[2]!] });
+  const seen = await mine.client.batches.get({ batch_id: batch.id });
+  expect([seen.total, seen.results.map(({ machine_id }) => machine_id)]).toEqual([1, [ids[0]]]);
+  expect((await mine.client.batches.list()).items).toMatchObject([{ id: batch.id, total: 1 }]);
+  expect((await none.client.batches.list()).total).toBe(0);
+  for (const [method, { key }] of [
+    ['DELETE', mine],
+    ['DELETE', none],
+    ['GET', none],
+  ] as const) {
+    const { status, body } = await house.call(method, `/batches/${batch.id}`, { key });
+    expect([method, status, body.error.code]).toEqual([method, 403, 'forbidden']);
+  }
+  const theirs = await house.call('GET', `/commands?batch_id=${batch.id}`, { key: mine.key });
+  expect(theirs.body.meta.total).toBe(1);
+  open();
+  open();
+  const ended = await Promise.all(batch.results.map(({ id }) => listen(house, id)));
+  expect(ended.map(({ events }) => events.at(-1)?.data)).toMatchObject([
+    { status: 'completed' },
+    { status: 'completed' },
+  ]);
+});
+
+test('over a restart of the broker a batch goes on, keeps its concurrency and runs nothing twice', async () => {
+  const house = await openHouse();
+  const proxy = await openProxy(house.grpc);
+  const agents = [];
+  for (let n = 0; n < 4; n += 1) agents.push(await house.agent({ through: proxy.address }));
+  const { wait, open } = gate();
+  const marks = marked(wait);
+  const machine_ids = agents.map(({ machineId }) => machineId as string);
+  const { id, results } = await batchesOf(house).run(marks.command, { machine_ids, concurrency: 2, wait: 0 });
+  await Promise.all(
+    results.slice(0, 2).map((one) => listen(house, one.id, undefined, ({ stdout }) => stdout.length > 0)),
+  );
+  proxy.forbid();
+  await house.broker.close();
+  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  const { get, ended } = batchesOf(again);
+  const back = agents.map(({ linked }) => linked(true));
+  proxy.allow();
+  await Promise.all(back);
+  for (let done = 0; done < 4; done += 1) {
+    const running = Math.min(2, 4 - done);
+    await expect.poll(() => marks.ran()).toBe(done + running);
+    await expect.poll(async () => (await get(id)).counts).toMatchObject({ completed: done, running });
+    expect(marks.now()).toBe(running);
+    open();
+    await expect.poll(async () => (await get(id)).counts.completed).toBe(done + 1);
+  }
+  expect(await ended(id)).toMatchObject({ status: 'completed', concurrency: 2 });
+  expect(marks.ran()).toBe(4);
+  await proxy.close();
+}, 40_000);
+
+test('members whose machines are not back a minute after a restart are expired, and not before', async () => {
+  const clock = leapingClock();
+  const { house, ids, agents, run } = await fleet(2);
+  const { wait } = gate();
+  const { id, results } = await run(wait, { machine_ids: ids, concurrency: 1, wait: 0 });
+  await expect
+    .poll(async () => (await house.client.commands.get({ command_id: results[0]!.id })).status)
+    .toBe('running');
+  for (const agent of agents) await agent.close();
+  await house.broker.close();
+  const again = await openHouse({ dataDir: house.dataDir });
+  await again.agent({ dataDir: agents[0]!.dataDir });
+  await expect
+    .poll(async () => (await again.client.batches.get({ batch_id: id })).counts)
+    .toMatchObject({ lost: 1, queued: 1 });
+  clock.leap(60_001);
+  await expect
+    .poll(async () => (await again.client.batches.get({ batch_id: id })).results[1])
+    .toMatchObject({
+      ...{ status: 'expired', reason: 'machine_offline' },
+    });
+});
+
+test('a member of one machine that lies about its start again and again gives nobody a second turn', async () => {
+  const house = await openHouse();
+  const liar = await scriptedMachine(house);
+  const honest = [await scriptedMachine(house), await scriptedMachine(house)];
+  const machine_ids = [liar, ...honest].map(({ identity }) => identity.machineId as string);
+  await house.client.batches.create({
+    command: 'true',
+    machine_ids,
+    concurrency: 1,
+    queue_for: hour,
+    wait: 0,
+  });
+  const report = reporting(liar, (await nextCall(liar, 'StartProcess')).call_id);
+  for (let n = 0; n < 3; n += 1) report.unknown();
+  report.end();
+  // It is given again, and none of the others has its turn meanwhile.
+  const again = await nextCall(liar, 'StartProcess');
+  const first = honest.map((agent) => agent.next('call'));
+  const early = Promise.race(first.map((call) => call.then(() => 'early')));
+  await house.client.machines.list();
+  expect(await Promise.race([early, house.client.machines.list().then(() => 'not yet')])).toBe('not yet');
+  const second = reporting(liar, again.call_id);
+  second.started();
+  second.exited(0);
+  second.end();
+  expect(await early).toBe('early');
+});
+
+test('batches are listed newest first, page by page', async () => {
+  const { house, ids, run } = await fleet(1);
+  const made: string[] = [];
+  for (const n of [1, 2, 3]) made.push((await run(`echo ${n}`, { machine_ids: ids })).id);
+  const page = await house.client.batches.list({ limit: 2 });
+  expect([page.total, page.has_more, page.items.map(({ command }) => command)]).toEqual([
+    3,
+    true,
+    ['echo 3', 'echo 2'],
+  ]);
+  const rest = await house.client.batches.list({ limit: 2, offset: 2, sort: '-created_at' });
+  expect(rest.items.map(({ id }) => id)).toEqual(made.slice(0, 1));
+  expect((await house.call('GET', '/batches?sort=name')).status).toBe(400);
+});
+
+test('a machine that never was online is an offline one', async () => {
+  const { house, ids, run } = await fleet(1);
+  const { machineId } = await joinScripted(house);
+  const batch = await run('true', { machine_ids: [machineId, ...ids] });
+  expect(batch.results.map(({ reason }) => reason)).toEqual(['machine_offline', null]);
+});

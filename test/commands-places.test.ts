@@ -1,0 +1,160 @@
+// Places for commands: limits of a machine, and starts that were lost on their way.
+import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { expect, test } from 'vitest';
+import { commandsOn, leapingClock, listen, nextCall, reporting, scriptedAway } from './command-bench.ts';
+import { type House, openHouse } from './house.ts';
+import { scriptedMachine } from './scripted-agent.ts';
+
+const hour = 3_600_000;
+
+function cancelOf(house: House, id: string): unknown {
+  const database = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
+  const row = database.prepare('SELECT cancel FROM commands WHERE id = ?').get(id);
+  database.close();
+  return row?.cancel;
+}
+
+test('a busy machine refuses what may not wait, and takes what may as soon as there is a place', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const { begin, get } = commandsOn(house, agent.identity.machineId);
+  const calls: { id: string; call_id: string }[] = [];
+  // All at once, over connections that are open already: the limit holds for those that come together too.
+  await Promise.all(Array.from({ length: 80 }, () => house.client.commands.list()));
+  const crowd = await Promise.allSettled(Array.from({ length: 80 }, (_, n) => begin(`echo ${n}`)));
+  expect(crowd.filter(({ status }) => status === 'fulfilled')).toHaveLength(64);
+  for (let n = 0; n < 64; n += 1) calls.push(await nextCall(agent, 'StartProcess'));
+  const waiting = await begin('echo waited', { queue_for: hour });
+  expect((await get(waiting)).status).toBe('queued');
+  await expect(begin('echo refused')).rejects.toMatchObject({ status: 503, code: 'unavailable' });
+  const report = reporting(agent, calls[0]!.call_id);
+  report.started();
+  report.exited(0);
+  report.end();
+  expect((await nextCall(agent, 'StartProcess')).id).toBe(waiting);
+});
+
+test('a place is free only when the call behind it has ended: a slow last word costs no waiting command', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const { begin, get } = commandsOn(house, agent.identity.machineId);
+  const calls: { id: string; call_id: string }[] = [];
+  for (let n = 0; n < 64; n += 1) {
+    await begin(`echo ${n}`);
+    calls.push(await nextCall(agent, 'StartProcess'));
+  }
+  const waiting = await begin('echo waited', { queue_for: hour });
+  for (const { call_id } of calls) {
+    const report = reporting(agent, call_id);
+    report.started();
+    report.exited(0);
+  }
+  expect((await nextCall(agent, 'StartProcess')).id).toBe(waiting);
+  expect((await get(waiting)).status).toBe('queued');
+});
+
+test('at most 1,000 commands wait for one machine, and one more is refused before it is stored', async () => {
+  const house = await openHouse();
+  const { begin, machine_id } = await scriptedAway(house);
+  for (let n = 0; n < 10; n += 1)
+    await Promise.all(Array.from({ length: 99 }, () => begin('true', { queue_for: hour })));
+  const last = await Promise.allSettled(Array.from({ length: 20 }, () => begin('true', { queue_for: hour })));
+  expect(last.filter(({ status }) => status === 'fulfilled')).toHaveLength(10);
+  await expect(begin('true', { queue_for: hour })).rejects.toMatchObject({
+    status: 503,
+    code: 'unavailable',
+  });
+  expect((await house.client.commands.list()).total).toBe(1_000);
+  const { cancelled } = await house.client.commands.purge({ machine_id });
+  expect(cancelled).toHaveLength(1_000);
+});
+
+test('a start that was lost on its way is given again while it may wait, and only then', async () => {
+  const house = await openHouse();
+  const { begin, back, leave, ended, get } = await scriptedAway(house);
+  let agent = await back();
+  const patient = await begin('echo patient', { queue_for: hour, env: { A: 'b' } });
+  expect((await nextCall(agent, 'StartProcess')).id).toBe(patient);
+  const hasty = await begin('echo hasty');
+  expect((await nextCall(agent, 'StartProcess')).id).toBe(hasty);
+  await leave(agent);
+  agent = await back();
+  for (const id of [patient, hasty]) {
+    const follow = await nextCall(agent, 'FollowProcess');
+    expect(follow.id).toBe(id);
+    const report = reporting(agent, follow.call_id);
+    report.unknown();
+    report.end();
+  }
+  expect(await ended(hasty)).toMatchObject({ status: 'expired', reason: 'unknown_id' });
+  const again = await nextCall(agent, 'StartProcess');
+  expect(again).toMatchObject({ id: patient, spec: { command: 'echo patient', env: { A: 'b' } } });
+  const report = reporting(agent, again.call_id);
+  report.started();
+  report.exited(0);
+  expect(await ended(patient)).toMatchObject({ status: 'completed' });
+  expect((await get(patient)).queued_until).toBeNull();
+});
+
+test('a start given again is followed once, though the answer before it ends late', async () => {
+  const clock = leapingClock();
+  const house = await openHouse();
+  const { begin, back, leave, ended } = await scriptedAway(house);
+  let agent = await back();
+  const id = await begin('echo again', { queue_for: hour });
+  await nextCall(agent, 'StartProcess');
+  await leave(agent);
+  agent = await back();
+  const old = reporting(agent, (await nextCall(agent, 'FollowProcess')).call_id);
+  old.unknown();
+  const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  report.started();
+  report.stdout(0, 'once');
+  await listen(house, id, undefined, ({ stdout }) => stdout.length > 0);
+  // It says again that it does not know it, though it has started it by now.
+  old.unknown();
+  old.end();
+  // Who had lost sight of it would look for it now.
+  await house.client.commands.list();
+  clock.leap(2_000);
+  const end = ended(id);
+  const next = await begin('echo next');
+  expect((await nextCall(agent, 'StartProcess')).id).toBe(next);
+  report.exited(4);
+  expect(await end).toMatchObject({ status: 'completed', stdout: 'once' });
+});
+
+test('an unknown start whose time is over is expired and not given again', async () => {
+  const clock = leapingClock();
+  const house = await openHouse();
+  const { begin, back, leave, ended } = await scriptedAway(house);
+  let agent = await back();
+  const id = await begin('true', { queue_for: 5_000 });
+  await nextCall(agent, 'StartProcess');
+  await leave(agent);
+  clock.leap(5_001);
+  agent = await back();
+  const report = reporting(agent, (await nextCall(agent, 'FollowProcess')).call_id);
+  report.unknown();
+  report.end();
+  expect(await ended(id)).toMatchObject({ status: 'expired', reason: 'unknown_id' });
+});
+
+test('one that is cancelled while nobody knows whether it started is not given again', async () => {
+  const house = await openHouse();
+  const { begin, back, leave, ended } = await scriptedAway(house);
+  let agent = await back();
+  const id = await begin('true', { queue_for: hour });
+  await nextCall(agent, 'StartProcess');
+  await leave(agent);
+  const cancelling = house.call('DELETE', `/commands/${id}`);
+  await expect.poll(() => cancelOf(house, id)).toBe(1);
+  agent = await back();
+  const report = reporting(agent, (await nextCall(agent, 'FollowProcess')).call_id);
+  expect((await nextCall(agent, 'KillProcess')).id).toBe(id);
+  report.unknown();
+  report.end();
+  expect((await ended(id)).status).toBe('expired');
+  expect((await cancelling).body.data.status).toBe('expired');
+});

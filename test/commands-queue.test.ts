@@ -1,0 +1,325 @@
+// Commands that wait: for a machine that is away, for a place on a busy one, over restarts, until it is too late.
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { expect, test } from 'vitest';
+import { bench, commandsOn, gate, leapingClock, listen, nextCall, scriptedAway } from './command-bench.ts';
+import { type House, openHouse, temporaryFolder } from './house.ts';
+import { joinScripted } from './scripted-agent.ts';
+
+const hour = 3_600_000;
+
+/** A machine that was here once and has gone. */
+async function away(house?: House) {
+  const broker = house ?? (await openHouse());
+  const agent = await broker.agent();
+  await agent.close();
+  const back = (on: House = broker) => on.agent({ dataDir: agent.dataDir, joinToken: 'used' });
+  return { house: broker, machine_id: agent.machineId, back, ...commandsOn(broker, agent.machineId) };
+}
+
+/** What the database has of a command's spec now. */
+function specOf(house: House, id: string): unknown {
+  const database = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
+  const row = database.prepare('SELECT spec FROM commands WHERE id = ?').get(id);
+  database.close();
+  return row?.spec;
+}
+
+async function failures({ client }: House, id: string) {
+  const { items } = await client.events.list({ type: 'command.failed', limit: 100 });
+  return items.filter(({ data }) => data.command_id === id).map(({ data }) => data.status);
+}
+
+test('without queue_for an offline machine refuses every way to run something, and nothing is stored', async () => {
+  const { house, machine_id } = await away();
+  for (const path of ['/commands', '/commands/async']) {
+    const { status, body } = await house.call('POST', path, { body: { machine_id, command: 'true' } });
+    expect([status, body.error.code, body.error.details]).toEqual([503, 'machine_offline', { machine_id }]);
+  }
+  expect((await house.client.commands.list()).total).toBe(0);
+});
+
+test.each([0, -1, 1.5, 31 * 24 * hour + 1, '1h', null])('a queue_for of %j is refused', async (queue_for) => {
+  const { house, machine_id } = await away();
+  const { status, body } = await house.call('POST', '/commands', {
+    body: { machine_id, command: 'true', queue_for },
+  });
+  expect([status, body.error.code]).toEqual([422, 'validation_failed']);
+});
+
+test('the longest queue_for is no short one', async () => {
+  const { begin, get, back } = await away();
+  const id = await begin('echo late', { queue_for: 31 * 24 * hour });
+  await back();
+  await expect.poll(async () => (await get(id)).stdout).toBe('late\n');
+});
+
+test('a machine that never was online lets a command wait, and refuses one that may not', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await joinScripted(house);
+  const refused = await house.call('POST', '/commands', { body: { machine_id, command: 'true' } });
+  expect([refused.status, refused.body.error.code]).toEqual([503, 'machine_offline']);
+  const waiting = await house.call('POST', '/commands/async', {
+    body: { machine_id, command: 'true', queue_for: hour },
+  });
+  expect([waiting.status, waiting.body.data?.status]).toEqual([201, 'queued']);
+});
+
+test('with queue_for it waits, tells until when, and runs once when the machine comes', async () => {
+  const { house, machine_id, back, ended } = await away();
+  const file = join(temporaryFolder('once'), 'ran');
+  const waiting = await house.call('POST', '/commands', {
+    body: {
+      machine_id,
+      command: `echo ran >> ${file}; echo "$0 $WORD"; cat`,
+      queue_for: hour,
+      wait: 0,
+      env: { WORD: 'w' },
+      stdin: 'in',
+    },
+  });
+  const { data } = waiting.body;
+  expect([waiting.status, data.status, data.started_at]).toEqual([201, 'queued', null]);
+  expect(Date.parse(data.queued_until) - Date.parse(data.created_at)).toBe(hour);
+  expect((await house.client.commands.list({ status: 'queued' })).items.map(({ id }) => id)).toEqual([
+    data.id,
+  ]);
+  expect((await house.client.commands.ofMachine({ machine_id, status: 'queued' })).total).toBe(1);
+  await back();
+  expect(await ended(data.id)).toMatchObject({
+    status: 'completed',
+    stdout: '/bin/sh w\nin',
+    queued_until: null,
+  });
+  expect((await house.client.commands.list({ status: 'queued' })).total).toBe(0);
+  expect(readFileSync(file, 'utf8')).toBe('ran\n');
+});
+
+test('those that waited start in the order in which they came', async () => {
+  const house = await openHouse();
+  const { begin, back } = await scriptedAway(house);
+  const ids: string[] = [];
+  for (let n = 0; n < 30; n += 1) ids.push(await begin(`echo ${n}`, { queue_for: hour }));
+  const agent = await back();
+  const started: string[] = [];
+  for (const _ of ids) started.push((await nextCall(agent, 'StartProcess')).id);
+  expect(started).toEqual(ids);
+});
+
+test('its time over it is expired, says so, and never runs', async () => {
+  const clock = leapingClock();
+  const { house, begin, back, ended, run } = await away();
+  const file = join(temporaryFolder('expired'), 'ran');
+  const id = await begin(`echo ran > ${file}`, { queue_for: 50_000 });
+  const followed = listen(house, id);
+  clock.leap(50_001);
+  expect((await followed).events).toMatchObject([
+    { event: 'exit', data: { status: 'expired', reason: 'queue_expired' } },
+  ]);
+  expect(await ended(id)).toMatchObject({
+    ...{ status: 'expired', reason: 'queue_expired', exit_code: null, started_at: null, queued_until: null },
+  });
+  expect(await failures(house, id)).toEqual(['expired']);
+  expect(specOf(house, id)).toBeNull();
+  await back();
+  expect((await run(`test -e ${file}`)).exit_code).toBe(1);
+});
+
+test('a request that waits for a queued command is answered when that ends', async () => {
+  const { house, machine_id, back } = await away();
+  const answer = house.call('POST', '/commands', {
+    body: { machine_id, command: 'echo now', queue_for: hour, wait: 50_000 },
+  });
+  await expect.poll(async () => (await house.client.commands.list({ status: 'queued' })).total).toBe(1);
+  await back();
+  expect(await answer).toMatchObject({
+    status: 201,
+    body: { data: { status: 'completed', stdout: 'now\n' } },
+  });
+});
+
+test('DELETE of one that waits cancels it at once, once, and it never runs', async () => {
+  const { house, begin, back, run } = await away();
+  const file = join(temporaryFolder('cancelled'), 'ran');
+  const id = await begin(`echo ran > ${file}`, { queue_for: hour });
+  const { body } = await house.call('DELETE', `/commands/${id}`);
+  expect(body.data).toMatchObject({ status: 'cancelled', started_at: null, reason: null });
+  expect((await house.call('DELETE', `/commands/${id}`)).body.data).toEqual(body.data);
+  expect(await failures(house, id)).toEqual(['cancelled']);
+  expect(specOf(house, id)).toBeNull();
+  await back();
+  expect((await run(`test -e ${file}`)).exit_code).toBe(1);
+});
+
+test('input and signals for one that waits are a conflict', async () => {
+  const { house, begin } = await away();
+  const id = await begin('cat', { queue_for: hour, input: true });
+  for (const [path, body] of [
+    ['input', { data: 'x' }],
+    ['signal', { signal: 'SIGTERM' }],
+  ] as const) {
+    const answer = await house.call('POST', `/commands/${id}/${path}`, { body });
+    expect([answer.status, answer.body.error.code]).toEqual([409, 'conflict']);
+  }
+});
+
+test('a purge cancels what waits for that machine and touches nothing else', async () => {
+  const { house, machine_id, run, begin: beginHere } = await bench();
+  const { wait, open } = gate();
+  const running = await beginHere(wait);
+  const there = await away(house);
+  const waiting = [
+    await there.begin('echo 1', { queue_for: hour }),
+    await there.begin('echo 2', { queue_for: hour }),
+  ];
+  expect(await house.client.commands.purge({ machine_id })).toEqual({ cancelled: [] });
+  const limited = await house.keyed(['commands:execute'], { machine_ids: [machine_id] });
+  const refused = await house.call('DELETE', `/machines/${there.machine_id}/commands`, { key: limited.key });
+  expect(refused.status).toBe(403);
+  expect((await house.call('DELETE', '/machines/mach_none/commands')).status).toBe(404);
+  expect(await house.client.commands.purge({ machine_id: there.machine_id })).toEqual({ cancelled: waiting });
+  for (const id of waiting) expect((await there.get(id)).status).toBe('cancelled');
+  open();
+  expect((await listen(house, running)).events.at(-1)?.data).toMatchObject({ status: 'completed' });
+  expect((await run('true')).status).toBe('completed');
+});
+
+test('with its machine removed what waits is expired, and what runs is lost', async () => {
+  const { house, machine_id, begin, ended } = await away();
+  const id = await begin('true', { queue_for: hour });
+  await house.client.machines.remove({ machine_id });
+  expect(await ended(id)).toMatchObject({ status: 'expired', reason: 'machine_removed' });
+  expect(specOf(house, id)).toBeNull();
+});
+
+test('a revoked key’s waiting commands are cancelled at once; those of others stay', async () => {
+  const { house, begin, ended, get, machine_id } = await away();
+  const { client } = await house.keyed(['commands:execute', 'commands:read']);
+  const theirs = await client.commands.async({ machine_id, command: 'true', queue_for: hour });
+  const mine = await begin('true', { queue_for: hour });
+  await house.client.keys.remove({ key_id: theirs.requested_by ?? '' });
+  expect(await ended(theirs.id)).toMatchObject({ status: 'cancelled', reason: 'key_revoked' });
+  expect((await get(mine)).status).toBe('queued');
+});
+
+test('a key that expires while its command waits starts nothing', async () => {
+  const clock = leapingClock();
+  const { house, machine_id, back, ended } = await away();
+  const expires_at = new Date(Date.now() + hour).toISOString();
+  const { key } = await house.client.keys.create({ name: 'short', scopes: ['commands:execute'], expires_at });
+  const { body } = await house.call('POST', '/commands/async', {
+    key,
+    body: { machine_id, command: 'true', queue_for: 9 * hour },
+  });
+  clock.leap(hour + 1_000);
+  await back();
+  expect(await ended(body.data.id)).toMatchObject({ status: 'cancelled', reason: 'key_revoked' });
+});
+
+test('over a restart of the broker all of it is kept, and each runs once', async () => {
+  const { house, begin, back } = await away();
+  const folder = temporaryFolder('restart');
+  const spec = { env: { WORD: 'wörd' }, stdin: 'stdin\0!', cwd: folder, queue_for: hour };
+  const ids = [
+    await begin('sh', {
+      ...spec,
+      args: ['-c', 'echo "$1 $WORD"; cat; pwd; echo ran >> first', 'x', '--arg'],
+    }),
+    await begin('echo ran >> second; exit 4', spec),
+  ];
+  const cancelled = await begin('echo ran >> third', spec);
+  await house.client.commands.cancel({ command_id: cancelled });
+  const before = await house.client.commands.get({ command_id: ids[0]! });
+  await house.broker.close();
+  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  const { get, ended, run } = commandsOn(again, before.machine_id);
+  expect(await get(before.id)).toEqual(before);
+  const waiting = await again.client.commands.async({
+    machine_id: before.machine_id,
+    command: 'true',
+    queue_for: hour,
+  });
+  expect(waiting.status).toBe('queued');
+  await back(again);
+  expect(await ended(ids[0]!)).toMatchObject({
+    status: 'completed',
+    stdout: `--arg wörd\nstdin\0!${folder}\n`,
+  });
+  expect(await ended(ids[1]!)).toMatchObject({ status: 'failed', exit_code: 4 });
+  expect((await ended(waiting.id)).status).toBe('completed');
+  expect((await run(`cd ${folder}; cat *; ls`)).stdout).toBe('ran\nran\nfirst\nsecond\n');
+});
+
+test('what expired while no broker ran is expired at the start, though its machine comes', async () => {
+  const clock = leapingClock();
+  const { house, machine_id, begin } = await away();
+  const id = await begin('true', { queue_for: 60_000 });
+  await house.broker.close();
+  clock.leap(60_001);
+  const again = await openHouse({ dataDir: house.dataDir });
+  expect(await commandsOn(again, machine_id).ended(id)).toMatchObject({
+    status: 'expired',
+    reason: 'queue_expired',
+  });
+});
+
+test('secrets of a spec are in the database while it waits and no longer', async () => {
+  const { house, begin, back, ended } = await away();
+  const { wait, open } = gate();
+  const id = await begin(`echo up; ${wait}`, { env: { TOKEN: 'hunter2' }, queue_for: hour });
+  expect(specOf(house, id)).toContain('hunter2');
+  const up = listen(house, id, undefined, ({ stdout }) => stdout.length > 0);
+  await back();
+  await up;
+  await expect.poll(() => specOf(house, id)).toBeNull();
+  open();
+  await ended(id);
+  const now = await begin('true', { env: { TOKEN: 'hunter3' } }).catch(() => '');
+  expect(specOf(house, now)).toBeNull();
+});
+
+test('a repeat with the same Idempotency-Key makes nothing new, by each way to run something, also after a restart', async () => {
+  const { house, machine_id } = await away();
+  const asked = [
+    ['/commands', { machine_id, command: 'true', queue_for: hour, wait: 0 }],
+    ['/commands/async', { machine_id, command: 'true', queue_for: hour }],
+    ['/commands/batch', { machine_ids: [machine_id], command: 'true', queue_for: hour, wait: 0 }],
+  ] as const;
+  const first: unknown[] = [];
+  for (const [n, [path, body]] of asked.entries()) {
+    const headers = { 'Idempotency-Key': `k${n}` };
+    const made = await house.call('POST', path, { body, headers });
+    expect(made.status).toBe(201);
+    first.push(made.body.data);
+    expect((await house.call('POST', path, { body, headers })).body.data).toEqual(made.body.data);
+    const other = await house.call('POST', path, { body: { ...body, command: 'false' }, headers });
+    expect([other.status, other.body.error.code]).toEqual([422, 'idempotency_mismatch']);
+  }
+  await house.broker.close();
+  const again = await openHouse({ dataDir: house.dataDir });
+  for (const [n, [path, body]] of asked.entries()) {
+    const headers = { 'Idempotency-Key': `k${n}` };
+    const repeat = await again.call('POST', path, { key: house.key, body, headers });
+    expect([repeat.status, repeat.headers.get('idempotency-replayed')]).toEqual([201, 'true']);
+    expect(repeat.body.data).toEqual(first[n]);
+  }
+  expect((await again.client.commands.list()).total).toBe(3);
+});
+
+test('lists show each machine its own commands, and a limited key only those of machines it reaches', async () => {
+  const house = await openHouse();
+  const [one, two] = [await away(house), await away(house)];
+  const mine = await one.begin('true', { queue_for: hour });
+  const other = await two.begin('true', { queue_for: hour });
+  const { client } = await house.keyed(['commands:read'], { machine_ids: [one.machine_id] });
+  const ids = async (list: Promise<{ items: { id: string }[] }>) => (await list).items.map(({ id }) => id);
+  expect(await ids(house.client.commands.list({ sort: 'created_at' }))).toEqual([mine, other]);
+  expect(await ids(house.client.commands.ofMachine({ machine_id: two.machine_id }))).toEqual([other]);
+  expect(await ids(client.commands.list({ status: 'queued' }))).toEqual([mine]);
+  await expect(client.commands.ofMachine({ machine_id: two.machine_id })).rejects.toMatchObject({
+    status: 403,
+  });
+  const { status } = await house.call('GET', '/commands?status=waiting');
+  expect(status).toBe(400);
+});
