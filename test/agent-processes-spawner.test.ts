@@ -127,6 +127,18 @@ test('when the spawner is killed, what ran is lost and dead, and the next comman
   expect(await spawners(room.journalId)).toHaveLength(1);
 });
 
+test('a command without mark and pipes is found when its spawner is killed', async () => {
+  const events = start('echo $$ > leader; exec env -i sleep 60 >/dev/null 2>&1');
+  await events.next();
+  const leader = (): Promise<string> => readFile(join(home, 'leader'), 'utf8');
+  await vi.waitFor(async () =>
+    expect(await readFile(`/proc/${Number(await leader())}/environ`)).toHaveLength(0),
+  );
+  process.kill(await spawnerPid(), 'SIGKILL');
+  expect((await end(events)).event.exit).toMatchObject(lost);
+  expect(await inHome()).toEqual([]);
+});
+
 test('a spawner that dies while it is asked leaves each command run or not, once, and nothing alive', async () => {
   const pid = await spawnerPid();
   const first = start('sleep 60');
@@ -180,12 +192,15 @@ async function otherAgent(body = ''): Promise<{ agent: ChildProcess; journalId: 
 }
 
 test('the spawner goes with an agent that was killed', async () => {
-  const { agent, journalId } = await otherAgent();
+  const { agent, journalId } = await otherAgent(`await start('sleep 60', 'cmd_running');`);
   const [pid] = await spawners(journalId);
   expect(pid).toBeGreaterThan(1);
   agent.kill('SIGKILL');
   await once(agent, 'exit');
   await vi.waitFor(async () => expect(await alive(pid!)).toBe(false));
+  expect(await inHome()).not.toEqual([]);
+  await open();
+  expect(await inHome()).toEqual([]);
 });
 
 test('what a killed agent had asked of a spawner that hangs never runs under the next one', async () => {

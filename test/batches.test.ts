@@ -2,7 +2,7 @@
 import { mkdirSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { type Gate, gate, leapingClock, listen, nextCall, reporting } from './command-bench.ts';
+import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './command-bench.ts';
 import { type AgentHandle, type House, openHouse, temporaryFolder } from './house.ts';
 import { openProxy } from './proxy.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
@@ -150,6 +150,8 @@ test('by tags it runs where all of them are and where the key reaches, and nowhe
   });
   const theirs = await limited.client.batches.create({ command: 'true', tags: ['web'] });
   expect(machinesOf(theirs)).toEqual([ids[2]]);
+  // Nor does it run where the key cannot see it.
+  expect((await house.client.commands.list({ batch_id: theirs.id })).total).toBe(1);
   await expect(limited.client.batches.create({ command: 'true', tags: ['other'] })).rejects.toMatchObject({
     status: 422,
   });
@@ -174,13 +176,13 @@ test('no more than its concurrency ever run at once, and all of them run in the 
   while (done < 7) {
     // Those whose turn it is are all in; whoever is too many would have come with them.
     const running = Math.min(3, 7 - done);
-    await expect.poll(() => marks.ran()).toBe(done + running);
-    await expect.poll(async () => (await get(id)).counts.running).toBe(running);
+    await soon(() => marks.ran()).toBe(done + running);
+    await soon(async () => (await get(id)).counts.running).toBe(running);
     expect(marks.now()).toBe(running);
     expect((await get(id)).counts).toMatchObject({ completed: done, queued: 7 - done - running });
     open();
     done += 1;
-    await expect.poll(async () => (await get(id)).counts.completed).toBe(done);
+    await soon(async () => (await get(id)).counts.completed).toBe(done);
   }
   expect(await ended(id)).toMatchObject({ status: 'completed', counts: { completed: 7 } });
   expect(marks.ran()).toBe(7);
@@ -228,7 +230,7 @@ test('offline members that may wait hold up nobody, and run when their machine c
   const { house, ids, agents, run, get, ended } = await fleet(3);
   await agents[0]!.close();
   const { id } = await run('echo here', { machine_ids: ids, concurrency: 1, queue_for: hour, wait: 0 });
-  await expect.poll(async () => (await get(id)).counts).toMatchObject({ completed: 2, queued: 1 });
+  await soon(async () => (await get(id)).counts).toMatchObject({ completed: 2, queued: 1 });
   const { results, status, finished_at } = await get(id);
   expect([results[0]?.status, status, finished_at]).toEqual(['queued', 'running', null]);
   await house.agent({ dataDir: agents[0]!.dataDir });
@@ -317,11 +319,11 @@ test('over a restart of the broker a batch goes on, keeps its concurrency and ru
   await Promise.all(back);
   for (let done = 0; done < 4; done += 1) {
     const running = Math.min(2, 4 - done);
-    await expect.poll(() => marks.ran()).toBe(done + running);
-    await expect.poll(async () => (await get(id)).counts).toMatchObject({ completed: done, running });
+    await soon(() => marks.ran()).toBe(done + running);
+    await soon(async () => (await get(id)).counts).toMatchObject({ completed: done, running });
     expect(marks.now()).toBe(running);
     open();
-    await expect.poll(async () => (await get(id)).counts.completed).toBe(done + 1);
+    await soon(async () => (await get(id)).counts.completed).toBe(done + 1);
   }
   expect(await ended(id)).toMatchObject({ status: 'completed', concurrency: 2 });
   expect(marks.ran()).toBe(4);
@@ -333,22 +335,21 @@ test('members whose machines are not back a minute after a restart are expired, 
   const { house, ids, agents, run } = await fleet(2);
   const { wait } = gate();
   const { id, results } = await run(wait, { machine_ids: ids, concurrency: 1, wait: 0 });
-  await expect
-    .poll(async () => (await house.client.commands.get({ command_id: results[0]!.id })).status)
-    .toBe('running');
+  await soon(async () => (await house.client.commands.get({ command_id: results[0]!.id })).status).toBe(
+    'running',
+  );
   for (const agent of agents) await agent.close();
   await house.broker.close();
   const again = await openHouse({ dataDir: house.dataDir });
   await again.agent({ dataDir: agents[0]!.dataDir });
-  await expect
-    .poll(async () => (await again.client.batches.get({ batch_id: id })).counts)
-    .toMatchObject({ lost: 1, queued: 1 });
+  await soon(async () => (await again.client.batches.get({ batch_id: id })).counts).toMatchObject({
+    lost: 1,
+    queued: 1,
+  });
   clock.leap(60_001);
-  await expect
-    .poll(async () => (await again.client.batches.get({ batch_id: id })).results[1])
-    .toMatchObject({
-      ...{ status: 'expired', reason: 'machine_offline' },
-    });
+  await soon(async () => (await again.client.batches.get({ batch_id: id })).results[1]).toMatchObject({
+    ...{ status: 'expired', reason: 'machine_offline' },
+  });
 });
 
 test('a member of one machine that lies about its start again and again gives nobody a second turn', async () => {
@@ -399,4 +400,12 @@ test('a machine that never was online is an offline one', async () => {
   const { machineId } = await joinScripted(house);
   const batch = await run('true', { machine_ids: [machineId, ...ids] });
   expect(batch.results.map(({ reason }) => reason)).toEqual(['machine_offline', null]);
+});
+
+test('a member whose owner does not allow commands fails, and the others run', async () => {
+  const { house, ids, run } = await fleet(1);
+  const locked = await house.agent({ flags: ['--allow', 'metrics'] });
+  const batch = await run('echo here', { machine_ids: [locked.machineId, ...ids] });
+  expect(batch).toMatchObject({ status: 'failed', counts: { completed: 1, failed: 1 } });
+  expect(batch.results[0]?.reason).toMatch(/^permission_denied/);
 });

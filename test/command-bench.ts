@@ -15,6 +15,11 @@ export type CommandRecord = Awaited<ReturnType<Farhand['commands']['get']>>;
 export type StreamEvent =
   Awaited<ReturnType<Farhand['commands']['stream']>> extends AsyncIterable<infer T> ? T : never;
 
+/** For what no event tells of: asks until it is so. A busy box gets its time. */
+export function soon<T>(read: () => T | Promise<T>, interval = 20) {
+  return expect.poll(read, { timeout: 15_000, interval });
+}
+
 /** Where a command waits until the test lets it go on. */
 export interface Gate {
   /** Shell text that waits. */
@@ -134,11 +139,14 @@ async function lastEvent({ client }: Pick<House, 'client'>, command_id: string):
   throw new Error('the stream of events ended without an exit');
 }
 
-/** Real time that a test can move on: what falls due in between fires at once, in order. */
-export function leapingClock(): { leap(ms: number): void } {
+/**
+ * Real time that a test can move on: what falls due in between fires at once, in order. With `still` no durations pass
+ * otherwise.
+ */
+export function leapingClock({ still = false } = {}): { leap(ms: number): void } {
   let ahead = 0;
   const timers = new Set<{ at: number; fire(): void }>();
-  const monotonic = (): number => performance.now() + ahead;
+  const monotonic = (): number => (still ? 0 : performance.now()) + ahead;
   setClock({
     now: () => Date.now() + ahead,
     monotonic,
@@ -241,9 +249,9 @@ export async function scriptedAway(house: House) {
     agent.control.cancel();
     await agent.ended;
     // The machine's status tells that the broker has seen it go.
-    await expect
-      .poll(async () => (await house.client.machines.get({ machine_id: identity.machineId })).status)
-      .toBe('offline');
+    await soon(async () => (await house.client.machines.get({ machine_id: identity.machineId })).status).toBe(
+      'offline',
+    );
   };
   await leave(await back());
   return { machine_id: identity.machineId, back, leave, ...commandsOn(house, identity.machineId) };

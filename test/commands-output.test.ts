@@ -5,7 +5,17 @@ import { existsSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
-import { answerOf, bench, bytesOf, commandsOn, gate, leapingClock, listen, output } from './command-bench.ts';
+import {
+  answerOf,
+  bench,
+  bytesOf,
+  commandsOn,
+  gate,
+  leapingClock,
+  listen,
+  output,
+  soon,
+} from './command-bench.ts';
 import { openHouse } from './house.ts';
 
 const mib = 1024 * 1024;
@@ -244,7 +254,7 @@ test('what files of ended commands may take is bounded: the oldest go, their rec
   const [first, second] = [await run('seq 1 500000'), await run('seq 2 500000')];
   expect(first.stdout_start).toBe(0);
   const folder = join(house.dataDir, 'output');
-  await expect.poll(() => readdirSync(folder)).toEqual([second.id]);
+  await soon(() => readdirSync(folder)).toEqual([second.id]);
   const start = first.stdout_bytes - mib;
   expect(await get(first.id)).toEqual({ ...first, stdout_start: start });
   expect(await answerOf(await output(house, first.id, 'offset=0'))).toEqual([
@@ -266,7 +276,7 @@ test('with their age commands go, and their files; what room they took others ma
   expect(readdirSync(folder)).toEqual([old.id]);
   await agent.close();
   clock.leap(49 * 3_600_000);
-  await expect.poll(() => readdirSync(folder)).toEqual([]);
+  await soon(() => readdirSync(folder)).toEqual([]);
   expect(await answerOf(await output(house, old.id))).toMatchObject([404, 'command_not_found', {}]);
   const again = await house.agent({ dataDir: agent.dataDir });
   const { run: later } = commandsOn(house, again.machineId);

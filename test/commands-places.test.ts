@@ -2,7 +2,15 @@
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
-import { commandsOn, leapingClock, listen, nextCall, reporting, scriptedAway } from './command-bench.ts';
+import {
+  commandsOn,
+  leapingClock,
+  listen,
+  nextCall,
+  reporting,
+  scriptedAway,
+  soon,
+} from './command-bench.ts';
 import { type House, openHouse } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 
@@ -149,7 +157,7 @@ test('one that is cancelled while nobody knows whether it started is not given a
   await nextCall(agent, 'StartProcess');
   await leave(agent);
   const cancelling = house.call('DELETE', `/commands/${id}`);
-  await expect.poll(() => cancelOf(house, id)).toBe(1);
+  await soon(() => cancelOf(house, id)).toBe(1);
   agent = await back();
   const report = reporting(agent, (await nextCall(agent, 'FollowProcess')).call_id);
   expect((await nextCall(agent, 'KillProcess')).id).toBe(id);

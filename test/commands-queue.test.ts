@@ -3,7 +3,16 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
-import { bench, commandsOn, gate, leapingClock, listen, nextCall, scriptedAway } from './command-bench.ts';
+import {
+  bench,
+  commandsOn,
+  gate,
+  leapingClock,
+  listen,
+  nextCall,
+  scriptedAway,
+  soon,
+} from './command-bench.ts';
 import { type House, openHouse, temporaryFolder } from './house.ts';
 import { joinScripted } from './scripted-agent.ts';
 
@@ -52,7 +61,7 @@ test('the longest queue_for is no short one', async () => {
   const { begin, get, back } = await away();
   const id = await begin('echo late', { queue_for: 31 * 24 * hour });
   await back();
-  await expect.poll(async () => (await get(id)).stdout).toBe('late\n');
+  await soon(async () => (await get(id)).stdout).toBe('late\n');
 });
 
 test('a machine that never was online lets a command wait, and refuses one that may not', async () => {
@@ -131,7 +140,7 @@ test('a request that waits for a queued command is answered when that ends', asy
   const answer = house.call('POST', '/commands', {
     body: { machine_id, command: 'echo now', queue_for: hour, wait: 50_000 },
   });
-  await expect.poll(async () => (await house.client.commands.list({ status: 'queued' })).total).toBe(1);
+  await soon(async () => (await house.client.commands.list({ status: 'queued' })).total).toBe(1);
   await back();
   expect(await answer).toMatchObject({
     status: 201,
@@ -272,7 +281,7 @@ test('secrets of a spec are in the database while it waits and no longer', async
   const up = listen(house, id, undefined, ({ stdout }) => stdout.length > 0);
   await back();
   await up;
-  await expect.poll(() => specOf(house, id)).toBeNull();
+  await soon(() => specOf(house, id)).toBeNull();
   open();
   await ended(id);
   const now = await begin('true', { env: { TOKEN: 'hunter3' } }).catch(() => '');

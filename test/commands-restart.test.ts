@@ -1,0 +1,110 @@
+// Output over lost links and restarts of the broker: nothing twice, nothing missing.
+import { execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { once } from 'node:events';
+import { expect, onTestFinished, test } from 'vitest';
+import { withBroker } from '../broker/cli/connect.ts';
+import { farhand } from '../shared/sdk/index.ts';
+import { bench, brokerProcess, bytesOf, gate, listen, nothingTold, output } from './command-bench.ts';
+import { openHouse, temporaryFolder } from './house.ts';
+import { openProxy } from './proxy.ts';
+
+/** What a shell command writes. */
+function written(command: string): Buffer {
+  return execFileSync('sh', ['-c', command], { maxBuffer: 2 ** 28 });
+}
+
+function digest(bytes: Uint8Array): string {
+  return createHash('sha256').update(bytes).digest('hex');
+}
+
+test('a link that is cut again and again in the middle of 100,000 lines loses and doubles nothing', async () => {
+  const { house, proxy, agent, begin, ended } = await bench();
+  const gates = Array.from({ length: 3 }, gate);
+  const parts = gates.map(({ wait }, n) => `${wait}; seq ${n * 25_000 + 25_001} ${n * 25_000 + 50_000}`);
+  const id = await begin(`seq 1 25000; ${parts.join('; ')}`);
+  const told = nothingTold();
+  // Seen running: a link lost before that could mean that it never ran.
+  await listen(house, id, told, ({ stdout }) => stdout.length > 0);
+  const all = listen(house, id, told);
+  for (const { open } of gates) {
+    const back = agent.linked(true);
+    const off = agent.linked(false);
+    open();
+    proxy.cut();
+    await off;
+    await back;
+  }
+  await all;
+  expect(digest(told.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(await ended(id)).toMatchObject({ status: 'completed', stdout_bytes: told.stdout.length });
+  expect(digest(await bytesOf(await output(house, id)))).toBe(digest(told.stdout));
+}, 40_000);
+
+test('a broker that is stopped in the middle tells its readers to come back, and goes on without losing a byte', async () => {
+  const { house, proxy, agent, begin } = await bench();
+  const { wait, open } = gate();
+  const id = await begin(`seq 1 50000; printf tiny >&2; ${wait}; seq 50001 100000; printf end >&2`);
+  const told = nothingTold();
+  await listen(house, id, told, ({ stdout }) => stdout.length === 288_894);
+  const cutOff = await output(house, id, 'follow=true');
+  const cutEvents = await output(house, id, '', {}, 'stream');
+  proxy.forbid();
+  const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
+  await house.broker.close();
+  await Promise.all(cut);
+  open();
+  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  const back = agent.linked(true);
+  proxy.allow();
+  await back;
+  await listen(again, id, told);
+  expect(digest(told.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(told.stderr.toString()).toBe('tinyend');
+  expect(digest(await bytesOf(await output(again, id)))).toBe(digest(told.stdout));
+  expect(await (await output(again, id, 'stream=stderr')).text()).toBe('tinyend');
+}, 40_000);
+
+test('a broker killed with -9 in the middle goes on without losing or doubling a byte', async () => {
+  const dataDir = temporaryFolder('broker');
+  const flags = ['--data-dir', dataDir];
+  const where = { dataDir, url: undefined, apiKey: undefined };
+  const first = brokerProcess([...flags, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0']);
+  const { grpc, http } = await first.line('broker is up');
+  const key = await withBroker(
+    where,
+    async (local) => (await local.keys.create({ name: 'k', scopes: ['admin'] })).key,
+  );
+  const client = farhand({ baseUrl: String(http), apiKey: key });
+  const proxy = await openProxy(String(grpc));
+  onTestFinished(() => proxy.close());
+  const elsewhere = await openHouse();
+  const { token } = await client.joinTokens.create({ uses: 1 });
+  const agent = await elsewhere.agent({ through: proxy.address, joinToken: token });
+  const gates = [gate(), gate()];
+  const { id } = await client.commands.async({
+    machine_id: agent.machineId,
+    command: `seq 1 30000; ${gates[0]!.wait}; seq 30001 60000; ${gates[1]!.wait}; seq 60001 100000`,
+  });
+  const told = nothingTold();
+  await listen({ client }, id, told, ({ stdout }) => stdout.length > 20_000);
+  const addresses = ['--http', String(http).slice('http://'.length), '--grpc', String(grpc)];
+  let broker = first;
+  for (const { open } of gates) {
+    open();
+    broker.kill('SIGKILL');
+    await once(broker, 'exit');
+    const back = agent.linked(true);
+    broker = brokerProcess([...flags, ...addresses]);
+    await broker.line('broker is up');
+    await back;
+    const so = told.stdout.length;
+    await listen({ client }, id, told, ({ stdout }) => stdout.length > so);
+  }
+  if (!told.exit) await listen({ client }, id, told);
+  expect(digest(told.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(digest(await bytesOf(await output({ url: String(http), key }, id)))).toBe(digest(told.stdout));
+  expect((await client.commands.get({ command_id: id })).status).toBe('completed');
+  const { items } = await client.events.list({ type: 'command.started' });
+  expect(items).toHaveLength(1);
+}, 60_000);
