@@ -135,7 +135,7 @@ export class Room {
     return {};
   }
 
-  /** Waits for the spawn; an order of its own needs no more than the order of the calls. */
+  /** Waits for the start; bytes go in the order of the calls. */
   async input(
     { id, data, offset, end }: WriteInputRequest__Output,
     call: AgentCall,
