@@ -102,7 +102,7 @@ export function nothingTold(): Told {
 }
 
 /** Adds one event to what was told; a byte told twice or left out without a gap is an error. */
-export function hear(told: Told, event: StreamEvent): void {
+function hear(told: Told, event: StreamEvent): void {
   told.events.push(event);
   told.at = event.id ?? '';
   const { data } = event;

@@ -51,7 +51,10 @@ test('a broker that is stopped in the middle tells its readers to come back, and
   const cutEvents = await output(house, id, '', {}, 'stream');
   proxy.forbid();
   const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
+  const begun = performance.now();
   await house.broker.close();
+  // It told them: requests that go on are cut after 4 s only.
+  expect(performance.now() - begun).toBeLessThan(3_500);
   await Promise.all(cut);
   open();
   const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
