@@ -21,7 +21,6 @@ export const needed: Record<Method, Capability> = {
   WriteArchive: 'files:write',
   SearchFiles: 'files:read',
   WatchFiles: 'files:read',
-  PrepareProcess: 'exec',
   StartProcess: 'exec',
   FollowProcess: 'exec',
   WriteInput: 'exec',

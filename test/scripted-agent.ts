@@ -116,8 +116,7 @@ function goodHello(identity: Identity, nonce: Buffer): Hello {
     boot_id: 'boot',
     instance_id: 'scripted',
     journal_id: 'journal',
-    // What only hastens a command would stand between a test and the call it waits for.
-    methods: [...methods.keys()].filter((name) => name !== 'PrepareProcess'),
+    methods: [...methods.keys()],
     capabilities: ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user'],
     roots: ['/'],
     host: { hostname: 'scripted', os: 'linux', arch: 'x64' },

@@ -23,13 +23,7 @@ export interface ProcessesOptions {
 export interface Processes
   extends Pick<
     AgentMethods,
-    | 'prepareProcess'
-    | 'startProcess'
-    | 'followProcess'
-    | 'writeInput'
-    | 'signalProcess'
-    | 'killProcess'
-    | 'forgetProcess'
+    'startProcess' | 'followProcess' | 'writeInput' | 'signalProcess' | 'killProcess' | 'forgetProcess'
   > {
   /** Made when the journal was made: tells a restarted machine from a wiped one. */
   journalId: string;
@@ -48,7 +42,6 @@ const defaults: Limits = {
   drainMs: 2_000,
   killForMs: 5_000,
   seenMs: 24 * 3_600_000,
-  preparedMs: 10_000,
 };
 
 /** Opens the room of a directory; what an earlier agent left running is killed and counts as lost. */
@@ -69,7 +62,6 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   return {
     journalId: journal.id,
     ids: () => room.ids(),
-    prepareProcess: (request) => room.prepare(request),
     startProcess: (request, call) => room.start(request, call),
     followProcess: (request, call) => room.follow(request, call),
     writeInput: (request, call) => room.input(request, call),

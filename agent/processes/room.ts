@@ -3,12 +3,11 @@ import { join } from 'node:path';
 import type { FollowProcessRequest__Output } from '../../proto/types/farhand/agent/v1/FollowProcessRequest.ts';
 import type { ForgetProcessRequest__Output } from '../../proto/types/farhand/agent/v1/ForgetProcessRequest.ts';
 import type { KillProcessRequest__Output } from '../../proto/types/farhand/agent/v1/KillProcessRequest.ts';
-import type { PrepareProcessRequest__Output } from '../../proto/types/farhand/agent/v1/PrepareProcessRequest.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { SignalProcessRequest__Output } from '../../proto/types/farhand/agent/v1/SignalProcessRequest.ts';
 import type { StartProcessRequest__Output } from '../../proto/types/farhand/agent/v1/StartProcessRequest.ts';
 import type { WriteInputRequest__Output } from '../../proto/types/farhand/agent/v1/WriteInputRequest.ts';
-import { after, now } from '../../shared/clock.ts';
+import { now } from '../../shared/clock.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { newOutput, Wake } from '../../shared/output.ts';
@@ -39,8 +38,6 @@ export interface Limits {
   killForMs: number;
   /** How long a forgotten id is still refused. */
   seenMs: number;
-  /** How long what was prepared waits for its start. */
-  preparedMs: number;
 }
 
 interface Parts {
@@ -62,15 +59,6 @@ interface Kept extends Followed {
   forgotten?: boolean;
 }
 
-/** What a start needs, begun. */
-interface Accepted {
-  kept: Kept;
-  spec: ProcessSpec__Output;
-  planned: Promise<Plan | NotStarted>;
-  /** Rejects when the promise could not be written. */
-  promised: Promise<void>;
-}
-
 const outcomes: Record<Ending['cause'], Exit['outcome']> = {
   exited: 'PROCESS_OUTCOME_EXITED',
   timeout: 'PROCESS_OUTCOME_TIMEOUT',
@@ -85,8 +73,6 @@ export class Room {
   readonly #parts: Parts;
   readonly #kept: Map<string, Kept>;
   readonly #open = new Set<Kept>();
-  /** What waits for its start, and how to end that. */
-  readonly #prepared = new Map<string, Accepted & { cancelTimer: () => void }>();
   readonly #settled = new Wake();
   #stopping = false;
 
@@ -100,27 +86,12 @@ export class Room {
     return [...this.#kept].filter(([, { forgotten }]) => !forgotten).map(([id]) => id);
   }
 
-  /** Resolves at once; its start waits for what is still to be done. */
-  async prepare({ id, spec }: PrepareProcessRequest__Output): Promise<object> {
-    if (this.#known(id)) return {};
-    const cancelTimer = after(this.#parts.limits.preparedMs, () => this.#withdraw(id));
-    try {
-      this.#prepared.set(id, { ...this.#accept(id, spec), cancelTimer });
-    } catch (error) {
-      cancelTimer();
-      throw error;
-    }
-    return {};
-  }
-
   start(request: StartProcessRequest__Output, call: AgentCall): AsyncIterable<Answer> {
     return follow(() => this.#startOnce(request, call), fromStart, call.signal);
   }
 
   follow(request: FollowProcessRequest__Output, call: AgentCall): AsyncIterable<Answer> {
     const offsets = { stdout: request.stdout_offset, stderr: request.stderr_offset };
-    // Whoever follows it has given up its start.
-    this.#withdraw(request.id);
     return follow(async () => this.#known(request.id) ?? this.#over(unknownId()), offsets, call.signal);
   }
 
@@ -167,7 +138,6 @@ export class Room {
     const kept = this.#kept.get(id);
     if (kept) {
       kept.forgotten = true;
-      this.#withdraw(id);
       if (kept.exit) await this.#remove(id, kept);
     }
     return {};
@@ -175,7 +145,6 @@ export class Room {
 
   async stop(): Promise<void> {
     this.#stopping = true;
-    for (const id of this.#prepared.keys()) this.#withdraw(id);
     for (const { run } of this.#open) run?.kill('stopped', this.#parts.limits.stopGraceMs);
     const never = new AbortController().signal;
     while (this.#open.size > 0) await this.#settled.wait(never);
@@ -196,47 +165,18 @@ export class Room {
   }
 
   async #startOnce({ id, spec }: StartProcessRequest__Output, call: AgentCall): Promise<Followed> {
-    const prepared = this.#unprepare(id);
-    const known = prepared ? undefined : this.#known(id);
+    const known = this.#known(id);
     if (known) return known;
-    const accepted = prepared ?? this.#accept(id, spec);
-    await this.#begin(id, accepted, call);
-    return accepted.kept;
-  }
-
-  #accept(id: string, spec: ProcessSpec__Output | null): Accepted {
     if (!/^[\w-]{1,100}$/.test(id) || !spec)
       throw new AppError('invalid_request', 'a process needs an id and a spec');
-    const { journal, log, mayRunAs, limits } = this.#parts;
+    const { open } = this.#parts.limits;
     if (this.#stopping) throw new AppError('unavailable', 'the agent is stopping');
-    if ([...this.#open].filter(({ exit }) => !exit).length >= limits.open) {
-      throw new AppError('unavailable', `${limits.open} commands run on this machine already`, {
-        limit: limits.open,
-      });
+    if ([...this.#open].filter(({ exit }) => !exit).length >= open) {
+      throw new AppError('unavailable', `${open} commands run on this machine already`, { limit: open });
     }
     const kept = this.#make(id);
-    // Looked up while the disk is busy with the promise.
-    const planned = plan(id, spec, mayRunAs).catch((error: unknown) => asNotStarted(error, log));
-    const promised = journal.accept(id);
-    // Its start may come later than the failure.
-    promised.catch(() => {});
-    return { kept, spec, planned, promised };
-  }
-
-  #unprepare(id: string): Accepted | undefined {
-    const prepared = this.#prepared.get(id);
-    this.#prepared.delete(id);
-    prepared?.cancelTimer();
-    return prepared;
-  }
-
-  /** What was prepared never runs. */
-  #withdraw(id: string): void {
-    const prepared = this.#unprepare(id);
-    if (!prepared) return;
-    // The failure is told to whoever follows it.
-    const done = this.#begin(id, prepared, { signal: AbortSignal.abort() });
-    done.catch((error: unknown) => this.#parts.log.warn({ err: error, id }, 'a promise was not written'));
+    await this.#begin(id, kept, spec, call);
+    return kept;
   }
 
   /** In the same turn as the look-up, so that an id cannot be made twice. */
@@ -255,14 +195,12 @@ export class Room {
     return kept;
   }
 
-  async #begin(
-    id: string,
-    { kept, spec, planned, promised }: Accepted,
-    call: Pick<AgentCall, 'signal'>,
-  ): Promise<void> {
-    const { log } = this.#parts;
+  async #begin(id: string, kept: Kept, spec: ProcessSpec__Output, call: AgentCall): Promise<void> {
+    const { journal, log, mayRunAs } = this.#parts;
+    // Looked up while the disk is busy with the promise.
+    const planned = plan(id, spec, mayRunAs).catch((error: unknown) => asNotStarted(error, log));
     try {
-      await promised;
+      await journal.accept(id);
     } catch (error) {
       this.#refuse(id, kept, fromErrno(error, 'journal'));
     }
@@ -280,7 +218,7 @@ export class Room {
     kept: Kept,
     spec: ProcessSpec__Output,
     planned: Plan | NotStarted,
-    { signal }: Pick<AgentCall, 'signal'>,
+    { signal }: AgentCall,
   ): Promise<void> {
     if (planned instanceof NotStarted) throw planned;
     const { pipes, spawner, journal, limits, log, outputs } = this.#parts;

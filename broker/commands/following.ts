@@ -10,8 +10,6 @@ import { type End, isSound, verdict } from './reports.ts';
 import type { Run } from './run.ts';
 
 export interface Following {
-  /** While the broker writes a command down, its agent makes ready; it is only to start what start() gives it. */
-  prepare(run: Run, link: Link, spec: Spec): void;
   /** Hands a command to its agent, once in its life. */
   start(run: Run, link: Link, spec: Spec): void;
   /** Goes on where the output of a command ends. */
@@ -94,14 +92,9 @@ export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger
   }
 
   return {
-    prepare(run, link, spec) {
-      link.stub
-        .prepareProcess(requestOf(run, spec), { request_id: run.requestId })
-        .catch((error: unknown) => log.debug({ err: error, command_id: run.command.id }, 'not prepared'));
-    },
     start(run, link, spec) {
-      const options = { request_id: run.requestId, ...lasting };
-      void follow(run, link, link.stub.startProcess(requestOf(run, spec), options));
+      const request = { id: run.command.id, spec: { ...spec, stdin: Buffer.from(spec.stdin) } };
+      void follow(run, link, link.stub.startProcess(request, { request_id: run.requestId, ...lasting }));
     },
     resume(run, link) {
       const { stdout, stderr } = run.output;
@@ -109,8 +102,4 @@ export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger
       void follow(run, link, link.stub.followProcess(request, { request_id: newId('request'), ...lasting }));
     },
   };
-}
-
-function requestOf(run: Run, spec: Spec) {
-  return { id: run.command.id, spec: { ...spec, stdin: Buffer.from(spec.stdin) } };
 }

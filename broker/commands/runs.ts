@@ -107,21 +107,16 @@ export function openRuns(
     drafts: { command: Command; spec: Spec | undefined }[],
     requestId: string,
     also: (journal: Journal) => void,
-    meanwhile: (run: Run) => void = () => {},
   ): Promise<Run[]> {
     const added = drafts.map(({ command }) => runOf(command, outputs.fresh(command.id), requestId));
     for (const run of added) runs.set(run.command.id, run);
-    for (const run of added) meanwhile(run);
     try {
       await history.write((transaction) => {
         for (const { command, spec } of drafts) records.insert(command, spec);
         also(transaction);
       });
     } catch (error) {
-      for (const { command } of drafts) {
-        runs.delete(command.id);
-        if (command.journal_id !== '') forget(command.id, command.machine_id);
-      }
+      for (const { command } of drafts) runs.delete(command.id);
       throw error;
     }
     for (const run of added) {
@@ -225,9 +220,7 @@ export function openRuns(
       const accepted = { ...command, journal_id: link?.journalId ?? '' };
       // Only what may wait is kept for later: it can hold secrets.
       const kept = command.queue_until === null ? undefined : spec;
-      const [run] = await store([{ command: accepted, spec: kept }], requestId, also, (stored) => {
-        if (link) following.prepare(stored, link, spec);
-      });
+      const [run] = await store([{ command: accepted, spec: kept }], requestId, also);
       if (!run) throw new Error('nothing was stored');
       if (link) following.start(run, link, spec);
       else queue.add(run);

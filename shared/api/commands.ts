@@ -230,7 +230,7 @@ export const commands = {
     headers: {
       last_event_id: z
         .string()
-        .regex(/^\d{1,15}\.\d{1,15}$/, 'must be the id of an event')
+        .regex(/^\d{1,16}\.\d{1,16}$/, 'must be the id of an event')
         .optional(),
     },
     reply: told,
