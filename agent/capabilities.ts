@@ -26,5 +26,5 @@ export const needed: Record<Method, Capability> = {
   WriteInput: 'exec',
   SignalProcess: 'exec',
   KillProcess: 'exec',
-  ForgetProcess: 'exec',
+  ForgetProcesses: 'exec',
 };

@@ -103,8 +103,9 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
     const after: (() => void)[] = [];
     try {
       sql('BEGIN IMMEDIATE').run();
-      const failed = new Map(group.flatMap((member) => attempt(member, after)));
-      sql('COMMIT').run();
+      const failed = new Map(group.flatMap((member) => attempt(member, after, group.length === 1)));
+      // One that failed alone has taken the transaction with it.
+      if (database.isTransaction) sql('COMMIT').run();
       for (const run of after) run();
       for (const member of group) {
         if (failed.has(member)) member.reject(failed.get(member));
@@ -117,23 +118,23 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
     }
   }
 
-  /** Runs one member; its failure undoes its own rows only, and nobody is told of them. */
-  function attempt(member: Pending, after: (() => void)[]): [Pending, unknown][] {
+  /** Runs one member; its failure undoes its own rows only, and nobody is told of them. `alone`: no other shares it. */
+  function attempt(member: Pending, after: (() => void)[], alone: boolean): [Pending, unknown][] {
     const hooks: (() => void)[] = [];
     const transaction: HistoryTransaction = {
       append: (entry) => applierOf(entry.kind)(entry, transaction),
       committed: (run) => void hooks.push(run),
     };
-    sql('SAVEPOINT member').run();
+    if (!alone) sql('SAVEPOINT member').run();
     try {
       member.run(transaction);
-      sql('RELEASE member').run();
       after.push(...hooks);
       return [];
     } catch (error) {
-      sql('ROLLBACK TO member').run();
-      sql('RELEASE member').run();
+      sql(alone ? 'ROLLBACK' : 'ROLLBACK TO member').run();
       return [[member, error]];
+    } finally {
+      if (!alone) sql('RELEASE member').run();
     }
   }
 

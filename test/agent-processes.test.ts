@@ -234,7 +234,7 @@ test('an unknown id expires when followed and is not found when killed', async (
   expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' }]);
   const killed = room.killProcess({ id: 'cmd_unknown', grace_ms: 0 }, call());
   await expect(killed).rejects.toMatchObject({ code: 'command_not_found' });
-  await room.forgetProcess({ id: 'cmd_unknown' }, call());
+  await room.forgetProcesses({ ids: ['cmd_unknown'] }, call());
 });
 
 test('an id that could leave the data directory is refused', async () => {
@@ -293,7 +293,7 @@ test('one id runs once, however often and in whatever way it is asked for', asyn
   await room.stop();
   await open();
   expect((await hear(start(command, id))).exits).toEqual(told[0].exits);
-  await room.forgetProcess({ id }, call());
+  await room.forgetProcesses({ ids: [id] }, call());
   const forgotten = await hear(start(command, id));
   expect(forgotten.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_LOST', reason: 'forgotten' }]);
   await room.stop();
@@ -314,7 +314,7 @@ test('input and signals are refused where there is nobody to take them', async (
   await expect(send(over, 'SIGHUP')).rejects.toMatchObject({ code: 'conflict' });
   for (const signal of ['', 'SIGSEGV', 'sighup', 'SIGRTMIN', '9'])
     await expect(send(deaf, signal)).rejects.toMatchObject({ code: 'invalid_request' });
-  await room.forgetProcess({ id: over }, call());
+  await room.forgetProcesses({ ids: [over] }, call());
   await expect(send(over, 'SIGHUP')).rejects.toMatchObject({ code: 'conflict' });
 });
 
@@ -380,7 +380,7 @@ test('a forgotten id may come again only when nobody can remember it any more', 
   await open({ seenMs: -1 });
   const id = newId('command');
   await run('true', id);
-  await room.forgetProcess({ id }, call());
+  await room.forgetProcesses({ ids: [id] }, call());
   await room.stop();
   await open({ seenMs: -1 });
   expect((await hear(follow(id))).exits).toMatchObject([{ reason: 'unknown_id' }]);
@@ -786,7 +786,7 @@ test('a cancel that races the start or the exit gives exactly one end, and nothi
     else expect(outcome).toBe('PROCESS_OUTCOME_CANCELLED');
     outcomes[outcome] = (outcomes[outcome] ?? 0) + 1;
     expect((await hear(follow(id))).exits).toEqual(exits);
-    await room.forgetProcess({ id }, call());
+    await room.forgetProcesses({ ids: [id] }, call());
   }
   expect(Object.keys(outcomes).sort()).toEqual(['PROCESS_OUTCOME_CANCELLED', 'PROCESS_OUTCOME_EXITED']);
 });
@@ -843,8 +843,8 @@ test('forgetting removes everything, also of a process that still runs', async (
   await hear(start('echo out; sleep 60', running), sees('out'));
   expect((await outputs()).sort()).toEqual([`${done}.stderr`, `${done}.stdout`, `${running}.stdout`].sort());
   expect(room.ids()).toEqual([done, running]);
-  await room.forgetProcess({ id: done }, call());
-  await room.forgetProcess({ id: running }, call());
+  await room.forgetProcesses({ ids: [done] }, call());
+  await room.forgetProcesses({ ids: [running] }, call());
   expect(room.ids()).toEqual([]);
   expect(await outputs()).toEqual([`${running}.stdout`]);
   const last = follow(running, 4);

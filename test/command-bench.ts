@@ -209,7 +209,7 @@ export async function nextCall(
   method: 'StartProcess' | 'FollowProcess' | 'KillProcess',
 ) {
   let call = await agent.next('call');
-  while (call.method === 'ForgetProcess') call = await agent.next('call');
+  while (call.method === 'ForgetProcesses') call = await agent.next('call');
   if (call.method !== method) throw new Error(`a ${call.method} came instead of a ${method}`);
   const request = agent.decode(call) as { id: string; stdout_offset?: number; spec?: object };
   return { ...request, call_id: call.call_id };

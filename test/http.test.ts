@@ -905,7 +905,7 @@ test('a client that goes away never gives up its command', async () => {
     expect([status, exit_code]).toEqual(['completed', 0]);
   });
   // Nothing but the end of its record was ever asked of the machine.
-  expect((await agent.next('call')).method).toBe('ForgetProcess');
+  expect((await agent.next('call')).method).toBe('ForgetProcesses');
   agent.control.cancel();
   await expect(agent.next('call')).rejects.toThrow('the stream ended');
   await expect(agent.next('cancel')).rejects.toThrow('the stream ended');

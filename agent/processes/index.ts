@@ -23,7 +23,7 @@ export interface ProcessesOptions {
 export interface Processes
   extends Pick<
     AgentMethods,
-    'startProcess' | 'followProcess' | 'writeInput' | 'signalProcess' | 'killProcess' | 'forgetProcess'
+    'startProcess' | 'followProcess' | 'writeInput' | 'signalProcess' | 'killProcess' | 'forgetProcesses'
   > {
   /** Made when the journal was made: tells a restarted machine from a wiped one. */
   journalId: string;
@@ -67,7 +67,7 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
     writeInput: (request, call) => room.input(request, call),
     signalProcess: (request, call) => room.signal(request, call),
     killProcess: (request) => room.kill(request),
-    forgetProcess: (request) => room.forget(request),
+    forgetProcesses: (request) => room.forget(request),
     stop: () => room.stop(),
   };
 

@@ -1,7 +1,7 @@
 // The processes of one agent and what can be asked about them: start, follow, kill, forget.
 import { join } from 'node:path';
 import type { FollowProcessRequest__Output } from '../../proto/types/farhand/agent/v1/FollowProcessRequest.ts';
-import type { ForgetProcessRequest__Output } from '../../proto/types/farhand/agent/v1/ForgetProcessRequest.ts';
+import type { ForgetProcessesRequest__Output } from '../../proto/types/farhand/agent/v1/ForgetProcessesRequest.ts';
 import type { KillProcessRequest__Output } from '../../proto/types/farhand/agent/v1/KillProcessRequest.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { SignalProcessRequest__Output } from '../../proto/types/farhand/agent/v1/SignalProcessRequest.ts';
@@ -134,11 +134,11 @@ export class Room {
   }
 
   /** While a process runs it is only marked: its output goes when it is over. */
-  async forget({ id }: ForgetProcessRequest__Output): Promise<object> {
-    const kept = this.#kept.get(id);
-    if (kept) {
-      kept.forgotten = true;
-      if (kept.exit) await this.#remove(id, kept);
+  async forget({ ids }: ForgetProcessesRequest__Output): Promise<object> {
+    for (const id of ids) {
+      const kept = this.#kept.get(id);
+      if (kept) kept.forgotten = true;
+      if (kept?.exit) await this.#remove(id, kept);
     }
     return {};
   }

@@ -11,6 +11,7 @@ import type { Link, Presence } from '../link/presence.ts';
 import type { Vitals } from '../machines/vitals.ts';
 import type { State } from '../state/index.ts';
 import { openFollowing } from './following.ts';
+import { openForgetting } from './forgetting.ts';
 import { openLedger } from './ledger.ts';
 import { type Outputs, streams } from './output.ts';
 import { openQueue } from './queue.ts';
@@ -72,6 +73,7 @@ export function openRuns(
   const ledger = openLedger({ ...rooms, records }, over, log);
   const following = openFollowing(ledger, { again: (run) => queue.again(run), lost: lookAgain }, log);
   const roomOn = (machineId: string): number => maxOpen - given(machineId).length;
+  const forgetting = openForgetting(presence, log);
   const queue = openQueue(
     { ...rooms, records, turns, runs, roomOn, start: following.start, end: ledger.ended },
     log,
@@ -138,9 +140,8 @@ export function openRuns(
       if (run.command.cancel) kill(run, link);
     }
     // Ended while the agent could not be told.
-    for (const id of link.processIds) {
-      if (!runs.has(id) && records.find(id)?.finished_at) forget(id, machineId);
-    }
+    const ended = link.processIds.filter((id) => !runs.has(id) && records.find(id)?.finished_at);
+    forgetting.add(machineId, ended);
   }
 
   /** A newer link may have come while the old one was still ending, or the machine was only slow. */
@@ -170,17 +171,8 @@ export function openRuns(
     outputs.ended(kept_bytes);
     for (const wake of run.waiters) wake();
     run.output.changed.wake();
-    if (journal_id !== '') forget(id, machine_id);
+    if (journal_id !== '') forgetting.add(machine_id, [id]);
     queue.look();
-  }
-
-  /** Where the agent cannot be told now, it is told when it is back. */
-  function forget(id: string, machineId: string): void {
-    if (!presence.online(machineId)) return;
-    presence
-      .get(machineId)
-      .stub.forgetProcess({ id }, { request_id: newId('request') })
-      .catch((error: unknown) => log.debug({ err: error, command_id: id }, 'not forgotten'));
   }
 
   function abandon(test: (command: Command) => boolean, reason: string): void {
@@ -247,6 +239,7 @@ export function openRuns(
     stop() {
       closed = true;
       queue.close();
+      forgetting.close();
       for (const stop of stops) stop();
       for (const run of runs.values()) {
         run.cancelTimer();
