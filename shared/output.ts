@@ -5,6 +5,7 @@ import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs
 import { join } from 'node:path';
 import { errnoOf, fromErrno } from './errors.ts';
 import { Pace, Wake } from './pace.ts';
+import { passing } from './scavenge.ts';
 
 export { Wake };
 
@@ -280,6 +281,7 @@ export class OutputLog {
     const length = Math.min(Math.max(max, 1), segment.size - at);
     if (segment.memory) return segment.memory.subarray(at, at + length);
     const buffer = Buffer.allocUnsafe(length);
+    passing(length);
     if (this.#live && segment === this.#segments.at(-1)) return readAt(this.#live, buffer, at);
     try {
       const file = await open(this.#file(segment.start));

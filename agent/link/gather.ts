@@ -1,8 +1,10 @@
 // The first moment of an answer, held back: what is whole by then goes out in one message, without a stream of its own.
 import { after } from '../../shared/clock.ts';
 
-/** From the start on, so that the first words of what lasts (a watch, a command, a slow listing) wait no longer. */
-const momentMs = 5;
+/** From the first frame on, so that the first words of what lasts (a watch, a command) wait no longer. */
+const momentMs = 10;
+/** From the start on: the broker waits for a sign, however long there is nothing to say. */
+const patienceMs = 1_000;
 /** With the heads of its messages it stays below what may be on the control stream. */
 const mostBytes = 60 * 1024;
 const mostFrames = 64;
@@ -13,7 +15,8 @@ const mostFrames = 64;
  */
 export async function gather(answer: AsyncGenerator<Buffer>): Promise<Buffer[] | AsyncGenerator<Buffer>> {
   const frames: Buffer[] = [];
-  const moment = begin();
+  const patience = begin(patienceMs);
+  let moment = patience;
   try {
     for (let bytes = 0; bytes <= mostBytes && frames.length < mostFrames; ) {
       const next = answer.next();
@@ -23,18 +26,20 @@ export async function gather(answer: AsyncGenerator<Buffer>): Promise<Buffer[] |
       });
       if (!first) return resumed(frames, answer, next);
       if (first.done) return frames;
+      if (frames.length === 0) moment = begin(momentMs);
       frames.push(first.value);
       bytes += first.value.length;
     }
     return resumed(frames, answer);
   } finally {
+    patience.cancel();
     moment.cancel();
   }
 }
 
-function begin(): { over: Promise<void>; cancel(): void } {
+function begin(ms: number): { over: Promise<void>; cancel(): void } {
   const { promise: over, resolve } = Promise.withResolvers<void>();
-  return { over, cancel: after(momentMs, resolve) };
+  return { over, cancel: after(ms, resolve) };
 }
 
 /** `pending` is a frame that was asked for and has not come yet. */
