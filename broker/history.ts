@@ -205,6 +205,8 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
 
 function setUp(database: DatabaseSync, file: string, installId: string): void {
   database.exec('PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL');
+  // What is deleted can be a secret that a command was to get.
+  database.exec('PRAGMA secure_delete = FAST');
   const { user_version: version } = database.prepare('PRAGMA user_version').get() as { user_version: number };
   if (version > schemaVersion) {
     throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);

@@ -42,6 +42,9 @@ interface Segment {
   memory?: Buffer;
 }
 
+/** Far more than a window has: gaps and restarts begin new ones, and somebody might make them on purpose. */
+const mostSegments = 64;
+
 /** A log where nothing is on disk yet; nothing is made before the first byte. */
 export function newOutput(directory: string, options: OutputOptions = {}): OutputLog {
   return new OutputLog(directory, [], options);
@@ -270,7 +273,8 @@ export class OutputLog {
   async #slide(): Promise<void> {
     for (;;) {
       const [first, second] = this.#segments;
-      if (!first || !second || this.#end - second.start < this.#windowBytes) return;
+      const enough = second && this.#end - second.start >= this.#windowBytes;
+      if (!first || !second || (!enough && this.#segments.length <= mostSegments)) return;
       this.#segments.shift();
       // Already gone, or left for remove(): either way no reader finds it any more.
       await unlink(this.#file(first.start)).catch(() => {});

@@ -217,15 +217,19 @@ test.runIf(asRoot)('a missing program is found out for another user too', async 
   });
 });
 
-test('a start whose link is gone by the time it is journalled expires and never runs', async () => {
+test('a start whose link is gone by the time it is journalled expires and does not run, unless it is asked for again', async () => {
   await open();
   const id = newId('command');
   const told = await hear(start('touch ran', id, AbortSignal.abort()));
   expect(told.exits).toEqual([]);
   const after = await hear(follow(id));
   expect(after.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'dropped' }]);
-  expect((await hear(start('touch ran', id))).exits).toEqual(after.exits);
   expect(await exists(join(home, 'ran'))).toBe(false);
+  // It surely never ran: asked for again it runs, once.
+  const again = await hear(start('echo ran >> ran', id));
+  expect(again.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED' }]);
+  expect((await hear(start('echo ran >> ran', id))).exits).toEqual(again.exits);
+  expect(await readFile(join(home, 'ran'), 'utf8')).toBe('ran\n');
 });
 
 test('an unknown id expires when followed and is not found when killed', async () => {

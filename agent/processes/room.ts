@@ -12,13 +12,13 @@ import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { newOutput, Wake } from '../../shared/output.ts';
 import type { AgentCall } from '../../shared/rpc.ts';
+import { isSignal } from '../../shared/signals.ts';
 import { type Answer, type Followed, follow } from './follow.ts';
 import type { Exit, Journal } from './journal.ts';
 import { openInput, type PipeSupply } from './pipes.ts';
 import { NotStarted, type Plan, plan } from './plan.ts';
 import { outputNames, unseen } from './recover.ts';
 import { type Ending, type Run, run } from './run.ts';
-import { isSignal } from './signals.ts';
 import { type Spawner, SpawnerDied } from './spawner/index.ts';
 
 export interface Limits {
@@ -166,7 +166,8 @@ export class Room {
 
   async #startOnce({ id, spec }: StartProcessRequest__Output, call: AgentCall): Promise<Followed> {
     const known = this.#known(id);
-    if (known) return known;
+    // One that was dropped before its spawn surely never ran: it may be asked for again.
+    if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     if (!/^[\w-]{1,100}$/.test(id) || !spec)
       throw new AppError('invalid_request', 'a process needs an id and a spec');
     const { open } = this.#parts.limits;

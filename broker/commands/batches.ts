@@ -1,20 +1,26 @@
 // Batches: one command on many machines, so many at once, until too many have failed.
+
+import { mostMachines } from '../../shared/api/batches.ts';
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/index.ts';
 import type { BatchId, KeyId, MachineId } from '../../shared/api/route.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
 import { type History, jsonIn, type Row } from '../history.ts';
 import { pageOfRows } from '../paging.ts';
-import { draftOf } from './draft.ts';
+import { commandOf, specOf, type Wish } from './draft.ts';
 import { type Command, listedBytes, type Records, type Status, type Tally } from './records.ts';
 import { current } from './run.ts';
 import type { Rooms, Runs } from './runs.ts';
 import { listed } from './shown.ts';
+import { cancelWaitMs } from './supervision.ts';
 import type { Turns } from './turns.ts';
 
 export interface Batches {
   handlers: Handlers['batches'];
+  /** None of its commands is open any more. */
+  over(id: BatchId): void;
   /** Those that a batch runs on; none when there is no such batch. */
   machinesOf(id: string): MachineId[];
 }
@@ -36,7 +42,7 @@ interface Batch {
 const tables = [
   `CREATE TABLE batches (
     id TEXT NOT NULL UNIQUE, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT, concurrency INTEGER,
-    max_failures INTEGER, created_at INTEGER NOT NULL, requested_by TEXT NOT NULL, cancel INTEGER NOT NULL
+    max_failures INTEGER, created_at INTEGER NOT NULL, requested_by TEXT NOT NULL, cancel INTEGER NOT NULL, spec TEXT
   );
   CREATE INDEX batches_by_time ON batches (created_at)`,
 ];
@@ -51,13 +57,13 @@ const noneByStatus: Record<Status, number> = {
   expired: 0,
   lost: 0,
 };
-const cancelWaitMs = 11_000;
 
 /** Opens the batches and gives those with open members their turns back. `runs` is asked only later. */
 export function openBatches(
   rooms: Rooms & { records: Records; turns: Turns },
   keepMs: number,
   runs: () => Runs,
+  log: Logger,
 ): Batches {
   const { history, records, turns, state } = rooms;
   history.migrate('batches', tables);
@@ -104,8 +110,10 @@ export function openBatches(
     const matching = [...state.machines.values()].filter(
       (machine) => named && caller.reaches(machine.id) && tags.every((tag) => machine.tags.includes(tag)),
     );
-    if (matching.length === 0) {
-      const message = named ? 'no machine has them all' : 'name at least one';
+    if (matching.length === 0 || matching.length > mostMachines) {
+      const some =
+        matching.length === 0 ? 'no machine has them all' : `more than ${mostMachines} machines have them`;
+      const message = named ? some : 'name at least one';
       throw new AppError('validation_failed', `body: tags: ${message}`, {
         issues: [{ path: 'tags', message }],
       });
@@ -115,17 +123,25 @@ export function openBatches(
 
   return {
     machinesOf: (id) => records.machinesOfBatch(id),
+    over(id) {
+      // It can hold secrets, and nothing will be started any more.
+      history
+        .write(() => history.sql('UPDATE batches SET spec = NULL WHERE id = ?').run(id))
+        .catch((error: unknown) =>
+          log.warn({ err: error, batch_id: id }, 'what a batch ran was not dropped'),
+        );
+    },
     handlers: {
       async create(input, caller) {
         const id = newId('batch') as BatchId;
-        const drafts = machinesOf(input, caller).map((machine_id) =>
-          draftOf({ ...input, machine_id }, caller, id),
+        const commands = machinesOf(input, caller).map((machine_id) =>
+          commandOf({ ...input, machine_id }, caller, id),
         );
         const { concurrency = null, max_failures = null } = input;
-        const open = drafts.length;
+        const open = commands.length;
         turns.add(id, { concurrency, max_failures, open, running: 0, failures: 0 });
         const members = await runs()
-          .addAll(drafts, caller.request_id, (journal) => {
+          .addAll(commands, caller.request_id, (journal) => {
             insert(history, { ...input, id, concurrency, max_failures }, caller);
             caller.made(journal, id);
           })
@@ -143,7 +159,8 @@ export function openBatches(
           { table: 'batches', columns: '*' },
           [
             reachable && [
-              'id IN (SELECT batch_id FROM commands WHERE machine_id IN (SELECT value FROM json_each(?)))',
+              `EXISTS (SELECT 1 FROM commands
+                 WHERE batch_id = batches.id AND machine_id IN (SELECT value FROM json_each(?)))`,
               JSON.stringify(reachable),
             ],
           ],
@@ -165,8 +182,10 @@ export function openBatches(
             batch_id,
           });
         }
-        await history.write(() => history.sql('UPDATE batches SET cancel = 1 WHERE id = ?').run(batch_id));
         const open = members.map(({ id }) => runs().get(id)).filter((run) => run !== undefined);
+        if (open.length > 0) {
+          await history.write(() => history.sql('UPDATE batches SET cancel = 1 WHERE id = ?').run(batch_id));
+        }
         await Promise.all(open.map((run) => runs().cancel(run)));
         await Promise.all(open.map((run) => runs().ended(run, cancelWaitMs)));
         return detail(batch_id, caller);
@@ -192,16 +211,15 @@ function progressOf(members: readonly Command[]) {
 
 function insert(
   history: History,
-  batch: Pick<Input<Api['batches']['create']>, 'command' | 'args' | 'cwd' | 'user'> &
-    Pick<Batch, 'id' | 'concurrency' | 'max_failures'>,
+  batch: Wish & Pick<Batch, 'id' | 'concurrency' | 'max_failures'>,
   caller: Caller,
 ): void {
   const { id, command, args, cwd = null, user = null, concurrency, max_failures } = batch;
   history
-    .sql('INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0)')
+    .sql('INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)')
     .run(
       ...[id, command, args ? JSON.stringify(args) : null, cwd, user, concurrency, max_failures],
-      ...[now(), caller.key_id],
+      ...[now(), caller.key_id, JSON.stringify(specOf(batch))],
     );
 }
 

@@ -5,56 +5,59 @@ import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Vitals } from '../machines/vitals.ts';
-import type { Draft } from './runs.ts';
+import type { Command, Spec } from './records.ts';
 
-type Wish = Omit<Input<Api['commands']['async']>, 'machine_id'>;
+/** What is asked for, wherever it is to run. */
+export type Wish = Omit<Input<Api['commands']['async']>, 'machine_id'>;
 
-export function draftOf(
+/** A record that waits; whoever hands it to an agent says so in it. */
+export function commandOf(
   wish: Wish & { machine_id: MachineId },
   caller: Caller,
   batch_id: BatchId | null = null,
-): Draft {
+): Command {
   const created_at = now();
   return {
-    command: {
-      id: newId('command') as CommandId,
-      machine_id: wish.machine_id,
-      command: wish.command,
-      args: wish.args ?? null,
-      cwd: wish.cwd ?? null,
-      user: wish.user ?? null,
-      status: 'queued',
-      exit_code: null,
-      signal: null,
-      stdout: Buffer.alloc(0),
-      stderr: Buffer.alloc(0),
-      stdout_bytes: 0,
-      stderr_bytes: 0,
-      stdout_start: 0,
-      stderr_start: 0,
-      created_at,
-      started_at: null,
-      finished_at: null,
-      reason: null,
-      requested_by: caller.key_id,
-      schedule_id: null,
-      batch_id,
-      journal_id: '',
-      queue_until: wish.queue_for === undefined ? null : created_at + wish.queue_for,
-      cancel: false,
-      kept_bytes: 0,
-    },
-    spec: {
-      command: wish.command,
-      direct: wish.args !== undefined,
-      args: wish.args ?? [],
-      cwd: wish.cwd ?? '',
-      env: wish.env ?? {},
-      user: wish.user ?? '',
-      stdin: wish.stdin ?? '',
-      timeout_ms: wish.timeout ?? 0,
-      input: wish.input ?? false,
-    },
+    id: newId('command') as CommandId,
+    machine_id: wish.machine_id,
+    command: wish.command,
+    args: wish.args ?? null,
+    cwd: wish.cwd ?? null,
+    user: wish.user ?? null,
+    status: 'queued',
+    exit_code: null,
+    signal: null,
+    stdout: Buffer.alloc(0),
+    stderr: Buffer.alloc(0),
+    stdout_bytes: 0,
+    stderr_bytes: 0,
+    stdout_start: 0,
+    stderr_start: 0,
+    created_at,
+    started_at: null,
+    finished_at: null,
+    reason: null,
+    requested_by: caller.key_id,
+    schedule_id: null,
+    batch_id,
+    journal_id: '',
+    queue_until: wish.queue_for === undefined ? null : created_at + wish.queue_for,
+    cancel: false,
+    kept_bytes: 0,
+  };
+}
+
+export function specOf(wish: Wish): Spec {
+  return {
+    command: wish.command,
+    direct: wish.args !== undefined,
+    args: wish.args ?? [],
+    cwd: wish.cwd ?? '',
+    env: wish.env ?? {},
+    user: wish.user ?? '',
+    stdin: wish.stdin ?? '',
+    timeout_ms: wish.timeout ?? 0,
+    input: wish.input ?? false,
   };
 }
 

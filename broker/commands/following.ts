@@ -18,7 +18,7 @@ export interface Following {
 
 /** What the follower cannot decide. */
 export interface FollowingHooks {
-  /** The machine never heard of it: whether it waits for its machine again. */
+  /** It surely never ran: whether it waits for its machine again. */
   again(run: Run): boolean;
   /** Sight of it was lost, and nobody follows it now. */
   lost(run: Run): void;
@@ -30,34 +30,35 @@ const lasting = { idle_ms: 0, lane: 'process' } as const;
 
 export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger): Following {
   /** Follows one stream of events to its end; a lost link leaves the run open for the next one. */
-  async function follow(run: Run, link: Link, parts: Parts): Promise<void> {
+  async function follow(run: Run, link: Link, parts: Parts, starting: boolean): Promise<void> {
     run.following = true;
-    let unknown: End | undefined;
+    let unrun: End | undefined;
     try {
       for await (const { event } of parts) {
         if (run.end) return;
-        unknown = event ? await take(run, link, event) : undefined;
-        if (unknown) break;
+        unrun = event ? await take(run, link, event) : undefined;
+        if (unrun) break;
       }
     } catch (error) {
-      await refused(run, error);
+      log.info({ err: error, command_id: run.command.id }, 'lost sight of a command');
+      unrun = await refused(run, error, starting);
     } finally {
       run.following = false;
     }
     if (run.end) return;
     // Only now: whoever follows it next is the only one.
-    if (!unknown) hooks.lost(run);
-    else if (!hooks.again(run)) await ledger.ended(run, unknown);
+    if (!unrun) hooks.lost(run);
+    else if (!hooks.again(run)) await ledger.ended(run, unrun);
   }
 
-  /** The end of one that the machine never heard of is given back; any other is written. */
+  /** The end of one that surely never ran is given back; any other is written. */
   async function take(run: Run, link: Link, event: ProcessEvent__Output): Promise<End | undefined> {
     if (!isSound(event)) await ledger.ended(run, { status: 'lost', reason: 'bad_report' });
     else if (event.started) ledger.started(run, event.started.started_at_ms);
     else if (event.output) await keep(run, event.output);
     else if (event.exit) {
       const end = verdict(event.exit, run.command, link);
-      if (end.status === 'expired' && end.reason === 'unknown_id') return end;
+      if (end.status === 'expired') return end;
       // What the machine lost of the end shows as a gap there.
       await run.output.stdout.skip(event.exit.stdout_bytes);
       await run.output.stderr.skip(event.exit.stderr_bytes);
@@ -80,26 +81,36 @@ export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger
     }
   }
 
-  /** An error of the machine before it started anything; whatever may have run stays open. */
-  async function refused(run: Run, error: unknown): Promise<void> {
-    const passing =
-      !(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code);
-    if (passing || run.command.started_at !== null) {
-      log.info({ err: error, command_id: run.command.id }, 'lost sight of a command');
-      return;
-    }
-    await ledger.ended(run, { status: 'failed', reason: `${error.code}: ${error.message}` });
+  /** A machine that refused to start it has not run it; whatever may have run stays open, or nobody knows. */
+  async function refused(run: Run, error: unknown, starting: boolean): Promise<End | undefined> {
+    if (!(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code)) return;
+    const reason = `${error.code}: ${error.message}`;
+    const unstarted = starting && run.command.started_at === null;
+    if (unstarted && error.code !== 'machine_error') return { status: 'failed', reason };
+    // Too busy to tell, or in the middle of telling: it is asked again.
+    if (error.code === 'unavailable' || (starting && !unstarted)) return;
+    await ledger.ended(run, { status: 'lost', reason });
   }
 
   return {
     start(run, link, spec) {
       const request = { id: run.command.id, spec: { ...spec, stdin: Buffer.from(spec.stdin) } };
-      void follow(run, link, link.stub.startProcess(request, { request_id: run.requestId, ...lasting }));
+      void follow(
+        run,
+        link,
+        link.stub.startProcess(request, { request_id: run.requestId, ...lasting }),
+        true,
+      );
     },
     resume(run, link) {
       const { stdout, stderr } = run.output;
       const request = { id: run.command.id, stdout_offset: stdout.end, stderr_offset: stderr.end };
-      void follow(run, link, link.stub.followProcess(request, { request_id: newId('request'), ...lasting }));
+      void follow(
+        run,
+        link,
+        link.stub.followProcess(request, { request_id: newId('request'), ...lasting }),
+        false,
+      );
     },
   };
 }

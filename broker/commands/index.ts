@@ -1,19 +1,21 @@
 // Commands over REST: accepted once, followed to their end, kept in history with their output.
-import type { Handlers } from '../../shared/api/index.ts';
-import type { MachineId } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Input, Journal } from '../../shared/api/index.ts';
+import type { BatchId, MachineId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { textIn } from '../history.ts';
+import type { Presence } from '../link/presence.ts';
 import { pageOfRows, reachableOnly } from '../paging.ts';
 import { type Batches, openBatches } from './batches.ts';
-import { draftOf, refuseLocked } from './draft.ts';
-import { openOutputs } from './output.ts';
+import { commandOf, refuseLocked, specOf } from './draft.ts';
+import { openOutputs } from './outputs.ts';
 import { bytesOf, eventsOf, type Source } from './reading.ts';
-import { type Command, fromRow, listColumns, listedBytes, openRecords, type Records } from './records.ts';
+import { type Command, columns, fromRow, listedBytes, openRecords, type Records } from './records.ts';
 import { current, type Run, runOf, waits } from './run.ts';
 import { openRuns, type Rooms, type Runs } from './runs.ts';
 import { listed, shown } from './shown.ts';
+import { cancelWaitMs } from './supervision.ts';
 import { Turns } from './turns.ts';
 
 export interface Commands {
@@ -36,8 +38,6 @@ export interface CommandSettings {
   keepBytes: number;
 }
 
-/** DELETE answers with the final record when the command dies within TERM's grace. */
-const cancelWaitMs = 11_000;
 /** Input goes to the machine in pieces of this size. */
 const inputBytes = 32 * 1024;
 
@@ -53,8 +53,9 @@ export async function openCommands(rooms: Rooms, settings: CommandSettings, log:
     open.push({ ...run, stored: true });
   }
   const batchRooms = { ...rooms, records, turns };
-  const batches = openBatches(batchRooms, settings.keepMs, () => runs);
-  const runs = openRuns({ ...rooms, records, outputs, turns }, open, log);
+  const batches = openBatches(batchRooms, settings.keepMs, () => runs, log);
+  const batchOver = (id: BatchId): void => batches.over(id);
+  const runs = openRuns({ ...rooms, records, outputs, turns, batchOver }, open, log);
   let closed = false;
 
   /** The output of a command, live while it runs. */
@@ -69,7 +70,7 @@ export async function openCommands(rooms: Rooms, settings: CommandSettings, log:
   }
 
   return {
-    machineOf: (id) => runs.get(id)?.command.machine_id ?? records.find(id)?.machine_id,
+    machineOf: (id) => runs.get(id)?.command.machine_id ?? records.machineOf(id),
     batches,
     stop() {
       closed = true;
@@ -103,9 +104,9 @@ interface Known {
 function creating(rooms: Rooms, runs: Runs): Pick<Handlers['commands'], 'create' | 'async'> {
   const create: Handlers['commands']['create'] = async (input, caller) => {
     refuseLocked(rooms, input.machine_id, input.user);
-    const draft = draftOf(input, caller);
-    const { id } = draft.command;
-    const run = await runs.add(draft, caller.request_id, (journal) => caller.made(journal, id));
+    const command = commandOf(input, caller);
+    const also = (journal: Journal): void => caller.made(journal, command.id);
+    const run = await runs.add(command, specOf(input), caller.request_id, also);
     await runs.ended(run, input.wait, caller.signal);
     return shown(await current(run));
   };
@@ -116,7 +117,7 @@ function listing({ history }: Rooms, runs: Runs): Pick<Handlers['commands'], 'li
   const list: Handlers['commands']['list'] = async (input, caller) => {
     const page = pageOfRows(
       history,
-      { table: 'commands', columns: listColumns },
+      { table: 'commands', columns: columns },
       [
         reachableOnly(caller.reachable()),
         input.machine_id && ['machine_id = ?', input.machine_id],
@@ -163,21 +164,12 @@ function steering(
       await Promise.all(waiting.map((run) => runs.cancel(run)));
       return { cancelled: waiting.map(({ command }) => command.id) };
     },
-    async input({ command_id, data, encoding, offset, end }, caller) {
-      const { machine_id } = running(command_id).command;
-      const { stub } = presence.get(machine_id);
-      const bytes = Buffer.from(data, encoding === 'base64' ? 'base64' : 'utf8');
-      const options = { request_id: caller.request_id, signal: caller.signal };
-      let taken = offset;
-      let sent = 0;
-      do {
-        const piece = bytes.subarray(sent, sent + inputBytes);
-        sent += piece.length;
-        const at = taken === undefined ? {} : { offset: taken };
-        const request = { id: command_id, data: piece, end: end && sent === bytes.length, ...at };
-        taken = (await stub.writeInput(request, options)).taken;
-      } while (sent < bytes.length);
-      return { taken: taken ?? 0 };
+    async input(input, caller) {
+      const run = running(input.command_id);
+      // One after another: the pieces of two callers must not come between each other.
+      const turn = run.input.then(() => give(presence, run, input, caller));
+      run.input = turn.catch(() => {});
+      return { taken: await turn };
     },
     async signal({ command_id, signal }, caller) {
       const { machine_id } = running(command_id).command;
@@ -186,6 +178,35 @@ function steering(
       return recordOf(command_id, known);
     },
   };
+}
+
+/** Bytes of input taken in all. An error tells, as `given`, how many of these were. */
+async function give(
+  presence: Presence,
+  run: Run,
+  { data, encoding, offset, end }: Input<Api['commands']['input']>,
+  caller: Caller,
+): Promise<number> {
+  const { id, machine_id } = run.command;
+  const bytes = Buffer.from(data, encoding === 'base64' ? 'base64' : 'utf8');
+  const options = { request_id: caller.request_id, signal: caller.signal };
+  for (let given = 0; ; ) {
+    const piece = bytes.subarray(given, given + inputBytes);
+    const last = given + piece.length === bytes.length;
+    const at = offset === undefined ? {} : { offset: offset + given };
+    try {
+      const { stub } = presence.get(machine_id);
+      const { taken } = await stub.writeInput({ id, data: piece, end: end && last, ...at }, options);
+      given += piece.length;
+      if (last) return taken;
+    } catch (error) {
+      if (!(error instanceof AppError)) throw error;
+      const unknown = error.code === 'command_not_found';
+      const code = unknown ? 'conflict' : error.code;
+      const message = unknown ? 'this command has not started yet: try again' : error.message;
+      throw new AppError(code, message, { ...error.details, given }, { cause: error });
+    }
+  }
 }
 
 async function recordOf(id: string, { records, runs }: Known) {

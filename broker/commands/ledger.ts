@@ -6,20 +6,20 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { State } from '../state/index.ts';
-import { tailOf } from './output.ts';
 import type { Command, Records, Status } from './records.ts';
 import type { End } from './reports.ts';
-import { offsets, type Run } from './run.ts';
+import type { Run } from './run.ts';
 import { durationOf } from './shown.ts';
 
 export interface Ledger {
   /** It runs since then. */
   started(run: Run, at: number): void;
   /**
-   * It is over; of several ends the first counts. Resolves when that is on disk. Never rejects: what cannot be written
-   * now (disk full) is tried again.
+   * It is over; of several ends the first counts. Resolves when that is on disk, or the ledger has stopped. Never
+   * rejects.
    */
   ended(run: Run, end: End): Promise<void>;
+  stop(): void;
 }
 
 /** A command that ends within this time has its start and its end in one transaction. */
@@ -34,6 +34,8 @@ export function openLedger(
   log: Logger,
 ): Ledger {
   const { state, history, events, records } = rooms;
+
+  const stopped = new AbortController();
 
   function emit(journal: Journal, type: EventType, command: Command): void {
     const machine = state.machines.get(command.machine_id) ?? { id: command.machine_id, name: '' };
@@ -50,29 +52,31 @@ export function openLedger(
   function announce(run: Run, journal: Journal): void {
     if (run.announced || run.command.started_at === null) return;
     run.announced = true;
-    if (!run.end) records.update({ ...run.command, ...offsets(run) });
+    if (!run.end) records.update({ ...run.command, ...run.output.extent() });
     const then = { status: 'running', exit_code: null, finished_at: null } as const;
     emit(journal, 'command.started', { ...run.command, ...then });
   }
 
+  /** What cannot be written now (disk full) is tried again until it can. */
   async function write(run: Run, command: Command): Promise<void> {
     const { announced } = run;
-    try {
-      await history.write((transaction) => {
-        run.command = { ...run.command, started_at: command.started_at };
-        announce(run, transaction);
-        records.update(command);
-        emit(transaction, eventOf(command.status), command);
-      });
-    } catch (error) {
-      log.error({ err: error, command_id: command.id }, 'the end of a command could not be written');
-      run.announced = announced;
-      run.cancelTimer = after(rewriteMs, () => void write(run, command));
-      return;
+    while (!stopped.signal.aborted) {
+      try {
+        await history.write((transaction) => {
+          run.command = { ...run.command, started_at: command.started_at };
+          announce(run, transaction);
+          records.update(command);
+          emit(transaction, eventOf(command.status), command);
+        });
+        run.command = command;
+        run.over = true;
+        return over(run);
+      } catch (error) {
+        log.error({ err: error, command_id: command.id }, 'the end of a command could not be written');
+        run.announced = announced;
+        await later(rewriteMs, stopped.signal);
+      }
     }
-    run.command = command;
-    run.over = true;
-    over(run);
   }
 
   return {
@@ -92,18 +96,33 @@ export function openLedger(
     async ended(run, end) {
       if (run.end) return;
       run.cancelTimer();
-      const { stdout, stderr } = run.output;
       run.end = { ...run.command, finished_at: now(), ...end };
-      const [out, err] = await Promise.all([tailOf(stdout), tailOf(stderr)]);
-      const kept = offsets(run);
-      // Of what has no file the record keeps the tail alone.
-      if (stdout.size === 0) kept.stdout_start = kept.stdout_bytes - out.length;
-      if (stderr.size === 0) kept.stderr_start = kept.stderr_bytes - err.length;
-      run.end = { ...run.end, stdout: out, stderr: err, ...kept };
-      await Promise.all([stdout.close(), stderr.close()]);
+      run.end = { ...run.end, ...(await kept(run)) };
+      await run.output.close();
       await write(run, run.end);
     },
+    stop: () => stopped.abort(),
   };
+}
+
+/** What a record says of the output. */
+async function kept({ output }: Run) {
+  const [stdout, stderr] = [await output.tail('stdout'), await output.tail('stderr')];
+  const extent = output.extent();
+  // Of what has no file the record keeps the tail alone.
+  if (output.stdout.size === 0) extent.stdout_start = extent.stdout_bytes - stdout.length;
+  if (output.stderr.size === 0) extent.stderr_start = extent.stderr_bytes - stderr.length;
+  return { stdout, stderr, ...extent };
+}
+
+function later(ms: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const cancel = after(ms, resolve);
+    signal.addEventListener('abort', () => {
+      cancel();
+      resolve();
+    });
+  });
 }
 
 function eventOf(status: Status): EventType {

@@ -3,20 +3,22 @@ import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
 import type { Link, Presence } from '../link/presence.ts';
+import type { State } from '../state/index.ts';
+import type { Places } from './places.ts';
 import type { Command, Records, Spec } from './records.ts';
 import type { End } from './reports.ts';
 import { type Run, waits } from './run.ts';
 import type { Turns } from './turns.ts';
 
 export interface QueueRooms {
+  state: State;
   history: History;
   records: Records;
   presence: Presence;
   turns: Turns;
   /** Whether the key behind a command may still have it run there. */
   mayRun(command: Command): boolean;
-  /** All that have not ended, in the order they came. */
-  runs: ReadonlyMap<string, Run>;
+  places: Places;
   /** How many more an agent may have. */
   roomOn(machineId: string): number;
   start(run: Run, link: Link, spec: Spec): void;
@@ -31,23 +33,34 @@ export interface Queue {
   add(run: Run): void;
   /** Whether a command that its machine never heard of waits again. */
   again(run: Run): boolean;
-  close(): void;
+  stop(): void;
 }
 
 /** So long after the broker's start, machines of commands that waited then may still be on their way back. */
 const returnMs = 60_000;
-/** What could not be written (disk full) is tried again after this. */
-const rewriteMs = 1_000;
+/** What did not work is tried again after this. */
+const againMs = 1_000;
 
 export function openQueue(rooms: QueueRooms, log: Logger): Queue {
-  const { history, records, presence, turns, runs } = rooms;
+  const { state, history, records, presence, turns, places } = rooms;
   let looking = false;
   let closed = false;
-  const returning = new Set(runs.values());
+  const returning = new Set(places.all());
   const stopWaiting = after(returnMs, () => {
     returning.clear();
     look();
   });
+
+  const stopWatching = state.watch(() => {
+    for (const run of places.all()) if (run.stored && waits(run)) judge(run);
+  });
+
+  /** Whether its key still allows it; else it has ended. */
+  function judge(run: Run): boolean {
+    if (rooms.mayRun(run.command)) return true;
+    void rooms.end(run, { status: 'cancelled', reason: 'key_revoked' });
+    return false;
+  }
 
   function look(): void {
     if (looking || closed) return;
@@ -55,7 +68,7 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
     queueMicrotask(() => {
       looking = false;
       const room = new Map<string, number>();
-      for (const run of runs.values()) if (run.stored && waits(run)) consider(run, room);
+      for (const run of places.all()) if (run.stored && waits(run)) consider(run, room);
     });
   }
 
@@ -85,7 +98,7 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
 
   /** Writes first that an agent may have it from now on: at most once. */
   async function give(run: Run, link: Link): Promise<void> {
-    if (!rooms.mayRun(run.command)) return rooms.end(run, { status: 'cancelled', reason: 'key_revoked' });
+    if (!judge(run)) return;
     const spec = records.specOf(run.command.id);
     if (!spec) return rooms.end(run, { status: 'expired', reason: 'no_spec' });
     run.cancelTimer();
@@ -98,7 +111,7 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
     } catch (error) {
       log.error({ err: error, command_id: run.command.id }, 'a command that waited could not be started');
       takeBack(run);
-      after(rewriteMs, look);
+      after(againMs, look);
       return;
     }
     if (run.command.cancel) await rooms.end(run, { status: 'cancelled' });
@@ -132,14 +145,14 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
       takeBack(run);
       history
         .write(() => records.update(run.command))
-        .then(look, (error: unknown) =>
-          log.error({ err: error }, 'that a command waits again was not noted'),
-        );
+        .catch((error: unknown) => log.error({ err: error }, 'that a command waits again was not noted'))
+        .finally(() => after(againMs, look));
       return true;
     },
-    close() {
+    stop() {
       closed = true;
       stopWaiting();
+      stopWatching();
     },
   };
 }

@@ -55,6 +55,10 @@ export interface Spec {
   input: boolean;
 }
 
+/** What a list shows of each stream: enough to see what happened, and a page stays small. */
+export const listedBytes = 4096;
+
+// Rows are read by the page: what is long lies beside them.
 const tables = [
   `CREATE TABLE commands (
     id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT,
@@ -79,14 +83,23 @@ const tables = [
   CREATE INDEX commands_open ON commands (created_at) WHERE finished_at IS NULL;
   CREATE INDEX commands_kept ON commands (finished_at) WHERE kept_bytes > 0;
   CREATE INDEX commands_by_schedule ON commands (schedule_id, created_at) WHERE schedule_id IS NOT NULL;
-  CREATE INDEX commands_by_batch ON commands (batch_id) WHERE batch_id IS NOT NULL`,
+  CREATE INDEX commands_by_batch ON commands (batch_id) WHERE batch_id IS NOT NULL;
+  CREATE TABLE command_tails (id TEXT NOT NULL UNIQUE, stdout BLOB NOT NULL, stderr BLOB NOT NULL);
+  INSERT INTO command_tails SELECT id, stdout, stderr FROM commands
+    WHERE length(stdout) > ${listedBytes} OR length(stderr) > ${listedBytes};
+  UPDATE commands SET stdout = substr(stdout, -${listedBytes}), stderr = substr(stderr, -${listedBytes})
+    WHERE id IN (SELECT id FROM command_tails);
+  CREATE TRIGGER command_tails_go AFTER DELETE ON commands BEGIN
+    DELETE FROM command_tails WHERE id = old.id;
+  END`,
 ];
 
 const lasting =
   'id, machine_id, command, args, cwd, user, created_at, requested_by, schedule_id, batch_id, queue_until';
 const changing =
   'status, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, stdout_start, stderr_start, started_at, finished_at, reason, journal_id, cancel, kept_bytes';
-const columns = `${lasting}, ${changing}`;
+/** A command with the end of its output only. */
+export const columns = `${lasting}, ${changing}`;
 
 /** How many commands have a status, and when the last of them ended. */
 export interface Tally {
@@ -101,9 +114,12 @@ export interface Records {
   /** Writes what changes of a command; inside a transaction. */
   update(command: Command): void;
   find(id: string): Command | undefined;
+  machineOf(id: string): MachineId | undefined;
   specOf(id: string): Spec | undefined;
   /** In the order they came. */
   open(): Command[];
+  /** Those that may have files. */
+  withFiles(): string[];
   /** Those of a batch, with the end of their output only. */
   ofBatch(batchId: string): Command[];
   /** Of a batch, on these machines or on all. */
@@ -129,19 +145,37 @@ export function openRecords(history: History, keepMs: number, removed: (ids: str
       history.sql(insert).run(...values, spec ? JSON.stringify(spec) : null);
     },
     update(command) {
+      const { id, stdout, stderr, status } = command;
       history
         .sql(`UPDATE commands SET ${assignments}, spec = iif(?, spec, NULL) WHERE id = ?`)
-        .run(...changingOf(command), command.status === 'queued' ? 1 : 0, command.id);
+        .run(...changingOf(command), status === 'queued' ? 1 : 0, id);
+      if (Math.max(stdout.length, stderr.length) <= listedBytes) return;
+      history.sql('INSERT OR REPLACE INTO command_tails VALUES (?, ?, ?)').run(id, stdout, stderr);
     },
     find(id) {
       const row = history.sql(`SELECT ${columns} FROM commands WHERE id = ?`).get(id);
-      return row && fromRow(row);
+      const tails = row && history.sql('SELECT stdout, stderr FROM command_tails WHERE id = ?').get(id);
+      return row && fromRow({ ...row, ...tails });
+    },
+    machineOf(id) {
+      const row = history.sql('SELECT machine_id FROM commands WHERE id = ?').get(id);
+      return row && (textIn(row, 'machine_id') as MachineId);
     },
     specOf(id) {
-      const row = history.sql('SELECT spec FROM commands WHERE id = ? AND spec IS NOT NULL').get(id);
-      // Written by insert(), which takes no other shape.
-      return row && (jsonIn(row, 'spec') as Spec);
+      const row = history
+        .sql(
+          `SELECT ifnull(commands.spec, batches.spec) AS spec
+           FROM commands LEFT JOIN batches ON batches.id = batch_id WHERE commands.id = ?`,
+        )
+        .get(id);
+      // Written by insert() or with its batch, which take no other shape.
+      return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
     },
+    withFiles: () =>
+      history
+        .sql('SELECT id FROM commands WHERE finished_at IS NULL OR kept_bytes > 0')
+        .all()
+        .map((row) => textIn(row, 'id')),
     open: () =>
       history
         .sql(`SELECT ${columns} FROM commands WHERE finished_at IS NULL ORDER BY created_at, rowid`)
@@ -149,7 +183,7 @@ export function openRecords(history: History, keepMs: number, removed: (ids: str
         .map(fromRow),
     ofBatch: (batchId) =>
       history
-        .sql(`SELECT ${listColumns} FROM commands WHERE batch_id = ? ORDER BY rowid`)
+        .sql(`SELECT ${columns} FROM commands WHERE batch_id = ? ORDER BY rowid`)
         .all(batchId)
         .map(fromRow),
     tally: (batchId, machines) =>
@@ -177,7 +211,10 @@ export function openRecords(history: History, keepMs: number, removed: (ids: str
     dropped(id) {
       history
         .sql(
-          'UPDATE commands SET kept_bytes = 0, stdout_start = stdout_bytes - length(stdout), stderr_start = stderr_bytes - length(stderr) WHERE id = ?',
+          `UPDATE commands SET kept_bytes = 0,
+             stdout_start = stdout_bytes - ifnull((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
+             stderr_start = stderr_bytes - ifnull((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
+           WHERE id = ?`,
         )
         .run(id);
     },
@@ -191,7 +228,7 @@ function lastingOf(c: Command) {
 
 function changingOf(c: Command) {
   const sizes = [c.stdout_bytes, c.stderr_bytes, c.stdout_start, c.stderr_start];
-  const output = [c.stdout, c.stderr, ...sizes];
+  const output = [c.stdout.subarray(-listedBytes), c.stderr.subarray(-listedBytes), ...sizes];
   const rest = [c.started_at, c.finished_at, c.reason, c.journal_id, c.cancel ? 1 : 0, c.kept_bytes];
   return [c.status, c.exit_code, c.signal, ...output, ...rest];
 }
@@ -206,11 +243,3 @@ export function fromRow(row: Row): Command {
     cancel: row.cancel === 1,
   };
 }
-
-/** What a list shows of each stream: enough to see what happened, and a page stays small. */
-export const listedBytes = 4096;
-/** Columns of a list: the outputs are cut by the database. */
-export const listColumns = columns.replaceAll(
-  /\b(stdout|stderr)\b/g, // Of an empty blob substr makes NULL.
-  `ifnull(substr($1, -${listedBytes}), x'') AS $1`,
-);

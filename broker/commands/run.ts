@@ -1,6 +1,5 @@
 // A command that has not ended, as the broker holds it in memory.
 import type { Output } from './output.ts';
-import { tailOf } from './output.ts';
 import type { Command } from './records.ts';
 
 export interface Run {
@@ -18,6 +17,8 @@ export interface Run {
   over: boolean;
   /** Its start is, or is about to be, in an event. */
   announced: boolean;
+  /** The last input on its way; never rejects. */
+  input: Promise<unknown>;
   cancelTimer: () => void;
   waiters: Set<() => void>;
 }
@@ -32,6 +33,7 @@ export function runOf(command: Command, output: Output, requestId: string): Run 
     end: undefined,
     over: false,
     announced: command.started_at !== null,
+    input: Promise.resolve(),
     cancelTimer: () => {},
     waiters: new Set(),
   };
@@ -45,18 +47,7 @@ export function waits({ command, end }: Run): boolean {
 /** The command with its output so far; `most` bytes of each stream. */
 export async function current(run: Run, most?: number): Promise<Command> {
   if (run.over) return run.command;
-  const { stdout, stderr } = run.output;
-  const [out, err] = await Promise.all([tailOf(stdout, most), tailOf(stderr, most)]);
-  return run.over ? run.command : { ...run.command, stdout: out, stderr: err, ...offsets(run) };
-}
-
-/** Where its output starts and ends, and what of it is in files. */
-export function offsets({ output: { stdout, stderr } }: Run) {
-  return {
-    stdout_bytes: stdout.end,
-    stderr_bytes: stderr.end,
-    stdout_start: stdout.start,
-    stderr_start: stderr.start,
-    kept_bytes: stdout.size + stderr.size,
-  };
+  const { output } = run;
+  const [stdout, stderr] = [await output.tail('stdout', most), await output.tail('stderr', most)];
+  return run.over ? run.command : { ...run.command, stdout, stderr, ...output.extent() };
 }

@@ -1,23 +1,23 @@
 // Commands that have not ended: they wait for their machine or their turn, run once, and are followed to their end over
 // lost links and broker restarts.
 import type { Journal } from '../../shared/api/index.ts';
+import type { BatchId } from '../../shared/api/route.ts';
 import { after, every, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { Link, Presence } from '../link/presence.ts';
 import type { Vitals } from '../machines/vitals.ts';
 import type { State } from '../state/index.ts';
-import { openFollowing } from './following.ts';
-import { openForgetting } from './forgetting.ts';
 import { openLedger } from './ledger.ts';
-import { type Outputs, streams } from './output.ts';
+import { streams } from './output.ts';
+import type { Outputs } from './outputs.ts';
+import { Places } from './places.ts';
 import { openQueue } from './queue.ts';
 import type { Command, Records, Spec } from './records.ts';
-import type { End } from './reports.ts';
 import { type Run, runOf, waits } from './run.ts';
+import { openSupervision } from './supervision.ts';
 import type { Turns } from './turns.ts';
 
 export interface Rooms {
@@ -30,17 +30,19 @@ export interface Rooms {
   mayRun(command: Command): boolean;
 }
 
-/** A new command and what is to be started. */
-export interface Draft {
-  command: Command;
-  spec: Spec;
+interface RunRooms extends Rooms {
+  records: Records;
+  outputs: Outputs;
+  turns: Turns;
+  /** No command of a batch is open any more. */
+  batchOver(batch: BatchId): void;
 }
 
 export interface Runs {
   /** Persists a command with `also` and starts it, or lets it wait where it may; resolves once it is on disk. */
-  add(draft: Draft, requestId: string, also: (journal: Journal) => void): Promise<Run>;
-  /** Persists commands that wait for their turn. */
-  addAll(drafts: Draft[], requestId: string, also: (journal: Journal) => void): Promise<Run[]>;
+  add(command: Command, spec: Spec, requestId: string, also: (journal: Journal) => void): Promise<Run>;
+  /** Persists commands of a batch, which wait for their turn; what to start is the batch's. */
+  addAll(commands: Command[], requestId: string, also: (journal: Journal) => void): Promise<Run[]>;
   get(id: string): Run | undefined;
   waitingFor(machineId: string): Run[];
   /** Resolves when the command has ended durably, after `ms`, or when the signal fires. */
@@ -57,36 +59,22 @@ export interface Runs {
 const maxOpen = 64;
 /** Commands that wait for one machine. */
 const maxWaiting = 1000;
-const killGraceMs = 10_000;
-/** A command that was lost sight of while its machine is linked is looked for again after this. */
-const followAgainMs = 1_000;
 /** After this long without its machine, a command's outcome is called unknown. */
 const noReportMs = 24 * 3_600_000;
 
 export function openRuns(
-  { records, outputs, turns, ...rooms }: Rooms & { records: Records; outputs: Outputs; turns: Turns },
+  { records, outputs, turns, ...rooms }: RunRooms,
   opened: readonly Run[],
   log: Logger,
 ): Runs {
-  const { state, history, events, presence, vitals } = rooms;
-  const runs = new Map(opened.map((run) => [run.command.id as string, run]));
+  const { state, history, events, presence } = rooms;
+  const places = new Places();
+  for (const run of opened) places.add(run);
   const ledger = openLedger({ ...rooms, records }, over, log);
-  const following = openFollowing(ledger, { again: (run) => queue.again(run), lost: lookAgain }, log);
-  const roomOn = (machineId: string): number => maxOpen - given(machineId).length;
-  const forgetting = openForgetting(presence, log);
-  const queue = openQueue(
-    { ...rooms, records, turns, runs, roomOn, start: following.start, end: ledger.ended },
-    log,
-  );
-  let closed = false;
-
-  function given(machineId: string): Run[] {
-    return [...runs.values()].filter((run) => run.command.machine_id === machineId && !waits(run));
-  }
-
-  function waitingFor(machineId: string): Run[] {
-    return [...runs.values()].filter((run) => run.command.machine_id === machineId && waits(run));
-  }
+  const supervision = openSupervision({ presence, places, ledger, again: (run) => queue.again(run) }, log);
+  const roomOn = (machineId: string): number => maxOpen - places.given(machineId).length;
+  const { start } = supervision;
+  const queue = openQueue({ ...rooms, records, turns, places, roomOn, start, end: ledger.ended }, log);
 
   /** The link to start it on, or undefined where it waits. Throws machine_offline or unavailable. */
   function placeOf({ machine_id, queue_until }: Command): Link | undefined {
@@ -100,7 +88,7 @@ export function openRuns(
   }
 
   function refuseLongQueue(machineId: string): void {
-    if (waitingFor(machineId).length >= maxWaiting)
+    if (places.waiting(machineId).length >= maxWaiting)
       throw full(machineId, `${maxWaiting} commands wait`, maxWaiting);
   }
 
@@ -111,121 +99,76 @@ export function openRuns(
     also: (journal: Journal) => void,
   ): Promise<Run[]> {
     const added = drafts.map(({ command }) => runOf(command, outputs.fresh(command.id), requestId));
-    for (const run of added) runs.set(run.command.id, run);
+    for (const run of added) places.add(run);
     try {
       await history.write((transaction) => {
         for (const { command, spec } of drafts) records.insert(command, spec);
         also(transaction);
       });
     } catch (error) {
-      for (const { command } of drafts) runs.delete(command.id);
+      for (const run of added) places.delete(run);
+      queue.look();
       throw error;
     }
-    for (const run of added) {
-      run.stored = true;
-      if (!state.machines.has(run.command.machine_id))
-        end(run, { status: 'expired', reason: 'machine_removed' });
-    }
+    for (const run of added) run.stored = true;
+    abandon(({ machine_id }) => !state.machines.has(machine_id), 'machine_removed', added);
     return added;
   }
 
-  // ---- Those that an agent has
-
-  /** Everything of a machine that is back: follow it again, and pass on what was asked meanwhile. */
-  function resume(machineId: string): void {
-    const link = presence.get(machineId);
-    for (const run of given(machineId)) {
-      if (!run.stored || run.following || run.end) continue;
-      following.resume(run, link);
-      if (run.command.cancel) kill(run, link);
-    }
-    // Ended while the agent could not be told.
-    const ended = link.processIds.filter((id) => !runs.has(id) && records.find(id)?.finished_at);
-    forgetting.add(machineId, ended);
-  }
-
-  /** A newer link may have come while the old one was still ending, or the machine was only slow. */
-  function lookAgain(run: Run): void {
-    const { machine_id } = run.command;
-    after(followAgainMs, () => {
-      if (!closed && presence.online(machine_id)) resume(machine_id);
-    });
-  }
-
-  function kill(run: Run, link: Link): void {
-    link.stub
-      .killProcess({ id: run.command.id, grace_ms: killGraceMs }, { request_id: newId('request') })
-      .catch((error: unknown) => log.warn({ err: error, command_id: run.command.id }, 'could not cancel'));
-  }
-
-  // ---- Ends
-
-  function end(run: Run, how: End): void {
-    void ledger.ended(run, how);
-  }
-
   function over(run: Run): void {
-    const { id, machine_id, batch_id, status, journal_id, kept_bytes } = run.command;
-    runs.delete(id);
-    turns.ended(batch_id, { ran: journal_id !== '', completed: status === 'completed' });
+    const { batch_id, status, journal_id, kept_bytes } = run.command;
+    places.delete(run);
+    const last = turns.ended(batch_id, { ran: journal_id !== '', completed: status === 'completed' });
+    if (last && batch_id) rooms.batchOver(batch_id);
     outputs.ended(kept_bytes);
     for (const wake of run.waiters) wake();
     run.output.changed.wake();
-    if (journal_id !== '') forgetting.add(machine_id, [id]);
+    supervision.over(run.command);
     queue.look();
   }
 
-  function abandon(test: (command: Command) => boolean, reason: string): void {
-    for (const run of [...runs.values()].filter(({ command, stored }) => stored && test(command))) {
-      end(run, { status: waits(run) ? 'expired' : 'lost', reason });
+  function abandon(
+    test: (command: Command) => boolean,
+    reason: string,
+    among: Iterable<Run> = places.all(),
+  ): void {
+    for (const run of [...among].filter(({ command, stored }) => stored && test(command))) {
+      void ledger.ended(run, { status: waits(run) ? 'expired' : 'lost', reason });
     }
   }
 
-  function isSilent({ machine_id, created_at, journal_id }: Command): boolean {
-    if (journal_id === '' || presence.online(machine_id)) return false;
-    return now() - Math.max(created_at, vitals.of(machine_id)?.last_seen ?? 0) > noReportMs;
-  }
-
   const stops = [
-    presence.watch((machineId, online) => {
-      if (online) resume(machineId);
-      queue.look();
-    }),
+    presence.watch(() => queue.look()),
     events.listen(({ type, data }) => {
       if (type === 'machine.removed')
         abandon((command) => command.machine_id === data.machine_id, 'machine_removed');
     }),
-    state.watch(() => {
-      for (const run of runs.values()) {
-        if (waits(run) && !rooms.mayRun(run.command))
-          end(run, { status: 'cancelled', reason: 'key_revoked' });
-      }
-    }),
-    every(3_600_000, () => abandon(isSilent, 'no_report')),
+    every(3_600_000, () => abandon((command) => isSilent(command, rooms), 'no_report')),
   ];
-  abandon((command) => !state.machines.has(command.machine_id), 'machine_removed');
-  for (const run of runs.values()) if (waits(run)) queue.add(run);
+  abandon(({ machine_id }) => !state.machines.has(machine_id), 'machine_removed');
+  for (const run of places.all()) if (waits(run)) queue.add(run);
 
   return {
-    async add({ command, spec }, requestId, also) {
+    async add(command, spec, requestId, also) {
       const link = placeOf(command);
       const accepted = { ...command, journal_id: link?.journalId ?? '' };
       // Only what may wait is kept for later: it can hold secrets.
       const kept = command.queue_until === null ? undefined : spec;
       const [run] = await store([{ command: accepted, spec: kept }], requestId, also);
       if (!run) throw new Error('nothing was stored');
-      if (link) following.start(run, link, spec);
-      else queue.add(run);
+      if (link && !run.end) start(run, link, spec);
+      if (!link) queue.add(run);
       return run;
     },
-    async addAll(drafts, requestId, also) {
-      for (const { command } of drafts) refuseLongQueue(command.machine_id);
+    async addAll(commands, requestId, also) {
+      for (const { machine_id } of commands) refuseLongQueue(machine_id);
+      const drafts = commands.map((command) => ({ command, spec: undefined }));
       const added = await store(drafts, requestId, also);
       for (const run of added) queue.add(run);
       return added;
     },
-    get: (id) => runs.get(id),
-    waitingFor,
+    get: (id) => places.get(id),
+    waitingFor: (machineId) => places.waiting(machineId),
     ended: endOf,
     async cancel(run) {
       if (waits(run)) return ledger.ended(run, { status: 'cancelled' });
@@ -233,15 +176,14 @@ export function openRuns(
       await history.write(() => {
         if (!run.end) records.update(run.command);
       });
-      const { machine_id } = run.command;
-      if (!run.end && presence.online(machine_id)) kill(run, presence.get(machine_id));
+      supervision.kill(run);
     },
     stop() {
-      closed = true;
-      queue.close();
-      forgetting.close();
+      ledger.stop();
+      supervision.stop();
+      queue.stop();
       for (const stop of stops) stop();
-      for (const run of runs.values()) {
+      for (const run of places.all()) {
         run.cancelTimer();
         for (const wake of run.waiters) wake();
         run.output.changed.wake();
@@ -249,10 +191,15 @@ export function openRuns(
       }
     },
     async close() {
-      const open = [...runs.values()].flatMap(({ output }) => streams.map((stream) => output[stream]));
+      const open = [...places.all()].flatMap(({ output }) => streams.map((stream) => output[stream]));
       await Promise.all(open.map((log) => log.close()));
     },
   };
+}
+
+function isSilent({ machine_id, created_at, journal_id }: Command, { presence, vitals }: Rooms): boolean {
+  if (journal_id === '' || presence.online(machine_id)) return false;
+  return now() - Math.max(created_at, vitals.of(machine_id)?.last_seen ?? 0) > noReportMs;
 }
 
 function endOf(run: Run, ms: number, signal?: AbortSignal): Promise<void> {

@@ -43,12 +43,15 @@ export class Turns {
     if (turn) turn.running -= 1;
   }
 
-  ended(batch: BatchId | null, { ran, completed }: { ran: boolean; completed: boolean }): void {
+  /** Whether it was the last one. */
+  ended(batch: BatchId | null, { ran, completed }: { ran: boolean; completed: boolean }): boolean {
     const turn = batch && this.#turns.get(batch);
-    if (!turn || !batch) return;
+    if (!turn || !batch) return false;
     turn.open -= 1;
     if (ran) turn.running -= 1;
     if (!completed) turn.failures += 1;
-    if (turn.open === 0) this.#turns.delete(batch);
+    if (turn.open > 0) return false;
+    this.#turns.delete(batch);
+    return true;
   }
 }

@@ -134,13 +134,15 @@ export function openCalls(settings: CallsOptions): Calls {
     });
   }
 
-  /** One streaming call from notice to End; yields the encoded responses. `requests` absent: `first` is the request. */
+  /** One streaming call from notice to End; yields the encoded responses. `requests` absent: there is but one. */
   async function* exchange(
     shape: MethodShape,
-    first: Buffer,
+    request: Buffer,
     requests: AsyncIterable<Buffer> | undefined,
     options: CallOptions,
   ): AsyncGenerator<Buffer> {
+    // Not held for as long as the answer takes.
+    let first = request;
     refuse(shape);
     const lane = lanes[options.lane ?? 'short'];
     if (lane.size >= settings.maxOpen[options.lane ?? 'short']) throw busy();
@@ -173,6 +175,7 @@ export function openCalls(settings: CallsOptions): Calls {
       stream.once('cancelled', () => abort.abort(lost()));
       const patience = new Patience(options.idle_ms ?? settings.idleMs, abort);
       const outgoing = requests ?? (large ? only(frameOf(first)) : none());
+      first = Buffer.alloc(0);
       void sendRequests(stream, patience.whileSending(outgoing), abort);
       try {
         yield* receiveFrames(patience.whileReceiving(stream), lost);

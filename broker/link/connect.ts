@@ -59,6 +59,8 @@ export const defaultSettings: ConnectSettings = {
 const helloMs = 5_000;
 /** An agent that does not read its control stream is cut when this much waits for it. */
 const maxUnreadBytes = 4 * 1024 * 1024;
+/** About what a message takes besides its request. */
+const headBytes = 256;
 
 /** What the door does for a connection: lets it stay once proven, and shows it out when its link has ended. */
 export interface Guest {
@@ -133,6 +135,7 @@ class Session implements Link {
   readonly #calls: Calls;
   #heardAt = monotonic();
   #ended = false;
+  #unread = 0;
 
   constructor(
     stream: ConnectStream,
@@ -238,8 +241,13 @@ class Session implements Link {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    this.#stream.write(message);
-    if (this.#stream.writableLength <= maxUnreadBytes) return;
+    // The stream itself counts messages.
+    const bytes = (message.call?.request?.length ?? 0) + headBytes;
+    this.#unread += bytes;
+    this.#stream.write(message, () => {
+      this.#unread -= bytes;
+    });
+    if (this.#unread <= maxUnreadBytes) return;
     this.#log.warn('the agent does not read its control stream');
     this.#end();
   }

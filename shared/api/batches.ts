@@ -3,7 +3,9 @@ import { z } from 'zod';
 import { command, spec, wait } from './commands.ts';
 import { batchId, list, machineId, single, tags, timestamp } from './route.ts';
 
-const mostMachines = 1000;
+export const mostMachines = 1000;
+/** Each machine gets all of it: what is larger is uploaded first. */
+const bodyLimit = 64 * 1024;
 
 const counts = z.object({
   queued: z.number(),
@@ -39,7 +41,7 @@ const batch = z
 const withResults = batch
   .extend({
     results: z
-      .array(command)
+      .array(command.omit({ command: true, args: true, cwd: true, user: true }))
       .meta({ description: 'The command on each machine, with the last 4 KiB of its output' }),
   })
   .meta({ id: 'BatchWithResults' });
@@ -80,6 +82,7 @@ export const batches = {
     reply: withResults,
     status: 201,
     idempotency: 'replay',
+    bodyLimit,
   }),
   list: list({
     path: '/batches',

@@ -1,5 +1,6 @@
 // Commands over REST (spec 2.9, 4.5).
 import { z } from 'zod';
+import { signals } from '../signals.ts';
 import {
   batchId,
   commandId,
@@ -38,7 +39,9 @@ export const command = z
     status: z.enum(commandStatuses),
     exit_code: z.number().nullable().meta({ description: '128 + n when killed by signal n' }),
     signal: z.string().nullable(),
-    stdout: z.string().meta({ description: 'The last 1 MiB, U+FFFD for bytes that are not UTF-8' }),
+    stdout: z
+      .string()
+      .meta({ description: 'The last 1 MiB (4 KiB in lists), U+FFFD for bytes that are not UTF-8' }),
     stderr: z.string(),
     stdout_bytes: z.number(),
     stderr_bytes: z.number(),
@@ -57,19 +60,6 @@ export const command = z
     requested_by: z.string().nullable().meta({ description: 'Id of the key' }),
   })
   .meta({ id: 'Command' });
-
-const signals = [
-  'SIGHUP',
-  'SIGINT',
-  'SIGQUIT',
-  'SIGUSR1',
-  'SIGUSR2',
-  'SIGTERM',
-  'SIGKILL',
-  'SIGSTOP',
-  'SIGCONT',
-  'SIGWINCH',
-] as const;
 
 const environment = z
   .record(

@@ -1,7 +1,7 @@
-// The signals that may be asked for by name.
+// The signals that may be asked for by name: those of a terminal or a service manager, and how to stop and go on.
 
-/** Those of a terminal or a service manager; the kernel's own would only look like crashes. */
-const signals = [
+/** The kernel's own would only look like crashes. */
+export const signals = [
   'SIGHUP',
   'SIGINT',
   'SIGQUIT',
@@ -12,7 +12,7 @@ const signals = [
   'SIGSTOP',
   'SIGCONT',
   'SIGWINCH',
-] as const satisfies NodeJS.Signals[];
+] as const;
 
 export function isSignal(name: string): name is (typeof signals)[number] {
   return signals.some((one) => one === name);

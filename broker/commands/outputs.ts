@@ -1,0 +1,97 @@
+// The output of commands on the broker's disk: where it lies, and what goes when it is too much.
+import { mkdir, readdir, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Logger } from '../../shared/logger.ts';
+import type { History } from '../history.ts';
+import { endedOutput, freshOutput, type Output, reopenOutput, type Stream } from './output.ts';
+import type { Command, Records } from './records.ts';
+
+export interface Outputs {
+  /** Of a command that is new. */
+  fresh(id: string): Output;
+  /** Of one that an earlier broker had begun to follow. */
+  reopen(id: string): Promise<Output>;
+  /** Of one that has ended: its files, or what its record keeps. */
+  of(command: Command): Promise<Output>;
+  /** A command has ended with so many bytes in files: where that is too much in all, the oldest go. */
+  ended(bytes: number): void;
+  /** These commands are no longer known. */
+  forget(ids: readonly string[]): void;
+}
+
+/** Commands whose files go in one step. */
+const dropStep = 100;
+
+/** Opens the room in a directory of its own. `keepBytes`: what files of ended commands may take in all. */
+export async function openOutputs(
+  directory: string,
+  rooms: { history: History; records: Records; log: Logger },
+  keepBytes: number,
+): Promise<Outputs> {
+  const { history, records, log } = rooms;
+  await mkdir(directory, { recursive: true, mode: 0o700 });
+  await removeStrangers(directory, records);
+  let total = records.keptBytes();
+  let dropping = false;
+
+  function removeFiles(ids: readonly string[]): void {
+    for (const id of ids) {
+      rm(join(directory, id), { recursive: true, force: true }).catch((error: unknown) => {
+        log.warn({ err: error, command_id: id }, 'the output of a command could not be removed');
+      });
+    }
+  }
+
+  async function drop(): Promise<void> {
+    while (total > keepBytes) {
+      const oldest = records.kept(dropStep);
+      if (oldest.length === 0) break;
+      const going: string[] = [];
+      let freed = 0;
+      for (const { id, kept_bytes } of oldest) {
+        if (total - freed <= keepBytes) break;
+        going.push(id);
+        freed += kept_bytes;
+      }
+      await history.write(() => {
+        for (const id of going) records.dropped(id);
+        total -= freed;
+      });
+      removeFiles(going);
+    }
+  }
+
+  const placesOf =
+    (id: string) =>
+    (stream: Stream): string =>
+      join(directory, id, stream);
+
+  return {
+    fresh: (id) => freshOutput(placesOf(id), log),
+    reopen: (id) => reopenOutput(placesOf(id), log),
+    of: (command) => endedOutput(command, placesOf(command.id), log),
+    ended(bytes) {
+      total += bytes;
+      if (total <= keepBytes || dropping) return;
+      dropping = true;
+      drop()
+        .catch((error: unknown) => log.error({ err: error }, 'old output could not be dropped'))
+        .finally(() => {
+          dropping = false;
+        });
+    },
+    forget(ids) {
+      // Their rows have gone, and with them what they counted.
+      total = records.keptBytes();
+      removeFiles(ids);
+    },
+  };
+}
+
+/** Files of commands that went while no broker ran. */
+async function removeStrangers(directory: string, records: Records): Promise<void> {
+  const known = new Set(records.withFiles());
+  for (const id of await readdir(directory)) {
+    if (!known.has(id)) await rm(join(directory, id), { recursive: true, force: true });
+  }
+}
