@@ -1,6 +1,7 @@
 // Batches: one command on many machines, so many at once, until too many have failed.
 import { mkdirSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
 import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './command-bench.ts';
 import { type AgentHandle, type House, openHouse, temporaryFolder } from './house.ts';
@@ -260,10 +261,42 @@ test('DELETE cancels what runs and what waits, and answers when all of it has en
   expect(marks.ran()).toBe(2);
 });
 
-test('cancelling one that has completed changes nothing', async () => {
+test('cancelling one that has ended changes nothing, however it ended', async () => {
   const { house, ids, run } = await fleet(1);
-  const batch = await run('true', { machine_ids: ids });
-  expect(await house.client.batches.cancel({ batch_id: batch.id })).toEqual(batch);
+  for (const [command, status] of [
+    ['true', 'completed'],
+    ['false', 'failed'],
+  ] as const) {
+    const batch = await run(command, { machine_ids: ids });
+    expect(batch.status).toBe(status);
+    expect(await house.client.batches.cancel({ batch_id: batch.id })).toEqual(batch);
+  }
+});
+
+test('what a batch runs is kept once, and its secrets no longer than it is open', async () => {
+  const { house, ids, run } = await fleet(2);
+  const { wait, open } = gate();
+  const secret = { env: { TOKEN: 'hidden-9f2' }, stdin: 'hidden-7c1' };
+  const batch = await run(`${wait}; echo $TOKEN; cat`, {
+    machine_ids: ids,
+    wait: 0,
+    concurrency: 1,
+    ...secret,
+  });
+  const kept = (): number => {
+    const database = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
+    const count = (table: string) =>
+      database.prepare(`SELECT count(*) AS n FROM ${table} WHERE spec LIKE '%hidden-9f2%'`).get()?.n;
+    const both = Number(count('commands')) * 10 + Number(count('batches'));
+    database.close();
+    return both;
+  };
+  expect(kept()).toBe(1);
+  open();
+  open();
+  const ended = await Promise.all(batch.results.map(({ id }) => listen(house, id)));
+  expect(ended.map(({ stdout }) => stdout.toString())).toEqual(Array(2).fill('hidden-9f2\nhidden-7c1'));
+  await soon(kept).toBe(0);
 });
 
 test('a limited key sees the results of its machines only, and may not cancel what runs on others', async () => {

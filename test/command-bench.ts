@@ -1,9 +1,7 @@
 // What tests of commands share: gates that commands wait at, output as bytes or events, a clock that can leap.
-import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
-import { once } from 'node:events';
+import { execFileSync } from 'node:child_process';
 import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
-import { createInterface } from 'node:readline';
 import { expect, onTestFinished } from 'vitest';
 import { setClock } from '../shared/clock.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
@@ -179,30 +177,6 @@ export function leapingClock({ still = false } = {}): { leap(ms: number): void }
   };
 }
 
-type Lines = ChildProcess & { line(text: string): Promise<Record<string, unknown>> };
-
-/** A real broker as a process of its own; ended with the test. */
-export function brokerProcess(args: string[]): Lines {
-  const main = join(import.meta.dirname, '..', 'broker/main.ts');
-  const child = spawn(process.execPath, [main, ...args], { stdio: ['ignore', 'ignore', 'pipe'] });
-  onTestFinished(() => void child.kill('SIGKILL'));
-  const seen: Record<string, unknown>[] = [];
-  createInterface({ input: child.stderr }).on('line', (line) => {
-    if (line.startsWith('{')) seen.push(JSON.parse(line));
-    child.emit('logged');
-  });
-  return Object.assign(child, {
-    async line(text: string): Promise<Record<string, unknown>> {
-      for (;;) {
-        const found = seen.find(({ msg }) => msg === text);
-        if (found) return found;
-        if (child.exitCode !== null) throw new Error(`the broker ended with ${child.exitCode}`);
-        await once(child, 'logged');
-      }
-    },
-  });
-}
-
 /** The next call of a method to a scripted agent; forgets are none of the tests' business. */
 export async function nextCall(
   agent: ScriptedAgent,
@@ -229,7 +203,11 @@ export function reporting(agent: ScriptedAgent, call_id: string) {
       const times = { started_at_ms: Date.now(), finished_at_ms: Date.now() };
       send({ exit: { outcome: 'PROCESS_OUTCOME_EXITED', stdout_bytes, ...times } });
     },
-    unknown: () => send({ exit: { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' } }),
+    unknown: (reason = 'unknown_id') => send({ exit: { outcome: 'PROCESS_OUTCOME_EXPIRED', reason } }),
+    refused(code: string) {
+      stream.write({ error: { code, message: 'no', details: '{}' } });
+      stream.end();
+    },
     end() {
       stream.write({ end: {} });
       stream.end();

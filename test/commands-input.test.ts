@@ -73,6 +73,20 @@ test('input follows stdin in order, in any encoding, and a repeat with its offse
   expect(await house.client.commands.get({ command_id: id })).toMatchObject({ status: 'completed' });
 });
 
+test('two that give input at once lose nothing, and their pieces stay together', async () => {
+  const { start, say, outputOf, wrote } = await onMachine();
+  const id = await start({ command: 'echo; exec cat', input: true });
+  await wrote(id, 1);
+  const parts = ['a', 'b', 'c'].map((letter) => letter.repeat(100_000));
+  const answers = await Promise.all(parts.map((data) => say(id, { data })));
+  expect(answers.map(({ status }) => status)).toEqual([200, 200, 200]);
+  await say(id, { end: true });
+  const text = Buffer.from(await outputOf(id))
+    .toString()
+    .trim();
+  expect(text.match(/(.)\1*/g)?.toSorted()).toEqual(parts);
+});
+
 test('a signal reaches the command, and one that does not run is a conflict', async () => {
   const { house, start, wrote } = await onMachine();
   const id = await start({ command: `trap 'echo got it; exit 7' USR1; echo; while :; do sleep 0.05; done` });

@@ -133,6 +133,41 @@ test('a start given again is followed once, though the answer before it ends lat
   expect(await end).toMatchObject({ status: 'completed', stdout: 'once' });
 });
 
+test('a start that was dropped or could not be taken is given again while it may wait', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const { begin, ended } = commandsOn(house, agent.identity.machineId);
+  const id = await begin('echo at last', { queue_for: hour });
+  const first = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  first.unknown('dropped');
+  first.end();
+  const second = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  second.refused('unavailable');
+  const third = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  third.started();
+  third.exited(0);
+  third.end();
+  expect(await ended(id)).toMatchObject({ status: 'completed' });
+  const impatient = await begin('echo never');
+  const only = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  only.unknown('dropped');
+  only.end();
+  expect(await ended(impatient)).toMatchObject({ status: 'expired', reason: 'dropped' });
+});
+
+test('who refuses to tell of what may have run makes it lost, and who is busy is asked again', async () => {
+  const house = await openHouse();
+  const { begin, back, leave, ended } = await scriptedAway(house);
+  let agent = await back();
+  const id = await begin('true');
+  await nextCall(agent, 'StartProcess');
+  await leave(agent);
+  agent = await back();
+  reporting(agent, (await nextCall(agent, 'FollowProcess')).call_id).refused('unavailable');
+  reporting(agent, (await nextCall(agent, 'FollowProcess')).call_id).refused('permission_denied');
+  expect(await ended(id)).toMatchObject({ status: 'lost', reason: 'permission_denied: no' });
+});
+
 test('an unknown start whose time is over is expired and not given again', async () => {
   const clock = leapingClock();
   const house = await openHouse();

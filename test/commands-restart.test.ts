@@ -5,8 +5,9 @@ import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
 import { farhand } from '../shared/sdk/index.ts';
-import { bench, brokerProcess, bytesOf, gate, listen, nothingTold, output } from './command-bench.ts';
+import { bench, bytesOf, gate, listen, nothingTold, output } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
+import { program } from './programs.ts';
 import { openProxy } from './proxy.ts';
 
 /** What a shell command writes. */
@@ -72,7 +73,7 @@ test('a broker killed with -9 in the middle goes on without losing or doubling a
   const dataDir = temporaryFolder('broker');
   const flags = ['--data-dir', dataDir];
   const where = { dataDir, url: undefined, apiKey: undefined };
-  const first = brokerProcess([...flags, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0']);
+  const first = program('broker/main.ts', [...flags, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0']);
   const { grpc, http } = await first.line('broker is up');
   const key = await withBroker(
     where,
@@ -98,7 +99,7 @@ test('a broker killed with -9 in the middle goes on without losing or doubling a
     broker.kill('SIGKILL');
     await once(broker, 'exit');
     const back = agent.linked(true);
-    broker = brokerProcess([...flags, ...addresses]);
+    broker = program('broker/main.ts', [...flags, ...addresses]);
     await broker.line('broker is up');
     await back;
     const so = told.stdout.length;

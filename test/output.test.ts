@@ -57,6 +57,16 @@ async function bytesOnDisk(): Promise<number> {
   return files.reduce((sum, { size }) => sum + size, 0);
 }
 
+test('a log of very many gaps has no more files than another', async () => {
+  const log = make();
+  for (let n = 0; n < 300; n += 1) {
+    await log.skip(log.end + 1);
+    await log.append(Buffer.from('x'));
+  }
+  expect([log.end, (await readdir(directory)).length]).toEqual([600, 64]);
+  expect((await log.read(0, 10)).offset).toBe(log.start);
+});
+
 test('bytes that cannot be written are refused, counted and shown as a gap, and the log goes on after them', async () => {
   await writeFile(directory, 'in the way');
   const log = make();
