@@ -110,10 +110,12 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
       await history.write(() => records.update(run.command));
     } catch (error) {
       log.error({ err: error, command_id: run.command.id }, 'a command that waited could not be started');
-      takeBack(run);
+      if (!run.end) takeBack(run);
       after(againMs, look);
       return;
     }
+    // Its machine may have been removed meanwhile.
+    if (run.end) return;
     if (run.command.cancel) await rooms.end(run, { status: 'cancelled' });
     else rooms.start(run, link, spec);
   }

@@ -168,7 +168,7 @@ export function openRuns(
       return added;
     },
     get: (id) => places.get(id),
-    waitingFor: (machineId) => places.waiting(machineId),
+    waitingFor: (machineId) => places.waiting(machineId).filter(({ stored }) => stored),
     ended: endOf,
     async cancel(run) {
       if (waits(run)) return ledger.ended(run, { status: 'cancelled' });
