@@ -1016,3 +1016,40 @@ test.runIf(asRoot)('what an agent without rights may not signal dies through its
     await rmdir(directory);
   }
 });
+
+/** A daemon that has cleared every trace of the command that starts it. */
+function hidden(name: string): string {
+  const file = join(home, name);
+  return `(env -i setsid sh -c 'echo $$ > ${file}; exec sleep 600' </dev/null >/dev/null 2>&1 &); while [ ! -s ${file} ]; do sleep 0.01; done; echo ready`;
+}
+
+test.runIf(asRoot)('what has cleared every trace of its command dies with it', async (context) => {
+  await open();
+  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+  const id = newId('command');
+  await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
+  await room.killProcess({ id, grace_ms: 100 }, call());
+  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  expect(await alive(await pidIn('daemon'))).toBe(false);
+});
+
+test.runIf(asRoot)('what may be of another command is left alone', async (context) => {
+  await open();
+  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+  const [other, id] = [newId('command'), newId('command')];
+  await hear(start('echo ready; sleep 600', other), sees('ready'));
+  await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
+  await room.killProcess({ id, grace_ms: 100 }, call());
+  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  const pid = await pidIn('daemon');
+  expect(await alive(pid)).toBe(true);
+  process.kill(pid, 'SIGKILL');
+});
+
+/** Whether the spawner of this room is in a cgroup of its own. */
+async function mayGroup(): Promise<boolean> {
+  const [spawner] = (await readFile(`/proc/${process.pid}/task/${process.pid}/children`, 'utf8'))
+    .trim()
+    .split(' ');
+  return (await readFile(`/proc/${spawner}/cgroup`, 'utf8')).includes('farhand-');
+}

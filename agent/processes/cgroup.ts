@@ -1,8 +1,39 @@
-// The last resort against processes that this user may not signal (sudo in a command): cgroup v2 kills them
-// where the agent owns its cgroup (a unit with Delegate=yes).
+// What cgroup v2 can do for the kill of a whole tree, where the agent may make cgroups below its own (root, or a unit
+// with Delegate=yes): it knows every process that commands have started, and kills those that we may not signal.
 import { mkdir, readFile, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+
+/** A cgroup in which all commands are born, for the spawner is in it. */
+export interface Birthplace {
+  /** The spawner; silently nothing where that is not allowed. */
+  enter(pid: number): Promise<void>;
+  /** Everything that commands have started and that still lives. */
+  pids(): Promise<Set<number>>;
+  /** What is left in it stays. */
+  close(): Promise<void>;
+}
+
+/** `name`: that of one agent and no other. Undefined where the agent may make none. */
+export async function openBirthplace(name: string, log: Logger): Promise<Birthplace | undefined> {
+  const own = await ownCgroup();
+  const directory = own && join(own, name);
+  const made = directory && (await mkdir(directory, { recursive: true }).then(yes, no));
+  if (!directory || !made) {
+    log.debug('no cgroup may be made here: a command that clears its environment can hide from a kill');
+    return undefined;
+  }
+  const members = join(directory, 'cgroup.procs');
+  return {
+    enter: (pid) =>
+      writeFile(members, String(pid)).catch((error: unknown) => {
+        log.warn({ err: error }, 'the spawner could not be put into a cgroup of its own');
+      }),
+    pids: async () => new Set((await readFile(members, 'utf8').catch(() => '')).split('\n').map(Number)),
+    close: () => rmdir(directory).catch(() => {}),
+  };
+}
 
 /** Moves them into a cgroup of that name below our own and kills it; silently nothing where that is not allowed. */
 export async function killByCgroup(name: string, pids: readonly number[]): Promise<void> {
@@ -17,12 +48,12 @@ export async function killByCgroup(name: string, pids: readonly number[]): Promi
 }
 
 /** Busy until the last of them is gone. */
-async function removed(directory: string): Promise<boolean> {
-  return rmdir(directory).then(
-    () => true,
-    () => false,
-  );
+function removed(directory: string): Promise<boolean> {
+  return rmdir(directory).then(yes, no);
 }
+
+const yes = (): boolean => true;
+const no = (): boolean => false;
 
 /** The folder of the cgroup that this process is in. */
 async function ownCgroup(): Promise<string | undefined> {

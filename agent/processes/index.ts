@@ -3,6 +3,7 @@ import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
+import { openBirths } from './births.ts';
 import { openJournal } from './journal.ts';
 import { openPipeSupply } from './pipes.ts';
 import { closeInherited } from './plan.ts';
@@ -54,9 +55,11 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   const journal = await openJournal(directory, log, limits.seenMs);
   const outputs = join(directory, 'output');
   const pipeNames = join(directory, 'pipes');
-  const spawner = new Spawner(journal.id, log);
+  const births = await openBirths(`farhand-${journal.id}`, log);
+  const spawner = new Spawner(journal.id, births, log);
   const room = await openRoom().catch(async (error: unknown) => {
     await Promise.all([spawner.stop(), journal.close()]);
+    await births?.close();
     throw error;
   });
   return {
@@ -72,9 +75,17 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   };
 
   async function openRoom(): Promise<Room> {
-    const left = await recover({ journal, outputs, pipes: pipeNames, spawner: spawner.mark, limits, log });
+    const left = await recover({
+      journal,
+      outputs,
+      pipes: pipeNames,
+      spawner: spawner.mark,
+      births,
+      limits,
+      log,
+    });
     const pipes = await openPipeSupply(pipeNames);
     await spawner.ready();
-    return new Room({ journal, outputs, limits, log, pipes, spawner, mayRunAs }, left);
+    return new Room({ journal, outputs, limits, log, pipes, spawner, births, mayRunAs }, left);
   }
 }

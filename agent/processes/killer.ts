@@ -1,6 +1,7 @@
 // The end of a running process that did not end by itself: why, with which grace, and its whole tree.
 import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Births } from './births.ts';
 import type { Child, Exited } from './spawner/index.ts';
 import { killTree, Tree } from './tree.ts';
 
@@ -14,6 +15,8 @@ export interface KillerOptions {
   graceMs: number;
   stopGraceMs: number;
   killForMs: number;
+  /** Where the agent can know. */
+  births: Births | undefined;
   log: Logger;
 }
 
@@ -27,7 +30,7 @@ export interface Killer {
 }
 
 export function makeKiller(child: Child, links: string[], options: KillerOptions): Killer {
-  const { id, timeoutMs, graceMs, stopGraceMs, killForMs, log } = options;
+  const { id, timeoutMs, graceMs, stopGraceMs, killForMs, births, log } = options;
   const { pid } = child;
   const hurry = new AbortController();
   const timers: (() => void)[] = [];
@@ -38,7 +41,7 @@ export function makeKiller(child: Child, links: string[], options: KillerOptions
 
   async function killAll(): Promise<void> {
     try {
-      const left = await killTree(new Tree([id], links, child), hurry.signal, killForMs);
+      const left = await killTree(new Tree([id], links, child, births?.of(id)), hurry.signal, killForMs);
       if (left > 0) log.error({ id, pid, left }, 'processes of a command could not be killed');
     } catch (error) {
       log.error({ err: error, id, pid }, 'the kill of a command failed');

@@ -13,6 +13,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { newOutput, Wake } from '../../shared/output.ts';
 import type { AgentCall } from '../../shared/rpc.ts';
 import { isSignal } from '../../shared/signals.ts';
+import type { Births } from './births.ts';
 import { type Answer, type Followed, follow } from './follow.ts';
 import type { Exit, Journal } from './journal.ts';
 import { openInput, type PipeSupply } from './pipes.ts';
@@ -47,6 +48,7 @@ interface Parts {
   log: Logger;
   pipes: PipeSupply;
   spawner: Spawner;
+  births: Births | undefined;
   mayRunAs: boolean;
 }
 
@@ -149,6 +151,7 @@ export class Room {
     const never = new AbortController().signal;
     while (this.#open.size > 0) await this.#settled.wait(never);
     await this.#parts.spawner.stop();
+    await this.#parts.births?.close();
     await this.#parts.pipes.close();
     await this.#parts.journal.close();
   }
@@ -222,7 +225,7 @@ export class Room {
     { signal }: AgentCall,
   ): Promise<void> {
     if (planned instanceof NotStarted) throw planned;
-    const { pipes, spawner, journal, limits, log, outputs } = this.#parts;
+    const { pipes, spawner, births, journal, limits, log, outputs } = this.#parts;
     const fixed = spec.stdin.length > 0 && !spec.input;
     const stdin = fixed ? await openInput(spec.stdin, outputs) : undefined;
     try {
@@ -235,7 +238,17 @@ export class Room {
       }
       const { stdout, stderr } = kept;
       const input = spec.input ? spec.stdin : undefined;
-      const options = { id, stdin, input, timeoutMs: spec.timeout_ms, stdout, stderr, log, ...limits };
+      const options = {
+        id,
+        stdin,
+        input,
+        timeoutMs: spec.timeout_ms,
+        stdout,
+        stderr,
+        births,
+        log,
+        ...limits,
+      };
       kept.run = await run(planned, own, living, options);
     } finally {
       await stdin?.close();

@@ -62,6 +62,7 @@ export async function run(plan: Plan, pipes: Pipes, spawner: Living, options: Ru
       for (const fd of theirs) closeSync(fd);
       if (inputs) closeSync(inputs.theirs);
     });
+  options.births?.began(id, child.start);
   const killer = makeKiller(child, pipes.paths, options);
   const ended = end(child, killer, plan, held, options);
   const signal = (name: NodeJS.Signals): boolean => signalGroup(child, name);
@@ -105,6 +106,7 @@ async function end(
   for (const output of [options.stdout, options.stderr]) output.release();
   await killer.finished();
   const drained = await drain(held.pumps, options.drainMs);
+  options.births?.ended(options.id);
   held.input?.close();
   // What another user had open is not used again: it might still write there by its name in /proc.
   held.pipes.giveBack(drained && !plan.foreign);

@@ -8,13 +8,21 @@ import { marker } from './plan.ts';
 
 // A cgroup per command would be exact, but moving a fresh process into one holds up every fork and exit for
 // a kernel grace period: 10 ms a command measured, five times the command. So members are searched when a
-// kill is due, and a cgroup serves only for those that we may not signal.
+// kill is due; one cgroup for all commands tells of those that have cleared every trace of whose they are.
 
 /** One process for ever, since pids come back. */
 export interface Leader {
   pid: number;
   /** See proc(5). */
   start: string;
+}
+
+/** Tells of processes that show neither mark nor kin whether they belong to what is killed. */
+export interface Claim {
+  /** Everything that any command has started and that still lives. */
+  pids(): Promise<ReadonlySet<number>>;
+  /** Asked of these only. */
+  mine(one: Pick<Process, 'start' | 'session'>): boolean;
 }
 
 interface Process extends Leader {
@@ -30,9 +38,11 @@ export class Tree {
   readonly #links: ReadonlySet<string>;
   readonly #known = new Map<number, string>();
   readonly #sessions = new Map<number, string>();
+  readonly #claim: Claim | undefined;
 
   /** `leader`: the command's first process. `links`: its output pipes, as /proc shows them. */
-  constructor(ids: readonly string[], links: readonly string[], leader?: Leader) {
+  constructor(ids: readonly string[], links: readonly string[], leader?: Leader, claim?: Claim) {
+    this.#claim = claim;
     // Processes without a mark or a link must never match: that would be the whole machine.
     this.ids = new Set(ids.filter((id) => id !== ''));
     this.#links = new Set(links.filter((link) => link !== ''));
@@ -49,7 +59,8 @@ export class Tree {
     }
     this.#spread(all, byPid);
     const strangers = all.filter((one) => !this.#has(one));
-    const marked = await inChunks(strangers, (one) => this.#marked(one.pid));
+    const born = (await this.#claim?.pids()) ?? new Set();
+    const marked = await inChunks(strangers, (one) => this.#marked(one, born.has(one.pid)));
     for (const [index, one] of strangers.entries()) if (marked[index]) this.#learn(one);
     this.#spread(all, byPid);
     return all.filter((one) => one.alive && this.#has(one));
@@ -90,11 +101,15 @@ export class Tree {
     }
   }
 
-  async #marked(pid: number): Promise<boolean> {
+  /** `born`: some command has started it. */
+  async #marked(one: Process, born: boolean): Promise<boolean> {
+    const { pid } = one;
     const mark = await markOf(pid);
     if (mark !== undefined && this.ids.has(mark)) return true;
     const open = await Promise.all([1, 2].map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => '')));
-    return open.some((link) => this.#links.has(link));
+    if (open.some((link) => this.#links.has(link))) return true;
+    // It has cleared or overwritten its environment, left its session and closed its files.
+    return born && mark === undefined && this.#claim?.mine(one) === true;
   }
 }
 

@@ -4,6 +4,7 @@ import { once } from 'node:events';
 import { after } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
+import type { Births } from '../births.ts';
 import { marker } from '../plan.ts';
 import { killTree, type Leader, Tree } from '../tree.ts';
 import { program, type SpawnReport, type SpawnRequest } from './program.ts';
@@ -54,8 +55,11 @@ export class Spawner {
   #living: Promise<Process> | undefined;
   #died = false;
 
+  readonly #births: Births | undefined;
+
   /** `name`: the same for all agents of a data directory, and for nobody else. */
-  constructor(name: string, log: Logger) {
+  constructor(name: string, births: Births | undefined, log: Logger) {
+    this.#births = births;
     // No id of a command has a colon.
     this.mark = `spawner:${name}`;
     this.#log = log;
@@ -78,6 +82,7 @@ export class Spawner {
       if (this.#died) await killTree(new Tree([this.mark], []), AbortSignal.abort(), killForMs);
       const started = new Process(this.mark);
       await started.ready();
+      await this.#births?.enter(started.pid);
       void started.ended.then((asked) => {
         this.#living = undefined;
         this.#died = true;
@@ -122,6 +127,10 @@ class Process implements Living {
       () => this.#over(),
       () => this.#over(),
     );
+  }
+
+  get pid(): number {
+    return this.#child.pid ?? 0;
   }
 
   async ready(): Promise<void> {
