@@ -212,6 +212,27 @@ test('the record keeps the last MiB and says what is missing', async () => {
   expect(body.data.stdout.endsWith('aend')).toBe(true);
 });
 
+test('who goes away while waiting and asks again with the same key gets how it is then', async () => {
+  const { run, house, machine_id } = await onMachine();
+  const go = join(temporaryFolder('again'), 'go');
+  const body = { machine_id, command: `while [ ! -e ${go} ]; do sleep 0.02; done; echo done` };
+  const ask = (signal?: AbortSignal) =>
+    house.call('POST', '/commands', {
+      body,
+      headers: { 'Idempotency-Key': 'once' },
+      ...(signal && { signal }),
+    });
+  const leaving = new AbortController();
+  const left = ask(leaving.signal);
+  await expect.poll(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(1);
+  leaving.abort();
+  await expect(left).rejects.toThrow();
+  writeFileSync(go, '');
+  await expect.poll(async () => (await house.client.commands.list({ status: 'completed' })).total).toBe(1);
+  expect((await ask()).body.data).toMatchObject({ status: 'completed', stdout: 'done\n' });
+  expect((await run({ command: 'true' })).status).toBe(201);
+});
+
 test('a link that is cut in the middle loses no output and runs nothing twice', async () => {
   const house = await openHouse();
   const proxy = await openProxy(house.grpc);

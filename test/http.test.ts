@@ -153,6 +153,9 @@ test('a method that a path does not have is 405 with Allow, and 401 without a ke
   const paths = Map.groupBy(allRoutes(), ({ route }) => `${route.base}${route.path}`);
   for (const [path, routes] of paths) {
     const offered = routes.map(({ route }) => route.method as string);
+    // `async` may also be meant as an id.
+    const alike = [...paths].filter(([other]) => matches(other, path)).flatMap(([, some]) => some);
+    if (alike.length > routes.length) continue;
     const url = house.url + path.replaceAll(/\{\w+\}/g, 'x');
     for (const method of methods.filter((one) => !offered.includes(one))) {
       const answer = await call(url, method, { key: house.key });
@@ -164,6 +167,11 @@ test('a method that a path does not have is 405 with Allow, and 401 without a ke
     }
   }
 });
+
+/** Whether a path fits another one's parameters. */
+function matches(pattern: string, path: string): boolean {
+  return new RegExp(`^${pattern.replaceAll(/\{\w+\}/g, '[^/{]+')}$`).test(path) || pattern === path;
+}
 
 const trickyPaths = [
   '//api/v1/machines',
@@ -715,7 +723,8 @@ test('HEAD answers every GET route with the same status and type, and without a 
   const folder = temporaryFolder('head');
   writeFileSync(join(folder, 'file'), 'x');
   const { id: command_id } = await house.client.commands.create({ machine_id, command: 'true' });
-  const values: Record<string, string> = { machine_id, command_id, file: 'page.js' };
+  const { id: batch_id } = await house.client.batches.create({ machine_ids: [machine_id], command: 'true' });
+  const values: Record<string, string> = { machine_id, command_id, batch_id, file: 'page.js' };
   for (const { noun, operation, route } of allRoutes().filter((one) => one.route.method === 'GET')) {
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) => values[name] ?? 'x');
     const onFile = ['read', 'readAnywhere', 'download'].includes(operation);

@@ -44,10 +44,16 @@ export async function once(
 }
 
 async function attempt(attempt: Attempt, { route, caller, run }: Keyed): Promise<unknown> {
-  caller.made = attempt.made;
+  let made = false;
+  caller.made = (journal, id) => {
+    made = true;
+    attempt.made(journal, id);
+  };
   try {
     const reply = await run();
-    if (route.idempotency === 'replay') await attempt.answered(reply);
+    // Whoever did not wait for the answer is to get how it is then.
+    const unheard = made && caller.signal.aborted;
+    if (route.idempotency === 'replay' && !unheard) await attempt.answered(reply);
     else await attempt.released();
     return reply;
   } catch (error) {
