@@ -801,7 +801,7 @@ test('a kill that comes before the process keeps it from starting', async () => 
   const told = hear(start('touch ran', id));
   await room.killProcess({ id, grace_ms: 0 }, call());
   const { exits, pid } = await told;
-  expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', reason: 'dropped' }]);
+  expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', reason: '' }]);
   expect(pid).toBeUndefined();
   expect(await exists(join(home, 'ran'))).toBe(false);
 });
@@ -905,9 +905,9 @@ async function fixture(body: string): Promise<string> {
 }
 
 /** Lets an agent of its own start the tree and kills it, as kill -9 would. */
-async function crash(id: string): Promise<void> {
+async function crash(id: string, command: string): Promise<void> {
   const script = await fixture(`
-    const spec2 = { ...spec, command: ${JSON.stringify(tree)} };
+    const spec2 = { ...spec, command: ${JSON.stringify(command)} };
     for await (const { event } of room.startProcess({ id: '${id}', spec: spec2 }, call)) {
       if (String(event.output?.data).includes('ready')) console.log('ready');
     }`);
@@ -919,7 +919,7 @@ async function crash(id: string): Promise<void> {
 
 test('after a crash of the agent the outcome is lost, the tree is dead, the output is there', async () => {
   const id = newId('command');
-  await crash(id);
+  await crash(id, tree);
   expect(await alive(await pidIn('main'))).toBe(true);
   await open();
   await expectTreeDead();
@@ -932,6 +932,16 @@ test('after a crash of the agent the outcome is lost, the tree is dead, the outp
   ]);
   expect((await hear(start('touch again', id))).exits).toEqual(exits);
   expect(await exists(join(home, 'again'))).toBe(false);
+});
+
+test('after a crash also what shows no mark any more dies, with its session', async () => {
+  const id = newId('command');
+  // Its start is noted a few milliseconds later.
+  const script = `echo $$ > ${join(home, 'main')}; sleep 0.2; echo ready; exec >/dev/null 2>&1; sleep 600 & wait`;
+  await crash(id, `exec env -i sh -c '${script}'`);
+  expect(await alive(await pidIn('main'))).toBe(true);
+  await open();
+  expect(await alive(await pidIn('main'))).toBe(false);
 });
 
 test('a line torn by a crash is ignored; a journal that cannot be read is set aside under a new id', async () => {

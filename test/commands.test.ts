@@ -212,6 +212,21 @@ test('the record keeps the last MiB and says what is missing', async () => {
   expect(body.data.stdout.endsWith('aend')).toBe(true);
 });
 
+test('a key that is revoked while it waits gets no answer, and the command goes on', async () => {
+  const { house, machine_id } = await onMachine();
+  const { key } = await house.keyed(['commands:execute', 'commands:read']);
+  const go = join(temporaryFolder('revoked'), 'go');
+  const body = { machine_id, command: `while [ ! -e ${go} ]; do sleep 0.02; done; echo secret` };
+  const waiting = house.call('POST', '/commands', { key, body });
+  await expect.poll(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(1);
+  const { items } = await house.client.keys.list();
+  await house.client.keys.remove({ key_id: items.find(({ name }) => name === 'limited')?.id ?? '' });
+  const refused = await waiting;
+  expect([refused.status, refused.body.error.code]).toEqual([401, 'unauthorized']);
+  writeFileSync(go, '');
+  await expect.poll(async () => (await house.client.commands.list({ status: 'completed' })).total).toBe(1);
+});
+
 test('who goes away while waiting and asks again with the same key gets how it is then', async () => {
   const { run, house, machine_id } = await onMachine();
   const go = join(temporaryFolder('again'), 'go');

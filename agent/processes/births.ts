@@ -41,11 +41,6 @@ export class Births {
     return { pids: () => this.#place.pids(), mine: ({ start }) => this.#only(id, start) };
   }
 
-  /** What commands of an earlier agent have left in the sessions of their first processes. */
-  ofSessions(leaders: ReadonlySet<number>): Claim {
-    return { pids: () => this.#place.pids(), mine: ({ session }) => leaders.has(session) };
-  }
-
   /** `start`: of its first process, see proc(5). */
   began(id: string, start: string): void {
     this.#known.set(id, { from: Number(start) });

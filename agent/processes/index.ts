@@ -80,7 +80,6 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
       outputs,
       pipes: pipeNames,
       spawner: spawner.mark,
-      births,
       limits,
       log,
     });

@@ -7,20 +7,22 @@ import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/Pro
 import { after, now } from '../../shared/clock.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Leader } from './census.ts';
 
 export type Exit = ProcessExit__Output;
 
 /** A process the broker may still ask about. */
 export interface Entry {
   accepted_at: number;
-  started?: { pid: number; at: number };
+  /** `start`: see proc(5); with the pid it names one process for ever. */
+  started?: { pid: number; start: string; at: number };
   exit?: Exit;
 }
 
 type Line =
   | { t: 'journal'; id: string; version: number }
   | { t: 'accepted'; id: string; at: number }
-  | { t: 'started'; id: string; pid: number; at: number }
+  | { t: 'started'; id: string; pid: number; start: string; at: number }
   | { t: 'end'; id: string; exit: Exit }
   /** `at`: when it was accepted. */
   | { t: 'forgotten'; id: string; at: number };
@@ -97,11 +99,11 @@ export class Journal {
     }
   }
 
-  started(id: string, pid: number, at: number): void {
+  started(id: string, { pid, start }: Leader, at: number): void {
     const entry = this.entries.get(id);
     if (!entry) return;
-    entry.started = { pid, at };
-    this.#note({ t: 'started', id, pid, at });
+    entry.started = { pid, start, at };
+    this.#note({ t: 'started', id, pid, start, at });
   }
 
   /** Not synced: if a power cut takes it, the process counts as lost, which is true. */
@@ -190,7 +192,7 @@ export class Journal {
   #take(step: Line): void {
     if (step.t === 'accepted') this.entries.set(step.id, { accepted_at: step.at });
     const entry = this.entries.get(step.id);
-    if (step.t === 'started' && entry) entry.started = { pid: step.pid, at: step.at };
+    if (step.t === 'started' && entry) entry.started = { pid: step.pid, start: step.start, at: step.at };
     if (step.t === 'end' && entry) entry.exit = step.exit;
     if (step.t !== 'forgotten') return;
     this.entries.delete(step.id);

@@ -41,7 +41,7 @@ export function makeKiller(child: Child, links: string[], options: KillerOptions
 
   async function killAll(): Promise<void> {
     try {
-      const left = await killTree(new Tree([id], links, child, births?.of(id)), hurry.signal, killForMs);
+      const left = await killTree(new Tree([id], links, [child], births?.of(id)), hurry.signal, killForMs);
       if (left > 0) log.error({ id, pid, left }, 'processes of a command could not be killed');
     } catch (error) {
       log.error({ err: error, id, pid }, 'the kill of a command failed');

@@ -4,7 +4,6 @@ import { join } from 'node:path';
 import { now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { openOutput, Wake } from '../../shared/output.ts';
-import type { Births } from './births.ts';
 import type { Followed } from './follow.ts';
 import type { Entry, Exit, Journal } from './journal.ts';
 import { killTree, Tree } from './tree.ts';
@@ -17,7 +16,6 @@ interface Left {
   pipes: string;
   /** The mark of spawners. */
   spawner: string;
-  births: Births | undefined;
   limits: { windowBytes: number; killForMs: number };
   log: Logger;
 }
@@ -44,15 +42,15 @@ export async function recover(left: Left): Promise<Map<string, Followed>> {
   return kept;
 }
 
-async function killLeftovers({ journal, pipes, spawner, births, limits, log }: Left): Promise<void> {
+async function killLeftovers({ journal, pipes, spawner, limits, log }: Left): Promise<void> {
   const entries = [...journal.entries].filter(([, { exit }]) => !exit);
   const open = entries.map(([id]) => id);
   if (open.length === 0) return;
   // A pipe that still has its name was in use: the name goes when a command leaves it to the background.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
-  const leaders = new Set(entries.map(([, { started }]) => started?.pid ?? 0).filter((pid) => pid > 1));
+  const leaders = entries.map(([, { started }]) => started).filter((one) => one !== undefined);
   // The spawner might still add to them.
-  const tree = new Tree([...open, spawner], links, undefined, births?.ofSessions(leaders));
+  const tree = new Tree([...open, spawner], links, leaders);
   if ((await tree.members()).length === 0) return;
   const survivors = await killTree(tree, AbortSignal.abort(), limits.killForMs);
   log.warn({ ids: open, survivors }, 'killed what an earlier agent had left running');

@@ -254,7 +254,7 @@ export class Room {
       await stdin?.close();
     }
     kept.started = { pid: kept.run.pid, at: kept.run.started_at };
-    journal.started(id, kept.started.pid, kept.started.at);
+    journal.started(id, kept.run, kept.started.at);
     kept.changed.wake();
     // Whoever asked meanwhile had no process to kill.
     if (this.#stopping) kept.run.kill('stopped', limits.stopGraceMs);
@@ -265,7 +265,8 @@ export class Room {
 
   async #drop(id: string, kept: Kept): Promise<void> {
     const outcome = kept.cancelled !== undefined ? 'PROCESS_OUTCOME_CANCELLED' : 'PROCESS_OUTCOME_EXPIRED';
-    await this.#finish(id, kept, { outcome, reason: 'dropped' });
+    const reason = kept.cancelled !== undefined ? '' : 'dropped';
+    await this.#finish(id, kept, { outcome, reason });
   }
 
   async #settle(id: string, kept: Kept, { cause, exit_code, signal }: Ending): Promise<void> {

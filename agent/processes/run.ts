@@ -4,6 +4,7 @@ import type { FileHandle } from 'node:fs/promises';
 import { constants } from 'node:os';
 import { now } from '../../shared/clock.ts';
 import type { OutputLog } from '../../shared/output.ts';
+import type { Leader } from './census.ts';
 import { Input } from './input.ts';
 import { type KillCause, type Killer, type KillerOptions, makeKiller } from './killer.ts';
 import type { OpenPipes, Pipes } from './pipes.ts';
@@ -30,8 +31,7 @@ export interface Ending {
   signal: string;
 }
 
-export interface Run {
-  pid: number;
+export interface Run extends Leader {
   started_at: number;
   /** Only where it was started with one. */
   input: Input | undefined;
@@ -66,7 +66,7 @@ export async function run(plan: Plan, pipes: Pipes, spawner: Living, options: Ru
   const killer = makeKiller(child, pipes.paths, options);
   const ended = end(child, killer, plan, held, options);
   const signal = (name: NodeJS.Signals): boolean => signalGroup(child, name);
-  return { pid: child.pid, started_at, input, signal, ended, kill: killer.kill };
+  return { pid: child.pid, start: child.start, started_at, input, signal, ended, kill: killer.kill };
 }
 
 /** What belongs to a process on our side. */

@@ -1,21 +1,12 @@
 // Kills a command with everything it started, also what left its process group or went to the background.
-import { readFileSync } from 'node:fs';
-import { readdir, readFile, readlink } from 'node:fs/promises';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
+import { census, type Leader, type Process, type Seen, statNow } from './census.ts';
 import { killByCgroup } from './cgroup.ts';
-import { marker } from './plan.ts';
 
 // A cgroup per command would be exact, but moving a fresh process into one holds up every fork and exit for
 // a kernel grace period: 10 ms a command measured, five times the command. So members are searched when a
 // kill is due; one cgroup for all commands tells of those that have cleared every trace of whose they are.
-
-/** One process for ever, since pids come back. */
-export interface Leader {
-  pid: number;
-  /** See proc(5). */
-  start: string;
-}
 
 /** Tells of processes that show neither mark nor kin whether they belong to what is killed. */
 export interface Claim {
@@ -23,13 +14,6 @@ export interface Claim {
   pids(): Promise<ReadonlySet<number>>;
   /** Asked of these only. */
   mine(one: Pick<Process, 'start' | 'session'>): boolean;
-}
-
-interface Process extends Leader {
-  parent: number;
-  group: number;
-  session: number;
-  alive: boolean;
 }
 
 /** The processes of a command or several, as far as /proc tells; it remembers who belonged to it once. */
@@ -40,28 +24,31 @@ export class Tree {
   readonly #sessions = new Map<number, string>();
   readonly #claim: Claim | undefined;
 
-  /** `leader`: the command's first process. `links`: its output pipes, as /proc shows them. */
-  constructor(ids: readonly string[], links: readonly string[], leader?: Leader, claim?: Claim) {
+  /** `leaders`: the first processes of the commands. `links`: their output pipes, as /proc shows them. */
+  constructor(
+    ids: readonly string[],
+    links: readonly string[],
+    leaders: readonly Leader[] = [],
+    claim?: Claim,
+  ) {
     this.#claim = claim;
     // Processes without a mark or a link must never match: that would be the whole machine.
     this.ids = new Set(ids.filter((id) => id !== ''));
     this.#links = new Set(links.filter((link) => link !== ''));
-    if (leader) this.#learn({ ...leader, session: leader.pid });
+    for (const leader of leaders) this.#learn({ ...leader, session: leader.pid });
   }
 
   /** Who is alive now: marked, or related to a member by birth, session or our pipes. Never we or init. */
   async members(): Promise<Process[]> {
-    const all = (await processes()).filter(({ pid }) => pid > 1 && pid !== process.pid);
+    const all = await census();
     const byPid = new Map(all.map((one) => [one.pid, one]));
     for (const [session, start] of this.#sessions) {
       const leader = byPid.get(session);
       if (leader && leader.start !== start) this.#sessions.delete(session);
     }
-    this.#spread(all, byPid);
-    const strangers = all.filter((one) => !this.#has(one));
     const born = (await this.#claim?.pids()) ?? new Set();
-    const marked = await inChunks(strangers, (one) => this.#marked(one, born.has(one.pid)));
-    for (const [index, one] of strangers.entries()) if (marked[index]) this.#learn(one);
+    this.#spread(all, byPid);
+    for (const one of all) if (!this.#has(one) && this.#owns(one, born.has(one.pid))) this.#learn(one);
     this.#spread(all, byPid);
     return all.filter((one) => one.alive && this.#has(one));
   }
@@ -88,7 +75,7 @@ export class Tree {
     if (one.pid === one.session) this.#sessions.set(one.session, one.start);
   }
 
-  #spread(all: Process[], byPid: ReadonlyMap<number, Process>): void {
+  #spread(all: readonly Process[], byPid: ReadonlyMap<number, Process>): void {
     for (let grew = true; grew; ) {
       grew = false;
       for (const one of all) {
@@ -102,14 +89,11 @@ export class Tree {
   }
 
   /** `born`: some command has started it. */
-  async #marked(one: Process, born: boolean): Promise<boolean> {
-    const { pid } = one;
-    const mark = await markOf(pid);
-    if (mark !== undefined && this.ids.has(mark)) return true;
-    const open = await Promise.all([1, 2].map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => '')));
-    if (open.some((link) => this.#links.has(link))) return true;
+  #owns(one: Seen, born: boolean): boolean {
+    if (one.mark !== undefined && this.ids.has(one.mark)) return true;
+    if (one.links.some((link) => this.#links.has(link))) return true;
     // It has cleared or overwritten its environment, left its session and closed its files.
-    return born && mark === undefined && this.#claim?.mine(one) === true;
+    return born && one.mark === undefined && this.#claim?.mine(one) === true;
   }
 }
 
@@ -157,46 +141,4 @@ function send(pid: number, name: NodeJS.Signals): boolean {
   } catch (error) {
     return errnoOf(error) === 'ESRCH';
   }
-}
-
-async function processes(): Promise<Process[]> {
-  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
-  const read = await inChunks(pids, (pid) => readFile(`/proc/${pid}/stat`, 'latin1').catch(() => ''));
-  return read.map(parseStat).filter((one) => one !== undefined);
-}
-
-function statNow(pid: number): Process | undefined {
-  try {
-    return parseStat(readFileSync(`/proc/${pid}/stat`, 'latin1'));
-  } catch {
-    return undefined;
-  }
-}
-
-/** See proc(5); the name in brackets may hold anything, so the fields are counted from its end. */
-function parseStat(text: string): Process | undefined {
-  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
-  const [state = '', parent, group, session] = fields;
-  const start = fields[19];
-  if (!start) return undefined;
-  // A zombie whose other threads run on is alive.
-  const alive = !/[ZXx]/.test(state) || Number(fields[17]) > 1;
-  const pid = Number.parseInt(text, 10);
-  return { pid, parent: Number(parent), group: Number(group), session: Number(session), start, alive };
-}
-
-async function markOf(pid: number): Promise<string | undefined> {
-  const text = await readFile(`/proc/${pid}/environ`, 'latin1').catch(() => '');
-  const key = `\0${marker}=`;
-  const at = `\0${text}`.indexOf(key);
-  return at < 0 ? undefined : text.slice(at + key.length - 1, text.indexOf('\0', at + key.length - 1));
-}
-
-/** A few at a time, so that a scan of thousands does not keep the thread pool from everyone else. */
-async function inChunks<T, R>(items: readonly T[], run: (item: T) => Promise<R>): Promise<R[]> {
-  const results: R[] = [];
-  for (let at = 0; at < items.length; at += 16) {
-    results.push(...(await Promise.all(items.slice(at, at + 16).map(run))));
-  }
-  return results;
 }

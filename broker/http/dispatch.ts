@@ -64,7 +64,7 @@ export function dispatcher(
   const reader = readerOf(route);
   const answer = answererOf(noun, operation, route, handlers, rooms);
   // Those that last are judged again while they do.
-  const lasts = route.accepts !== undefined || senderOf(route) !== undefined;
+  const lasts = route.accepts !== undefined || route.waits || senderOf(route) !== undefined;
   return async (ctx: Context): Promise<void> => {
     const key = route.access === 'everybody' ? undefined : authenticate(ctx, rooms.keys, local);
     if (key) requireScope(key, route);
@@ -206,7 +206,11 @@ function answererOf(
   return async (exchange) => {
     const { ctx, input, raw, caller } = exchange;
     const key = route.idempotency ? ctx.get('idempotency-key') : '';
-    if (key === '') return sendObject(exchange, route, await handler(input, caller));
+    if (key === '') {
+      const reply = await handler(input, caller);
+      refuseLate(route, caller);
+      return sendObject(exchange, route, reply);
+    }
     const { reply, replayed } = await once(rooms.idempotency, {
       route,
       caller,
@@ -218,9 +222,15 @@ function answererOf(
       run: () => handler(input, caller),
       get: (id) => handlerOf(handlers, noun, 'get')({ [idParamOf(noun)]: id }, caller),
     });
+    refuseLate(route, caller);
     if (replayed) ctx.set('Idempotency-Replayed', 'true');
     sendObject(exchange, route, reply);
   };
+}
+
+/** The key may have been revoked while it waited. */
+function refuseLate({ waits }: Route, { signal }: Caller): void {
+  if (waits) signal.throwIfAborted();
 }
 
 /** What the route that gets one of a noun calls its id. */

@@ -82,6 +82,7 @@ export const batches = {
     reply: withResults,
     status: 201,
     idempotency: 'replay',
+    waits: true,
     bodyLimit,
   }),
   list: list({

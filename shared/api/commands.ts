@@ -147,6 +147,7 @@ export const commands = {
     reply: command,
     status: 201,
     idempotency: 'replay',
+    waits: true,
   }),
   async: single({
     method: 'POST',

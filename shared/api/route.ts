@@ -68,6 +68,8 @@ export interface Route<
   bodyLimit?: number;
   /** `machine_id` may be left out while exactly one machine is registered. */
   impliesMachine?: boolean;
+  /** It may wait for long before it answers: the key is judged again meanwhile. */
+  waits?: boolean;
 }
 
 const nothing = z.undefined();
@@ -88,6 +90,7 @@ type Draft<Q extends z.ZodRawShape, H extends z.ZodRawShape, B extends z.ZodType
   idempotency?: 'replay' | 'secret';
   bodyLimit?: number;
   impliesMachine?: boolean;
+  waits?: boolean;
 };
 
 interface Defaults<P extends z.ZodRawShape> {

@@ -1,0 +1,93 @@
+// All processes of this machine at one moment, looked at once for everybody who asks meanwhile.
+import { readFileSync } from 'node:fs';
+import { readdir, readFile, readlink } from 'node:fs/promises';
+import { marker } from './plan.ts';
+
+/** One process for ever, since pids come back. */
+export interface Leader {
+  pid: number;
+  /** See proc(5). */
+  start: string;
+}
+
+export interface Process extends Leader {
+  parent: number;
+  group: number;
+  session: number;
+  alive: boolean;
+}
+
+/** A process and what tells whose it is. */
+export interface Seen extends Process {
+  /** Of its environment; undefined where that shows none. */
+  mark: string | undefined;
+  /** Its standard output and error. */
+  links: readonly string[];
+}
+
+let next: Promise<readonly Seen[]> | undefined;
+let last: Promise<unknown> = Promise.resolve();
+
+/** Everybody but us and init, as they are after this call. */
+export function census(): Promise<readonly Seen[]> {
+  // One that is under way may have passed by what is asked for.
+  next ??= last.then(() => {
+    next = undefined;
+    const taken = take();
+    last = taken.catch(() => {});
+    return taken;
+  });
+  return next;
+}
+
+/** One process now. */
+export function statNow(pid: number): Process | undefined {
+  try {
+    return parseStat(readFileSync(`/proc/${pid}/stat`, 'latin1'));
+  } catch {
+    return undefined;
+  }
+}
+
+async function take(): Promise<Seen[]> {
+  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name)).map(Number);
+  const others = pids.filter((pid) => pid > 1 && pid !== process.pid);
+  const seen = await inChunks(others, lookAt);
+  return seen.filter((one) => one !== undefined);
+}
+
+async function lookAt(pid: number): Promise<Seen | undefined> {
+  const found = parseStat(await readFile(`/proc/${pid}/stat`, 'latin1').catch(() => ''));
+  if (!found) return undefined;
+  if (!found.alive) return { ...found, mark: undefined, links: [] };
+  const links = [1, 2].map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => ''));
+  return { ...found, mark: await markOf(pid), links: await Promise.all(links) };
+}
+
+/** See proc(5); the name in brackets may hold anything, so the fields are counted from its end. */
+function parseStat(text: string): Process | undefined {
+  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
+  const [state = '', parent, group, session] = fields;
+  const start = fields[19];
+  if (!start) return undefined;
+  // A zombie whose other threads run on is alive.
+  const alive = !/[ZXx]/.test(state) || Number(fields[17]) > 1;
+  const pid = Number.parseInt(text, 10);
+  return { pid, parent: Number(parent), group: Number(group), session: Number(session), start, alive };
+}
+
+async function markOf(pid: number): Promise<string | undefined> {
+  const text = await readFile(`/proc/${pid}/environ`, 'latin1').catch(() => '');
+  const key = `\0${marker}=`;
+  const at = `\0${text}`.indexOf(key);
+  return at < 0 ? undefined : text.slice(at + key.length - 1, text.indexOf('\0', at + key.length - 1));
+}
+
+/** A few at a time, so that a scan of thousands does not keep the thread pool from everyone else. */
+async function inChunks<T, R>(items: readonly T[], run: (item: T) => Promise<R>): Promise<R[]> {
+  const results: R[] = [];
+  for (let at = 0; at < items.length; at += 16) {
+    results.push(...(await Promise.all(items.slice(at, at + 16).map(run))));
+  }
+  return results;
+}
