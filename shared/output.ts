@@ -4,6 +4,7 @@ import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { errnoOf, fromErrno } from './errors.ts';
+import { outputWindowBytes, readerStallMs } from './limits.ts';
 import { Pace, Wake } from './pace.ts';
 import { passing } from './scavenge.ts';
 
@@ -84,10 +85,10 @@ export class OutputLog {
   constructor(directory: string, segments: Segment[], options: OutputOptions) {
     this.changed = options.changed ?? new Wake();
     this.#directory = directory;
-    this.#windowBytes = options.windowBytes ?? 64 * 1024 * 1024;
+    this.#windowBytes = options.windowBytes ?? outputWindowBytes;
     this.#segmentBytes = Math.ceil(this.#windowBytes / 16);
     this.#memoryBytes = Math.min(options.memoryBytes ?? 0, this.#windowBytes);
-    this.#pace = new Pace((this.#windowBytes * 3) / 4, options.stallMs ?? 5_000);
+    this.#pace = new Pace((this.#windowBytes * 3) / 4, options.stallMs ?? readerStallMs);
     this.#segments = segments;
     this.#made = segments.length > 0;
     const last = segments.at(-1);

@@ -1,6 +1,7 @@
 // Processes of this machine: started at most once per id, kept with their output until the broker forgets them.
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
+import { killGraceMs, openCommands, outputWindowBytes, readerStallMs } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { openBirths } from './births.ts';
@@ -35,10 +36,10 @@ export interface Processes
 }
 
 const defaults: Limits = {
-  windowBytes: 64 * 1024 * 1024,
-  stallMs: 5_000,
-  open: 64,
-  graceMs: 10_000,
+  windowBytes: outputWindowBytes,
+  stallMs: readerStallMs,
+  open: openCommands,
+  graceMs: killGraceMs,
   stopGraceMs: 2_000,
   drainMs: 2_000,
   killForMs: 5_000,

@@ -10,7 +10,7 @@ import { pageOfRows, reachableOnly } from '../paging.ts';
 import { type Batches, openBatches } from './batches.ts';
 import { commandOf, refuseLocked, specOf } from './draft.ts';
 import { openOutputs } from './outputs.ts';
-import { bytesOf, eventsOf, type Source } from './reading.ts';
+import { bytesOf, eventsFrom, type Source } from './reading.ts';
 import { type Command, columns, fromRow, listedBytes, openRecords, type Records } from './records.ts';
 import { current, type Run, runOf, waits } from './run.ts';
 import { openRuns, type Rooms, type Runs } from './runs.ts';
@@ -90,7 +90,7 @@ export async function openCommands(rooms: Rooms, settings: CommandSettings, log:
       },
       async stream(input, caller) {
         const [stdout = 0, stderr = 0] = (input.last_event_id ?? '0.0').split('.').map(Number);
-        return eventsOf(await sourceOf(input.command_id), { stdout, stderr }, caller.signal);
+        return eventsFrom(await sourceOf(input.command_id), { stdout, stderr }, caller.signal);
       },
     },
   };

@@ -87,8 +87,28 @@ async function more(source: Source, log: OutputLog, position: number, signal: Ab
   await source.output.changed.wait(signal);
 }
 
-/** Both streams as events from `from` on, then the end. */
-export async function* eventsOf(
+/**
+ * Both streams as events from `from` on, then the end. Throws range_not_satisfiable for what is beyond the end of one that
+ * has ended: no event had such an id.
+ */
+export function eventsFrom(
+  source: Source,
+  from: Record<Stream, number>,
+  signal: AbortSignal,
+): AsyncGenerator<Told> {
+  for (const stream of streams) {
+    const { start, end } = source.output[stream];
+    if (source.ended() && from[stream] > end) {
+      throw new AppError('range_not_satisfiable', `${stream} holds the bytes from ${start} to ${end}`, {
+        start,
+        end,
+      });
+    }
+  }
+  return eventsOf(source, from, signal);
+}
+
+async function* eventsOf(
   source: Source,
   from: Record<Stream, number>,
   signal: AbortSignal,

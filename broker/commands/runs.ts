@@ -4,6 +4,7 @@ import type { Journal } from '../../shared/api/index.ts';
 import type { BatchId } from '../../shared/api/route.ts';
 import { after, every, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { openCommands } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
@@ -55,8 +56,6 @@ export interface Runs {
   close(): Promise<void>;
 }
 
-/** Commands that agents have at once, a machine. */
-const maxOpen = 64;
 /** Commands that wait for one machine. */
 const maxWaiting = 1000;
 /** After this long without its machine, a command's outcome is called unknown. */
@@ -72,7 +71,7 @@ export function openRuns(
   for (const run of opened) places.add(run);
   const ledger = openLedger({ ...rooms, records }, over, log);
   const supervision = openSupervision({ presence, places, ledger, again: (run) => queue.again(run) }, log);
-  const roomOn = (machineId: string): number => maxOpen - places.given(machineId).length;
+  const roomOn = (machineId: string): number => openCommands - places.given(machineId).length;
   const { start } = supervision;
   const queue = openQueue({ ...rooms, records, turns, places, roomOn, start, end: ledger.ended }, log);
 
@@ -81,7 +80,7 @@ export function openRuns(
     if (presence.online(machine_id) && roomOn(machine_id) > 0) return presence.get(machine_id);
     if (queue_until === null) {
       const link = presence.get(machine_id);
-      throw full(link.machineId, `${maxOpen} commands are open`, maxOpen);
+      throw full(link.machineId, `${openCommands} commands are open`, openCommands);
     }
     refuseLongQueue(machine_id);
     return undefined;
@@ -218,8 +217,12 @@ function endOf(run: Run, ms: number, signal?: AbortSignal): Promise<void> {
 }
 
 function full(machineId: string, what: string, limit: number): AppError {
-  return new AppError('unavailable', `${what} on this machine already: try again later`, {
-    machine_id: machineId,
-    limit,
-  });
+  return new AppError(
+    'unavailable',
+    `${what} on this machine already: try again later, or let it wait with queue_for`,
+    {
+      machine_id: machineId,
+      limit,
+    },
+  );
 }

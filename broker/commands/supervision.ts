@@ -1,6 +1,7 @@
 // Commands that agents have: followed again after a lost link, ended on request, and forgotten there when they are over.
 import { after } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
+import { killGraceMs } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Link, Presence } from '../link/presence.ts';
 import { openFollowing } from './following.ts';
@@ -20,7 +21,6 @@ export interface Supervision {
   stop(): void;
 }
 
-const killGraceMs = 10_000;
 /** A cancelled command that dies within TERM's grace has ended by then. */
 export const cancelWaitMs = killGraceMs + 1_000;
 /** What a linked agent did not answer is asked again after this. */

@@ -69,8 +69,8 @@ function read(
   const issues = parsed.error.issues
     .slice(0, 20)
     .map(({ path, message }) => ({ path: path.map(String).join('.'), message }));
-  const first = issues[0] ? `${issues[0].path || part}: ${issues[0].message}` : 'not valid';
-  throw new AppError(code, `${part}: ${first}`, { issues });
+  const { path, message } = issues[0] ?? { path: '', message: 'not valid' };
+  throw new AppError(code, `${part}: ${path && `${path}: `}${message}`, { issues });
 }
 
 /** Finds the id schemas in a schema. One in a place that is not looked into would escape the check: refused at start. */

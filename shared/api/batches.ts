@@ -77,7 +77,7 @@ export const batches = {
       })
       .refine(
         (body) => (body.machine_ids === undefined) !== (body.tags === undefined),
-        'name either machine_ids or tags',
+        'name either machine_ids or tags, not both',
       ),
     reply: withResults,
     status: 201,
