@@ -88,7 +88,7 @@ export class OutputLog {
     this.#windowBytes = options.windowBytes ?? outputWindowBytes;
     this.#segmentBytes = Math.ceil(this.#windowBytes / 16);
     this.#memoryBytes = Math.min(options.memoryBytes ?? 0, this.#windowBytes);
-    this.#pace = new Pace((this.#windowBytes * 3) / 4, options.stallMs ?? readerStallMs);
+    this.#pace = new Pace(this.#windowBytes / 8, options.stallMs ?? readerStallMs);
     this.#segments = segments;
     this.#made = segments.length > 0;
     const last = segments.at(-1);

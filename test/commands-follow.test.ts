@@ -217,7 +217,7 @@ test('a lone reader that goes away no longer holds up the command', async () => 
   const id = await begin(`${wait}; head -c 120000000 /dev/zero`);
   const leaving = await pausedOutput(house, `/commands/${id}/output?follow=true`);
   open();
-  await soon(async () => (await get(id)).stdout_bytes).toBeGreaterThan(40_000_000);
+  await soon(async () => (await get(id)).stdout_bytes).toBeGreaterThan(8_000_000);
   leaving.destroy();
   await soon(async () => (await get(id)).status, 200).toBe('completed');
 });

@@ -168,6 +168,21 @@ test('who refuses to tell of what may have run makes it lost, and who is busy is
   expect(await ended(id)).toMatchObject({ status: 'lost', reason: 'permission_denied: no' });
 });
 
+test('one that was seen to run is lost, not expired, to an agent that does not know it any more', async () => {
+  const house = await openHouse();
+  const { begin, back, leave, ended, get } = await scriptedAway(house);
+  let agent = await back();
+  const id = await begin('true', { queue_for: hour });
+  reporting(agent, (await nextCall(agent, 'StartProcess')).call_id).started();
+  await soon(async () => (await get(id)).status).toBe('running');
+  await leave(agent);
+  agent = await back();
+  const report = reporting(agent, (await nextCall(agent, 'FollowProcess')).call_id);
+  report.unknown();
+  report.end();
+  expect(await ended(id)).toMatchObject({ status: 'lost', reason: 'no_report' });
+});
+
 test('an unknown start whose time is over is expired and not given again', async () => {
   const clock = leapingClock();
   const house = await openHouse();

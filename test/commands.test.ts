@@ -405,3 +405,22 @@ test('removing a machine makes its open commands lost', async () => {
     .poll(async () => await house.client.commands.get({ command_id: body.data.id }))
     .toMatchObject({ status: 'lost', reason: 'machine_removed' });
 });
+
+test.skipIf(!mayMount)(
+  'a runaway command leaves a full disk to nobody, and can be ended (needs root, to mount)',
+  async () => {
+    const dataDir = temporaryFolder('runaway');
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=24m', 'tmpfs', dataDir]);
+    onTestFinished(() => void execFileSync('umount', ['-l', dataDir]));
+    const house = await openHouse({ dataDir });
+    const { machineId: machine_id } = await house.agent();
+    const { id: command_id } = await house.client.commands.async({ machine_id, command: 'yes' });
+    await expect
+      .poll(async () => (await house.client.commands.get({ command_id })).stdout_bytes, { timeout: 20_000 })
+      .toBeGreaterThan(100_000_000);
+    const other = await house.client.commands.create({ machine_id, command: 'echo still here' });
+    expect(other).toMatchObject({ status: 'completed', stdout: 'still here\n' });
+    const ended = await house.client.commands.cancel({ command_id });
+    expect(ended).toMatchObject({ status: 'cancelled', stdout_truncated: true });
+  },
+);

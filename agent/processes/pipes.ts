@@ -5,7 +5,7 @@ import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, unlinkSync } from 'node:fs';
 import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, errnoOf } from '../../shared/errors.ts';
 
 /** Names made by one call of mkfifo. */
 const batch = 32;
@@ -67,7 +67,7 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
         inputPath: inputs[0],
         open: (shared) => openPipes(paths, inputs[0], shared),
         giveBack(free) {
-          if (free) ready.push(...paths);
+          if (free && !paths.some(hasReader)) ready.push(...paths);
           else for (const path of paths) unlinkSync(path);
           // Who holds only this one shows nowhere, and would take the input of the next command.
           for (const path of inputs) unlinkSync(path);
@@ -79,6 +79,17 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
       await rm(directory, { recursive: true, force: true });
     },
   };
+}
+
+/** Something that a command has left could take what the next one writes. */
+function hasReader(path: string): boolean {
+  try {
+    closeSync(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK));
+    return true;
+  } catch (error) {
+    // Nobody has it open for reading (fifo(7)).
+    return errnoOf(error) !== 'ENXIO';
+  }
 }
 
 function mkfifo(paths: string[]): Promise<void> {

@@ -40,7 +40,8 @@ export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger
         if (unrun) break;
       }
     } catch (error) {
-      log.info({ err: error, command_id: run.command.id }, 'lost sight of a command');
+      const why = error instanceof AppError ? error.code : error;
+      log.info({ why, command_id: run.command.id }, 'lost sight of a command');
       unrun = await refused(run, error, starting);
     } finally {
       run.following = false;
@@ -55,8 +56,10 @@ export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger
   async function take(run: Run, link: Link, event: ProcessEvent__Output): Promise<End | undefined> {
     if (!isSound(event)) await ledger.ended(run, { status: 'lost', reason: 'bad_report' });
     else if (event.started) ledger.started(run, event.started.started_at_ms);
-    else if (event.output) await keep(run, event.output);
-    else if (event.exit) {
+    else if (event.output) {
+      const { stream, offset, data } = event.output;
+      await run.output.keep(stream === 'OUTPUT_STREAM_STDERR' ? 'stderr' : 'stdout', offset, data);
+    } else if (event.exit) {
       const end = verdict(event.exit, run.command, link);
       if (end.status === 'expired') return end;
       // What the machine lost of the end shows as a gap there.
@@ -65,20 +68,6 @@ export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger
       await ledger.ended(run, end);
     }
     return undefined;
-  }
-
-  /** Offsets tell what is there already, and what the machine itself no longer had. */
-  async function keep(run: Run, { stream, offset, data }: NonNullable<ProcessEvent__Output['output']>) {
-    const output = stream === 'OUTPUT_STREAM_STDERR' ? run.output.stderr : run.output.stdout;
-    if (offset > output.end) await output.skip(offset);
-    const fresh = data.subarray(Math.max(0, output.end - offset));
-    if (fresh.length === 0) return;
-    try {
-      await output.append(fresh);
-    } catch (error) {
-      // The offsets stay true, and whoever reads finds the gap.
-      log.error({ err: error, command_id: run.command.id }, 'output of a command could not be kept');
-    }
   }
 
   /** A machine that refused to start it has not run it; whatever may have run stays open, or nobody knows. */

@@ -11,18 +11,42 @@ const tailBytes = 1024 * 1024;
 const memoryBytes = 64 * 1024;
 const readBytes = 256 * 1024;
 
+/** Where outputs lie. */
+export interface Disk {
+  /** Whether so many bytes more leave enough to everybody else. */
+  hasRoomFor(bytes: number): Promise<boolean>;
+  log: Logger;
+}
+
 /** Both streams of a command; `changed` wakes their readers. */
 export class Output {
   readonly stdout: OutputLog;
   readonly stderr: OutputLog;
   readonly changed: Wake;
-  readonly #log: Logger;
+  readonly #disk: Disk;
 
-  constructor({ stdout, stderr }: Record<Stream, OutputLog>, changed: Wake, log: Logger) {
+  constructor({ stdout, stderr }: Record<Stream, OutputLog>, changed: Wake, disk: Disk) {
     this.stdout = stdout;
     this.stderr = stderr;
     this.changed = changed;
-    this.#log = log;
+    this.#disk = disk;
+  }
+
+  /**
+   * Takes bytes that lie at `offset`; what was taken already is left out. Never rejects: what the disk does not take, or
+   * must not, is a gap.
+   */
+  async keep(stream: Stream, offset: number, data: Buffer): Promise<void> {
+    const output = this[stream];
+    if (offset > output.end) await output.skip(offset);
+    const fresh = data.subarray(Math.max(0, output.end - offset));
+    if (fresh.length === 0) return;
+    const inMemory = output.size === 0 && output.end - output.start + fresh.length <= memoryBytes;
+    if (!inMemory && !(await this.#disk.hasRoomFor(fresh.length)))
+      return output.skip(output.end + fresh.length);
+    await output.append(fresh).catch((error: unknown) => {
+      this.#disk.log.error({ err: error }, 'output of a command could not be kept');
+    });
   }
 
   /** The last bytes of a stream that lie together, at most `most`. Never rejects: what cannot be read is a gap. */
@@ -30,7 +54,7 @@ export class Output {
     try {
       return await tailOf(this[stream], most);
     } catch (error) {
-      this.#log.error({ err: error, stream }, 'the output of a command could not be read');
+      this.#disk.log.error({ err: error, stream }, 'the output of a command could not be read');
       return Buffer.alloc(0);
     }
   }
@@ -50,30 +74,30 @@ export class Output {
   /** Gives the files back; reading goes on. Never rejects. */
   async close(): Promise<void> {
     await Promise.all([this.stdout.close(), this.stderr.close()]).catch((error: unknown) => {
-      this.#log.error({ err: error }, 'the output of a command could not be closed');
+      this.#disk.log.error({ err: error }, 'the output of a command could not be closed');
     });
   }
 }
 
 /** Of a command that is new; `pathOf`: the directory of a stream. */
-export function freshOutput(pathOf: (stream: Stream) => string, log: Logger): Output {
+export function freshOutput(pathOf: (stream: Stream) => string, disk: Disk): Output {
   const changed = new Wake();
   const fresh = (stream: Stream): OutputLog => newOutput(pathOf(stream), { changed, memoryBytes });
-  return new Output({ stdout: fresh('stdout'), stderr: fresh('stderr') }, changed, log);
+  return new Output({ stdout: fresh('stdout'), stderr: fresh('stderr') }, changed, disk);
 }
 
 /** What the disk has of one; more may come. */
-export async function reopenOutput(pathOf: (stream: Stream) => string, log: Logger): Promise<Output> {
+export async function reopenOutput(pathOf: (stream: Stream) => string, disk: Disk): Promise<Output> {
   const changed = new Wake();
   const reopen = (stream: Stream) => openOutput(pathOf(stream), { changed, memoryBytes });
-  return new Output({ stdout: await reopen('stdout'), stderr: await reopen('stderr') }, changed, log);
+  return new Output({ stdout: await reopen('stdout'), stderr: await reopen('stderr') }, changed, disk);
 }
 
 /** Of one that has ended: what the disk has, or where that is nothing, the end that its record keeps. */
 export async function endedOutput(
   command: Record<Stream, Buffer> & Record<`${Stream}_bytes`, number> & { kept_bytes: number },
   pathOf: (stream: Stream) => string,
-  log: Logger,
+  disk: Disk,
 ): Promise<Output> {
   const changed = new Wake();
   const ended = async (stream: Stream): Promise<OutputLog> => {
@@ -90,7 +114,7 @@ export async function endedOutput(
     if (tail.length > 0) await kept.append(tail);
     return kept;
   };
-  return new Output({ stdout: await ended('stdout'), stderr: await ended('stderr') }, changed, log);
+  return new Output({ stdout: await ended('stdout'), stderr: await ended('stderr') }, changed, disk);
 }
 
 async function tailOf(log: OutputLog, most: number): Promise<Buffer> {

@@ -1,5 +1,5 @@
 // The output of commands on the broker's disk: where it lies, and what goes when it is too much.
-import { mkdir, readdir, rm } from 'node:fs/promises';
+import { mkdir, readdir, rm, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
@@ -33,6 +33,7 @@ export async function openOutputs(
   await removeStrangers(directory, records);
   let total = records.keptBytes();
   let dropping = false;
+  const disk = { hasRoomFor: watchRoom(directory, log), log };
 
   function removeFiles(ids: readonly string[]): void {
     for (const id of ids) {
@@ -67,9 +68,9 @@ export async function openOutputs(
       join(directory, id, stream);
 
   return {
-    fresh: (id) => freshOutput(placesOf(id), log),
-    reopen: (id) => reopenOutput(placesOf(id), log),
-    of: (command) => endedOutput(command, placesOf(command.id), log),
+    fresh: (id) => freshOutput(placesOf(id), disk),
+    reopen: (id) => reopenOutput(placesOf(id), disk),
+    of: (command) => endedOutput(command, placesOf(command.id), disk),
     ended(bytes) {
       total += bytes;
       if (total <= keepBytes || dropping) return;
@@ -94,4 +95,31 @@ async function removeStrangers(directory: string, records: Records): Promise<voi
   for (const id of await readdir(directory)) {
     if (!known.has(id)) await rm(join(directory, id), { recursive: true, force: true });
   }
+}
+
+/** Free space that outputs leave to history and state, and the share of a small disk that is as good. */
+const reserveBytes = 256 * 1024 * 1024;
+const reserveShare = 0.1;
+/** The disk is asked again after so many bytes. */
+const askEveryBytes = 1024 * 1024;
+
+/** A runaway command must not take the disk from everybody. */
+function watchRoom(directory: string, log: Logger): (bytes: number) => Promise<boolean> {
+  let since = askEveryBytes;
+  let room = true;
+  return async (bytes) => {
+    since += bytes;
+    if (since < askEveryBytes) return room;
+    since = 0;
+    const space = await statfs(directory).catch(() => undefined);
+    const before = room;
+    const [free, all] = [
+      (space?.bavail ?? 1) * (space?.bsize ?? 1),
+      (space?.blocks ?? 0) * (space?.bsize ?? 0),
+    ];
+    room = free > Math.min(reserveBytes, reserveShare * all);
+    if (before && !room)
+      log.error({ directory }, 'the disk is nearly full: output of commands is not kept any more');
+    return room;
+  };
 }

@@ -142,8 +142,15 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
       look();
     },
     again(run) {
-      const { id, queue_until, cancel } = run.command;
-      if (queue_until === null || queue_until <= now() || cancel || !records.specOf(id)) return false;
+      const { id, queue_until, cancel, started_at } = run.command;
+      if (
+        started_at !== null ||
+        queue_until === null ||
+        queue_until <= now() ||
+        cancel ||
+        !records.specOf(id)
+      )
+        return false;
       takeBack(run);
       history
         .write(() => records.update(run.command))

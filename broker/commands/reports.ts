@@ -20,7 +20,10 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
 
 /** What an exit means for the record. */
 export function verdict(exit: ProcessExit__Output, command: Command, link: Link): End {
-  const unknown = exit.outcome === 'PROCESS_OUTCOME_EXPIRED' && link.journalId !== command.journal_id;
+  // Seen to run, or given to another journal: whoever says that it never ran does not know.
+  const unknown =
+    exit.outcome === 'PROCESS_OUTCOME_EXPIRED' &&
+    (command.started_at !== null || link.journalId !== command.journal_id);
   const ran = exit.outcome === 'PROCESS_OUTCOME_EXITED';
   const status = unknown ? 'lost' : ran && exit.exit_code !== 0 ? 'failed' : outcomes[exit.outcome];
   const timed = exit.started_at_ms > 0;

@@ -172,8 +172,13 @@ export function openRuns(
     async cancel(run) {
       if (waits(run)) return ledger.ended(run, { status: 'cancelled' });
       run.command = { ...run.command, cancel: true };
-      await history.write(() => {
+      const written = history.write(() => {
         if (!run.end) records.update(run.command);
+      });
+      // A full disk is no reason to let it run on.
+      await written.catch((error: unknown) => {
+        if (!presence.online(run.command.machine_id)) throw error;
+        log.error({ err: error, command_id: run.command.id }, 'a cancel could not be written');
       });
       supervision.kill(run);
     },

@@ -7,6 +7,7 @@ import type { Link, Presence } from '../link/presence.ts';
 import { openFollowing } from './following.ts';
 import { openForgetting } from './forgetting.ts';
 import type { Ledger } from './ledger.ts';
+import { streams } from './output.ts';
 import type { Places } from './places.ts';
 import type { Command, Spec } from './records.ts';
 import type { Run } from './run.ts';
@@ -56,6 +57,8 @@ export function openSupervision(
   function kill(run: Run): void {
     const { id, machine_id } = run.command;
     if (stopped || run.end || !presence.online(machine_id)) return;
+    // Its readers have waited long enough for what is still to come.
+    for (const stream of streams) run.output[stream].release();
     presence
       .get(machine_id)
       .stub.killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })

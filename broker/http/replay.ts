@@ -43,6 +43,9 @@ export async function once(
   return { reply: await keyed.get(outcome.madeId), replayed: true };
 }
 
+/** A longer answer is not kept: a repeat gets how what was made is then. */
+const largestAnswer = 64 * 1024;
+
 async function attempt(attempt: Attempt, { route, caller, run }: Keyed): Promise<unknown> {
   let made = false;
   caller.made = (journal, id) => {
@@ -52,8 +55,9 @@ async function attempt(attempt: Attempt, { route, caller, run }: Keyed): Promise
   try {
     const reply = await run();
     // Whoever did not wait for the answer is to get how it is then.
-    const unheard = made && caller.signal.aborted;
-    if (route.idempotency === 'replay' && !unheard) await attempt.answered(reply);
+    const unheard = caller.signal.aborted;
+    const later = made && (unheard || JSON.stringify(reply).length > largestAnswer);
+    if (route.idempotency === 'replay' && !later) await attempt.answered(reply);
     else await attempt.released();
     return reply;
   } catch (error) {
