@@ -51,6 +51,8 @@ export interface CallsOptions {
 }
 
 const unaryDeadlineMs = 30_000;
+/** Why the sending side of a call stops that is over: nobody sees it, and an error costs its stack. */
+const settled = new AppError('unavailable', 'the call is over');
 const answerWithinMs = 10_000;
 /** Small calls that may wait at once; past it the machine is too busy to take more. */
 const maxPending = 1024;
@@ -192,7 +194,7 @@ export function openCalls(settings: CallsOptions): Calls {
       abort.signal.removeEventListener('abort', stop);
       lane.delete(abort);
       finish(call_id, stream, complete);
-      abort.abort(lost());
+      abort.abort(settled);
     }
   }
 

@@ -43,8 +43,8 @@ export interface Living {
   spawn(request: SpawnRequest): Promise<Child>;
 }
 
-/** No compilers, little room for garbage and no threads to collect it: each command is a fork of this. */
-const flags = ['--jitless', '--max-semi-space-size=1', '--v8-pool-size=0', '--input-type=commonjs'];
+/** Little room for garbage and no threads to collect it: each command is a fork of this. */
+const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--input-type=commonjs'];
 const startMs = 30_000;
 /** How long KILL is repeated for what a dead one left half started. */
 const killForMs = 5_000;
