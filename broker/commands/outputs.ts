@@ -1,6 +1,6 @@
 // The output of commands on the broker's disk: where it lies, and what goes when it is too much.
-import { mkdir, readdir, rm, statfs } from 'node:fs/promises';
-import { join } from 'node:path';
+import { readdir, rm, statfs } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
 import { endedOutput, freshOutput, type Output, reopenOutput, type Stream } from './output.ts';
@@ -29,7 +29,6 @@ export async function openOutputs(
   keepBytes: number,
 ): Promise<Outputs> {
   const { history, records, log } = rooms;
-  await mkdir(directory, { recursive: true, mode: 0o700 });
   await removeStrangers(directory, records);
   let total = records.keptBytes();
   let dropping = false;
@@ -92,7 +91,8 @@ export async function openOutputs(
 /** Files of commands that went while no broker ran. */
 async function removeStrangers(directory: string, records: Records): Promise<void> {
   const known = new Set(records.withFiles());
-  for (const id of await readdir(directory)) {
+  // It is made with the first output that needs it.
+  for (const id of await readdir(directory).catch(() => [])) {
     if (!known.has(id)) await rm(join(directory, id), { recursive: true, force: true });
   }
 }
@@ -111,7 +111,7 @@ function watchRoom(directory: string, log: Logger): (bytes: number) => Promise<b
     since += bytes;
     if (since < askEveryBytes) return room;
     since = 0;
-    const space = await statfs(directory).catch(() => undefined);
+    const space = await statfs(dirname(directory)).catch(() => undefined);
     const before = room;
     const [free, all] = [
       (space?.bavail ?? 1) * (space?.bsize ?? 1),

@@ -84,7 +84,7 @@ export function dispatcher(
       const input: Input = reader.parse(raw);
       if (body.incoming) input.content = contentOf(body.incoming, reader, raw);
       const { caller, end, forget } = callerOf(ctx, current, rooms.state);
-      const stop = key && lasts ? judgeAgain(current, rooms.state, judge, end) : () => {};
+      const stop = key && lasts ? judgeAgain(current, rooms.state, judge, ender(route, end)) : () => {};
       try {
         await answer({ ctx, input, raw, caller });
       } finally {
@@ -225,6 +225,14 @@ function answererOf(
     refuseLate(route, caller);
     if (replayed) ctx.set('Idempotency-Replayed', 'true');
     sendObject(exchange, route, reply);
+  };
+}
+
+/** What was made stays, and is told of, though its machine has gone meanwhile; who may not know ends the wait. */
+function ender({ waits }: Route, end: (reason: unknown) => void): (reason: unknown) => void {
+  return (reason) => {
+    const refused = reason instanceof AppError && ['unauthorized', 'forbidden'].includes(reason.code);
+    if (!waits || refused) end(reason);
   };
 }
 
