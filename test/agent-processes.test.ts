@@ -1043,6 +1043,26 @@ test.runIf(asRoot)('what has cleared every trace of its command dies with it', a
   expect(await alive(await pidIn('daemon'))).toBe(false);
 });
 
+test.runIf(asRoot)('what a daemon of an earlier command may have started is left alone', async (context) => {
+  await open();
+  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+  const go = join(home, 'go');
+  const file = join(home, 'worker');
+  // A master that starts its worker when it is told to.
+  const master = `while [ ! -e ${go} ]; do sleep 0.02; done; setsid sh -c "echo \\$\\$ > ${file}; exec sleep 600" & wait`;
+  await run(`(env -i setsid sh -c '${master}' </dev/null >/dev/null 2>&1 &)`);
+  // Start times are told in hundredths of a second.
+  await run('sleep 0.1');
+  const id = newId('command');
+  const command = `touch ${go}; while [ ! -s ${file} ]; do sleep 0.01; done; echo ready; sleep 600`;
+  await hear(start(command, id), sees('ready'));
+  await room.killProcess({ id, grace_ms: 100 }, call());
+  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  const pid = await pidIn('worker');
+  expect(await alive(pid)).toBe(true);
+  process.kill(pid, 'SIGKILL');
+});
+
 test.runIf(asRoot)('what may be of another command is left alone', async (context) => {
   await open();
   if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');

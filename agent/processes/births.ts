@@ -1,7 +1,8 @@
-// Whose a process is that commands have started, but that shows neither mark nor kin: where only one ran at its birth, that
-// one's; else nobody can say.
+// Whose a process is that commands have started, but that shows neither mark nor kin: where only one ran at its birth and
+// none has left anything alive, that one's; else nobody can say.
 import { uptime } from 'node:os';
 import type { Logger } from '../../shared/logger.ts';
+import type { Leader } from './census.ts';
 import { type Birthplace, openBirthplace } from './cgroup.ts';
 import type { Claim } from './tree.ts';
 
@@ -25,6 +26,7 @@ export async function openBirths(name: string, log: Logger): Promise<Births | un
 export class Births {
   readonly #place: Birthplace;
   readonly #known = new Map<string, Lifetime>();
+  readonly #spawners = new Set<number>();
 
   /** Through openBirths. */
   constructor(place: Birthplace) {
@@ -33,12 +35,13 @@ export class Births {
 
   /** What the spawner forks from now on is known. */
   enter(spawner: number): Promise<void> {
+    this.#spawners.add(spawner);
     return this.#place.enter(spawner);
   }
 
   /** What belongs to a command that still runs. */
   of(id: string): Claim {
-    return { pids: () => this.#place.pids(), mine: ({ start }) => this.#only(id, start) };
+    return { pids: () => this.#place.pids(), mine: (one, others) => this.#only(id, one.start, others) };
   }
 
   /** `start`: of its first process, see proc(5). */
@@ -57,10 +60,12 @@ export class Births {
   }
 
   /** Whether a process of this start time can only be of that command. */
-  #only(id: string, start: string): boolean {
+  #only(id: string, start: string, others: readonly Leader[]): boolean {
     const at = Number(start);
     const own = this.#known.get(id);
     if (!own || at < own.from) return false;
+    // A daemon that an earlier command has left may have started it.
+    if (others.some((one) => Number(one.start) < own.from && !this.#spawners.has(one.pid))) return false;
     return [...this.#known].every(
       ([other, { from, to }]) =>
         other === id || at < from - slackTicks || (to !== undefined && at > to + slackTicks),

@@ -12,8 +12,8 @@ import { killByCgroup } from './cgroup.ts';
 export interface Claim {
   /** Everything that any command has started and that still lives. */
   pids(): Promise<ReadonlySet<number>>;
-  /** Asked of these only. */
-  mine(one: Pick<Process, 'start' | 'session'>): boolean;
+  /** Asked of these only; `others`: the rest of them that are known to be of somebody else, or of nobody. */
+  mine(one: Leader, others: readonly Leader[]): boolean;
 }
 
 /** The processes of a command or several, as far as /proc tells; it remembers who belonged to it once. */
@@ -48,7 +48,9 @@ export class Tree {
     }
     const born = (await this.#claim?.pids()) ?? new Set();
     this.#spread(all, byPid);
-    for (const one of all) if (!this.#has(one) && this.#owns(one, born.has(one.pid))) this.#learn(one);
+    for (const one of all) if (!this.#has(one) && this.#shows(one)) this.#learn(one);
+    this.#spread(all, byPid);
+    this.#claimHidden(all.filter((one) => one.alive && born.has(one.pid) && !this.#has(one)));
     this.#spread(all, byPid);
     return all.filter((one) => one.alive && this.#has(one));
   }
@@ -88,12 +90,15 @@ export class Tree {
     }
   }
 
-  /** `born`: some command has started it. */
-  #owns(one: Seen, born: boolean): boolean {
-    if (one.mark !== undefined && this.ids.has(one.mark)) return true;
-    if (one.links.some((link) => this.#links.has(link))) return true;
-    // It has cleared or overwritten its environment, left its session and closed its files.
-    return born && one.mark === undefined && this.#claim?.mine(one) === true;
+  #shows({ mark, links }: Seen): boolean {
+    return (mark !== undefined && this.ids.has(mark)) || links.some((link) => this.#links.has(link));
+  }
+
+  /** Those that have cleared or overwritten their environment, left their session and closed their files. */
+  #claimHidden(strangers: readonly Seen[]): void {
+    for (const one of strangers) {
+      if (one.mark === undefined && this.#claim?.mine(one, strangers)) this.#learn(one);
+    }
   }
 }
 
