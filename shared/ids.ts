@@ -11,6 +11,7 @@ export const prefixes = {
   command: 'cmd',
   batch: 'batch',
   session: 'sess',
+  client: 'cli',
   schedule: 'sched',
   run: 'run',
   webhook: 'hook',

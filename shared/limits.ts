@@ -1,4 +1,4 @@
-// Numbers of commands that agent and broker share.
+// Numbers of commands and terminals that agent and broker share.
 
 /** Commands that one machine has at once. */
 export const openCommands = 64;
@@ -8,3 +8,12 @@ export const killGraceMs = 10_000;
 export const outputWindowBytes = 64 * 1024 * 1024;
 /** A reader that takes nothing for so many milliseconds no longer holds up a command. */
 export const readerStallMs = 5_000;
+
+/** Terminals that one machine has at once. */
+export const openTerminals = 32;
+/** Clients of all terminals of one machine. */
+export const terminalClients = 128;
+/** Last bytes of a terminal's output that are kept; a client that falls behind further is cut. */
+export const terminalWindowBytes = 1024 * 1024;
+/** What a client gets first of what was there before it, and what may be on its way to it. */
+export const terminalReplayBytes = 256 * 1024;

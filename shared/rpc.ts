@@ -76,8 +76,8 @@ export interface CallOptions {
   lane?: Lane;
 }
 
-/** Small ones; transfers of any size; those that follow processes; and those that watch files. */
-export type Lane = 'short' | 'bulk' | 'process' | 'watch';
+/** Small ones; transfers of any size; those that follow processes; terminals and their clients; watches of files. */
+export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 
 /** What an agent's handler is told about the call it answers. */
 export interface AgentCall {

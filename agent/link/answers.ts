@@ -3,6 +3,7 @@ import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import {
   type AgentCall,
@@ -45,7 +46,7 @@ const closingMs = 10_000;
 const partingMs = 1_000;
 const gaveUp = new AppError('unavailable', 'the caller gave up');
 /** Lanes of the broker beside the short and the bulk one: calls that last, and watches. */
-const mostLasting = 128;
+const mostLasting = 128 + openTerminals + terminalClients;
 const mostWatching = 32;
 /** Calls that take no place in a lane: answered by a reply, and those whose end the broker has not heard of yet. */
 const mostSmall = 128;
@@ -81,8 +82,9 @@ export function openAnswers(options: AnswersOptions): Answers {
       return new AppError('not_supported', 'this agent is too old for this: update it', {
         method: call.method,
       });
-    const capability = needed[shape.name];
-    if (!capabilities.includes(capability)) {
+    const any = needed[shape.name];
+    const [capability] = any;
+    if (!any.some((one) => capabilities.includes(one))) {
       log.warn(
         { request_id: call.request_id, method: call.method },
         'refused: the owner of this machine does not allow it',

@@ -70,6 +70,7 @@ export function openCalls(settings: CallsOptions): Calls {
     short: new Set(),
     bulk: new Set(),
     process: new Set(),
+    terminal: new Set(),
     watch: new Set(),
   };
   let closed = false;

@@ -7,6 +7,7 @@ import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectR
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
 import { after, every, monotonic, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
+import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { verifyProof } from '../../shared/proof.ts';
 import { protocolVersion } from '../../shared/rpc.ts';
@@ -36,8 +37,9 @@ export interface ConnectSettings {
   frameBytes: number;
   /** Streaming calls open at once on one machine: so many short ones, and as many transfers. */
   openCalls: number;
-  /** The same for those that follow commands, and for those that watch files. */
+  /** The same for those that follow commands, for terminals with their clients, and for those that watch files. */
   openFollows: number;
+  openTerminals: number;
   openWatches: number;
   messageBytes: number;
   /** Longest silence of a machine in the middle of a streaming call. */
@@ -50,6 +52,7 @@ export const defaultSettings: ConnectSettings = {
   frameBytes: 256 * 1024,
   openCalls: 32,
   openFollows: 96,
+  openTerminals: openTerminals + terminalClients,
   openWatches: 32,
   messageBytes: 1024 * 1024 + 64 * 1024,
   callIdleMs: 60_000,
@@ -160,7 +163,13 @@ class Session implements Link {
     this.#calls = openCalls({
       machineId: machine.id,
       methods: hello.methods,
-      maxOpen: { short: open, bulk: open, process: settings.openFollows, watch: settings.openWatches },
+      maxOpen: {
+        short: open,
+        bulk: open,
+        process: settings.openFollows,
+        terminal: settings.openTerminals,
+        watch: settings.openWatches,
+      },
       idleMs: settings.callIdleMs,
       send: (message) => this.#send(message),
       switchboard: rooms.switchboard,

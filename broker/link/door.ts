@@ -47,7 +47,8 @@ export interface Door {
 /** Time that last messages have to go out before a connection is cut. */
 const leavingMs = 300;
 const headerBytes = 16 * 1024;
-const streamsPerConnection = 256;
+/** More than all lanes of a machine have in all. */
+const streamsPerConnection = 512;
 const sessionMegabytes = 64;
 
 /** Opens the door. Rejects with a system error when the address cannot be had. */

@@ -61,7 +61,7 @@ export const command = z
   })
   .meta({ id: 'Command' });
 
-const environment = z
+export const environment = z
   .record(
     z
       .string()

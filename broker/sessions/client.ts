@@ -1,0 +1,36 @@
+// A client of a terminal as this room sees it, whatever carries it: a WebSocket, or a gRPC stream.
+
+/** What a client does. Its transport has checked the form. */
+export type Doing =
+  | { input: Uint8Array }
+  | { size: { cols: number; rows: number } }
+  /** For the process group in the foreground. */
+  | { signal: NodeJS.Signals };
+
+/** What a client is told besides output. */
+export type Note =
+  /** First, and again after nothing: where the output begins that follows. */
+  | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number }
+  /** GRACE_PERIOD while its machine is away, then CONNECTED. */
+  | { type: 'status'; status: string }
+  /** Another client has changed the size. */
+  | { type: 'size'; cols: number; rows: number }
+  /** What it did was not done. */
+  | { type: 'refused'; message: string };
+
+/** Why a client is let go: the session is over, it was detached, its key may no longer, it fell behind, the broker stops. */
+export type Parting =
+  | { why: 'ended'; exit_code: number | null; signal: string | null; reason: string | null }
+  | { why: 'detached' | 'forbidden' | 'fell_behind' | 'stopping' };
+
+/** One client's connection. The room reads `doings`, and ends every port with part() unless `gone` fired before. */
+export interface ClientPort {
+  /** Resolves once the client has taken enough of it to be given more. Never rejects. */
+  output(bytes: Uint8Array): Promise<void>;
+  note(note: Note): void;
+  /** What the client does, in order; reading slowly slows the client. Ends when it goes. */
+  doings: AsyncIterable<Doing>;
+  /** The client went away. */
+  gone: AbortSignal;
+  part(parting: Parting): void;
+}
