@@ -35,74 +35,83 @@ function fastest(run: () => unknown): number {
   return Math.min(...times);
 }
 
+/** Texts too long for a test's name. */
+const longTexts = new Map<string, string>();
+function long(name: string, text: string): string {
+  longTexts.set(name, text);
+  return name;
+}
+const textOf = (named: string): string => longTexts.get(named) ?? named;
+
 test.each([
-  [''],
-  [' '],
-  ['* * * *'],
-  ['* * * * * * *'],
-  ['60 * * * *'],
-  ['* 24 * * *'],
-  ['* * 0 * *'],
-  ['* * 32 * *'],
-  ['* * * 13 * '],
-  ['* * * 0 *'],
-  ['* * * * 8'],
-  ['5-1 * * * *'],
-  ['* * * * FRI-MON'],
-  ['*/0 * * * *'],
-  ['*/60 * * * *'],
-  ['*/1000 * * * *'],
-  ['5/15 * * * *'],
-  ['*-5 * * * *'],
-  ['1,,2 * * * *'],
-  ['1, * * * *'],
-  ['-1 * * * *'],
-  ['1.5 * * * *'],
-  ['1e1 * * * *'],
-  ['? * * * *'],
-  ['0 0 ? * *'],
-  ['0 0 15W * *'],
-  ['0 0 L-2 * *'],
-  ['L * * * *'],
-  ['0 0 * L *'],
-  ['0 0 * * L'],
-  ['0 0 * * 5#0'],
-  ['0 0 * * 5#6'],
-  ['0 0 * * 8L'],
-  ['0 0 1#2 * *'],
-  ['0 0 * * +MON'],
-  ['0 0 * * SUNDAY'],
-  ['0 0 * FOO *'],
-  ['0 0 31 2 *'],
-  ['0 0 30,31 2 *'],
-  ['0 0 31 2,4,6,9,11 */2'],
-  ['@reboot'],
-  ['@every 5m'],
-  ['2026-11-21T10:00:00Z'],
-  ['* * * * *\u0000'],
-  ['x'.repeat(100_000)],
-  [`* * * * ${'1,'.repeat(50_000)}1`],
-  [' '.repeat(100_000)],
-  ['٣ * * * *'],
-])('the expression %j is refused within 10 ms', (cron) => {
+  '',
+  ' ',
+  '* * * *',
+  '* * * * * * *',
+  '60 * * * *',
+  '* 24 * * *',
+  '* * 0 * *',
+  '* * 32 * *',
+  '* * * 13 * ',
+  '* * * 0 *',
+  '* * * * 8',
+  '5-1 * * * *',
+  '* * * * FRI-MON',
+  '*/0 * * * *',
+  '*/60 * * * *',
+  '*/1000 * * * *',
+  '5/15 * * * *',
+  '*-5 * * * *',
+  '1,,2 * * * *',
+  '1, * * * *',
+  '-1 * * * *',
+  '1.5 * * * *',
+  '1e1 * * * *',
+  '? * * * *',
+  '0 0 ? * *',
+  '0 0 15W * *',
+  '0 0 L-2 * *',
+  'L * * * *',
+  '0 0 * L *',
+  '0 0 * * L',
+  '0 0 * * 5#0',
+  '0 0 * * 5#6',
+  '0 0 * * 8L',
+  '0 0 1#2 * *',
+  '0 0 * * +MON',
+  '0 0 * * SUNDAY',
+  '0 0 * FOO *',
+  '0 0 31 2 *',
+  '0 0 30,31 2 *',
+  '0 0 31 2,4,6,9,11 */2',
+  '@reboot',
+  '@every 5m',
+  '2026-11-21T10:00:00Z',
+  '* * * * *\u0000',
+  long('100,000 letters', 'x'.repeat(100_000)),
+  long('a list of 50,000', `* * * * ${'1,'.repeat(50_000)}1`),
+  long('100,000 blanks', ' '.repeat(100_000)),
+  '٣ * * * *',
+])('the expression %s is refused within 10 ms', (named) => {
+  const cron = textOf(named);
   const issue = { path: 'cron', message: expect.any(String) };
   expect(refusalOf(cron)).toEqual(['validation_failed', [issue]]);
   expect(fastest(() => refusalOf(cron))).toBeLessThan(10);
 });
 
 test.each([
-  [''],
-  ['Nowhere/City'],
-  ['+02:00'],
-  ['UTC+1'],
-  ['Europe/Berlin\n'],
-  ['x'.repeat(100_000)],
-  ['../etc'],
-])('the time zone %j is refused within 10 ms', (zone) => {
-  const begun = performance.now();
+  'Nowhere/City',
+  '',
+  '+02:00',
+  'UTC+1',
+  'Europe/Berlin\n',
+  '../etc',
+  long('a name of 100,000 letters', 'x'.repeat(100_000)),
+])('the time zone %s is refused within 10 ms', (named) => {
+  const zone = textOf(named);
   const issue = { path: 'timezone', message: expect.any(String) };
   expect(refusalOf('* * * * *', zone)).toEqual(['validation_failed', [issue]]);
-  expect(performance.now() - begun).toBeLessThan(10);
+  expect(fastest(() => refusalOf('* * * * *', zone))).toBeLessThan(10);
 });
 
 test('a refusal says which part of the expression is wrong', () => {
