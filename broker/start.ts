@@ -33,6 +33,8 @@ import { openPresence } from './link/presence.ts';
 import { announce } from './machines/announce.ts';
 import { machineHandlers } from './machines/index.ts';
 import { openVitals } from './machines/vitals.ts';
+import { openSchedules } from './schedules/index.ts';
+import { openScheduleRecords } from './schedules/records.ts';
 import { openState, type State } from './state/index.ts';
 
 export interface Broker {
@@ -117,9 +119,14 @@ async function assemble(
     keepMs: settings.keep_history,
     keepBytes: settings.keep_output,
   };
-  const commands = await openCommands({ ...rooms, mayRun: mayRun(state) }, commandSettings, log);
+  const runs = openScheduleRecords(rooms, settings.keep_history);
+  const commandRooms = { ...rooms, mayRun: mayRun(state), ended: runs.ended };
+  const commands = await openCommands(commandRooms, commandSettings, log);
   closers.push(() => commands.close());
   await state.drainTo((entries) => history.applyOutbox(entries));
+  const schedules = openSchedules({ ...commandRooms, commands, records: runs }, log);
+  // Nothing is linked to a broker that only its own box can call: what is due waits for the next start.
+  if (settings.local) schedules.stop();
 
   const status = { ready: false, url: '', grpc: '' };
   const metrics = openMetrics(() => ({ online: presence.count, registered: state.machines.size }));
@@ -129,6 +136,7 @@ async function assemble(
     files: fileHandlers({ ...rooms, log, contents: openBudget(maxContents, 'files are read as content') }),
     commands: commands.handlers,
     batches: commands.batches.handlers,
+    schedules: schedules.handlers,
     events: events.handlers,
     keys: keys.handlers,
     service: serviceHandlers({
@@ -143,6 +151,8 @@ async function assemble(
     machine: (id) => state.machines.get(id) && {},
     command: (id) => behind(commands.machineOf(id)),
     batch: (id) => behind(...commands.batches.machinesOf(id)),
+    schedule: (id) => behind(schedules.machineOf(id)),
+    run: (id) => behind(schedules.machineOfRun(id)),
     key: (id) => state.keys.get(id) && {},
     join_token: (id) => state.joinTokens.get(id) && {},
   };
@@ -157,6 +167,7 @@ async function assemble(
   // Before anything listens: a start that fails gives back what it took.
   closers.push(async () => {
     status.ready = false;
+    schedules.stop();
     commands.stop();
     presence.drain(returnSpreadMs);
     await Promise.all([door?.close(), ...servers.map(stopServer)]);

@@ -165,7 +165,15 @@ async function furnish(house: House, tag: string): Promise<Ids> {
     house.client.keys.create({ name: tag, scopes: ['files:read'] }),
     house.client.joinTokens.create({ name: tag }),
   ]);
-  return { machine, command: command.id, batch: batch.id, key: key.id, join_token: token.id };
+  const schedule = await house.client.schedules.create({
+    ...{ machine_id: machine, name: tag, command: 'true', cron: '@yearly', catch_up: 'none' },
+  });
+  await house.client.schedules.run({ schedule_id: schedule.id });
+  const { items } = await house.client.schedules.history({ schedule_id: schedule.id });
+  return {
+    ...{ machine, command: command.id, batch: batch.id, key: key.id, join_token: token.id },
+    ...{ schedule: schedule.id, run: items[0]?.id ?? '' },
+  };
 }
 
 /** Nouns whose things lie on a machine, or are one. */
@@ -173,6 +181,8 @@ const onMachine: Record<IdNoun, boolean> = {
   machine: true,
   command: true,
   batch: true,
+  schedule: true,
+  run: true,
   key: false,
   join_token: false,
 };

@@ -135,7 +135,7 @@ export function openBatches(
       async create(input, caller) {
         const id = newId('batch') as BatchId;
         const commands = machinesOf(input, caller).map((machine_id) =>
-          commandOf({ ...input, machine_id }, caller, id),
+          commandOf({ ...input, machine_id }, caller, { batch_id: id }),
         );
         const { concurrency = null, max_failures = null } = input;
         const open = commands.length;

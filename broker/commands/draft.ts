@@ -1,6 +1,6 @@
 // From what was asked to a command: its record, what is to start, and whether the owner of the machine allows it.
-import type { Api, Caller, Input } from '../../shared/api/index.ts';
-import type { BatchId, CommandId, MachineId } from '../../shared/api/route.ts';
+import type { Api, Input } from '../../shared/api/index.ts';
+import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
@@ -10,11 +10,11 @@ import type { Command, Spec } from './records.ts';
 /** What is asked for, wherever it is to run. */
 export type Wish = Omit<Input<Api['commands']['async']>, 'machine_id'>;
 
-/** A record that waits; whoever hands it to an agent says so in it. */
+/** A record that waits; whoever hands it to an agent says so in it. `whole`: what it is a part of. */
 export function commandOf(
   wish: Wish & { machine_id: MachineId },
-  caller: Caller,
-  batch_id: BatchId | null = null,
+  { key_id }: { key_id: KeyId },
+  whole: { batch_id?: BatchId; schedule_id?: ScheduleId } = {},
 ): Command {
   const created_at = now();
   return {
@@ -37,9 +37,9 @@ export function commandOf(
     started_at: null,
     finished_at: null,
     reason: null,
-    requested_by: caller.key_id,
-    schedule_id: null,
-    batch_id,
+    requested_by: key_id,
+    schedule_id: whole.schedule_id ?? null,
+    batch_id: whole.batch_id ?? null,
     journal_id: '',
     queue_until: wish.queue_for === undefined ? null : created_at + wish.queue_for,
     cancel: false,

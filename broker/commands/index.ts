@@ -1,6 +1,6 @@
 // Commands over REST: accepted once, followed to their end, kept in history with their output.
 import type { Api, Caller, Handlers, Input, Journal } from '../../shared/api/index.ts';
-import type { BatchId, MachineId } from '../../shared/api/route.ts';
+import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -8,10 +8,18 @@ import { textIn } from '../history.ts';
 import type { Presence } from '../link/presence.ts';
 import { pageOfRows, reachableOnly } from '../paging.ts';
 import { type Batches, openBatches } from './batches.ts';
-import { commandOf, refuseLocked, specOf } from './draft.ts';
+import { commandOf, refuseLocked, specOf, type Wish } from './draft.ts';
 import { openOutputs } from './outputs.ts';
 import { bytesOf, eventsFrom, type Source } from './reading.ts';
-import { type Command, columns, fromRow, listedBytes, openRecords, type Records } from './records.ts';
+import {
+  type Command,
+  type CommandRecord,
+  columns,
+  fromRow,
+  listedBytes,
+  openRecords,
+  type Records,
+} from './records.ts';
 import { current, type Run, runOf, waits } from './run.ts';
 import { openRuns, type Rooms, type Runs } from './runs.ts';
 import { listed, shown } from './shown.ts';
@@ -21,12 +29,31 @@ import { Turns } from './turns.ts';
 export interface Commands {
   handlers: Handlers['commands'];
   batches: Batches;
+  /** Has a command run for a schedule, written together with `also`. Throws what POST would answer. */
+  start(order: Order, also: (journal: Journal, id: CommandId) => void): Promise<Begun>;
+  /** Those of these ids that are known, with the end of their output. */
+  listed(ids: readonly string[]): Promise<Map<string, CommandRecord>>;
   /** The machine a command belongs to. */
   machineOf(id: string): MachineId | undefined;
   /** Wakes everybody who waits; nothing is started any more. */
   stop(): void;
   /** Gives the files back, once no link is left. */
   close(): Promise<void>;
+}
+
+/** What a schedule wants to have run, and with whose right. */
+export interface Order extends Wish {
+  machine_id: MachineId;
+  schedule_id: ScheduleId;
+  key_id: KeyId;
+  request_id: string;
+}
+
+/** A command that is on disk. */
+export interface Begun {
+  id: CommandId;
+  /** How it is once it has started or ended, after `ms` at the latest. */
+  within(ms: number, signal: AbortSignal): Promise<CommandRecord>;
 }
 
 export interface CommandSettings {
@@ -70,6 +97,26 @@ export async function openCommands(rooms: Rooms, settings: CommandSettings, log:
   }
 
   return {
+    async start(order, also) {
+      refuseLocked(rooms, order.machine_id, order.user);
+      const command = commandOf(order, order, order);
+      const alongside = (journal: Journal): void => also(journal, command.id);
+      const run = await runs.add(command, specOf(order), order.request_id, alongside);
+      return {
+        id: command.id,
+        async within(ms, signal) {
+          await runs.begun(run, ms, signal);
+          return shown(await current(run, listedBytes));
+        },
+      };
+    },
+    async listed(ids) {
+      const found = records.some(ids).map(async (command) => {
+        const run = runs.get(command.id);
+        return listed(run ? await current(run, listedBytes) : command);
+      });
+      return new Map((await Promise.all(found)).map((command) => [command.id, command]));
+    },
     machineOf: (id) => runs.get(id)?.command.machine_id ?? records.machineOf(id),
     batches,
     stop() {
@@ -122,6 +169,7 @@ function listing({ history }: Rooms, runs: Runs): Pick<Handlers['commands'], 'li
         reachableOnly(caller.reachable()),
         input.machine_id && ['machine_id = ?', input.machine_id],
         input.status && ['status = ?', input.status],
+        input.schedule_id && ['schedule_id = ?', input.schedule_id],
         input.batch_id && ['batch_id = ?', input.batch_id],
         input.since && ['created_at >= ?', input.since.getTime()],
       ],

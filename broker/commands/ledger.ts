@@ -4,7 +4,7 @@ import type { Journal } from '../../shared/api/index.ts';
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
-import type { History } from '../history.ts';
+import type { History, HistoryTransaction } from '../history.ts';
 import type { State } from '../state/index.ts';
 import type { Command, Records, Status } from './records.ts';
 import type { End } from './reports.ts';
@@ -29,7 +29,13 @@ const rewriteMs = 5_000;
 
 /** `over` is called for each end that is on disk. */
 export function openLedger(
-  rooms: { state: State; history: History; events: Events; records: Records },
+  rooms: {
+    state: State;
+    history: History;
+    events: Events;
+    records: Records;
+    ended(command: Command, transaction: HistoryTransaction): void;
+  },
   over: (run: Run) => void,
   log: Logger,
 ): Ledger {
@@ -67,6 +73,7 @@ export function openLedger(
           announce(run, transaction);
           records.update(command);
           emit(transaction, eventOf(command.status), command);
+          rooms.ended(command, transaction);
         });
         run.command = command;
         run.over = true;
@@ -83,6 +90,7 @@ export function openLedger(
     started(run, at) {
       if (run.command.status !== 'queued') return;
       run.command = { ...run.command, status: 'running', started_at: at };
+      for (const wake of [...run.starters]) wake();
       run.cancelTimer();
       run.cancelTimer = after(startedLaterMs, () => {
         history

@@ -1,6 +1,6 @@
 // Commands in history: one row each, from the moment it is accepted.
 import type { Api, Reply } from '../../shared/api/index.ts';
-import type { BatchId, CommandId, KeyId, MachineId } from '../../shared/api/route.ts';
+import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import { type History, jsonIn, type Row, textIn } from '../history.ts';
 
 export type CommandRecord = Reply<Api['commands']['get']>;
@@ -30,7 +30,7 @@ export interface Command {
   finished_at: number | null;
   reason: string | null;
   requested_by: KeyId;
-  schedule_id: string | null;
+  schedule_id: ScheduleId | null;
   batch_id: BatchId | null;
   /** The agent's journal it was given to: another journal means a wiped agent. Empty: it waits, no agent has it. */
   journal_id: string;
@@ -114,6 +114,8 @@ export interface Records {
   /** Writes what changes of a command; inside a transaction. */
   update(command: Command): void;
   find(id: string): Command | undefined;
+  /** Those of these ids that are known, with the end of their output only. */
+  some(ids: readonly string[]): Command[];
   machineOf(id: string): MachineId | undefined;
   specOf(id: string): Spec | undefined;
   /** In the order they came. */
@@ -157,6 +159,11 @@ export function openRecords(history: History, keepMs: number, removed: (ids: str
       const tails = row && history.sql('SELECT stdout, stderr FROM command_tails WHERE id = ?').get(id);
       return row && fromRow({ ...row, ...tails });
     },
+    some: (ids) =>
+      history
+        .sql(`SELECT ${columns} FROM commands WHERE id IN (SELECT value FROM json_each(?))`)
+        .all(JSON.stringify(ids))
+        .map(fromRow),
     machineOf(id) {
       const row = history.sql('SELECT machine_id FROM commands WHERE id = ?').get(id);
       return row && (textIn(row, 'machine_id') as MachineId);

@@ -20,6 +20,9 @@ export interface Run {
   /** The last input on its way; never rejects. */
   input: Promise<unknown>;
   cancelTimer: () => void;
+  /** Called when it has started. */
+  starters: Set<() => void>;
+  /** Called when it is over. */
   waiters: Set<() => void>;
 }
 
@@ -35,6 +38,7 @@ export function runOf(command: Command, output: Output, requestId: string): Run 
     announced: command.started_at !== null,
     input: Promise.resolve(),
     cancelTimer: () => {},
+    starters: new Set(),
     waiters: new Set(),
   };
 }
@@ -42,6 +46,11 @@ export function runOf(command: Command, output: Output, requestId: string): Run 
 /** Whether no agent has it yet. */
 export function waits({ command, end }: Run): boolean {
   return command.journal_id === '' && !end;
+}
+
+/** Tells all who wait, also those whom nothing more will be told. */
+export function wakeAll({ starters, waiters }: Run): void {
+  for (const wake of [...starters, ...waiters]) wake();
 }
 
 /** The command with its output so far; `most` bytes of each stream. */

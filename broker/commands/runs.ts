@@ -7,7 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 import { openCommands } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
-import type { History } from '../history.ts';
+import type { History, HistoryTransaction } from '../history.ts';
 import type { Link, Presence } from '../link/presence.ts';
 import type { Vitals } from '../machines/vitals.ts';
 import type { State } from '../state/index.ts';
@@ -17,7 +17,7 @@ import type { Outputs } from './outputs.ts';
 import { Places } from './places.ts';
 import { openQueue } from './queue.ts';
 import type { Command, Records, Spec } from './records.ts';
-import { type Run, runOf, waits } from './run.ts';
+import { type Run, runOf, waits, wakeAll } from './run.ts';
 import { openSupervision } from './supervision.ts';
 import type { Turns } from './turns.ts';
 
@@ -29,6 +29,8 @@ export interface Rooms {
   vitals: Vitals;
   /** Whether a key may still have its command run there. */
   mayRun(command: Command): boolean;
+  /** A command ends, in the transaction that writes it. */
+  ended(command: Command, transaction: HistoryTransaction): void;
 }
 
 interface RunRooms extends Rooms {
@@ -46,6 +48,8 @@ export interface Runs {
   addAll(commands: Command[], requestId: string, also: (journal: Journal) => void): Promise<Run[]>;
   get(id: string): Run | undefined;
   waitingFor(machineId: string): Run[];
+  /** Resolves when the command has started or ended, after `ms`, or when the signal fires. */
+  begun(run: Run, ms: number, signal?: AbortSignal): Promise<void>;
   /** Resolves when the command has ended durably, after `ms`, or when the signal fires. */
   ended(run: Run, ms: number, signal?: AbortSignal): Promise<void>;
   /** Asks for its end, now or when its machine is back; what waits never runs. */
@@ -120,7 +124,7 @@ export function openRuns(
     const last = turns.ended(batch_id, { ran: journal_id !== '', completed: status === 'completed' });
     if (last && batch_id) rooms.batchOver(batch_id);
     outputs.ended(kept_bytes);
-    for (const wake of run.waiters) wake();
+    wakeAll(run);
     run.output.changed.wake();
     supervision.over(run.command);
     queue.look();
@@ -168,7 +172,9 @@ export function openRuns(
     },
     get: (id) => places.get(id),
     waitingFor: (machineId) => places.waiting(machineId).filter(({ stored }) => stored),
-    ended: endOf,
+    begun: (run, ms, signal) =>
+      run.command.started_at === null && !run.over ? within(run.starters, ms, signal) : Promise.resolve(),
+    ended: (run, ms, signal) => (run.over ? Promise.resolve() : within(run.waiters, ms, signal)),
     async cancel(run) {
       if (waits(run)) return ledger.ended(run, { status: 'cancelled' });
       run.command = { ...run.command, cancel: true };
@@ -189,7 +195,7 @@ export function openRuns(
       for (const stop of stops) stop();
       for (const run of places.all()) {
         run.cancelTimer();
-        for (const wake of run.waiters) wake();
+        wakeAll(run);
         run.output.changed.wake();
         for (const stream of streams) run.output[stream].release();
       }
@@ -206,17 +212,18 @@ function isSilent({ machine_id, created_at, journal_id }: Command, { presence, v
   return now() - Math.max(created_at, vitals.of(machine_id)?.last_seen ?? 0) > noReportMs;
 }
 
-function endOf(run: Run, ms: number, signal?: AbortSignal): Promise<void> {
-  if (run.over || ms === 0 || signal?.aborted) return Promise.resolve();
+/** Resolves when one of these is called, after `ms`, or when the signal fires. */
+function within(waiters: Set<() => void>, ms: number, signal?: AbortSignal): Promise<void> {
+  if (ms === 0 || signal?.aborted) return Promise.resolve();
   return new Promise((resolve) => {
     const done = (): void => {
       cancel();
-      run.waiters.delete(done);
+      waiters.delete(done);
       signal?.removeEventListener('abort', done);
       resolve();
     };
     const cancel = after(ms, done);
-    run.waiters.add(done);
+    waiters.add(done);
     signal?.addEventListener('abort', done, { once: true });
   });
 }

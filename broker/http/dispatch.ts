@@ -201,6 +201,7 @@ function answererOf(
 ): (exchange: Exchange) => Promise<void> {
   const handler = handlerOf(handlers, noun, operation);
   const send = senderOf(route);
+  const { again = 'get' } = route;
   if (route.kind === 'raw') return (exchange) => sendRaw(exchange, handler);
   if (send) return (exchange) => stream(exchange, send, handler, rooms.log);
   return async (exchange) => {
@@ -220,7 +221,7 @@ function answererOf(
       body: raw.body,
       content: input.content,
       run: () => handler(input, caller),
-      get: (id) => handlerOf(handlers, noun, 'get')({ [idParamOf(noun)]: id }, caller),
+      get: (id) => handlerOf(handlers, noun, again)({ [idParamOf(noun, again)]: id }, caller),
     });
     refuseLate(route, caller);
     if (replayed) ctx.set('Idempotency-Replayed', 'true');
@@ -242,10 +243,10 @@ function refuseLate({ waits }: Route, { signal }: Caller): void {
 }
 
 /** What the route that gets one of a noun calls its id. */
-function idParamOf(noun: string): string {
-  const get = allRoutes().find((one) => one.noun === noun && one.operation === 'get');
+function idParamOf(noun: string, operation: string): string {
+  const get = allRoutes().find((one) => one.noun === noun && one.operation === operation);
   const [name] = Object.keys(get?.route.params ?? {});
-  if (name === undefined) throw new Error(`no ${noun}.get to answer a repeat with`);
+  if (name === undefined) throw new Error(`no ${noun}.${operation} to answer a repeat with`);
   return name;
 }
 

@@ -137,6 +137,8 @@ export function machineHandlers(rooms: {
       await state.change((draft) => {
         const machine = draft.get('machines', input.machine_id) ?? find(input.machine_id);
         draft.remove('machines', machine.id);
+        const run = draft.all('schedules').filter(({ machine_id }) => machine_id === machine.id);
+        for (const { id } of run) draft.remove('schedules', id);
         events.emit(draft, 'machine.removed', machine, { last_seen: iso(vitals.of(machine.id)?.last_seen) });
       });
       presence.remove(input.machine_id);

@@ -1,6 +1,6 @@
 // What state.json holds: every declared thing, as it is written.
 import { z } from 'zod';
-import { joinTokenId, keyId, machineId, scopes } from '../../shared/api/route.ts';
+import { joinTokenId, keyId, machineId, scheduleId, scopes } from '../../shared/api/route.ts';
 import type { Entry } from '../history.ts';
 
 const machine = z.strictObject({
@@ -40,6 +40,33 @@ const joinToken = z.strictObject({
 });
 export type JoinToken = z.output<typeof joinToken>;
 
+const schedule = z.strictObject({
+  id: scheduleId,
+  name: z.string(),
+  description: z.string().nullable(),
+  machine_id: machineId,
+  command: z.string(),
+  cron: z.string(),
+  timezone: z.string(),
+  enabled: z.boolean(),
+  /** Milliseconds. */
+  timeout: z.number().nullable(),
+  notify: z.strictObject({ on_success: z.boolean(), on_failure: z.boolean() }).nullable(),
+  overlap: z.enum(['skip', 'allow']),
+  catch_up: z.enum(['none', 'last', 'all']),
+  catch_up_window: z.number(),
+  user: z.string().nullable(),
+  cwd: z.string().nullable(),
+  env: z.record(z.string(), z.string()).nullable(),
+  /** The key that last changed it. */
+  requested_by: keyId,
+  created_at: z.string(),
+  updated_at: z.string(),
+  /** Its times count from here on: when it was made, or its times were last changed. */
+  since: z.string(),
+});
+export type Schedule = z.output<typeof schedule>;
+
 export const version = 1;
 export const documents = z.strictObject({
   version: z.literal(version),
@@ -49,6 +76,8 @@ export const documents = z.strictObject({
   machines: z.array(machine),
   keys: z.array(key),
   join_tokens: z.array(joinToken),
+  // Older states have none.
+  schedules: z.array(schedule).default([]),
   outbox: z.array(z.custom<Entry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success)),
 });
 export type Documents = z.output<typeof documents>;
@@ -58,6 +87,7 @@ export interface Collections {
   machines: Map<string, Machine>;
   keys: Map<string, Key>;
   join_tokens: Map<string, JoinToken>;
+  schedules: Map<string, Schedule>;
 }
 export type Name = keyof Collections;
-export const names: readonly Name[] = ['machines', 'keys', 'join_tokens'];
+export const names: readonly Name[] = ['machines', 'keys', 'join_tokens', 'schedules'];

@@ -12,12 +12,13 @@ import {
   type JoinToken,
   type Key,
   type Machine,
+  type Schedule,
   version,
 } from './documents.ts';
 import { type Draft, draftOf } from './draft.ts';
 import { DurableFile, quoted } from './file.ts';
 
-export type { Draft, JoinToken, Key, Machine };
+export type { Draft, JoinToken, Key, Machine, Schedule };
 
 export interface State {
   readonly installId: string;
@@ -26,6 +27,7 @@ export interface State {
   readonly machines: ReadonlyMap<string, Machine>;
   readonly keys: ReadonlyMap<string, Key>;
   readonly joinTokens: ReadonlyMap<string, JoinToken>;
+  readonly schedules: ReadonlyMap<string, Schedule>;
   /**
    * Runs `edit` on a draft and resolves with its result once the change is on disk and its outbox in history.
    * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace.
@@ -55,6 +57,7 @@ export async function openState(directory: string): Promise<State> {
     machines: [],
     keys: [],
     join_tokens: [],
+    schedules: [],
     outbox: [],
   };
   const low = new Low<Documents>(adapter, found ?? fresh);
@@ -110,6 +113,7 @@ function stateOver(low: Low<Documents>): State {
       machines: [...next.machines.values()],
       keys: [...next.keys.values()],
       join_tokens: [...next.join_tokens.values()],
+      schedules: [...next.schedules.values()],
       outbox: [...before.outbox.slice(applied), ...entries],
     };
     try {
@@ -153,6 +157,9 @@ function stateOver(low: Low<Documents>): State {
     get joinTokens() {
       return committed.join_tokens;
     },
+    get schedules() {
+      return committed.schedules;
+    },
     change(edit) {
       return new Promise((resolve, reject) => {
         let result: ReturnType<typeof edit>;
@@ -187,6 +194,7 @@ function collectionsOf(data: Documents): Collections {
     machines: new Map(data.machines.map((document) => [document.id, document])),
     keys: new Map(data.keys.map((document) => [document.id, document])),
     join_tokens: new Map(data.join_tokens.map((document) => [document.id, document])),
+    schedules: new Map(data.schedules.map((document) => [document.id, document])),
   };
 }
 

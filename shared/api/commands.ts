@@ -12,6 +12,7 @@ import {
   outgoing,
   queryBoolean,
   queryNumber,
+  scheduleId,
   single,
   text,
   timestamp,
@@ -106,6 +107,7 @@ const creation = {
 
 const filters = {
   status: z.enum(commandStatuses).optional(),
+  schedule_id: scheduleId.optional(),
   batch_id: batchId.optional(),
   since: instant.optional(),
 };

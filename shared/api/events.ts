@@ -19,6 +19,8 @@ export const eventTypes = [
   'command.completed',
   'command.failed',
   'command.timeout',
+  'schedule.completed',
+  'schedule.failed',
   'file.uploaded',
   'file.downloaded',
   'file.deleted',

@@ -8,9 +8,10 @@ import { joinTokens } from './join-tokens.ts';
 import { keys } from './keys.ts';
 import { machines } from './machines.ts';
 import type { KeyId, MachineId, Route, Scope } from './route.ts';
+import { schedules } from './schedules.ts';
 import { service } from './service.ts';
 
-export const api = { machines, joinTokens, files, commands, batches, events, keys, service };
+export const api = { machines, joinTokens, files, commands, batches, schedules, events, keys, service };
 export type Api = typeof api;
 
 type Parsed<Shape extends z.ZodRawShape> = keyof Shape extends never ? unknown : z.output<z.ZodObject<Shape>>;

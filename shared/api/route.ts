@@ -64,6 +64,8 @@ export interface Route<
    * answer; 'secret' never stores the answer and refuses the repeat with the id it made.
    */
   idempotency?: 'replay' | 'secret';
+  /** The operation that answers a repeat after a crash; the noun's `get` unless told. */
+  again?: string;
   /** Largest body in bytes: 1 MiB unless told. */
   bodyLimit?: number;
   /** `machine_id` may be left out while exactly one machine is registered. */
@@ -88,6 +90,7 @@ type Draft<Q extends z.ZodRawShape, H extends z.ZodRawShape, B extends z.ZodType
   reply: R;
   status?: 200 | 201;
   idempotency?: 'replay' | 'secret';
+  again?: string;
   bodyLimit?: number;
   impliesMachine?: boolean;
   waits?: boolean;
@@ -300,6 +303,10 @@ export const batchId = id('batch').brand<'BatchId'>();
 export type BatchId = z.output<typeof batchId>;
 export const sessionId = id('sess').brand<'SessionId'>();
 export type SessionId = z.output<typeof sessionId>;
+export const scheduleId = id('sched').brand<'ScheduleId'>();
+export type ScheduleId = z.output<typeof scheduleId>;
+export const runId = id('run').brand<'RunId'>();
+export type RunId = z.output<typeof runId>;
 export const keyId = id('key').brand<'KeyId'>();
 export type KeyId = z.output<typeof keyId>;
 export const joinTokenId = id('join').brand<'JoinTokenId'>();
@@ -310,6 +317,8 @@ export const idSchemas = {
   machine: machineId,
   command: commandId,
   batch: batchId,
+  schedule: scheduleId,
+  run: runId,
   key: keyId,
   join_token: joinTokenId,
 } as const;

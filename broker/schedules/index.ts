@@ -1,0 +1,248 @@
+// Schedules over REST: declared in the state, fired by the clock, every run kept in history.
+import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/index.ts';
+import type { MachineId, ScheduleId } from '../../shared/api/route.ts';
+import { iso, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { pageOf } from '../paging.ts';
+import type { Schedule, State } from '../state/index.ts';
+import { wordsOf } from './cron.ts';
+import { type Firing, openFiring } from './firing.ts';
+import { type LaunchRooms, openLauncher } from './launch.ts';
+import type { ScheduleRun } from './records.ts';
+import { openWhen, type When } from './when.ts';
+
+export interface Schedules {
+  handlers: Handlers['schedules'];
+  /** The machine of a schedule, also of one that has gone and left runs. */
+  machineOf(id: string): MachineId | undefined;
+  /** The machine of a run. */
+  machineOfRun(id: string): MachineId | undefined;
+  /** Nothing is fired any more. */
+  stop(): void;
+}
+
+export interface ScheduleRooms extends LaunchRooms {
+  state: State;
+}
+
+type Wish = Input<Api['schedules']['create']>;
+type Changes = Omit<Input<Api['schedules']['update']>, 'schedule_id'>;
+type Listed = Reply<Api['schedules']['list']>['items'][number];
+type Detailed = Reply<Api['schedules']['get']>;
+type ShownRun = Reply<Api['schedules']['getRun']>;
+
+const day = 86_400_000;
+const detailedTimes = 5;
+/** An agent that is there accepts within this. */
+const acceptMs = 10_000;
+
+/** Opens the room and takes up what passed meanwhile. */
+export function openSchedules(rooms: ScheduleRooms, log: Logger): Schedules {
+  const { state, records } = rooms;
+  const launcher = openLauncher(rooms);
+  const firing = openFiring({ ...rooms, launcher }, log);
+  const show = shower(rooms, firing);
+
+  function find(id: string): Schedule {
+    const schedule = state.schedules.get(id);
+    if (schedule) return schedule;
+    throw new AppError('schedule_not_found', 'no such schedule', { schedule_id: id });
+  }
+
+  return {
+    machineOf: (id) => state.schedules.get(id)?.machine_id ?? records.machineOf(id),
+    machineOfRun: (id) => records.find(id)?.machine_id,
+    stop: () => firing.stop(),
+    handlers: {
+      ...declaring(state, find, show.detailed),
+      list(input, caller) {
+        const matching = [...state.schedules.values()].filter(
+          ({ machine_id, enabled }) =>
+            caller.reaches(machine_id) &&
+            (input.machine_id ?? machine_id) === machine_id &&
+            (input.enabled ?? enabled) === enabled,
+        );
+        const page = pageOf(matching, input, (schedule, field) => {
+          if (field === 'next_run') return firing.nextOf(schedule.id) ?? null;
+          if (field === 'name') return schedule.name;
+          return field === 'updated_at' ? schedule.updated_at : schedule.created_at;
+        });
+        return { items: page.items.map(show.listed), total: page.total };
+      },
+      preview({ cron, timezone, count, from }) {
+        const times = timesOf(openWhen(cron, timezone), from?.getTime() ?? now(), count);
+        return { cron, timezone, description: wordsOf(cron), next_runs: times };
+      },
+      get: (input) => show.detailed(find(input.schedule_id)),
+      async run({ schedule_id }, caller) {
+        demandExecute(caller);
+        const begun = await launcher.byHand(find(schedule_id), caller, caller.made);
+        const { started_at, status } = await begun.within(acceptMs, caller.signal);
+        return { command_id: begun.id, status: started_at === null ? status : 'running' };
+      },
+      async history(input) {
+        const { items, total } = records.page(input);
+        return { items: await show.runs(items), total };
+      },
+      async getRun({ run_id }) {
+        const run = records.find(run_id);
+        const [shown] = run ? await show.runs([run]) : [];
+        if (shown) return shown;
+        throw new AppError('run_not_found', 'no such run', { run_id });
+      },
+    },
+  };
+}
+
+function declaring(
+  state: State,
+  find: (id: string) => Schedule,
+  shown: (schedule: Schedule) => Detailed,
+): Pick<Handlers['schedules'], 'create' | 'update' | 'remove'> {
+  return {
+    async create(input, caller) {
+      demandExecute(caller);
+      const schedule = scheduleOf(input, caller);
+      openWhen(schedule.cron, schedule.timezone);
+      await state.change((draft) => {
+        // It may have been removed since the request was judged.
+        demandMachine(draft.get('machines', schedule.machine_id) !== undefined, schedule.machine_id);
+        draft.put('schedules', schedule);
+        caller.made(draft, schedule.id);
+      });
+      return shown(schedule);
+    },
+    async update({ schedule_id, ...changes }, caller) {
+      demandExecute(caller);
+      const changed = await state.change((draft) => {
+        const before = draft.get('schedules', schedule_id) ?? find(schedule_id);
+        const after = changedBy(before, changes, caller);
+        openWhen(after.cron, after.timezone);
+        demandMachine(draft.get('machines', after.machine_id) !== undefined, after.machine_id);
+        draft.put('schedules', after);
+        return after;
+      });
+      return shown(changed);
+    },
+    async remove({ schedule_id }) {
+      await state.change((draft) => {
+        const { id } = draft.get('schedules', schedule_id) ?? find(schedule_id);
+        draft.remove('schedules', id);
+      });
+      return { deleted: true };
+    },
+  };
+}
+
+/** Whoever decides what runs must be one who may run it. */
+function demandExecute(caller: Caller): void {
+  if (caller.may('commands:execute')) return;
+  throw new AppError('forbidden', 'this needs a key with the scope commands:execute too', {
+    required_scope: 'commands:execute',
+  });
+}
+
+function demandMachine(found: boolean, machine_id: string): void {
+  if (!found) throw new AppError('machine_not_found', 'no such machine', { machine_id });
+}
+
+function scheduleOf(wish: Wish, { key_id }: Caller): Schedule {
+  const at = iso();
+  return {
+    id: newId('schedule') as ScheduleId,
+    name: wish.name,
+    description: wish.description ?? null,
+    machine_id: wish.machine_id,
+    command: wish.command,
+    cron: wish.cron,
+    timezone: wish.timezone ?? 'UTC',
+    enabled: wish.enabled ?? true,
+    timeout: wish.timeout ?? null,
+    notify: notifyOf(wish.notify, null),
+    overlap: wish.overlap ?? 'skip',
+    catch_up: wish.catch_up ?? 'none',
+    catch_up_window: wish.catch_up_window ?? day,
+    user: wish.user ?? null,
+    cwd: wish.cwd ?? null,
+    env: wish.env ?? null,
+    requested_by: key_id,
+    created_at: at,
+    updated_at: at,
+    since: at,
+  };
+}
+
+/** Its times count anew when they change: what they were before is nothing to catch up with. */
+function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
+  const at = iso();
+  const given = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined));
+  const after: Schedule = {
+    ...before,
+    // The fields of the body that are there: each has the name and type of the document's own.
+    ...(given as Partial<Schedule>),
+    notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
+    requested_by: key_id,
+    updated_at: at,
+  };
+  const same = (['cron', 'timezone', 'enabled'] as const).every((field) => before[field] === after[field]);
+  return same ? after : { ...after, since: at };
+}
+
+function notifyOf(wish: Wish['notify'], before: Schedule['notify']): Schedule['notify'] {
+  if (!wish) return null;
+  return {
+    on_success: wish.on_success ?? before?.on_success ?? false,
+    on_failure: wish.on_failure ?? before?.on_failure ?? false,
+  };
+}
+
+function timesOf(when: When | undefined, from: number, count: number): string[] {
+  const times: string[] = [];
+  for (let at = when?.next(from); at !== undefined && times.length < count; at = when?.next(at)) {
+    times.push(iso(at));
+  }
+  return times;
+}
+
+/** Schedules and runs as REST shows them. */
+function shower({ records, commands }: ScheduleRooms, firing: Firing) {
+  function lastRun(id: string): Listed['last_run'] {
+    const run = records.last(id);
+    if (!run) return null;
+    const { started_at, exit_code, duration, status } = run;
+    return { at: iso(started_at), exit_code: exit_code ?? -1, duration: duration ?? 0, status };
+  }
+
+  function listed(schedule: Schedule) {
+    const next = firing.nextOf(schedule.id);
+    return { ...schedule, next_run: next === undefined ? null : iso(next), last_run: lastRun(schedule.id) };
+  }
+
+  return {
+    listed,
+    detailed(schedule: Schedule): Detailed {
+      const when = schedule.enabled ? firing.whenOf(schedule.id) : undefined;
+      return { ...listed(schedule), next_runs: timesOf(when, now(), detailedTimes) };
+    },
+    async runs(runs: readonly ScheduleRun[]): Promise<ShownRun[]> {
+      const ids = runs.map(({ command_id }) => command_id).filter((id) => id !== null);
+      const made = await commands.listed(ids);
+      return runs.map((run) => {
+        const command = run.command_id === null ? undefined : made.get(run.command_id);
+        const began = run.finished_at === null ? command?.started_at : undefined;
+        // One that never started has nothing but its reason to say.
+        const said = run.duration === 0 && !command?.started_at ? run.reason : undefined;
+        return {
+          ...run,
+          scheduled_for: run.scheduled_for === null ? null : iso(run.scheduled_for),
+          started_at: began ?? iso(run.started_at),
+          finished_at: run.finished_at === null ? null : iso(run.finished_at),
+          stdout: command?.stdout ?? '',
+          stderr: said ?? command?.stderr ?? '',
+        };
+      });
+    },
+  };
+}

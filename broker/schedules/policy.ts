@@ -1,0 +1,43 @@
+// What becomes of times that are due: one fires at most, those that passed unseen are caught up or missed.
+import type { Schedule } from '../state/index.ts';
+import type { When } from './when.ts';
+
+export interface Situation {
+  schedule: Pick<Schedule, 'catch_up' | 'catch_up_window'>;
+  when: When;
+  /** Every time up to this is settled. */
+  mark: number;
+  /** Now. */
+  at: number;
+  /** Times before this passed while nobody watched. */
+  awake: number;
+}
+
+/** Everything up to `missed` is missed; or the time `at`, the oldest, runs. */
+export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
+
+/** A time seen later than this passed unseen: the machine slept, or its clock was set. */
+const lateMs = 60_000;
+
+/** What is to be done first; undefined when nothing is due. */
+export function decide(situation: Situation): Step | undefined {
+  const { when, mark, at, awake } = situation;
+  const first = when.next(mark);
+  const last = when.last(mark, at);
+  if (first === undefined || last === undefined) return undefined;
+  const fresh = last > awake && at - last <= lateMs;
+  const chosen = choose(situation, last, fresh);
+  if (chosen === undefined) return { missed: last };
+  if (first < chosen) return { missed: chosen - 1 };
+  return { at: chosen, trigger: fresh && chosen === last ? 'cron' : 'catch_up' };
+}
+
+/** The one that runs next; all before it are missed. */
+function choose({ schedule, when, mark, at }: Situation, last: number, fresh: boolean): number | undefined {
+  const oldest = at - schedule.catch_up_window;
+  if (schedule.catch_up === 'all') {
+    const next = when.next(Math.max(mark, oldest - 1));
+    return next !== undefined && next <= at ? next : undefined;
+  }
+  return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
+}

@@ -1,0 +1,237 @@
+// Runs of schedules in history: one row for each time that was due and each run by hand, and how far each schedule has come.
+import type { Api, Input, Page, Reply } from '../../shared/api/index.ts';
+import type { CommandId, MachineId, RunId, ScheduleId } from '../../shared/api/route.ts';
+import { now } from '../../shared/clock.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Command } from '../commands/records.ts';
+import type { Events } from '../events.ts';
+import { type History, type HistoryTransaction, type Row, textIn } from '../history.ts';
+import { pageOfRows } from '../paging.ts';
+import type { Schedule, State } from '../state/index.ts';
+
+type Shown = Reply<Api['schedules']['getRun']>;
+type Status = Shown['status'];
+
+/** A run as history holds it: times in milliseconds. */
+export interface ScheduleRun {
+  id: RunId;
+  schedule_id: ScheduleId;
+  machine_id: MachineId;
+  command_id: CommandId | null;
+  status: Status;
+  trigger: Shown['trigger'];
+  /** The time it was due; null by hand. */
+  scheduled_for: number | null;
+  started_at: number;
+  finished_at: number | null;
+  exit_code: number | null;
+  duration: number | null;
+  reason: string | null;
+}
+
+export interface ScheduleRecords {
+  /** A run has its command; inside a transaction. */
+  begin(run: ScheduleRun): void;
+  /** Runs that were decided without a command; the last of them is an event if its schedule wants that. */
+  settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void;
+  /** The command of a run ends; inside its transaction. */
+  ended(command: Command, transaction: HistoryTransaction): void;
+  /** Calls back when the end of a schedule's command is on disk. */
+  onEnd(listener: (scheduleId: string) => void): void;
+  /** How far each schedule has come. */
+  marks(): Map<string, number>;
+  /** These schedules are no longer declared; inside a transaction. */
+  forget(scheduleIds: readonly string[]): void;
+  /** Whether a command of the schedule has not ended. */
+  isOpen(scheduleId: string): boolean;
+  /** Whether a time has its row. */
+  has(scheduleId: string, at: number): boolean;
+  find(id: string): ScheduleRun | undefined;
+  /** The last that has ended, of those that ran or were to. */
+  last(scheduleId: string): ScheduleRun | undefined;
+  /** The machine that a schedule which has gone ran on at the end. */
+  machineOf(scheduleId: string): MachineId | undefined;
+  page(input: Input<Api['schedules']['history']>): Page<ScheduleRun>;
+}
+
+const tables = [
+  `CREATE TABLE schedule_runs (
+    id TEXT NOT NULL UNIQUE, schedule_id TEXT NOT NULL, machine_id TEXT NOT NULL, command_id TEXT,
+    status TEXT NOT NULL, trigger TEXT NOT NULL, scheduled_for INTEGER, started_at INTEGER NOT NULL,
+    finished_at INTEGER, exit_code INTEGER, duration INTEGER, reason TEXT, UNIQUE (schedule_id, scheduled_for)
+  );
+  CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, started_at);
+  CREATE INDEX schedule_runs_by_time ON schedule_runs (started_at);
+  CREATE INDEX schedule_runs_open ON schedule_runs (schedule_id) WHERE finished_at IS NULL;
+  CREATE INDEX schedule_runs_commands ON schedule_runs (command_id) WHERE finished_at IS NULL;
+  CREATE TABLE schedule_marks (schedule_id TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
+];
+const columns =
+  'id, schedule_id, machine_id, command_id, status, trigger, scheduled_for, started_at, finished_at, exit_code, duration, reason';
+
+/** Opens the tables; runs that began longer than `keepMs` ago go. */
+export function openScheduleRecords(
+  { state, history, events }: { state: State; history: History; events: Events },
+  keepMs: number,
+): ScheduleRecords {
+  history.migrate('schedules', tables);
+  const where = 'finished_at IS NOT NULL';
+  history.retain({ table: 'schedule_runs', column: 'started_at', keepMs, where });
+  const listeners: ((scheduleId: string) => void)[] = [];
+
+  function insert(run: ScheduleRun): void {
+    history
+      .sql(`INSERT INTO schedule_runs (${columns}) VALUES (${columns.replaceAll(/\w+/g, '?')})`)
+      .run(
+        ...[run.id, run.schedule_id, run.machine_id, run.command_id, run.status, run.trigger],
+        ...[run.scheduled_for, run.started_at, run.finished_at, run.exit_code, run.duration, run.reason],
+      );
+    if (run.scheduled_for === null) return;
+    history
+      .sql('INSERT OR REPLACE INTO schedule_marks VALUES (?, ?)')
+      .run(run.schedule_id, run.scheduled_for);
+  }
+
+  function tell(run: ScheduleRun, transaction: HistoryTransaction): void {
+    const schedule = state.schedules.get(run.schedule_id);
+    const success = run.status === 'completed';
+    if (!schedule?.notify?.[success ? 'on_success' : 'on_failure'] || run.status === 'skipped') return;
+    const machine = state.machines.get(run.machine_id) ?? { id: run.machine_id, name: '' };
+    events.emit(transaction, success ? 'schedule.completed' : 'schedule.failed', machine, {
+      schedule_id: schedule.id,
+      name: schedule.name,
+      run_id: run.id,
+      command_id: run.command_id,
+      exit_code: run.exit_code,
+      duration: run.duration,
+      status: run.status,
+    });
+  }
+
+  function one(sql: string, ...values: (string | number)[]): ScheduleRun | undefined {
+    const row = history.sql(`SELECT ${columns} FROM schedule_runs WHERE ${sql}`).get(...values);
+    return row && fromRow(row);
+  }
+
+  return {
+    begin: insert,
+    settle(runs, transaction) {
+      for (const run of runs) insert(run);
+      // Many at once are one piece of news.
+      const last = runs.at(-1);
+      if (last) tell(last, transaction);
+    },
+    ended(command, transaction) {
+      if (command.schedule_id === null) return;
+      const run = one('command_id = ? AND finished_at IS NULL', command.id);
+      if (!run) return;
+      const end = { ...run, ...endOf(command) };
+      history
+        .sql(
+          `UPDATE schedule_runs SET status = ?, started_at = ?, finished_at = ?, exit_code = ?, duration = ?, reason = ?
+           WHERE id = ?`,
+        )
+        .run(end.status, end.started_at, end.finished_at, end.exit_code, end.duration, end.reason, end.id);
+      tell(end, transaction);
+      transaction.committed(() => {
+        for (const listener of listeners) listener(end.schedule_id);
+      });
+    },
+    onEnd: (listener) => void listeners.push(listener),
+    marks: () =>
+      new Map(
+        history
+          .sql('SELECT schedule_id, at FROM schedule_marks')
+          .all()
+          .map((row) => [textIn(row, 'schedule_id'), Number(row.at)]),
+      ),
+    forget(ids) {
+      history
+        .sql('DELETE FROM schedule_marks WHERE schedule_id IN (SELECT value FROM json_each(?))')
+        .run(JSON.stringify(ids));
+    },
+    isOpen: (scheduleId) => one('schedule_id = ? AND finished_at IS NULL LIMIT 1', scheduleId) !== undefined,
+    has: (scheduleId, at) => one('schedule_id = ? AND scheduled_for = ?', scheduleId, at) !== undefined,
+    find: (id) => one('id = ?', id),
+    last: (scheduleId) =>
+      one(
+        `schedule_id = ? AND ${where} AND status NOT IN ('skipped', 'missed') ORDER BY started_at DESC, rowid DESC LIMIT 1`,
+        scheduleId,
+      ),
+    machineOf: (scheduleId) =>
+      one('schedule_id = ? ORDER BY started_at DESC LIMIT 1', scheduleId)?.machine_id,
+    page(input) {
+      const page = pageOfRows(
+        history,
+        { table: 'schedule_runs', columns },
+        [
+          ['schedule_id = ?', input.schedule_id],
+          input.status && ['status = ?', input.status],
+          input.since && ['started_at >= ?', input.since.getTime()],
+        ],
+        input,
+        // Those decided together stay in the order of their times.
+        'rowid',
+      );
+      return { items: page.items.map(fromRow), total: page.total };
+    },
+  };
+}
+
+/** A run whose command is about to be made. */
+export function newRun(
+  { id, machine_id }: Schedule,
+  trigger: ScheduleRun['trigger'],
+  scheduled_for: number | null,
+  started_at: number,
+): ScheduleRun {
+  return {
+    ...{
+      id: newId('run') as RunId,
+      schedule_id: id,
+      machine_id,
+      command_id: null,
+      status: 'running',
+      trigger,
+    },
+    ...{ scheduled_for, started_at, finished_at: null, exit_code: null, duration: null, reason: null },
+  };
+}
+
+/** A run that was over with the decision about it. */
+export function settledRun(
+  schedule: Schedule,
+  how: Pick<ScheduleRun, 'status' | 'trigger' | 'scheduled_for' | 'reason'>,
+): ScheduleRun {
+  const at = now();
+  const run = newRun(schedule, how.trigger, how.scheduled_for, at);
+  return { ...run, ...how, finished_at: at, exit_code: -1, duration: 0 };
+}
+
+/** Why a command that never ran did not: its machine was away. */
+const away: readonly (string | null)[] = ['machine_offline', 'queue_expired'];
+
+/** What the end of its command means for a run. */
+function endOf(command: Command) {
+  const { started_at, finished_at, exit_code, reason } = command;
+  const end = finished_at ?? command.created_at;
+  return {
+    status: statusOf(command),
+    started_at: started_at ?? end,
+    finished_at: end,
+    exit_code: exit_code ?? -1,
+    duration: started_at === null ? 0 : Math.max(0, end - started_at),
+    reason,
+  };
+}
+
+function statusOf({ status, reason }: Command): Status {
+  if (status === 'queued') return 'running';
+  if (status !== 'expired') return status;
+  return away.includes(reason) ? 'failed' : 'missed';
+}
+
+/** The columns are those that insert() wrote. */
+function fromRow(row: Row): ScheduleRun {
+  return row as unknown as ScheduleRun;
+}
