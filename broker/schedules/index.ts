@@ -72,7 +72,9 @@ export function openSchedules(rooms: ScheduleRooms, log: Logger): Schedules {
         return { items: page.items.map(show.listed), total: page.total };
       },
       preview({ cron, timezone, count, from }) {
-        const times = timesOf(openWhen(cron, timezone), from?.getTime() ?? now(), count);
+        // Nobody plans for before the clocks of computers began.
+        const after = Math.max(0, from?.getTime() ?? now());
+        const times = timesOf(openWhen(cron, timezone), after, count);
         return { cron, timezone, description: wordsOf(cron), next_runs: times };
       },
       get: (input) => show.detailed(find(input.schedule_id)),
