@@ -139,14 +139,15 @@ async function lastEvent({ client }: Pick<House, 'client'>, command_id: string):
 
 /**
  * Real time that a test can move on: what falls due in between fires at once, in order. With `still` no durations pass
- * otherwise.
+ * otherwise. `set` puts the clock on the wall to another time, which no duration tells.
  */
-export function leapingClock({ still = false } = {}): { leap(ms: number): void } {
+export function leapingClock({ still = false } = {}): { leap(ms: number): void; set(wall: number): void } {
   let ahead = 0;
+  let turned = 0;
   const timers = new Set<{ at: number; fire(): void }>();
   const monotonic = (): number => (still ? 0 : performance.now()) + ahead;
   setClock({
-    now: () => Date.now() + ahead,
+    now: () => Date.now() + ahead + turned,
     monotonic,
     after(ms, run, hold = false) {
       const at = monotonic() + ms;
@@ -170,6 +171,9 @@ export function leapingClock({ still = false } = {}): { leap(ms: number): void }
   });
   onTestFinished(() => setClock());
   return {
+    set(wall) {
+      turned = wall - Date.now() - ahead;
+    },
     leap(ms) {
       ahead += ms;
       for (const timer of [...timers].sort((a, b) => a.at - b.at)) if (timer.at <= monotonic()) timer.fire();

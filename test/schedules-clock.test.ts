@@ -1,0 +1,338 @@
+// Schedules and the clock: turned, set, and passed by while the broker was down. The clock of the tests drives real brokers.
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { now } from '../shared/clock.ts';
+import type { Farhand } from '../shared/sdk/index.ts';
+import { gate, leapingClock } from './command-bench.ts';
+import { type House, openHouse, temporaryFolder } from './house.ts';
+import { joinScripted } from './scripted-agent.ts';
+
+type Run = Awaited<ReturnType<Farhand['schedules']['history']>>['items'][number];
+
+/** Brokers that start anew look at their certificates: near the real day. */
+const today = new Date().toISOString().slice(0, 10);
+
+/** A link hears a heartbeat each time. */
+const stepMs = 15_000;
+
+/** A house with one machine at a time of the tests' own. */
+async function houseAt(start: string, day = today) {
+  const at = (time: string): number => Date.parse(`${day}T${time}Z`);
+  const clock = leapingClock();
+  const folder = temporaryFolder('counters');
+  let house = await openHouse();
+  const agent = await house.agent();
+  const { machineId: machine_id } = agent;
+  const { machineId: away } = await joinScripted(house);
+  // Only now: certificates go by the real time.
+  clock.set(at(start));
+
+  const self = {
+    ...{ clock, agent, machine_id, away, at },
+    get house(): House {
+      return house;
+    },
+    /** A schedule that counts its runs in a file of its name. */
+    make: (name: string, cron: string, more: object = {}) =>
+      house.client.schedules.create({
+        machine_id,
+        name,
+        cron,
+        command: `echo ran >> ${folder}/${name}`,
+        ...more,
+      }),
+    /** How often its command ran. */
+    counted(name: string): number {
+      const file = join(folder, name);
+      return existsSync(file) ? readFileSync(file, 'utf8').split('\n').length - 1 : 0;
+    },
+    /** Moves on, so slowly that the link lives and every run is over before the next; `held` ones aside. */
+    until: (time: string, held = 0): Promise<void> => self.pass(at(time) - now(), held),
+    async pass(ms: number, held = 0): Promise<void> {
+      for (const end = now() + ms; now() < end; ) {
+        clock.leap(Math.min(stepMs, end - now()));
+        const busy = async (): Promise<number> => {
+          await house.client.files.stat({ machine_id, path: '/' });
+          const [running, queued] = [{ status: 'running' }, { status: 'queued' }] as const;
+          const { client } = house;
+          return (await client.commands.list(running)).total + (await client.commands.list(queued)).total;
+        };
+        await expect.poll(busy, { interval: 5, timeout: 10_000 }).toBeLessThanOrEqual(held);
+      }
+    },
+    async down(): Promise<void> {
+      const gone = agent.linked(false);
+      await house.broker.close();
+      await gone;
+    },
+    /** The broker is back, and the machine too. */
+    async up(): Promise<void> {
+      house = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+      const back = agent.linked(true).then(() => true);
+      while (!(await Promise.race([back, house.client.schedules.list().then(() => false)])))
+        await clock.leap(500);
+    },
+    /** Every run, oldest first, once none is under way. */
+    async runs(schedule_id: string): Promise<Run[]> {
+      const all: Run[] = [];
+      for (let more = true; more; ) {
+        const page = await house.client.schedules.history({
+          ...{ schedule_id, limit: 100, offset: all.length, sort: 'started_at' },
+        });
+        all.push(...page.items);
+        more = page.has_more;
+        if (!all.some(({ status }) => status === 'running')) continue;
+        all.length = 0;
+        more = true;
+      }
+      return all.toSorted((a, b) => ((a.scheduled_for ?? '') < (b.scheduled_for ?? '') ? -1 : 1));
+    },
+    /** The times of a schedule, each with what became of it. */
+    async fates(schedule_id: string): Promise<string[]> {
+      const all = await self.runs(schedule_id);
+      const times = all.map(({ scheduled_for }) => scheduled_for);
+      expect(new Set(times).size).toBe(times.length);
+      return all.map((one) => `${one.scheduled_for?.slice(11, 16)} ${one.trigger} ${one.status}`);
+    },
+  };
+  return self;
+}
+
+/** `n` minutes from a time on, as fates show them. */
+function minutes(from: string, n: number): string[] {
+  return Array.from({ length: n }, (_, k) =>
+    new Date(Date.parse(`${today}T${from}Z`) + k * 60_000).toISOString().slice(11, 16),
+  );
+}
+
+test('over a spring gap a daily time runs once, right after it, and an hourly one goes by the clock', async () => {
+  const { make, until, fates, counted, house } = await houseAt('06:20:00', '2026-03-08');
+  const timezone = 'America/New_York';
+  const daily = await make('daily', '0,30 2 * * *', { timezone });
+  const hourly = await make('hourly', '30 * * * *', { timezone });
+  expect(daily.next_run).toBe('2026-03-08T07:00:00.000Z');
+  await until('07:40:00');
+  expect(await fates(daily.id)).toEqual(['07:00 cron completed']);
+  expect(await fates(hourly.id)).toEqual(['06:30 cron completed', '07:30 cron completed']);
+  expect([counted('daily'), counted('hourly')]).toEqual([1, 2]);
+  const { next_run } = await house.client.schedules.get({ schedule_id: daily.id });
+  expect(next_run).toBe('2026-03-09T06:00:00.000Z');
+});
+
+test('over an autumn overlap a daily time runs once, and an hourly one in both hours', async () => {
+  const { make, until, fates, counted } = await houseAt('05:20:00', '2026-11-01');
+  const timezone = 'America/New_York';
+  const daily = await make('daily', '30 1 * * *', { timezone });
+  const hourly = await make('hourly', '30 * * * *', { timezone });
+  await until('06:40:00');
+  expect(await fates(daily.id)).toEqual(['05:30 cron completed']);
+  expect(await fates(hourly.id)).toEqual(['05:30 cron completed', '06:30 cron completed']);
+  expect([counted('daily'), counted('hourly')]).toEqual([1, 2]);
+});
+
+test('a clock that is set two hours on makes no burst: what it passed is missed, or caught up where that is wanted', async () => {
+  const { clock, at, make, until, fates, counted } = await houseAt('12:00:30');
+  const each = await make('each', '* * * * *');
+  const last = await make('last', '* * * * *', { catch_up: 'last' });
+  await until('12:02:30');
+  clock.set(at('14:02:30'));
+  await until('14:04:30');
+  const before = ['12:01', '12:02'].map((time) => `${time} cron completed`);
+  const passed = minutes('12:03:00', 120).map((time) => `${time} cron missed`);
+  const both = await fates(each.id);
+  expect(both.slice(0, 122)).toEqual([...before, ...passed]);
+  expect(both.slice(122)).toEqual(['14:03 cron completed', '14:04 cron completed']);
+  expect(counted('each')).toBe(4);
+  expect((await fates(last.id)).slice(121)).toEqual([
+    '14:02 cron missed',
+    '14:03 cron completed',
+    '14:04 cron completed',
+  ]);
+});
+
+test('a clock that is set two hours back runs no time again', async () => {
+  const { clock, at, make, until, fates, counted, house } = await houseAt('12:00:30');
+  const { id } = await make('each', '* * * * *');
+  await until('12:02:30');
+  clock.set(at('10:02:30'));
+  await until('10:30:00');
+  expect((await house.client.schedules.get({ schedule_id: id })).next_run).toBe(`${today}T12:03:00.000Z`);
+  expect(counted('each')).toBe(2);
+  await until('12:03:30');
+  const times = minutes('12:01:00', 3);
+  expect(await fates(id)).toEqual(times.map((time) => `${time} cron completed`));
+});
+
+test('a clock that was a year ahead does not silence a schedule for a year', async () => {
+  const { clock, at, make, pass, until, fates } = await houseAt('12:00:30');
+  clock.set(at('12:00:30') + 365 * 86_400_000);
+  const { id } = await make('each', '* * * * *');
+  await pass(45_000);
+  expect(await fates(id)).toEqual(['12:01 cron completed']);
+  clock.set(at('12:05:30'));
+  await until('12:08:30');
+  // Noticed within a minute. The last one is of the other year.
+  const [last, ...others] = (await fates(id)).toReversed();
+  expect(last).toBe('12:01 cron completed');
+  expect(others.slice(0, 2)).toEqual(['12:08 cron completed', '12:07 cron completed']);
+});
+
+test.each([
+  [1, '12:01:40'],
+  [3, '12:03:40'],
+  [500, '20:20:40'],
+])(
+  'down over %i times: missed, the last one, or all of them, as the schedule wants it',
+  async (count, back) => {
+    const { clock, at, make, down, up, until, fates, runs, counted } = await houseAt('12:00:30');
+    const [none, last, all, some] = [
+      await make('none', '* * * * *'),
+      await make('last', '* * * * *', { catch_up: 'last' }),
+      await make('all', '* * * * *', { catch_up: 'all' }),
+      await make('some', '* * * * *', { catch_up: 'all', catch_up_window: 110_000 }),
+    ];
+    const off = await make('off', '* * * * *', { enabled: false, catch_up: 'all' });
+    await down();
+    clock.set(at(back));
+    await up();
+    // As many as there are come one after another.
+    await expect.poll(() => counted('all'), { timeout: 15_000 }).toBe(count);
+    const times = minutes('12:01:00', count);
+    expect(await fates(none.id)).toEqual(times.map((time) => `${time} cron missed`));
+    const missed = times.map((time) => `${time} cron missed`);
+    const caught = times.map((time) => `${time} catch_up completed`);
+    expect(await fates(last.id)).toEqual([...missed.slice(0, -1), ...caught.slice(-1)]);
+    expect(await fates(all.id)).toEqual(caught);
+    expect(await fates(some.id)).toEqual([...missed.slice(0, -2), ...caught.slice(-2)]);
+    expect(await fates(off.id)).toEqual([]);
+    expect(['none', 'last', 'all', 'some'].map(counted)).toEqual([0, 1, count, Math.min(2, count)]);
+    const [first] = await runs(none.id);
+    expect(first).toMatchObject({ exit_code: -1, duration: 0, command_id: null, stdout: '' });
+    expect(first?.stderr).toContain('broker');
+    expect(first?.started_at).toBe(first?.finished_at);
+    const next = new Date(Math.ceil(now() / 60_000) * 60_000 + 1000).toISOString();
+    await until(next.slice(11, 19));
+    expect((await fates(none.id)).at(-1)).toBe(`${next.slice(11, 16)} cron completed`);
+  },
+  40_000,
+);
+
+test('of more than a thousand missed times the rest share one row', async () => {
+  const { clock, at, make, down, up, runs } = await houseAt('12:00:00');
+  const { id } = await make('each', '* * * * * *', { command: 'sleep 1' });
+  await down();
+  clock.set(at('12:00:00') + 30 * 60_000);
+  await up();
+  await expect.poll(async () => (await missed()).length, { timeout: 10_000 }).toBe(1001);
+  const [last, before] = (await missed()).toReversed();
+  expect(last?.stderr).toContain(before?.scheduled_for);
+  expect(last?.scheduled_for?.slice(11, 16)).toMatch(/12:(29|30)/);
+  const { date } = { date: Date.parse((await missed())[0]?.scheduled_for ?? '') };
+  expect(Date.parse(before?.scheduled_for ?? '')).toBe(date + 999_000);
+
+  async function missed() {
+    return (await runs(id)).filter(({ status }) => status === 'missed');
+  }
+});
+
+test('a change of name keeps the times that are due; a change of the times begins anew', async () => {
+  const bench = await houseAt('12:00:30');
+  const { wait, open } = gate();
+  const { id: schedule_id } = await bench.make('each', '* * * * *', { catch_up: 'all', command: wait });
+  await bench.down();
+  bench.clock.set(bench.at('12:03:40'));
+  await bench.up();
+  const { client } = bench.house;
+  const statuses = async (): Promise<string[]> =>
+    (await client.schedules.history({ schedule_id })).items.map(({ status }) => status);
+  await expect.poll(statuses).toEqual(['running']);
+  await client.schedules.update({ schedule_id, name: 'renamed' });
+  open();
+  await expect.poll(statuses).toEqual(['running', 'completed']);
+  await client.schedules.update({ schedule_id, cron: '30 * * * *' });
+  open();
+  await bench.until('12:05:00');
+  expect(await bench.fates(schedule_id)).toEqual(['12:01 catch_up completed', '12:02 catch_up completed']);
+});
+
+test('while a run is not over the next time is skipped, or runs beside it where that is allowed', async () => {
+  const { make, until, fates, house } = await houseAt('12:00:30');
+  const [one, two] = [gate(), gate()];
+  const skip = await make('skip', '* * * * *', { command: one.wait, notify: { on_failure: true } });
+  const allow = await make('allow', '* * * * *', { command: two.wait, overlap: 'allow' });
+  await until('12:02:30', 3);
+  const statuses = async (schedule_id: string): Promise<string[]> =>
+    (await house.client.schedules.history({ schedule_id })).items.map(({ status }) => status);
+  expect(await statuses(skip.id)).toEqual(['skipped', 'running']);
+  expect(await statuses(allow.id)).toEqual(['running', 'running']);
+  one.open();
+  two.open();
+  two.open();
+  await fates(skip.id);
+  await until('12:03:10', 2);
+  one.open();
+  two.open();
+  expect(await fates(skip.id)).toEqual([
+    '12:01 cron completed',
+    '12:02 cron skipped',
+    '12:03 cron completed',
+  ]);
+  expect(await fates(allow.id)).toEqual([
+    '12:01 cron completed',
+    '12:02 cron completed',
+    '12:03 cron completed',
+  ]);
+  const { items } = await house.client.schedules.history({ schedule_id: skip.id, status: 'skipped' });
+  expect(items).toMatchObject([
+    { exit_code: -1, duration: 0, command_id: null, stderr: expect.stringContaining('not over') },
+  ]);
+  // Skipping is what was asked for.
+  expect((await house.client.events.list({ type: 'schedule.failed' })).total).toBe(0);
+});
+
+test('a machine that is on its way back after the start of the broker is waited for; later it is an offline one', async () => {
+  const { clock, at, away, make, down, up, until, fates, runs } = await houseAt('12:00:30');
+  const near = await make('near', '* * * * *', { catch_up: 'last' });
+  const far = await make('far', '* * * * *', {
+    machine_id: away,
+    overlap: 'allow',
+    notify: { on_failure: true },
+  });
+  await down();
+  clock.set(at('12:01:30'));
+  await up();
+  await until('12:03:30', 2);
+  expect((await fates(near.id)).slice(0, 2)).toEqual(['12:01 catch_up completed', '12:02 cron completed']);
+  expect(await fates(far.id)).toEqual(['12:01 cron missed', '12:02 cron failed', '12:03 cron failed']);
+  const [, waited, offline] = await runs(far.id);
+  expect([waited?.stderr, waited?.exit_code]).toEqual(['queue_expired', -1]);
+  expect(offline?.stderr).toContain('machine_offline');
+  expect(offline?.command_id).toBeNull();
+});
+
+test('a revoked key runs no schedule any more; whoever changes the schedule takes it over', async () => {
+  const { make, until, fates, runs, house, counted } = await houseAt('12:00:30');
+  const { client } = await house.keyed(['schedules:write', 'schedules:read', 'commands:execute']);
+  const { id: schedule_id } = await make('taken', '* * * * *');
+  const { requested_by } = await client.schedules.update({ schedule_id, notify: { on_failure: true } });
+  await until('12:01:10');
+  await house.client.keys.remove({ key_id: requested_by });
+  await until('12:02:10');
+  expect(await fates(schedule_id)).toEqual(['12:01 cron completed', '12:02 cron failed']);
+  const [first, second] = await runs(schedule_id);
+  expect((await house.client.commands.get({ command_id: first?.command_id ?? '' })).requested_by).toBe(
+    requested_by,
+  );
+  expect(second).toMatchObject({
+    exit_code: -1,
+    command_id: null,
+    stderr: expect.stringContaining('key_revoked'),
+  });
+  const { items } = await house.client.events.list({ type: 'schedule.failed' });
+  expect(items.map(({ data }) => data.run_id)).toEqual([second?.id]);
+  await house.client.schedules.update({ schedule_id, name: 'mine now' });
+  await until('12:03:10');
+  expect((await fates(schedule_id)).at(-1)).toBe('12:03 cron completed');
+  expect(counted('taken')).toBe(2);
+});
