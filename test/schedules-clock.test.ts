@@ -70,8 +70,7 @@ async function houseAt(start: string, day = today) {
     async up(): Promise<void> {
       house = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
       const back = agent.linked(true).then(() => true);
-      while (!(await Promise.race([back, house.client.schedules.list().then(() => false)])))
-        await clock.leap(500);
+      while (!(await Promise.race([back, house.client.schedules.list().then(() => false)]))) clock.leap(500);
     },
     /** Every run, oldest first, once none is under way. */
     async runs(schedule_id: string): Promise<Run[]> {

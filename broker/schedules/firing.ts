@@ -71,15 +71,18 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
     const gone = [...known.keys()].filter((id) => !state.schedules.has(id));
     known = state.schedules;
     for (const id of gone) drop(id);
+    forget(gone);
     for (const schedule of known.values()) {
       if (entries.get(schedule.id)?.schedule !== schedule) take(schedule, marks.get(schedule.id));
     }
-    if (gone.length > 0) {
-      history
-        .write(() => records.forget(gone))
-        .catch((error: unknown) => log.warn({ err: error }, 'marks of removed schedules were not forgotten'));
-    }
     arm();
+  }
+
+  function forget(ids: readonly string[]): void {
+    if (ids.length === 0) return;
+    history
+      .write(() => records.forget(ids))
+      .catch((error: unknown) => log.warn({ err: error }, 'marks of removed schedules were not forgotten'));
   }
 
   function drop(id: string): void {
@@ -238,6 +241,7 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
   const marks = records.marks();
   const stopWatching = state.watch(() => sync(marks));
   sync(marks);
+  forget([...marks.keys()].filter((id) => !state.schedules.has(id)));
   marks.clear();
   arm();
 
