@@ -13,7 +13,7 @@ import { program } from './programs.ts';
 import { type ScriptedAgent, scriptedMachine } from './scripted-agent.ts';
 
 // More by hand: KILLS=50 npx vitest run test/schedules-survival.test.ts
-const kills = Number(process.env.KILLS ?? 4);
+const kills = Number(process.env.KILLS ?? 3);
 const crowd = Number(process.env.SCHEDULES ?? 200);
 const machines = Number(process.env.MACHINES ?? 4);
 
