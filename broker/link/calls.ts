@@ -161,7 +161,7 @@ export function openCalls(settings: CallsOptions): Calls {
     let stream: AnswerStream | undefined;
     /** The machine has said its last word: nothing is left to be cancelled. */
     let complete = false;
-    const stop = (): void => cancel(stream);
+    const stop = (): void => cancel(stream, !closed);
     try {
       const large = requests === undefined && first.length > smallMessageBytes;
       const answer = await answered(call_id, abort.signal, () =>
@@ -204,7 +204,7 @@ export function openCalls(settings: CallsOptions): Calls {
     if (complete) stream?.end();
     else {
       if (!closed) send({ cancel: { call_id } });
-      cancel(stream);
+      cancel(stream, !closed);
     }
   }
 
@@ -321,9 +321,13 @@ function sendRequests(
   });
 }
 
-/** destroy() would leave the agent's side open; an error status ends both, and wakes whoever reads. */
-function cancel(stream: AnswerStream | undefined): void {
-  if (stream && !stream.destroyed) stream.emit('error', { code: grpcStatus.CANCELLED, details: 'cancelled' });
+/**
+ * destroy() would leave the agent's side open; an error status ends both, and wakes whoever reads. ABORTED tells the
+ * agent that we gave the call up, for no lost link looks like that.
+ */
+function cancel(stream: AnswerStream | undefined, gaveUp: boolean): void {
+  const code = gaveUp ? grpcStatus.ABORTED : grpcStatus.CANCELLED;
+  if (stream && !stream.destroyed) stream.emit('error', { code, details: 'cancelled' });
 }
 
 async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {
