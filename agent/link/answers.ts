@@ -9,6 +9,7 @@ import type { Logger } from '../../shared/logger.ts';
 import {
   type AgentCall,
   type AgentMethods,
+  cancelledDetails,
   gaveUp,
   type MethodShape,
   messageOf,
@@ -245,7 +246,8 @@ function ended(status: Promise<unknown>, signal: AbortSignal): Promise<void> {
 
 /** The notice of it on the control stream may come later than the end of the call's own. */
 function isGivenUp(error: Error): boolean {
-  return 'code' in error && error.code === grpcStatus.ABORTED;
+  const told = 'code' in error && error.code === grpcStatus.CANCELLED;
+  return told && 'details' in error && error.details === cancelledDetails;
 }
 
 function gone(): AppError {

@@ -11,6 +11,7 @@ import { newId } from '../../shared/ids.ts';
 import {
   type AgentStub,
   type CallOptions,
+  cancelledDetails,
   frameOf,
   fromWire,
   type Lane,
@@ -322,12 +323,13 @@ function sendRequests(
 }
 
 /**
- * destroy() would leave the agent's side open; an error status ends both, and wakes whoever reads. ABORTED tells the
- * agent that we gave the call up, for no lost link looks like that.
+ * destroy() would leave the agent's side open; an error status ends both, and wakes whoever reads. It tells the
+ * agent whether we gave the call up or lost the link; grpc-js itself says CANCELLED with other details.
  */
 function cancel(stream: AnswerStream | undefined, gaveUp: boolean): void {
-  const code = gaveUp ? grpcStatus.ABORTED : grpcStatus.CANCELLED;
-  if (stream && !stream.destroyed) stream.emit('error', { code, details: 'cancelled' });
+  const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;
+  if (stream && !stream.destroyed)
+    stream.emit('error', { code, details: gaveUp ? cancelledDetails : 'lost' });
 }
 
 async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {
