@@ -138,12 +138,8 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
     },
     async stop(runs) {
       stopped.abort();
-      await Promise.all(
-        runs.map((run) => {
-          run.cancelResize();
-          return resizing.has(run) && !run.ended ? change(run, {}) : undefined;
-        }),
-      );
+      for (const run of runs) run.cancelResize();
+      await Promise.all([...resizing].filter(({ ended }) => !ended).map((run) => change(run, {})));
     },
   };
   return life;
