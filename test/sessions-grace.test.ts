@@ -220,12 +220,16 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     joinScripted({ grpc, joinToken: async () => (await client.joinTokens.create({})).token }),
   );
   const machine = await linkMachine(grpc, identity);
-  const session_id = await withBroker(where, async (client) => {
-    const made = client.sessions.create({ machine_id: identity.machineId, grace_period: 3_600_000 });
+  const wish = { machine_id: identity.machineId, grace_period: 3_600_000 };
+  const sameKey = { idempotencyKey: 'one' };
+  const [session_id, unanswered] = await withBroker(where, async (client) => {
+    const made = client.sessions.create(wish);
     keeper(machine, await machine.next('OpenTerminal')).started();
     const { id } = await made;
     await client.sessions.attach({ session_id: id, mode: 'observer' });
-    return id;
+    // The broker dies before its answer.
+    client.sessions.create(wish, sameKey).catch(() => undefined);
+    return [id, (await machine.next('OpenTerminal')).request.id];
   });
   killed.kill('SIGKILL');
   await once(killed, 'exit');
@@ -235,7 +239,13 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     'client_detached CONNECTED observer',
     'grace_period GRACE_PERIOD',
   ]);
+  const again = await withBroker(where, (client) => client.sessions.create(wish, sameKey));
+  expect(again).toMatchObject({ id: unanswered, status: 'GRACE_PERIOD' });
   const back = await linkMachine(grpc, identity);
-  keeper(back, await back.next('KeepTerminal')).started();
-  await soon(async () => (await house.client.sessions.get({ session_id })).status).toBe('CONNECTED');
+  for (const id of [session_id, unanswered]) {
+    const keep = await back.next('KeepTerminal');
+    expect(keep.request.id).toBe(id);
+    keeper(back, keep).started();
+    await soon(async () => (await house.client.sessions.get({ session_id: id })).status).toBe('CONNECTED');
+  }
 }, 30_000);
