@@ -229,10 +229,11 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     await client.sessions.attach({ session_id: id, mode: 'observer' });
     // The broker dies before its answer.
     client.sessions.create(wish, sameKey).catch(() => undefined);
-    return [id, (await machine.next('OpenTerminal')).request.id];
+    const open = await machine.next('OpenTerminal');
+    killed.kill('SIGKILL');
+    await once(killed, 'exit');
+    return [id, open.request.id];
   });
-  killed.kill('SIGKILL');
-  await once(killed, 'exit');
   const house = await openHouse({ dataDir, flags: ['--grpc', grpc] });
   await soon(async () => (await eventsOf(house, session_id)).slice(2)).toEqual([
     'client_attached CONNECTED observer',
