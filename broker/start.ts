@@ -271,6 +271,7 @@ async function stopServer({ server, sockets }: Listening): Promise<void> {
   const patience = new AbortController();
   await Promise.race([closed, sleep(finishRequestsMs, patience.signal)]);
   patience.abort();
-  server.closeAllConnections();
+  // Those that became WebSockets are no longer the server's.
+  for (const socket of sockets) socket.destroy();
   await closed;
 }

@@ -127,10 +127,10 @@ export interface Caller {
   made(journal: Journal, id: string): void;
 }
 
-/** One function per route; a forgotten one does not compile. */
+/** One function per route; a forgotten one does not compile. A WebSocket is led to what its ticket names. */
 export type Handlers = {
   [N in keyof Api]: {
-    [O in keyof Api[N]]: (
+    [O in keyof Api[N] as Api[N][O] extends { kind: 'socket' } ? never : O]: (
       input: Input<Api[N][O]>,
       caller: Caller,
     ) => Promise<Reply<Api[N][O]>> | Reply<Api[N][O]>;
