@@ -64,9 +64,11 @@ function endOf({ why: _, ...ending }: Parting & { why: 'ended' }) {
 function take(ws: WebSocket, inbox: Inbox, data: RawData, binary: boolean): void {
   // As long as binaryType is left alone, messages are Buffers.
   const bytes = data as Buffer;
-  if (binary) return inbox.put({ input: bytes }, bytes.length);
-  const message = clientMessage.safeParse(parseJson(bytes.toString()));
-  if (message.success) return inbox.put(doingOf(message.data), bytes.length);
+  const message = binary ? undefined : clientMessage.safeParse(parseJson(bytes.toString()));
+  if (!message || message.success) {
+    inbox.put(message ? doingOf(message.data) : { input: bytes }, bytes.length);
+    return;
+  }
   const { path, message: problem } = message.error.issues[0] ?? { path: [], message: 'not valid' };
   const where = path.map((step) => `${String(step)}: `).join('');
   inbox.drop();
