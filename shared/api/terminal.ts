@@ -45,8 +45,8 @@ seconds. A browser may open it from the broker’s own pages only (\`Origin\`).
 From the broker, **binary** messages are output, byte by byte as the terminal wrote it; a character may be split over two.
 **Text** messages are JSON:
 
-- \`{"type":"ready","client_id":"cli_…","offset":0,"cols":80,"rows":24}\` comes first: the output that follows begins at
-  this offset. Again later, if some was lost in between.
+- \`{"type":"ready","client_id":"cli_…","offset":0,"cols":80,"rows":24}\` comes once, before
+  any output: that begins at this offset. While the machine is away it waits.
 - \`{"type":"status","status":"GRACE_PERIOD"}\`: the machine is away; \`CONNECTED\`: it is back.
 - \`{"type":"size","cols":100,"rows":30}\`: another client has changed the size.
 - \`{"type":"refused","message":"…"}\`: what this client did was not done; an observer’s input, for one.
