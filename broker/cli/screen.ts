@@ -42,6 +42,7 @@ export function watchModes() {
     /** What puts it all back, attributes included. */
     undo(): string {
       const resets = [...set].map((mode) => `\x1b[?${mode}${mode === cursor ? 'h' : 'l'}`);
+      set.clear();
       return `${resets.join('')}\x1b[0m`;
     },
   };

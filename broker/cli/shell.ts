@@ -76,6 +76,9 @@ async function machineNamed(client: Farhand, text: string): Promise<string> {
 export async function show(client: Farhand, session_id: string, observe: boolean): Promise<number> {
   const modes = watchModes();
   const stop = stopSignals();
+  const putBack = (): void => {
+    if (process.stdout.isTTY) process.stdout.write(modes.undo());
+  };
   const onNote = (note: TerminalNote): void => {
     if (note.type === 'status') hint(`${session_id}: ${note.status}`);
   };
@@ -90,11 +93,14 @@ export async function show(client: Farhand, session_id: string, observe: boolean
       if (first) hint(`${session_id}: Ctrl-] detaches`);
       const ending = await drive(terminal, observe, (bytes) => modes.see(bytes));
       // One that was too slow goes on with the last that there was.
-      if (ending.why !== 'fell_behind') return stop.code() ?? codeOf(ending, session_id);
+      if (ending.why === 'fell_behind') continue;
+      // What is told now must not go with the alternate screen.
+      putBack();
+      return stop.code() ?? codeOf(ending, session_id);
     }
   } finally {
     stop.forget();
-    if (process.stdout.isTTY) process.stdout.write(modes.undo());
+    putBack();
   }
 }
 
