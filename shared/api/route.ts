@@ -328,6 +328,7 @@ export const idSchemas = {
   machine: machineId,
   command: commandId,
   batch: batchId,
+  session: sessionId,
   key: keyId,
   join_token: joinTokenId,
 } as const;
