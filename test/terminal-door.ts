@@ -13,7 +13,7 @@ const session_id = 'sess_one';
 export const path = `/api/v1/sessions/${session_id}/stream`;
 
 /** A door before one session, whose tickets are good once; clients that come through it are given to the test. */
-export async function openDoor(publicUrl?: string) {
+export async function openDoor(publicUrl = '') {
   const tickets = new Set(['one', 'two']);
   const left: string[] = [];
   const ports: ClientPort[] = [];
@@ -28,7 +28,7 @@ export async function openDoor(publicUrl?: string) {
     leave: () => void left.push('left'),
   };
   const redeem = (ticket: string) => (tickets.delete(ticket) ? attachment : undefined);
-  const door = openSocketDoor({ redeem, publicUrl, log: quiet });
+  const door = openSocketDoor({ redeem, publicUrl: () => publicUrl, log: quiet });
   const shouldUpgradeCallback = (request: IncomingMessage) => door.admits(request);
   const server = createServer({ shouldUpgradeCallback }, (request, response) => {
     const refusal = door.refusal(request);

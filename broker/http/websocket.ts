@@ -22,8 +22,8 @@ export interface Attachment {
 export interface SocketRooms {
   /** Each ticket once. */
   redeem(ticket: string): Attachment | undefined;
-  /** How people reach the API, where that differs from where it listens. */
-  publicUrl: string | undefined;
+  /** How people reach the API. */
+  publicUrl(): string;
   log: Logger;
 }
 
@@ -98,7 +98,7 @@ function sessionOf({ method, url = '', headers }: IncomingMessage): string | und
 /** Everything that could be wrong comes before the ticket, which is used up by looking at it. */
 function admit(request: IncomingMessage, session: string, rooms: SocketRooms): Attachment {
   refuseMalformed(request);
-  refuseForeign(request, rooms.publicUrl);
+  refuseForeign(request, rooms.publicUrl());
   const ticket = new URLSearchParams(request.url?.split('?', 2)[1]).get('ticket') ?? '';
   const attachment = rooms.redeem(ticket);
   if (attachment?.session_id === session) return attachment;
@@ -120,11 +120,11 @@ function refuseMalformed({ headers }: IncomingMessage): void {
 }
 
 /** Somebody else's page must not speak for who looks at it; programs send no Origin. */
-function refuseForeign({ headers }: IncomingMessage, publicUrl: string | undefined): void {
+function refuseForeign({ headers }: IncomingMessage, publicUrl: string): void {
   const { origin, host } = headers;
   if (origin === undefined) return;
   const from = URL.parse(origin);
-  const own = [publicUrl, `${from?.protocol}//${host}`].map((url) => URL.parse(url ?? ''));
+  const own = [publicUrl, `${from?.protocol}//${host}`].map((url) => URL.parse(url));
   if (own.some((one) => one && one.host === from?.host && one.protocol === from.protocol)) return;
   throw new AppError('forbidden', 'pages of another origin may not open terminals here', { origin });
 }

@@ -11,8 +11,20 @@ import { machines } from './machines.ts';
 import type { KeyId, MachineId, Route, Scope } from './route.ts';
 import { service } from './service.ts';
 import { sessions } from './sessions.ts';
+import { terminal } from './terminal.ts';
 
-export const api = { machines, joinTokens, files, commands, batches, sessions, events, keys, audit, service };
+export const api = {
+  machines,
+  joinTokens,
+  files,
+  commands,
+  batches,
+  sessions: { ...sessions, terminal },
+  events,
+  keys,
+  audit,
+  service,
+};
 export type Api = typeof api;
 
 type Parsed<Shape extends z.ZodRawShape> = keyof Shape extends never ? unknown : z.output<z.ZodObject<Shape>>;
