@@ -60,6 +60,8 @@ export async function openDoor(publicUrl = '') {
       await once(client, 'open');
       return { client, port: await arrived, closed };
     },
+    /** Cuts requests that say nothing for so long, as the broker does. */
+    cutSilent: (ms: number) => void server.setTimeout(ms, (socket) => socket.destroy()),
     /** Breaks every connection. */
     cut(): void {
       for (const socket of sockets) socket.destroy();
@@ -80,7 +82,7 @@ export async function openDoor(publicUrl = '') {
   };
 }
 
-const handshake = {
+export const handshake = {
   Connection: 'Upgrade',
   Upgrade: 'websocket',
   'Sec-WebSocket-Version': '13',

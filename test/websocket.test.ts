@@ -1,9 +1,18 @@
 // The transport of terminals: who is let in, and what passes between a WebSocket and the room of sessions.
 import { once } from 'node:events';
-import { expect, test } from 'vitest';
+import { type IncomingMessage, request } from 'node:http';
+import { connect } from 'node:net';
+import { text } from 'node:stream/consumers';
+import { pino } from 'pino';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { WebSocket } from 'ws';
+import { brokerSettings } from '../broker/config.ts';
 import type { ClientPort, Doing, Parting } from '../broker/sessions/client.ts';
+import { startBroker } from '../broker/start.ts';
+import { readSettings } from '../shared/settings.ts';
 import { fakeClock } from './fake-clock.ts';
-import { openDoor, path } from './terminal-door.ts';
+import { type House, openHouse, temporaryFolder } from './house.ts';
+import { handshake, openDoor, path } from './terminal-door.ts';
 
 async function take(doings: AsyncIterable<Doing>, count: number): Promise<Doing[]> {
   const taken: Doing[] = [];
@@ -242,4 +251,100 @@ test('a client that answers no ping is gone within 45 s, one that answers stays'
   }
   await leftBy(dead.port);
   expect(quick.port.gone.aborted).toBe(false);
+});
+
+// ---- In the broker
+
+/** A session that runs cat, and a client of it. */
+async function openSession(house: House) {
+  const { machineId: machine_id } = await house.agent();
+  const { session_id } = await house.client.sessions.create({ machine_id, shell: '/bin/cat' });
+  const { stream_url } = await house.client.sessions.attach({ session_id });
+  return { session_id, stream_url };
+}
+
+/** What a request gets that would become a WebSocket. */
+async function upgrade(
+  url: string,
+  headers: Record<string, string> = {},
+): Promise<{ status: number; body: string }> {
+  const asked = request(url, { headers: { ...handshake, ...headers } });
+  asked.end();
+  const answer = new Promise<[IncomingMessage]>((resolve, reject) => {
+    asked.once('response', (response) => resolve([response])).once('error', reject);
+    asked.once('upgrade', (response, socket) => {
+      socket.destroy();
+      resolve([response]);
+    });
+  });
+  const [response] = await answer;
+  const { statusCode: status = 0 } = response;
+  return { status, body: status === 101 ? '' : await text(response) };
+}
+
+test('a refusal is in the envelope with a request id, and a path without a terminal answers as without an upgrade', async () => {
+  const house = await openHouse();
+  const { stream_url } = await openSession(house);
+  const url = stream_url.replace(/^ws/, 'http');
+  const plain = await fetch(url);
+  expect([plain.status, (await plain.json()).error.code]).toEqual([400, 'invalid_request']);
+  const refused = await upgrade(url.replace(/ticket=.*/, 'ticket=wrong'));
+  expect([refused.status, JSON.parse(refused.body).error.code]).toEqual([401, 'unauthorized']);
+  const foreign = await upgrade(url, { Origin: 'https://evil.example' });
+  expect([foreign.status, JSON.parse(foreign.body).error.code]).toEqual([403, 'forbidden']);
+  const Authorization = `Bearer ${house.key}`;
+  for (const path of [
+    '/healthz',
+    '/nowhere',
+    '/api/v1/machines',
+    '/api/v1/sessions/x/stream/',
+    '/api/v1/sessions/x/Stream',
+  ]) {
+    for (const headers of [{}, { Authorization }]) {
+      const [without, asked] = [
+        await fetch(house.url + path, { headers }),
+        await upgrade(house.url + path, headers),
+      ];
+      expect([path, asked.status]).toEqual([path, without.status]);
+    }
+  }
+  expect((await upgrade(url)).status).toBe(101);
+});
+
+test('tickets are in no log line, whether good or not', async () => {
+  const lines: string[] = [];
+  const dataDir = temporaryFolder('broker');
+  const log = pino({ level: 'trace' }, { write: (line: string) => void lines.push(line) });
+  const argv = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const broker = await startBroker(readSettings(brokerSettings, { argv, env: {} }), log);
+  onTestFinished(() => broker.close());
+  const asked = await upgrade(`${broker.url}/api/v1/sessions/sess_x/stream?ticket=verysecret`);
+  expect(asked.status).toBe(401);
+  await vi.waitFor(() => expect(lines.join('')).toContain('/api/v1/sessions/sess_x/stream'));
+  expect(lines.join('')).not.toContain('verysecret');
+});
+
+test('a quiet terminal outlives the time after which a silent request is cut', async () => {
+  const door = await openDoor();
+  door.cutSilent(100);
+  const { client } = await door.enter();
+  // Both have come after it, and each is cut for its silence.
+  for (const _ of [1, 2]) await once(connect(door.port, '127.0.0.1'), 'close');
+  expect(client.readyState).toBe(WebSocket.OPEN);
+});
+
+test('a broker that stops parts its terminals with 1001, and does not wait for one that does not answer', async () => {
+  const house = await openHouse();
+  const { session_id, stream_url } = await openSession(house);
+  const good = new WebSocket(stream_url);
+  const closed = once(good, 'close');
+  await once(good, 'message');
+  const deaf = new WebSocket((await house.client.sessions.attach({ session_id })).stream_url);
+  onTestFinished(() => deaf.terminate());
+  await once(deaf, 'message');
+  deaf.pause();
+  const started = performance.now();
+  await house.broker.close();
+  expect(performance.now() - started).toBeLessThan(8_000);
+  expect((await closed)[0]).toBe(1001);
 });
