@@ -197,6 +197,25 @@ describe('through pipes, farhand shell', () => {
     expect([code, stdout]).toEqual([0, expect.stringContaining(output)]);
   });
 
+  test('leaves when nobody reads its output any more', async () => {
+    const { house, agent } = await openScene();
+    const { session_id } = await house.client.sessions.create({
+      machine_id: agent.machineId,
+      shell: '/bin/sh',
+      args: ['-c', 'while sleep 0.05; do echo line; done'],
+    });
+    const child = spawn(process.execPath, [main, 'shell', '--session', session_id, '--observe'], {
+      env: environment(house),
+      stdio: ['ignore', 'pipe', 'ignore'],
+    });
+    onTestFinished(() => void child.kill('SIGKILL'));
+    await once(child.stdout, 'data');
+    child.stdout.destroy();
+    const [code] = await once(child, 'exit');
+    expect(code).toBe(0);
+    await house.client.sessions.end({ session_id });
+  });
+
   test('works over the socket file on the broker’s own box, and so do list and end', async () => {
     const { house } = await openScene();
     const local = { PATH: process.env.PATH, HOME: '/nowhere', FARHAND_DATA_DIR: house.dataDir };
@@ -233,6 +252,15 @@ function openTmux(env: NodeJS.ProcessEnv) {
     line: (text: string) => void tmux('send-keys', '-l', `${text}\n`),
     shell: (rest: string) => void tmux('send-keys', '-l', `${process.execPath} ${main} shell ${rest}\n`),
     resize: (x: number, y: number) => void tmux('resize-window', '-x', String(x), '-y', String(y)),
+    /** The program that its shell waits for. */
+    child: () => {
+      const shell = tmux('display-message', '-p', '#{pane_pid}').trim();
+      return Number(readFileSync(`/proc/${shell}/task/${shell}/children`, 'utf8').trim());
+    },
+    closeWindow(): void {
+      tmux('new-window');
+      tmux('kill-window', '-t', ':0');
+    },
     lines,
     mode: (what: string) => tmux('display-message', '-p', `#{${what}}`).trim(),
     sees: (look: (lines: string[]) => void) => vi.waitFor(() => look(lines()), patience),
@@ -312,6 +340,20 @@ describe('in tmux, farhand shell', () => {
     },
   );
 
+  needing('tmux')('a window that is closed leaves its session running', async () => {
+    const { house } = await openScene();
+    const tmux = openTmux(environment(house));
+    tmux.shell('web-1');
+    await tmux.says(/Ctrl-\] detaches/);
+    const pid = tmux.child();
+    tmux.closeWindow();
+    await vi.waitFor(() => expect(existsSync(`/proc/${pid}`)).toBe(false), patience);
+    await vi.waitFor(async () => {
+      const { items } = await house.client.sessions.list();
+      expect(items.map(({ status, attached_count }) => [status, attached_count])).toEqual([['CONNECTED', 0]]);
+    }, patience);
+  });
+
   needing('tmux', 'vim').each([
     ['the broker stops', 'stop', /the broker stops; the session runs on/],
     ['the connection breaks', 'cut', /the connection broke; the session runs on/],
@@ -327,11 +369,7 @@ describe('in tmux, farhand shell', () => {
     await tmux.says(/^~$/m);
     if (how === 'stop') void house.broker.close();
     if (how === 'cut') proxy.cut();
-    if (how === 'kill') {
-      const shell = tmux.mode('pane_pid');
-      const child = execFileSync('pgrep', ['-P', shell], { encoding: 'utf8' }).trim();
-      process.kill(Number(child), 'SIGTERM');
-    }
+    if (how === 'kill') process.kill(tmux.child(), 'SIGTERM');
     await tmux.says(told);
     await restored(tmux);
   });

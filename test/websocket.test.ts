@@ -5,13 +5,13 @@ import { connect } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { WebSocket } from 'ws';
+import { type RawData, WebSocket } from 'ws';
 import { brokerSettings } from '../broker/config.ts';
 import type { ClientPort, Doing, Parting } from '../broker/sessions/client.ts';
 import { startBroker } from '../broker/start.ts';
 import { readSettings } from '../shared/settings.ts';
 import { fakeClock } from './fake-clock.ts';
-import { type House, openHouse, temporaryFolder } from './house.ts';
+import { call, type House, openHouse, temporaryFolder } from './house.ts';
 import { handshake, openDoor, path } from './terminal-door.ts';
 
 async function take(doings: AsyncIterable<Doing>, count: number): Promise<Doing[]> {
@@ -22,6 +22,9 @@ async function take(doings: AsyncIterable<Doing>, count: number): Promise<Doing[
   }
   return taken;
 }
+
+/** What `ws` gives is a Buffer unless told otherwise. */
+const jsonOf = (data: RawData): unknown => JSON.parse((data as Buffer).toString());
 
 async function leftBy({ gone }: ClientPort): Promise<void> {
   if (!gone.aborted) await once(gone, 'abort');
@@ -151,7 +154,7 @@ test('a room that reads slowly slows its client: what nobody takes stays in the 
 test('output and notes arrive as they were given, and output waits until the socket has taken it', async () => {
   const { client, port } = await (await openDoor()).enter();
   const got: unknown[] = [];
-  client.on('message', (data, binary) => got.push(binary ? data : JSON.parse(String(data))));
+  client.on('message', (data, binary) => got.push(binary ? data : jsonOf(data)));
   port.note({ type: 'ready', client_id: 'cli_one', offset: 7, cols: 80, rows: 24 });
   await port.output(Buffer.from([0xe6, 0xbc]));
   await port.output(Buffer.from([0xa2]));
@@ -223,7 +226,7 @@ test.each<[Parting, number]>([
 ])('a client that is let go hears why: %o closes with %i', async (parting, code) => {
   const { client, port, closed } = await (await openDoor()).enter();
   const got: unknown[] = [];
-  client.on('message', (data) => got.push(JSON.parse(String(data))));
+  client.on('message', (data) => got.push(jsonOf(data)));
   port.part(parting);
   port.part({ why: 'forbidden' });
   expect((await closed)[0]).toBe(code);
@@ -286,8 +289,9 @@ test('a refusal is in the envelope with a request id, and a path without a termi
   const house = await openHouse();
   const { stream_url } = await openSession(house);
   const url = stream_url.replace(/^ws/, 'http');
-  const plain = await fetch(url);
-  expect([plain.status, (await plain.json()).error.code]).toEqual([400, 'invalid_request']);
+  const plain = await call(url, 'GET');
+  expect([plain.status, plain.body.error.code]).toEqual([400, 'invalid_request']);
+  expect(plain.headers.get('x-request-id')).toMatch(/^req_/);
   const refused = await upgrade(url.replace(/ticket=.*/, 'ticket=wrong'));
   expect([refused.status, JSON.parse(refused.body).error.code]).toEqual([401, 'unauthorized']);
   const foreign = await upgrade(url, { Origin: 'https://evil.example' });

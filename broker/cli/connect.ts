@@ -37,7 +37,7 @@ async function withSocket<T>(dataDir: string, use: (client: Farhand) => Promise<
     // undici's fetch is the global one with a dispatcher; only its types are its own.
     fetch: ((url: string, init: object) =>
       undiciFetch(url, { ...init, dispatcher })) as unknown as typeof fetch,
-    webSocket: (url) => new UndiciWebSocket(url, { dispatcher }) as unknown as WebSocket,
+    webSocket: (url) => new UndiciWebSocket(url, { dispatcher }),
   });
   const own = (await answers(client)) ? undefined : await startLocal(dataDir);
   try {

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { constants } from 'node:os';
 import type { Command } from 'commander';
 import { StartError } from '../../shared/errors.ts';
-import type { Ending, Farhand, Terminal, TerminalNote } from '../../shared/sdk/index.ts';
+import type { Ending, Farhand, Terminal, TerminalNote, TerminalSettings } from '../../shared/sdk/index.ts';
 import { UsageError } from '../../shared/settings.ts';
 import { type Where, withBroker } from './connect.ts';
 import { rawMode, watchModes } from './screen.ts';
@@ -45,9 +45,8 @@ export function addShell(program: Command, where: (options: { dataDir?: string }
 
 async function openSession(client: Farhand, machine: string): Promise<string> {
   const { columns: cols, rows } = process.stdout;
-  const env = Object.fromEntries(
-    passedOn.map((name) => [name, process.env[name]]).filter(([, value]) => value),
-  );
+  const env: Record<string, string> = {};
+  for (const name of passedOn) if (process.env[name]) env[name] = process.env[name];
   const { session_id } = await client.sessions.create({
     machine_id: await machineNamed(client, machine),
     ...(process.stdin.isTTY && { env }),
@@ -84,12 +83,12 @@ export async function show(client: Farhand, session_id: string, observe: boolean
   };
   try {
     for (let first = true; ; first = false) {
-      const attached = await client.sessions.attach({ session_id, mode: observe ? 'observer' : 'operator' });
-      const terminal = await client.sessions
-        .terminal(attached, { signal: stop.signal, onNote })
-        .catch((error: Error) => new StartError(error.message, 1));
-      if (terminal instanceof StartError && stop.code() === undefined) throw terminal;
-      if (terminal instanceof StartError) return stop.code() ?? 1;
+      const terminal = await open(client, session_id, observe, { signal: stop.signal, onNote }).catch(
+        (error: unknown) => {
+          if (stop.code() === undefined) throw error;
+        },
+      );
+      if (!terminal) return stop.code() ?? 1;
       if (first) hint(`${session_id}: Ctrl-] detaches`);
       const ending = await drive(terminal, observe, (bytes) => modes.see(bytes));
       // One that was too slow goes on with the last that there was.
@@ -104,6 +103,19 @@ export async function show(client: Farhand, session_id: string, observe: boolean
   }
 }
 
+async function open(
+  client: Farhand,
+  session_id: string,
+  observe: boolean,
+  settings: TerminalSettings & { signal: AbortSignal },
+): Promise<Terminal> {
+  const mode = observe ? 'observer' : 'operator';
+  const attached = await client.sessions.attach({ session_id, mode }, { signal: settings.signal });
+  return client.sessions.terminal(attached, settings).catch((error: unknown) => {
+    throw new StartError(error instanceof Error ? error.message : String(error), 1, { cause: error });
+  });
+}
+
 /** Joins a terminal with this program's own input and output until it ends. */
 async function drive(
   terminal: Terminal,
@@ -113,7 +125,8 @@ async function drive(
   const restore = rawMode();
   const input = observe ? watchOnly(terminal) : typeInto(terminal);
   const left = (): void => terminal.detach();
-  process.stdout.on('error', left);
+  // Of a window that was closed, say.
+  for (const stream of [process.stdin, process.stdout]) stream.on('error', left);
   try {
     for await (const bytes of terminal.output) {
       see(bytes);
@@ -122,9 +135,9 @@ async function drive(
     }
     return await terminal.ended;
   } finally {
-    process.stdout.off('error', left);
     input.stop();
     restore();
+    for (const stream of [process.stdin, process.stdout]) stream.off('error', left);
   }
 }
 
@@ -160,9 +173,11 @@ function typeInto(terminal: Terminal): Typing {
     if (at >= 0) terminal.detach();
   };
   const end = (): void => {
-    over = true;
+    // A window that was closed; the session runs on.
+    if (stdin.isTTY) terminal.detach();
     // A last line without its end is one all the same.
-    void terminal.write(last === undefined || last === newline ? endOfInput : `\n${endOfInput}`);
+    else void terminal.write(last === undefined || last === newline ? endOfInput : `\n${endOfInput}`);
+    over = true;
   };
   resize();
   stdout.on('resize', resize);

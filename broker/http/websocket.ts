@@ -36,7 +36,7 @@ export interface SocketDoor {
 }
 
 /** A client that does not answer the close is cut after this. */
-const closeMs = 3_000;
+const closeMs = 2_000;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);
 
 export function openSocketDoor(rooms: SocketRooms): SocketDoor {
