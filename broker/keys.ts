@@ -87,9 +87,11 @@ export function whileAttachable(state: State) {
     const look = (): void => {
       cancel();
       // Where the machine itself has gone, its sessions are over for everybody.
-      if (state.machines.has(intent.machine_id) && !may(state, 'sessions:attach', intent)) return end();
+      if (state.machines.has(intent.machine_id) && !may(state, 'sessions:attach', intent)) end();
       const { expires_at = null } = keyOf(state, intent.key_id) ?? {};
-      if (expires_at !== null) cancel = after(Math.max(0, Date.parse(expires_at) - now()), look);
+      if (expires_at !== null && Date.parse(expires_at) > now()) {
+        cancel = after(Date.parse(expires_at) - now(), look);
+      }
     };
     const stopWatching = state.watch(look);
     look();

@@ -12,7 +12,7 @@ import type { History } from '../history.ts';
 import type { ClientPort, Parting } from './client.ts';
 import type { Life } from './life.ts';
 import type { Attached, Mode, Records, Session } from './records.ts';
-import type { Client, Run } from './run.ts';
+import type { Client, Run, Runs } from './run.ts';
 import { serve } from './serving.ts';
 
 /** A client that was let in and is yet to be served, by whatever carries it. */
@@ -45,8 +45,7 @@ export interface ClientRooms {
   history: History;
   records: Records;
   life: Life;
-  /** All clients of the sessions of a machine. */
-  countOn(machineId: string): number;
+  runs: Runs;
   audit(journal: Journal, deed: Deed): void;
   /** Calls `end` once a key may no longer take part. The result stops that. */
   whileAttachable(intent: { key_id: KeyId; machine_id: MachineId }, end: () => void): () => void;
@@ -107,7 +106,7 @@ export function openClients(rooms: ClientRooms, log: Logger): Clients {
   return {
     async attach(run, { mode, offset }, caller) {
       const { id: session_id, machine_id } = run.session;
-      if (rooms.countOn(machine_id) >= terminalClients) {
+      if (rooms.runs.clientsOn(machine_id) >= terminalClients) {
         throw new AppError('unavailable', `${terminalClients} clients are attached on this machine already`, {
           machine_id,
           limit: terminalClients,

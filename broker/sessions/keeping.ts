@@ -10,7 +10,7 @@ import { openForgetting } from '../link/forgetting.ts';
 import type { Link, Presence } from '../link/presence.ts';
 import type { End, Life } from './life.ts';
 import type { Session } from './records.ts';
-import type { Run } from './run.ts';
+import type { Run, Runs } from './run.ts';
 
 export interface Keeping {
   /** Has the terminal opened, once in its life, if its machine is still there. */
@@ -25,9 +25,7 @@ export interface Keeping {
 interface KeepingRooms {
   presence: Presence;
   life: Life;
-  /** Those of a machine that are stored. */
-  runsOf(machineId: string): Run[];
-  get(id: string): Run | undefined;
+  runs: Runs;
 }
 
 type Parts = AsyncIterable<{ event?: TerminalEvent__Output | null }>;
@@ -40,7 +38,7 @@ const againMs = 1_000;
 /** An agent that says so may have the terminal all the same. */
 const unsure: readonly string[] = ['machine_offline', 'machine_timeout', 'unavailable'];
 
-export function openKeeping({ presence, life, runsOf, get }: KeepingRooms, log: Logger): Keeping {
+export function openKeeping({ presence, life, runs }: KeepingRooms, log: Logger): Keeping {
   const forgetting = openForgetting(presence, log);
   let stopped = false;
   const linkOf = (machineId: string): Link | undefined =>
@@ -96,11 +94,12 @@ export function openKeeping({ presence, life, runsOf, get }: KeepingRooms, log: 
 
   const stopWatching = presence.watch((machineId) => {
     const link = linkOf(machineId);
-    for (const run of runsOf(machineId)) {
+    for (const run of runs.on(machineId)) {
+      if (!run.stored) continue;
       if (run.link && run.link !== link) life.away(run);
       if (link && !run.link && !run.ended) keep(run, link);
     }
-    const strays = link?.processIds.filter((id) => isId('session', id) && (get(id)?.over ?? true)) ?? [];
+    const strays = link?.processIds.filter((id) => isId('session', id) && (runs.get(id)?.over ?? true)) ?? [];
     for (const id of strays) if (link) putAway(link, id);
   });
 
@@ -131,6 +130,7 @@ function endOf(exit: ProcessExit__Output, { session }: Run, link: Link): End {
   const told = exit.reason.slice(0, 4096) || null;
   if (!ran.includes(exit.outcome)) {
     if (exit.outcome === 'PROCESS_OUTCOME_NOT_STARTED') return { reason: told ?? 'could not start' };
+    if (exit.outcome === 'PROCESS_OUTCOME_LOST' && told) return { reason: told };
     return lostOn(session, link);
   }
   const signal = /^[\x20-\x7e]{1,32}$/.test(exit.signal) ? exit.signal : null;

@@ -29,7 +29,8 @@ export interface Life {
   ended(run: Run, end: End): Promise<void>;
   /** Its terminal has another size; of many in a second the last is kept. */
   resized(run: Run, size: { cols: number; rows: number }): void;
-  stop(): void;
+  /** Writes what waits of these; nothing else is begun. Never rejects. */
+  stop(runs: readonly Run[]): Promise<void>;
 }
 
 interface LifeRooms {
@@ -48,6 +49,7 @@ const rewriteMs = 5_000;
 export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger): Life {
   const { state, history, events, vitals, records } = rooms;
   const stopped = new AbortController();
+  const resizing = new Set<Run>();
 
   function tell(journal: Journal, type: EventType, session: Session, more: object = {}): void {
     const { id, machine_id, status } = session;
@@ -63,17 +65,17 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
   }
 
   /** What could not be written goes with the next change, and its end is written for sure. */
-  function change(run: Run, changes: Partial<Session>, type?: EventType): void {
+  async function change(run: Run, changes: Partial<Session>, type?: EventType): Promise<void> {
     run.session = { ...run.session, ...changes };
     const { session } = run;
-    write(session, type).then(
-      () => {
-        run.written = session.status;
-        run.changed.wake();
-      },
-      (error: unknown) => log.error({ err: error, session_id: session.id }, 'a session could not be written'),
-    );
     run.changed.wake();
+    try {
+      await write(session, type);
+      run.written = session.status;
+      run.changed.wake();
+    } catch (error) {
+      log.error({ err: error, session_id: session.id }, 'a session could not be written');
+    }
   }
 
   const heard = ({ machine_id }: Session): number | null => vitals.of(machine_id)?.last_seen ?? null;
@@ -87,7 +89,7 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
       const { instanceId: instance_id } = link;
       const last_heartbeat_at = heard(run.session);
       const since = { grace_period_started_at: null, last_heartbeat_at };
-      change(run, { status: 'CONNECTED', connected_at, instance_id, ...since }, 'session.connected');
+      void change(run, { status: 'CONNECTED', connected_at, instance_id, ...since }, 'session.connected');
     },
     away(run) {
       run.link = undefined;
@@ -100,7 +102,7 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
       if (run.session.status === 'GRACE_PERIOD') return;
       const last_heartbeat_at = heard(run.session);
       const changes = { status: 'GRACE_PERIOD', grace_period_started_at: began, last_heartbeat_at } as const;
-      change(run, changes, 'session.grace_period');
+      void change(run, changes, 'session.grace_period');
     },
     async ended(run, { exit_code = null, signal = null, reason }) {
       if (run.ended) return;
@@ -128,9 +130,17 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
       if (run.ended || (run.session.cols === cols && run.session.rows === rows)) return;
       run.session = { ...run.session, cols, rows };
       run.cancelResize();
-      run.cancelResize = after(resizeMs, () => change(run, {}));
+      resizing.add(run);
+      run.cancelResize = after(resizeMs, () => {
+        resizing.delete(run);
+        void change(run, {});
+      });
     },
-    stop: () => stopped.abort(),
+    async stop(runs) {
+      stopped.abort();
+      for (const run of runs) run.cancelResize();
+      await Promise.all([...resizing].filter(({ ended }) => !ended).map((run) => change(run, {})));
+    },
   };
   return life;
 }

@@ -6,6 +6,7 @@ import { type History, type Row, textIn } from '../history.ts';
 export type Detail = Reply<Api['sessions']['get']>;
 export type Status = Detail['status'];
 export type Mode = Detail['attached_clients'][number]['mode'];
+/** What is asked for. */
 export type Wish = Input<Api['sessions']['create']>;
 
 /** A session as the broker holds it: times in milliseconds. */

@@ -1,4 +1,4 @@
-// A session that has not ended, or whose clients still read its last words, as the broker holds it in memory.
+// Sessions that have not ended, or whose clients still read their last words, as the broker holds them in memory.
 import { Wake } from '../../shared/pace.ts';
 import type { Link } from '../link/presence.ts';
 import type { Attached, Session, Status } from './records.ts';
@@ -49,4 +49,34 @@ export function runOf(session: Session, stored: boolean): Run {
 /** Resolves when `test` holds, or the signal fires. */
 export async function until(run: Run, test: () => boolean, signal: AbortSignal): Promise<void> {
   while (!test() && !signal.aborted) await run.changed.wait(signal);
+}
+
+/** All of them, in the order they came. */
+export class Runs {
+  readonly #runs = new Map<string, Run>();
+
+  add(run: Run): void {
+    this.#runs.set(run.session.id, run);
+  }
+
+  delete({ session }: Run): void {
+    this.#runs.delete(session.id);
+  }
+
+  get(id: string): Run | undefined {
+    return this.#runs.get(id);
+  }
+
+  all(): Run[] {
+    return [...this.#runs.values()];
+  }
+
+  on(machineId: string): Run[] {
+    return this.all().filter(({ session }) => session.machine_id === machineId);
+  }
+
+  /** Clients of all sessions of a machine. */
+  clientsOn(machineId: string): number {
+    return this.on(machineId).reduce((sum, { clients }) => sum + clients.size, 0);
+  }
 }

@@ -175,12 +175,11 @@ class Conversation {
   }
 }
 
-function* messagesOf(doing: Doing): Generator<AttachTerminalRequest> {
-  if (!('input' in doing)) return yield doing;
+function messagesOf(doing: Doing): AttachTerminalRequest[] {
+  if (!('input' in doing)) return [doing];
   const { input } = doing;
-  for (let at = 0; at < input.length; at += inputBytes) {
-    yield { input: Buffer.from(input.subarray(at, at + inputBytes)) };
-  }
+  const pieces = Array.from({ length: Math.ceil(input.length / inputBytes) }, (_, n) => n * inputBytes);
+  return pieces.map((at) => ({ input: Buffer.from(input.subarray(at, at + inputBytes)) }));
 }
 
 /** What a machine tells as a size, if it can be one. */
@@ -206,6 +205,6 @@ function unlessAborted(promise: Promise<void>, signal: AbortSignal): Promise<voi
     };
     signal.addEventListener('abort', done, { once: true });
     if (signal.aborted) done();
-    promise.then(done, done);
+    void promise.finally(done);
   });
 }
