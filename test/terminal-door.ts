@@ -62,6 +62,11 @@ export async function openDoor(publicUrl = '') {
     },
     /** Cuts requests that say nothing for so long, as the broker does. */
     cutSilent: (ms: number) => void server.setTimeout(ms, (socket) => socket.destroy()),
+    /** Resolves when every connection is over on this side, too. */
+    async empty(): Promise<void> {
+      await Promise.all([...sockets].map((socket) => socket.closed || once(socket, 'close')));
+      await new Promise((resolve) => setImmediate(resolve));
+    },
     /** Breaks every connection. */
     cut(): void {
       for (const socket of sockets) socket.destroy();
