@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
 import type { ClientPort, Doing, Parting } from '../broker/sessions/client.ts';
+import { farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
 import { openDoor, path } from './terminal-door.ts';
 
@@ -111,6 +112,28 @@ test('detaching closes the connection: the room sees its client leave', async ()
   terminal.detach();
   await gone;
   expect(await terminal.ended).toEqual({ why: 'detached' });
+});
+
+// ---- Where it is
+
+test('it is opened where the client has reached the broker, with the ticket of the attach', async () => {
+  const door = await openDoor();
+  const asked: string[] = [];
+  const webSocket = (url: string): WebSocket => {
+    asked.push(url);
+    return new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=wrong`);
+  };
+  const stream_url = 'wss://public.example.org/api/v1/sessions/sess_one/stream?ticket=a%2Fb';
+  for (const baseUrl of ['https://farhand.example.org/behind/', 'http://127.0.0.1:8420']) {
+    const client = farhand({ baseUrl, webSocket });
+    await expect(client.sessions.terminal({ session_id: 'sess_one', stream_url })).rejects.toThrow(
+      'cannot be opened',
+    );
+  }
+  expect(asked).toEqual([
+    'wss://farhand.example.org/behind/api/v1/sessions/sess_one/stream?ticket=a%2Fb',
+    'ws://127.0.0.1:8420/api/v1/sessions/sess_one/stream?ticket=a%2Fb',
+  ]);
 });
 
 // ---- What passes
