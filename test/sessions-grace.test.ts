@@ -52,6 +52,21 @@ test('a link that is back in time finds its terminal as it was', async () => {
   expect(back.waiting('OpenTerminal')).toBe(0);
 });
 
+test('what an agent keeps for a session that is open is neither ended nor forgotten', async () => {
+  const clock = leapingClock();
+  const { house, machine, link } = await bench();
+  const { session_id } = await begin({ house, machine });
+  const back = await link({ process_ids: [session_id] });
+  const kept = keeper(back, await back.next('KeepTerminal'));
+  // Whatever would be told comes before this.
+  clock.leap(100);
+  const ended = house.client.sessions.end({ session_id });
+  ok(back, await back.next('KillProcess'));
+  expect([back.waiting('KillProcess'), back.waiting('ForgetProcesses')]).toEqual([0, 0]);
+  kept.exit();
+  expect(await ended).toMatchObject({ status: 'DISCONNECTED' });
+});
+
 test('a newer link takes a terminal over', async () => {
   const { house, machine, link } = await bench();
   const { session_id } = await begin({ house, machine });

@@ -107,8 +107,10 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
     async ended(run, { exit_code = null, signal = null, reason }) {
       if (run.ended) return;
       run.ended = true;
+      run.changed.wake();
       run.cancelGrace();
       run.cancelResize();
+      resizing.delete(run);
       const last_heartbeat_at = run.link ? heard(run.session) : run.session.last_heartbeat_at;
       const end = { exit_code, signal, reason, ended_at: now(), last_heartbeat_at };
       const session: Session = { ...run.session, status: 'DISCONNECTED', ...end };
@@ -139,7 +141,7 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
     async stop(runs) {
       stopped.abort();
       for (const run of runs) run.cancelResize();
-      await Promise.all([...resizing].filter(({ ended }) => !ended).map((run) => change(run, {})));
+      await Promise.all([...resizing].map((run) => change(run, {})));
     },
   };
   return life;
