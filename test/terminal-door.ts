@@ -64,7 +64,7 @@ export async function openDoor(publicUrl = '') {
     cutSilent: (ms: number) => void server.setTimeout(ms, (socket) => socket.destroy()),
     /** Resolves when every connection is over on this side, too. */
     async empty(): Promise<void> {
-      await Promise.all([...sockets].map((socket) => socket.closed || once(socket, 'close')));
+      await Promise.all([...sockets].filter(({ closed }) => !closed).map((socket) => once(socket, 'close')));
       await new Promise((resolve) => setImmediate(resolve));
     },
     /** Breaks every connection. */
