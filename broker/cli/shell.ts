@@ -76,7 +76,7 @@ export async function show(client: Farhand, session_id: string, observe: boolean
   const modes = watchModes();
   const stop = stopSignals();
   const putBack = (): void => {
-    if (process.stdout.isTTY) process.stdout.write(modes.undo());
+    if (process.stdout.isTTY && process.stdout.writable) process.stdout.write(modes.undo());
   };
   const onNote = (note: TerminalNote): void => {
     if (note.type === 'status') hint(`${session_id}: ${note.status}`);
