@@ -4,7 +4,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { expect, test } from 'vitest';
 import { z } from 'zod';
-import { type FoundId, type RawInput, readerOf } from '../broker/http/input.ts';
+import { type FoundId, type RawInput, readerOf } from '../broker/admission/input.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import {
   commandId,
