@@ -135,6 +135,7 @@ async function assemble(
       publicUrl: () => settings.public_url ?? status.url,
       grpcAddress: () => status.grpc,
       fingerprint: authority.fingerprint,
+      ca: authority.certificate,
       ready: () => status.ready,
       metrics,
     }),
@@ -157,6 +158,7 @@ async function assemble(
   // Before anything listens: a start that fails gives back what it took.
   closers.push(async () => {
     status.ready = false;
+    events.stop();
     commands.stop();
     presence.drain(returnSpreadMs);
     await Promise.all([door?.close(), ...servers.map(stopServer)]);
