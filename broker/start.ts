@@ -34,6 +34,7 @@ import { announce } from './machines/announce.ts';
 import { machineHandlers } from './machines/index.ts';
 import { openVitals } from './machines/vitals.ts';
 import { openState, type State } from './state/index.ts';
+import { openStreams } from './streams/index.ts';
 
 export interface Broker {
   /** Of the REST API; undefined with `local`. */
@@ -147,6 +148,16 @@ async function assemble(
     key: (id) => state.keys.get(id) && {},
     join_token: (id) => state.joinTokens.get(id) && {},
   };
+  const streams = openStreams({
+    handlers,
+    state,
+    keys,
+    lookups,
+    commands,
+    sessions: undefined,
+    idempotency,
+    log,
+  });
   const spool = await openSpool(join(directory, 'spool'));
   const bodies = openBudget(maxBodies, 'large bodies are under way');
   const app = { handlers, state, keys, lookups, idempotency, spool, bodies, metrics, log };
@@ -158,6 +169,7 @@ async function assemble(
   // Before anything listens: a start that fails gives back what it took.
   closers.push(async () => {
     status.ready = false;
+    streams.stop();
     events.stop();
     commands.stop();
     presence.drain(returnSpreadMs);
@@ -171,7 +183,8 @@ async function assemble(
     const link = { ...defaultSettings, ...tuning.link };
     const connectRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
     const doorOptions = { ...settings.grpc, proofMs: tuning.proofMs ?? proofMs, maxUnproven };
-    door = await openDoor(authority, joinTokens, connectRooms, doorOptions, link).catch((error: unknown) => {
+    const opening = openDoor(authority, joinTokens, connectRooms, doorOptions, link, streams.serve);
+    door = await opening.catch((error: unknown) => {
       throw cannotListen(error, '--grpc', address(settings.grpc.host, settings.grpc.port));
     });
     status.grpc = address(settings.grpc.host, door.port);

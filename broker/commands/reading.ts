@@ -20,10 +20,10 @@ export interface Source {
 export type Part = (
   | { stream: Stream; offset: number; data: Buffer }
   | { stream: Stream; from: number; to: number }
-  | { ended: Command }
+  | { end: ReturnType<typeof shownEnd> }
 ) & { id: string };
 type Piece =
-  Exclude<Part, { ended: Command }> extends infer P ? (P extends unknown ? Omit<P, 'id'> : never) : never;
+  Exclude<Part, { end: unknown }> extends infer P ? (P extends unknown ? Omit<P, 'id'> : never) : never;
 
 type Told = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
 
@@ -110,7 +110,7 @@ async function* events(parts: AsyncIterable<Part>): AsyncGenerator<Told> {
 }
 
 function eventOf({ id, ...part }: Part): Told {
-  if ('ended' in part) return { event: 'exit', data: shownEnd(part.ended), id };
+  if ('end' in part) return { event: 'exit', data: part.end, id };
   if ('from' in part) return { event: 'gap', data: part, id };
   const { stream, offset, data: bytes } = part;
   const text = bytes.toString('utf8');
@@ -164,7 +164,7 @@ async function* parts(
       }
       if (!quiet) continue;
       if (ended) {
-        yield { ended, id: id() };
+        yield { end: shownEnd(ended), id: id() };
         return;
       }
       signal.throwIfAborted();
