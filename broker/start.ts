@@ -15,6 +15,7 @@ import { lockDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
 import type { Lookups } from './admission/access.ts';
 import { openIdempotency } from './admission/idempotency.ts';
+import { openAudit } from './audit.ts';
 import { openCommands } from './commands/index.ts';
 import type { BrokerSettings } from './config.ts';
 import { openEvents } from './events.ts';
@@ -25,7 +26,7 @@ import { openMetrics } from './http/metrics.ts';
 import { serviceHandlers } from './http/service.ts';
 import { openSpool } from './http/spool.ts';
 import { openJoinTokens } from './join-tokens.ts';
-import { mayRun, openKeys } from './keys.ts';
+import { mayRun, openKeys, whileAttachable } from './keys.ts';
 import { openAuthority } from './link/authority.ts';
 import { type ConnectSettings, defaultSettings } from './link/connect.ts';
 import { type Door, openDoor } from './link/door.ts';
@@ -33,6 +34,7 @@ import { openPresence } from './link/presence.ts';
 import { announce } from './machines/announce.ts';
 import { machineHandlers } from './machines/index.ts';
 import { openVitals } from './machines/vitals.ts';
+import { openSessions, type Sessions } from './sessions/index.ts';
 import { openState, type State } from './state/index.ts';
 import { openStreams } from './streams/index.ts';
 
@@ -42,6 +44,8 @@ export interface Broker {
   /** HOST:PORT where agents dial in; undefined with `local`. */
   grpc: string | undefined;
   socket: string;
+  /** The way in for clients of terminals, whatever carries them. */
+  sessions: Pick<Sessions, 'redeem' | 'join'>;
   /** Stops taking work, tells agents to come back, flushes, gives the directory back. At most 10 s. */
   close(): Promise<void>;
 }
@@ -112,6 +116,7 @@ async function assemble(
   closers.push(() => vitals.close());
   const rooms = { state, history, events, presence, vitals };
   const idempotency = openIdempotency(history);
+  const audit = openAudit(history, settings.keep_audit);
   closers.push(announce(rooms, log));
   const commandSettings = {
     directory: join(directory, 'output'),
@@ -120,9 +125,12 @@ async function assemble(
   };
   const commands = await openCommands({ ...rooms, mayRun: mayRun(state) }, commandSettings, log);
   closers.push(() => commands.close());
+  const status = { ready: false, url: '', grpc: '' };
+  const publicUrl = (): string => settings.public_url ?? status.url;
+  const sessionRooms = { ...rooms, audit: audit.record, whileAttachable: whileAttachable(state) };
+  const sessions = openSessions(sessionRooms, { keepMs: settings.keep_history, publicUrl }, log);
   await state.drainTo((entries) => history.applyOutbox(entries));
 
-  const status = { ready: false, url: '', grpc: '' };
   const metrics = openMetrics(() => ({ online: presence.count, registered: state.machines.size }));
   const handlers: Handlers = {
     machines: machineHandlers(rooms),
@@ -130,10 +138,12 @@ async function assemble(
     files: fileHandlers({ ...rooms, log, contents: openBudget(maxContents, 'files are read as content') }),
     commands: commands.handlers,
     batches: commands.batches.handlers,
+    sessions: sessions.handlers,
     events: events.handlers,
     keys: keys.handlers,
+    audit: audit.handlers,
     service: serviceHandlers({
-      publicUrl: () => settings.public_url ?? status.url,
+      publicUrl,
       grpcAddress: () => status.grpc,
       fingerprint: authority.fingerprint,
       ca: authority.certificate,
@@ -145,6 +155,7 @@ async function assemble(
     machine: (id) => state.machines.get(id) && {},
     command: (id) => behind(commands.machineOf(id)),
     batch: (id) => behind(...commands.batches.machinesOf(id)),
+    session: (id) => behind(sessions.machineOf(id)),
     key: (id) => state.keys.get(id) && {},
     join_token: (id) => state.joinTokens.get(id) && {},
   };
@@ -154,7 +165,7 @@ async function assemble(
     keys,
     lookups,
     commands,
-    sessions: undefined,
+    sessions,
     idempotency,
     log,
   });
@@ -172,8 +183,9 @@ async function assemble(
     streams.stop();
     events.stop();
     commands.stop();
+    const leaving = sessions.stop();
     presence.drain(returnSpreadMs);
-    await Promise.all([door?.close(), ...servers.map(stopServer)]);
+    await Promise.all([leaving, door?.close(), ...servers.map(stopServer)]);
   });
   await rm(socket, { force: true });
   await listen(servers[0]?.server, { path: socket }, socket);
@@ -196,7 +208,7 @@ async function assemble(
   }
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: directory }, 'broker is up');
-  return { url: status.url || undefined, grpc: status.grpc || undefined, socket, close };
+  return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, close };
 }
 
 function refuseOpenHttp({ http, insecure_http, local }: BrokerSettings): void {

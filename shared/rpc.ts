@@ -84,6 +84,9 @@ export interface CallOptions {
   lane?: Lane;
 }
 
+/** Why AgentCall.signal fires when the broker wants no answer any more; any other reason: it might, but cannot say. */
+export const gaveUp = new AppError('unavailable', 'the caller gave up');
+
 /** Small ones; transfers of any size; those that follow processes; terminals and their clients; watches of files. */
 export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 

@@ -8,6 +8,7 @@ import type { Logger } from '../../shared/logger.ts';
 import {
   type AgentCall,
   type AgentMethods,
+  gaveUp,
   type MethodShape,
   messageOf,
   methods,
@@ -44,7 +45,6 @@ export interface AnswersOptions {
 const closingMs = 10_000;
 /** The same after it has given the call up. */
 const partingMs = 1_000;
-const gaveUp = new AppError('unavailable', 'the caller gave up');
 /** Lanes of the broker beside the short and the bulk one: calls that last, and watches. */
 const mostLasting = 128 + openTerminals + terminalClients;
 const mostWatching = 32;

@@ -13,7 +13,7 @@ import { type Joining, sessionCalls } from './sessions.ts';
 import type { Refusal } from './status.ts';
 
 export interface StreamsRooms extends CommandStreams {
-  sessions: Joining | undefined;
+  sessions: Joining;
 }
 
 export interface Streams {

@@ -26,7 +26,7 @@ const modes = {
   ATTACH_MODE_OBSERVER: 'observer',
 } as const;
 
-export function sessionCalls(rooms: AccessRooms & { sessions: Joining | undefined }) {
+export function sessionCalls(rooms: AccessRooms & { sessions: Joining }) {
   const attaching = entranceOf(routes.attach, rooms);
   return {
     async attachSession(call: Attaching): Promise<void> {
@@ -34,7 +34,6 @@ export function sessionCalls(rooms: AccessRooms & { sessions: Joining | undefine
       const { session_id, mode, offset } = await call.first((message) => message.open, 'an open');
       const body = { mode: modes[mode], ...(offset !== undefined && { offset }) };
       const { input, caller } = call.admit(visit, { params: { session_id }, body });
-      if (!rooms.sessions) throw new AppError('not_supported', 'this broker has no sessions');
       const attachment = await rooms.sessions.join(input, caller);
       const { port, parted } = portOf(call);
       await attachment.serve(port);

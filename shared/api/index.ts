@@ -1,5 +1,6 @@
 // The REST contract: one table of routes. OpenAPI, the SDK and dispatch are derived from it.
 import type { z } from 'zod';
+import { audit } from './audit.ts';
 import { batches } from './batches.ts';
 import { commands } from './commands.ts';
 import { events } from './events.ts';
@@ -9,8 +10,9 @@ import { keys } from './keys.ts';
 import { machines } from './machines.ts';
 import type { KeyId, MachineId, Route, Scope } from './route.ts';
 import { service } from './service.ts';
+import { sessions } from './sessions.ts';
 
-export const api = { machines, joinTokens, files, commands, batches, events, keys, service };
+export const api = { machines, joinTokens, files, commands, batches, sessions, events, keys, audit, service };
 export type Api = typeof api;
 
 type Parsed<Shape extends z.ZodRawShape> = keyof Shape extends never ? unknown : z.output<z.ZodObject<Shape>>;

@@ -310,6 +310,7 @@ export const idSchemas = {
   machine: machineId,
   command: commandId,
   batch: batchId,
+  session: sessionId,
   key: keyId,
   join_token: joinTokenId,
 } as const;
