@@ -54,10 +54,13 @@ export interface Broker {
 export interface Tuning {
   link?: Partial<ConnectSettings>;
   proofMs?: number;
+  pings?: { pingMs: number; pongMs: number };
 }
 
 const proofMs = 5_000;
 const maxUnproven = 512;
+/** A frozen client is gone within 45 s. */
+const pings = { pingMs: 15_000, pongMs: 25_000 };
 /** Agents of a stopping broker come back spread over this. */
 const returnSpreadMs = 5_000;
 const finishRequestsMs = 4_000;
@@ -194,7 +197,13 @@ async function assemble(
   if (!settings.local) {
     const link = { ...defaultSettings, ...tuning.link };
     const connectRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
-    const doorOptions = { ...settings.grpc, proofMs: tuning.proofMs ?? proofMs, maxUnproven };
+    const doorOptions = {
+      ...settings.grpc,
+      ...pings,
+      ...tuning.pings,
+      proofMs: tuning.proofMs ?? proofMs,
+      maxUnproven,
+    };
     const opening = openDoor(authority, joinTokens, connectRooms, doorOptions, link, streams.serve);
     door = await opening.catch((error: unknown) => {
       throw cannotListen(error, '--grpc', address(settings.grpc.host, settings.grpc.port));

@@ -6,6 +6,8 @@ import { credentials, status as grpcStatus, loadPackageDefinition } from '@grpc/
 import { loadSync } from '@grpc/proto-loader';
 import { protoPath } from 'grpc-health-check';
 import { expect, onTestFinished, test } from 'vitest';
+import type { ExecRequest } from '../proto/types/farhand/client/v1/ExecRequest.ts';
+import type { WriteFileRequest } from '../proto/types/farhand/client/v1/WriteFileRequest.ts';
 import { connect } from '../shared/grpc.ts';
 import { linkServerName } from '../shared/rpc.ts';
 import { gate, soon } from './command-bench.ts';
@@ -90,11 +92,14 @@ test('a client that is cut off in the middle of a write leaves nothing, and a co
   onTestFinished(() => proxy.close());
   const client = await streamsOf(house, house.key, proxy.address);
   const folder = temporaryFolder('cut');
-  const writing = line<object>(
+  const writing = line<WriteFileRequest>(
     { open: { machine_id, path: join(folder, 'file') } },
     { chunk: Buffer.alloc(1_000) },
   );
-  const running = line<object>({ start: { machine_id, command: 'cat' } }, { stdin: Buffer.from('first ') });
+  const running = line<ExecRequest>(
+    { start: { machine_id, command: 'cat' } },
+    { stdin: Buffer.from('first ') },
+  );
   const ends = [refusalOf(client.writeFile(writing.requests)), refusalOf(client.exec(running.requests))];
   await soon(() => readdirSync(folder).length).toBe(1);
   const commandOf = async () => (await house.client.commands.list()).items[0];
@@ -134,6 +139,22 @@ test('a link that is lost while input comes takes none of it away and gives none
     if (end) expect(end.status).toBe('completed');
   }
   expect(text).toBe(`ready\n${createHash('sha256').update(input).digest('hex')}  -\n`);
+});
+
+test('a client that is frozen is gone when it answers no ping', async () => {
+  const house = await openHouse({ tuning: { pings: { pingMs: 200, pongMs: 300 } } });
+  const { machineId: machine_id } = await house.agent();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const client = await streamsOf(house, house.key, proxy.address);
+  const asked = line<ExecRequest>({ start: { machine_id, command: 'cat', cancel_on_disconnect: true } });
+  const running = refusalOf(client.exec(asked.requests));
+  const statusOf = async () => (await house.client.commands.list()).items[0]?.status;
+  await soon(statusOf).toBe('running');
+  proxy.stall();
+  await soon(statusOf).toBe('cancelled');
+  proxy.resume();
+  await running;
 });
 
 test('a client of another house is refused by its key, whatever else it knows', async () => {

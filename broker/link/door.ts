@@ -36,6 +36,9 @@ export interface DoorOptions {
   proofMs: number;
   /** Connections that may be unproven at once; past it the oldest of them is cut. */
   maxUnproven: number;
+  /** Milliseconds between pings, and until one that is not answered ends the connection: clients have no other heartbeat. */
+  pingMs: number;
+  pongMs: number;
 }
 
 /** What else is served here: adds itself to the server, and says which peers have shown that they belong here. */
@@ -53,9 +56,6 @@ const headerBytes = 16 * 1024;
 /** More than all lanes of a machine have in all. */
 const streamsPerConnection = 512;
 const sessionMegabytes = 64;
-/** Who is frozen shows by pings alone: gone within 45 s. Clients have no heartbeat of their own. */
-const pingMs = 15_000;
-const pongMs = 25_000;
 
 /** Opens the door. Rejects with a system error when the address cannot be had. */
 export async function openDoor(
@@ -75,8 +75,8 @@ export async function openDoor(
     'grpc.max_metadata_size': headerBytes,
     'grpc-node.max_session_memory': sessionMegabytes,
     'grpc.max_connection_idle_ms': 60_000,
-    'grpc.keepalive_time_ms': pingMs,
-    'grpc.keepalive_timeout_ms': pongMs,
+    'grpc.keepalive_time_ms': options.pingMs,
+    'grpc.keepalive_timeout_ms': options.pongMs,
   });
   server.addService(linkService, handlers(guests, joinTokens, rooms, settings));
   beside(server, (peer) => guests.proven(peer));
