@@ -1,7 +1,6 @@
 // Processes of this machine: started at most once per id, kept with their output until the broker forgets them.
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
-import { AppError } from '../../shared/errors.ts';
 import {
   killGraceMs,
   openCommands,

@@ -13,6 +13,8 @@ import { fellOut, type Scrollback } from './scrollback.ts';
 
 /** Largest piece of output. */
 const pieceBytes = 64 * 1024;
+/** Input of one client that may wait for the program before its call is no longer read. */
+const queuedBytes = 64 * 1024;
 
 /** Why a client's call is over before its terminal: it went, the link did, or it did something wrong. */
 export type Parting = 'left' | 'lost' | AppError;
@@ -35,6 +37,9 @@ export class Client {
   /** Next byte to send. */
   #position: number;
   #news: Size | undefined;
+  #queued = 0;
+  /** Nothing of its call is read, so what it takes is not heard of either. */
+  #deaf = false;
   #parting: Parting | undefined;
 
   /** `from` is kept. */
@@ -80,6 +85,8 @@ export class Client {
     const size = this.#news;
     this.#news = undefined;
     if (size) return { size };
+    // A program that waits for its output to be taken reads no input: else the two would wait for each other.
+    if (this.#deaf) this.#moved(this.#position);
     const room = this.place.position + terminalReplayBytes - this.#position;
     const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));
     if (data.length === 0) return undefined;
@@ -96,11 +103,24 @@ export class Client {
     if (size) terminal.resize(checkedSize(size), this);
     if (signal) this.#signal(signal);
     if (taken !== undefined) this.#moved(taken);
-    if (input) await terminal.pty?.write(input);
+    if (input) await this.#type(input);
+  }
+
+  async #type(input: Uint8Array): Promise<void> {
+    this.#queued += input.length;
+    const written = this.#terminal.pty?.write(input).then(() => {
+      this.#queued -= input.length;
+    });
+    if (this.#queued <= queuedBytes) return;
+    this.#deaf = true;
+    this.#terminal.changed.wake();
+    await written;
+    this.#deaf = false;
   }
 
   #moved(taken: number): void {
     const position = Math.min(Math.max(taken, this.place.position), this.#position);
+    if (position === this.place.position) return;
     this.#terminal.output.pace.moved(this.place, position);
     this.#terminal.changed.wake();
   }

@@ -70,7 +70,9 @@ export class Terminal implements Kept, Watched {
       this.#keepers -= 1;
       if (this.#keepers > 0 || this.exit) return;
       this.#stopWaiting();
-      this.#stopGrace = after(this.graceMs, () => this.run?.kill('abandoned', this.#limits.hangupMs));
+      const end = (): void => this.run?.kill('abandoned', this.#limits.hangupMs);
+      if (this.graceMs > 0) this.#stopGrace = after(this.graceMs, end);
+      else end();
     };
   }
 
