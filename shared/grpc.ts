@@ -101,24 +101,22 @@ export function connect({ address, ca, apiKey }: GrpcOptions): Streams {
     async *events(request, options = {}) {
       yield* answers(client.events(request, headers(options)), options);
     },
-    writeFile(requests, options = {}) {
-      return new Promise((resolve, reject) => {
-        const stream = client.writeFile(headers(options), (error, response) => {
-          stopSending.abort();
-          options.signal?.removeEventListener('abort', cancel);
-          if (response) resolve(response);
-          else reject(failure ?? (error ? errorOf(error) : cutOff()));
-        });
-        let failure: unknown;
-        const cancel = (): void => stream.cancel();
-        options.signal?.addEventListener('abort', cancel, { once: true });
-        if (options.signal?.aborted) cancel();
-        const stopSending = new AbortController();
-        sendAll(stream, requests, stopSending.signal).catch((error: unknown) => {
-          failure ??= stopSending.signal.aborted ? undefined : error;
-          cancel();
-        });
+    async writeFile(requests, options = {}) {
+      const answer = Promise.withResolvers<Out<'WriteFile'>>();
+      const stream = client.writeFile(headers(options), (error, response) => {
+        if (response) answer.resolve(response);
+        else answer.reject(error ? errorOf(error) : new Error('an answer without a response'));
       });
+      const sending = send(stream, requests);
+      const release = givingUp(stream, options.signal);
+      try {
+        return await answer.promise;
+      } catch (error) {
+        throw sending.failure() ?? error;
+      } finally {
+        release();
+        sending.stop();
+      }
     },
     close: () => client.close(),
   };
@@ -148,15 +146,21 @@ async function sendAll<T>(
   stream.end();
 }
 
+/** The signal cancels the call; the result stops that. */
+function givingUp(stream: { cancel(): void }, signal: AbortSignal | undefined): () => void {
+  const cancel = (): void => stream.cancel();
+  signal?.addEventListener('abort', cancel, { once: true });
+  if (signal?.aborted) cancel();
+  return () => signal?.removeEventListener('abort', cancel);
+}
+
 /** No good status, no success: a stream that is cut may simply end. */
 async function* answers<T>(
   stream: ClientReadableStream<T>,
   { signal }: StreamOptions,
   sending?: ReturnType<typeof send>,
 ): AsyncGenerator<T> {
-  const cancel = (): void => stream.cancel();
-  signal?.addEventListener('abort', cancel, { once: true });
-  if (signal?.aborted) cancel();
+  const release = givingUp(stream, signal);
   const ended = new Promise<StatusObject>((resolve) => stream.once('status', resolve));
   // Told by the status, too.
   stream.on('error', () => undefined);
@@ -166,9 +170,9 @@ async function* answers<T>(
   } catch {
     // Its status tells more.
   } finally {
-    signal?.removeEventListener('abort', cancel);
+    release();
     sending?.stop();
-    cancel();
+    stream.cancel();
   }
   const status = await ended;
   if (sending?.failure() !== undefined) throw sending.failure();
@@ -190,10 +194,6 @@ function errorOf({ code: status, details: message, metadata }: StatusObject): Fa
   const code = isCode(given) ? given : (plainCodes[status] ?? 'unavailable');
   const details = isCode(given) ? parse(text('farhand-details')) : { grpc_status: grpcStatus[status] };
   return new FarhandError(codes[code], text('farhand-request-id'), { code, message, details });
-}
-
-function cutOff(): FarhandError {
-  return new FarhandError(503, '', { code: 'unavailable', message: 'the call was cut off', details: {} });
 }
 
 function parse(text: string): Record<string, unknown> {

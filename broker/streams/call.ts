@@ -111,8 +111,8 @@ export class Call<Q, R> {
 
   /** The client has left it, or may no longer: nobody waits for its end. */
   get abandoned(): boolean {
-    const { aborted, reason } = this.gone.signal;
-    return aborted && reason !== stopping && reason !== over;
+    const { signal } = this.gone;
+    return signal.aborted && signal.reason !== stopping && signal.reason !== over;
   }
 
   header(name: string): string {
@@ -123,12 +123,16 @@ export class Call<Q, R> {
     return entrance.knock(this.asker);
   }
 
-  /** May it do that? Judged again until the call is over. */
-  admit<I>(visit: Visit<I>, parts: Partial<RawInput>): Pick<Admitted<I>, 'input' | 'caller'> {
+  /** May it do that? Judged again until the call is over, unless it is done at once. */
+  admit<I>(
+    visit: Visit<I>,
+    parts: Partial<RawInput>,
+    { lasts = true } = {},
+  ): Pick<Admitted<I>, 'input' | 'caller'> {
     const raw = { params: {}, query: {}, headers: {}, body: undefined, ...parts };
     visit.identify(raw);
-    const { leave, ...admitted } = visit.admit(raw, { id: this.requestId, gone: this.gone, lasts: true });
-    this.#leaves.push(leave);
+    const { leave, ...admitted } = visit.admit(raw, { id: this.requestId, gone: this.gone, lasts });
+    if (lasts) this.#leaves.push(leave);
     this.#surface.sendMetadata(trailersOf(this.requestId));
     return admitted;
   }

@@ -125,10 +125,8 @@ export function commandCalls(rooms: CommandStreams) {
   }
 
   async function deliver(call: ExecCall, command_id: CommandId, signal: string): Promise<void> {
-    const { input, caller } = call.admit(call.knock(signalling), {
-      params: { command_id },
-      body: { signal },
-    });
+    const raw = { params: { command_id }, body: { signal } };
+    const { input, caller } = call.admit(call.knock(signalling), raw, { lasts: false });
     await insisting(caller.signal, [], async () => handlers.commands.signal(input, caller));
   }
 
