@@ -174,7 +174,8 @@ async function assemble(
   });
   const spool = await openSpool(join(directory, 'spool'));
   const bodies = openBudget(maxBodies, 'large bodies are under way');
-  const app = { handlers, state, keys, lookups, idempotency, spool, bodies, metrics, log };
+  const terminals = { redeem: sessions.redeem, publicUrl };
+  const app = { handlers, state, keys, lookups, idempotency, spool, bodies, metrics, log, ...terminals };
 
   const socket = join(directory, 'broker.sock');
   const servers = [tracked(createHttpServer(app, true))];
@@ -307,6 +308,7 @@ async function stopServer({ server, sockets }: Listening): Promise<void> {
   const patience = new AbortController();
   await Promise.race([closed, sleep(finishRequestsMs, patience.signal)]);
   patience.abort();
-  server.closeAllConnections();
+  // Those that became WebSockets are no longer the server's.
+  for (const socket of sockets) socket.destroy();
   await closed;
 }

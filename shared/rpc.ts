@@ -87,6 +87,9 @@ export interface CallOptions {
 /** Why AgentCall.signal fires when the broker wants no answer any more; any other reason: it might, but cannot say. */
 export const gaveUp = new AppError('unavailable', 'the caller gave up');
 
+/** With status CANCELLED, how a broker ends the stream of a call that it has given up. */
+export const cancelledDetails = 'cancelled';
+
 /** Small ones; transfers of any size; those that follow processes; terminals and their clients; watches of files. */
 export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 

@@ -332,7 +332,17 @@ const rooms: [libraries: string[], rooms: string[]][] = [
   [['node:sqlite'], ['broker/history', 'shared/lock']],
   [['croner', 'cronstrue'], ['broker/schedules']],
   [
-    ['koa', 'koa-', '@koa/', 'prom-client', 'swagger-ui-dist', 'zod-openapi', '@fastify/busboy', 'mime'],
+    [
+      'koa',
+      'koa-',
+      '@koa/',
+      'prom-client',
+      'swagger-ui-dist',
+      'zod-openapi',
+      '@fastify/busboy',
+      'mime',
+      'ws',
+    ],
     ['broker/http'],
   ],
   [['execa', '@lydell/node-pty'], ['agent/processes']],

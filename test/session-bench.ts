@@ -241,9 +241,7 @@ export async function eventsOf({ client }: House, session_id: string): Promise<s
   const { items } = await client.events.list({ limit: 100, sort: 'created_at' });
   return items
     .filter(({ data }) => data.session_id === session_id)
-    .map(
-      ({ type, data }) => `${type.replace('session.', '')} ${data.status}${data.mode ? ` ${data.mode}` : ''}`,
-    );
+    .map(({ type, data }) => [type.replace('session.', ''), data.status, data.mode].join(' ').trim());
 }
 
 /** A session whose terminal runs. */

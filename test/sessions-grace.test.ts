@@ -52,6 +52,21 @@ test('a link that is back in time finds its terminal as it was', async () => {
   expect(back.waiting('OpenTerminal')).toBe(0);
 });
 
+test('what an agent keeps for a session that is open is neither ended nor forgotten', async () => {
+  const clock = leapingClock();
+  const { house, machine, link } = await bench();
+  const { session_id } = await begin({ house, machine });
+  const back = await link({ process_ids: [session_id] });
+  const kept = keeper(back, await back.next('KeepTerminal'));
+  // Whatever would be told comes before this.
+  clock.leap(100);
+  const ended = house.client.sessions.end({ session_id });
+  ok(back, await back.next('KillProcess'));
+  expect([back.waiting('KillProcess'), back.waiting('ForgetProcesses')]).toEqual([0, 0]);
+  kept.exit();
+  expect(await ended).toMatchObject({ status: 'DISCONNECTED' });
+});
+
 test('a newer link takes a terminal over', async () => {
   const { house, machine, link } = await bench();
   const { session_id } = await begin({ house, machine });
@@ -205,22 +220,33 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     joinScripted({ grpc, joinToken: async () => (await client.joinTokens.create({})).token }),
   );
   const machine = await linkMachine(grpc, identity);
-  const session_id = await withBroker(where, async (client) => {
-    const made = client.sessions.create({ machine_id: identity.machineId, grace_period: 3_600_000 });
+  const wish = { machine_id: identity.machineId, grace_period: 3_600_000 };
+  const sameKey = { idempotencyKey: 'one' };
+  const [session_id, unanswered] = await withBroker(where, async (client) => {
+    const made = client.sessions.create(wish);
     keeper(machine, await machine.next('OpenTerminal')).started();
     const { id } = await made;
     await client.sessions.attach({ session_id: id, mode: 'observer' });
-    return id;
+    // The broker dies before its answer.
+    client.sessions.create(wish, sameKey).catch(() => undefined);
+    const open = await machine.next('OpenTerminal');
+    killed.kill('SIGKILL');
+    await once(killed, 'exit');
+    return [id, open.request.id];
   });
-  killed.kill('SIGKILL');
-  await once(killed, 'exit');
   const house = await openHouse({ dataDir, flags: ['--grpc', grpc] });
   await soon(async () => (await eventsOf(house, session_id)).slice(2)).toEqual([
     'client_attached CONNECTED observer',
     'client_detached CONNECTED observer',
     'grace_period GRACE_PERIOD',
   ]);
+  const again = await withBroker(where, (client) => client.sessions.create(wish, sameKey));
+  expect(again).toMatchObject({ id: unanswered, status: 'GRACE_PERIOD' });
   const back = await linkMachine(grpc, identity);
-  keeper(back, await back.next('KeepTerminal')).started();
-  await soon(async () => (await house.client.sessions.get({ session_id })).status).toBe('CONNECTED');
+  for (const id of [session_id, unanswered]) {
+    const keep = await back.next('KeepTerminal');
+    expect(keep.request.id).toBe(id);
+    keeper(back, keep).started();
+    await soon(async () => (await house.client.sessions.get({ session_id: id })).status).toBe('CONNECTED');
+  }
 }, 30_000);

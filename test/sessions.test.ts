@@ -138,8 +138,8 @@ test('sessions are listed by status, machine and host name, and only those of ma
   const first = await begin(here);
   const second = await begin(there);
   first.kept.exit();
-  const ids = async (query: object, { client } = house) =>
-    (await client.sessions.list({ sort: 'created_at', ...query } as object)).items.map(({ id }) => id);
+  const ids = async (query: Parameters<typeof house.client.sessions.list>[0], { client } = house) =>
+    (await client.sessions.list({ sort: 'created_at', ...query })).items.map(({ id }) => id);
   await soon(() => ids({ status: 'DISCONNECTED' })).toEqual([first.session_id]);
   expect(await ids({})).toEqual([first.session_id, second.session_id]);
   expect(await ids({ machine_id: there.machine_id })).toEqual([second.session_id]);

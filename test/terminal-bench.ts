@@ -13,7 +13,7 @@ import { createLogger } from '../shared/logger.ts';
 import { type AgentCall, gaveUp } from '../shared/rpc.ts';
 
 /** Why a call is cut when the link goes. */
-export const linkLost = new Error('the link to the broker was lost');
+const linkLost = new Error('the link to the broker was lost');
 
 export function call(signal: AbortSignal = new AbortController().signal): AgentCall {
   return { call_id: newId('call'), request_id: newId('request'), signal };
@@ -65,7 +65,7 @@ export interface Bench {
   again(): Promise<void>;
 }
 
-export const plain = { program: '/bin/sh', args: [] as string[], env: { PS1: '$ ' } };
+const plain = { program: '/bin/sh', args: [] as string[], env: { PS1: '$ ' } };
 /** A program that runs this line of shell. */
 export const sh = (line: string): Partial<TerminalSpec__Output> => ({
   program: '/bin/sh',
@@ -146,7 +146,7 @@ function viewer(
   async function* requests(): AsyncGenerator<AttachTerminalRequest__Output> {
     for (;;) {
       const next = doings.shift();
-      if (next) yield next as AttachTerminalRequest__Output;
+      if (next) yield next;
       else if (abort.signal.aborted) throw linkLost;
       else if (left) return;
       else await heard();
@@ -164,7 +164,7 @@ function viewer(
       if (size) sizes.push({ cols: size.cols ?? 0, rows: size.rows ?? 0 });
       if (output) {
         const data = Buffer.from(output.data ?? '');
-        if (output.offset !== position) throw new Error(`a gap at ${position}: ${output.offset}`);
+        if (output.offset !== position) throw new Error(`a gap at ${position}`);
         if (data.length > 64 * 1024) throw new Error('a piece is too large');
         pieces.push(data);
         position += data.length;

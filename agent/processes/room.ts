@@ -126,7 +126,7 @@ export class Room<T extends Kept> {
     return this.#known(id) ?? this.#over(id, unseen('PROCESS_OUTCOME_EXPIRED', 'unknown_id'));
   }
 
-  /** Once it has started; throws when it is over, unless `over` is welcome too. */
+  /** Once it has started; throws when it is over. */
   async running(id: string, signal: AbortSignal): Promise<T & { run: Run }> {
     const kept = await this.begun(id, signal);
     if (isRunning(kept)) return kept;

@@ -21,8 +21,9 @@ import { authenticate } from '../admission/access.ts';
 import { requestIdFrom, toldFailure } from '../admission/failure.ts';
 import { askerOf, type DispatchRooms, dispatcher } from './dispatch.ts';
 import type { RequestMetrics } from './metrics.ts';
+import { openSocketDoor, type SocketRooms } from './websocket.ts';
 
-export interface AppOptions extends DispatchRooms {
+export interface AppOptions extends DispatchRooms, SocketRooms {
   handlers: Handlers;
   metrics: RequestMetrics;
 }
@@ -61,9 +62,14 @@ const serverOptions: ServerOptions = {
 export function createHttpServer(options: AppOptions, local: boolean): Server {
   const { handlers, log } = options;
   const router = new Router({ strict: true, sensitive: true });
+  const door = openSocketDoor(options);
   for (const { noun, operation, route } of allRoutes()) {
     const path = `${route.base}${route.path.replaceAll(/\{(\w+)\}/g, ':$1')}`;
-    router.register(path, [route.method], dispatcher(noun, operation, route, handlers, options, local));
+    const answer =
+      route.kind === 'socket'
+        ? (ctx: Context) => Promise.reject(door.refusal(ctx.req))
+        : dispatcher(noun, operation, route, handlers, options, local);
+    router.register(path, [route.method], answer);
   }
   const app = new Koa();
   app.silent = true;
@@ -76,7 +82,9 @@ export function createHttpServer(options: AppOptions, local: boolean): Server {
     answering.set(request.socket, response);
     void handle(request, response);
   };
-  const server = createServer(serverOptions, take);
+  const upgrading = { shouldUpgradeCallback: (request: IncomingMessage) => door.admits(request) };
+  const server = createServer({ ...serverOptions, ...upgrading }, take);
+  server.on('upgrade', (request, socket, head) => door.take(request, socket, head));
   // We ask for the body ourselves, once it is known to be wanted.
   server.on('checkContinue', take);
   // An expectation that nobody knows may be ignored (RFC 9110 section 10.1.1).

@@ -130,6 +130,7 @@ function endOf(exit: ProcessExit__Output, { session }: Run, link: Link): End {
   const told = exit.reason.slice(0, 4096) || null;
   if (!ran.includes(exit.outcome)) {
     if (exit.outcome === 'PROCESS_OUTCOME_NOT_STARTED') return { reason: told ?? 'could not start' };
+    if (exit.outcome === 'PROCESS_OUTCOME_LOST' && told) return { reason: told };
     return lostOn(session, link);
   }
   const signal = /^[\x20-\x7e]{1,32}$/.test(exit.signal) ? exit.signal : null;

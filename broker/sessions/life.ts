@@ -107,8 +107,10 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
     async ended(run, { exit_code = null, signal = null, reason }) {
       if (run.ended) return;
       run.ended = true;
+      run.changed.wake();
       run.cancelGrace();
       run.cancelResize();
+      resizing.delete(run);
       const last_heartbeat_at = run.link ? heard(run.session) : run.session.last_heartbeat_at;
       const end = { exit_code, signal, reason, ended_at: now(), last_heartbeat_at };
       const session: Session = { ...run.session, status: 'DISCONNECTED', ...end };
@@ -138,12 +140,8 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
     },
     async stop(runs) {
       stopped.abort();
-      await Promise.all(
-        runs.map((run) => {
-          run.cancelResize();
-          return resizing.has(run) && !run.ended ? change(run, {}) : undefined;
-        }),
-      );
+      for (const run of runs) run.cancelResize();
+      await Promise.all([...resizing].map((run) => change(run, {})));
     },
   };
   return life;

@@ -4,14 +4,14 @@ import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/A
 import type { TerminalOutput__Output } from '../../proto/types/farhand/agent/v1/TerminalOutput.ts';
 import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/TerminalSize.ts';
 import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/sessions.ts';
-import { sleep } from '../../shared/clock.ts';
+import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Link } from '../link/presence.ts';
 import type { ClientPort, Doing, Parting } from './client.ts';
 import { Outbox } from './outbox.ts';
 import type { Attached } from './records.ts';
-import type { Run } from './run.ts';
+import { type Run, until } from './run.ts';
 
 export interface ServingHooks {
   /** It typed; how much and what is nobody's business. */
@@ -78,7 +78,7 @@ class Conversation {
       if (link && !this.#drained && (session.status === 'CONNECTED' || run.ended)) {
         const parting = await this.#attach(link);
         if (parting) return parting;
-        if (!this.#drained && run.link === link) await sleep(againMs, this.#signal);
+        if (run.link === link && !this.#drained) await this.#pause();
       } else if (run.over) return partingOf(run);
       else await run.changed.wait(this.#signal);
     }
@@ -122,6 +122,15 @@ class Conversation {
     if ('size' in doing && !this.#signal.aborted) hooks.resized(doing.size);
   }
 
+  /** Before it is asked again; not when that would tell nothing new. */
+  async #pause(): Promise<void> {
+    const { run } = this.#served;
+    const enough = new AbortController();
+    const cancel = after(againMs, () => enough.abort());
+    await until(run, () => run.ended, AbortSignal.any([enough.signal, this.#signal]));
+    cancel();
+  }
+
   /** One call to the agent, to the end of the output or of the link. */
   async #attach(link: Link): Promise<Parting | undefined> {
     const { run, attached, log } = this.#served;
@@ -138,7 +147,9 @@ class Conversation {
         else if (size) this.#resized(size);
         if (this.#signal.aborted) return undefined;
       }
-      this.#drained = true;
+      // Without the end of its session it was only shown out.
+      if (!run.ended) await this.#pause();
+      this.#drained = run.ended;
       return undefined;
     } catch (error) {
       const code = error instanceof AppError ? error.code : undefined;
@@ -175,12 +186,11 @@ class Conversation {
   }
 }
 
-function* messagesOf(doing: Doing): Generator<AttachTerminalRequest> {
-  if (!('input' in doing)) return yield doing;
+function messagesOf(doing: Doing): AttachTerminalRequest[] {
+  if (!('input' in doing)) return [doing];
   const { input } = doing;
-  for (let at = 0; at < input.length; at += inputBytes) {
-    yield { input: Buffer.from(input.subarray(at, at + inputBytes)) };
-  }
+  const pieces = Array.from({ length: Math.ceil(input.length / inputBytes) }, (_, n) => n * inputBytes);
+  return pieces.map((at) => ({ input: Buffer.from(input.subarray(at, at + inputBytes)) }));
 }
 
 /** What a machine tells as a size, if it can be one. */
@@ -206,6 +216,6 @@ function unlessAborted(promise: Promise<void>, signal: AbortSignal): Promise<voi
     };
     signal.addEventListener('abort', done, { once: true });
     if (signal.aborted) done();
-    promise.then(done, done);
+    void promise.finally(done);
   });
 }

@@ -11,8 +11,20 @@ import { machines } from './machines.ts';
 import type { KeyId, MachineId, Route, Scope } from './route.ts';
 import { service } from './service.ts';
 import { sessions } from './sessions.ts';
+import { terminal } from './terminal.ts';
 
-export const api = { machines, joinTokens, files, commands, batches, sessions, events, keys, audit, service };
+export const api = {
+  machines,
+  joinTokens,
+  files,
+  commands,
+  batches,
+  sessions: { ...sessions, terminal },
+  events,
+  keys,
+  audit,
+  service,
+};
 export type Api = typeof api;
 
 type Parsed<Shape extends z.ZodRawShape> = keyof Shape extends never ? unknown : z.output<z.ZodObject<Shape>>;
@@ -129,10 +141,10 @@ export interface Caller {
   made(journal: Journal, id: string): void;
 }
 
-/** One function per route; a forgotten one does not compile. */
+/** One function per route; a forgotten one does not compile. A WebSocket is led to what its ticket names. */
 export type Handlers = {
   [N in keyof Api]: {
-    [O in keyof Api[N]]: (
+    [O in keyof Api[N] as Api[N][O] extends { kind: 'socket' } ? never : O]: (
       input: Input<Api[N][O]>,
       caller: Caller,
     ) => Promise<Reply<Api[N][O]>> | Reply<Api[N][O]>;

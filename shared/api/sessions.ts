@@ -4,7 +4,7 @@ import { environment } from './commands.ts';
 import { label, list, machineId, milliseconds, sessionId, single, text, timestamp } from './route.ts';
 
 export const sessionStatuses = ['PENDING', 'CONNECTED', 'GRACE_PERIOD', 'DISCONNECTED'] as const;
-export const attachModes = ['operator', 'observer'] as const;
+const attachModes = ['operator', 'observer'] as const;
 
 export const clientId = z
   .string()
@@ -46,7 +46,7 @@ const attachedClient = z.object({
   attached_at: timestamp,
 });
 
-export const session = listed.meta({ id: 'Session' });
+const session = listed.meta({ id: 'Session' });
 const detailed = listed.extend({ attached_clients: z.array(attachedClient) }).meta({ id: 'SessionDetail' });
 
 export const sessions = {
