@@ -13,15 +13,15 @@ import { sleep } from '../shared/clock.ts';
 import { errnoOf, StartError } from '../shared/errors.ts';
 import { lockDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
+import type { Lookups } from './admission/access.ts';
+import { openIdempotency } from './admission/idempotency.ts';
 import { openAudit } from './audit.ts';
 import { openCommands } from './commands/index.ts';
 import type { BrokerSettings } from './config.ts';
 import { openEvents } from './events.ts';
 import { fileHandlers } from './files/index.ts';
 import { type History, openHistory } from './history.ts';
-import type { Lookups } from './http/access.ts';
 import { createHttpServer } from './http/app.ts';
-import { openIdempotency } from './http/idempotency.ts';
 import { openMetrics } from './http/metrics.ts';
 import { serviceHandlers } from './http/service.ts';
 import { openSpool } from './http/spool.ts';
@@ -36,6 +36,7 @@ import { machineHandlers } from './machines/index.ts';
 import { openVitals } from './machines/vitals.ts';
 import { openSessions, type Sessions } from './sessions/index.ts';
 import { openState, type State } from './state/index.ts';
+import { openStreams } from './streams/index.ts';
 
 export interface Broker {
   /** Of the REST API; undefined with `local`. */
@@ -53,10 +54,13 @@ export interface Broker {
 export interface Tuning {
   link?: Partial<ConnectSettings>;
   proofMs?: number;
+  pings?: { pingMs: number; pongMs: number };
 }
 
 const proofMs = 5_000;
 const maxUnproven = 512;
+/** A frozen client is gone within 45 s. */
+const pings = { pingMs: 15_000, pongMs: 25_000 };
 /** Agents of a stopping broker come back spread over this. */
 const returnSpreadMs = 5_000;
 const finishRequestsMs = 4_000;
@@ -145,6 +149,7 @@ async function assemble(
       publicUrl,
       grpcAddress: () => status.grpc,
       fingerprint: authority.fingerprint,
+      ca: authority.certificate,
       ready: () => status.ready,
       metrics,
     }),
@@ -157,6 +162,16 @@ async function assemble(
     key: (id) => state.keys.get(id) && {},
     join_token: (id) => state.joinTokens.get(id) && {},
   };
+  const streams = openStreams({
+    handlers,
+    state,
+    keys,
+    lookups,
+    commands,
+    sessions,
+    idempotency,
+    log,
+  });
   const spool = await openSpool(join(directory, 'spool'));
   const bodies = openBudget(maxBodies, 'large bodies are under way');
   const terminals = { redeem: sessions.redeem, publicUrl };
@@ -169,6 +184,8 @@ async function assemble(
   // Before anything listens: a start that fails gives back what it took.
   closers.push(async () => {
     status.ready = false;
+    streams.stop();
+    events.stop();
     commands.stop();
     const leaving = sessions.stop();
     presence.drain(returnSpreadMs);
@@ -181,8 +198,15 @@ async function assemble(
   if (!settings.local) {
     const link = { ...defaultSettings, ...tuning.link };
     const connectRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
-    const doorOptions = { ...settings.grpc, proofMs: tuning.proofMs ?? proofMs, maxUnproven };
-    door = await openDoor(authority, joinTokens, connectRooms, doorOptions, link).catch((error: unknown) => {
+    const doorOptions = {
+      ...settings.grpc,
+      ...pings,
+      ...tuning.pings,
+      proofMs: tuning.proofMs ?? proofMs,
+      maxUnproven,
+    };
+    const opening = openDoor(authority, joinTokens, connectRooms, doorOptions, link, streams.serve);
+    door = await opening.catch((error: unknown) => {
       throw cannotListen(error, '--grpc', address(settings.grpc.host, settings.grpc.port));
     });
     status.grpc = address(settings.grpc.host, door.port);

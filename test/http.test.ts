@@ -5,7 +5,7 @@ import { writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
-import { queryOf } from '../broker/http/input.ts';
+import { queryOf } from '../broker/http/query.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import { codes, isCode } from '../shared/errors.ts';
 import { type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';

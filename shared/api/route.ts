@@ -221,7 +221,7 @@ function build<
 type SortBy<Sort extends readonly string[]> = Sort[number] | `-${Sort[number]}`;
 
 /** How a schema that transforms shows in OpenAPI: exactly so, whatever its parts would show. */
-function shownAs(json: Readonly<Record<string, unknown>>) {
+export function shownAs(json: Readonly<Record<string, unknown>>) {
   return {
     override({ jsonSchema }: { jsonSchema: Record<string, unknown> }) {
       for (const key of Object.keys(jsonSchema)) delete jsonSchema[key];
