@@ -36,7 +36,7 @@ interface Ground {
 /** A terminal in which `cat` runs, as one who types sees it. */
 interface Typist {
   /** Sends one byte. */
-  press(): unknown;
+  press(text?: string): unknown;
   /** Calls back for the bytes that come. */
   hear(listener: (bytes: number) => void): void;
   close(): void;
@@ -81,7 +81,9 @@ async function alone({ table, client, machine, ssh }: Ground): Promise<void> {
   const id = await openEcho(client, machine);
   const ours = await echoes(await attached(client, id), keys);
   await client.sessions.end({ session_id: id });
-  const peer = ssh && (await echoes(await overSsh(ssh), keys));
+  const shell = ssh && (await overSsh(ssh));
+  const peer = shell && (await echoes(shell, keys));
+  shell?.close();
   const ratio = peer ? rounded(at(ours, 0.5) / at(peer, 0.5)) : '';
   table.row(
     'key echo, one client: p50 / p99',
@@ -218,10 +220,7 @@ async function openEcho(client: Client, machine: string): Promise<string> {
   return (await client.sessions.create(wish)).id;
 }
 
-async function attached(
-  client: Client,
-  id: string,
-): Promise<Typist & { press(text?: string): Promise<void> }> {
+async function attached(client: Client, id: string): Promise<Typist> {
   const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id: id }));
   let listener = (_bytes: number): void => {};
   const begun = Promise.withResolvers<void>();
@@ -277,7 +276,7 @@ async function overSsh({ port, user, privateKey }: Ssh): Promise<Typist> {
         if (ready) return listener(bytes.length);
         ready = true;
         resolve({
-          press: () => void channel.write('x'),
+          press: (text = 'x') => channel.write(text),
           hear: (next) => {
             listener = next;
           },
