@@ -261,4 +261,4 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
 }
 
 const overlapping = 'the run before was not over';
-const unseen = 'the broker was not running at this time, or its clock was set';
+const unseen = 'the broker was down or held up at this time, or its clock was set';

@@ -1,0 +1,290 @@
+// Key echo of a terminal: alone, beside nineteen other clients of which one never reads, and beside a large download.
+//
+//   npx node scripts/bench/terminals.ts                        half a minute or so
+//   npx node scripts/bench/terminals.ts --only alone,crowd     some parts: alone, crowd, download
+//
+// Needs Linux; the peer, a shell over ssh2, needs Debian's openssh-client and openssh-server, the download curl. What
+// is missing is skipped and named. Everything happens on loopback, in one temporary folder that goes with everything
+// that was started, also on Ctrl-C.
+//
+// The rules: a key is one byte that a `cat` in a raw terminal sends back, the next is pressed once the last has come;
+// the time is that from the press to the byte at a client. All clients live in the bench's own process.
+import { once } from 'node:events';
+import { closeSync, openSync, readFileSync, writeSync } from 'node:fs';
+import { connect, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { parseArgs } from 'node:util';
+import { type Farhand as Client, farhand } from '../../shared/sdk/index.ts';
+import { at, bench, type Farhand, machineId, run, startFarhand } from './programs.ts';
+import { rounded, settle, Table } from './race.ts';
+import { present, type Ssh, sshPackages, startSsh } from './ssh.ts';
+
+const parts = { alone, crowd, download };
+type Part = keyof typeof parts;
+
+interface Ground {
+  folder: string;
+  table: Table;
+  started: Farhand;
+  client: Client;
+  machine: string;
+  ssh: Ssh | undefined;
+  has: Set<string>;
+}
+
+/** A terminal in which `cat` runs, as one who types sees it. */
+interface Typist {
+  /** Sends one byte. */
+  press(text?: string): unknown;
+  /** Calls back for the bytes that come. */
+  hear(listener: (bytes: number) => void): void;
+  close(): void;
+}
+
+const keys = 1000;
+const crowdSize = 20;
+const patienceMs = 10_000;
+const largeMiB = 1024;
+/** Beyond the window of a terminal, all sockets and buffers. */
+const floodBytes = 40_000_000;
+const echo = 'stty raw -echo; echo ready; exec cat';
+
+async function main(folder: string): Promise<void> {
+  const { values } = parseArgs({
+    options: { only: { type: 'string', default: Object.keys(parts).join(',') } },
+  });
+  const only = values.only.split(',');
+  const isPart = (name: string): name is Part => Object.hasOwn(parts, name);
+  if (!only.every(isPart)) throw new Error(`--only takes some of ${Object.keys(parts).join(',')}`);
+  const table = new Table();
+  const has = present({ ...sshPackages, curl: 'curl' }, table);
+  const ssh = await startSsh(folder, table, has);
+  const started = await startFarhand(folder);
+  const client = farhand({ baseUrl: started.http, apiKey: started.key });
+  const machine = await machineId(started, 0);
+  await settle();
+  for (const part of only) {
+    console.error(`${part} …`);
+    const ground = { folder, table, started, client, machine, ssh, has };
+    await parts[part](ground).catch((error: unknown) => table.failure(part, error));
+  }
+  table.note('programs run from source');
+  console.log();
+  table.print();
+  if (table.failed) process.exitCode = 1;
+}
+
+// ---- The parts
+
+async function alone({ table, client, machine, ssh }: Ground): Promise<void> {
+  const id = await openEcho(client, machine);
+  const ours = await echoes(await attached(client, id), keys);
+  await client.sessions.end({ session_id: id });
+  const shell = ssh && (await overSsh(ssh));
+  const peer = shell && (await echoes(shell, keys));
+  shell?.close();
+  const ratio = peer ? rounded(at(ours, 0.5) / at(peer, 0.5)) : '';
+  table.row(
+    'key echo, one client: p50 / p99',
+    shown(ours),
+    peer ? `a shell over ssh2: ${shown(peer)}` : '',
+    ratio,
+  );
+}
+
+async function crowd({ table, client, machine }: Ground): Promise<void> {
+  const id = await openEcho(client, machine);
+  const silent = await neverReading(client, id);
+  const others = await Promise.all(Array.from({ length: crowdSize - 1 }, () => attached(client, id)));
+  const [typist] = others;
+  if (!typist) return;
+  const times: number[] = [];
+  for (let key = 0; key < keys; key += 1) {
+    const pressed = performance.now();
+    const heard = others.map((other) => nextByte(other).then(() => times.push(performance.now() - pressed)));
+    typist.press();
+    await Promise.all(heard);
+  }
+  times.sort((a, b) => a - b);
+  table.row(
+    `key echo at each of ${crowdSize - 1} clients beside one that never reads: p50 / p99`,
+    shown(times),
+    '',
+    '',
+  );
+  await client.sessions.end({ session_id: id });
+  for (const other of others) other.close();
+  silent.destroy();
+  await flooded({ table, client, machine });
+}
+
+/** A client that never reads, while the program writes and another client reads all of it. */
+async function flooded({
+  table,
+  client,
+  machine,
+}: Pick<Ground, 'table' | 'client' | 'machine'>): Promise<void> {
+  const args = ['-c', `echo ready; read go; stty raw; head -c ${floodBytes} /dev/zero; exec cat`];
+  const { id } = await client.sessions.create({ machine_id: machine, shell: '/bin/sh', args });
+  const silent = await neverReading(client, id);
+  const reader = await attached(client, id);
+  const began = performance.now();
+  let bytes = 0;
+  const all = new Promise<void>((resolve) =>
+    reader.hear((more) => {
+      bytes += more;
+      if (bytes >= floodBytes) resolve();
+    }),
+  );
+  reader.press('\n');
+  await inTime(all, () => `only ${bytes} bytes came`);
+  const seconds = (performance.now() - began) / 1000;
+  const { attached_count } = await client.sessions.get({ session_id: id });
+  const fate = attached_count === 1 ? 'closed' : `still there (${attached_count} attached)`;
+  table.row(
+    `${floodBytes / 1e6} MB to one client beside one that never reads`,
+    `${rounded(floodBytes / 1e6 / seconds)} MB/s, the silent one ${fate}`,
+    '',
+    '',
+  );
+  await client.sessions.end({ session_id: id });
+  reader.close();
+  silent.destroy();
+}
+
+async function download({ folder, table, started, client, machine, has }: Ground): Promise<void> {
+  if (!has.has('curl')) return;
+  const large = join(folder, 'large');
+  const file = openSync(large, 'w');
+  const chunk = Buffer.alloc(1024 * 1024, 'x');
+  for (let n = 0; n < largeMiB; n += 1) writeSync(file, chunk);
+  closeSync(file);
+  const id = await openEcho(client, machine);
+  const typist = await attached(client, id);
+  const quiet = await echoes(typist, keys);
+  const url = `${started.http}/api/v1/machines/${machine}/files/download?path=${large}`;
+  let over = false;
+  const downloaded = run(`curl -sf -o /dev/null -H 'Authorization: Bearer ${started.key}' '${url}'`).finally(
+    () => {
+      over = true;
+    },
+  );
+  await sleep(200);
+  const times: number[] = [];
+  while (!over) times.push(...(await echoes(typist, 10)));
+  const { seconds } = await downloaded;
+  times.sort((a, b) => a - b);
+  const what = `key echo during a download of ${largeMiB} MiB: p50 / p99`;
+  table.row(what, shown(times), `without it: ${shown(quiet)}`, rounded(at(times, 0.5) / at(quiet, 0.5)));
+  table.row('that download', `${rounded(largeMiB / seconds)} MiB/s, ${times.length} keys meanwhile`, '', '');
+  typist.close();
+  await client.sessions.end({ session_id: id });
+}
+
+// ---- Typing
+
+const shown = (sorted: number[]): string => `${rounded(at(sorted, 0.5))} / ${rounded(at(sorted, 0.99))} ms`;
+
+/** Milliseconds of each press, sorted. */
+async function echoes(typist: Typist, count: number): Promise<number[]> {
+  const times: number[] = [];
+  for (let key = 0; key < count; key += 1) {
+    const pressed = performance.now();
+    const heard = nextByte(typist);
+    typist.press();
+    await heard;
+    times.push(performance.now() - pressed);
+  }
+  return times.sort((a, b) => a - b);
+}
+
+function nextByte(typist: Typist): Promise<void> {
+  return inTime(new Promise((resolve) => typist.hear(() => resolve())), () => 'a key was not echoed');
+}
+
+async function inTime(work: Promise<void>, complaint: () => string): Promise<void> {
+  const late = new AbortController();
+  const failed = sleep(patienceMs, undefined, late).then(
+    () => {
+      throw new Error(complaint());
+    },
+    () => {},
+  );
+  await Promise.race([work, failed]).finally(() => late.abort());
+}
+
+/** A session whose terminal sends every byte back. */
+async function openEcho(client: Client, machine: string): Promise<string> {
+  const wish = { machine_id: machine, shell: '/bin/sh', args: ['-c', echo] };
+  return (await client.sessions.create(wish)).id;
+}
+
+async function attached(client: Client, id: string): Promise<Typist> {
+  const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id: id }));
+  let listener = (_bytes: number): void => {};
+  const begun = Promise.withResolvers<void>();
+  const reading = (async () => {
+    for await (const { length } of terminal.output) {
+      begun.resolve();
+      listener(length);
+    }
+  })();
+  reading.catch((error: unknown) => begun.reject(error));
+  // The word that its program is there.
+  await begun.promise;
+  return {
+    press: (text = 'x') => terminal.write(text),
+    hear: (next) => {
+      listener = next;
+    },
+    close: () => terminal.detach(),
+  };
+}
+
+/** Opens its stream and never reads from it. */
+async function neverReading(client: Client, id: string): Promise<Socket> {
+  const { stream_url } = await client.sessions.attach({ session_id: id });
+  const { host, hostname, port, pathname, search } = new URL(stream_url);
+  const socket = connect(Number(port), hostname);
+  await once(socket, 'connect');
+  socket.pause();
+  socket.on('error', () => {});
+  const key = Buffer.alloc(16).toString('base64');
+  const head = [
+    'Upgrade: websocket',
+    'Connection: Upgrade',
+    'Sec-WebSocket-Version: 13',
+    `Sec-WebSocket-Key: ${key}`,
+  ];
+  socket.write([`GET ${pathname}${search} HTTP/1.1`, `Host: ${host}`, ...head, '', ''].join('\r\n'));
+  return socket;
+}
+
+async function overSsh({ port, user, privateKey }: Ssh): Promise<Typist> {
+  const { Client } = await import('ssh2');
+  const client = new Client();
+  client.connect({ host: '127.0.0.1', port, username: user, privateKey: readFileSync(privateKey) });
+  await once(client, 'ready');
+  client.setNoDelay(true);
+  return new Promise((resolve, reject) => {
+    client.exec(echo, { pty: true }, (error, channel) => {
+      if (error) return reject(error);
+      let listener = (_bytes: number): void => {};
+      let ready = false;
+      channel.on('data', (bytes: Buffer) => {
+        if (ready) return listener(bytes.length);
+        ready = true;
+        resolve({
+          press: (text = 'x') => channel.write(text),
+          hear: (next) => {
+            listener = next;
+          },
+          close: () => void client.end(),
+        });
+      });
+    });
+  });
+}
+
+await bench(main);
