@@ -2,9 +2,9 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { bench, gate, soon } from './command-bench.ts';
+import { bench, gate, nextCall, soon } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
-import { joinScripted } from './scripted-agent.ts';
+import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 
 /** Far enough away not to fire in a test. */
 const yearly = '0 0 29 2 *';
@@ -276,6 +276,23 @@ test('a repeat with the same Idempotency-Key runs nothing twice', async () => {
   expect(again.body.data).toEqual(first.body.data);
   expect(again.headers.get('idempotency-replayed')).toBe('true');
   expect(await runsOf(id)).toHaveLength(1);
+});
+
+test('a repeat gets the run that a lost answer had told of', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const wish = { machine_id: agent.identity.machineId, name: 'slow', command: 'true', cron: yearly };
+  const { id: schedule_id } = await house.client.schedules.create(wish);
+  const headers = { 'Idempotency-Key': 'lost' };
+  const leaving = new AbortController();
+  const call = () => house.call('POST', `/schedules/${schedule_id}/run`, { headers, signal: leaving.signal });
+  const first = expect(call()).rejects.toThrow();
+  const { id: command_id } = await nextCall(agent, 'StartProcess');
+  leaving.abort();
+  await first;
+  const again = () => house.call('POST', `/schedules/${schedule_id}/run`, { headers });
+  await soon(async () => (await again()).body.data).toEqual({ command_id, status: 'running' });
+  expect((await house.client.schedules.history({ schedule_id })).total).toBe(1);
 });
 
 test('run by hand on a machine that is away: 503, a row that says so, and the event', async () => {
