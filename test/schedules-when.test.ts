@@ -84,6 +84,9 @@ test.each([
   '0 0 31 2 *',
   '0 0 30,31 2 *',
   '0 0 31 2,4,6,9,11 */2',
+  // The last Friday is never before the 22nd, a fifth one never before the 29th.
+  '* * */20 * FRIL',
+  '0 0 */8 12 FRI#5',
   '@reboot',
   '@every 5m',
   '2026-11-21T10:00:00Z',
@@ -121,7 +124,7 @@ test('a refusal says which part of the expression is wrong', () => {
   ]);
   expect(refusalOf('0 0 30 2 *')).toMatchObject([
     'validation_failed',
-    [{ message: 'never fires: no such month has a day 30' }],
+    [{ message: 'never fires: no month of these has such a day' }],
   ]);
 });
 

@@ -49,16 +49,16 @@ const nicknames: Readonly<Record<string, string>> = {
 
 /** Long enough for every minute and second by number. */
 const longest = 512;
-const longestMonths = [31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+const monthLengths = [[31], [28, 29], [31], [30], [31], [30], [31], [31], [30], [31], [30], [31]];
 
 /** Reads an expression of 5 fields, or of 6 with seconds first. Throws CronError. */
 export function readCron(text: string): Cron {
   const parts = partsOf(text);
   const values = parts.map((part, index) => valuesOf(part, fields[index] ?? dayOfWeek));
   const [, , hour = '', date = '', , weekday = ''] = parts;
-  refuseNever(values, date, weekday);
   // crontab: a day field that starts with `*` is no restriction, and does not make the other one optional.
   const both = date.startsWith('*') || weekday.startsWith('*');
+  if (both) refuseNever(values, date, weekday);
   const pattern = new Pattern(parts.join(' '), { utcOffset: 0, mode: '6-part', domAndDow: both });
   return {
     hourly: hour.startsWith('*'),
@@ -126,11 +126,24 @@ function numberOf(text: string, { name, min, max, names = [] }: Field): number {
   throw new CronError(`${name}: ${JSON.stringify(text.slice(0, 20))} is not from ${min} to ${max}`);
 }
 
-/** A date that no month has; searching for it would take long. */
+/** A day that never comes; searching for it would take long. */
 function refuseNever(values: readonly number[][], date: string, weekday: string): void {
   const [, , , dates = [], inMonths = []] = values;
-  if (!weekday.startsWith('*') || date.split(',').includes('L')) return;
-  const longestMonth = Math.max(...inMonths.map((one) => longestMonths[one - 1] ?? 0));
-  if (Math.min(...dates) > longestMonth)
-    throw new CronError(`never fires: no such month has a day ${Math.min(...dates)}`);
+  const [dateItems, weekdayItems] = [date.split(','), weekday.split(',')];
+  const isDate = (day: number, length: number): boolean =>
+    dates.includes(day) || (day === length && dateItems.includes('L'));
+  // Every date falls on every day of the week in some year.
+  const mayBeDay = (day: number, length: number): boolean =>
+    weekdayItems.some((item) => {
+      const [, nth] = /#(\d)$/.exec(item) ?? [];
+      return nth ? Math.ceil(day / 7) === Number(nth) : !item.endsWith('L') || day > length - 7;
+    });
+  const comes = inMonths
+    .flatMap((one) => monthLengths[one - 1] ?? [])
+    .some((length) =>
+      Array.from({ length }, (_, index) => index + 1).some(
+        (day) => isDate(day, length) && mayBeDay(day, length),
+      ),
+    );
+  if (!comes) throw new CronError('never fires: no month of these has such a day');
 }
