@@ -62,7 +62,7 @@ export interface Tuning {
 const proofMs = 5_000;
 const maxUnproven = 512;
 /** A frozen client is gone within 45 s. */
-const pings = { pingMs: 15_000, pongMs: 25_000 };
+const pings = { pingMs: 15_000, pongMs: 30_000 };
 /** Agents of a stopping broker come back spread over this. */
 const returnSpreadMs = 5_000;
 const finishRequestsMs = 4_000;

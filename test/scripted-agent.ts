@@ -87,7 +87,8 @@ export async function connectScripted(
     },
     send: (message) => void control.write(message),
     answer(callId) {
-      const stream = line.answer(callId);
+      // All on one connection, in order; a real one has two.
+      const stream = line.answer(callId, true);
       stream.on('error', () => undefined);
       return stream;
     },

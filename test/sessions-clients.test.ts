@@ -81,24 +81,36 @@ test('sizes and signals go to the terminal; the last size of a second is kept, o
   expect(await again.client.sessions.get({ session_id })).toMatchObject({ cols: 121, rows: 41 });
 });
 
-test('a client that takes nothing is given no more, and its agent is not told that it took', async () => {
+test('a client that takes nothing is given half a MiB, and its agent is not told that it took', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const { line, ...port } = await join(one, session_id);
   line.head();
   port.hold();
   const piece = Buffer.alloc(32 * kib, 'x');
-  for (let n = 0; n < 8; n += 1) line.output(n * piece.length, piece);
-  await port.gets(piece.length);
+  for (let n = 0; n < 32; n += 1) line.output(n * piece.length, piece);
+  await port.gets(512 * kib);
   // Another client of the same machine is not held up.
   const other = await join(one, session_id);
   other.line.head();
   other.line.output(0, 'y');
   await other.line.taken(1);
-  expect([port.given(), line.has('taken')]).toEqual([piece.length, false]);
+  expect([port.given(), line.has('taken')]).toEqual([512 * kib + piece.length, false]);
   port.release();
-  expect(await line.taken(256 * kib)).toBe(256 * kib);
-  expect(port.given()).toBe(256 * kib);
+  expect(await line.taken(1024 * kib)).toBe(1024 * kib);
+  expect(port.given()).toBe(1024 * kib);
+});
+
+test('a client that takes nothing hears that it fell behind', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const { line, ...port } = await join(one, session_id);
+  line.head();
+  port.hold();
+  line.output(0, Buffer.alloc(256 * kib));
+  line.refuse('range_not_satisfiable');
+  expect(await port.parted()).toEqual({ why: 'fell_behind' });
+  await port.served;
 });
 
 test('the agent is told of what was taken every 32 KiB and when it is quiet, not for each piece', async () => {

@@ -11,6 +11,7 @@ import {
   type AgentMethods,
   cancelledDetails,
   gaveUp,
+  type Method,
   type MethodShape,
   messageOf,
   methods,
@@ -52,6 +53,9 @@ const mostLasting = 128 + openTerminals + terminalClients;
 const mostWatching = 32;
 /** Calls that take no place in a lane: answered by a reply, and those whose end the broker has not heard of yet. */
 const mostSmall = 128;
+
+/** Somebody sits there and waits for each key. */
+const quick = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
 type Handler = (request: unknown, call: AgentCall) => Promise<unknown> | AsyncIterable<unknown>;
 
@@ -158,7 +162,7 @@ export function openAnswers(options: AnswersOptions): Answers {
     abort: AbortController,
     frames: (answer: AnswerStream) => AsyncIterable<Buffer> | Iterable<Buffer>,
   ): Promise<void> {
-    const answer = line.answer(call.call_id);
+    const answer = line.answer(call.call_id, quick.has(call.method));
     const status = new Promise((resolve) => answer.once('status', resolve));
     const { signal } = abort;
     // HTTP/2 ends a connection that resets too many streams: the broker that gave a call up ends its stream as well.

@@ -24,8 +24,8 @@ export type AnswerStream = ClientDuplexStream<AnswerRequest, AnswerResponse__Out
 
 export interface Dial {
   connect(): ControlStream;
-  /** The stream that answers one call. */
-  answer(callId: string): AnswerStream;
+  /** The stream that answers one call; `quick` ones share the connection of the control stream, the others have one of their own. */
+  answer(callId: string, quick?: boolean): AnswerStream;
   close(): void;
 }
 
@@ -49,15 +49,20 @@ const LinkClientOf = makeGenericClientConstructor(linkService, 'Link');
 
 /** Dials HOST:PORT; `ca` is the PEM of the pinned authority. */
 export function dial(broker: string, ca: string): Dial {
-  const client = clientOf(broker, ca);
+  const quickly = clientOf(broker, ca);
+  // Whatever is sent on a connection waits for all that is under way there: a download's megabytes, before a key press.
+  const slowly = clientOf(broker, ca);
   return {
-    connect: () => client.Connect(),
-    answer(callId) {
+    connect: () => quickly.Connect(),
+    answer(callId, quick = false) {
       const metadata = new Metadata();
       metadata.set(callKey, callId);
-      return client.Answer(metadata);
+      return (quick ? quickly : slowly).Answer(metadata);
     },
-    close: () => client.close(),
+    close() {
+      quickly.close();
+      slowly.close();
+    },
   };
 }
 

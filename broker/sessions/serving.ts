@@ -6,6 +6,7 @@ import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/Te
 import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/sessions.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { terminalReplayBytes } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Link } from '../link/presence.ts';
 import type { ClientPort, Doing, Parting } from './client.ts';
@@ -34,6 +35,8 @@ interface Served {
 
 /** Input goes to the machine in pieces of this size. */
 const inputBytes = 32 * 1024;
+/** Output that a client may be given before it takes it; the agent sends more only while it cannot hear what is taken. */
+const mostUnderWay = 2 * terminalReplayBytes;
 /** An agent that did not take a client, though it is there, is asked again after this. */
 const againMs = 1_000;
 
@@ -62,6 +65,8 @@ class Conversation {
   /** The next byte that the client is to get. */
   #position: number | undefined;
   #ready = false;
+  /** Bytes that its port was given and has not taken. */
+  #underWay = 0;
   /** It has all there will ever be. */
   #drained = false;
 
@@ -143,7 +148,7 @@ class Conversation {
     try {
       for await (const { head, output, size } of link.stub.attachTerminal(requests, options)) {
         if (head) this.#begin(head);
-        else if (output) await this.#give(output);
+        else if (output) await this.#hand(output);
         else if (size) this.#resized(size);
         if (this.#signal.aborted) return undefined;
       }
@@ -172,12 +177,17 @@ class Conversation {
     port.note({ type: 'ready', client_id: attached.client_id, offset, cols, rows });
   }
 
-  async #give({ offset, data }: TerminalOutput__Output): Promise<void> {
+  /** Reads on while the client has not taken it: else nobody would hear that the client has fallen behind. */
+  async #hand({ offset, data }: TerminalOutput__Output): Promise<void> {
     if (!this.#ready || offset !== this.#position) throw lostPlace(this.#position ?? 0, offset);
-    await unlessAborted(this.#served.port.output(data), this.#signal);
-    if (this.#signal.aborted) return;
-    this.#position = offset + data.length;
-    this.#outbox.taken(this.#position);
+    const end = offset + data.length;
+    this.#position = end;
+    this.#underWay += data.length;
+    const taken = this.#served.port.output(data).then(() => {
+      this.#underWay -= data.length;
+      this.#outbox.taken(end);
+    });
+    if (this.#underWay > mostUnderWay) await unlessAborted(taken, this.#signal);
   }
 
   #resized(told: TerminalSize__Output): void {

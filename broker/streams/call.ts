@@ -94,6 +94,8 @@ export class Call<Q, R> {
   readonly #surface: Surface;
   readonly #sink: Sink<R> | undefined;
   readonly #leaves: (() => void)[] = [];
+  /** One wait for all who send meanwhile. */
+  #draining: Promise<void> | undefined;
 
   constructor(
     surface: Surface,
@@ -150,7 +152,11 @@ export class Call<Q, R> {
   /** Resolves once the client has taken enough to be sent more. */
   async send(message: R): Promise<void> {
     this.gone.signal.throwIfAborted();
-    if (this.#sink && !this.#sink.write(message)) await drained(this.#sink, this.gone.signal);
+    if (!this.#sink || this.#sink.write(message)) return;
+    this.#draining ??= drained(this.#sink, this.gone.signal).finally(() => {
+      this.#draining = undefined;
+    });
+    await this.#draining;
   }
 
   leave(): void {
