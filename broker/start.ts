@@ -15,7 +15,7 @@ import { lockDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
 import { openCommands } from './commands/index.ts';
 import type { BrokerSettings } from './config.ts';
-import { openEvents } from './events.ts';
+import { type Events, openEvents } from './events.ts';
 import { fileHandlers } from './files/index.ts';
 import { type History, openHistory } from './history.ts';
 import type { Lookups } from './http/access.ts';
@@ -25,7 +25,7 @@ import { openMetrics } from './http/metrics.ts';
 import { serviceHandlers } from './http/service.ts';
 import { openSpool } from './http/spool.ts';
 import { openJoinTokens } from './join-tokens.ts';
-import { mayRun, openKeys } from './keys.ts';
+import { mayRun, openKeys, rightsIn } from './keys.ts';
 import { openAuthority } from './link/authority.ts';
 import { type ConnectSettings, defaultSettings } from './link/connect.ts';
 import { type Door, openDoor } from './link/door.ts';
@@ -34,6 +34,7 @@ import { announce } from './machines/announce.ts';
 import { machineHandlers } from './machines/index.ts';
 import { openVitals } from './machines/vitals.ts';
 import { openState, type State } from './state/index.ts';
+import { openWebhooks, type WebhookSettings } from './webhooks/index.ts';
 
 export interface Broker {
   /** Of the REST API; undefined with `local`. */
@@ -45,10 +46,12 @@ export interface Broker {
   close(): Promise<void>;
 }
 
-/** Timing of the link, for tests that cannot wait 45 s. */
+/** For tests and benches: timing that cannot wait 45 s, names that resolve to what they say, events by the thousand. */
 export interface Tuning {
   link?: Partial<ConnectSettings>;
   proofMs?: number;
+  resolve?: NonNullable<WebhookSettings['resolve']>;
+  rooms?(rooms: { history: History; events: Events }): void;
 }
 
 const proofMs = 5_000;
@@ -105,6 +108,20 @@ async function assemble(
 
   const events = openEvents(history, settings.keep_events);
   const keys = openKeys(state);
+  const webhooks = openWebhooks(
+    { state, history, events, rightsOf: rightsIn(state) },
+    {
+      directory,
+      attempts: settings.webhook_attempts,
+      waits: settings.webhook_retry,
+      allow: settings.webhook_allow,
+      keepMs: settings.keep_events,
+      resolve: tuning.resolve,
+    },
+    log,
+  );
+  closers.push(() => webhooks.close());
+  tuning.rooms?.({ history, events });
   const joinTokens = openJoinTokens(state, events, authority.fingerprint);
   const presence = openPresence();
   const vitals = openVitals(history);
@@ -131,6 +148,7 @@ async function assemble(
     batches: commands.batches.handlers,
     events: events.handlers,
     keys: keys.handlers,
+    webhooks: webhooks.handlers,
     service: serviceHandlers({
       publicUrl: () => settings.public_url ?? status.url,
       grpcAddress: () => status.grpc,
@@ -145,6 +163,8 @@ async function assemble(
     batch: (id) => behind(...commands.batches.machinesOf(id)),
     key: (id) => state.keys.get(id) && {},
     join_token: (id) => state.joinTokens.get(id) && {},
+    webhook: (id) => state.webhooks.get(id) && {},
+    delivery: (id) => (webhooks.hasDelivery(id) ? {} : undefined),
   };
   const spool = await openSpool(join(directory, 'spool'));
   const bodies = openBudget(maxBodies, 'large bodies are under way');
@@ -177,7 +197,9 @@ async function assemble(
     servers.push(tracked(server));
     await listen(server, { ...settings.http }, '--http');
     // A server that listens on a host and port has such an address.
-    status.url = `http://${address(settings.http.host, (server.address() as AddressInfo).port)}`;
+    const { port } = server.address() as AddressInfo;
+    status.url = `http://${address(settings.http.host, port)}`;
+    webhooks.start([port, door.port]);
   }
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: directory }, 'broker is up');

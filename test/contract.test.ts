@@ -165,7 +165,20 @@ async function furnish(house: House, tag: string): Promise<Ids> {
     house.client.keys.create({ name: tag, scopes: ['files:read'] }),
     house.client.joinTokens.create({ name: tag }),
   ]);
-  return { machine, command: command.id, batch: batch.id, key: key.id, join_token: token.id };
+  const webhook = await toldTo(house, machine);
+  return { machine, command: command.id, batch: batch.id, key: key.id, join_token: token.id, ...webhook };
+}
+
+/** A webhook, and a delivery of it that fails: nothing may go there. */
+async function toldTo({ client }: House, machine: string): Promise<Pick<Ids, 'webhook' | 'delivery'>> {
+  const { id } = await client.webhooks.create({
+    url: 'http://localhost:1/',
+    events: ['command.*'],
+    machine_ids: [machine],
+  });
+  await client.commands.create({ machine_id: machine, command: 'true' });
+  const { items } = await client.webhooks.deliveries({ webhook_id: id });
+  return { webhook: id, delivery: items[0]!.id };
 }
 
 /** Nouns whose things lie on a machine, or are one. */
@@ -175,6 +188,8 @@ const onMachine: Record<IdNoun, boolean> = {
   batch: true,
   key: false,
   join_token: false,
+  webhook: false,
+  delivery: false,
 };
 
 interface Ask {

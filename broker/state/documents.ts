@@ -1,6 +1,6 @@
 // What state.json holds: every declared thing, as it is written.
 import { z } from 'zod';
-import { joinTokenId, keyId, machineId, scopes } from '../../shared/api/route.ts';
+import { joinTokenId, keyId, machineId, scopes, webhookId } from '../../shared/api/route.ts';
 import type { Entry } from '../history.ts';
 
 const machine = z.strictObject({
@@ -40,6 +40,24 @@ const joinToken = z.strictObject({
 });
 export type JoinToken = z.output<typeof joinToken>;
 
+const webhook = z.strictObject({
+  id: webhookId,
+  url: z.string(),
+  events: z.array(z.string()),
+  /** Encrypted (webhooks/vault.ts). */
+  secret: z.string().nullable(),
+  /** As people want it; history knows whether it failed too often since. */
+  enabled: z.boolean(),
+  /** Counts how often it was enabled: a failure counts only against the time it happened in. */
+  armed: z.int(),
+  machine_ids: z.array(machineId).nullable(),
+  /** Whose it is: it tells what this key may read. */
+  key_id: keyId,
+  created_at: z.string(),
+  updated_at: z.string(),
+});
+export type Webhook = z.output<typeof webhook>;
+
 export const version = 1;
 export const documents = z.strictObject({
   version: z.literal(version),
@@ -49,6 +67,7 @@ export const documents = z.strictObject({
   machines: z.array(machine),
   keys: z.array(key),
   join_tokens: z.array(joinToken),
+  webhooks: z.array(webhook).default([]),
   outbox: z.array(z.custom<Entry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success)),
 });
 export type Documents = z.output<typeof documents>;
@@ -58,6 +77,7 @@ export interface Collections {
   machines: Map<string, Machine>;
   keys: Map<string, Key>;
   join_tokens: Map<string, JoinToken>;
+  webhooks: Map<string, Webhook>;
 }
 export type Name = keyof Collections;
-export const names: readonly Name[] = ['machines', 'keys', 'join_tokens'];
+export const names: readonly Name[] = ['machines', 'keys', 'join_tokens', 'webhooks'];

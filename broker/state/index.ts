@@ -13,11 +13,12 @@ import {
   type Key,
   type Machine,
   version,
+  type Webhook,
 } from './documents.ts';
 import { type Draft, draftOf } from './draft.ts';
 import { DurableFile, quoted } from './file.ts';
 
-export type { Draft, JoinToken, Key, Machine };
+export type { Draft, JoinToken, Key, Machine, Webhook };
 
 export interface State {
   readonly installId: string;
@@ -26,6 +27,7 @@ export interface State {
   readonly machines: ReadonlyMap<string, Machine>;
   readonly keys: ReadonlyMap<string, Key>;
   readonly joinTokens: ReadonlyMap<string, JoinToken>;
+  readonly webhooks: ReadonlyMap<string, Webhook>;
   /**
    * Runs `edit` on a draft and resolves with its result once the change is on disk and its outbox in history.
    * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace.
@@ -55,6 +57,7 @@ export async function openState(directory: string): Promise<State> {
     machines: [],
     keys: [],
     join_tokens: [],
+    webhooks: [],
     outbox: [],
   };
   const low = new Low<Documents>(adapter, found ?? fresh);
@@ -110,6 +113,7 @@ function stateOver(low: Low<Documents>): State {
       machines: [...next.machines.values()],
       keys: [...next.keys.values()],
       join_tokens: [...next.join_tokens.values()],
+      webhooks: [...next.webhooks.values()],
       outbox: [...before.outbox.slice(applied), ...entries],
     };
     try {
@@ -153,6 +157,9 @@ function stateOver(low: Low<Documents>): State {
     get joinTokens() {
       return committed.join_tokens;
     },
+    get webhooks() {
+      return committed.webhooks;
+    },
     change(edit) {
       return new Promise((resolve, reject) => {
         let result: ReturnType<typeof edit>;
@@ -187,6 +194,7 @@ function collectionsOf(data: Documents): Collections {
     machines: new Map(data.machines.map((document) => [document.id, document])),
     keys: new Map(data.keys.map((document) => [document.id, document])),
     join_tokens: new Map(data.join_tokens.map((document) => [document.id, document])),
+    webhooks: new Map(data.webhooks.map((document) => [document.id, document])),
   };
 }
 

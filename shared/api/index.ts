@@ -9,8 +9,9 @@ import { keys } from './keys.ts';
 import { machines } from './machines.ts';
 import type { KeyId, MachineId, Route, Scope } from './route.ts';
 import { service } from './service.ts';
+import { webhooks } from './webhooks.ts';
 
-export const api = { machines, joinTokens, files, commands, batches, events, keys, service };
+export const api = { machines, joinTokens, files, commands, batches, events, keys, webhooks, service };
 export type Api = typeof api;
 
 type Parsed<Shape extends z.ZodRawShape> = keyof Shape extends never ? unknown : z.output<z.ZodObject<Shape>>;
