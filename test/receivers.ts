@@ -1,11 +1,6 @@
 // Where webhooks deliver to: real HTTP servers on loopback that answer as the test says, and remember what came.
 import { EventEmitter, once } from 'node:events';
-import {
-  createServer,
-  type IncomingHttpHeaders,
-  type IncomingMessage,
-  type ServerResponse,
-} from 'node:http';
+import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { onTestFinished } from 'vitest';
 import type { Events } from '../broker/events.ts';
@@ -75,7 +70,11 @@ export const machine = { id: 'mach_of_no_agent_at_all00', name: 'web 🚀\u2028o
 
 export interface ToldHouse extends House {
   /** Lets something happen; resolves when it is on disk. */
-  happen(type: EventType, data?: Record<string, unknown>, about?: { id: string; name: string }): Promise<void>;
+  happen(
+    type: EventType,
+    data?: Record<string, unknown>,
+    about?: { id: string; name: string },
+  ): Promise<void>;
   history: History;
   events: Events;
 }
@@ -85,7 +84,13 @@ export async function openToldHouse(
   wish: { flags?: string[]; dataDir?: string; tuning?: Tuning } = {},
 ): Promise<ToldHouse> {
   const rooms: { history?: History; events?: Events } = {};
-  const flags = ['--webhook-allow', '127.0.0.0/8', '--webhook-retry', '50ms,100ms,200ms', ...(wish.flags ?? [])];
+  const flags = [
+    '--webhook-allow',
+    '127.0.0.0/8',
+    '--webhook-retry',
+    '50ms,100ms,200ms',
+    ...(wish.flags ?? []),
+  ];
   const house = await openHouse({
     ...wish,
     flags,

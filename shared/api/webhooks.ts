@@ -71,7 +71,7 @@ const url = z
 const events = z
   .array(z.enum(patterns))
   .min(1)
-  .max(patterns.length)
+  .max(100)
   .transform((values) => [...new Set(values)])
   .meta({ description: 'Types of events; * is all of them, machine.* all of that family' });
 
