@@ -66,7 +66,7 @@ export function answering(...statuses: number[]): Answer {
   };
 }
 
-export const machine = { id: 'mach_of_no_agent_at_all00', name: 'web 🚀\u2028one' };
+const machine = { id: 'mach_of_no_agent_at_all00', name: 'web 🚀\u2028one' };
 
 export interface ToldHouse extends House {
   /** Lets something happen; resolves when it is on disk. */

@@ -1,4 +1,6 @@
 // What is delivered, when it is tried again, when a webhook is disabled, and what no receiver can do to others or us.
+import { readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { verify } from '@octokit/webhooks-methods';
 import { Webhook } from 'standardwebhooks';
@@ -362,6 +364,39 @@ test('an event and its deliveries are one commit: neither is there without the o
   expect(rows).toHaveLength(1);
 });
 
+test('an event that only the outbox has, because the broker was killed, is delivered after the next start', async () => {
+  const house = await openToldHouse();
+  const receiver = await openReceiver();
+  await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
+  await house.broker.close();
+  const file = join(house.dataDir, 'state.json');
+  const event = {
+    id: 'evt_of_the_outbox',
+    type: 'machine.registered',
+    timestamp: new Date().toISOString(),
+    data: {},
+  };
+  const entry = { kind: 'event', event, machine_id: null };
+  writeFileSync(file, JSON.stringify({ ...JSON.parse(readFileSync(file, 'utf8')), outbox: [entry] }));
+  await openToldHouse({ dataDir: house.dataDir });
+  const [{ body }] = (await receiver.heard(1)) as [Received];
+  expect(JSON.parse(body.toString())).toEqual(event);
+});
+
+test('a delivery whose event is no longer kept has failed, and the others go on', async () => {
+  const house = await openToldHouse({ flags: ['--webhook-retry', '100ms'] });
+  const receiver = await openReceiver(answering(500, 200));
+  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await house.happen('machine.online');
+  await receiver.heard(1);
+  house.history.sql('DELETE FROM events').run();
+  const [gone] = await settled(house, id, 'failed', 1);
+  expect(gone?.reason).toBe('event_gone');
+  await house.happen('machine.offline');
+  await receiver.heard(2);
+  expect(receiver.types()).toEqual(['machine.online', 'machine.offline']);
+});
+
 test('answers are kept, but shown only to keys that may change webhooks', async () => {
   const house = await openToldHouse();
   const receiver = await openReceiver(answering(200));
@@ -377,6 +412,19 @@ test('answers are kept, but shown only to keys that may change webhooks', async 
   const seen = async (key: string) =>
     (await house.call('GET', `/webhooks/${id}/deliveries`, { key })).body.data[0].attempts[0].answer;
   expect([await seen(house.key), await seen(reader.key)]).toEqual(['hello', undefined]);
+});
+
+test('one that is asked for again before its last attempt is written goes out again', async () => {
+  const house = await openToldHouse();
+  const receiver = await openReceiver();
+  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await house.happen('machine.online');
+  await receiver.heard(1);
+  const [pending] = await deliveriesOf(house, id);
+  await house.client.webhooks.redeliver({ webhook_id: id, delivery_id: pending!.id });
+  await receiver.heard(2);
+  const [delivery] = await settled(house, id, 'delivered', 1);
+  expect(delivery?.attempts).toHaveLength(2);
 });
 
 describe('a receiver that', () => {

@@ -73,8 +73,8 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
       }
       testing += 1;
       try {
-        const secret = subscriptions.secretOf(webhook);
-        const outcome = await sender.send(webhook.url, testMessage(), secret, caller.signal);
+        const signer = subscriptions.signerOf(webhook);
+        const outcome = await sender.send(webhook.url, testMessage(), signer, caller.signal);
         const { delivered, status_code, duration, error } = outcome;
         return { delivered, status_code, duration, ...(error !== null && { error }) };
       } finally {

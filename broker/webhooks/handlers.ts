@@ -6,10 +6,10 @@ import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { pageOf } from '../paging.ts';
-import type { State, Webhook } from '../state/index.ts';
+import type { Webhook } from '../state/index.ts';
 import { type DeliveryRooms, deliveryHandlers } from './deliveries.ts';
 import { type Guard, NotAllowed } from './guard.ts';
-import type { RightsOf, Subscriptions } from './subscriptions.ts';
+import type { RightsOf } from './subscriptions.ts';
 import type { Vault } from './vault.ts';
 
 export interface HandlerRooms extends Omit<DeliveryRooms, 'find'> {

@@ -19,7 +19,8 @@ export interface Ledger {
   flush(): Promise<void>;
 }
 
-const gatherMs = 10;
+/** Nobody waits for these: a trip to the disk holds up everything else. */
+const gatherMs = 50;
 /** What could not be written (disk full) is tried again after this. */
 const rewriteMs = 5_000;
 

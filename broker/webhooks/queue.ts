@@ -123,17 +123,15 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
 
   function begin(lane: Lane, webhook: Webhook, id: string): void {
     const due = records.load(id);
-    // It was given up, or asked for twice.
-    if (!due || lane.taken.has(id)) return;
     lane.taken.add(id);
-    if (!subscriptions.mayTell(webhook, due.message.type, due.machineId)) {
-      void refuse(lane, due);
+    if (!due || !subscriptions.mayTell(webhook, due.message.type, due.machineId)) {
+      void refuse(lane, id, due ? 'not_permitted' : 'event_gone');
       return;
     }
     const attempt: Attempt = { due, cut: new AbortController() };
     lane.running.add(attempt);
-    const secret = subscriptions.secretOf(webhook);
-    void sender.send(webhook.url, due.message, secret, attempt.cut.signal).then((outcome) => {
+    const signer = subscriptions.signerOf(webhook);
+    void sender.send(webhook.url, due.message, signer, attempt.cut.signal).then((outcome) => {
       lane.running.delete(attempt);
       ended(lane, webhook, due, outcome);
       look(lane);
@@ -164,12 +162,12 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
     }
   }
 
-  /** Its key may no longer read this one. */
-  async function refuse(lane: Lane, due: Due): Promise<void> {
+  /** Its key may no longer read that event, or nobody can: it is too old. */
+  async function refuse(lane: Lane, id: string, reason: string): Promise<void> {
     await history
-      .write(() => records.refuse(due.id, 'not_permitted'))
+      .write(() => records.refuse(id, reason))
       .catch((error: unknown) => log.error({ err: error }, 'a delivery could not be refused'));
-    lane.taken.delete(due.id);
+    lane.taken.delete(id);
   }
 
   /** What waits for a disabled webhook has failed; it stays, and can be asked for again. */

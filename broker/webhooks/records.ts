@@ -17,6 +17,7 @@ export interface Due {
   machineId: string | null;
   /** Attempts since it was last asked for. */
   tries: number;
+  dueAt: number;
 }
 
 /** An event that a webhook is to get. */
@@ -43,11 +44,12 @@ const tables = [
     attempts TEXT NOT NULL
   );
   CREATE INDEX webhook_deliveries_due ON webhook_deliveries (webhook_id, due_at) WHERE due_at IS NOT NULL;
-  CREATE INDEX webhook_deliveries_of ON webhook_deliveries (webhook_id, created_at, id);
+  CREATE INDEX webhook_deliveries_of ON webhook_deliveries (webhook_id, created_at);
   CREATE INDEX webhook_deliveries_by_time ON webhook_deliveries (created_at);
   CREATE TABLE webhook_marks (webhook_id TEXT PRIMARY KEY, tripped INTEGER, last TEXT) WITHOUT ROWID`,
 ];
 
+const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 /** Attempts that are remembered of one delivery. */
 const mostAttempts = 20;
 
@@ -64,6 +66,7 @@ export interface Records {
   remember(result: Result): void;
   /** Gives up some that wait; tells how many. */
   giveUp(webhookId: WebhookId, reason: string, limit: number): number;
+  /** Gives up one, if it waits. */
   refuse(id: string, reason: string): void;
   trip(webhookId: WebhookId, armed: number): void;
   /** Ids of those that are due, those that wait longest first. */
@@ -94,10 +97,13 @@ export function openRecords(history: History, keepMs: number): Records {
     (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
     VALUES (?, ?, ?, ?, ?, ?, 'pending', 0, ?, '[]') ON CONFLICT (id) DO`;
 
+  const withAttempt = `attempts = json_insert(iif(json_array_length(attempts) < ${mostAttempts}, attempts,
+    json_remove(attempts, '$[0]')), '$[#]', json(?))`;
+
   function put(text: string, webhookId: WebhookId, told: Told, at: number): boolean {
     const { changes } = history
       .sql(text)
-      .run(idOf(webhookId, told.id), webhookId, told.id, told.type, told.machineId, told.at, at);
+      .run(idOf(webhookId, told), webhookId, told.id, told.type, told.machineId, told.at, at);
     return Number(changes) > 0;
   }
 
@@ -114,34 +120,32 @@ export function openRecords(history: History, keepMs: number): Records {
     redo(id, at) {
       history
         .sql(
-          "UPDATE webhook_deliveries SET status = 'pending', reason = NULL, tries = 0, due_at = ? WHERE id = ?",
+          `UPDATE webhook_deliveries SET status = 'pending', reason = NULL, tries = 0,
+             due_at = max(?, ifnull(due_at, 0) + 1) WHERE id = ?`,
         )
         .run(at, id);
     },
     save({ due, outcome, next }) {
-      const { at, delivered, status_code, duration, error, answer } = outcome;
-      const attempt = { at: iso(at), status_code, duration, error };
+      const { delivered, answer } = outcome;
+      const attempt = attemptOf(outcome);
+      const text = JSON.stringify(answer === null ? attempt : { ...attempt, answer });
       const status = delivered ? 'delivered' : next === null ? 'failed' : 'pending';
-      history
+      const reason = status === 'failed' ? 'attempts_failed' : null;
+      const { changes } = history
         .sql(
-          `UPDATE webhook_deliveries SET status = ?, reason = ?, tries = ?, due_at = ?,
-             attempts = json_insert(iif(json_array_length(attempts) < ${mostAttempts}, attempts,
-               json_remove(attempts, '$[0]')), '$[#]', json(?)) WHERE id = ?`,
+          `UPDATE webhook_deliveries SET status = ?, reason = ?, tries = ?, due_at = ?, ${withAttempt}
+           WHERE id = ? AND ifnull(due_at, ?7) = ?7`,
         )
-        .run(
-          status,
-          status === 'failed' ? 'attempts_failed' : null,
-          due.tries + 1,
-          next,
-          JSON.stringify(answer === null ? attempt : { ...attempt, answer }),
-          due.id,
-        );
+        .run(status, reason, due.tries + 1, next, text, due.id, due.dueAt);
+      // Somebody asked for it again meanwhile: that stands.
+      if (changes === 0) {
+        history.sql(`UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ?`).run(text, due.id);
+      }
     },
     remember({ webhookId, due, outcome }) {
-      const { at, delivered, status_code, duration, error } = outcome;
       const { id: event_id, type } = due.message;
-      const what = { delivery_id: due.id, event_id, type, delivered };
-      const last: Last = { ...what, at: iso(at), status_code, duration, error };
+      const what = { delivery_id: due.id, event_id, type, delivered: outcome.delivered };
+      const last: Last = { ...what, ...attemptOf(outcome) };
       history
         .sql(
           `INSERT INTO webhook_marks (webhook_id, last) VALUES (?, ?)
@@ -160,7 +164,9 @@ export function openRecords(history: History, keepMs: number): Records {
       ),
     refuse(id, reason) {
       history
-        .sql("UPDATE webhook_deliveries SET status = 'failed', reason = ?, due_at = NULL WHERE id = ?")
+        .sql(
+          "UPDATE webhook_deliveries SET status = 'failed', reason = ?, due_at = NULL WHERE id = ? AND due_at IS NOT NULL",
+        )
         .run(reason, id);
     },
     trip(webhookId, armed) {
@@ -185,7 +191,7 @@ export function openRecords(history: History, keepMs: number): Records {
     load(id) {
       const row = history
         .sql(
-          `SELECT d.id, d.event_id, d.type, d.machine_id, d.tries, e.created_at, e.data
+          `SELECT d.id, d.event_id, d.type, d.machine_id, d.tries, d.due_at, e.created_at, e.data
            FROM webhook_deliveries d JOIN events e ON e.id = d.event_id WHERE d.id = ? AND d.due_at IS NOT NULL`,
         )
         .get(id);
@@ -219,11 +225,16 @@ export function openRecords(history: History, keepMs: number): Records {
   };
 }
 
-/** The same for the same two, whenever it is made. */
-function idOf(webhookId: string, eventId: string): string {
-  const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
-  const hash = createHash('sha256').update(`${webhookId} ${eventId}`).digest();
-  return `dlv_${[...hash.subarray(0, 22)].map((byte) => alphabet[byte % alphabet.length]).join('')}`;
+/** The same for the same two, whenever it is made. It begins with the time, so that new ones lie side by side on disk. */
+function idOf(webhookId: string, told: Told): string {
+  const hash = createHash('sha256').update(`${webhookId} ${told.id}`).digest();
+  let time = '';
+  for (let rest = told.at; time.length < 8; rest = Math.floor(rest / 62)) time = digits[rest % 62] + time;
+  return `dlv_${time}${[...hash.subarray(0, 14)].map((byte) => digits[byte % 62]).join('')}`;
+}
+
+function attemptOf({ at, status_code, duration, error }: Outcome) {
+  return { at: iso(at), status_code, duration, error };
 }
 
 /** The very bytes that every attempt sends: `data` is kept as the text it was written as. */
@@ -236,6 +247,7 @@ function dueOf(row: Row): Due {
     message: { id, type, deliveryId: textIn(row, 'id'), body },
     machineId: row.machine_id === null ? null : textIn(row, 'machine_id'),
     tries: Number(row.tries),
+    dueAt: Number(row.due_at),
   };
 }
 

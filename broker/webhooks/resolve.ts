@@ -1,5 +1,6 @@
 // Names to addresses without Node's thread pool: a name server that hangs must not hold up files and other receivers.
 import { promises as dns } from 'node:dns';
+import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 
 /** Every address of a name. Rejects where there is none. */
@@ -13,10 +14,19 @@ export interface Resolver {
 
 const serverMs = 2_000;
 const tries = 2;
+/** After this the system is asked again which name servers there are. */
+const renewMs = 60_000;
 
 export function openResolver(): Resolver {
-  const resolver = new dns.Resolver({ timeout: serverMs, tries });
+  let servers = { resolver: new dns.Resolver({ timeout: serverMs, tries }), since: monotonic() };
   let last: Promise<unknown> = Promise.resolve();
+
+  function current(): dns.Resolver {
+    if (monotonic() - servers.since > renewMs) {
+      servers = { resolver: new dns.Resolver({ timeout: serverMs, tries }), since: monotonic() };
+    }
+    return servers.resolver;
+  }
 
   /** What only this machine knows: its hosts file, its search domains. One at a time, for this one takes a thread. */
   function localOf(name: string): Promise<string[]> {
@@ -30,6 +40,7 @@ export function openResolver(): Resolver {
       const name = given.replace(/\.$/, '').toLowerCase();
       // RFC 6761 section 6.3.
       if (name === 'localhost' || name.endsWith('.localhost')) return ['127.0.0.1', '::1'];
+      const resolver = current();
       const both = await Promise.allSettled([resolver.resolve4(name), resolver.resolve6(name)]);
       const found = both.flatMap((one) => (one.status === 'fulfilled' ? one.value : []));
       if (found.length > 0) return found;
@@ -37,6 +48,6 @@ export function openResolver(): Resolver {
       if (failures.some((reason) => errnoOf(reason) === 'ENOTFOUND')) return localOf(name);
       throw failures[0] ?? new Error('no address');
     },
-    close: () => resolver.cancel(),
+    close: () => servers.resolver.cancel(),
   };
 }

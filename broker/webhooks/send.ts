@@ -5,7 +5,7 @@ import { after, monotonic, now } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 import { type Guard, NotAllowed } from './guard.ts';
 import type { Resolve } from './resolve.ts';
-import { headersOf, type Message } from './sign.ts';
+import { headersOf, type Message, type Signer } from './sign.ts';
 
 export interface Outcome {
   /** When it began. */
@@ -24,7 +24,7 @@ export interface Outcome {
 
 export interface Sender {
   /** Never rejects. */
-  send(url: string, message: Message, secret: string | undefined, signal: AbortSignal): Promise<Outcome>;
+  send(url: string, message: Message, signer: Signer | undefined, signal: AbortSignal): Promise<Outcome>;
   /** Cuts what is open. */
   close(): Promise<void>;
 }
@@ -52,7 +52,7 @@ export function openSender(guard: Guard, resolve: Resolve): Sender {
   });
 
   return {
-    async send(target, message, secret, signal) {
+    async send(target, message, signer, signal) {
       const [at, begun] = [now(), monotonic()];
       const limit = new AbortController();
       const cut = (): void => limit.abort();
@@ -70,7 +70,7 @@ export function openSender(guard: Guard, resolve: Resolve): Sender {
       const took = (): number => Math.round(monotonic() - begun);
       try {
         const url = new URL(target);
-        const headers = headersOf(message, secret, at);
+        const headers = headersOf(message, signer, at);
         const options = { method: 'POST', headers, body: message.body, signal: limit.signal } as const;
         const response = await request(url, { ...options, dispatcher });
         const status_code = response.statusCode;

@@ -1,5 +1,5 @@
 // The headers of a delivery: what it is, and two signatures of the same bytes (spec 6.4, Standard Webhooks).
-import { createHmac } from 'node:crypto';
+import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
 import { version } from '../../shared/version.ts';
 
 /** What is sent, attempt after attempt the same. */
@@ -12,9 +12,22 @@ export interface Message {
   body: Buffer;
 }
 
-const standard = 'whsec_';
+/** A secret, made ready once for both signatures. */
+export interface Signer {
+  plain: KeyObject;
+  standard: KeyObject;
+}
 
-export function headersOf(message: Message, secret: string | undefined, at: number): Record<string, string> {
+const prefix = 'whsec_';
+
+/** Standard Webhooks writes keys as base64 behind a prefix; any other secret is the key itself. */
+export function signerOf(secret: string): Signer {
+  const plain = createSecretKey(secret, 'utf8');
+  const standard = secret.startsWith(prefix) ? createSecretKey(secret.slice(prefix.length), 'base64') : plain;
+  return { plain, standard };
+}
+
+export function headersOf(message: Message, signer: Signer | undefined, at: number): Record<string, string> {
   const seconds = String(Math.floor(at / 1000));
   return {
     'Content-Type': 'application/json',
@@ -23,16 +36,12 @@ export function headersOf(message: Message, secret: string | undefined, at: numb
     'X-Service-Delivery': message.deliveryId,
     'webhook-id': message.id,
     'webhook-timestamp': seconds,
-    ...(secret !== undefined && {
-      'X-Service-Signature': `sha256=${createHmac('sha256', secret).update(message.body).digest('hex')}`,
-      'webhook-signature': `v1,${createHmac('sha256', keyOf(secret)).update(`${message.id}.${seconds}.`).update(message.body).digest('base64')}`,
-    }),
+    ...(signer && signaturesOf(message, signer, seconds)),
   };
 }
 
-/** Standard Webhooks writes keys as base64 behind a prefix; any other secret is the key itself. */
-function keyOf(secret: string): Buffer {
-  return secret.startsWith(standard)
-    ? Buffer.from(secret.slice(standard.length), 'base64')
-    : Buffer.from(secret, 'utf8');
+function signaturesOf({ id, body }: Message, { plain, standard }: Signer, seconds: string) {
+  const hex = createHmac('sha256', plain).update(body).digest('hex');
+  const base64 = createHmac('sha256', standard).update(`${id}.${seconds}.`).update(body).digest('base64');
+  return { 'X-Service-Signature': `sha256=${hex}`, 'webhook-signature': `v1,${base64}` };
 }

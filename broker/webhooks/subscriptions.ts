@@ -2,6 +2,7 @@
 import type { KeyId, Scope, WebhookId } from '../../shared/api/route.ts';
 import { scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
 import type { State, Webhook } from '../state/index.ts';
+import { type Signer, signerOf } from './sign.ts';
 import type { Vault } from './vault.ts';
 
 /** What a key may at this moment. */
@@ -25,7 +26,8 @@ export interface Subscriptions {
   isEnabled(webhook: Webhook): boolean;
   /** Whether its key may read such an event, of a machine that the webhook is about. */
   mayTell(webhook: Webhook, type: string, machineId: string | null): boolean;
-  secretOf(webhook: Webhook): string | undefined;
+  /** Undefined for one without a secret, or whose secret cannot be read. */
+  signerOf(webhook: Webhook): Signer | undefined;
   tripped(id: WebhookId, armed: number): void;
 }
 
@@ -37,14 +39,15 @@ export function openSubscriptions(
   trips: Map<string, number>,
 ): Subscriptions {
   const byType = typeIndex(state);
-  const secrets = new WeakMap<Webhook, { secret: string | undefined }>();
+  const signers = new WeakMap<Webhook, { signer: Signer | undefined }>();
 
-  function secretOf(webhook: Webhook): string | undefined {
-    const known = secrets.get(webhook);
-    if (known) return known.secret;
+  function readySigner(webhook: Webhook): Signer | undefined {
+    const known = signers.get(webhook);
+    if (known) return known.signer;
     const secret = webhook.secret === null ? undefined : vault.open(webhook.id, webhook.secret);
-    secrets.set(webhook, { secret });
-    return secret;
+    const signer = secret === undefined ? undefined : signerOf(secret);
+    signers.set(webhook, { signer });
+    return signer;
   }
 
   const subscriptions: Subscriptions = {
@@ -54,7 +57,7 @@ export function openSubscriptions(
       ),
     disabledReason(webhook) {
       if (!rightsOf(webhook.key_id)) return 'key_revoked';
-      if (webhook.secret !== null && secretOf(webhook) === undefined) return 'secret_unreadable';
+      if (webhook.secret !== null && !readySigner(webhook)) return 'secret_unreadable';
       return trips.get(webhook.id) === webhook.armed ? 'attempts_failed' : null;
     },
     isEnabled: (webhook) => webhook.enabled && subscriptions.disabledReason(webhook) === null,
@@ -65,7 +68,7 @@ export function openSubscriptions(
       if (machine_ids && !machine_ids.some((id) => id === machineId)) return false;
       return rights.reaches(machineId ?? '');
     },
-    secretOf,
+    signerOf: readySigner,
     tripped: (id, armed) => void trips.set(id, armed),
   };
   return subscriptions;
