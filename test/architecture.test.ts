@@ -339,6 +339,7 @@ const rooms: [libraries: string[], rooms: string[]][] = [
   [['systeminformation'], ['agent/metrics']],
   [['@grpc/'], ['shared/rpc', 'agent/link*', 'broker/link', 'broker/streams*']],
   [['undici'], ['broker/cli', 'broker/webhooks']],
+  [['ipaddr.js'], ['broker/webhooks']],
   [['smol-toml'], ['shared/settings']],
   [['@peculiar/x509', 'reflect-metadata'], ['broker/link/authority']],
   [['pino'], ['shared/logger']],

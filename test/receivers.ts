@@ -32,12 +32,14 @@ type Answer = (response: ServerResponse, request: IncomingMessage, count: number
 export async function openReceiver(answer: Answer = (response) => response.end()): Promise<Receiver> {
   const got: Received[] = [];
   const arrived = new EventEmitter();
-  const server = createServer(async (request, response) => {
+  const server = createServer((request, response) => {
     const chunks: Buffer[] = [];
-    for await (const chunk of request) chunks.push(chunk as Buffer);
-    got.push({ headers: request.headers, body: Buffer.concat(chunks), at: performance.now() });
-    answer(response, request, got.length);
-    arrived.emit('one');
+    request.on('data', (chunk: Buffer) => chunks.push(chunk));
+    request.on('end', () => {
+      got.push({ headers: request.headers, body: Buffer.concat(chunks), at: performance.now() });
+      answer(response, request, got.length);
+      arrived.emit('one');
+    });
   });
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');

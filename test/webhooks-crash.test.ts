@@ -17,11 +17,15 @@ interface Watched {
 /** A receiver that calls back when somebody connects, and when it has answered. */
 async function openWatched(connected: () => void, answered: () => void): Promise<Watched> {
   const bodies: Watched['bodies'] = [];
-  const server = createServer(async (request, response) => {
+  const server = createServer((request, response) => {
     let body = '';
-    for await (const chunk of request) body += String(chunk);
-    bodies.push({ id: String(request.headers['webhook-id']), body });
-    response.end('ok', answered);
+    request.setEncoding('utf8').on('data', (chunk: string) => {
+      body += chunk;
+    });
+    request.on('end', () => {
+      bodies.push({ id: String(request.headers['webhook-id']), body });
+      response.end('ok', answered);
+    });
   });
   // One that was killed leaves its connection behind.
   server.on('clientError', () => undefined);

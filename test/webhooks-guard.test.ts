@@ -178,6 +178,18 @@ test('a name that turns to another address between two deliveries is judged anew
   expect(trap.calls()).toBe(0);
 });
 
+test('an internal receiver is no longer called once the broker starts without its --webhook-allow', async () => {
+  const trap = await openTrap();
+  const before = await openToldHouse();
+  const url = `http://127.0.0.1:${trap.port}/`;
+  const { id } = await before.client.webhooks.create({ url, events: ['*'] });
+  await before.broker.close();
+  const house = await openHouse({ dataDir: before.dataDir });
+  const { delivered, error } = await house.client.webhooks.test({ webhook_id: id });
+  expect([delivered, error]).toEqual([false, expect.stringContaining('not a public address')]);
+  expect(trap.calls()).toBe(0);
+});
+
 test('the broker’s own listeners are refused, though --webhook-allow names their address', async () => {
   const house = await openToldHouse({ flags: ['--http', '0.0.0.0:0', '--insecure-http'] });
   const http = new URL(house.url).port;

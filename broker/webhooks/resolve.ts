@@ -44,7 +44,7 @@ export function openResolver(): Resolver {
       const both = await Promise.allSettled([resolver.resolve4(name), resolver.resolve6(name)]);
       const found = both.flatMap((one) => (one.status === 'fulfilled' ? one.value : []));
       if (found.length > 0) return found;
-      const failures: unknown[] = both.flatMap((one) => (one.status === 'rejected' ? [one.reason] : []));
+      const failures = both.flatMap((one): unknown[] => (one.status === 'rejected' ? [one.reason] : []));
       if (failures.some((reason) => errnoOf(reason) === 'ENOTFOUND')) return localOf(name);
       throw failures[0] ?? new Error('no address');
     },

@@ -1,8 +1,8 @@
 // One attempt: a POST to an address that the guard allows, with one deadline over all of it and little read back.
-import { isIP, type LookupFunction } from 'node:net';
-import { Agent, buildConnector, type Dispatcher, request } from 'undici';
+import { Agent, type Dispatcher, request } from 'undici';
 import { after, monotonic, now } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
+import { connectorOf } from './connect.ts';
 import { type Guard, NotAllowed } from './guard.ts';
 import type { Resolve } from './resolve.ts';
 import { headersOf, type Message, type Signer } from './sign.ts';
@@ -41,7 +41,7 @@ export function openSender(guard: Guard, resolve: Resolve): Sender {
   /** Where an internal address was met. */
   const internal = new Set<string>();
   const dispatcher = new Agent({
-    connect: connectorOf(guard, resolve, (origin) => internal.add(origin)),
+    connect: connectorOf(guard, resolve, deadlineMs, (origin) => internal.add(origin)),
     allowH2: false,
     pipelining: 1,
     keepAliveTimeout: idleMs,
@@ -100,52 +100,6 @@ export function openSender(guard: Guard, resolve: Resolve): Sender {
     },
     close: () => dispatcher.destroy(),
   };
-}
-
-function connectorOf(
-  guard: Guard,
-  resolve: Resolve,
-  metInternal: (origin: string) => void,
-): buildConnector.connector {
-  const lookup: LookupFunction = (name, { all }, callback) => {
-    resolve(name).then(
-      (addresses) => {
-        const found = addresses.map((address) => ({ address, family: isIP(address) }));
-        const [first] = found;
-        const refusal = first ? refusalOf(() => addresses.forEach(guard.judge)) : new Error('no address');
-        if (refusal || !first) callback(refusal ?? null, '', 0);
-        else if (all) callback(null, found);
-        else callback(null, first.address, first.family);
-      },
-      (error: Error) => callback(error, '', 0),
-    );
-  };
-  const connect = buildConnector({ allowH2: false, timeout: deadlineMs, lookup });
-  return (options, callback) => {
-    // Nobody looks up what is an address already.
-    const refusal = refusalOf(() => guard.judgeLiteral(options.hostname));
-    if (refusal) return callback(refusal, null);
-    connect(options, (...[error, socket]) => {
-      if (!socket) return callback(error ?? new Error('not connected'), null);
-      const unwanted = refusalOf(() => guard.judgeSocket(socket));
-      if (unwanted) {
-        socket.destroy();
-        return callback(unwanted, null);
-      }
-      const origin = new URL(`${options.protocol}//${options.host}`).origin;
-      if (guard.isInternal(socket.remoteAddress ?? '')) metInternal(origin);
-      callback(null, socket);
-    });
-  };
-}
-
-function refusalOf(judge: () => void): Error | undefined {
-  try {
-    judge();
-    return undefined;
-  } catch (error) {
-    return error instanceof Error ? error : new Error(String(error));
-  }
 }
 
 /** What is read at most, and of that the text that is kept. The head has come: that the rest is cut changes nothing. */
