@@ -299,7 +299,7 @@ describe('a webhook delivers', () => {
 
   test('nothing more once its key is revoked: what waits is given up, what is under way is cut', async () => {
     const house = await openToldHouse();
-    const receiver = await openReceiver(() => {});
+    const receiver = await openReceiver((response, _request, count) => void (count > 1 && response.end()));
     const other = await house.client.keys.create({
       name: 'other',
       scopes: ['webhooks:write', 'machines:read'],
@@ -313,10 +313,34 @@ describe('a webhook delivers', () => {
     await receiver.heard(1);
     await house.client.keys.remove({ key_id: other.id });
     const deliveries = await settled(house, id, 'failed', 5);
-    expect(deliveries.map((one) => [one.reason, one.attempts])).toEqual(
-      Array.from({ length: 5 }, () => ['key_revoked', []]),
-    );
+    const given = Array.from({ length: 5 }, () => ['key_revoked', []]);
+    expect(deliveries.map((one) => [one.reason, one.attempts])).toEqual(given);
     expect(receiver.got).toHaveLength(1);
+    // What was cut says nothing about the receiver: it is no attempt.
+    await house.client.webhooks.update({ webhook_id: id, enabled: true });
+    await house.happen('machine.offline');
+    await vi.waitFor(async () => expect((await deliveriesOf(house, id)).at(-1)?.status).toBe('delivered'));
+    const later = (await deliveriesOf(house, id)).slice(0, 5);
+    expect(later.map((one) => [one.reason, one.attempts])).toEqual(given);
+  });
+
+  test('nothing that its key has no scope for any more', async () => {
+    const first = await openToldHouse();
+    const receiver = await openReceiver();
+    const { id } = await first.client.keys.create({ name: 'k', scopes: ['admin'] });
+    await first.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await first.broker.close();
+    const file = join(first.dataDir, 'state.json');
+    const state = JSON.parse(readFileSync(file, 'utf8'));
+    state.keys.find((key: { id: string }) => key.id === id).scopes = ['machines:read'];
+    state.webhooks[0].key_id = id;
+    writeFileSync(file, JSON.stringify(state));
+    const house = await openToldHouse({ dataDir: first.dataDir });
+    await house.happen('command.failed');
+    await house.happen('machine.online');
+    await receiver.heard(1);
+    expect(receiver.types()).toEqual(['machine.online']);
+    expect(house.history.sql('SELECT type FROM webhook_deliveries').all()).toHaveLength(1);
   });
 
   test('nothing once its key has expired', async () => {
@@ -540,6 +564,28 @@ describe('a receiver that', () => {
     // One attempt at a time while it does not answer.
     expect(dead.got).toHaveLength(100);
   });
+});
+
+test('a receiver that begins to fail gets one delivery at a time', async () => {
+  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  const open: number[] = [];
+  let now = 0;
+  const receiver = await openReceiver((response, _request, count) => {
+    now += 1;
+    open.push(now);
+    setTimeout(() => {
+      now -= 1;
+      response.statusCode = count > 40 ? 500 : 200;
+      response.end();
+    }, 5);
+  });
+  await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await house.history.write((transaction) => {
+    for (let n = 0; n < 100; n += 1) house.events.emit(transaction, 'machine.online', undefined, { n });
+  });
+  await receiver.heard(100);
+  expect(Math.max(...open)).toBe(16);
+  expect(Math.max(...open.slice(60))).toBe(1);
 });
 
 test('500 deliveries that are overdue at a start do not go out all at once, and all arrive', async () => {
