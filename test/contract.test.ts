@@ -148,7 +148,12 @@ async function openScene(): Promise<Scene> {
   return {
     house,
     folder,
-    known: { path: join(folder, 'file'), command: `touch ${folder}/ran`, file: 'page.js' },
+    known: {
+      path: join(folder, 'file'),
+      command: `touch ${folder}/ran`,
+      file: 'page.js',
+      since: '2026-11-21T10:00:00Z',
+    },
     here,
     there,
     limited: async (own, by = 'machine_ids') => (await house.keyed(own, { [by]: reach[by] })).key,

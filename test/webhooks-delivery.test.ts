@@ -1,11 +1,14 @@
 // What is delivered, when it is tried again, when a webhook is disabled, and what no receiver can do to others or us.
 import { readFileSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:https';
+import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { verify } from '@octokit/webhooks-methods';
 import { Webhook } from 'standardwebhooks';
-import { describe, expect, test, vi } from 'vitest';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { openIdentity } from '../agent/identity.ts';
+import { openAuthority } from '../broker/link/authority.ts';
 import { fakeClock } from './fake-clock.ts';
 import { temporaryFolder } from './house.ts';
 import { answering, openReceiver, openToldHouse, type Received, type ToldHouse } from './receivers.ts';
@@ -295,6 +298,45 @@ describe('a webhook delivers', () => {
       '/mine',
       '/again',
     ]);
+  });
+
+  test('none of many that wait, once a machine has lost the tag of its key, and what happens later all the same', async () => {
+    const house = await openToldHouse();
+    const receiver = await openReceiver((response, _request, count) => void (count > 1 && response.end()));
+    const { machineId } = await house.agent({ tags: 'web' });
+    const { client } = await house.keyed(['webhooks:write', 'webhooks:read', 'files:read'], {
+      tags: ['web'],
+    });
+    const { id } = await client.webhooks.create({ url: receiver.url, events: ['file.*'] });
+    await house.history.write((transaction) => {
+      const about = { id: machineId, name: 'tagged' };
+      for (let n = 0; n < 600; n += 1) house.events.emit(transaction, 'file.uploaded', about, { n });
+    });
+    await receiver.heard(1);
+    await house.client.machines.update({ machine_id: machineId, tags: [] });
+    const refused = () =>
+      house.history
+        .sql("SELECT count(*) AS n FROM webhook_deliveries WHERE reason = 'not_permitted' AND webhook_id = ?")
+        .get(id)?.n;
+    await vi.waitFor(() => expect(refused()).toBe(600));
+    await house.client.machines.update({ machine_id: machineId, tags: ['web'] });
+    await house.happen('file.deleted', {}, { id: machineId, name: 'tagged' });
+    await receiver.heard(2);
+    expect(receiver.types()[1]).toBe('file.deleted');
+  });
+
+  test('again at once when it is enabled while what waited is being given up', async () => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const receiver = await openReceiver(answering(500, 200));
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await house.history.write((transaction) => {
+      for (let n = 0; n < 3000; n += 1) house.events.emit(transaction, 'machine.online', undefined, { n });
+    });
+    await receiver.heard(1);
+    await house.client.webhooks.update({ webhook_id: id, enabled: false });
+    await house.client.webhooks.update({ webhook_id: id, enabled: true });
+    await house.happen('machine.offline');
+    await vi.waitFor(() => expect(receiver.types()).toContain('machine.offline'), { timeout: 10_000 });
   });
 
   test('nothing more once its key is revoked: what waits is given up, what is under way is cut', async () => {
@@ -619,6 +661,40 @@ test('500 deliveries that are overdue at a start do not go out all at once, and 
     .sql('SELECT status, count(*) AS n FROM webhook_deliveries WHERE webhook_id = ? GROUP BY status')
     .all(id);
   expect(states.map((row) => row.status)).toContain('delivered');
+});
+
+test('webhooks that have overdue deliveries at a start begin one after another', async () => {
+  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  const receiver = await openReceiver(answering(500));
+  for (let n = 0; n < 40; n += 1) await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await house.happen('machine.online');
+  await receiver.heard(40);
+  await vi.waitFor(() => {
+    const waiting = house.history.sql('UPDATE webhook_deliveries SET due_at = 1 WHERE tries = 1').run();
+    expect(waiting.changes).toBe(40);
+  });
+  await house.broker.close();
+  await openToldHouse({ dataDir: house.dataDir, flags: ['--webhook-retry', '1h'] });
+  const got = await receiver.heard(80);
+  // Forty within 400 ms, at times of chance.
+  expect(got[79]!.at - got[40]!.at).toBeGreaterThan(200);
+});
+
+test('a certificate that nobody vouches for is a failure', async () => {
+  const house = await openToldHouse();
+  const authority = await openAuthority(temporaryFolder('authority'), true);
+  let heard = 0;
+  const server = createServer(await authority.leaf(), (_request, response) => {
+    heard += 1;
+    response.end();
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  onTestFinished(() => void server.close());
+  const { port } = server.address() as AddressInfo;
+  const { id } = await house.client.webhooks.create({ url: `https://127.0.0.1:${port}/`, events: ['*'] });
+  const told = await house.client.webhooks.test({ webhook_id: id });
+  expect(told).toMatchObject({ delivered: false, status_code: null, error: expect.stringMatching(/CERT/) });
+  expect(heard).toBe(0);
 });
 
 test('a thousand events to five webhooks all arrive, once each', async () => {

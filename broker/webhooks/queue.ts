@@ -61,11 +61,14 @@ const mostTaken = 256;
 const betweenLanesMs = 10;
 const giveUpStep = 500;
 const finishMs = 2_000;
+/** What the disk refused is tried again after this. */
+const againMs = 5_000;
 
 export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log: Logger): Queue {
   const { state, history, records, subscriptions, sender } = rooms;
   const lanes = new Map<WebhookId, Lane>();
   const ledger = openLedger(rooms, written, log);
+  const closing = new AbortController();
   let open = false;
 
   function laneOf(id: WebhookId): Lane {
@@ -87,6 +90,15 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
   }
 
   function look(lane: Lane): void {
+    try {
+      advance(lane);
+    } catch (error) {
+      log.error({ err: error, webhook_id: lane.id }, 'deliveries could not be read');
+      after(againMs, () => wake(lane.id));
+    }
+  }
+
+  function advance(lane: Lane): void {
     const webhook = state.webhooks.get(lane.id);
     if (!open || lane.givingUp) return;
     if (!webhook) {
@@ -164,10 +176,14 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
 
   /** Its key may no longer read that event, or nobody can: it is too old. */
   async function refuse(lane: Lane, id: string, reason: string): Promise<void> {
-    await history
-      .write(() => records.refuse(id, reason))
-      .catch((error: unknown) => log.error({ err: error }, 'a delivery could not be refused'));
+    try {
+      await history.write(() => records.refuse(id, reason));
+    } catch (error) {
+      log.error({ err: error, delivery_id: id }, 'a delivery could not be refused');
+      await sleep(againMs, closing.signal);
+    }
     lane.taken.delete(id);
+    wake(lane.id);
   }
 
   /** What waits for a disabled webhook has failed; it stays, and can be asked for again. */
@@ -175,14 +191,20 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
     lane.ready = [];
     lane.cancel();
     lane.givingUp = true;
+    const enabled = (): boolean => {
+      const webhook = state.webhooks.get(lane.id);
+      return webhook !== undefined && subscriptions.isEnabled(webhook);
+    };
     try {
-      while (records.due(lane.id, Number.MAX_SAFE_INTEGER, 1).length > 0) {
+      while (!enabled() && records.due(lane.id, Number.MAX_SAFE_INTEGER, 1).length > 0) {
         await history.write(() => records.giveUp(lane.id, reason, giveUpStep));
       }
     } catch (error) {
-      log.error({ err: error }, 'deliveries could not be given up');
+      log.error({ err: error, webhook_id: lane.id }, 'deliveries could not be given up');
     }
     lane.givingUp = false;
+    // Whoever enabled it meanwhile found the lane busy.
+    if (enabled()) wake(lane.id);
   }
 
   /** What is changed is looked at, and what may no longer be told is cut off. */
@@ -218,6 +240,7 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
     wake,
     async close() {
       open = false;
+      closing.abort();
       stopWatching();
       for (const lane of lanes.values()) lane.cancel();
       const busy = (): Attempt[] => [...lanes.values()].flatMap(({ running }) => [...running]);

@@ -279,7 +279,7 @@ export const instant = z
     'must be an ISO 8601 timestamp',
   )
   .transform((value) => new Date(value))
-  .meta(shownAs({ type: 'string', format: 'date-time', examples: ['2026-11-21T10:00:00.000Z'] }));
+  .meta(shownAs({ type: 'string', format: 'date-time' }));
 
 /** A whole number of milliseconds in a body. */
 export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);
