@@ -64,6 +64,7 @@ export async function startAgent(
       handlers,
       capabilities: settings.allow,
       roots: settings.root,
+      missing: processes.missing,
       journalId: processes.journalId,
       processIds: () => processes.ids(),
       report: () => metrics.report(),

@@ -54,6 +54,11 @@ export const brokerSettings = {
     value: 'TIME',
     help: 'how long events stay (default 72h)',
   },
+  keep_audit: {
+    schema: z.string().default('365d').pipe(duration),
+    value: 'TIME',
+    help: 'how long the record of who did what stays (default 365d)',
+  },
   new_history: { schema: flag, help: 'start with an empty history.db where the old one is lost' },
   local: { schema: flag, help: 'serve only the socket file in the data directory' },
   webhook_allow: {

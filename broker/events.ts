@@ -1,11 +1,13 @@
 // What happened: typed events, committed with the change that caused them, kept in history.
 
 import type { EventType } from '../shared/api/events.ts';
-import type { Caller, Handlers, Journal } from '../shared/api/index.ts';
+import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/index.ts';
 import { iso, now } from '../shared/clock.ts';
+import { AppError } from '../shared/errors.ts';
 import { newId } from '../shared/ids.ts';
+import { Wake } from '../shared/pace.ts';
 import { type Entry, type History, type HistoryTransaction, jsonIn, type Row, textIn } from './history.ts';
-import { pageOfRows, reachableOnly } from './paging.ts';
+import { allOf, pageOfRows, reachableOnly } from './paging.ts';
 
 export interface Event {
   id: string;
@@ -34,7 +36,11 @@ export interface Events {
   within(recorder: (event: Event, machineId: string | null, transaction: HistoryTransaction) => void): void;
   /** Calls back after an event is on disk; the result stops it. */
   listen(listener: (event: Event) => void): () => void;
+  /** Ends whoever follows. */
+  stop(): void;
 }
+
+type FollowInput = Input<Api['events']['stream']>;
 
 const tables = [
   `CREATE TABLE events (
@@ -42,7 +48,21 @@ const tables = [
   );
   CREATE INDEX events_by_time ON events (created_at);
   CREATE INDEX events_by_machine ON events (machine_id, created_at)`,
+  // Numbers that are never used again, for those who follow: a rowid begins anew when the table has been empty.
+  `ALTER TABLE events RENAME TO events_before;
+  CREATE TABLE events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, created_at INTEGER NOT NULL,
+    machine_id TEXT, data TEXT NOT NULL
+  );
+  INSERT INTO events (id, type, created_at, machine_id, data)
+    SELECT id, type, created_at, machine_id, data FROM events_before ORDER BY rowid;
+  DROP TABLE events_before;
+  CREATE INDEX events_by_time ON events (created_at);
+  CREATE INDEX events_by_machine ON events (machine_id, created_at)`,
 ];
+
+/** Read at once by whoever follows: what a slow reader holds in memory. */
+const batch = 100;
 
 /** Opens the event room; events older than `keepMs` go. */
 export function openEvents(history: History, keepMs: number): Events {
@@ -50,6 +70,8 @@ export function openEvents(history: History, keepMs: number): Events {
   history.retain({ table: 'events', column: 'created_at', keepMs });
   const listeners = new Set<(event: Event) => void>();
   const recorders: Parameters<Events['within']>[0][] = [];
+  const happened = new Wake();
+  let stopped = false;
 
   history.onEntry('event', ({ event, machine_id }: EventEntry, transaction: HistoryTransaction) => {
     const { changes } = history
@@ -59,8 +81,51 @@ export function openEvents(history: History, keepMs: number): Events {
     for (const record of recorders) record(event, machine_id, transaction);
     transaction.committed(() => {
       for (const listener of listeners) listener(event);
+      happened.wake();
     });
   });
+
+  /** Where a follower begins: after an event that it may see, or after all there are. */
+  function begin({ last_event_id }: FollowInput, caller: Caller): number {
+    if (last_event_id === undefined) return newest();
+    const [where, values] = allOf([['id = ?', last_event_id], reachableOnly(caller.reachable())]);
+    const seq = history.sql(`SELECT seq FROM events WHERE ${where}`).get(...values)?.seq;
+    if (seq !== undefined) return Number(seq);
+    throw new AppError(
+      'range_not_satisfiable',
+      'no such event is kept: what came after it may be gone; list events, then follow without it',
+      { last_event_id },
+    );
+  }
+
+  function newest(): number {
+    return Number(history.sql("SELECT seq FROM sqlite_sequence WHERE name = 'events'").get()?.seq ?? 0);
+  }
+
+  /** From the table and at the reader's own pace, so that a slow one costs nothing. */
+  async function* follow(from: number, input: FollowInput, caller: Caller): AsyncGenerator<SentEvent<Event>> {
+    for (let position = from; ; ) {
+      const top = newest();
+      const [where, values] = allOf([
+        ['seq > ?', position],
+        reachableOnly(caller.reachable()),
+        input.machine_id && ['machine_id = ?', input.machine_id],
+        input.types && ['type IN (SELECT value FROM json_each(?))', JSON.stringify(input.types)],
+      ]);
+      const rows = history
+        .sql(`SELECT * FROM events WHERE ${where} ORDER BY seq LIMIT ${batch}`)
+        .all(...values);
+      for (const row of rows) {
+        caller.signal.throwIfAborted();
+        const event = eventOf(row);
+        yield { event: event.type, data: event, id: event.id };
+      }
+      position = rows.length < batch ? top : Number(rows.at(-1)?.seq);
+      caller.signal.throwIfAborted();
+      if (stopped) throw new AppError('unavailable', 'the broker stops: come back');
+      if (newest() === position) await happened.wait(caller.signal);
+    }
+  }
 
   return {
     emit(journal, type, machine, data) {
@@ -73,6 +138,10 @@ export function openEvents(history: History, keepMs: number): Events {
     listen(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);
+    },
+    stop() {
+      stopped = true;
+      happened.wake();
     },
     handlers: {
       list(input, caller: Caller) {
@@ -91,6 +160,8 @@ export function openEvents(history: History, keepMs: number): Events {
         );
         return { items: page.items.map(eventOf), total: page.total };
       },
+      // What happens from this moment on is told, however late it is read.
+      stream: (input, caller) => follow(begin(input, caller), input, caller),
     },
   };
 }

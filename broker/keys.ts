@@ -2,7 +2,7 @@
 import { createHash, timingSafeEqual } from 'node:crypto';
 import type { Caller, Handlers } from '../shared/api/index.ts';
 import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
-import { iso, now } from '../shared/clock.ts';
+import { after, iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import { newId, newSecret } from '../shared/ids.ts';
 import { pageOf } from './paging.ts';
@@ -55,16 +55,50 @@ function hasExpired({ expires_at }: Key): boolean {
   return expires_at !== null && Date.parse(expires_at) <= now();
 }
 
+/** What a key is to do, and where. */
+interface Intent {
+  key_id: KeyId;
+  machine_id: MachineId;
+}
+
+/** Whether the key of this id, as it is now, may do what needs a scope. */
+function may(state: State, scope: Scope, { key_id, machine_id }: Intent): boolean {
+  const key = keyOf(state, key_id);
+  return key !== undefined && !hasExpired(key) && holds(key, scope) && reaches(key, machine_id, state);
+}
+
+function keyOf(state: State, id: KeyId): Key | undefined {
+  return id === localKey.id ? localKey : state.keys.get(id);
+}
+
 /** Whether the key behind a command that waits may still have it run. */
 export function mayRun(state: State) {
-  return ({ requested_by, machine_id }: { requested_by: KeyId; machine_id: MachineId }): boolean => {
-    const key = requested_by === localKey.id ? localKey : state.keys.get(requested_by);
-    return (
-      key !== undefined &&
-      !hasExpired(key) &&
-      holds(key, 'commands:execute') &&
-      reaches(key, machine_id, state)
-    );
+  return ({ requested_by, machine_id }: { requested_by: KeyId; machine_id: MachineId }): boolean =>
+    may(state, 'commands:execute', { key_id: requested_by, machine_id });
+}
+
+/**
+ * Calls `end` once a key may no longer take part in sessions there: revoked, expired, without the scope, or without the
+ * reach. The result stops that.
+ */
+export function whileAttachable(state: State) {
+  return (intent: Intent, end: () => void): (() => void) => {
+    let cancel = (): void => {};
+    const look = (): void => {
+      cancel();
+      // Where the machine itself has gone, its sessions are over for everybody.
+      if (state.machines.has(intent.machine_id) && !may(state, 'sessions:attach', intent)) end();
+      const { expires_at = null } = keyOf(state, intent.key_id) ?? {};
+      if (expires_at !== null && Date.parse(expires_at) > now()) {
+        cancel = after(Date.parse(expires_at) - now(), look);
+      }
+    };
+    const stopWatching = state.watch(look);
+    look();
+    return () => {
+      stopWatching();
+      cancel();
+    };
   };
 }
 

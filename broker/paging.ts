@@ -40,9 +40,7 @@ export function pageOfRows(
   input: PageInput,
   tie: 'id' | 'rowid' = 'id',
 ): Page<Row> {
-  const used = conditions.filter((condition) => condition !== undefined);
-  const where = used.map(([sql]) => sql).join(' AND ') || '1';
-  const values = used.map(([, value]) => value);
+  const [where, values] = allOf(conditions);
   const direction = input.sort.startsWith('-') ? 'DESC' : 'ASC';
   const column = input.sort.replace('-', '');
   const rows = history
@@ -52,6 +50,12 @@ export function pageOfRows(
     .all(...values, input.limit, input.offset);
   const total = history.sql(`SELECT count(*) AS n FROM ${from.table} WHERE ${where}`).get(...values)?.n;
   return { items: rows, total: Number(total) };
+}
+
+/** Conditions as one, with its values. */
+export function allOf(conditions: readonly Condition[]): [where: string, values: (string | number)[]] {
+  const used = conditions.filter((condition) => condition !== undefined);
+  return [used.map(([sql]) => sql).join(' AND ') || '1', used.map(([, value]) => value)];
 }
 
 /** The condition that leaves only machines a key reaches. */

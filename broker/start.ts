@@ -13,19 +13,20 @@ import { sleep } from '../shared/clock.ts';
 import { errnoOf, StartError } from '../shared/errors.ts';
 import { lockDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
+import type { Lookups } from './admission/access.ts';
+import { openIdempotency } from './admission/idempotency.ts';
+import { openAudit } from './audit.ts';
 import { openCommands } from './commands/index.ts';
 import type { BrokerSettings } from './config.ts';
 import { type Events, openEvents } from './events.ts';
 import { fileHandlers } from './files/index.ts';
 import { type History, openHistory } from './history.ts';
-import type { Lookups } from './http/access.ts';
 import { createHttpServer } from './http/app.ts';
-import { openIdempotency } from './http/idempotency.ts';
 import { openMetrics } from './http/metrics.ts';
 import { serviceHandlers } from './http/service.ts';
 import { openSpool } from './http/spool.ts';
 import { openJoinTokens } from './join-tokens.ts';
-import { mayRun, openKeys, rightsIn } from './keys.ts';
+import { mayRun, openKeys, rightsIn, whileAttachable } from './keys.ts';
 import { openAuthority } from './link/authority.ts';
 import { type ConnectSettings, defaultSettings } from './link/connect.ts';
 import { type Door, openDoor } from './link/door.ts';
@@ -33,7 +34,9 @@ import { openPresence } from './link/presence.ts';
 import { announce } from './machines/announce.ts';
 import { machineHandlers } from './machines/index.ts';
 import { openVitals } from './machines/vitals.ts';
+import { openSessions, type Sessions } from './sessions/index.ts';
 import { openState, type State } from './state/index.ts';
+import { openStreams } from './streams/index.ts';
 import { openWebhooks, type WebhookSettings } from './webhooks/index.ts';
 
 export interface Broker {
@@ -42,6 +45,8 @@ export interface Broker {
   /** HOST:PORT where agents dial in; undefined with `local`. */
   grpc: string | undefined;
   socket: string;
+  /** The way in for clients of terminals, whatever carries them. */
+  sessions: Pick<Sessions, 'redeem' | 'join'>;
   /** Stops taking work, tells agents to come back, flushes, gives the directory back. At most 10 s. */
   close(): Promise<void>;
 }
@@ -50,12 +55,15 @@ export interface Broker {
 export interface Tuning {
   link?: Partial<ConnectSettings>;
   proofMs?: number;
+  pings?: { pingMs: number; pongMs: number };
   resolve?: NonNullable<WebhookSettings['resolve']>;
   rooms?(rooms: { history: History; events: Events }): void;
 }
 
 const proofMs = 5_000;
 const maxUnproven = 512;
+/** A frozen client is gone within 45 s. */
+const pings = { pingMs: 15_000, pongMs: 25_000 };
 /** Agents of a stopping broker come back spread over this. */
 const returnSpreadMs = 5_000;
 const finishRequestsMs = 4_000;
@@ -128,6 +136,7 @@ async function assemble(
   closers.push(() => vitals.close());
   const rooms = { state, history, events, presence, vitals };
   const idempotency = openIdempotency(history);
+  const audit = openAudit(history, settings.keep_audit);
   closers.push(announce(rooms, log));
   const commandSettings = {
     directory: join(directory, 'output'),
@@ -136,9 +145,12 @@ async function assemble(
   };
   const commands = await openCommands({ ...rooms, mayRun: mayRun(state) }, commandSettings, log);
   closers.push(() => commands.close());
+  const status = { ready: false, url: '', grpc: '' };
+  const publicUrl = (): string => settings.public_url ?? status.url;
+  const sessionRooms = { ...rooms, audit: audit.record, whileAttachable: whileAttachable(state) };
+  const sessions = openSessions(sessionRooms, { keepMs: settings.keep_history, publicUrl }, log);
   await state.drainTo((entries) => history.applyOutbox(entries));
 
-  const status = { ready: false, url: '', grpc: '' };
   const metrics = openMetrics(() => ({ online: presence.count, registered: state.machines.size }));
   const handlers: Handlers = {
     machines: machineHandlers(rooms),
@@ -146,13 +158,16 @@ async function assemble(
     files: fileHandlers({ ...rooms, log, contents: openBudget(maxContents, 'files are read as content') }),
     commands: commands.handlers,
     batches: commands.batches.handlers,
+    sessions: sessions.handlers,
     events: events.handlers,
     keys: keys.handlers,
     webhooks: webhooks.handlers,
+    audit: audit.handlers,
     service: serviceHandlers({
-      publicUrl: () => settings.public_url ?? status.url,
+      publicUrl,
       grpcAddress: () => status.grpc,
       fingerprint: authority.fingerprint,
+      ca: authority.certificate,
       ready: () => status.ready,
       metrics,
     }),
@@ -161,14 +176,26 @@ async function assemble(
     machine: (id) => state.machines.get(id) && {},
     command: (id) => behind(commands.machineOf(id)),
     batch: (id) => behind(...commands.batches.machinesOf(id)),
+    session: (id) => behind(sessions.machineOf(id)),
     key: (id) => state.keys.get(id) && {},
     join_token: (id) => state.joinTokens.get(id) && {},
     webhook: (id) => state.webhooks.get(id) && {},
     delivery: (id) => (webhooks.hasDelivery(id) ? {} : undefined),
   };
+  const streams = openStreams({
+    handlers,
+    state,
+    keys,
+    lookups,
+    commands,
+    sessions,
+    idempotency,
+    log,
+  });
   const spool = await openSpool(join(directory, 'spool'));
   const bodies = openBudget(maxBodies, 'large bodies are under way');
-  const app = { handlers, state, keys, lookups, idempotency, spool, bodies, metrics, log };
+  const terminals = { redeem: sessions.redeem, publicUrl };
+  const app = { handlers, state, keys, lookups, idempotency, spool, bodies, metrics, log, ...terminals };
 
   const socket = join(directory, 'broker.sock');
   const servers = [tracked(createHttpServer(app, true))];
@@ -177,9 +204,12 @@ async function assemble(
   // Before anything listens: a start that fails gives back what it took.
   closers.push(async () => {
     status.ready = false;
+    streams.stop();
+    events.stop();
     commands.stop();
+    const leaving = sessions.stop();
     presence.drain(returnSpreadMs);
-    await Promise.all([door?.close(), ...servers.map(stopServer)]);
+    await Promise.all([leaving, door?.close(), ...servers.map(stopServer)]);
   });
   await rm(socket, { force: true });
   await listen(servers[0]?.server, { path: socket }, socket);
@@ -188,8 +218,15 @@ async function assemble(
   if (!settings.local) {
     const link = { ...defaultSettings, ...tuning.link };
     const connectRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
-    const doorOptions = { ...settings.grpc, proofMs: tuning.proofMs ?? proofMs, maxUnproven };
-    door = await openDoor(authority, joinTokens, connectRooms, doorOptions, link).catch((error: unknown) => {
+    const doorOptions = {
+      ...settings.grpc,
+      ...pings,
+      ...tuning.pings,
+      proofMs: tuning.proofMs ?? proofMs,
+      maxUnproven,
+    };
+    const opening = openDoor(authority, joinTokens, connectRooms, doorOptions, link, streams.serve);
+    door = await opening.catch((error: unknown) => {
       throw cannotListen(error, '--grpc', address(settings.grpc.host, settings.grpc.port));
     });
     status.grpc = address(settings.grpc.host, door.port);
@@ -203,7 +240,7 @@ async function assemble(
   }
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: directory }, 'broker is up');
-  return { url: status.url || undefined, grpc: status.grpc || undefined, socket, close };
+  return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, close };
 }
 
 function refuseOpenHttp({ http, insecure_http, local }: BrokerSettings): void {
@@ -293,6 +330,7 @@ async function stopServer({ server, sockets }: Listening): Promise<void> {
   const patience = new AbortController();
   await Promise.race([closed, sleep(finishRequestsMs, patience.signal)]);
   patience.abort();
-  server.closeAllConnections();
+  // Those that became WebSockets are no longer the server's.
+  for (const socket of sockets) socket.destroy();
   await closed;
 }

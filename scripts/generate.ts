@@ -7,7 +7,7 @@ const root = join(import.meta.dirname, '..');
 const target = join(root, 'proto/types');
 const options =
   '--keepCase --longs=Number --enums=String --defaults --oneofs --grpcLib=@grpc/grpc-js --targetFileExtension=.ts --importFileExtension=.ts';
-const protos = ['farhand/agent/v1/agent.proto', 'farhand/link/v1/link.proto'];
+const protos = ['agent/v1/agent', 'link/v1/link', 'client/v1/client'].map((name) => `farhand/${name}.proto`);
 
 rmSync(target, { recursive: true, force: true });
 execFileSync(

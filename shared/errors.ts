@@ -12,6 +12,7 @@ export const codes = {
   permission_denied: 403,
   machine_not_found: 404,
   session_not_found: 404,
+  client_not_found: 404,
   command_not_found: 404,
   batch_not_found: 404,
   schedule_not_found: 404,

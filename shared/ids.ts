@@ -22,6 +22,7 @@ export const prefixes = {
   link: 'link',
   call: 'call',
   request: 'req',
+  audit: 'aud',
 } as const;
 
 export type IdKind = keyof typeof prefixes;
@@ -29,6 +30,11 @@ export type IdKind = keyof typeof prefixes;
 /** A new id of a kind, 131 bits of chance: `mach_…` with 22 characters. */
 export function newId(kind: IdKind): string {
   return `${prefixes[kind]}_${random()}`;
+}
+
+/** Whether an id says that it is one of a kind. */
+export function isId(kind: IdKind, id: string): boolean {
+  return id.startsWith(`${prefixes[kind]}_`);
 }
 
 /** 256 bits of chance in 43 characters. */

@@ -5,22 +5,30 @@ import { setDefaultHighWaterMark } from 'node:stream';
 import type { MethodDefinition } from '@grpc/grpc-js';
 import { loadSync } from '@grpc/proto-loader';
 import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agent/v1/Agent.ts';
+import type { StreamsDefinition } from '../proto/types/farhand/client/v1/Streams.ts';
 import type { LinkDefinition } from '../proto/types/farhand/link/v1/Link.ts';
 import { AppError, isCode } from './errors.ts';
 import { passing } from './scavenge.ts';
 
-const protos = loadSync(['farhand/agent/v1/agent.proto', 'farhand/link/v1/link.proto'], {
-  includeDirs: [join(import.meta.dirname, '../proto')],
-  keepCase: true,
-  longs: Number,
-  enums: String,
-  defaults: true,
-  oneofs: true,
-});
+const files = ['agent/v1/agent', 'link/v1/link', 'client/v1/client'];
+const protos = loadSync(
+  files.map((name) => `farhand/${name}.proto`),
+  {
+    includeDirs: [join(import.meta.dirname, '../proto')],
+    keepCase: true,
+    longs: Number,
+    enums: String,
+    defaults: true,
+    oneofs: true,
+  },
+);
 
 // The generated types describe exactly what was loaded above.
 const loadedLink = protos['farhand.link.v1.Link'] as unknown as LinkDefinition;
 const agentService = protos['farhand.agent.v1.Agent'] as unknown as AgentDefinition;
+
+/** What clients stream from the broker. */
+export const streamsService = protos['farhand.client.v1.Streams'] as unknown as StreamsDefinition;
 
 /** The link service as grpc-js takes it; frames of Answer may come to it encoded. */
 export const linkService: LinkDefinition = {
@@ -75,6 +83,12 @@ export interface CallOptions {
   /** Which streaming calls it competes with for a place: short ones unless told. */
   lane?: Lane;
 }
+
+/** Why AgentCall.signal fires when the broker wants no answer any more; any other reason: it might, but cannot say. */
+export const gaveUp = new AppError('unavailable', 'the caller gave up');
+
+/** With status CANCELLED, how a broker ends the stream of a call that it has given up. */
+export const cancelledDetails = 'cancelled';
 
 /** Small ones; transfers of any size; those that follow processes; terminals and their clients; watches of files. */
 export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
@@ -224,11 +238,15 @@ export interface Frame {
   error?: WireError | null;
 }
 
-/** The part of a gRPC stream that frames are written to. */
-export interface FrameSink {
-  write(frame: Frame): boolean;
+/** Something that says when it takes more. */
+interface Draining {
   once(event: 'drain', listener: () => void): unknown;
   off(event: 'drain', listener: () => void): unknown;
+}
+
+/** The part of a gRPC stream that frames are written to. */
+export interface FrameSink extends Draining {
+  write(frame: Frame): boolean;
 }
 
 export function toWire(error: unknown): Required<WireError> {
@@ -293,7 +311,8 @@ export async function sendFrames(
   }
 }
 
-function drained(sink: FrameSink, signal: AbortSignal): Promise<void> {
+/** Resolves when a stream takes more; rejects with the signal's reason. */
+export function drained(sink: Draining, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     const settle = (): void => {
       sink.off('drain', settle);

@@ -4,7 +4,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { expect, test } from 'vitest';
 import { z } from 'zod';
-import { type FoundId, type RawInput, readerOf } from '../broker/http/input.ts';
+import { type FoundId, type RawInput, readerOf } from '../broker/admission/input.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import {
   commandId,
@@ -56,10 +56,12 @@ type Known = Readonly<Record<string, string>>;
 
 const parts = ['params', 'query', 'body'] as const;
 const nouns = Object.keys(idSchemas) as IdNoun[];
-const table: Named[] = allRoutes().map(({ noun, operation, route }) => ({
+const everything: Named[] = allRoutes().map(({ noun, operation, route }) => ({
   name: `${noun}.${operation}`,
   route,
 }));
+// A WebSocket is no request with an answer, its right is a ticket: websocket.test.ts is its own.
+const table = everything.filter(({ route }) => route.kind !== 'socket');
 const keyed = table.filter(({ route }) => route.access !== 'everybody');
 
 function schemaOf(route: Route, part: (typeof parts)[number]): Json {
@@ -74,6 +76,8 @@ function nounAt(at: string): IdNoun | undefined {
     .filter((step) => step !== '0')
     .at(-1);
   if (!field || !/_ids?$/.test(field)) return undefined;
+  // Of a client of the session in the path, and of nothing else.
+  if (field === 'client_id') return undefined;
   const noun = nouns.find((one) => new RegExp(`(^|_)${one}_ids?$`).test(field));
   if (!noun) throw new Error(`${at} is an id of something that dispatch cannot look up`);
   return noun;
@@ -163,15 +167,24 @@ async function openScene(): Promise<Scene> {
 /** A machine and one of everything that has an id; a new noun does not compile until it is here. */
 async function furnish(house: House, tag: string): Promise<Ids> {
   const { machineId: machine } = await house.agent({ name: tag, tags: tag });
-  const [command, batch, key, token] = await Promise.all([
+  const [session, command, batch, key, token] = await Promise.all([
+    house.client.sessions.create({ machine_id: machine, shell: 'cat' }),
     // Long enough for its start to be an event.
     house.client.commands.create({ machine_id: machine, command: 'cat', input: true, wait: 100 }),
     house.client.batches.create({ machine_ids: [machine], command: 'true' }),
     house.client.keys.create({ name: tag, scopes: ['files:read'] }),
     house.client.joinTokens.create({ name: tag }),
   ]);
-  const webhook = await toldTo(house, machine);
-  return { machine, command: command.id, batch: batch.id, key: key.id, join_token: token.id, ...webhook };
+  expect(session.status).toBe('CONNECTED');
+  return {
+    machine,
+    session: session.id,
+    command: command.id,
+    batch: batch.id,
+    key: key.id,
+    join_token: token.id,
+    ...(await toldTo(house, machine)),
+  };
 }
 
 /** A webhook, and a delivery of it that fails: nothing may go there. */
@@ -191,6 +204,7 @@ const onMachine: Record<IdNoun, boolean> = {
   machine: true,
   command: true,
   batch: true,
+  session: true,
   key: false,
   join_token: false,
   webhook: false,
@@ -241,7 +255,14 @@ async function stateOf({ house, folder }: Scene): Promise<unknown> {
   const events = await house.client.events.list({ limit: 100 });
   // Those come by themselves, two seconds after a machine linked.
   const caused = events.items.filter(({ type }) => !['machine.online', 'machine.offline'].includes(type));
-  return { generation, commands: commands.total, events: caused.length, files: readdirSync(folder) };
+  const sessions = await house.client.sessions.list({ limit: 1 });
+  return {
+    generation,
+    sessions: sessions.total,
+    commands: commands.total,
+    events: caused.length,
+    files: readdirSync(folder),
+  };
 }
 
 /** Runs `tell` for each case and compares all of what it told at once; nothing may have changed meanwhile. */
@@ -459,7 +480,7 @@ test('the requests made here are good ones: with the right key and ids none of t
   const { house, here } = scene;
   // What removes something comes last; a machine takes all that lies on it along.
   const order = (name: string): number =>
-    Number(/remove|cancel/.test(name)) + Number(name === 'machines.remove');
+    Number(/remove|cancel|sessions\.end/.test(name)) + Number(name === 'machines.remove');
   // Events have no end, and what is no JSON is not made here: both have tests of their own.
   const plain = keyed.filter(({ route }) => route.kind !== 'events' && !route.accepts);
   const sorted = plain.sort((a, b) => order(a.name) - order(b.name));
@@ -490,9 +511,12 @@ test('every route has a handler: a broker starts, and no route answers that it d
   for (const { name, route } of table) {
     const { params } = rawOf(route, nowhere, known);
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, param: string) => String(params[param]));
-    const { status, body } = await call(`${house.url}${route.base}${path}`, route.method, { key: house.key });
-    expect([name, body?.error?.code]).not.toEqual([name, 'route_not_found']);
-    expect([name, [405, 500, 501].includes(status)]).toEqual([name, false]);
+    const headers = { Authorization: `Bearer ${house.key}` };
+    const answer = await fetch(`${house.url}${route.base}${path}`, { method: route.method, headers });
+    // Those that go on as long as somebody listens.
+    if (answer.headers.get('content-type') === 'text/event-stream') await answer.body?.cancel();
+    else expect([name, await answer.text()]).not.toEqual([name, expect.stringContaining('route_not_found')]);
+    expect([name, [405, 500, 501].includes(answer.status)]).toEqual([name, false]);
   }
 });
 
@@ -503,7 +527,7 @@ test('every route has an operation in the OpenAPI document, and the document has
     ([path, operations]) =>
       Object.entries(operations).map(([method, { operationId }]) => `${operationId} ${method} ${path}`),
   );
-  const expected = table.map(
+  const expected = everything.map(
     ({ name, route }) => `${name} ${route.method.toLowerCase()} ${route.base}${route.path}`,
   );
   expect(told.sort()).toEqual(expected.sort());

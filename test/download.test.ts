@@ -227,3 +227,25 @@ test('thirty-two stalled downloads hold up neither lists nor contents; one more 
   });
   for (const { body } of stalled) await body?.cancel();
 });
+
+test('an offset and a length in the query give a part, counted from the end where negative', async () => {
+  const { folder, download } = await onMachine();
+  writeFileSync(join(folder, 'a'), '0123456789');
+  for (const [query, status, text] of [
+    ['&offset=3', 200, '3456789'],
+    ['&offset=3&length=2', 200, '34'],
+    ['&offset=-4&length=2', 200, '67'],
+    ['&length=0', 200, ''],
+    ['&offset=10', 200, ''],
+  ] as const) {
+    const answer = await download(join(folder, 'a'), {}, 'GET', query);
+    expect([query, answer.status, answer.headers.get('content-length'), await answer.text()]).toEqual([
+      query,
+      status,
+      String(text.length),
+      text,
+    ]);
+  }
+  const beyond = await download(join(folder, 'a'), {}, 'GET', '&offset=11');
+  expect([beyond.status, await codeOf(beyond)]).toEqual([416, 'range_not_satisfiable']);
+});

@@ -5,7 +5,7 @@ import { writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
-import { queryOf } from '../broker/http/input.ts';
+import { queryOf } from '../broker/http/query.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import { codes, isCode } from '../shared/errors.ts';
 import { type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
@@ -724,8 +724,11 @@ test('HEAD answers every GET route with the same status and type, and without a 
   writeFileSync(join(folder, 'file'), 'x');
   const { id: command_id } = await house.client.commands.create({ machine_id, command: 'true' });
   const { id: batch_id } = await house.client.batches.create({ machine_ids: [machine_id], command: 'true' });
-  const values: Record<string, string> = { machine_id, command_id, batch_id, file: 'page.js' };
-  for (const { noun, operation, route } of allRoutes().filter((one) => one.route.method === 'GET')) {
+  const { session_id } = await house.client.sessions.create({ machine_id });
+  const values: Record<string, string> = { machine_id, command_id, batch_id, session_id, file: 'page.js' };
+  // A WebSocket is no answer to a GET.
+  const answering = allRoutes().filter(({ route }) => route.method === 'GET' && route.kind !== 'socket');
+  for (const { noun, operation, route } of answering) {
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) => values[name] ?? 'x');
     const onFile = ['read', 'readAnywhere', 'download'].includes(operation);
     const query = noun === 'files' ? `?path=${join(folder, onFile ? 'file' : '')}&name=*` : '';

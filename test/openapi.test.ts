@@ -109,7 +109,12 @@ test('the served document has no errors and no warnings by the linter’s recomm
   const problems = await lint(text);
   expect(problems.filter(({ severity }) => severity === 'error').map(line)).toEqual([]);
   // Tags are the nouns of our table, whose routes each have a summary: a text beside them would say nothing more.
-  const warnings = problems.filter(({ ruleId }) => ruleId !== 'tag-description');
+  // And the linter does not know that a WebSocket begins with 101.
+  const moot = ['tag-description', 'operation-2xx-response'];
+  const warnings = problems.filter(
+    ({ ruleId, location }) =>
+      !moot.includes(ruleId) || (ruleId === moot[1] && !location[0]?.pointer?.includes('~1stream/get')),
+  );
   expect(warnings.map(line)).toEqual([]);
 });
 
@@ -168,7 +173,7 @@ test('the document tells who may call: a key where one is needed, its scope, and
     const scope = open
       ? undefined
       : expect.stringContaining(route.access === 'any key' ? 'any' : route.access);
-    expect([name, told?.description]).toEqual([name, scope]);
+    expect([name, told?.description]).toEqual([name, route.kind === 'socket' ? route.description : scope]);
   }
 });
 

@@ -41,7 +41,10 @@ export interface ScriptedAgent {
 const metrics = { recorded_at_ms: 1, cpu_cores: 1, memory: {}, disk: {} };
 
 /** Joins as a new machine without connecting. */
-export async function joinScripted(house: House, name = 'scripted'): Promise<Identity> {
+export async function joinScripted(
+  house: Pick<House, 'grpc' | 'joinToken'>,
+  name = 'scripted',
+): Promise<Identity> {
   const joinToken = await house.joinToken();
   return openIdentity(temporaryFolder('scripted'), { broker: house.grpc, joinToken, name, tags: [] });
 }

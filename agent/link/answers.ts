@@ -1,4 +1,5 @@
 // Answers the broker's calls: small and short ones by a reply on the control stream, the others on a stream of their own.
+import { status as grpcStatus } from '@grpc/grpc-js';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
 import { after } from '../../shared/clock.ts';
@@ -8,6 +9,8 @@ import type { Logger } from '../../shared/logger.ts';
 import {
   type AgentCall,
   type AgentMethods,
+  cancelledDetails,
+  gaveUp,
   type MethodShape,
   messageOf,
   methods,
@@ -44,7 +47,6 @@ export interface AnswersOptions {
 const closingMs = 10_000;
 /** The same after it has given the call up. */
 const partingMs = 1_000;
-const gaveUp = new AppError('unavailable', 'the caller gave up');
 /** Lanes of the broker beside the short and the bulk one: calls that last, and watches. */
 const mostLasting = 128 + openTerminals + terminalClients;
 const mostWatching = 32;
@@ -164,7 +166,7 @@ export function openAnswers(options: AnswersOptions): Answers {
       signal.reason === gaveUp ? void after(partingMs, () => answer.cancel()) : answer.cancel();
     signal.addEventListener('abort', stop, { once: true });
     // Errors reach whoever reads or writes; without a listener they would end the process.
-    answer.on('error', () => abort.abort(gone()));
+    answer.on('error', (error) => abort.abort(isGivenUp(error) ? gaveUp : gone()));
     try {
       await sendFrames(answer, frames(answer), signal);
     } finally {
@@ -240,6 +242,12 @@ function ended(status: Promise<unknown>, signal: AbortSignal): Promise<void> {
     signal.addEventListener('abort', aborted, { once: true });
     if (signal.aborted) aborted();
   });
+}
+
+/** The notice of it on the control stream may come later than the end of the call's own. */
+function isGivenUp(error: Error): boolean {
+  const told = 'code' in error && error.code === grpcStatus.CANCELLED;
+  return told && 'details' in error && error.details === cancelledDetails;
 }
 
 function gone(): AppError {

@@ -11,7 +11,7 @@ import { StartError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { signProof } from '../../shared/proof.ts';
-import { type AgentMethods, methods, protocolVersion, shortenQueues } from '../../shared/rpc.ts';
+import { type AgentMethods, type Method, methods, protocolVersion, shortenQueues } from '../../shared/rpc.ts';
 import { version } from '../../shared/version.ts';
 import type { Capability } from '../capabilities.ts';
 import type { Identity } from '../identity.ts';
@@ -24,6 +24,8 @@ export interface LinkOptions {
   handlers: AgentMethods;
   capabilities: readonly Capability[];
   roots: readonly string[];
+  /** What this machine cannot do. */
+  missing: readonly Method[];
   journalId: string;
   processIds(): string[];
   report(): Promise<Metrics>;
@@ -143,7 +145,7 @@ class Session {
   }
 
   async #greet(nonce: Buffer): Promise<void> {
-    const { identity, capabilities, roots, journalId, processIds, report } = this.#options;
+    const { identity, capabilities, roots, missing, journalId, processIds, report } = this.#options;
     const { machineId: machine_id, fingerprint } = identity;
     this.#send({
       hello: {
@@ -154,7 +156,7 @@ class Session {
         boot_id: bootId(),
         instance_id: instanceId,
         journal_id: journalId,
-        methods: [...methods.keys()],
+        methods: [...methods.values()].map(({ name }) => name).filter((name) => !missing.includes(name)),
         limits: { frame_bytes: 256 * 1024, open_calls: openCalls, message_bytes: 1024 * 1024 },
         capabilities: [...capabilities],
         roots: [...roots],

@@ -14,6 +14,8 @@ export interface Process extends Leader {
   parent: number;
   group: number;
   session: number;
+  /** The process group in the foreground of its terminal; -1 where none. */
+  foreground: number;
   alive: boolean;
 }
 
@@ -67,13 +69,14 @@ async function lookAt(pid: number): Promise<Seen | undefined> {
 /** See proc(5); the name in brackets may hold anything, so the fields are counted from its end. */
 function parseStat(text: string): Process | undefined {
   const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
-  const [state = '', parent, group, session] = fields;
+  const [state = '', parent, group, session, , foreground] = fields;
   const start = fields[19];
   if (!start) return undefined;
   // A zombie whose other threads run on is alive.
   const alive = !/[ZXx]/.test(state) || Number(fields[17]) > 1;
   const pid = Number.parseInt(text, 10);
-  return { pid, parent: Number(parent), group: Number(group), session: Number(session), start, alive };
+  const ids = { parent: Number(parent), group: Number(group), session: Number(session) };
+  return { pid, ...ids, foreground: Number(foreground), start, alive };
 }
 
 async function markOf(pid: number): Promise<string | undefined> {

@@ -2,6 +2,7 @@
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { AppError } from '../../shared/errors.ts';
 import type { OutputLog, OutputReader, Wake } from '../../shared/output.ts';
+import { gaveUp } from '../../shared/rpc.ts';
 import type { Exit } from './journal.ts';
 
 /** A process as its followers see it; `changed` wakes them after every change. */
@@ -29,19 +30,29 @@ const frameBytes = 256 * 1024;
 
 /**
  * Follows what `find` gives until its exit or the signal; nothing happens before the first next(). While it is
- * read it holds the process to its pace; ending early, also while it waits, costs the process nothing.
+ * read it holds the process to its pace.
  */
 export function follow(
   find: () => Promise<Followed>,
   offsets: Offsets,
   signal: AbortSignal,
 ): AsyncIterableIterator<Answer, undefined> {
+  return leaving(signal, async function* (left) {
+    yield* events(await find(), offsets, left);
+  });
+}
+
+/** What `answer` gives, until it ends or the signal fires. Ending early, also while it waits, costs nothing. */
+export function leaving<A>(
+  signal: AbortSignal,
+  answer: (left: AbortSignal) => AsyncGenerator<A>,
+): AsyncIterableIterator<A, undefined> {
   const left = new AbortController();
-  const leave = (): void => left.abort();
+  const leave = (): void => left.abort(signal.aborted ? signal.reason : gaveUp);
   signal.addEventListener('abort', leave, { once: true });
   if (signal.aborted) leave();
   const unlisten = (): void => signal.removeEventListener('abort', leave);
-  const inner = answers(find, offsets, left.signal, unlisten);
+  const inner = answers(answer, left.signal, unlisten);
   return {
     [Symbol.asyncIterator]() {
       return this;
@@ -56,14 +67,13 @@ export function follow(
   };
 }
 
-async function* answers(
-  find: () => Promise<Followed>,
-  offsets: Offsets,
+async function* answers<A>(
+  answer: (left: AbortSignal) => AsyncGenerator<A>,
   signal: AbortSignal,
   done: () => void,
-): AsyncGenerator<Answer, undefined> {
+): AsyncGenerator<A, undefined> {
   try {
-    yield* events(await find(), offsets, signal);
+    yield* answer(signal);
   } finally {
     done();
   }

@@ -1,16 +1,27 @@
 // Processes of this machine: started at most once per id, kept with their output until the broker forgets them.
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
-import { killGraceMs, openCommands, outputWindowBytes, readerStallMs } from '../../shared/limits.ts';
+import {
+  killGraceMs,
+  openCommands,
+  openTerminals,
+  outputWindowBytes,
+  readerStallMs,
+  terminalClients,
+  terminalWindowBytes,
+} from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { AgentMethods } from '../../shared/rpc.ts';
+import type { AgentMethods, Method } from '../../shared/rpc.ts';
 import { openBirths } from './births.ts';
+import { Commands } from './commands.ts';
 import { openJournal } from './journal.ts';
 import { openPipeSupply } from './pipes.ts';
 import { closeInherited } from './plan.ts';
 import { recover } from './recover.ts';
-import { type Limits, Room } from './room.ts';
+import type { Limits, Parts } from './room.ts';
 import { Spawner } from './spawner/index.ts';
+import { Terminals } from './terminals/index.ts';
+import { loadPtyMaker } from './terminals/pty.ts';
 
 export interface ProcessesOptions {
   /** Journal, output and pipes live below it; made when missing, for this user only. */
@@ -25,11 +36,21 @@ export interface ProcessesOptions {
 export interface Processes
   extends Pick<
     AgentMethods,
-    'startProcess' | 'followProcess' | 'writeInput' | 'signalProcess' | 'killProcess' | 'forgetProcesses'
+    | 'startProcess'
+    | 'followProcess'
+    | 'writeInput'
+    | 'signalProcess'
+    | 'openTerminal'
+    | 'keepTerminal'
+    | 'attachTerminal'
+    | 'killProcess'
+    | 'forgetProcesses'
   > {
   /** Made when the journal was made: tells a restarted machine from a wiped one. */
   journalId: string;
-  /** Processes kept for the broker. */
+  /** What this machine cannot do. */
+  missing: readonly Method[];
+  /** Commands and terminals kept for the broker. */
   ids: () => string[];
   /** Ends everything: what still runs is killed and counts as lost. */
   stop: () => Promise<void>;
@@ -44,6 +65,11 @@ const defaults: Limits = {
   drainMs: 2_000,
   killForMs: 5_000,
   seenMs: 24 * 3_600_000,
+  terminals: openTerminals,
+  clients: terminalClients,
+  terminalWindowBytes,
+  hangupMs: 2_000,
+  heldMs: 5_000,
 };
 
 /** Opens the room of a directory; what an earlier agent left running is killed and counts as lost. */
@@ -58,24 +84,46 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   const pipeNames = join(directory, 'pipes');
   const births = await openBirths(`farhand-${journal.id}`, log);
   const spawner = new Spawner(journal.id, births, log);
-  const room = await openRoom().catch(async (error: unknown) => {
+  const maker = loadPtyMaker();
+  const parts: Parts = { journal, limits, log, spawner, births };
+  const { commands, terminals, close } = await openRooms().catch(async (error: unknown) => {
     await Promise.all([spawner.stop(), journal.close()]);
     await births?.close();
     throw error;
   });
   return {
     journalId: journal.id,
-    ids: () => room.ids(),
-    startProcess: (request, call) => room.start(request, call),
-    followProcess: (request, call) => room.follow(request, call),
-    writeInput: (request, call) => room.input(request, call),
-    signalProcess: (request, call) => room.signal(request, call),
-    killProcess: (request) => room.kill(request),
-    forgetProcesses: (request) => room.forget(request),
-    stop: () => room.stop(),
+    missing: maker ? [] : ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'],
+    ids: () => [...commands.room.ids(), ...terminals.room.ids()],
+    startProcess: (request, call) => commands.start(request, call),
+    followProcess: (request, call) => commands.follow(request, call),
+    writeInput: (request, call) => commands.input(request, call),
+    signalProcess: (request, call) => commands.signal(request, call),
+    openTerminal: (request, call) => terminals.open(request, call),
+    keepTerminal: (request, call) => terminals.keep(request, call),
+    attachTerminal: (requests, call) => terminals.attach(requests, call),
+    async killProcess({ id, grace_ms }) {
+      const found = commands.room.kill(id, grace_ms) || terminals.room.kill(id, grace_ms);
+      if (!found && !journal.wasForgotten(id)) throw commands.room.notFound(id);
+      return {};
+    },
+    async forgetProcesses({ ids }) {
+      for (const id of ids) {
+        await commands.room.forget(id);
+        await terminals.room.forget(id);
+      }
+      return {};
+    },
+    async stop() {
+      await Promise.all([commands.room.stop(), terminals.room.stop()]);
+      await spawner.stop();
+      await births?.close();
+      await close();
+      await journal.close();
+    },
   };
 
-  async function openRoom(): Promise<Room> {
+  async function openRooms() {
     const left = await recover({
       journal,
       outputs,
@@ -84,8 +132,13 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
       limits,
       log,
     });
+    const ended = new Map([...journal.entries].filter(([, { terminal }]) => terminal));
     const pipes = await openPipeSupply(pipeNames);
     await spawner.ready();
-    return new Room({ journal, outputs, limits, log, pipes, spawner, births, mayRunAs }, left);
+    return {
+      commands: new Commands({ ...parts, outputs, pipes, mayRunAs }, left),
+      terminals: new Terminals({ ...parts, maker }, ended),
+      close: () => pipes.close(),
+    };
   }
 }

@@ -14,6 +14,8 @@ export type Exit = ProcessExit__Output;
 /** A process the broker may still ask about. */
 export interface Entry {
   accepted_at: number;
+  /** A command otherwise. */
+  terminal?: true;
   /** `start`: see proc(5); with the pid it names one process for ever. */
   started?: { pid: number; start: string; at: number };
   exit?: Exit;
@@ -21,7 +23,7 @@ export interface Entry {
 
 type Line =
   | { t: 'journal'; id: string; version: number }
-  | { t: 'accepted'; id: string; at: number }
+  | { t: 'accepted'; id: string; at: number; terminal?: true }
   | { t: 'started'; id: string; pid: number; start: string; at: number }
   | { t: 'end'; id: string; exit: Exit }
   /** `at`: when it was accepted. */
@@ -88,11 +90,12 @@ export class Journal {
   }
 
   /** Resolves when the promise to run this id is on the disk; rejects, and knows nothing of it, when it is not. */
-  async accept(id: string): Promise<void> {
+  async accept(id: string, kind: 'command' | 'terminal'): Promise<void> {
     const at = now();
-    this.entries.set(id, { accepted_at: at });
+    const which = kind === 'terminal' ? ({ terminal: true } as const) : {};
+    this.entries.set(id, { accepted_at: at, ...which });
     try {
-      await this.#write({ t: 'accepted', id, at }, true);
+      await this.#write({ t: 'accepted', id, at, ...which }, true);
     } catch (error) {
       this.entries.delete(id);
       throw fromErrno(error, join(this.#directory, 'journal'));
@@ -181,8 +184,8 @@ export class Journal {
     for (const [id, at] of this.#forgotten) if (at < oldest) this.#forgotten.delete(id);
     const lines: Line[] = [{ t: 'journal', id: this.id, version }];
     for (const [id, at] of this.#forgotten) lines.push({ t: 'forgotten', id, at });
-    for (const [id, { accepted_at, started, exit }] of this.entries) {
-      lines.push({ t: 'accepted', id, at: accepted_at });
+    for (const [id, { accepted_at, terminal, started, exit }] of this.entries) {
+      lines.push({ t: 'accepted', id, at: accepted_at, ...(terminal && { terminal }) });
       if (started) lines.push({ t: 'started', id, ...started });
       if (exit) lines.push({ t: 'end', id, exit });
     }
@@ -190,7 +193,9 @@ export class Journal {
   }
 
   #take(step: Line): void {
-    if (step.t === 'accepted') this.entries.set(step.id, { accepted_at: step.at });
+    if (step.t === 'accepted') {
+      this.entries.set(step.id, { accepted_at: step.at, ...(step.terminal && { terminal: true }) });
+    }
     const entry = this.entries.get(step.id);
     if (step.t === 'started' && entry) entry.started = { pid: step.pid, start: step.start, at: step.at };
     if (step.t === 'end' && entry) entry.exit = step.exit;

@@ -3,10 +3,10 @@ import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Births } from './births.ts';
 import type { Child, Exited } from './spawner/index.ts';
-import { killTree, Tree } from './tree.ts';
+import { type Ending, killTree, Tree } from './tree.ts';
 
-/** Why a process was ended by us; orphaned: its spawner died. */
-export type KillCause = 'timeout' | 'cancelled' | 'stopped' | 'orphaned';
+/** Why a process was ended by us; abandoned: nobody keeps it; orphaned: its spawner died. */
+export type KillCause = 'timeout' | 'cancelled' | 'abandoned' | 'stopped' | 'orphaned';
 
 export interface KillerOptions {
   id: string;
@@ -15,6 +15,10 @@ export interface KillerOptions {
   graceMs: number;
   stopGraceMs: number;
   killForMs: number;
+  /** What it is ended with first. */
+  first: Ending;
+  /** What it leaves behind at its own end is ended as well, with this grace. */
+  leftoversMs?: number;
   /** Where the agent can know. */
   births: Births | undefined;
   log: Logger;
@@ -30,7 +34,7 @@ export interface Killer {
 }
 
 export function makeKiller(child: Child, links: string[], options: KillerOptions): Killer {
-  const { id, timeoutMs, graceMs, stopGraceMs, killForMs, births, log } = options;
+  const { id, timeoutMs, graceMs, stopGraceMs, killForMs, first, leftoversMs, births, log } = options;
   const { pid } = child;
   const hurry = new AbortController();
   const timers: (() => void)[] = [];
@@ -41,7 +45,8 @@ export function makeKiller(child: Child, links: string[], options: KillerOptions
 
   async function killAll(): Promise<void> {
     try {
-      const left = await killTree(new Tree([id], links, [child], births?.of(id)), hurry.signal, killForMs);
+      const tree = new Tree([id], links, [child], births?.of(id));
+      const left = await killTree(tree, hurry.signal, killForMs, first);
       if (left > 0) log.error({ id, pid, left }, 'processes of a command could not be killed');
     } catch (error) {
       log.error({ err: error, id, pid }, 'the kill of a command failed');
@@ -49,8 +54,11 @@ export function makeKiller(child: Child, links: string[], options: KillerOptions
     givenUp.resolve({ code: null, signal: 'SIGKILL' });
   }
   function kill(why: KillCause, grace: number): void {
-    if (!alive) return;
-    cause ??= why;
+    if (!alive && !killing) return;
+    if (alive) cause ??= why;
+    end(grace);
+  }
+  function end(grace: number): void {
     timers.push(after(grace, () => hurry.abort()));
     killing ??= killAll();
   }
@@ -60,7 +68,9 @@ export function makeKiller(child: Child, links: string[], options: KillerOptions
     if (!how) return kill('orphaned', stopGraceMs);
     alive = false;
     // During a kill the grace goes on for the rest of the tree.
-    if (!killing) for (const cancel of timers) cancel();
+    if (killing) return;
+    for (const cancel of timers) cancel();
+    if (leftoversMs !== undefined) end(leftoversMs);
   });
   return {
     kill,

@@ -3,6 +3,7 @@ import { closeSync, constants, readdirSync, readFileSync } from 'node:fs';
 import { access, stat } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
+import type { TerminalSpec__Output } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -47,6 +48,28 @@ export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: bool
   const base = { cwd, env: environment(id, account, spec.env), program: file };
   if (account === own) return { ...base, file, args, ids: undefined, foreign: false };
   return { ...base, ...(await switched(account, file, args, base)), foreign: true };
+}
+
+/** The same for a terminal: what is opened for it is a shell of ours, so all must be found out beforehand. */
+export async function terminalPlan(id: string, spec: TerminalSpec__Output): Promise<Plan> {
+  own ??= ownAccount();
+  const shell = spec.program || (await loginShell(own));
+  const args = spec.program ? spec.args : ['-l', ...spec.args];
+  const cwd = spec.cwd ? place(spec.cwd, own.home) : await homeOrRoot(own);
+  const account = spec.program ? own : { ...own, shell };
+  const env = environment(id, account, { TERM: 'xterm-256color', COLORTERM: 'truecolor', ...spec.env });
+  const bad = await badDirectory(cwd);
+  if (bad) throw new NotStarted(bad);
+  const file = await find(shell, cwd, env.PATH ?? defaultPath);
+  if (!file) throw new NotStarted(`program ${shell} was not found, or may not be executed`);
+  return { file, args, cwd, env, ids: undefined, foreign: false, program: shell };
+}
+
+/** Accounts of services have one that only says no. */
+async function loginShell({ shell }: Account): Promise<string> {
+  const refuses = /\/(nologin|false)$/.test(shell);
+  if (!refuses && (await find(shell, '/', ''))) return shell;
+  return (await find('/bin/bash', '/', '')) ?? '/bin/sh';
 }
 
 async function otherAccount(name: string, own: Account, mayRunAs: boolean): Promise<Account> {
@@ -126,6 +149,9 @@ function environment(id: string, account: Account, wanted: Record<string, string
  * would inherit it: it is closed.
  */
 export function closeInherited(log: Logger): void {
+  // Later there are terminals of ours among them.
+  if (inheritedClosed) return;
+  inheritedClosed = true;
   for (const fd of readdirSync('/proc/self/fd').map(Number)) {
     if (fd > 2 && inheritable(fd)) {
       closeSync(fd);
@@ -133,6 +159,8 @@ export function closeInherited(log: Logger): void {
     }
   }
 }
+
+let inheritedClosed = false;
 
 function inheritable(fd: number): boolean {
   try {

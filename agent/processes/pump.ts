@@ -1,8 +1,7 @@
 // What a process writes, from its pipes into its logs.
-import { Socket } from 'node:net';
+import type { OnReadOpts, Socket } from 'node:net';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { OutputLog } from '../../shared/output.ts';
 
 /** What a pipe holds. */
 const pipeBytes = 64 * 1024;
@@ -30,6 +29,12 @@ async function atEnd(pumps: Pump[], all: Promise<unknown>, drainMs: number): Pro
   );
 }
 
+/** Where it goes. */
+export interface Sink {
+  /** Resolves when there may be more. */
+  append(data: Uint8Array): Promise<void>;
+}
+
 export interface Pump {
   /** True when the pipe came to its end, false when it was cut. */
   done: Promise<boolean>;
@@ -41,10 +46,10 @@ export interface Pump {
 }
 
 /**
- * Reads a pipe into a log through one buffer, and no further before the disk took it: a runaway writer costs
+ * Reads a pipe or terminal through one buffer, and no further before its log took it: a runaway writer costs
  * itself speed and us no memory.
  */
-export function pump(fd: number, output: OutputLog, id: string, log: Logger): Pump {
+export function pump(open: (onread: OnReadOpts) => Socket, output: Sink, id: string, log: Logger): Pump {
   const buffer = spare.pop() ?? Buffer.allocUnsafeSlow(pipeBytes);
   let busySince = Number.POSITIVE_INFINITY;
   let written = Promise.resolve();
@@ -62,7 +67,7 @@ export function pump(fd: number, output: OutputLog, id: string, log: Logger): Pu
     written = keep(bytes);
     return false;
   };
-  const pipe = new Socket({ fd, readable: true, writable: false, onread: { buffer, callback } });
+  const pipe = open({ buffer, callback });
   let ended = false;
   pipe.once('end', () => {
     ended = true;

@@ -31,14 +31,17 @@ export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRE
   return { outcome, reason, exit_code: 0, signal: '', ...times, stdout_bytes: 0, stderr_bytes: 0 };
 }
 
-/** Everything the journal keeps, ended. */
+/** All commands that the journal keeps, ended; of terminals only how they ended is left, and that is in the journal. */
 export async function recover(left: Left): Promise<Map<string, Followed>> {
   const { journal, outputs } = left;
   await killLeftovers(left);
   await mkdir(outputs, { recursive: true, mode: 0o700 });
   await removeStrangers(journal, outputs);
   const kept = new Map<string, Followed>();
-  for (const [id, entry] of journal.entries) kept.set(id, await reopen(id, entry, left));
+  for (const [id, entry] of journal.entries) {
+    if (!entry.terminal) kept.set(id, await reopen(id, entry, left));
+    else if (!entry.exit) lose(id, entry, journal);
+  }
   return kept;
 }
 
@@ -66,12 +69,13 @@ async function reopen(id: string, entry: Entry, { journal, outputs, limits }: Le
   await stdout.skip(entry.exit?.stdout_bytes ?? 0);
   await stderr.skip(entry.exit?.stderr_bytes ?? 0);
   const { started } = entry;
-  if (!entry.exit) {
-    const bytes = { stdout_bytes: stdout.end, stderr_bytes: stderr.end };
-    const lost = unseen('PROCESS_OUTCOME_LOST', 'agent_restarted');
-    journal.ended(id, { ...lost, started_at_ms: started?.at ?? 0, ...bytes });
-  }
+  if (!entry.exit) lose(id, entry, journal, { stdout_bytes: stdout.end, stderr_bytes: stderr.end });
   return { changed, stdout, stderr, ...(started && { started }), ...(entry.exit && { exit: entry.exit }) };
+}
+
+function lose(id: string, { started }: Entry, journal: Journal, bytes: Partial<Exit> = {}): void {
+  const lost = unseen('PROCESS_OUTCOME_LOST', 'agent_restarted');
+  journal.ended(id, { ...lost, started_at_ms: started?.at ?? 0, ...bytes });
 }
 
 /** Output of processes that were forgotten just before a crash. */

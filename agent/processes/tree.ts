@@ -8,6 +8,9 @@ import { killByCgroup } from './cgroup.ts';
 // a kernel grace period: 10 ms a command measured, five times the command. So members are searched when a
 // kill is due; one cgroup for all commands tells of those that have cleared every trace of whose they are.
 
+/** What ends a process that means well. */
+export type Ending = 'SIGTERM' | 'SIGHUP';
+
 /** Tells of processes that show neither mark nor kin whether they belong to what is killed. */
 export interface Claim {
   /** Everything that any command has started and that still lives. */
@@ -56,7 +59,7 @@ export class Tree {
   }
 
   /** Sends to whole groups where they are surely ours (nothing forks past that); returns whom we may not signal. */
-  signal(members: Process[], name: 'SIGTERM' | 'SIGCONT' | 'SIGKILL'): number[] {
+  signal(members: Process[], name: Ending | 'SIGCONT' | 'SIGKILL'): number[] {
     const groups = new Set<number>();
     const refused: number[] = [];
     for (const { pid, group, session } of members) {
@@ -103,13 +106,18 @@ export class Tree {
 }
 
 /**
- * TERM to the whole tree, KILL once `hurry` has fired, again until nothing is left.
+ * TERM, or HUP, to the whole tree, KILL once `hurry` has fired, again until nothing is left.
  * Resolves to how many outlived `killForMs` of that.
  */
-export async function killTree(tree: Tree, hurry: AbortSignal, killForMs: number): Promise<number> {
+export async function killTree(
+  tree: Tree,
+  hurry: AbortSignal,
+  killForMs: number,
+  first: Ending = 'SIGTERM',
+): Promise<number> {
   let left = await tree.members();
-  tree.signal(left, 'SIGTERM');
-  // A stopped process takes its TERM only once it goes on.
+  tree.signal(left, first);
+  // A stopped process takes it only once it goes on.
   tree.signal(left, 'SIGCONT');
   for (let wait = 10; !hurry.aborted; wait = Math.min(2 * wait, 250)) {
     await sleep(wait, hurry);
@@ -130,10 +138,19 @@ async function gone(tree: Tree): Promise<boolean> {
 }
 
 /** To the process group of a command, also of its stopped and ignorant; false when its first process is gone. */
-export function signalGroup({ pid, start }: Leader, name: NodeJS.Signals): boolean {
-  if (statNow(pid)?.start !== start) return false;
+export function signalGroup(leader: Leader, name: NodeJS.Signals): boolean {
+  return toGroup(leader, leader.pid, name);
+}
+
+/** To the process group that has the terminal of which this is the leader; false when there is none. */
+export function signalForeground(leader: Leader, name: NodeJS.Signals): boolean {
+  return toGroup(leader, statNow(leader.pid)?.foreground ?? -1, name);
+}
+
+function toGroup({ pid, start }: Leader, group: number, name: NodeJS.Signals): boolean {
+  if (group <= 1 || statNow(pid)?.start !== start) return false;
   try {
-    return process.kill(-pid, name);
+    return process.kill(-group, name);
   } catch (error) {
     if (errnoOf(error) === 'ESRCH') return false;
     throw fromErrno(error, `process ${pid}`);

@@ -2,7 +2,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
-import { Agent, fetch as undiciFetch } from 'undici';
+import { Agent, WebSocket as UndiciWebSocket, fetch as undiciFetch } from 'undici';
 import { StartError } from '../../shared/errors.ts';
 import { type Farhand, farhand } from '../../shared/sdk/index.ts';
 
@@ -37,6 +37,7 @@ async function withSocket<T>(dataDir: string, use: (client: Farhand) => Promise<
     // undici's fetch is the global one with a dispatcher; only its types are its own.
     fetch: ((url: string, init: object) =>
       undiciFetch(url, { ...init, dispatcher })) as unknown as typeof fetch,
+    webSocket: (url) => new UndiciWebSocket(url, { dispatcher }),
   });
   const own = (await answers(client)) ? undefined : await startLocal(dataDir);
   try {

@@ -7,6 +7,8 @@ import { version } from '../../shared/version.ts';
 import { addAuth } from './auth.ts';
 import type { Where } from './connect.ts';
 import { addJoinTokens } from './join-tokens.ts';
+import { addSessions } from './sessions.ts';
+import { addShell } from './shell.ts';
 
 const program = new Command('farhand')
   .description('Remote machines from the command line.')
@@ -15,6 +17,8 @@ const program = new Command('farhand')
   .exitOverride();
 addAuth(program, where);
 addJoinTokens(program, where);
+addShell(program, where);
+addSessions(program, where);
 
 function where(options: { dataDir?: string }): Where {
   const { FARHAND_DATA_DIR, FARHAND_URL: url, FARHAND_API_KEY: apiKey } = process.env;

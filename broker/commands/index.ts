@@ -9,8 +9,9 @@ import type { Presence } from '../link/presence.ts';
 import { pageOfRows, reachableOnly } from '../paging.ts';
 import { type Batches, openBatches } from './batches.ts';
 import { commandOf, refuseLocked, specOf } from './draft.ts';
+import type { Stream } from './output.ts';
 import { openOutputs } from './outputs.ts';
-import { bytesOf, eventsFrom, type Source } from './reading.ts';
+import { bytesOf, eventsFrom, type Part, partsFrom, type Source } from './reading.ts';
 import { type Command, columns, fromRow, listedBytes, openRecords, type Records } from './records.ts';
 import { current, type Run, runOf, waits } from './run.ts';
 import { openRuns, type Rooms, type Runs } from './runs.ts';
@@ -21,6 +22,8 @@ import { Turns } from './turns.ts';
 export interface Commands {
   handlers: Handlers['commands'];
   batches: Batches;
+  /** Both outputs as bytes from offsets on, and the end. */
+  follow(id: string, from: Record<Stream, number>, signal: AbortSignal): Promise<AsyncGenerator<Part>>;
   /** The machine a command belongs to. */
   machineOf(id: string): MachineId | undefined;
   /** Wakes everybody who waits; nothing is started any more. */
@@ -72,6 +75,7 @@ export async function openCommands(rooms: Rooms, settings: CommandSettings, log:
   return {
     machineOf: (id) => runs.get(id)?.command.machine_id ?? records.machineOf(id),
     batches,
+    follow: async (id, from, signal) => partsFrom(await sourceOf(id), from, signal),
     stop() {
       closed = true;
       runs.stop();
@@ -89,11 +93,17 @@ export async function openCommands(rooms: Rooms, settings: CommandSettings, log:
         return reply;
       },
       async stream(input, caller) {
-        const [stdout = 0, stderr = 0] = (input.last_event_id ?? '0.0').split('.').map(Number);
-        return eventsFrom(await sourceOf(input.command_id), { stdout, stderr }, caller.signal);
+        const from = offsetsIn(input.last_event_id);
+        return eventsFrom(await sourceOf(input.command_id), from, caller.signal);
       },
     },
   };
+}
+
+/** Where both streams are after the event with this id. */
+export function offsetsIn(id = '0.0'): Record<Stream, number> {
+  const [stdout = 0, stderr = 0] = id.split('.').map(Number);
+  return { stdout, stderr };
 }
 
 interface Known {
@@ -147,8 +157,11 @@ function steering(
     const run = runs.get(id);
     if (!run) knownCommand(records, id);
     if (run && !run.end && !waits(run)) return run;
-    const state = run && waits(run) ? 'has not started' : 'has ended';
-    throw new AppError('conflict', `this command ${state}`, { command_id: id });
+    const started = !(run && waits(run));
+    throw new AppError('conflict', `this command ${started ? 'has ended' : 'has not started'}`, {
+      command_id: id,
+      started,
+    });
   }
 
   return {
@@ -204,7 +217,8 @@ async function give(
       const unknown = error.code === 'command_not_found';
       const code = unknown ? 'conflict' : error.code;
       const message = unknown ? 'this command has not started yet: try again' : error.message;
-      throw new AppError(code, message, { ...error.details, given }, { cause: error });
+      const details = { ...error.details, given, ...(unknown && { started: false }) };
+      throw new AppError(code, message, details, { cause: error });
     }
   }
 }

@@ -16,6 +16,15 @@ export interface Source {
   closed(): boolean;
 }
 
+/** Output in order, bytes that are gone, and how it ended; `id` tells how far both streams are told then. */
+export type Part = (
+  | { stream: Stream; offset: number; data: Buffer }
+  | { stream: Stream; from: number; to: number }
+  | { end: ReturnType<typeof shownEnd> }
+) & { id: string };
+type Piece =
+  Exclude<Part, { end: unknown }> extends infer P ? (P extends unknown ? Omit<P, 'id'> : never) : never;
+
 type Told = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
 
 const readBytes = 256 * 1024;
@@ -87,15 +96,41 @@ async function more(source: Source, log: OutputLog, position: number, signal: Ab
   await source.output.changed.wait(signal);
 }
 
-/**
- * Both streams as events from `from` on, then the end. Throws range_not_satisfiable for what is beyond the end of one that
- * has ended: no event had such an id.
- */
+/** Both streams as events, cut between characters. Throws as partsFrom does. */
 export function eventsFrom(
   source: Source,
   from: Record<Stream, number>,
   signal: AbortSignal,
-): AsyncGenerator<Told> {
+): AsyncIterable<Told> {
+  return events(partsFrom(source, from, signal, true));
+}
+
+async function* events(parts: AsyncIterable<Part>): AsyncGenerator<Told> {
+  for await (const part of parts) yield eventOf(part);
+}
+
+function eventOf({ id, ...part }: Part): Told {
+  if ('end' in part) return { event: 'exit', data: part.end, id };
+  if ('from' in part) return { event: 'gap', data: part, id };
+  const { stream, offset, data: bytes } = part;
+  const text = bytes.toString('utf8');
+  const isText = Buffer.byteLength(text) === bytes.length && !text.includes('\ufffd');
+  const shown = isText
+    ? { data: text, encoding: 'utf-8' as const }
+    : { data: bytes.toString('base64'), encoding: 'base64' as const };
+  return { event: 'output', data: { stream, offset, ...shown }, id };
+}
+
+/**
+ * Both streams piece by piece from `from` on, then the end; with `whole` text is cut between characters. Throws
+ * range_not_satisfiable for what is beyond the end of one that has ended: nothing was ever told there.
+ */
+export function partsFrom(
+  source: Source,
+  from: Record<Stream, number>,
+  signal: AbortSignal,
+  whole = false,
+): AsyncGenerator<Part> {
   for (const stream of streams) {
     const { start, end } = source.output[stream];
     if (source.ended() && from[stream] > end) {
@@ -105,16 +140,17 @@ export function eventsFrom(
       });
     }
   }
-  return eventsOf(source, from, signal);
+  return parts(source, from, signal, whole);
 }
 
-async function* eventsOf(
+async function* parts(
   source: Source,
   from: Record<Stream, number>,
   signal: AbortSignal,
-): AsyncGenerator<Told> {
+  whole: boolean,
+): AsyncGenerator<Part> {
   const { output } = source;
-  const tellers = streams.map((stream) => teller(output[stream], stream, from[stream]));
+  const tellers = streams.map((stream) => teller(output[stream], stream, from[stream], whole));
   const id = (): string => tellers.map(({ told }) => told()).join('.');
   try {
     for (;;) {
@@ -128,7 +164,7 @@ async function* eventsOf(
       }
       if (!quiet) continue;
       if (ended) {
-        yield { event: 'exit', data: shownEnd(ended), id: id() };
+        yield { end: shownEnd(ended), id: id() };
         return;
       }
       signal.throwIfAborted();
@@ -140,14 +176,14 @@ async function* eventsOf(
   }
 }
 
-/** Tells one stream piece by piece: as text where it is text, cut between characters; else in base64. */
-function teller(log: OutputLog, stream: Stream, from: number) {
+/** Tells one stream piece by piece; with `whole` cut between characters. */
+function teller(log: OutputLog, stream: Stream, from: number, whole: boolean) {
   const reader = log.reader(from);
   // The first bytes of a character whose others are still to come.
   let begun: Buffer = Buffer.alloc(0);
   let end = from;
 
-  async function* next(last: boolean): AsyncGenerator<Omit<Told, 'id'>> {
+  async function* next(last: boolean): AsyncGenerator<Piece> {
     const at = reader.position;
     const { offset, data } = await reader.read(eventBytes);
     if (offset > at) {
@@ -155,21 +191,16 @@ function teller(log: OutputLog, stream: Stream, from: number) {
       begun = Buffer.alloc(0);
       if (cut.length > 0) yield piece(cut, at - cut.length);
       end = offset;
-      yield { event: 'gap', data: { stream, from: at, to: offset } };
+      yield { stream, from: at, to: offset };
     }
     const bytes = begun.length === 0 ? data : Buffer.concat([begun, data]);
-    begun = last && data.length === 0 ? Buffer.alloc(0) : unfinished(bytes);
-    const whole = bytes.subarray(0, bytes.length - begun.length);
-    if (whole.length > 0) yield piece(whole, offset + data.length - bytes.length);
+    begun = !whole || (last && data.length === 0) ? Buffer.alloc(0) : unfinished(bytes);
+    const told = bytes.subarray(0, bytes.length - begun.length);
+    if (told.length > 0) yield piece(told, offset + data.length - bytes.length);
   }
-  function piece(bytes: Buffer, offset: number): Omit<Told, 'id'> {
-    end = offset + bytes.length;
-    const text = bytes.toString('utf8');
-    const isText = Buffer.byteLength(text) === bytes.length && !text.includes('\ufffd');
-    const shown = isText
-      ? { data: text, encoding: 'utf-8' as const }
-      : { data: bytes.toString('base64'), encoding: 'base64' as const };
-    return { event: 'output', data: { stream, offset, ...shown } };
+  function piece(data: Buffer, offset: number): Piece {
+    end = offset + data.length;
+    return { stream, offset, data };
   }
   return {
     next,

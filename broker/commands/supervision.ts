@@ -1,11 +1,11 @@
 // Commands that agents have: followed again after a lost link, ended on request, and forgotten there when they are over.
 import { after } from '../../shared/clock.ts';
-import { newId } from '../../shared/ids.ts';
+import { isId, newId } from '../../shared/ids.ts';
 import { killGraceMs } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { openForgetting } from '../link/forgetting.ts';
 import type { Link, Presence } from '../link/presence.ts';
 import { openFollowing } from './following.ts';
-import { openForgetting } from './forgetting.ts';
 import type { Ledger } from './ledger.ts';
 import { streams } from './output.ts';
 import type { Places } from './places.ts';
@@ -76,7 +76,8 @@ export function openSupervision(
     const { processIds } = presence.get(machineId);
     forgetting.add(
       machineId,
-      processIds.filter((id) => !places.get(id)),
+      // Terminals are the sessions' own.
+      processIds.filter((id) => !places.get(id) && !isId('session', id)),
     );
   });
 

@@ -126,7 +126,8 @@ async function open(
     return { status: 304, filename: '' };
   }
   const path = bytesOf(input.path, input.path_encoding);
-  const part = wish.kind === 'part' ? { offset: wish.offset, length: wish.length } : {};
+  // A range of HTTP goes before what the query says.
+  const part = wish.kind === 'part' ? { offset: wish.offset, length: wish.length } : sliceOf(input);
   const parts = stubOf(rooms, input.machine_id).readFile({ path, ...part }, bulk(caller));
   const { head, rest } = await opened(parts, soundHead);
   const { entry } = head;
@@ -155,6 +156,10 @@ async function open(
     ...(length !== undefined && { length }),
     bytes: chunksOf(rest, told),
   };
+}
+
+function sliceOf({ offset = 0, length }: DownloadInput) {
+  return { offset, ...(length !== undefined && { length }) };
 }
 
 /** A head whose entry and ETag can be used. */

@@ -14,14 +14,16 @@ import type { Handlers } from '../../shared/api/index.ts';
 import { allRoutes } from '../../shared/api/index.ts';
 import { type Budget, openBudget } from '../../shared/budget.ts';
 import { after, monotonic } from '../../shared/clock.ts';
-import { AppError, errnoOf } from '../../shared/errors.ts';
+import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { authenticate } from './access.ts';
-import { type DispatchRooms, dispatcher } from './dispatch.ts';
+import { authenticate } from '../admission/access.ts';
+import { requestIdFrom, toldFailure } from '../admission/failure.ts';
+import { askerOf, type DispatchRooms, dispatcher } from './dispatch.ts';
 import type { RequestMetrics } from './metrics.ts';
+import { openSocketDoor, type SocketRooms } from './websocket.ts';
 
-export interface AppOptions extends DispatchRooms {
+export interface AppOptions extends DispatchRooms, SocketRooms {
   handlers: Handlers;
   metrics: RequestMetrics;
 }
@@ -41,7 +43,6 @@ const ofContent = [
   'Content-Length',
   'Content-Type',
 ];
-const saneRequestId = /^[A-Za-z0-9._-]{1,64}$/;
 
 /** Limits of the HTTP server itself: a silent or endless request is cut. */
 const serverOptions: ServerOptions = {
@@ -61,9 +62,14 @@ const serverOptions: ServerOptions = {
 export function createHttpServer(options: AppOptions, local: boolean): Server {
   const { handlers, log } = options;
   const router = new Router({ strict: true, sensitive: true });
+  const door = openSocketDoor(options);
   for (const { noun, operation, route } of allRoutes()) {
     const path = `${route.base}${route.path.replaceAll(/\{(\w+)\}/g, ':$1')}`;
-    router.register(path, [route.method], dispatcher(noun, operation, route, handlers, options, local));
+    const answer =
+      route.kind === 'socket'
+        ? (ctx: Context) => Promise.reject(door.refusal(ctx.req))
+        : dispatcher(noun, operation, route, handlers, options, local);
+    router.register(path, [route.method], answer);
   }
   const app = new Koa();
   app.silent = true;
@@ -76,7 +82,9 @@ export function createHttpServer(options: AppOptions, local: boolean): Server {
     answering.set(request.socket, response);
     void handle(request, response);
   };
-  const server = createServer(serverOptions, take);
+  const upgrading = { shouldUpgradeCallback: (request: IncomingMessage) => door.admits(request) };
+  const server = createServer({ ...serverOptions, ...upgrading }, take);
+  server.on('upgrade', (request, socket, head) => door.take(request, socket, head));
   // We ask for the body ourselves, once it is known to be wanted.
   server.on('checkContinue', take);
   // An expectation that nobody knows may be ignored (RFC 9110 section 10.1.1).
@@ -100,8 +108,7 @@ function envelope(log: Logger, metrics: RequestMetrics) {
   const answers = openBudget(maxHeldAnswers, 'answers wait for slow readers');
   return async (ctx: Context, next: Next): Promise<void> => {
     const started = monotonic();
-    const given = ctx.get('x-request-id');
-    const requestId = saneRequestId.test(given) ? given : newId('request');
+    const requestId = requestIdFrom(ctx.get('x-request-id'));
     ctx.state.requestId = requestId;
     ctx.set('X-Request-Id', requestId);
     ctx.set('X-Content-Type-Options', 'nosniff');
@@ -151,34 +158,16 @@ function sendJson(ctx: Context, answers: Budget): void {
 }
 
 function writeError(ctx: Context, error: unknown, log: Logger): void {
-  const known = error instanceof AppError ? error : diskTrouble(error);
-  if (!(error instanceof AppError) || error.code === 'internal_error') {
-    log.error({ err: error, request_id: ctx.state.requestId, path: ctx.path }, 'a request failed');
-  }
-  const { code, message, details, status } =
-    known ??
-    new AppError(
-      'internal_error',
-      `unexpected failure; the broker's log tells more under ${ctx.state.requestId}`,
-    );
+  const about = { request_id: String(ctx.state.requestId), path: ctx.path };
+  const { code, message, details, status } = toldFailure(error, about, log);
   for (const header of ofContent) ctx.remove(header);
   if (status !== 416) ctx.remove('Content-Range');
   ctx.status = status;
+  if (status === 401) ctx.set('WWW-Authenticate', 'Bearer');
   if (status === 503) ctx.set('Retry-After', '5');
   // The rest of an oversized body is not read: the connection cannot be used again.
   if (status === 413) ctx.set('Connection', 'close');
   ctx.body = { error: { code, message, details } };
-}
-
-/** The broker's own disk, where a caller can do nothing but try again; the change was undone. */
-function diskTrouble(error: unknown): AppError | undefined {
-  const full =
-    ['ENOSPC', 'EDQUOT', 'EROFS'].includes(errnoOf(error) ?? '') || /disk is full/.test(String(error));
-  if (!full) return undefined;
-  return new AppError(
-    'unavailable',
-    'the broker’s disk takes no more: nothing was changed; free space on it',
-  );
 }
 
 /** 401 before anything is told about what exists; then 405 with Allow, or 404. */
@@ -187,7 +176,7 @@ function unknownRoute(ctx: Context, router: Router, options: AppOptions, local: 
   const open = allRoutes().some(
     ({ route }) => route.access === 'everybody' && `${route.base}${route.path}` === ctx.path,
   );
-  if (!open) authenticate(ctx, options.keys, local);
+  if (!open) authenticate(askerOf(ctx, local), options.keys);
   const allowed = [...new Set(layers.flatMap((layer) => layer.methods))];
   if (allowed.length === 0)
     throw new AppError('route_not_found', 'there is nothing at this path; see /docs', { path: ctx.path });

@@ -1,32 +1,25 @@
-// What happens to every request of the table: who, may they, does it exist, is it well-formed - then the noun's handler.
+// Requests of the table over HTTP: their parts out of koa's context, then admission, the noun's handler, and its answer.
 import type { Context } from 'koa';
 import { z } from 'zod';
-import {
-  allRoutes,
-  type Caller,
-  type Content,
-  type Handlers,
-  type RawReply,
-} from '../../shared/api/index.ts';
+import type { Caller, Content, Handlers, RawReply } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
 import type { Budget } from '../../shared/budget.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { holds, localKey, reachable, reaches } from '../keys.ts';
-import type { Key, State } from '../state/index.ts';
+import type { AccessRooms, Asker } from '../admission/access.ts';
+import type { Idempotency } from '../admission/idempotency.ts';
 import {
-  type AccessRooms,
-  authenticate,
-  checkIds,
-  implyMachine,
-  judgeAgain,
-  requireScope,
-} from './access.ts';
+  entranceOf,
+  getterOf,
+  type Handler,
+  handlerOf,
+  type RawInput,
+  type Visit,
+} from '../admission/index.ts';
+import { once } from '../admission/replay.ts';
 import { readJson } from './body.ts';
-import type { Idempotency } from './idempotency.ts';
-import { headersOf, queryOf, type RawInput, type Reader, readerOf } from './input.ts';
-import { once } from './replay.ts';
+import { headersOf, queryOf } from './query.ts';
 import type { Spool } from './spool.ts';
 import { type Sender, senderOf } from './streams.ts';
 import { type Incoming, openBytes, openForm } from './upload.ts';
@@ -39,7 +32,6 @@ export interface DispatchRooms extends AccessRooms {
   log: Logger;
 }
 
-type Handler = (input: unknown, caller: Caller) => unknown;
 type Input = Record<string, unknown> & { content?: Content<unknown> };
 
 /** One request on its way through. */
@@ -61,40 +53,45 @@ export function dispatcher(
   rooms: DispatchRooms,
   local: boolean,
 ) {
-  const reader = readerOf(route);
+  const entrance = entranceOf(route, rooms);
   const answer = answererOf(noun, operation, route, handlers, rooms);
   // Those that last are judged again while they do.
-  const lasts = route.accepts !== undefined || route.waits || senderOf(route) !== undefined;
+  const lasts = route.accepts !== undefined || route.waits === true || senderOf(route) !== undefined;
   return async (ctx: Context): Promise<void> => {
-    const key = route.access === 'everybody' ? undefined : authenticate(ctx, rooms.keys, local);
-    if (key) requireScope(key, route);
+    const visit = entrance.knock(askerOf(ctx, local));
     const raw = addressed(ctx, route);
-    if (key) checkIds(reader, raw, key, rooms);
+    visit.identify(raw);
     const body = await readBody(ctx, route, raw, rooms);
-    const judge = (): Key => {
-      const current = authenticate(ctx, rooms.keys, local);
-      requireScope(current, route);
-      checkIds(reader, raw, current, rooms);
-      return current;
-    };
+    const client = departure(ctx);
     try {
-      // A body may take its time: the key may have been revoked meanwhile.
-      const current = key && route.method !== 'GET' ? judge() : (key ?? localKey);
-      if (route.impliesMachine) implyMachine(raw, current, rooms);
-      const input: Input = reader.parse(raw);
-      if (body.incoming) input.content = contentOf(body.incoming, reader, raw);
-      const { caller, end, forget } = callerOf(ctx, current, rooms.state);
-      const stop = key && lasts ? judgeAgain(current, rooms.state, judge, ender(route, end)) : () => {};
+      const { input, caller, leave } = visit.admit(raw, { id: requestIdOf(ctx), gone: client.gone, lasts });
+      // An object of the parts that the route names.
+      const given = input as Input;
+      if (body.incoming) given.content = contentOf(body.incoming, visit, raw);
       try {
-        await answer({ ctx, input, raw, caller });
+        await answer({ ctx, input: given, raw, caller });
       } finally {
-        stop();
-        forget();
+        leave();
       }
     } finally {
+      client.forget();
       body.close();
     }
   };
+}
+
+export function askerOf(ctx: Context, local: boolean): Asker {
+  return { authorization: ctx.get('authorization'), local };
+}
+
+/** Fires when the client goes before it has its answer. */
+function departure(ctx: Context) {
+  const gone = new AbortController();
+  const close = (): void => {
+    if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client went away'));
+  };
+  ctx.res.once('close', close);
+  return { gone, forget: () => void ctx.res.off('close', close) };
 }
 
 interface Body {
@@ -143,10 +140,10 @@ function refuseCoded(ctx: Context): void {
 }
 
 /** The content as its handler takes it; the fields that came late are parsed as the first ones were. */
-function contentOf(incoming: Incoming, reader: Reader, raw: RawInput): Content<unknown> {
+function contentOf(incoming: Incoming, visit: Visit<unknown>, raw: RawInput): Content<unknown> {
   return {
     chunks: incoming.chunks,
-    fields: () => reader.parse({ ...raw, body: incoming.fields() }),
+    fields: () => visit.reparse({ ...raw, body: incoming.fields() }),
   };
 }
 
@@ -165,30 +162,6 @@ function addressed(ctx: Context, route: Route): RawInput {
 /** The id that the first middleware gave this request. */
 function requestIdOf(ctx: Context): string {
   return String(ctx.state.requestId);
-}
-
-function callerOf(ctx: Context, key: Key, state: State) {
-  const gone = new AbortController();
-  const close = (): void => {
-    if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client went away'));
-  };
-  ctx.res.once('close', close);
-  const caller: Caller = {
-    key_id: key.id,
-    key_name: key.name,
-    request_id: requestIdOf(ctx),
-    signal: gone.signal,
-    headers: new Headers(),
-    may: (scope) => holds(key, scope),
-    reaches: (machine) => reaches(key, machine, state),
-    reachable: () => reachable(key, state),
-    made: () => {},
-  };
-  return {
-    caller,
-    end: (reason: unknown) => gone.abort(reason),
-    forget: () => void ctx.res.off('close', close),
-  };
 }
 
 /** Runs the handler and sends what it gives, in the way of the route's kind. */
@@ -220,7 +193,7 @@ function answererOf(
       body: raw.body,
       content: input.content,
       run: () => handler(input, caller),
-      get: (id) => handlerOf(handlers, noun, 'get')({ [idParamOf(noun)]: id }, caller),
+      get: (id) => getterOf(handlers, noun)(id, caller),
     });
     refuseLate(route, caller);
     if (replayed) ctx.set('Idempotency-Replayed', 'true');
@@ -228,25 +201,9 @@ function answererOf(
   };
 }
 
-/** What was made stays, and is told of, though its machine has gone meanwhile; who may not know ends the wait. */
-function ender({ waits }: Route, end: (reason: unknown) => void): (reason: unknown) => void {
-  return (reason) => {
-    const refused = reason instanceof AppError && ['unauthorized', 'forbidden'].includes(reason.code);
-    if (!waits || refused) end(reason);
-  };
-}
-
 /** The key may have been revoked while it waited. */
 function refuseLate({ waits }: Route, { signal }: Caller): void {
   if (waits) signal.throwIfAborted();
-}
-
-/** What the route that gets one of a noun calls its id. */
-function idParamOf(noun: string): string {
-  const get = allRoutes().find((one) => one.noun === noun && one.operation === 'get');
-  const [name] = Object.keys(get?.route.params ?? {});
-  if (name === undefined) throw new Error(`no ${noun}.get to answer a repeat with`);
-  return name;
 }
 
 async function stream(
@@ -305,12 +262,4 @@ function nextPage(ctx: Context, limit: number, offset: number): string {
   query.set('limit', String(limit));
   query.set('offset', String(offset + limit));
   return `${ctx.path}?${query.toString()}`;
-}
-
-function handlerOf(handlers: Handlers, noun: string, operation: string): Handler {
-  // The table of handlers has the shape of the table of routes: the compiler saw to that.
-  const operations = handlers[noun as keyof Handlers] as Record<string, Handler>;
-  const handler = operations[operation];
-  if (!handler) throw new Error(`no handler for ${noun}.${operation}`);
-  return handler;
 }

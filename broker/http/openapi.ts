@@ -60,6 +60,7 @@ function operationOf(noun: string, operation: string, route: Route): ZodOpenApiO
     tags: [noun],
     summary: route.summary,
     ...(route.access === 'everybody' ? { security: [] } : { description: `Needs ${scopeText(route)}.` }),
+    ...(route.description && { description: route.description }),
     requestParams: {
       path: z.object(route.params),
       query: z.object(route.query),
@@ -112,6 +113,7 @@ function scopeText({ access }: Route): string {
 
 function success(route: Route) {
   if (route.kind === 'raw') return { description: 'As asked' };
+  if (route.kind === 'socket') return { description: 'The WebSocket is open' };
   if (route.kind === 'bytes') {
     return {
       description: 'The file',

@@ -13,6 +13,8 @@ export interface ServiceOptions {
   publicUrl(): string;
   grpcAddress(): string;
   fingerprint: string;
+  /** PEM. */
+  ca: string;
   ready(): boolean;
   metrics: RequestMetrics;
 }
@@ -51,6 +53,7 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
       ca_fingerprint: options.fingerprint,
       limits: { body_bytes: 1024 * 1024, file_content_bytes: contentBytes, page: 100 },
     }),
+    ca: () => ({ type: 'application/x-pem-file', body: options.ca }),
     openapi: () => ({ type: 'application/json', body: openapiText(options.publicUrl()) }),
     healthz: () => ({ type: 'text/plain', body: 'ok\n' }),
     readyz() {

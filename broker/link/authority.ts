@@ -25,6 +25,8 @@ const stored = z.strictObject({ certificate: z.string(), private_key: z.string()
 export interface Authority {
   /** SHA-256 of the CA certificate in DER, hexadecimal: what a join token pins. */
   readonly fingerprint: string;
+  /** The CA certificate in PEM, for clients. */
+  readonly certificate: string;
   /** What a TLS server of the link needs, with a new leaf that is good for 90 days. */
   leaf(): Promise<SecureContextOptions>;
 }
@@ -72,6 +74,7 @@ async function readAuthority(file: string): Promise<Authority> {
   const key = await crypto.subtle.importKey('pkcs8', der, algorithm, false, ['sign']);
   return {
     fingerprint: createHash('sha256').update(Buffer.from(issuer.rawData)).digest('hex'),
+    certificate: `${issuer.toString('pem')}\n`,
     leaf: () => makeLeaf(issuer, key),
   };
 }

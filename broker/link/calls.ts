@@ -11,6 +11,7 @@ import { newId } from '../../shared/ids.ts';
 import {
   type AgentStub,
   type CallOptions,
+  cancelledDetails,
   frameOf,
   fromWire,
   type Lane,
@@ -161,7 +162,7 @@ export function openCalls(settings: CallsOptions): Calls {
     let stream: AnswerStream | undefined;
     /** The machine has said its last word: nothing is left to be cancelled. */
     let complete = false;
-    const stop = (): void => cancel(stream);
+    const stop = (): void => cancel(stream, !closed);
     try {
       const large = requests === undefined && first.length > smallMessageBytes;
       const answer = await answered(call_id, abort.signal, () =>
@@ -204,7 +205,7 @@ export function openCalls(settings: CallsOptions): Calls {
     if (complete) stream?.end();
     else {
       if (!closed) send({ cancel: { call_id } });
-      cancel(stream);
+      cancel(stream, !closed);
     }
   }
 
@@ -321,9 +322,14 @@ function sendRequests(
   });
 }
 
-/** destroy() would leave the agent's side open; an error status ends both, and wakes whoever reads. */
-function cancel(stream: AnswerStream | undefined): void {
-  if (stream && !stream.destroyed) stream.emit('error', { code: grpcStatus.CANCELLED, details: 'cancelled' });
+/**
+ * destroy() would leave the agent's side open; an error status ends both, and wakes whoever reads. It tells the
+ * agent whether we gave the call up or lost the link; grpc-js itself says CANCELLED with other details.
+ */
+function cancel(stream: AnswerStream | undefined, gaveUp: boolean): void {
+  const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;
+  if (stream && !stream.destroyed)
+    stream.emit('error', { code, details: gaveUp ? cancelledDetails : 'lost' });
 }
 
 async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {

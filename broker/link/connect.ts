@@ -127,6 +127,7 @@ class Session implements Link {
   readonly machineId: string;
   readonly instanceId: string;
   readonly journalId: string;
+  readonly methods: readonly string[];
   readonly processIds: readonly string[];
   readonly #stream: ConnectStream;
   readonly #machine: Machine;
@@ -157,6 +158,7 @@ class Session implements Link {
     this.machineId = machine.id;
     this.instanceId = hello.instance_id;
     this.journalId = hello.journal_id;
+    this.methods = hello.methods;
     this.processIds = keptProcesses(hello.process_ids);
     this.#log = rooms.log.child({ machine_id: machine.id, link_id: this.id });
     const open = Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls);

@@ -1,4 +1,4 @@
-// The door agents come through: TLS, limits, and five seconds to prove oneself. Everything about gRPC serving is here.
+// The door agents and clients come through: TLS, limits, and five seconds to prove oneself.
 import type { EventEmitter } from 'node:events';
 import type { AddressInfo, Socket } from 'node:net';
 import { createServer as createTlsServer, type TLSSocket } from 'node:tls';
@@ -32,11 +32,17 @@ import { widenWindows } from './windows.ts';
 export interface DoorOptions {
   host: string;
   port: number;
-  /** Milliseconds a connection has until it has shown a machine's key, a call id or a join token. */
+  /** Milliseconds a connection has until it has shown a machine's key, a call id, a join token or an API key. */
   proofMs: number;
   /** Connections that may be unproven at once; past it the oldest of them is cut. */
   maxUnproven: number;
+  /** Milliseconds between pings, and until one that is not answered ends the connection: clients have no other heartbeat. */
+  pingMs: number;
+  pongMs: number;
 }
+
+/** What else is served here: adds itself to the server, and says which peers have shown that they belong here. */
+export type Beside = (server: Server, proven: (peer: string) => void) => void;
 
 export interface Door {
   readonly port: number;
@@ -58,6 +64,7 @@ export async function openDoor(
   rooms: ConnectRooms,
   options: DoorOptions,
   settings: ConnectSettings,
+  beside: Beside,
 ): Promise<Door> {
   shortenQueues();
   const guests = new Guests(options);
@@ -68,8 +75,11 @@ export async function openDoor(
     'grpc.max_metadata_size': headerBytes,
     'grpc-node.max_session_memory': sessionMegabytes,
     'grpc.max_connection_idle_ms': 60_000,
+    'grpc.keepalive_time_ms': options.pingMs,
+    'grpc.keepalive_timeout_ms': options.pongMs,
   });
   server.addService(linkService, handlers(guests, joinTokens, rooms, settings));
+  beside(server, (peer) => guests.proven(peer));
 
   // We end TLS ourselves: the sockets are then ours to cut, and a leaf can be renewed while running.
   const injector = server.createConnectionInjector(ServerCredentials.createInsecure());

@@ -10,6 +10,8 @@ export interface Link {
   instanceId: string;
   /** Tells a restarted agent from a wiped one. */
   journalId: string;
+  /** What the agent can do, by the names of agent.proto. */
+  methods: readonly string[];
   /** What the agent still kept when it linked; whatever is settled here it may forget. */
   processIds: readonly string[];
   stub: AgentStub;

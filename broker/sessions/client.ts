@@ -9,7 +9,7 @@ export type Doing =
 
 /** What a client is told besides output. */
 export type Note =
-  /** First, and again after nothing: where the output begins that follows. */
+  /** Once, before any output: where that begins. While its machine is away the client waits for it. */
   | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number }
   /** GRACE_PERIOD while its machine is away, then CONNECTED. */
   | { type: 'status'; status: string }

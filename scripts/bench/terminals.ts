@@ -36,7 +36,7 @@ interface Ground {
 /** A terminal in which `cat` runs, as one who types sees it. */
 interface Typist {
   /** Sends one byte. */
-  press(): void;
+  press(text?: string): unknown;
   /** Calls back for the bytes that come. */
   hear(listener: (bytes: number) => void): void;
   close(): void;
@@ -81,7 +81,9 @@ async function alone({ table, client, machine, ssh }: Ground): Promise<void> {
   const id = await openEcho(client, machine);
   const ours = await echoes(await attached(client, id), keys);
   await client.sessions.end({ session_id: id });
-  const peer = ssh && (await echoes(await overSsh(ssh), keys));
+  const shell = ssh && (await overSsh(ssh));
+  const peer = shell && (await echoes(shell, keys));
+  shell?.close();
   const ratio = peer ? rounded(at(ours, 0.5) / at(peer, 0.5)) : '';
   table.row(
     'key echo, one client: p50 / p99',
@@ -123,7 +125,7 @@ async function flooded({
   client,
   machine,
 }: Pick<Ground, 'table' | 'client' | 'machine'>): Promise<void> {
-  const args = ['-c', `read go; stty raw; head -c ${floodBytes} /dev/zero; exec cat`];
+  const args = ['-c', `echo ready; read go; stty raw; head -c ${floodBytes} /dev/zero; exec cat`];
   const { id } = await client.sessions.create({ machine_id: machine, shell: '/bin/sh', args });
   const silent = await neverReading(client, id);
   const reader = await attached(client, id);
@@ -218,26 +220,25 @@ async function openEcho(client: Client, machine: string): Promise<string> {
   return (await client.sessions.create(wish)).id;
 }
 
-async function attached(client: Client, id: string): Promise<Typist & { press(text?: string): void }> {
-  const { stream_url } = await client.sessions.attach({ session_id: id });
-  const socket = new WebSocket(stream_url);
-  socket.binaryType = 'arraybuffer';
+async function attached(client: Client, id: string): Promise<Typist> {
+  const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id: id }));
   let listener = (_bytes: number): void => {};
-  const ready = Promise.withResolvers<void>();
-  socket.addEventListener('message', ({ data }: MessageEvent<ArrayBuffer | string>) => {
-    if (typeof data !== 'string') listener(data.byteLength);
-    else if (data.includes('"ready"')) ready.resolve();
-  });
-  socket.addEventListener('close', () => ready.reject(new Error('the terminal closed at once')));
-  await ready.promise;
-  // What was there before.
-  await sleep(100);
+  const begun = Promise.withResolvers<void>();
+  const reading = (async () => {
+    for await (const { length } of terminal.output) {
+      begun.resolve();
+      listener(length);
+    }
+  })();
+  reading.catch((error: unknown) => begun.reject(error));
+  // The word that its program is there.
+  await begun.promise;
   return {
-    press: (text = 'x') => socket.send(Buffer.from(text)),
+    press: (text = 'x') => terminal.write(text),
     hear: (next) => {
       listener = next;
     },
-    close: () => socket.close(),
+    close: () => terminal.detach(),
   };
 }
 
@@ -275,7 +276,7 @@ async function overSsh({ port, user, privateKey }: Ssh): Promise<Typist> {
         if (ready) return listener(bytes.length);
         ready = true;
         resolve({
-          press: () => void channel.write('x'),
+          press: (text = 'x') => channel.write(text),
           hear: (next) => {
             listener = next;
           },

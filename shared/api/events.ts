@@ -1,6 +1,6 @@
 // The event log over REST (spec 6).
 import { z } from 'zod';
-import { instant, list, machineId, timestamp } from './route.ts';
+import { instant, list, machineId, outgoing, shownAs, timestamp } from './route.ts';
 
 /**
  * What can happen: spec 6.1, and what only the event log tells (`machine.fenced`, `machine.removed`,
@@ -40,6 +40,38 @@ const event = z
   })
   .meta({ id: 'Event' });
 
+/** The types that a text names: types and families such as `session.*`, with commas; undefined where it names none. */
+function typesIn(text: string): EventType[] | undefined {
+  const named = text.split(',').map((one) => matching(one.trim()));
+  return named.some(({ length }) => length === 0) ? undefined : [...new Set(named.flat())];
+}
+
+function matching(name: string): EventType[] {
+  if (name === '*') return [...eventTypes];
+  return eventTypes.filter(
+    (type) => type === name || (name.endsWith('.*') && type.startsWith(name.slice(0, -1))),
+  );
+}
+
+const types = z
+  .string()
+  .max(1000)
+  .transform((text, context) => {
+    const found = typesIn(text);
+    if (found) return found;
+    context.addIssue({
+      code: 'custom',
+      message: 'must be types of events, such as command.completed,session.*',
+    });
+    return z.NEVER;
+  })
+  .meta(
+    shownAs({
+      type: 'string',
+      description: 'Those alone: types and families such as session.*, with commas',
+    }),
+  );
+
 export const events = {
   list: list({
     path: '/events',
@@ -52,6 +84,14 @@ export const events = {
     },
     sort: ['created_at'],
     defaultSort: '-created_at',
+    reply: event,
+  }),
+  stream: outgoing('events', {
+    path: '/events/stream',
+    access: 'machines:read',
+    summary: 'Follow events as they happen; Last-Event-ID tells those after it first, while it is kept',
+    query: { types: types.optional(), machine_id: machineId.optional() },
+    headers: { last_event_id: z.string().min(1).max(200).optional() },
     reply: event,
   }),
 };

@@ -279,6 +279,8 @@ export const files = {
     params,
     query: {
       ...askedPath,
+      offset: readPart.offset,
+      length: readPart.length,
       archive: z.enum(['tar', 'tar.gz']).optional().meta({ description: 'For a directory' }),
     },
     headers: {

@@ -1,5 +1,6 @@
 // The REST contract: one table of routes. OpenAPI, the SDK and dispatch are derived from it.
 import type { z } from 'zod';
+import { audit } from './audit.ts';
 import { batches } from './batches.ts';
 import { commands } from './commands.ts';
 import { events } from './events.ts';
@@ -9,9 +10,23 @@ import { keys } from './keys.ts';
 import { machines } from './machines.ts';
 import type { KeyId, MachineId, Route, Scope } from './route.ts';
 import { service } from './service.ts';
+import { sessions } from './sessions.ts';
+import { terminal } from './terminal.ts';
 import { webhooks } from './webhooks.ts';
 
-export const api = { machines, joinTokens, files, commands, batches, events, keys, webhooks, service };
+export const api = {
+  machines,
+  joinTokens,
+  files,
+  commands,
+  batches,
+  sessions: { ...sessions, terminal },
+  events,
+  keys,
+  webhooks,
+  audit,
+  service,
+};
 export type Api = typeof api;
 
 type Parsed<Shape extends z.ZodRawShape> = keyof Shape extends never ? unknown : z.output<z.ZodObject<Shape>>;
@@ -128,10 +143,10 @@ export interface Caller {
   made(journal: Journal, id: string): void;
 }
 
-/** One function per route; a forgotten one does not compile. */
+/** One function per route; a forgotten one does not compile. A WebSocket is led to what its ticket names. */
 export type Handlers = {
   [N in keyof Api]: {
-    [O in keyof Api[N]]: (
+    [O in keyof Api[N] as Api[N][O] extends { kind: 'socket' } ? never : O]: (
       input: Input<Api[N][O]>,
       caller: Caller,
     ) => Promise<Reply<Api[N][O]>> | Reply<Api[N][O]>;

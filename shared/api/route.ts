@@ -23,9 +23,10 @@ export type Access = Scope | 'any key' | 'everybody';
 
 /**
  * What a route answers: one object; a page of objects; one object with an array that grows while it is sent; a text of
- * its own type; the bytes of a file; objects as lines (NDJSON) or as server-sent events, for as long as they come.
+ * its own type; the bytes of a file; objects as lines (NDJSON) or as server-sent events, for as long as they come; or a
+ * WebSocket.
  */
-export type Kind = 'single' | 'list' | 'growing' | 'raw' | 'bytes' | 'lines' | 'events';
+export type Kind = 'single' | 'list' | 'growing' | 'raw' | 'bytes' | 'lines' | 'events' | 'socket';
 /** What a body is that is not JSON: bytes as they are, or a form (multipart/form-data) with one part called file. */
 export type Accepts = 'bytes' | 'form';
 
@@ -46,6 +47,8 @@ export interface Route<
   kind: Answer;
   /** One line for the reference page and the CLI's help. */
   summary: string;
+  /** More for the reference page, as Markdown. */
+  description?: string;
   params: Params;
   query: Query;
   /** By name with underscores: `if_match` is If-Match. */
@@ -58,7 +61,7 @@ export interface Route<
   reply: Reply;
   /** The array of `reply` that grows. */
   grows?: string;
-  status: 200 | 201;
+  status: 101 | 200 | 201;
   /**
    * For a POST that makes or starts something: takes an Idempotency-Key. 'replay' answers a repeat with the first
    * answer; 'secret' never stores the answer and refuses the repeat with the id it made.
@@ -178,6 +181,21 @@ export function raw<P extends z.ZodRawShape = NoShape>(
   };
 }
 
+/** A GET that becomes a WebSocket. A browser can send no key with it: a ticket in its query is its right. */
+export function socket<P extends z.ZodRawShape, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
+  draft: Pick<Route, 'path' | 'summary'> & { description: string; params: P; query: Q },
+) {
+  const { description, ...rest } = draft;
+  return {
+    ...build<P, Q, NoShape, Nothing, Nothing, 'socket'>(
+      { ...rest, method: 'GET', access: 'everybody', reply: nothing },
+      'socket',
+    ),
+    description,
+    status: 101 as const,
+  };
+}
+
 function build<
   P extends z.ZodRawShape,
   Q extends z.ZodRawShape,
@@ -203,7 +221,7 @@ function build<
 type SortBy<Sort extends readonly string[]> = Sort[number] | `-${Sort[number]}`;
 
 /** How a schema that transforms shows in OpenAPI: exactly so, whatever its parts would show. */
-function shownAs(json: Readonly<Record<string, unknown>>) {
+export function shownAs(json: Readonly<Record<string, unknown>>) {
   return {
     override({ jsonSchema }: { jsonSchema: Record<string, unknown> }) {
       for (const key of Object.keys(jsonSchema)) delete jsonSchema[key];
@@ -313,6 +331,7 @@ export const idSchemas = {
   machine: machineId,
   command: commandId,
   batch: batchId,
+  session: sessionId,
   key: keyId,
   join_token: joinTokenId,
   webhook: webhookId,

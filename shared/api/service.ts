@@ -17,6 +17,12 @@ export const service = {
       })
       .meta({ id: 'Info' }),
   }),
+  ca: raw({
+    path: '/ca.pem',
+    base: '/api/v1',
+    access: 'any key',
+    summary: 'The broker’s own certificate authority in PEM, which clients of its gRPC port trust',
+  }),
   openapi: raw({ path: '/openapi.json', base: '/api/v1', access: 'everybody', summary: 'This document' }),
   healthz: raw({ path: '/healthz', base: '', access: 'everybody', summary: 'Whether the process answers' }),
   readyz: raw({

@@ -4,7 +4,7 @@ import { environment } from './commands.ts';
 import { label, list, machineId, milliseconds, sessionId, single, text, timestamp } from './route.ts';
 
 export const sessionStatuses = ['PENDING', 'CONNECTED', 'GRACE_PERIOD', 'DISCONNECTED'] as const;
-export const attachModes = ['operator', 'observer'] as const;
+const attachModes = ['operator', 'observer'] as const;
 
 export const clientId = z
   .string()
@@ -46,7 +46,7 @@ const attachedClient = z.object({
   attached_at: timestamp,
 });
 
-export const session = listed.meta({ id: 'Session' });
+const session = listed.meta({ id: 'Session' });
 const detailed = listed.extend({ attached_clients: z.array(attachedClient) }).meta({ id: 'SessionDetail' });
 
 export const sessions = {
@@ -107,16 +107,14 @@ export const sessions = {
     access: 'sessions:attach',
     summary: 'Attach to a session: its terminal is at stream_url',
     params: { session_id: sessionId },
-    body: z
-      .strictObject({
-        mode: z.enum(attachModes).default('operator'),
-        offset: z
-          .int()
-          .min(0)
-          .optional()
-          .meta({ description: 'First byte of output wanted; the last 256 KiB unless told' }),
-      })
-      .optional(),
+    body: z.strictObject({
+      mode: z.enum(attachModes).default('operator'),
+      offset: z
+        .int()
+        .min(0)
+        .optional()
+        .meta({ description: 'First byte of output wanted; the last 256 KiB unless told' }),
+    }),
     reply: z.object({
       session_id: sessionId,
       client_id: clientId,
@@ -132,7 +130,7 @@ export const sessions = {
     access: 'sessions:attach',
     summary: 'Detach a client; the session goes on',
     params: { session_id: sessionId },
-    body: z.strictObject({ client_id: clientId.optional() }).optional(),
+    body: z.strictObject({ client_id: clientId.optional() }),
     reply: z.object({ detached: z.boolean() }),
   }),
 };

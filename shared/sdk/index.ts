@@ -1,7 +1,11 @@
-// The TypeScript SDK, derived from the table of routes: fetch only, so that it runs in Node and in a browser.
+// The TypeScript SDK, derived from the table of routes: fetch and WebSocket only, so that it runs in Node and in a
+// browser.
 import type { z } from 'zod';
 import { type Api, allRoutes } from '../api/index.ts';
 import type { Route } from '../api/route.ts';
+import { openTerminal, type Terminal, type TerminalSettings } from './terminal.ts';
+
+export type { Ending, Terminal, TerminalNote, TerminalSettings } from './terminal.ts';
 
 export interface FarhandOptions {
   /** Where the broker is, without `/api/v1`: `https://farhand.example.org`. */
@@ -9,6 +13,8 @@ export interface FarhandOptions {
   apiKey?: string;
   /** Another fetch, for a proxy or a socket file. */
   fetch?: typeof fetch;
+  /** Another way to open a WebSocket, for the same. */
+  webSocket?: (url: string) => WebSocket;
 }
 
 export interface CallSettings {
@@ -96,8 +102,12 @@ type ObjectResult<R> = R extends { kind: 'growing'; reply: infer T extends z.Zod
       ? z.output<T>
       : never;
 
-type Call<R> =
-  object extends CallInput<R>
+/** What a WebSocket is opened with: the answer of an attach. */
+type Attached = { session_id: string; stream_url: string };
+
+type Call<R> = R extends { kind: 'socket' }
+  ? (attached: Attached, settings?: TerminalSettings) => Promise<Terminal>
+  : object extends CallInput<R>
     ? (input?: CallInput<R>, settings?: CallSettings) => Promise<CallResult<R>>
     : (input: CallInput<R>, settings?: CallSettings) => Promise<CallResult<R>>;
 
@@ -109,9 +119,14 @@ export function farhand(options: FarhandOptions): Farhand {
   const client: Record<string, Record<string, unknown>> = {};
   for (const { noun, operation, route } of allRoutes()) {
     const methods = client[noun] ?? {};
+    client[noun] = methods;
+    if (route.kind === 'socket') {
+      methods[operation] = (attached: Attached, settings: TerminalSettings = {}) =>
+        openTerminal(openSocket(options, route, attached), settings);
+      continue;
+    }
     methods[operation] = (input: Record<string, unknown> = {}, settings: CallSettings = {}) =>
       request(options, route, input, settings);
-    client[noun] = methods;
   }
   // Built from the very table that the type is derived from.
   return client as unknown as Farhand;
@@ -149,6 +164,13 @@ async function request(
   if (!envelope) throw failureOf(response, text);
   if (route.kind === 'list') return { items: envelope.data, ...envelope.meta };
   return route.kind === 'growing' ? { ...Object(envelope.data), ...envelope.meta } : envelope.data;
+}
+
+/** Of stream_url only the ticket is used: the broker is where this client has reached it. */
+function openSocket(options: FarhandOptions, route: Route, { session_id, stream_url }: Attached): WebSocket {
+  const ticket = new URL(stream_url, options.baseUrl).searchParams.get('ticket');
+  const url = urlOf(options.baseUrl, route, { session_id, ticket }).replace(/^http/, 'ws');
+  return options.webSocket ? options.webSocket(url) : new WebSocket(url);
 }
 
 function bodyOf(

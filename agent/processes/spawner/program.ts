@@ -25,7 +25,8 @@ export type SpawnReport =
 
 export function program(): void {
   const { spawn } = process.getBuiltinModule('node:child_process');
-  const { closeSync, constants, openSync, readFileSync } = process.getBuiltinModule('node:fs');
+  const { closeSync, constants, openSync, readdirSync, readFileSync, readlinkSync } =
+    process.getBuiltinModule('node:fs');
   const requests: SpawnRequest[] = [];
 
   function report(one: SpawnReport): void {
@@ -88,6 +89,18 @@ export function program(): void {
     setImmediate(next);
   }
 
+  /** Terminals that the agent had open: they are not close-on-exec, and every command would have them, too. */
+  function closeTerminals(): void {
+    for (const fd of readdirSync('/proc/self/fd').map(Number)) {
+      try {
+        if (fd > 2 && /^\/dev\/(ptmx|pts\/)/.test(readlinkSync(`/proc/self/fd/${fd}`))) closeSync(fd);
+      } catch {
+        // The listing's own, closed by now.
+      }
+    }
+  }
+
+  closeTerminals();
   // The agent decides when this ends, not who signals everything in a unit or a terminal.
   for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
   process.on('disconnect', () => process.exit());

@@ -1,5 +1,4 @@
 // The one place where outside input is parsed: params, query, headers and body of a route, and the ids it holds.
-import type { IncomingHttpHeaders } from 'node:http';
 import { z } from 'zod';
 import { type IdNoun, idSchemas, type Route } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -18,7 +17,7 @@ export interface FoundId {
   id: string;
 }
 
-/** What dispatch knows of one route beforehand. */
+/** What is known of one route beforehand. */
 export interface Reader {
   /** Every id in a request, read before anything else is checked. */
   ids(raw: RawInput): FoundId[];
@@ -93,7 +92,7 @@ function placesIn(
     return placesIn(schema.unwrap(), path, inside);
   }
   if (hidesId(schema)) {
-    throw new Error(`${path.join('.')}: an id must not lie in such a schema, dispatch would not find it`);
+    throw new Error(`${path.join('.')}: an id must not lie in such a schema, nobody would find it`);
   }
   return [];
 }
@@ -128,37 +127,4 @@ function valuesAt(value: unknown, path: readonly string[]): string[] {
       ? valuesAt(Object.entries(value).find(([key]) => key === step)?.[1], rest)
       : [];
   return Array.isArray(value) ? value.flatMap((item) => valuesAt(item, rest)) : [];
-}
-
-/** A query as strings; a parameter given twice becomes an array, which no schema takes. */
-export function queryOf(text: string): Record<string, unknown> {
-  refuseForeign(text);
-  const values = new Map<string, string[]>();
-  for (const [name, value] of new URLSearchParams(text)) {
-    const same = values.get(name);
-    if (same) same.push(value);
-    else values.set(name, [value]);
-  }
-  return Object.fromEntries([...values].map(([name, all]) => [name, all.length > 1 ? all : all[0]]));
-}
-
-/** Bytes that are not UTF-8 would silently become others. */
-function refuseForeign(text: string): void {
-  try {
-    decodeURIComponent(text);
-  } catch {
-    throw new AppError(
-      'invalid_request',
-      'query: must be UTF-8, percent-encoded; for other paths use path_encoding',
-    );
-  }
-}
-
-/** The headers a route names, by their names with underscores. */
-export function headersOf(
-  headers: IncomingHttpHeaders,
-  known: Record<string, unknown>,
-): Record<string, unknown> {
-  const names = Object.keys(known).filter((name) => headers[name.replaceAll('_', '-')] !== undefined);
-  return Object.fromEntries(names.map((name) => [name, headers[name.replaceAll('_', '-')]]));
 }

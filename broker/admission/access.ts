@@ -1,5 +1,4 @@
 // Whether a request may do what it asks for: the key, its scope, its reach, and whether every id names something.
-import type { Context } from 'koa';
 import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
@@ -20,13 +19,20 @@ export interface AccessRooms {
 const longestWait = 24 * 3_600_000;
 const bearer = /^Bearer ([\x21-\x7e]+)$/i;
 
-/** The key of a request. Throws unauthorized. */
-export function authenticate(ctx: Context, keys: Keys, local: boolean): Key {
+/** Who asks, as far as it has been said. */
+export interface Asker {
+  /** `Bearer KEY`, or empty. */
+  authorization: string;
+  /** Over the broker's own socket file, whose callers need no key. */
+  local: boolean;
+}
+
+/** The key of whoever asks. Throws unauthorized. */
+export function authenticate({ authorization, local }: Asker, keys: Keys): Key {
   if (local) return localKey;
-  const presented = bearer.exec(ctx.get('authorization'))?.[1];
+  const presented = bearer.exec(authorization)?.[1];
   const key = presented === undefined ? undefined : keys.authenticate(presented);
   if (key) return key;
-  if (!ctx.headerSent) ctx.set('WWW-Authenticate', 'Bearer');
   throw new AppError('unauthorized', 'send a valid API key: Authorization: Bearer service_apikey_…');
 }
 

@@ -1,0 +1,134 @@
+// One client of a terminal: what it is given, at its pace, and what it does.
+import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
+import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
+import { AppError } from '../../../shared/errors.ts';
+import { terminalReplayBytes } from '../../../shared/limits.ts';
+import type { Place, Wake } from '../../../shared/pace.ts';
+import { isSignal } from '../../../shared/signals.ts';
+import type { Run } from '../run.ts';
+import { signalForeground } from '../tree.ts';
+import type { Pty } from './pty.ts';
+import { checkedSize, type Size } from './pty.ts';
+import { fellOut, type Scrollback } from './scrollback.ts';
+
+/** Largest piece of output. */
+const pieceBytes = 64 * 1024;
+/** Input of one client that may wait for the program before its call is no longer read. */
+const queuedBytes = 64 * 1024;
+
+/** Why a client's call is over before its terminal: it went, the link did, or it did something wrong. */
+export type Parting = 'left' | 'lost' | AppError;
+
+/** A terminal as its clients see it; `changed` wakes them after every change. */
+export interface Watched {
+  readonly changed: Wake;
+  readonly output: Scrollback;
+  readonly size: Size;
+  readonly pty?: Pty;
+  readonly run?: Run;
+  readonly exit?: object;
+  resize(size: Size, by: Client): void;
+}
+
+export class Client {
+  /** Up to where it has taken the output. */
+  readonly place: Place;
+  readonly #terminal: Watched;
+  /** Next byte to send. */
+  #position: number;
+  #news: Size | undefined;
+  #queued = 0;
+  /** Nothing of its call is read, so what it takes is not heard of either. */
+  #deaf = false;
+  #parting: Parting | undefined;
+
+  /** `from` is kept. */
+  constructor(terminal: Watched, from: number) {
+    this.#terminal = terminal;
+    this.#position = from;
+    this.place = terminal.output.pace.join(from);
+  }
+
+  get parting(): Parting | undefined {
+    return this.#parting;
+  }
+
+  /** The first reason counts. */
+  end(parting: Parting): void {
+    this.#parting ??= parting;
+    this.#terminal.changed.wake();
+  }
+
+  tellSize(size: Size): void {
+    this.#news = size;
+  }
+
+  /** Everything it is told, until the terminal has ended, or it. */
+  async *answers(signal: AbortSignal): AsyncGenerator<AttachTerminalResponse> {
+    const { output, changed } = this.#terminal;
+    yield { head: { offset: this.#position, size: this.#terminal.size } };
+    while (!signal.aborted) {
+      // Looked at before reading: once it is set, all output is there.
+      const { exit } = this.#terminal;
+      if (this.#parting instanceof AppError) throw this.#parting;
+      if (this.#parting) return;
+      if (this.#position < output.start) throw fellOut(output, this.#position);
+      const next = this.#next();
+      if (next) yield next;
+      else if (exit && this.#position === output.end) return;
+      // Both looks and the wait are in one turn, so no wake is missed.
+      else await changed.wait(signal);
+    }
+  }
+
+  #next(): AttachTerminalResponse | undefined {
+    const size = this.#news;
+    this.#news = undefined;
+    if (size) return { size };
+    // A program that waits for its output to be taken reads no input: else the two would wait for each other.
+    if (this.#deaf) this.#moved(this.#position);
+    const room = this.place.position + terminalReplayBytes - this.#position;
+    const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));
+    if (data.length === 0) return undefined;
+    const offset = this.#position;
+    this.#position += data.length;
+    return { output: { offset, data } };
+  }
+
+  /** Resolves when there may be more: a program that does not read holds up those who type. */
+  async take({ input, size, signal, taken, open }: AttachTerminalRequest__Output): Promise<void> {
+    if (this.#parting) return;
+    const terminal = this.#terminal;
+    if (open) throw new AppError('invalid_request', 'a client is open already');
+    if (size) terminal.resize(checkedSize(size), this);
+    if (signal) this.#signal(signal);
+    if (taken !== undefined) this.#moved(taken);
+    if (input) await this.#type(input);
+  }
+
+  async #type(input: Uint8Array): Promise<void> {
+    this.#queued += input.length;
+    const written = this.#terminal.pty?.write(input).then(() => {
+      this.#queued -= input.length;
+    });
+    if (this.#queued <= queuedBytes) return;
+    this.#deaf = true;
+    this.#terminal.changed.wake();
+    await written;
+    this.#deaf = false;
+  }
+
+  #moved(taken: number): void {
+    const position = Math.min(Math.max(taken, this.place.position), this.#position);
+    if (position === this.place.position) return;
+    this.#terminal.output.pace.moved(this.place, position);
+    this.#terminal.changed.wake();
+  }
+
+  #signal(name: string): void {
+    if (!isSignal(name)) throw new AppError('invalid_request', `no signal that may be sent: ${name}`);
+    const { run, exit } = this.#terminal;
+    // Nobody in the foreground is nobody to tell.
+    if (run && !exit) signalForeground(run, name);
+  }
+}

@@ -1,0 +1,165 @@
+// Terminals of this machine: opened, kept, attached to.
+import type { AttachTerminalOpen__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
+import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
+import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
+import type { KeepTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/KeepTerminalRequest.ts';
+import type { OpenTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/OpenTerminalRequest.ts';
+import type { TerminalEvent } from '../../../proto/types/farhand/agent/v1/TerminalEvent.ts';
+import type { TerminalSpec__Output } from '../../../proto/types/farhand/agent/v1/TerminalSpec.ts';
+import { AppError, fromErrno } from '../../../shared/errors.ts';
+import { type AgentCall, gaveUp } from '../../../shared/rpc.ts';
+import { leaving } from '../follow.ts';
+import type { Entry } from '../journal.ts';
+import { terminalPlan } from '../plan.ts';
+import { type Parts, type Prepared, Room } from '../room.ts';
+import type { Client } from './client.ts';
+import { checkedSize, Pty, type PtyMaker } from './pty.ts';
+import { Terminal } from './terminal.ts';
+
+interface TerminalParts extends Parts {
+  /** Undefined where this machine has no terminals. */
+  maker: PtyMaker | undefined;
+}
+
+type Requests = AsyncIterable<AttachTerminalRequest__Output>;
+
+export class Terminals {
+  readonly room: Room<Terminal>;
+  readonly #parts: TerminalParts;
+
+  /** `left`: what earlier agents opened, all of it over. */
+  constructor(parts: TerminalParts, left: ReadonlyMap<string, Entry>) {
+    this.#parts = parts;
+    const kind = {
+      name: 'terminal',
+      notFound: 'session_not_found',
+      limit: parts.limits.terminals,
+      make: () => new Terminal(parts.limits),
+    } as const;
+    const over = ({ exit, started }: Entry): Terminal =>
+      Object.assign(kind.make(), { ...(exit && { exit }), ...(started && { started }) });
+    this.room = new Room(parts, kind, new Map([...left].map(([id, entry]) => [id, over(entry)])));
+  }
+
+  open({ id, spec }: OpenTerminalRequest__Output, call: AgentCall): AsyncIterable<{ event: TerminalEvent }> {
+    return this.#keep(call, async () => {
+      const { maker } = this.#parts;
+      if (!maker) throw new AppError('not_supported', 'terminals are not supported on this kind of machine');
+      if (!spec) throw new AppError('invalid_request', 'a terminal needs a spec');
+      const size = checkedSize(spec.size);
+      return this.room.start(id, call, (terminal) => {
+        terminal.size = size;
+        terminal.graceMs = spec.grace_ms;
+        return this.#prepare(id, spec, terminal, maker);
+      });
+    });
+  }
+
+  keep({ id }: KeepTerminalRequest__Output, call: AgentCall): AsyncIterable<{ event: TerminalEvent }> {
+    return this.#keep(call, async () => this.room.known(id));
+  }
+
+  attach(requests: Requests, { signal }: AgentCall): AsyncIterable<AttachTerminalResponse> {
+    const incoming = requests[Symbol.asyncIterator]();
+    return leaving(signal, (left) => this.#attach(incoming, left));
+  }
+
+  async #prepare(
+    id: string,
+    spec: TerminalSpec__Output,
+    terminal: Terminal,
+    maker: PtyMaker,
+  ): Promise<Prepared> {
+    const plan = await terminalPlan(id, spec);
+    const { log, limits } = this.#parts;
+    return {
+      plan,
+      // An interactive shell ignores TERM.
+      first: 'SIGHUP',
+      leftoversMs: limits.hangupMs,
+      timeoutMs: 0,
+      open() {
+        terminal.pty = new Pty(maker, { id, plan, size: terminal.size, output: terminal.output, log });
+        return terminal.pty;
+      },
+      done: async () => {},
+    };
+  }
+
+  #keep(call: AgentCall, find: () => Promise<Terminal>): AsyncIterable<{ event: TerminalEvent }> {
+    return leaving(call.signal, async function* (left) {
+      const terminal = await find();
+      const leave = terminal.keep();
+      let kept = true;
+      const leaveOnce = (): void => {
+        if (kept) leave();
+        kept = false;
+      };
+      // Nobody may ever ask for the next event.
+      left.addEventListener('abort', leaveOnce, { once: true });
+      try {
+        if (!left.aborted) yield* events(terminal, left);
+      } finally {
+        leaveOnce();
+      }
+    });
+  }
+
+  async *#attach(
+    incoming: AsyncIterator<AttachTerminalRequest__Output>,
+    signal: AbortSignal,
+  ): AsyncGenerator<AttachTerminalResponse> {
+    const first = await incoming.next();
+    const open = first.done ? undefined : first.value.open;
+    if (!open?.client_id)
+      throw new AppError('invalid_request', 'a client says first to which terminal it goes');
+    const terminal = await this.room.begun(open.id, signal);
+    if (signal.aborted) return;
+    const client = this.#join(terminal, open);
+    const leave = (): void => {
+      client.end(signal.reason === gaveUp ? 'left' : 'lost');
+      terminal.detach(open.client_id, client, client.parting === 'lost');
+    };
+    // Nobody may ever ask for the next answer.
+    signal.addEventListener('abort', leave, { once: true });
+    void listen(incoming, client);
+    try {
+      yield* client.answers(signal);
+      client.end('left');
+    } finally {
+      signal.removeEventListener('abort', leave);
+      client.end('left');
+      if (!signal.aborted) terminal.detach(open.client_id, client, client.parting === 'lost');
+    }
+  }
+
+  #join(terminal: Terminal, { client_id, offset }: AttachTerminalOpen__Output): Client {
+    const { clients: limit } = this.#parts.limits;
+    const open = [...this.room.all()].reduce((sum, { clients }) => sum + clients, 0);
+    if (open >= limit && !terminal.knows(client_id)) {
+      throw new AppError('unavailable', `${limit} clients are on this machine already`, { limit });
+    }
+    return terminal.attach(client_id, offset);
+  }
+}
+
+async function* events(terminal: Terminal, signal: AbortSignal): AsyncGenerator<{ event: TerminalEvent }> {
+  while (!terminal.started && !terminal.exit && !signal.aborted) {
+    if (terminal.failure) throw terminal.failure;
+    await terminal.changed.wait(signal);
+  }
+  const { started } = terminal;
+  if (started && !signal.aborted)
+    yield { event: { started: { pid: started.pid, started_at_ms: started.at } } };
+  while (!terminal.exit && !signal.aborted) await terminal.changed.wait(signal);
+  if (terminal.exit && !signal.aborted) yield { event: { exit: terminal.exit } };
+}
+
+/** Takes what the client does until it goes; after the end it is read on, so that its stream can end. Never rejects. */
+async function listen(incoming: AsyncIterator<AttachTerminalRequest__Output>, client: Client): Promise<void> {
+  for (;;) {
+    const next = await incoming.next().catch(() => undefined);
+    if (!next || next.done) return client.end(next ? 'left' : 'lost');
+    await client.take(next.value).catch((error: unknown) => client.end(fromErrno(error, 'terminal')));
+  }
+}

@@ -1,0 +1,86 @@
+// The last output of a terminal, in memory, by offset: key echo must not wait for a disk.
+import { AppError } from '../../../shared/errors.ts';
+import { terminalReplayBytes } from '../../../shared/limits.ts';
+import { Pace, type Wake } from '../../../shared/pace.ts';
+
+interface Block {
+  start: number;
+  bytes: Buffer;
+  size: number;
+}
+
+export class Scrollback {
+  /** Holds up the program while all who read are far behind; they may be so for as long as they like. */
+  readonly pace: Pace;
+  readonly #windowBytes: number;
+  readonly #blockBytes: number;
+  readonly #changed: Wake;
+  readonly #blocks: Block[] = [];
+  #end = 0;
+
+  /** At least `windowBytes` are kept, and at most a sixteenth more. `changed` is woken by every append. */
+  constructor(windowBytes: number, changed: Wake) {
+    this.#windowBytes = windowBytes;
+    this.#blockBytes = Math.ceil(windowBytes / 16);
+    this.#changed = changed;
+    this.pace = new Pace(windowBytes / 8, Number.POSITIVE_INFINITY);
+  }
+
+  /** Offset of the first byte kept. */
+  get start(): number {
+    return this.#blocks[0]?.start ?? this.#end;
+  }
+
+  /** One past the last byte. */
+  get end(): number {
+    return this.#end;
+  }
+
+  /** Where somebody begins who has seen nothing; a character that is cut there is left out. */
+  replayFrom(): number {
+    const from = Math.max(this.start, this.#end - terminalReplayBytes);
+    if (from === 0) return 0;
+    const whole = this.read(from, 4).findIndex((byte) => (byte & 0xc0) !== 0x80);
+    return from + Math.max(whole, 0);
+  }
+
+  /** Resolves when there may be more. */
+  append(data: Uint8Array): Promise<void> {
+    for (let at = 0; at < data.length; ) at += this.#put(data.subarray(at));
+    this.#changed.wake();
+    return this.pace.hold(() => this.#end);
+  }
+
+  /** Nobody is waited for any more. */
+  release(): void {
+    this.pace.release();
+  }
+
+  /** At most `max` bytes that are kept; none at the end. What is handed out never changes. */
+  read(from: number, max: number): Buffer {
+    const block = this.#blocks.find(({ start, size }) => from >= start && from < start + size);
+    if (!block) return Buffer.alloc(0);
+    const at = from - block.start;
+    return block.bytes.subarray(at, Math.min(at + max, block.size));
+  }
+
+  #put(data: Uint8Array): number {
+    let last = this.#blocks.at(-1);
+    if (!last || last.size === this.#blockBytes) {
+      last = { start: this.#end, bytes: Buffer.allocUnsafeSlow(this.#blockBytes), size: 0 };
+      this.#blocks.push(last);
+    }
+    const taken = Math.min(data.length, this.#blockBytes - last.size);
+    last.bytes.set(data.subarray(0, taken), last.size);
+    last.size += taken;
+    this.#end += taken;
+    while (this.#end - (this.#blocks[1]?.start ?? this.#end) >= this.#windowBytes) this.#blocks.shift();
+    return taken;
+  }
+}
+
+/** What is no longer kept, or not there yet. */
+export function fellOut({ start, end }: Scrollback, offset: number): AppError {
+  const message = `output from ${offset} on is not kept: it is from ${start} to ${end}`;
+  return new AppError('range_not_satisfiable', message, { from: start, to: end });
+}

@@ -1,0 +1,123 @@
+// One terminal: what it has said, who keeps it, and who looks at it.
+import { after } from '../../../shared/clock.ts';
+import type { AppError } from '../../../shared/errors.ts';
+import { type Place, Wake } from '../../../shared/pace.ts';
+import type { Exit } from '../journal.ts';
+import type { Kept } from '../room.ts';
+import type { Run } from '../run.ts';
+import { Client, type Watched } from './client.ts';
+import type { Pty, Size } from './pty.ts';
+import { fellOut, Scrollback } from './scrollback.ts';
+
+export interface TerminalLimits {
+  terminalWindowBytes: number;
+  hangupMs: number;
+  heldMs: number;
+}
+
+export class Terminal implements Kept, Watched {
+  readonly changed = new Wake();
+  readonly output: Scrollback;
+  /** Known once it is asked for. */
+  size: Size = { cols: 80, rows: 24 };
+  graceMs = 0;
+  pty?: Pty;
+  run?: Run;
+  started?: { pid: number; at: number };
+  exit?: Exit;
+  failure?: AppError;
+  readonly #limits: TerminalLimits;
+  readonly #clients = new Map<string, Client>();
+  /** Where clients were whose link was lost: so far the program waits for them. */
+  readonly #held = new Map<string, Place>();
+  #keepers = 0;
+  #stopGrace = (): void => {};
+  #stopWaiting = (): void => {};
+
+  constructor(limits: TerminalLimits) {
+    this.#limits = limits;
+    this.output = new Scrollback(limits.terminalWindowBytes, this.changed);
+  }
+
+  /** With those whose link was lost. */
+  get clients(): number {
+    return this.#clients.size + this.#held.size;
+  }
+
+  knows(client: string): boolean {
+    return this.#clients.has(client) || this.#held.has(client);
+  }
+
+  written(): Pick<Exit, 'stdout_bytes' | 'stderr_bytes'> {
+    return { stdout_bytes: this.output.end, stderr_bytes: 0 };
+  }
+
+  async close(): Promise<void> {
+    this.#stopGrace();
+    this.#letGo();
+  }
+
+  async remove(): Promise<void> {
+    // Whoever still reads it has it.
+  }
+
+  /** Somebody keeps it until the returned function is called; without anybody it is ended after its grace. */
+  keep(): () => void {
+    this.#keepers += 1;
+    this.#stopGrace();
+    this.#awaitHeld();
+    return () => {
+      this.#keepers -= 1;
+      if (this.#keepers > 0 || this.exit) return;
+      this.#stopWaiting();
+      const end = (): void => this.run?.kill('abandoned', this.#limits.hangupMs);
+      if (this.graceMs > 0) this.#stopGrace = after(this.graceMs, end);
+      else end();
+    };
+  }
+
+  /** A new client; one of the same id is let go, or goes on where it was. */
+  attach(id: string, offset: number | undefined): Client {
+    const from = offset ?? this.output.replayFrom();
+    if (from < this.output.start || from > this.output.end) throw fellOut(this.output, from);
+    this.#clients.get(id)?.end('left');
+    const client = new Client(this, from);
+    this.#unhold(id);
+    this.#clients.set(id, client);
+    return client;
+  }
+
+  /** `lost`: not that it wanted to; its place is held for a while. */
+  detach(id: string, client: Client, lost: boolean): void {
+    const known = this.#clients.get(id) === client && this.#clients.delete(id);
+    const held = known && lost && !this.exit;
+    if (held) this.#held.set(id, client.place);
+    else this.output.pace.leave(client.place);
+    if (held && this.#keepers > 0) this.#awaitHeld();
+  }
+
+  /** The last size rules; all other clients are told. */
+  resize(size: Size, by: Client): void {
+    this.size = size;
+    this.pty?.resize(size);
+    for (const client of this.#clients.values()) if (client !== by) client.tellSize(size);
+    this.changed.wake();
+  }
+
+  /** Once the link is back, who is gone is waited for only so long. */
+  #awaitHeld(): void {
+    this.#stopWaiting();
+    if (this.#held.size > 0) this.#stopWaiting = after(this.#limits.heldMs, () => this.#letGo());
+  }
+
+  #letGo(): void {
+    this.#stopWaiting();
+    for (const id of [...this.#held.keys()]) this.#unhold(id);
+  }
+
+  #unhold(id: string): void {
+    const place = this.#held.get(id);
+    if (place) this.output.pace.leave(place);
+    this.#held.delete(id);
+  }
+}

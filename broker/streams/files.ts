@@ -1,0 +1,127 @@
+// ReadFile, WriteFile and WatchFiles: bytes and changes of files, over the handlers of the files room.
+import { createHash } from 'node:crypto';
+import type { ReadFileRequest__Output } from '../../proto/types/farhand/client/v1/ReadFileRequest.ts';
+import type { ReadFileResponse } from '../../proto/types/farhand/client/v1/ReadFileResponse.ts';
+import type { WatchFilesRequest__Output } from '../../proto/types/farhand/client/v1/WatchFilesRequest.ts';
+import type { WatchFilesResponse } from '../../proto/types/farhand/client/v1/WatchFilesResponse.ts';
+import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v1/WriteFileCommit.ts';
+import type { WriteFileOpen__Output } from '../../proto/types/farhand/client/v1/WriteFileOpen.ts';
+import type { WriteFileRequest__Output } from '../../proto/types/farhand/client/v1/WriteFileRequest.ts';
+import type { WriteFileResponse } from '../../proto/types/farhand/client/v1/WriteFileResponse.ts';
+import { api, type Handlers } from '../../shared/api/index.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { AccessRooms } from '../admission/access.ts';
+import { entranceOf } from '../admission/index.ts';
+import type { Call } from './call.ts';
+
+type Writing = Call<WriteFileRequest__Output, never>;
+
+export function fileCalls(rooms: AccessRooms & { handlers: Handlers }) {
+  const { files } = rooms.handlers;
+  const downloading = entranceOf(api.files.download, rooms);
+  const putting = entranceOf(api.files.put, rooms);
+  const watching = entranceOf(api.files.watch, rooms);
+
+  return {
+    async readFile(call: Call<never, ReadFileResponse>, request: ReadFileRequest__Output): Promise<void> {
+      const { machine_id, offset, length } = request;
+      const query = {
+        ...pathOf(request),
+        ...(offset !== 0 && { offset: String(offset) }),
+        ...(length !== undefined && { length: String(length) }),
+      };
+      const { input, caller } = call.admit(call.knock(downloading), { params: { machine_id }, query });
+      const { bytes, ...head } = await files.download(input, caller);
+      try {
+        await call.send({ head: headOf(head, caller.headers) });
+        let sent = 0;
+        for await (const chunk of bytes ?? []) {
+          sent += chunk.length;
+          await call.send({ chunk });
+        }
+        if (head.length !== undefined && sent !== head.length) throw cutOff(sent, head.length);
+      } finally {
+        await bytes?.return?.();
+      }
+    },
+
+    async writeFile(call: Writing): Promise<WriteFileResponse> {
+      const visit = call.knock(putting);
+      const open = await call.first((message) => message.open, 'an open');
+      const { input, caller } = call.admit(visit, addressOf(open));
+      const content = { chunks: chunksOf(call), fields: () => undefined };
+      const { path_encoding = '', ...written } = await files.put({ ...input, content }, caller);
+      return { ...written, path_encoding };
+    },
+
+    async watchFiles(
+      call: Call<never, WatchFilesResponse>,
+      request: WatchFilesRequest__Output,
+    ): Promise<void> {
+      const { machine_id, path, recursive } = request;
+      const query = { ...(path !== '' && pathOf(request)), recursive: String(recursive) };
+      const { input, caller } = call.admit(call.knock(watching), { params: { machine_id }, query });
+      for await (const { event, data } of await files.watch(input, caller)) {
+        const { kind, path: at, path_encoding = '', type = '' } = data;
+        const change = kind ?? (event === 'overflow' ? event : '');
+        await call.send({ change, path: at, path_encoding, type });
+      }
+    },
+  };
+}
+
+function pathOf({ path, path_encoding }: { path: string; path_encoding: string }) {
+  return { path, ...(path_encoding !== '' && { path_encoding }) };
+}
+
+/** What HTTP says in headers. */
+function headOf({ length }: { length?: number | undefined }, headers: Headers) {
+  const modified = Date.parse(headers.get('Last-Modified') ?? '');
+  return {
+    etag: headers.get('ETag') ?? '',
+    ...(length !== undefined && { length }),
+    ...(!Number.isNaN(modified) && { modified_at_ms: modified }),
+  };
+}
+
+function cutOff(sent: number, length: number): AppError {
+  return new AppError('machine_error', `${sent} bytes came instead of ${length}`, { sent, length });
+}
+
+/** As PUT raw has it. */
+function addressOf(open: WriteFileOpen__Output) {
+  const { machine_id, mode, create_parents, overwrite, if_match } = open;
+  return {
+    params: { machine_id },
+    query: {
+      ...pathOf(open),
+      create_parents: String(create_parents),
+      ...(mode !== undefined && { mode }),
+      ...(overwrite !== undefined && { overwrite: String(overwrite) }),
+    },
+    headers: if_match === undefined ? {} : { if_match },
+  };
+}
+
+/** The bytes until the commit, which must come; whatever fails here changes nothing. */
+async function* chunksOf({ messages }: Writing): AsyncGenerator<Uint8Array> {
+  const hash = createHash('sha256');
+  for await (const { message, chunk, commit } of messages) {
+    if (commit) return demandSame(commit, hash.digest('hex'));
+    if (message !== 'chunk')
+      throw new AppError('invalid_request', 'after the first message come chunks and a commit');
+    if (!chunk || chunk.length === 0) continue;
+    hash.update(chunk);
+    yield chunk;
+  }
+  throw new AppError('invalid_request', 'the call ended without a commit: nothing was changed');
+}
+
+function demandSame(commit: WriteFileCommit__Output, sha256: string): void {
+  if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return;
+  const issues = [{ path: 'sha256', message: 'is not that of the bytes that came' }];
+  throw new AppError('validation_failed', 'commit: sha256: is not that of the bytes that came', {
+    issues,
+    sha256,
+  });
+}

@@ -1,0 +1,118 @@
+// AttachSession: a client of a terminal over gRPC, as the sessions room sees it.
+import type { AttachSessionRequest__Output } from '../../proto/types/farhand/client/v1/AttachSessionRequest.ts';
+import type { AttachSessionResponse } from '../../proto/types/farhand/client/v1/AttachSessionResponse.ts';
+import type { Caller, Input } from '../../shared/api/index.ts';
+import { cols, sessions as routes, rows } from '../../shared/api/sessions.ts';
+import { AppError } from '../../shared/errors.ts';
+import { isSignal } from '../../shared/signals.ts';
+import type { AccessRooms } from '../admission/access.ts';
+import { entranceOf } from '../admission/index.ts';
+import type { ClientPort, Doing, Note, Parting } from '../sessions/client.ts';
+import type { Call } from './call.ts';
+
+/** What this needs of the sessions room. */
+export interface Joining {
+  join(
+    input: Input<typeof routes.attach>,
+    caller: Caller,
+  ): Promise<{ serve(port: ClientPort): Promise<void> }>;
+}
+
+type Attaching = Call<AttachSessionRequest__Output, AttachSessionResponse>;
+
+const modes = {
+  ATTACH_MODE_UNSPECIFIED: 'operator',
+  ATTACH_MODE_OPERATOR: 'operator',
+  ATTACH_MODE_OBSERVER: 'observer',
+} as const;
+
+export function sessionCalls(rooms: AccessRooms & { sessions: Joining }) {
+  const attaching = entranceOf(routes.attach, rooms);
+  return {
+    async attachSession(call: Attaching): Promise<void> {
+      const visit = call.knock(attaching);
+      const { session_id, mode, offset } = await call.first((message) => message.open, 'an open');
+      const body = { mode: modes[mode], ...(offset !== undefined && { offset }) };
+      const { input, caller } = call.admit(visit, { params: { session_id }, body });
+      const attachment = await rooms.sessions.join(input, caller);
+      const { port, parted } = portOf(call);
+      await attachment.serve(port);
+      await parted();
+    },
+  };
+}
+
+/** The call as the room's port; `parted` tells the client why it was let go, and resolves where that is no failure. */
+function portOf(call: Attaching): { port: ClientPort; parted(): Promise<void> } {
+  let parting: Parting | undefined;
+  const tell = (message: AttachSessionResponse): Promise<void> =>
+    // Whoever is gone is told of by the signal.
+    call.send(message).catch(() => undefined);
+  return {
+    port: {
+      output: (bytes) => tell({ output: bytes }),
+      note: (note) => void tell(messageOf(note)),
+      doings: doingsOf(call),
+      gone: call.gone.signal,
+      part(given) {
+        parting ??= given;
+      },
+    },
+    async parted() {
+      call.gone.signal.throwIfAborted();
+      if (parting?.why !== 'ended') throw partingError(parting?.why);
+      const { exit_code, signal, reason } = parting;
+      await call.send({
+        end: {
+          ...(exit_code !== null && { exit_code }),
+          ...(signal !== null && { signal }),
+          ...(reason !== null && { reason }),
+        },
+      });
+    },
+  };
+}
+
+function partingError(why: Exclude<Parting['why'], 'ended'> | undefined): AppError {
+  if (why === 'detached') return new AppError('conflict', 'this client was detached; the session goes on');
+  if (why === 'forbidden') return new AppError('forbidden', 'this key may no longer attach to this session');
+  if (why === 'fell_behind')
+    return new AppError('unavailable', 'this client fell too far behind: attach again');
+  return new AppError('unavailable', 'the broker stops: attach again');
+}
+
+function messageOf(note: Note): AttachSessionResponse {
+  if (note.type === 'status') return { status: note.status };
+  if (note.type === 'refused') return { refused: note.message };
+  const size = { cols: note.cols, rows: note.rows };
+  if (note.type === 'size') return { size };
+  return { attached: { client_id: note.client_id, offset: note.offset, size } };
+}
+
+/** One of a form that nobody can have ends the call. */
+async function* doingsOf(call: Attaching): AsyncGenerator<Doing> {
+  try {
+    for await (const message of call.messages) yield doingOf(message);
+  } catch (error) {
+    call.gone.abort(error);
+  }
+}
+
+function doingOf({ message, input, size, signal }: AttachSessionRequest__Output): Doing {
+  if (message === 'input' && input) return { input };
+  if (message === 'size' && size)
+    return { size: { cols: demand(cols, size, 'cols'), rows: demand(rows, size, 'rows') } };
+  if (message === 'signal' && signal !== undefined && isSignal(signal)) return { signal };
+  if (message === 'signal') throw invalid('signal', 'is none that may be sent');
+  throw new AppError('invalid_request', 'after the first message comes input, size or signal');
+}
+
+function demand(schema: typeof cols, size: { cols: number; rows: number }, name: 'cols' | 'rows'): number {
+  const parsed = schema.safeParse(size[name]);
+  if (parsed.success) return parsed.data;
+  throw invalid(name, 'must be from 1 to 1000');
+}
+
+function invalid(path: string, message: string): AppError {
+  return new AppError('validation_failed', `message: ${path}: ${message}`, { issues: [{ path, message }] });
+}

@@ -1,0 +1,38 @@
+// Who did what, over REST: an append-only record of every call that changes or runs something.
+import { z } from 'zod';
+import { instant, label, list, machineId, timestamp } from './route.ts';
+
+const audited = z
+  .object({
+    id: z.string(),
+    at: timestamp,
+    key_id: z.string(),
+    key_name: z.string(),
+    action: z.string().meta({ examples: ['session.attach'] }),
+    machine_id: z.string().nullable(),
+    what: z.record(z.string(), z.unknown()).meta({ description: 'Ids of what it was done to' }),
+    request_id: z.string(),
+    result: z.string().meta({ description: '`ok`, or the code of the refusal' }),
+  })
+  .meta({ id: 'AuditEntry' });
+
+/** What somebody did, before it has its place in the record. */
+export type Deed = Omit<z.output<typeof audited>, 'id' | 'at'>;
+
+export const audit = {
+  list: list({
+    path: '/audit',
+    access: 'admin',
+    summary: 'List who did what',
+    query: {
+      since: instant.optional(),
+      action: label(1, 100).optional(),
+      // Not looked up: what a revoked key did is what one wants to know.
+      key: label(1, 200).optional().meta({ description: 'Id of a key, also of a revoked one' }),
+      machine_id: machineId.optional(),
+    },
+    sort: ['created_at'],
+    defaultSort: '-created_at',
+    reply: audited,
+  }),
+};

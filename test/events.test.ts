@@ -1,0 +1,170 @@
+// Events as they happen, over SSE and over gRPC: after one that is known, filtered, and only what a key may see.
+import { expect, test } from 'vitest';
+import { soon } from './command-bench.ts';
+import { type House, openHouse, temporaryFolder } from './house.ts';
+import { refusalOf, streamsOf } from './streams-bench.ts';
+
+interface Told {
+  id: string;
+  type: string;
+  machine: unknown;
+}
+
+interface Wish {
+  types?: string[];
+  machine_id?: string;
+  after?: string;
+}
+
+type Way = (
+  house: House,
+  key: string,
+) => Promise<(wish: Wish, signal?: AbortSignal) => AsyncIterable<Told> | Promise<AsyncIterable<Told>>>;
+
+/** Both ways to follow must be the same. */
+const ways: Record<'SSE' | 'gRPC', Way> = {
+  async SSE({ client, url }, key) {
+    const { farhand } = await import('../shared/sdk/index.ts');
+    const own = key === '' ? client : farhand({ baseUrl: url, apiKey: key });
+    return async ({ types, machine_id, after }, signal) => {
+      const wish = {
+        ...(types && { types: types.join(',') }),
+        ...(machine_id !== undefined && { machine_id }),
+        ...(after !== undefined && { last_event_id: after }),
+      };
+      const events = await own.events.stream(wish, signal ? { signal } : {});
+      return (async function* () {
+        for await (const { data, event, id } of events) {
+          expect([event, id]).toEqual([data.type, data.id]);
+          yield { id: data.id, type: data.type, machine: data.data.machine_id };
+        }
+      })();
+    };
+  },
+  async gRPC(house, key) {
+    const client = await streamsOf(house, key);
+    return async function* ({ types = [], machine_id, after }, signal) {
+      const wish = {
+        types,
+        ...(machine_id !== undefined && { machine_id }),
+        ...(after !== undefined && { after_id: after }),
+      };
+      for await (const { id, type, data } of client.events(wish, signal ? { signal } : {})) {
+        yield { id, type, machine: JSON.parse(data).machine_id };
+      }
+    };
+  },
+};
+
+/** The first so many. */
+async function some(
+  count: number,
+  events: AsyncIterable<Told> | Promise<AsyncIterable<Told>>,
+): Promise<Told[]> {
+  const found: Told[] = [];
+  for await (const event of await events) if (found.push(event) === count) break;
+  return found;
+}
+
+/** What the log has, oldest first. */
+async function logged({ client }: House, types?: RegExp): Promise<Told[]> {
+  const { items } = await client.events.list({ sort: 'created_at', limit: 100 });
+  const told = items.map(({ id, type, data }) => ({ id, type, machine: data.machine_id }));
+  return types ? told.filter(({ type }) => types.test(type)) : told;
+}
+
+for (const [name, way] of Object.entries(ways)) {
+  test(`over ${name} an event that is unknown, gone or not for this key is refused, and so is a type that nothing has`, async () => {
+    const house = await openHouse();
+    const [mine, other] = [await house.agent(), await house.agent()];
+    const follow = await way(house, house.key);
+    for (const after of ['evt_nowhere', '0', 'x']) {
+      const refused = await refusalOf(some(1, follow({ after })));
+      expect(refused).toMatchObject({ code: 'range_not_satisfiable', details: { last_event_id: after } });
+    }
+    for (const types of [['machine.nothing'], ['nothing.*'], ['machine.online', '']]) {
+      expect(await refusalOf(some(1, follow({ types })))).toMatchObject({ code: 'invalid_request' });
+    }
+    const { key } = await house.keyed(['machines:read'], { machine_ids: [mine.machineId] });
+    const limited = await way(house, key);
+    const foreign = (await logged(house)).find(({ machine }) => machine === other.machineId);
+    expect(await refusalOf(some(1, limited({ after: foreign?.id ?? '' })))).toMatchObject({
+      code: 'range_not_satisfiable',
+    });
+  });
+
+  test(`over ${name} who comes back after an event gets each later one once, in order, and goes on live`, async () => {
+    const house = await openHouse();
+    const { machineId: machine_id } = await house.agent();
+    for (let n = 0; n < 30; n += 1) await house.client.commands.create({ machine_id, command: 'true' });
+    const before = await logged(house);
+    const follow = await way(house, house.key);
+    const events = await follow({ after: before[4]?.id ?? '' });
+    const rest = some(before.length - 5 + 2, events);
+    await house.client.commands.create({ machine_id, command: 'true' });
+    const told = await rest;
+    expect(told).toEqual((await logged(house)).slice(5));
+    expect(told.slice(-2).map(({ type }) => type)).toEqual(['command.started', 'command.completed']);
+  });
+
+  test(`over ${name} a filter by types or machine leaves out the rest, and a key hears only of its machines`, async () => {
+    const house = await openHouse();
+    const [mine, other] = [await house.agent(), await house.agent()];
+    const [first] = await logged(house);
+    for (const { machineId: machine_id } of [other, mine]) {
+      await house.client.commands.create({ machine_id, command: 'true' });
+    }
+    const after = first?.id ?? '';
+    const follow = await way(house, house.key);
+    const commands = await logged(house, /^command\./);
+    expect(await some(4, follow({ after, types: ['command.*'] }))).toEqual(commands);
+    expect(await some(2, follow({ after, types: ['command.completed', 'file.deleted'] }))).toEqual(
+      commands.filter(({ type }) => type === 'command.completed'),
+    );
+    const ofMine = commands.filter(({ machine }) => machine === mine.machineId);
+    expect(await some(2, follow({ after, types: ['command.*'], machine_id: mine.machineId }))).toEqual(
+      ofMine,
+    );
+    const { key } = await house.keyed(['machines:read'], { machine_ids: [mine.machineId] });
+    const limited = await way(house, key);
+    const own = (await logged(house)).filter(({ machine }) => machine === mine.machineId);
+    expect(await some(own.length - 1, limited({ after: own[0]?.id ?? '' }))).toEqual(own.slice(1));
+  });
+
+  test(`over ${name} without an event to begin after only what happens from now on is told`, async () => {
+    const house = await openHouse();
+    const { machineId: machine_id } = await house.agent();
+    const path = `${temporaryFolder('events')}/x`;
+    await house.client.files.write({ machine_id, path, content: '' });
+    const follow = await way(house, house.key);
+    const heard: Told[] = [];
+    const stop = new AbortController();
+    const listening = (async () => {
+      for await (const event of await follow({ types: ['file.*'] }, stop.signal)) heard.push(event);
+    })().catch(() => undefined);
+    // It may take a moment until it follows.
+    await soon(async () => {
+      await house.client.files.write({ machine_id, path, content: '' });
+      return heard.length;
+    }).toBeGreaterThan(0);
+    stop.abort();
+    await listening;
+    const files = await logged(house, /^file\./);
+    const from = files.findIndex(({ id }) => id === heard[0]?.id);
+    expect(from).toBeGreaterThan(0);
+    expect(heard).toEqual(files.slice(from, from + heard.length));
+  });
+}
+
+test('after a restart of the broker a follower goes on where it was, without loss', async () => {
+  const dataDir = temporaryFolder('broker');
+  const first = await openHouse({ dataDir });
+  const { machineId: machine_id } = await first.agent();
+  await first.client.commands.create({ machine_id, command: 'true' });
+  const [known] = await logged(first);
+  await first.broker.close();
+  const house = await openHouse({ dataDir });
+  const follow = await ways.gRPC(house, house.key);
+  const expected = (await logged(house)).slice(1);
+  expect(await some(expected.length, follow({ after: known?.id ?? '' }))).toEqual(expected);
+});

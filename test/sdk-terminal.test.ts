@@ -1,0 +1,202 @@
+// The SDK's terminal against the broker's own door: what a program or a page sees of a session.
+import { once } from 'node:events';
+import { Terminal as Screen } from '@xterm/headless';
+import { expect, onTestFinished, test } from 'vitest';
+import type { ClientPort, Doing, Parting } from '../broker/sessions/client.ts';
+import { farhand } from '../shared/sdk/index.ts';
+import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
+import { openDoor, path } from './terminal-door.ts';
+
+const ready = { type: 'ready', client_id: 'cli_one', offset: 100, cols: 80, rows: 24 } as const;
+
+/** A terminal and the room's side of it. */
+async function attach(): Promise<{ terminal: Terminal; port: ClientPort; notes: TerminalNote[] }> {
+  const door = await openDoor();
+  const notes: TerminalNote[] = [];
+  const arrival = door.arrival();
+  const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {
+    onNote: (note) => notes.push(note),
+  });
+  const port = await arrival;
+  port.note(ready);
+  const terminal = await opening;
+  onTestFinished(() => terminal.detach());
+  return { terminal, port, notes };
+}
+
+async function take(doings: AsyncIterable<Doing>, count: number): Promise<Doing[]> {
+  const taken: Doing[] = [];
+  for await (const doing of doings) if (taken.push(doing) === count) break;
+  return taken;
+}
+
+// ---- What goes wrong
+
+test('a terminal that cannot be had rejects and says what to do, with a ticket used up as with nobody there', async () => {
+  const door = await openDoor();
+  for (const url of [`ws://127.0.0.1:${door.port}${path}?ticket=wrong`, 'ws://127.0.0.1:1/']) {
+    await expect(openTerminal(new WebSocket(url), {})).rejects.toThrow(/cannot be opened: .*good once/);
+  }
+});
+
+test('one that is let go before it was ready rejects with the reason', async () => {
+  const door = await openDoor();
+  const arrival = door.arrival();
+  const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});
+  void arrival.then((port) => port.part({ why: 'forbidden' }));
+  await expect(opening).rejects.toThrow('the terminal cannot be opened: forbidden');
+});
+
+test('an aborted signal detaches, before it is ready and later', async () => {
+  const door = await openDoor();
+  const url = `ws://127.0.0.1:${door.port}${path}`;
+  const aborted = openTerminal(new WebSocket(`${url}?ticket=two`), { signal: AbortSignal.abort() });
+  await expect(aborted).rejects.toThrow('detached');
+  const stop = new AbortController();
+  const arrival = door.arrival();
+  const opening = openTerminal(new WebSocket(`${url}?ticket=one`), { signal: stop.signal });
+  const port = await arrival;
+  port.note(ready);
+  const terminal = await opening;
+  stop.abort();
+  expect(await terminal.ended).toEqual({ why: 'detached' });
+});
+
+test('a broken connection ends it as lost, and its output with it', async () => {
+  const door = await openDoor();
+  const arrival = door.arrival();
+  const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});
+  const port = await arrival;
+  port.note(ready);
+  const terminal = await opening;
+  door.cut();
+  expect(await terminal.ended).toMatchObject({ why: 'lost' });
+  for await (const bytes of terminal.output) expect(bytes).toBe('no output');
+  // Nothing that is done to it now does anything.
+  terminal.resize(1, 1);
+  terminal.signal('SIGINT');
+  await terminal.write('x');
+});
+
+test('output that nobody reads ends it at 16 MiB; what was held can be read, and tells where to go on', async () => {
+  const { terminal, port } = await attach();
+  const piece = Buffer.alloc(1024 * 1024, 'z');
+  for (let count = 0; count < 17; count += 1) await port.output(piece);
+  expect(await terminal.ended).toEqual({ why: 'fell_behind' });
+  let got = 0;
+  for await (const bytes of terminal.output) got += bytes.length;
+  expect([got, terminal.offset]).toEqual([16 * piece.length, 100 + 16 * piece.length]);
+});
+
+// ---- How it ends
+
+test.each<Parting>([
+  { why: 'ended', exit_code: 130, signal: 'SIGINT', reason: null },
+  { why: 'detached' },
+  { why: 'forbidden' },
+  { why: 'fell_behind' },
+  { why: 'stopping' },
+])('it ends with the reason that the broker gives: %o', async (parting) => {
+  const { terminal, port } = await attach();
+  await port.output(Buffer.from('last words'));
+  port.part(parting);
+  const words: string[] = [];
+  for await (const bytes of terminal.output) words.push(Buffer.from(bytes).toString());
+  expect(words).toEqual(['last words']);
+  expect(await terminal.ended).toEqual(parting);
+});
+
+test('detaching closes the connection: the room sees its client leave', async () => {
+  const { terminal, port } = await attach();
+  const gone = once(port.gone, 'abort');
+  terminal.detach();
+  await gone;
+  expect(await terminal.ended).toEqual({ why: 'detached' });
+});
+
+// ---- Where it is
+
+test('it is opened where the client has reached the broker, with the ticket of the attach', async () => {
+  const door = await openDoor();
+  const asked: string[] = [];
+  const webSocket = (url: string): WebSocket => {
+    asked.push(url);
+    return new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=wrong`);
+  };
+  const stream_url = 'wss://public.example.org/api/v1/sessions/sess_one/stream?ticket=a%2Fb';
+  for (const baseUrl of ['https://farhand.example.org/behind/', 'http://127.0.0.1:8420']) {
+    const client = farhand({ baseUrl, webSocket });
+    await expect(client.sessions.terminal({ session_id: 'sess_one', stream_url })).rejects.toThrow(
+      'cannot be opened',
+    );
+  }
+  expect(asked).toEqual([
+    'wss://farhand.example.org/behind/api/v1/sessions/sess_one/stream?ticket=a%2Fb',
+    'ws://127.0.0.1:8420/api/v1/sessions/sess_one/stream?ticket=a%2Fb',
+  ]);
+});
+
+// ---- What passes
+
+test('what is typed, resized and signalled arrives in order, however long it is', async () => {
+  const { terminal, port } = await attach();
+  const long = '漢'.repeat(100_000);
+  void terminal.write(long);
+  void terminal.write(new Uint8Array([3]));
+  terminal.resize(132, 43);
+  terminal.signal('SIGTERM');
+  const doings = await take(port.doings, 8);
+  const typed = Buffer.concat(doings.flatMap((doing) => ('input' in doing ? [doing.input] : [])));
+  expect(typed.equals(Buffer.from(`${long}\x03`))).toBe(true);
+  expect(doings.slice(-2)).toEqual([{ size: { cols: 132, rows: 43 } }, { signal: 'SIGTERM' }]);
+});
+
+test('notes are handed on, and the offset counts what was read from where the broker began', async () => {
+  const { terminal, port, notes } = await attach();
+  expect([terminal.client_id, terminal.cols, terminal.rows, terminal.offset]).toEqual([
+    'cli_one',
+    80,
+    24,
+    100,
+  ]);
+  await port.output(Buffer.from('12345'));
+  port.note({ type: 'status', status: 'GRACE_PERIOD' });
+  port.note({ type: 'ready', client_id: 'cli_one', offset: 500, cols: 80, rows: 24 });
+  await port.output(Buffer.from('678'));
+  port.part({ why: 'detached' });
+  await terminal.ended;
+  const offsets: number[] = [];
+  for await (const _ of terminal.output) offsets.push(terminal.offset);
+  expect(offsets).toEqual([105, 503]);
+  expect(notes.map(({ type }) => type)).toEqual(['ready', 'status', 'ready']);
+});
+
+test('xterm.js shows it in a few lines, characters split over messages included', async () => {
+  const { terminal, port } = await attach();
+  const screen = new Screen({ cols: terminal.cols, rows: terminal.rows, allowProposedApi: true });
+  onTestFinished(() => screen.dispose());
+  screen.onData((data) => void terminal.write(data));
+  screen.onResize(({ cols, rows }) => terminal.resize(cols, rows));
+  const text = Buffer.from('\x1b[31mgrün\x1b[0m 漢字 ✓');
+  for (const byte of text) await port.output(Buffer.from([byte]));
+  // The terminal asks where the cursor is, and the screen answers.
+  await port.output(Buffer.from('\x1b[6n'));
+  port.part({ why: 'detached' });
+  for await (const bytes of terminal.output)
+    await new Promise<void>((resolve) => screen.write(bytes, resolve));
+  expect(screen.buffer.active.getLine(0)?.translateToString(true)).toBe('grün 漢字 ✓');
+});
+
+test('what xterm.js sends arrives: answers of its own and the new size', async () => {
+  const { terminal, port } = await attach();
+  const screen = new Screen({ cols: 80, rows: 24, allowProposedApi: true });
+  onTestFinished(() => screen.dispose());
+  screen.onData((data) => void terminal.write(data));
+  screen.onResize(({ cols, rows }) => terminal.resize(cols, rows));
+  screen.resize(100, 30);
+  screen.write('ab\x1b[6n');
+  expect(await take(port.doings, 2)).toEqual([
+    { size: { cols: 100, rows: 30 } },
+    { input: Buffer.from('\x1b[1;3R') },
+  ]);
+});

@@ -1,0 +1,273 @@
+// What tests of sessions share: a scripted machine whose calls are sorted by method, terminals on it, and clients.
+import { EventEmitter, once } from 'node:events';
+import type { ClientPort, Doing, Note, Parting } from '../broker/sessions/client.ts';
+import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
+import type { MachineId } from '../shared/api/route.ts';
+import { methods } from '../shared/rpc.ts';
+import { type House, openHouse } from './house.ts';
+import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
+
+type Request = Record<string, unknown> & { id: string };
+
+/** A call of the broker, and the stream that answers it. */
+export interface Call {
+  request: Request;
+  call_id: string;
+}
+
+/** A machine that is linked, with its calls by method. */
+export interface Machine {
+  agent: ScriptedAgent;
+  machine_id: MachineId;
+  next(method: string): Promise<Call>;
+  /** How many calls of a method wait. */
+  waiting(method: string): number;
+}
+
+export async function linkMachine(
+  grpc: string,
+  identity: Awaited<ReturnType<typeof joinScripted>>,
+  hello: Partial<Hello> = {},
+): Promise<Machine> {
+  const agent = await connectScripted(grpc, identity, hello);
+  await agent.next('welcome');
+  const calls: (Call & { method: string })[] = [];
+  const arrived = new EventEmitter();
+  arrived.setMaxListeners(100);
+  const pump = async (): Promise<void> => {
+    for (;;) {
+      const call = await agent.next('call');
+      calls.push({ method: call.method, request: agent.decode(call) as Request, call_id: call.call_id });
+      arrived.emit('call');
+    }
+  };
+  pump().catch(() => undefined);
+  return {
+    agent,
+    machine_id: identity.machineId as MachineId,
+    waiting: (method) => calls.filter((call) => call.method === method).length,
+    async next(method) {
+      for (;;) {
+        const at = calls.findIndex((call) => call.method === method);
+        const [found] = at < 0 ? [] : calls.splice(at, 1);
+        if (found) return found;
+        await once(arrived, 'call');
+      }
+    },
+  };
+}
+
+/** A house with one scripted machine that can come back. */
+export async function bench(wish: { hello?: Partial<Hello>; house?: House } = {}) {
+  const house = wish.house ?? (await openHouse());
+  const identity = await joinScripted(house);
+  const link = (hello: Partial<Hello> = {}, grpc = house.grpc) =>
+    linkMachine(grpc, identity, { ...wish.hello, ...hello });
+  const machine = await link();
+  return { house, machine, machine_id: machine.machine_id, link };
+}
+
+/** Answers a small call with nothing. */
+export function ok({ agent }: Machine, { call_id }: Call): void {
+  agent.send({ reply: { call_id, response: Buffer.alloc(0) } });
+}
+
+/** Refuses a call of any kind. */
+export function refuse({ agent }: Machine, { call_id }: Call, code: string): void {
+  agent.send({ reply: { call_id, error: { code, message: 'no', details: '{}' } } });
+}
+
+/** What the keeper of a terminal is told. */
+export function keeper({ agent }: Machine, { call_id }: Call) {
+  const stream = agent.answer(call_id);
+  const send = (event: object): void =>
+    void stream.write({ message: agent.encode('OpenTerminal', { event }) });
+  return {
+    started: () => send({ started: { pid: 1, started_at_ms: Date.now() } }),
+    exit(exit: object = {}) {
+      send({ exit: { outcome: 'PROCESS_OUTCOME_EXITED', started_at_ms: 1, finished_at_ms: 2, ...exit } });
+      stream.write({ end: {} });
+      stream.end();
+    },
+  };
+}
+
+/** The agent's end of one client of a terminal. */
+export function attached({ agent }: Machine, { call_id }: Call) {
+  const stream = agent.answer(call_id);
+  const seen: Record<string, unknown>[] = [];
+  const arrived = new EventEmitter();
+  const shape = methods.get('AttachTerminal');
+  stream.on('data', ({ message }: { message?: Buffer }) => {
+    if (message) seen.push(shape?.decodeRequest(message) as Record<string, unknown>);
+    arrived.emit('message');
+  });
+  const send = (message: object): void =>
+    void stream.write({ message: agent.encode('AttachTerminal', message) });
+  const next = async <T>(kind: string): Promise<T> => {
+    for (;;) {
+      const at = seen.findIndex((message) => message.message === kind);
+      const [found] = at < 0 ? [] : seen.splice(at, 1);
+      if (found) return found[kind] as T;
+      await once(arrived, 'message');
+    }
+  };
+  return {
+    stream,
+    open: () => next<{ id: string; client_id: string; offset?: number }>('open'),
+    /** All input so far, once there is so much. */
+    async input(length: number): Promise<string> {
+      let text = '';
+      while (text.length < length) text += (await next<Buffer>('input')).toString();
+      return text;
+    },
+    size: () => next<{ cols: number; rows: number }>('size'),
+    signal: () => next<string>('signal'),
+    async taken(at: number): Promise<number> {
+      for (;;) {
+        const taken = await next<number>('taken');
+        if (taken >= at) return taken;
+      }
+    },
+    /** Whether anything of a kind has come. */
+    has: (kind: string) => seen.some((message) => message.message === kind),
+    head: (offset = 0, size = { cols: 80, rows: 24 }) => send({ head: { offset, size } }),
+    output: (offset: number, data: string | Buffer) => send({ output: { offset, data: Buffer.from(data) } }),
+    resized: (cols: number, rows: number) => send({ size: { cols, rows } }),
+    refuse(code: string) {
+      stream.write({ error: { code, message: 'no', details: '{}' } });
+      stream.end();
+    },
+    end() {
+      stream.write({ end: {} });
+      stream.end();
+    },
+  };
+}
+
+/** A client as a transport would carry it. */
+export function openPort() {
+  const gone = new AbortController();
+  const happened = new EventEmitter();
+  happened.setMaxListeners(100);
+  const doings: Doing[] = [];
+  const notes: Note[] = [];
+  const taken: Buffer[] = [];
+  let given = 0;
+  let held: (() => void)[] | undefined;
+  let parting: Parting | undefined;
+  let read = 0;
+  const until = async <T>(look: () => T | undefined): Promise<T> => {
+    for (;;) {
+      const found = look();
+      if (found !== undefined) return found;
+      await once(happened, 'change');
+    }
+  };
+  const port: ClientPort = {
+    gone: gone.signal,
+    output(bytes) {
+      given += bytes.length;
+      taken.push(Buffer.from(bytes));
+      happened.emit('change');
+      const waiting = held;
+      return waiting ? new Promise((resolve) => waiting.push(resolve)) : Promise.resolve();
+    },
+    note(note) {
+      notes.push(note);
+      happened.emit('change');
+    },
+    part(told) {
+      if (parting) throw new Error('parted twice');
+      parting = told;
+      happened.emit('change');
+    },
+    doings: (async function* () {
+      for (;;) {
+        const doing = await until(
+          () => doings.shift() ?? (gone.signal.aborted || parting ? null : undefined),
+        );
+        if (!doing) return;
+        read += 1;
+        yield doing;
+      }
+    })(),
+  };
+  return {
+    port,
+    notes,
+    do(...all: Doing[]) {
+      doings.push(...all);
+      happened.emit('change');
+    },
+    type: (text: string) => {
+      doings.push({ input: Buffer.from(text) });
+      happened.emit('change');
+    },
+    /** How many of its doings were read. */
+    read: () => read,
+    /** Bytes given to it, taken or not. */
+    given: () => given,
+    text: () => Buffer.concat(taken).toString(),
+    /** Takes nothing from now on, until release(). */
+    hold() {
+      held = [];
+    },
+    release() {
+      const waiting = held ?? [];
+      held = undefined;
+      for (const resolve of waiting) resolve();
+    },
+    leave() {
+      gone.abort();
+      happened.emit('change');
+    },
+    note: <T extends Note['type']>(type: T) =>
+      until(() => notes.find((note): note is Note & { type: T } => note.type === type)),
+    status: (status: string) =>
+      until(() => notes.find((note) => note.type === 'status' && note.status === status)),
+    gets: (length: number) => until(() => (given >= length ? given : undefined)),
+    parted: () => until(() => parting),
+  };
+}
+
+/** The ticket in a stream_url. */
+export function ticketIn(url: string): string {
+  return new URL(url).searchParams.get('ticket') ?? '';
+}
+
+/** Types of the events of a session, in the order they happened, with what they say. */
+export async function eventsOf({ client }: House, session_id: string): Promise<string[]> {
+  const { items } = await client.events.list({ limit: 100, sort: 'created_at' });
+  return items
+    .filter(({ data }) => data.session_id === session_id)
+    .map(({ type, data }) => [type.replace('session.', ''), data.status, data.mode].join(' ').trim());
+}
+
+/** A session whose terminal runs. */
+export async function begin({ house, machine }: { house: House; machine: Machine }, wish: object = {}) {
+  const { machine_id } = machine;
+  const made = house.client.sessions.create({ machine_id, ...wish });
+  const call = await machine.next('OpenTerminal');
+  const kept = keeper(machine, call);
+  kept.started();
+  const session = await made;
+  return { session, session_id: session.session_id, call, kept };
+}
+
+/** A client that is attached and served. */
+export async function join(
+  { house, machine }: { house: House; machine: Machine },
+  session_id: string,
+  wish: { mode?: 'operator' | 'observer'; offset?: number } = {},
+  client = house.client,
+) {
+  const made = await client.sessions.attach({ session_id, ...wish });
+  const attachment = house.broker.sessions.redeem(ticketIn(made.stream_url));
+  if (!attachment) throw new Error('the ticket was not good');
+  const port = openPort();
+  const served = attachment.serve(port.port);
+  const line = attached(machine, await machine.next('AttachTerminal'));
+  const open = await line.open();
+  return { ...port, client_id: made.client_id, line, open, served };
+}

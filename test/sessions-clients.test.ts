@@ -1,0 +1,227 @@
+// Clients of a terminal: what they see, what they may, and when they are let go.
+import { expect, onTestFinished, test } from 'vitest';
+import { leapingClock, soon } from './command-bench.ts';
+import { openHouse } from './house.ts';
+import { openProxy } from './proxy.ts';
+import { joinScripted } from './scripted-agent.ts';
+import { attached, begin, bench, eventsOf, join, keeper, linkMachine, ticketIn } from './session-bench.ts';
+
+const kib = 1024;
+
+test('a client is told where output begins, sees all of it, and only then how the session ended', async () => {
+  const clock = leapingClock();
+  const one = await bench();
+  const { session_id, kept } = await begin(one);
+  const { line, open, ...port } = await join(one, session_id);
+  expect(open).toEqual({ id: session_id, client_id: port.client_id });
+  line.head(1_000, { cols: 99, rows: 33 });
+  line.output(1_000, 'before ');
+  kept.exit({ exit_code: 3 });
+  await soon(async () => (await one.house.client.sessions.get({ session_id })).status).toBe('DISCONNECTED');
+  // The agent keeps what is still to be read: it would have been told before this.
+  clock.leap(100);
+  await begin(one);
+  expect(one.machine.waiting('ForgetProcesses')).toBe(0);
+  line.output(1_007, 'and after');
+  line.end();
+  expect(await port.parted()).toEqual({ why: 'ended', exit_code: 3, signal: null, reason: null });
+  expect(port.text()).toBe('before and after');
+  expect(port.notes).toEqual([
+    { type: 'ready', client_id: port.client_id, offset: 1_000, cols: 99, rows: 33 },
+  ]);
+  expect((await one.machine.next('ForgetProcesses')).request).toEqual({ ids: [session_id] });
+});
+
+test('what two operators type arrives whole and in the order of each', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const [first, second] = [await join(one, session_id), await join(one, session_id)];
+  for (const { line } of [first, second]) line.head();
+  for (let n = 0; n < 100; n += 1) {
+    first.type(`a${n} `);
+    second.type(`b${n} `);
+  }
+  const typed = (letter: string) => Array.from({ length: 100 }, (_, n) => `${letter}${n} `).join('');
+  expect(await first.line.input(typed('a').length)).toBe(typed('a'));
+  expect(await second.line.input(typed('b').length)).toBe(typed('b'));
+});
+
+test('an observer sees everything and changes nothing', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const observer = await join(one, session_id, { mode: 'observer' });
+  observer.line.head();
+  observer.do({ input: Buffer.from('x') }, { size: { cols: 1, rows: 1 } }, { signal: 'SIGINT' });
+  await soon(() => observer.notes.filter(({ type }) => type === 'refused').length).toBe(3);
+  observer.line.output(0, 'seen');
+  await observer.gets(4);
+  expect(await observer.line.taken(4)).toBe(4);
+  expect(['input', 'size', 'signal'].filter((kind) => observer.line.has(kind))).toEqual([]);
+  expect(await one.house.client.sessions.get({ session_id })).toMatchObject({ cols: 80, rows: 24 });
+});
+
+test('sizes and signals go to the terminal; the last size of a second is kept, others are told of it', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const operator = await join(one, session_id);
+  const observer = await join(one, session_id, { mode: 'observer' });
+  for (const { line } of [operator, observer]) line.head();
+  operator.do({ size: { cols: 120, rows: 40 } }, { signal: 'SIGINT' }, { size: { cols: 121, rows: 41 } });
+  expect([await operator.line.size(), await operator.line.signal(), await operator.line.size()]).toEqual([
+    { cols: 120, rows: 40 },
+    'SIGINT',
+    { cols: 121, rows: 41 },
+  ]);
+  observer.line.resized(121, 41);
+  expect(await observer.note('size')).toEqual({ type: 'size', cols: 121, rows: 41 });
+  const listed = async () => (await one.house.client.sessions.list()).items[0];
+  await soon(listed).toMatchObject({ cols: 121, rows: 41 });
+  await one.house.broker.close();
+  const again = await openHouse({ dataDir: one.house.dataDir });
+  expect(await again.client.sessions.get({ session_id })).toMatchObject({ cols: 121, rows: 41 });
+});
+
+test('a client that takes nothing is given no more, and its agent is not told that it took', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const { line, ...port } = await join(one, session_id);
+  line.head();
+  port.hold();
+  const piece = Buffer.alloc(32 * kib, 'x');
+  for (let n = 0; n < 8; n += 1) line.output(n * piece.length, piece);
+  await port.gets(piece.length);
+  // Another client of the same machine is not held up.
+  const other = await join(one, session_id);
+  other.line.head();
+  other.line.output(0, 'y');
+  await other.line.taken(1);
+  expect([port.given(), line.has('taken')]).toEqual([piece.length, false]);
+  port.release();
+  expect(await line.taken(256 * kib)).toBe(256 * kib);
+  expect(port.given()).toBe(256 * kib);
+});
+
+test('the agent is told of what was taken every 32 KiB and when it is quiet, not for each piece', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const { line } = await join(one, session_id);
+  line.head();
+  let told = 0;
+  for (let at = 0; at < 64 * kib; at += kib) line.output(at, Buffer.alloc(kib));
+  for (let at = 0; at < 64 * kib; told += 1) at = await line.taken(at + 1);
+  expect(told).toBeLessThanOrEqual(4);
+});
+
+test('a client whose place is no longer kept is told that it fell behind', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const port = await join(one, session_id, { offset: 5 });
+  expect(port.open.offset).toBe(5);
+  port.line.refuse('range_not_satisfiable');
+  expect(await port.parted()).toEqual({ why: 'fell_behind' });
+  await port.served;
+  expect((await eventsOf(one.house, session_id)).at(-1)).toBe('client_detached CONNECTED operator');
+});
+
+test.each(['revoked', 'retagged', 'expired'])('a client whose key is %s is let go at once', async (how) => {
+  const house = await openHouse();
+  const one = await bench({ house });
+  const { machine_id } = one;
+  await house.client.machines.update({ machine_id, tags: ['ours'] });
+  const { session_id } = await begin(one);
+  const limits = how === 'retagged' ? { tags: ['ours'] } : {};
+  const clock = leapingClock();
+  const expires = how === 'expired' ? { expires_at: new Date(Date.now() + 3_600_000).toISOString() } : {};
+  const key = await house.keyed(['sessions:attach'], { ...limits, ...expires });
+  const port = await join(one, session_id, {}, key.client);
+  const stays = await join(one, session_id);
+  const { id } = (await house.client.keys.list({ sort: '-created_at' })).items[0] ?? {};
+  if (how === 'revoked') await house.client.keys.remove({ key_id: id ?? '' });
+  if (how === 'retagged') await house.client.machines.update({ machine_id, tags: [] });
+  // The link has nothing to say meanwhile, and a second less is not an hour.
+  if (how === 'expired') clock.leap(3_600_000);
+  expect(await port.parted()).toEqual({ why: 'forbidden' });
+  const { attached_clients } = await house.client.sessions.get({ session_id });
+  if (how !== 'expired')
+    expect(attached_clients.map(({ client_id }) => client_id)).toEqual([stays.client_id]);
+});
+
+test('a ticket that nobody uses within 30 s is no good any more, and its client is detached', async () => {
+  const clock = leapingClock();
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const { stream_url } = await one.house.client.sessions.attach({ session_id });
+  clock.leap(29_000);
+  expect((await one.house.client.sessions.get({ session_id })).attached_count).toBe(1);
+  clock.leap(1_000);
+  expect(one.house.broker.sessions.redeem(ticketIn(stream_url))).toBeUndefined();
+  await soon(async () => (await eventsOf(one.house, session_id)).at(-1)).toBe(
+    'client_detached CONNECTED operator',
+  );
+});
+
+test('a broker that stops tells its clients, and their sessions live on', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const port = await join(one, session_id);
+  const waiting = await one.house.client.sessions.attach({ session_id });
+  port.hold();
+  port.line.head();
+  port.line.output(0, 'never taken');
+  await port.gets(1);
+  const begun = performance.now();
+  await one.house.broker.close();
+  expect(performance.now() - begun).toBeLessThan(4_000);
+  expect(await port.parted()).toEqual({ why: 'stopping' });
+  const again = await openHouse({ dataDir: one.house.dataDir });
+  const events = await eventsOf(again, session_id);
+  expect(events.filter((event) => event.startsWith('client_detached'))).toHaveLength(2);
+  expect(waiting.client_id).not.toBe(port.client_id);
+});
+
+test('over a lost link a client misses nothing and sees nothing twice, and what it types meanwhile waits', async () => {
+  const house = await openHouse();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const identity = await joinScripted(house);
+  const machine = await linkMachine(proxy.address, identity);
+  const { session_id } = await begin({ house, machine });
+  const { line, ...port } = await join({ house, machine }, session_id);
+  line.head();
+  line.output(0, 'one ');
+  line.output(4, 'two ');
+  await port.gets(8);
+  proxy.cut();
+  await port.status('GRACE_PERIOD');
+  const typed = port.read();
+  for (const text of ['a', 'b', 'c']) port.type(text);
+  const back = await linkMachine(proxy.address, identity);
+  const keep = await back.next('KeepTerminal');
+  // One is held, the others were not even read.
+  expect(port.read() - typed).toBe(1);
+  keeper(back, keep).started();
+  await port.status('CONNECTED');
+  const again = attached(back, await back.next('AttachTerminal'));
+  expect(await again.open()).toMatchObject({ id: session_id, client_id: port.client_id, offset: 8 });
+  again.head(8);
+  again.output(8, 'three');
+  expect(await again.input(3)).toBe('abc');
+  await port.gets(13);
+  expect(port.text()).toBe('one two three');
+  expect(port.notes.filter(({ type }) => type === 'ready')).toHaveLength(1);
+});
+
+test('a machine that sends another part of the output is not believed', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const { line, ...port } = await join(one, session_id);
+  line.head();
+  line.output(0, 'one');
+  line.output(4, 'later');
+  const again = attached(one.machine, await one.machine.next('AttachTerminal'));
+  expect(await again.open()).toMatchObject({ offset: 3 });
+  again.head(3);
+  again.output(3, ' two');
+  await port.gets(7);
+  expect(port.text()).toBe('one two');
+});

@@ -1,0 +1,153 @@
+// Sessions from REST to a real program and back.
+import { createHash } from 'node:crypto';
+import { existsSync } from 'node:fs';
+import { join as path } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { soon } from './command-bench.ts';
+import { type AgentWish, openHouse, temporaryFolder } from './house.ts';
+import { openProxy } from './proxy.ts';
+import { openPort, ticketIn } from './session-bench.ts';
+
+/** A house with one real machine behind a proxy. */
+async function bench(wish: AgentWish = {}) {
+  const house = await openHouse();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const agent = await house.agent({ ...wish, through: proxy.address });
+  const { sessions } = house.client;
+  return {
+    house,
+    proxy,
+    agent,
+    open: (script: string, more: object = {}) =>
+      sessions.create({ machine_id: agent.machineId, shell: '/bin/sh', args: ['-c', script], ...more }),
+    get: (session_id: string) => sessions.get({ session_id }),
+    async join(session_id: string, more: { mode?: 'operator' | 'observer'; offset?: number } = {}) {
+      const { stream_url } = await sessions.attach({ session_id, ...more });
+      const port = openPort();
+      void house.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
+      return port;
+    },
+  };
+}
+
+test('a program in a terminal is typed to, resized and seen to its end', async () => {
+  const { open, join } = await bench();
+  const { id, status } = await open('read line; echo "got $line"; stty size; exit 4', { cols: 90, rows: 20 });
+  expect(status).toBe('CONNECTED');
+  const port = await join(id);
+  expect(await port.note('ready')).toMatchObject({ offset: 0, cols: 90, rows: 20 });
+  const observer = await join(id, { mode: 'observer' });
+  await observer.note('ready');
+  port.do({ size: { cols: 101, rows: 31 } });
+  expect(await observer.note('size')).toMatchObject({ cols: 101, rows: 31 });
+  port.type('words\r');
+  const end = { why: 'ended', exit_code: 4, signal: null, reason: null };
+  expect([await port.parted(), await observer.parted()]).toEqual([end, end]);
+  expect(port.text()).toBe('words\r\ngot words\r\n31 101\r\n');
+  expect(observer.text()).toBe(port.text());
+});
+
+test('what cannot start answers as DISCONNECTED and says why', async () => {
+  const { open } = await bench();
+  const session = await open('true', { cwd: '/nowhere/at/all' });
+  expect(session).toMatchObject({ status: 'DISCONNECTED', exit_code: null, reason: expect.any(String) });
+});
+
+test('the owner of a machine can forbid terminals', async () => {
+  const { open } = await bench({ flags: ['--allow', 'metrics,exec'] });
+  await expect(open('true')).rejects.toMatchObject({ code: 'permission_denied' });
+});
+
+test('ending a session ends everything in it, however it hides', async () => {
+  const { open, join, get, house, agent } = await bench();
+  const { id } = await open('trap "" HUP TERM; setsid sleep 600 & sleep 600; sleep 600');
+  const port = await join(id);
+  await port.note('ready');
+  // Processes that carry its mark.
+  const left = async (): Promise<number> => {
+    const command = `grep -lsz '${id}' /proc/[0-9]*/environ | wc -l`;
+    return Number((await house.client.commands.create({ machine_id: agent.machineId, command })).stdout);
+  };
+  await soon(left).toBeGreaterThanOrEqual(3);
+  const ended = await house.client.sessions.end({ session_id: id });
+  expect(ended).toMatchObject({ status: 'DISCONNECTED', reason: 'ended' });
+  expect(await port.parted()).toMatchObject({ why: 'ended', reason: 'ended' });
+  expect(await left()).toBe(0);
+  expect((await get(id)).attached_count).toBe(0);
+});
+
+test('links that are cut again and again leave no gap in what a client sees', async () => {
+  const { open, join, get, proxy, agent } = await bench();
+  const { id } = await open('stty -echo -onlcr; for n in 1 2 3 4; do read go; seq 1 50000; done');
+  const port = await join(id);
+  await port.note('ready');
+  const all = Array.from({ length: 50_000 }, (_, n) => `${n + 1}\n`).join('');
+  for (let round = 1; round <= 4; round += 1) {
+    port.type('go\r');
+    // In the middle of it, but not before it was typed.
+    await port.gets(all.length * (round - 1) + 1);
+    const [off, back] = [agent.linked(false), agent.linked(true)];
+    if (round < 4) {
+      proxy.cut();
+      await off;
+      await back;
+      await soon(async () => (await get(id)).status).toBe('CONNECTED');
+    }
+    await port.gets(all.length * round);
+  }
+  expect(await port.parted()).toMatchObject({ why: 'ended', exit_code: 0 });
+  const digest = (text: string): string => createHash('sha256').update(text).digest('hex');
+  expect([port.text().length, digest(port.text())]).toEqual([all.length * 4, digest(all.repeat(4))]);
+}, 30_000);
+
+test('a machine that comes back too late has ended its terminal by itself', async () => {
+  const { open, get, proxy, agent } = await bench();
+  const marker = path(temporaryFolder('marker'), 'hung-up');
+  const { id } = await open(`trap 'touch ${marker}; exit' HUP; while :; do sleep 0.05; done`, {
+    grace_period: 200,
+  });
+  const off = agent.linked(false);
+  proxy.forbid();
+  await off;
+  await soon(() => existsSync(marker)).toBe(true);
+  await soon(async () => (await get(id)).status).toBe('DISCONNECTED');
+  expect((await get(id)).reason).toBe('grace_period_over');
+  const back = agent.linked(true);
+  proxy.allow();
+  await back;
+});
+
+test('an agent that is restarted has lost its terminals, and says so', async () => {
+  const { house, open, get, agent } = await bench();
+  const { id } = await open('sleep 600');
+  await agent.close();
+  await soon(async () => (await get(id)).status).not.toBe('CONNECTED');
+  await house.agent({ dataDir: agent.dataDir });
+  await soon(async () => (await get(id)).status).toBe('DISCONNECTED');
+  expect((await get(id)).reason).toBe('agent_restarted');
+});
+
+test('a broker that is restarted finds its terminals and their output as they were', async () => {
+  const { house, open, join, proxy, agent } = await bench();
+  const { id } = await open('stty -echo; echo first; read go; echo second; read go');
+  const before = await join(id);
+  await before.gets(7);
+  proxy.forbid();
+  await house.broker.close();
+  expect(await before.parted()).toEqual({ why: 'stopping' });
+  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  const back = agent.linked(true);
+  proxy.allow();
+  await back;
+  const get = () => again.client.sessions.get({ session_id: id });
+  await soon(async () => (await get()).status).toBe('CONNECTED');
+  const { stream_url } = await again.client.sessions.attach({ session_id: id });
+  const port = openPort();
+  void again.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
+  port.type('go\r');
+  await port.gets(15);
+  expect(port.text()).toBe('first\r\nsecond\r\n');
+  port.type('go\r');
+  expect(await port.parted()).toMatchObject({ why: 'ended', exit_code: 0 });
+});

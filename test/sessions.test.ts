@@ -1,0 +1,304 @@
+// Sessions over REST: what is refused, each state with its event, who is attached.
+import { expect, test } from 'vitest';
+import { soon } from './command-bench.ts';
+import { openHouse } from './house.ts';
+import { scriptedMachine } from './scripted-agent.ts';
+import {
+  attached,
+  begin,
+  bench,
+  eventsOf,
+  join,
+  keeper,
+  ok,
+  openPort,
+  refuse,
+  ticketIn,
+} from './session-bench.ts';
+
+/** `409 conflict` of a refusal. */
+async function refusal(promise: Promise<unknown>): Promise<string> {
+  const error = await promise.then(
+    () => ({ code: 'nothing was refused' }),
+    (reason: unknown) => reason as { code: string },
+  );
+  return error.code;
+}
+
+test('what cannot be opened is refused before anything is kept', async () => {
+  const house = await openHouse();
+  const away = await scriptedMachine(house);
+  away.control.cancel();
+  const locked = await scriptedMachine(house, { capabilities: ['exec'] });
+  const old = await scriptedMachine(house, { methods: ['StartProcess'] });
+  await soon(async () => (await house.client.machines.list({ status: 'online' })).total).toBe(2);
+  const open = (machine_id: string) => refusal(house.client.sessions.create({ machine_id }));
+  expect(await open(away.identity.machineId)).toBe('machine_offline');
+  expect(await open(locked.identity.machineId)).toBe('permission_denied');
+  expect(await open(old.identity.machineId)).toBe('not_supported');
+  expect(await open('mach_none')).toBe('machine_not_found');
+  expect((await house.client.sessions.list()).total).toBe(0);
+  const events = await house.client.events.list({ type: 'session.created' });
+  expect([events.total, (await house.client.audit.list()).total]).toEqual([0, 0]);
+});
+
+test('a machine has no more than 32 sessions that are open', async () => {
+  const one = await bench();
+  const made = [];
+  for (let n = 0; n < 32; n += 1) made.push(await begin(one));
+  const wish = { machine_id: one.machine_id };
+  expect(await refusal(one.house.client.sessions.create(wish))).toBe('unavailable');
+  made[0]?.kept.exit();
+  await soon(() => refusal(one.house.client.sessions.get({ session_id: 'sess_x' }))).toBe(
+    'session_not_found',
+  );
+  await soon(async () => (await one.house.client.sessions.list({ status: 'DISCONNECTED' })).total).toBe(1);
+  await begin(one);
+});
+
+test('a terminal is opened as asked for, and its life is told by events in order', async () => {
+  const one = await bench();
+  const wish = { shell: '/bin/dash', args: ['-i'], cwd: '/tmp', env: { A: 'b' }, cols: 100, rows: 30 };
+  const { session, session_id, call, kept } = await begin(one, { ...wish, grace_period: 5_000 });
+  expect(call.request).toMatchObject({
+    id: session_id,
+    spec: { program: '/bin/dash', args: ['-i'], cwd: '/tmp', env: { A: 'b' }, size: { cols: 100, rows: 30 } },
+  });
+  expect(call.request.spec).toMatchObject({ grace_ms: 5_000 });
+  expect(session).toMatchObject({ status: 'CONNECTED', machine_hostname: 'scripted', attached_count: 0 });
+  expect(session).toMatchObject({ id: session_id, cols: 100, rows: 30, shell: '/bin/dash', ended_at: null });
+  kept.exit({ exit_code: 143, signal: 'SIGTERM' });
+  const get = () => one.house.client.sessions.get({ session_id });
+  await soon(async () => (await get()).status).toBe('DISCONNECTED');
+  expect(await get()).toMatchObject({ exit_code: 143, signal: 'SIGTERM', reason: null });
+  expect(await eventsOf(one.house, session_id)).toEqual([
+    'created PENDING',
+    'connected CONNECTED',
+    'disconnected DISCONNECTED',
+  ]);
+  const { items } = await one.house.client.events.list({ type: 'session.connected' });
+  expect(items[0]?.data).toEqual({
+    machine_id: one.machine_id,
+    machine_name: 'scripted',
+    session_id,
+    status: 'CONNECTED',
+  });
+  // What the broker has on its disk the agent may forget.
+  expect((await one.machine.next('ForgetProcesses')).request).toEqual({ ids: [session_id] });
+});
+
+test.each([
+  ['refuses', 'permission_denied', 'permission_denied: no'],
+  ['is full', 'unavailable', 'unavailable: no'],
+])('a session that its agent %s answers as DISCONNECTED with the reason', async (_, code, reason) => {
+  const { house, machine, machine_id } = await bench();
+  const made = house.client.sessions.create({ machine_id });
+  refuse(machine, await machine.next('OpenTerminal'), code);
+  const session = await made;
+  expect(session).toMatchObject({ status: 'DISCONNECTED', reason, exit_code: null, connected_at: null });
+  expect(await eventsOf(house, session.id)).toEqual(['created PENDING', 'disconnected DISCONNECTED']);
+});
+
+test('a shell that could not start answers as DISCONNECTED with the reason', async () => {
+  const { house, machine, machine_id } = await bench();
+  const made = house.client.sessions.create({ machine_id, shell: '/nowhere' });
+  const call = await machine.next('OpenTerminal');
+  keeper(machine, call).exit({ outcome: 'PROCESS_OUTCOME_NOT_STARTED', reason: 'no such program' });
+  expect(await made).toMatchObject({ status: 'DISCONNECTED', reason: 'no such program', exit_code: null });
+});
+
+test('a repeat with the same Idempotency-Key opens no second terminal', async () => {
+  const { house, machine, machine_id } = await bench();
+  const wish = { body: { machine_id }, headers: { 'Idempotency-Key': 'one' } };
+  const made = house.call('POST', '/sessions', wish);
+  keeper(machine, await machine.next('OpenTerminal')).started();
+  const first = await made;
+  const again = await house.call('POST', '/sessions', wish);
+  expect([first.status, again.status, again.body.data]).toEqual([201, 201, first.body.data]);
+  expect(again.headers.get('idempotency-replayed')).toBe('true');
+  expect([machine.waiting('OpenTerminal'), (await house.client.sessions.list()).total]).toEqual([0, 1]);
+});
+
+test('ending a session hangs its terminal up and answers when it is over', async () => {
+  const one = await bench();
+  const { session_id, kept } = await begin(one);
+  const ended = one.house.client.sessions.end({ session_id });
+  const kill = await one.machine.next('KillProcess');
+  expect(kill.request).toEqual({ id: session_id, grace_ms: 2_000 });
+  ok(one.machine, kill);
+  kept.exit({ outcome: 'PROCESS_OUTCOME_CANCELLED', exit_code: 129, signal: 'SIGHUP' });
+  const end = { status: 'DISCONNECTED', reason: 'ended', exit_code: 129, signal: 'SIGHUP' };
+  expect(await ended).toMatchObject(end);
+  expect(await one.house.client.sessions.end({ session_id })).toMatchObject(end);
+});
+
+test('sessions are listed by status, machine and host name, and only those of machines a key reaches', async () => {
+  const house = await openHouse();
+  const [here, there] = [await bench({ house }), await bench({ house })];
+  const first = await begin(here);
+  const second = await begin(there);
+  first.kept.exit();
+  const ids = async (query: Parameters<typeof house.client.sessions.list>[0], { client } = house) =>
+    (await client.sessions.list({ sort: 'created_at', ...query })).items.map(({ id }) => id);
+  await soon(() => ids({ status: 'DISCONNECTED' })).toEqual([first.session_id]);
+  expect(await ids({})).toEqual([first.session_id, second.session_id]);
+  expect(await ids({ machine_id: there.machine_id })).toEqual([second.session_id]);
+  expect(await ids({ machine_hostname: 'scripted', limit: 1, offset: 1 })).toEqual([second.session_id]);
+  expect(await ids({ machine_hostname: 'other' })).toEqual([]);
+  const limited = await house.keyed(['sessions:read'], { machine_ids: [here.machine_id] });
+  expect(await ids({}, { ...house, client: limited.client })).toEqual([first.session_id]);
+  expect(await refusal(limited.client.sessions.get({ session_id: second.session_id }))).toBe('forbidden');
+});
+
+test('attaching to what has ended is a conflict, to what never was 404', async () => {
+  const one = await bench();
+  const { session_id, kept } = await begin(one);
+  kept.exit();
+  const attach = (id: string) => refusal(one.house.client.sessions.attach({ session_id: id }));
+  await soon(() => attach(session_id)).toBe('conflict');
+  expect(await attach('sess_none')).toBe('session_not_found');
+});
+
+test('a ticket is good once, and only the right one', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const made = await one.house.client.sessions.attach({ session_id, mode: 'observer' });
+  expect(made.stream_url).toMatch(
+    new RegExp(`^ws://127.0.0.1:\\d+/api/v1/sessions/${session_id}/stream\\?ticket=[0-9A-Za-z]{43}$`),
+  );
+  const { sessions } = one.house.broker;
+  const ticket = ticketIn(made.stream_url);
+  expect(sessions.redeem(`${ticket}x`)).toBeUndefined();
+  expect(sessions.redeem('')).toBeUndefined();
+  const first = sessions.redeem(ticket);
+  expect(first).toMatchObject({ session_id, client_id: made.client_id, mode: 'observer' });
+  expect(sessions.redeem(ticket)).toBeUndefined();
+});
+
+test('a ticket says where the broker is reached from outside', async () => {
+  const house = await openHouse({ flags: ['--public-url', 'https://far.example/hand/'] });
+  const one = await bench({ house });
+  const { session_id } = await begin(one);
+  const { stream_url } = await house.client.sessions.attach({ session_id });
+  expect(stream_url).toMatch(`wss://far.example/hand/api/v1/sessions/${session_id}/stream?ticket=`);
+});
+
+test('who is attached shows in the session and in events, and detaching never ends it', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const { client } = one.house;
+  const first = await join(one, session_id);
+  const second = await join(one, session_id, { mode: 'observer' });
+  expect(await client.sessions.get({ session_id })).toMatchObject({
+    attached_count: 2,
+    attached_clients: [
+      { client_id: first.client_id, key_name: 'test', mode: 'operator' },
+      { client_id: second.client_id, key_name: 'test', mode: 'observer' },
+    ],
+  });
+  // Which of the two?
+  expect(await refusal(client.sessions.detach({ session_id }))).toBe('invalid_request');
+  expect(await refusal(client.sessions.detach({ session_id, client_id: 'cli_none' }))).toBe(
+    'client_not_found',
+  );
+  const other = await one.house.keyed(['sessions:attach']);
+  expect(await refusal(other.client.sessions.detach({ session_id }))).toBe('invalid_request');
+  expect(await other.client.sessions.detach({ session_id, client_id: first.client_id })).toEqual({
+    detached: true,
+  });
+  expect(await first.parted()).toEqual({ why: 'detached' });
+  expect(await client.sessions.detach({ session_id })).toEqual({ detached: true });
+  expect(await second.parted()).toEqual({ why: 'detached' });
+  expect(await client.sessions.get({ session_id })).toMatchObject({ status: 'CONNECTED', attached_count: 0 });
+  expect((await eventsOf(one.house, session_id)).slice(2)).toEqual([
+    'client_attached CONNECTED operator',
+    'client_attached CONNECTED observer',
+    'client_detached CONNECTED operator',
+    'client_detached CONNECTED observer',
+  ]);
+});
+
+test('a client that goes away is detached', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const port = await join(one, session_id);
+  port.leave();
+  await port.served;
+  expect((await eventsOf(one.house, session_id)).at(-1)).toBe('client_detached CONNECTED operator');
+});
+
+test('a machine has no more than 128 clients', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const attach = () => one.house.client.sessions.attach({ session_id });
+  for (let n = 0; n < 128; n += 32) await Promise.all(Array.from({ length: 32 }, attach));
+  expect(await refusal(attach())).toBe('unavailable');
+});
+
+test('the record of who did what knows who opened, attached, typed and ended, and nothing of what was typed', async () => {
+  const one = await bench();
+  const { session_id, kept } = await begin(one);
+  const port = await join(one, session_id);
+  const observer = await join(one, session_id, { mode: 'observer' });
+  port.line.head();
+  for (const text of ['secret', 'words']) port.type(text);
+  expect(await port.line.input(11)).toBe('secretwords');
+  observer.type('me too');
+  await observer.note('refused');
+  const end = one.house.client.sessions.end({ session_id });
+  ok(one.machine, await one.machine.next('KillProcess'));
+  kept.exit();
+  await end;
+  const list = (query: object = {}) => one.house.client.audit.list({ sort: 'created_at', ...query });
+  await soon(async () => (await list()).items.map(({ action, result }) => `${action} ${result}`)).toEqual([
+    'session.create ok',
+    'session.attach ok',
+    'session.attach ok',
+    'session.input ok',
+    'session.input_refused forbidden',
+    'session.end ok',
+  ]);
+  const { items } = await list({ action: 'session.input' });
+  expect(items).toEqual([
+    {
+      id: expect.stringMatching(/^aud_/),
+      at: expect.any(String),
+      key_id: expect.stringMatching(/^key_/),
+      key_name: 'test',
+      action: 'session.input',
+      machine_id: one.machine_id,
+      what: { session_id, client_id: port.client_id, mode: 'operator' },
+      request_id: expect.stringMatching(/^req_/),
+      result: 'ok',
+    },
+  ]);
+  expect((await list({ key: items[0]?.key_id })).total).toBe(6);
+  expect((await list({ key: 'key_none' })).total).toBe(0);
+});
+
+test('gRPC joins without a ticket, as far as its key reaches', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const caller = {
+    key_id: 'key_local' as never,
+    key_name: 'somebody',
+    request_id: 'req_1',
+    signal: new AbortController().signal,
+    headers: new Headers(),
+    may: () => true,
+    reaches: () => true,
+    reachable: () => undefined,
+    made: () => undefined,
+  };
+  const { sessions } = one.house.broker;
+  const wish = { session_id, mode: 'operator' } as const;
+  expect(await refusal(sessions.join({ ...wish, session_id: 'sess_x' }, caller))).toBe('session_not_found');
+  expect(await refusal(sessions.join(wish, { ...caller, reaches: () => false }))).toBe('forbidden');
+  const attachment = await sessions.join({ ...wish, offset: 7 }, caller);
+  const port = openPort();
+  void attachment.serve(port.port);
+  const line = attached(one.machine, await one.machine.next('AttachTerminal'));
+  expect(await line.open()).toMatchObject({ id: session_id, client_id: attachment.client_id, offset: 7 });
+  attachment.leave();
+  expect(await port.parted()).toEqual({ why: 'detached' });
+});

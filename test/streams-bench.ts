@@ -1,0 +1,78 @@
+// What tests of the client streams share: a client of a house, refusals as values, requests that are sent on demand.
+import { onTestFinished } from 'vitest';
+import { connect, FarhandError, type Streams } from '../shared/grpc.ts';
+import { call, type House } from './house.ts';
+
+/** The broker's certificate authority, as a client gets it. */
+export async function caOf({ url, key }: Pick<House, 'url' | 'key'>): Promise<string> {
+  return (await call(`${url}/api/v1/ca.pem`, 'GET', { key })).body;
+}
+
+/** A client of a house, closed with the test. */
+export async function streamsOf(house: House, apiKey = house.key, address = house.grpc): Promise<Streams> {
+  const client = connect({ address, ca: await caOf(house), apiKey });
+  onTestFinished(() => client.close());
+  return client;
+}
+
+/** All messages, to the end. */
+export async function all<T>(messages: AsyncIterable<T>): Promise<T[]> {
+  const found: T[] = [];
+  for await (const message of messages) found.push(message);
+  return found;
+}
+
+/** What a call was refused with. */
+export async function refusalOf(work: Promise<unknown> | AsyncIterable<unknown>): Promise<FarhandError> {
+  try {
+    await (work instanceof Promise ? work : all(work));
+  } catch (error) {
+    if (error instanceof FarhandError) return error;
+    throw error;
+  }
+  throw new Error('it was not refused');
+}
+
+/** Requests that a test sends one by one. */
+export function line<T>(...first: T[]) {
+  const waiting: T[] = [...first];
+  let ended = false;
+  let wake = (): void => {};
+  async function* requests(): AsyncGenerator<T> {
+    for (;;) {
+      const next = waiting.shift();
+      if (next !== undefined) yield next;
+      else if (ended) return;
+      else {
+        await new Promise<void>((resolve) => {
+          wake = resolve;
+        });
+      }
+    }
+  }
+  return {
+    requests: requests(),
+    send(request: T): void {
+      waiting.push(request);
+      wake();
+    },
+    end(): void {
+      ended = true;
+      wake();
+    },
+  };
+}
+
+/** Output, end and gaps of a command as a client hears them; a byte told twice or left out is an error. */
+export function hearing() {
+  const heard = { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) };
+  return {
+    heard,
+    take(output: { stream: string; offset: number; data: Buffer } | null | undefined): void {
+      if (!output) return;
+      const stream = output.stream === 'OUTPUT_STREAM_STDERR' ? 'stderr' : 'stdout';
+      if (output.offset !== heard[stream].length) throw new Error(`${stream}: ${output.offset} came`);
+      heard[stream] = Buffer.concat([heard[stream], output.data]);
+    },
+  };
+}

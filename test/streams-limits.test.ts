@@ -1,0 +1,171 @@
+// What a client of the streams cannot do to the broker: never prove itself, never read, vanish without a word.
+import { createHash, randomBytes } from 'node:crypto';
+import { readdirSync, truncateSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { credentials, status as grpcStatus, loadPackageDefinition } from '@grpc/grpc-js';
+import { loadSync } from '@grpc/proto-loader';
+import { protoPath } from 'grpc-health-check';
+import { expect, onTestFinished, test } from 'vitest';
+import type { ExecRequest } from '../proto/types/farhand/client/v1/ExecRequest.ts';
+import type { WriteFileRequest } from '../proto/types/farhand/client/v1/WriteFileRequest.ts';
+import { connect } from '../shared/grpc.ts';
+import { linkServerName } from '../shared/rpc.ts';
+import { gate, soon } from './command-bench.ts';
+import { type House, openHouse, temporaryFolder } from './house.ts';
+import { openProxy } from './proxy.ts';
+import { caOf, line, refusalOf, streamsOf } from './streams-bench.ts';
+
+/** A client of the standard health service, without a key. */
+async function healthOf(house: House) {
+  // biome-ignore lint/suspicious/noExplicitAny: made from a proto at run time
+  const loaded = loadPackageDefinition(loadSync(protoPath, { enums: String })) as any;
+  const options = { 'grpc.ssl_target_name_override': linkServerName };
+  const client = new loaded.grpc.health.v1.Health(
+    house.grpc,
+    credentials.createSsl(Buffer.from(await caOf(house))),
+    options,
+  );
+  onTestFinished(() => client.close());
+  return client;
+}
+
+test('health is told without a key, and that nothing is served any more before the broker is gone', async () => {
+  const house = await openHouse();
+  const client = await healthOf(house);
+  const check = (service: string): Promise<string> =>
+    new Promise((resolve, reject) => {
+      client.check({ service }, (error: unknown, answer: { status: string }) =>
+        error ? reject(error) : resolve(answer.status),
+      );
+    });
+  expect(await check('')).toBe('SERVING');
+  expect(await check('farhand.client.v1.Streams')).toBe('SERVING');
+  await expect(check('farhand.link.v1.Nothing')).rejects.toMatchObject({ code: grpcStatus.NOT_FOUND });
+  const told: string[] = [];
+  const watch = client.watch({ service: '' });
+  watch.on('data', ({ status }: { status: string }) => told.push(status));
+  watch.on('error', () => undefined);
+  await soon(() => told).toEqual(['SERVING']);
+  await house.broker.close();
+  await soon(() => told).toEqual(['SERVING', 'NOT_SERVING']);
+});
+
+test('a connection without a good key is cut, one with a key stays', async () => {
+  const house = await openHouse({ tuning: { proofMs: 500 } });
+  const { machineId: machine_id } = await house.agent();
+  const good = (await streamsOf(house)).watchFiles({ machine_id, path: temporaryFolder('watched') });
+  expect((await good.next()).done).toBe(false);
+  let open = true;
+  const heard = refusalOf(good).then(() => {
+    open = false;
+  });
+  const bad = await healthOf(house);
+  const cut = new Promise<number>((resolve) => {
+    const watch = bad.watch({ service: '' });
+    watch.on('data', () => undefined).on('error', (error: { code: number }) => resolve(error.code));
+  });
+  expect(await cut).toBe(grpcStatus.UNAVAILABLE);
+  // It came before, and would have gone before.
+  expect(open).toBe(true);
+  await house.broker.close();
+  await heard;
+});
+
+test('a reader that stops reading holds neither memory nor another reader', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const path = join(temporaryFolder('large'), 'file');
+  const size = 112 * 1024 * 1024;
+  writeFileSync(path, '');
+  truncateSync(path, size);
+  const [slow, quick] = [await streamsOf(house), await streamsOf(house)];
+  const before = process.memoryUsage().arrayBuffers;
+  const stalled = slow.readFile({ machine_id, path });
+  await stalled.next();
+  await stalled.next();
+  let read = 0;
+  for await (const { chunk } of quick.readFile({ machine_id, path })) read += chunk?.length ?? 0;
+  expect(read).toBe(size);
+  // Broker, agent and both clients live in this process: some windows, far from the whole file.
+  expect(process.memoryUsage().arrayBuffers - before).toBeLessThan(64 * 1024 * 1024);
+  await stalled.return(undefined);
+});
+
+test('a client that is cut off in the middle of a write leaves nothing, and a command keeps its open input', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const client = await streamsOf(house, house.key, proxy.address);
+  const folder = temporaryFolder('cut');
+  const writing = line<WriteFileRequest>(
+    { open: { machine_id, path: join(folder, 'file') } },
+    { chunk: Buffer.alloc(1_000) },
+  );
+  const running = line<ExecRequest>(
+    { start: { machine_id, command: 'cat' } },
+    { stdin: Buffer.from('first ') },
+  );
+  const ends = [refusalOf(client.writeFile(writing.requests)), refusalOf(client.exec(running.requests))];
+  await soon(() => readdirSync(folder).length).toBe(1);
+  const commandOf = async () => (await house.client.commands.list()).items[0];
+  await soon(async () => (await commandOf())?.stdout).toBe('first ');
+  proxy.cut();
+  for (const refused of await Promise.all(ends)) expect(refused).toMatchObject({ code: 'unavailable' });
+  await soon(() => readdirSync(folder)).toEqual([]);
+  const { id: command_id = '' } = (await commandOf()) ?? {};
+  await house.client.commands.input({ command_id, data: 'second', end: true });
+  await soon(async () => (await commandOf())?.stdout).toBe('first second');
+});
+
+test('a link that is lost while input comes takes none of it away and gives none of it twice', async () => {
+  const house = await openHouse();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const agent = await house.agent({ through: proxy.address });
+  const client = await streamsOf(house);
+  const held = gate();
+  const input = randomBytes(2_500_000);
+  const start = { machine_id: agent.machineId, command: `echo ready; ${held.wait}; sha256sum` };
+  async function* requests() {
+    yield { start };
+    for (let at = 0; at < input.length; at += 250_000) {
+      yield { stdin: input.subarray(at, at + 250_000) };
+    }
+  }
+  let text = '';
+  for await (const { output, end } of client.exec(requests())) {
+    if (output?.offset === 0) {
+      const back = agent.linked(false).then(() => agent.linked(true));
+      proxy.cut();
+      await back;
+      held.open();
+    }
+    text += output?.data.toString() ?? '';
+    if (end) expect(end.status).toBe('completed');
+  }
+  expect(text).toBe(`ready\n${createHash('sha256').update(input).digest('hex')}  -\n`);
+});
+
+test('a client that is frozen is gone when it answers no ping', async () => {
+  const house = await openHouse({ tuning: { pings: { pingMs: 200, pongMs: 300 } } });
+  const { machineId: machine_id } = await house.agent();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const client = await streamsOf(house, house.key, proxy.address);
+  const asked = line<ExecRequest>({ start: { machine_id, command: 'cat', cancel_on_disconnect: true } });
+  const running = refusalOf(client.exec(asked.requests));
+  const statusOf = async () => (await house.client.commands.list()).items[0]?.status;
+  await soon(statusOf).toBe('running');
+  proxy.stall();
+  await soon(statusOf).toBe('cancelled');
+  proxy.resume();
+  await running;
+});
+
+test('a client of another house is refused by its key, whatever else it knows', async () => {
+  const [house, other] = [await openHouse(), await openHouse()];
+  const client = connect({ address: house.grpc, ca: await caOf(house), apiKey: other.key });
+  onTestFinished(() => client.close());
+  expect(await refusalOf(client.events({}))).toMatchObject({ code: 'unauthorized', status: 401 });
+});

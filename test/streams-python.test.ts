@@ -1,0 +1,53 @@
+// Another language: Python's gRPC with what protoc makes of client.proto, against a real broker and agent.
+import { execFile, execFileSync } from 'node:child_process';
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { expect, test } from 'vitest';
+import { openHouse, temporaryFolder } from './house.ts';
+import { caOf } from './streams-bench.ts';
+
+const root = join(import.meta.dirname, '..');
+const python = '/usr/bin/python3';
+
+function missing(): boolean {
+  try {
+    execFileSync(python, ['-c', 'import grpc'], { stdio: 'ignore' });
+    execFileSync('sh', ['-c', 'command -v protoc grpc_python_plugin'], { stdio: 'ignore' });
+    return false;
+  } catch {
+    return true;
+  }
+}
+
+/** Debian: python3-grpcio, protobuf-compiler and protobuf-compiler-grpc. */
+test.skipIf(missing())(
+  'a program in Python does everything with client.proto alone (skipped where python3-grpcio, protoc or its plugin is missing)',
+  async () => {
+    const house = await openHouse();
+    const { machineId: machine_id } = await house.agent();
+    const { session_id } = await house.client.sessions.create({ machine_id, shell: '/bin/sh' });
+    const folder = temporaryFolder('python');
+    const plugin = execFileSync('sh', ['-c', 'command -v grpc_python_plugin'], { encoding: 'utf8' }).trim();
+    const into = [`--python_out=${folder}`, `--grpc_out=${folder}`, `--plugin=protoc-gen-grpc=${plugin}`];
+    execFileSync('protoc', ['-I', join(root, 'proto'), ...into, 'farhand/client/v1/client.proto']);
+    const ca = join(folder, 'ca.pem');
+    writeFileSync(ca, await caOf(house));
+    const path = join(folder, 'file');
+    const script = join(import.meta.dirname, 'streams-client.py');
+    const args = [script, folder, house.grpc, ca, house.key, machine_id, session_id, path];
+    const { stdout } = await promisify(execFile)(python, args, { timeout: 15_000 });
+    expect(JSON.parse(stdout)).toEqual({
+      exec: [true, 'done\n', 'failed', 3],
+      follow: ['over ', 'failed'],
+      events: [
+        ['command.started', true],
+        ['command.failed', true],
+      ],
+      write: [1_400_000, true],
+      read: [100, true],
+      attach: [true, 5],
+      refused: ['NOT_FOUND', 'file_not_found', `${path}.not`],
+    });
+  },
+);

@@ -1,0 +1,113 @@
+// Terminals over gRPC: attached to, typed into, resized, watched, and left again.
+import { expect, test } from 'vitest';
+import type { AttachSessionRequest } from '../proto/types/farhand/client/v1/AttachSessionRequest.ts';
+import type { AttachSessionResponse__Output } from '../proto/types/farhand/client/v1/AttachSessionResponse.ts';
+import type { Streams } from '../shared/grpc.ts';
+import { soon } from './command-bench.ts';
+import { openHouse } from './house.ts';
+import { line, refusalOf, streamsOf } from './streams-bench.ts';
+
+/** A house with a machine and a session whose shell says nothing by itself. */
+async function scene() {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const { session_id } = await house.client.sessions.create({
+    machine_id,
+    shell: '/bin/sh',
+    env: { PS1: '' },
+    cols: 90,
+    rows: 20,
+  });
+  return { house, machine_id, session_id, client: await streamsOf(house) };
+}
+
+/** A client of a terminal, and what it has heard. */
+function attach(client: Streams, session_id: string, more: object = {}) {
+  const asked = line<AttachSessionRequest>({ open: { session_id, ...more } });
+  const heard: AttachSessionResponse__Output[] = [];
+  const text = (): string => heard.map(({ output }) => output?.toString() ?? '').join('');
+  const kind = (name: AttachSessionResponse__Output['message']) =>
+    heard.filter(({ message }) => message === name);
+  const ended = (async () => {
+    for await (const message of client.attachSession(asked.requests)) heard.push(message);
+  })();
+  ended.catch(() => undefined);
+  return {
+    heard,
+    text,
+    kind,
+    ended,
+    type: (input: string) => asked.send({ input: Buffer.from(input) }),
+    send: asked.send,
+    leave: asked.end,
+  };
+}
+
+test('who may not attach is refused as over REST: scope, machine, session, and a session that is over', async () => {
+  const { house, session_id, client } = await scene();
+  const { machineId: elsewhere } = await house.agent();
+  const reader = await streamsOf(house, (await house.keyed(['sessions:read'])).key);
+  const foreign = await streamsOf(
+    house,
+    (await house.keyed(['sessions:attach'], { machine_ids: [elsewhere] })).key,
+  );
+  expect(await refusalOf(attach(reader, session_id).ended)).toMatchObject({
+    code: 'forbidden',
+    details: { required_scope: 'sessions:attach' },
+  });
+  expect(await refusalOf(attach(foreign, session_id).ended)).toMatchObject({ code: 'forbidden' });
+  expect(await refusalOf(attach(client, 'sess_none').ended)).toMatchObject({
+    code: 'session_not_found',
+    details: { session_id: 'sess_none' },
+  });
+  await house.client.sessions.end({ session_id });
+  expect(await refusalOf(attach(client, session_id).ended)).toMatchObject({ code: 'conflict' });
+});
+
+test('what no terminal can be told ends the call, and the session goes on', async () => {
+  const { house, session_id, client } = await scene();
+  for (const bad of [{ size: { cols: 0, rows: 5 } }, { signal: 'SIGSEGV' }, { open: { session_id } }]) {
+    const attached = attach(client, session_id);
+    await soon(() => attached.kind('attached').length).toBe(1);
+    attached.send(bad);
+    expect((await refusalOf(attached.ended)).code).toMatch(/^(validation_failed|invalid_request)$/);
+  }
+  expect((await house.client.sessions.get({ session_id })).status).toBe('CONNECTED');
+});
+
+test('an operator types and hears, an observer hears and is refused, and the end comes last to both', async () => {
+  const { house, session_id, client } = await scene();
+  const operator = attach(client, session_id);
+  await soon(() => operator.kind('attached')[0]?.attached).toMatchObject({ size: { cols: 90, rows: 20 } });
+  operator.type('echo one$((1+1))three\n');
+  await soon(operator.text).toContain('one2three');
+  const observer = attach(client, session_id, { mode: 'ATTACH_MODE_OBSERVER' });
+  await soon(observer.text).toContain('one2three');
+  observer.type('echo not\n');
+  await soon(() => observer.kind('refused').length).toBe(1);
+  operator.send({ size: { cols: 111, rows: 33 } });
+  operator.type('stty size\n');
+  await soon(observer.text).toContain('33 111');
+  await soon(() => observer.kind('size').at(-1)?.size).toEqual({ cols: 111, rows: 33 });
+  operator.type('exit 7\n');
+  await Promise.all([operator.ended, observer.ended]);
+  for (const { heard } of [operator, observer]) expect(heard.at(-1)?.end).toMatchObject({ exit_code: 7 });
+  expect(observer.text()).not.toContain('not');
+  expect((await house.client.sessions.get({ session_id })).attached_count).toBe(0);
+});
+
+test('a client that is detached, or whose key is revoked, is told so, and the session goes on', async () => {
+  const { house, session_id, client } = await scene();
+  const { key, client: own } = await house.keyed(['sessions:attach', 'sessions:read']);
+  const theirs = attach(await streamsOf(house, key), session_id);
+  const ours = attach(client, session_id);
+  await soon(() => theirs.kind('attached').length + ours.kind('attached').length).toBe(2);
+  const client_id = ours.kind('attached')[0]?.attached?.client_id ?? '';
+  await house.client.sessions.detach({ session_id, client_id });
+  expect(await refusalOf(ours.ended)).toMatchObject({ code: 'conflict' });
+  const { id: key_id } = await own.keys.me();
+  await house.client.keys.remove({ key_id });
+  expect(await refusalOf(theirs.ended)).toMatchObject({ code: 'unauthorized' });
+  await soon(async () => (await house.client.sessions.get({ session_id })).attached_count).toBe(0);
+  expect((await house.client.sessions.get({ session_id })).status).toBe('CONNECTED');
+});

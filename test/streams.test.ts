@@ -1,0 +1,472 @@
+// The streams of clients over gRPC: refusals as over REST, commands with input and output, files, and what ends a call.
+import { randomBytes } from 'node:crypto';
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import type { ExecRequest } from '../proto/types/farhand/client/v1/ExecRequest.ts';
+import type { WriteFileRequest } from '../proto/types/farhand/client/v1/WriteFileRequest.ts';
+import type { Scope } from '../shared/api/route.ts';
+import { type Code, codes } from '../shared/errors.ts';
+import { connect, type Streams } from '../shared/grpc.ts';
+import { gate, soon } from './command-bench.ts';
+import { type CallWish, type House, openHouse, temporaryFolder } from './house.ts';
+import { all, caOf, hearing, line, refusalOf, streamsOf } from './streams-bench.ts';
+
+/** A house with one machine, and a client with every right. */
+async function scene() {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  return { house, machine_id, client: await streamsOf(house) };
+}
+
+/** A client for each key, made when it is first wanted. */
+async function clientsOf(house: House): Promise<(apiKey: string) => Streams> {
+  const ca = await caOf(house);
+  const made = new Map<string, Streams>();
+  return (apiKey) => {
+    const client = made.get(apiKey) ?? connect({ address: house.grpc, ca, apiKey });
+    if (!made.has(apiKey)) onTestFinished(() => client.close());
+    made.set(apiKey, client);
+    return client;
+  };
+}
+
+// ---- Refusals
+
+/** An rpc beside the route that says the same: both must refuse the same way. */
+interface Twin {
+  rpc: keyof Streams;
+  scope: Scope;
+  /** Whose id it takes. */
+  noun: 'machine' | 'command';
+  stream(client: Streams, id: string, wrong: boolean): Promise<unknown> | AsyncIterable<unknown>;
+  rest(id: string, wrong: boolean): { method: string; path: string } & CallWish;
+}
+
+const twins: Twin[] = [
+  {
+    rpc: 'exec',
+    scope: 'commands:execute',
+    noun: 'machine',
+    stream: (client, machine_id, wrong) =>
+      client.exec([{ start: { machine_id, command: wrong ? '' : 'true' } }]),
+    rest: (machine_id, wrong) => ({
+      method: 'POST',
+      path: '/commands',
+      body: { machine_id, command: wrong ? '' : 'true' },
+    }),
+  },
+  {
+    rpc: 'followCommand',
+    scope: 'commands:read',
+    noun: 'command',
+    stream: (client, command_id, wrong) =>
+      client.followCommand({ command_id, stdout_offset: wrong ? 2 ** 63 : 0 }),
+    rest: (command_id, wrong) => ({
+      method: 'GET',
+      path: `/commands/${command_id}/stream`,
+      headers: { 'Last-Event-ID': wrong ? `${2 ** 63}.0` : '0.0' },
+    }),
+  },
+  {
+    rpc: 'readFile',
+    scope: 'files:read',
+    noun: 'machine',
+    stream: (client, machine_id, wrong) => client.readFile({ machine_id, path: wrong ? '' : '/x' }),
+    rest: (machine_id, wrong) => ({
+      method: 'GET',
+      path: `/machines/${machine_id}/files/download?path=${wrong ? '' : '/x'}`,
+    }),
+  },
+  {
+    rpc: 'writeFile',
+    scope: 'files:write',
+    noun: 'machine',
+    stream: (client, machine_id, wrong) =>
+      client.writeFile([{ open: { machine_id, path: wrong ? '' : '/x/y/z' } }, { commit: {} }]),
+    rest: (machine_id, wrong) => ({
+      method: 'PUT',
+      path: `/machines/${machine_id}/files/raw?path=${wrong ? '' : '/x/y/z'}`,
+    }),
+  },
+  {
+    rpc: 'watchFiles',
+    scope: 'files:read',
+    noun: 'machine',
+    stream: (client, machine_id, wrong) =>
+      client.watchFiles({ machine_id, path: '/x', path_encoding: wrong ? 'rot13' : '' }),
+    rest: (machine_id, wrong) => ({
+      method: 'GET',
+      path: `/machines/${machine_id}/files/watch?path=/x&recursive=false${wrong ? '&path_encoding=rot13' : ''}`,
+    }),
+  },
+  {
+    rpc: 'events',
+    scope: 'machines:read',
+    noun: 'machine',
+    stream: (client, machine_id, wrong) => client.events({ machine_id, types: wrong ? ['x'] : [] }),
+    rest: (machine_id, wrong) => ({
+      method: 'GET',
+      path: `/events/stream?machine_id=${machine_id}${wrong ? '&types=x' : ''}`,
+    }),
+  },
+];
+
+test('every rpc refuses in the order of REST, with its codes and details', async () => {
+  const house = await openHouse();
+  const machines = await Promise.all([house.agent(), house.agent()]);
+  const [mine = '', foreign = ''] = machines.map(({ machineId }) => machineId);
+  const commands = await Promise.all(
+    [mine, foreign].map((machine_id) => house.client.commands.create({ machine_id, command: 'true' })),
+  );
+  const ids = { machine: [mine, foreign], command: commands.map(({ id }) => id) };
+  const scopeless = (await house.keyed(['webhooks:read'])).key;
+  const clientOf = await clientsOf(house);
+  for (const { rpc, scope, noun, stream, rest } of twins) {
+    const limited = (await house.keyed([scope], { machine_ids: [mine] })).key;
+    const [own = '', other = ''] = ids[noun];
+    const cases: [key: string, id: string, code: string | undefined][] = [
+      ['service_apikey_none', 'nowhere', 'unauthorized'],
+      [scopeless, 'nowhere', 'forbidden'],
+      [limited, other, 'forbidden'],
+      [limited, 'nowhere', noun === 'machine' ? 'forbidden' : 'command_not_found'],
+      [house.key, 'nowhere', `${noun}_not_found`],
+      [limited, own, undefined],
+    ];
+    for (const [key, id, code] of cases) {
+      const { method, path, ...wish } = rest(id, true);
+      const { status, body } = await house.call(method, path, { key, ...wish });
+      const refused = await refusalOf(stream(clientOf(key), id, true));
+      const { code: told, details, message, requestId } = refused;
+      expect([rpc, { code: told, details, message }]).toEqual([rpc, body.error]);
+      expect([rpc, codes[told as Code]]).toEqual([rpc, status]);
+      if (code) expect([rpc, told]).toEqual([rpc, code]);
+      expect(requestId).toMatch(/^req_/);
+    }
+  }
+});
+
+test('a call that begins with another message, or with a second start, is refused, and nothing runs', async () => {
+  const { client, machine_id, house } = await scene();
+  const start = { machine_id, command: 'true' };
+  expect(await refusalOf(client.exec([{ stdin: Buffer.from('x') }]))).toMatchObject({
+    code: 'invalid_request',
+  });
+  expect(await refusalOf(client.exec([]))).toMatchObject({ code: 'invalid_request' });
+  expect(await refusalOf(client.writeFile([{ chunk: Buffer.from('x') }]))).toMatchObject({
+    code: 'invalid_request',
+  });
+  expect(await refusalOf(client.attachSession([{ input: Buffer.from('x') }]))).toMatchObject({
+    code: 'invalid_request',
+  });
+  expect((await house.client.commands.list()).total).toBe(0);
+  const held = gate();
+  const twice = client.exec([{ start: { ...start, command: held.wait } }, { start }]);
+  expect(await refusalOf(twice)).toMatchObject({ code: 'invalid_request' });
+  expect((await house.client.commands.list()).total).toBe(1);
+  held.open();
+});
+
+test('a machine that is away is told before a command is accepted', async () => {
+  const { house, machine_id, client } = await scene();
+  const agent = await house.agent();
+  await agent.close();
+  await soon(async () => (await house.client.machines.get({ machine_id: agent.machineId })).status).toBe(
+    'offline',
+  );
+  const refused = await refusalOf(client.exec([{ start: { machine_id: agent.machineId, command: 'true' } }]));
+  expect(refused).toMatchObject({ code: 'machine_offline', status: 503 });
+  expect((await house.client.commands.list({ machine_id })).total).toBe(0);
+});
+
+test('a signal that may not be sent, and a message that is too large, end the call and not the command', async () => {
+  const { house, machine_id, client } = await scene();
+  const held = gate();
+  const start = { machine_id, command: held.wait };
+  expect(await refusalOf(client.exec([{ start }, { signal: 'SIGSEGV' }]))).toMatchObject({
+    code: 'validation_failed',
+  });
+  const large = client.exec([{ start }, { stdin: Buffer.alloc(2 * 1024 * 1024) }]);
+  await refusalOf(large);
+  const { items } = await house.client.commands.list();
+  expect(items.map(({ status }) => status).sort()).not.toContain('cancelled');
+  for (const _ of items) held.open();
+});
+
+// ---- Commands
+
+test('a command is accepted, gets its input, and tells both outputs to the byte and its end last', async () => {
+  const { client, machine_id } = await scene();
+  const input = randomBytes(3_000_000);
+  const { heard, take } = hearing();
+  const kinds: string[] = [];
+  const requests = [
+    { start: { machine_id, command: 'cat; echo done >&2; exit 3' } },
+    ...[0, 1, 2].map((part) => ({ stdin: input.subarray(part * 1_000_000, (part + 1) * 1_000_000) })),
+  ];
+  let end: object | null | undefined;
+  for await (const message of client.exec(requests)) {
+    if (kinds.at(-1) !== message.message) kinds.push(message.message ?? '');
+    take(message.output);
+    end = message.end ?? end;
+  }
+  expect(kinds).toEqual(['accepted', 'output', 'end']);
+  expect(heard.stdout.equals(input)).toBe(true);
+  expect(heard.stderr.toString()).toBe('done\n');
+  expect(end).toMatchObject({ status: 'failed', exit_code: 3 });
+});
+
+test('what looks like half a character is told at once, for output is bytes', async () => {
+  const { client, machine_id } = await scene();
+  const asked = line<ExecRequest>({
+    start: { machine_id, command: "printf '\\303'; head -c 1 >/dev/null" },
+  });
+  for await (const { output, end } of client.exec(asked.requests)) {
+    if (output) {
+      expect([...output.data]).toEqual([0o303]);
+      asked.send({ stdin: Buffer.from('x') });
+    }
+    if (end) expect(end.status).toBe('completed');
+  }
+});
+
+test('with arguments it is the program itself, in its directory, with its variables', async () => {
+  const { client, machine_id } = await scene();
+  const folder = temporaryFolder('cwd');
+  const { heard, take } = hearing();
+  const start = {
+    machine_id,
+    command: '/bin/sh',
+    direct: true,
+    args: ['-c', 'pwd; echo "$ONE $0"', 'zero'],
+    cwd: folder,
+    env: { ONE: '1' },
+  };
+  for await (const { output } of client.exec([{ start }])) take(output);
+  expect(heard.stdout.toString()).toBe(`${folder}\n1 zero\n`);
+});
+
+test('a program that does not read its input stops the reading of the call, and loses nothing', async () => {
+  const { client, machine_id } = await scene();
+  const held = gate();
+  let asked = 0;
+  const piece = Buffer.alloc(512 * 1024, 'x');
+  const pieces = 48;
+  async function* requests() {
+    yield { start: { machine_id, command: `${held.wait}; wc -c` } };
+    for (; asked < pieces; asked += 1) yield { stdin: piece };
+  }
+  let before = -1;
+  const standsStill = (): boolean => {
+    const still = asked === before;
+    before = asked;
+    return still;
+  };
+  const { heard, take } = hearing();
+  for await (const { accepted, output } of client.exec(requests())) {
+    if (accepted) {
+      // It stands still once pipe, agent, broker and the windows between are full.
+      await soon(standsStill, 400).toBe(true);
+      expect(asked).toBeLessThan(pieces);
+      held.open();
+    }
+    take(output);
+  }
+  expect(Number(heard.stdout.toString())).toBe(pieces * piece.length);
+});
+
+test('a signal reaches a command, and one for a command that is over is harmless', async () => {
+  const { client, machine_id } = await scene();
+  const asked = line<ExecRequest>({
+    start: {
+      machine_id,
+      command: "trap 'echo caught; exit 0' INT; echo ready; while :; do sleep 0.05; done",
+    },
+  });
+  let end: unknown;
+  const { heard, take } = hearing();
+  for await (const message of client.exec(asked.requests)) {
+    take(message.output);
+    if (heard.stdout.toString() === 'ready\n') asked.send({ signal: 'SIGINT' });
+    end = message.end;
+  }
+  expect(heard.stdout.toString()).toBe('ready\ncaught\n');
+  expect(end).toMatchObject({ status: 'completed' });
+});
+
+test('a client that goes leaves its command running, with its input open, unless it said otherwise', async () => {
+  const { client, house, machine_id } = await scene();
+  const leave = async (more: object): Promise<string> => {
+    const asked = line({ start: { machine_id, command: 'cat', ...more } });
+    for await (const { accepted } of client.exec(asked.requests)) if (accepted) return accepted.command_id;
+    throw new Error('it was not accepted');
+  };
+  const [stays, goes] = [await leave({}), await leave({ cancel_on_disconnect: true })];
+  const statusOf = async (command_id: string) => (await house.client.commands.get({ command_id })).status;
+  await soon(() => statusOf(goes)).toBe('cancelled');
+  expect(await statusOf(stays)).toBe('running');
+  await house.client.commands.input({ command_id: stays, data: 'late', end: true });
+  await soon(async () => (await house.client.commands.get({ command_id: stays })).stdout).toBe('late');
+});
+
+test('a repeat with the same idempotency key finds the same command, and its input counts once', async () => {
+  const { client, house, machine_id } = await scene();
+  const start = { machine_id, command: 'cat' };
+  const asked = line<ExecRequest>({ start }, { stdin: Buffer.from('ab') });
+  const options = { idempotencyKey: 'once' };
+  let first = '';
+  for await (const { accepted, output } of client.exec(asked.requests, options)) {
+    first = accepted?.command_id ?? first;
+    if (output) break;
+  }
+  const { heard, take } = hearing();
+  const repeat = [{ start }, { stdin: Buffer.from('a') }, { stdin: Buffer.from('bc') }];
+  for await (const { accepted, output } of client.exec(repeat, options)) {
+    if (accepted) expect(accepted.command_id).toBe(first);
+    take(output);
+  }
+  expect(heard.stdout.toString()).toBe('abc');
+  const other = client.exec([{ start: { machine_id, command: 'true' } }], options);
+  expect(await refusalOf(other)).toMatchObject({ code: 'idempotency_mismatch' });
+  expect((await house.client.commands.list()).total).toBe(1);
+});
+
+test('a command is followed from offsets on, during its life and after it', async () => {
+  const { client, house, machine_id } = await scene();
+  const { id: command_id } = await house.client.commands.create({
+    machine_id,
+    command: 'printf 0123456789; echo x >&2',
+  });
+  const told = await all(client.followCommand({ command_id, stdout_offset: 4, stderr_offset: 2 }));
+  expect(
+    told.map(({ output, end }) => (output ? [output.offset, output.data.toString()] : end?.status)),
+  ).toEqual([[4, '456789'], 'completed']);
+  expect(await refusalOf(client.followCommand({ command_id, stdout_offset: 11 }))).toMatchObject({
+    code: 'range_not_satisfiable',
+    details: { start: 0, end: 10 },
+  });
+});
+
+// ---- Files
+
+test('a file is read whole and in part, from its end too, with what there is to know of it first', async () => {
+  const { client, machine_id } = await scene();
+  const path = join(temporaryFolder('read'), 'file');
+  const content = randomBytes(1_500_000);
+  writeFileSync(path, content);
+  const read = async (more: object): Promise<[length: number | undefined, bytes: Buffer]> => {
+    const [first, ...rest] = await all(client.readFile({ machine_id, path, ...more }));
+    expect(first?.head?.etag).toMatch(/^"/);
+    return [first?.head?.length, Buffer.concat(rest.map(({ chunk }) => chunk ?? Buffer.alloc(0)))];
+  };
+  for (const [more, part] of [
+    [{}, content],
+    [{ offset: 1_000_000 }, content.subarray(1_000_000)],
+    [{ offset: 10, length: 20 }, content.subarray(10, 30)],
+    [{ offset: -7 }, content.subarray(-7)],
+    [{ offset: -7, length: 3 }, content.subarray(-7, -4)],
+    [{ length: 0 }, Buffer.alloc(0)],
+  ] as const) {
+    const [length, bytes] = await read(more);
+    expect([more, length, bytes.equals(part)]).toEqual([more, part.length, true]);
+  }
+  expect(await refusalOf(client.readFile({ machine_id, path: `${path}.not`, offset: 1 }))).toMatchObject({
+    code: 'file_not_found',
+    details: { path: `${path}.not` },
+  });
+});
+
+test('a refusal names a file as it is, and what is too long for metadata is left out', async () => {
+  const { client, machine_id } = await scene();
+  const path = '/nowhere/ä€😀';
+  expect((await refusalOf(client.readFile({ machine_id, path }))).details).toMatchObject({ path });
+  const long = `/nowhere/${'x'.repeat(9_000)}`;
+  const { code, details } = await refusalOf(client.readFile({ machine_id, path: long }));
+  expect([code, details]).toEqual(['file_not_found', {}]);
+});
+
+test('a file is written whole at its commit, and not without one, nor with another checksum', async () => {
+  const { client, machine_id } = await scene();
+  const folder = temporaryFolder('write');
+  const path = join(folder, 'file');
+  const open = { open: { machine_id, path, mode: '600' } };
+  const chunk = { chunk: Buffer.from('content') };
+  expect(await refusalOf(client.writeFile([open, chunk]))).toMatchObject({ code: 'invalid_request' });
+  const wrong = [open, chunk, { commit: { sha256: '0'.repeat(64) } }];
+  expect(await refusalOf(client.writeFile(wrong))).toMatchObject({ code: 'validation_failed' });
+  expect(await refusalOf(client.writeFile([open, chunk, open]))).toMatchObject({ code: 'invalid_request' });
+  await soon(() => readdirSync(folder)).toEqual([]);
+  const sha256 = 'ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73';
+  const written = await client.writeFile([open, chunk, { commit: { sha256 } }]);
+  expect(written).toMatchObject({ path, size: 7, created: true, sha256 });
+  expect(readFileSync(path, 'utf8')).toBe('content');
+  const again = [{ open: { machine_id, path, overwrite: false } }, chunk, { commit: {} }];
+  expect(await refusalOf(client.writeFile(again))).toMatchObject({ code: 'already_exists' });
+});
+
+test('a write that is cancelled in the middle leaves nothing', async () => {
+  const { client, machine_id } = await scene();
+  const folder = temporaryFolder('cut');
+  const open = { open: { machine_id, path: join(folder, 'file') } };
+  const stop = new AbortController();
+  const asked = line<WriteFileRequest>(open, { chunk: Buffer.alloc(100_000) });
+  const writing = refusalOf(client.writeFile(asked.requests, { signal: stop.signal }));
+  await soon(() => readdirSync(folder).length).toBe(1);
+  stop.abort();
+  await writing;
+  await soon(() => readdirSync(folder)).toEqual([]);
+});
+
+test('changes are told as they happen, after a first message that says it watches', async () => {
+  const { client, machine_id } = await scene();
+  const folder = temporaryFolder('watch');
+  for await (const { change, path, type } of client.watchFiles({ machine_id, path: folder })) {
+    if (change === '') writeFileSync(join(folder, 'new'), '');
+    else {
+      expect([change, path, type]).toEqual(['added', join(folder, 'new'), 'file']);
+      break;
+    }
+  }
+});
+
+// ---- What ends a call
+
+test('a key that is revoked ends its open calls at once', async () => {
+  const { house, machine_id } = await scene();
+  const { key } = await house.keyed(['commands:execute', 'machines:read', 'files:read']);
+  const client = await streamsOf(house, key);
+  const asked = line({ start: { machine_id, command: 'cat' } });
+  const open = [
+    client.exec(asked.requests),
+    client.events({}),
+    client.watchFiles({ machine_id, path: temporaryFolder('watched') }),
+  ].map((messages) => refusalOf(messages));
+  await soon(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(1);
+  const { items } = await house.client.keys.list();
+  const { id: key_id = '' } = items.find(({ scopes }) => scopes.length === 3) ?? {};
+  await house.client.keys.remove({ key_id });
+  for (const refused of await Promise.all(open)) expect(refused).toMatchObject({ code: 'unauthorized' });
+});
+
+test('a broker that stops tells its callers to come back', async () => {
+  const { house, client } = await scene();
+  const events = client.events({});
+  const ended = refusalOf(events);
+  const held = client.watchFiles({
+    machine_id: (await house.client.machines.list()).items[0]!.id,
+    path: '/tmp',
+  });
+  expect((await held.next()).done).toBe(false);
+  await house.broker.close();
+  expect(await ended).toMatchObject({ code: 'unavailable' });
+});
+
+test('without its certificate authority a broker is not spoken to', async () => {
+  const { house } = await scene();
+  const other = await openHouse();
+  const stranger = await streamsOf(other, other.key, house.grpc);
+  expect(await refusalOf(stranger.events({}))).toMatchObject({
+    code: 'unavailable',
+    details: { grpc_status: 'UNAVAILABLE' },
+  });
+});

@@ -1,0 +1,236 @@
+// Terminals of one agent's room without a link, and clients that a test plays by hand.
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { onTestFinished } from 'vitest';
+import { openProcesses, type Processes, type ProcessesOptions } from '../agent/processes/index.ts';
+import type { AttachTerminalRequest__Output } from '../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
+import type { ProcessExit } from '../proto/types/farhand/agent/v1/ProcessExit.ts';
+import type { TerminalEvent } from '../proto/types/farhand/agent/v1/TerminalEvent.ts';
+import type { TerminalSpec__Output } from '../proto/types/farhand/agent/v1/TerminalSpec.ts';
+import { newId } from '../shared/ids.ts';
+import { createLogger } from '../shared/logger.ts';
+import { type AgentCall, gaveUp } from '../shared/rpc.ts';
+
+/** Why a call is cut when the link goes. */
+const linkLost = new Error('the link to the broker was lost');
+
+export function call(signal: AbortSignal = new AbortController().signal): AgentCall {
+  return { call_id: newId('call'), request_id: newId('request'), signal };
+}
+
+export interface Keeper {
+  /** Pid of the shell. */
+  started(): Promise<number>;
+  exit(): Promise<ProcessExit>;
+  /** Its call ends. */
+  leave(): void;
+}
+
+type Doing = Partial<Omit<AttachTerminalRequest__Output, 'message'>>;
+
+export interface Viewer {
+  text(): string;
+  bytes(): Buffer;
+  /** Of the first byte it was given. */
+  head(): { offset: number; cols: number; rows: number };
+  sizes: { cols: number; rows: number }[];
+  /** One past the last byte it has. */
+  position(): number;
+  do(doing: Doing): void;
+  type(text: string | Uint8Array): void;
+  /** Until it has seen that in what came since the last one; what follows is kept. */
+  sees(what: string | RegExp): Promise<void>;
+  /** Until so many bytes came in all. */
+  reaches(position: number): Promise<void>;
+  /** It answers `taken` for everything from now on, or no longer. */
+  taking(on: boolean): void;
+  /** It reads nothing any more. */
+  stop(): void;
+  /** The link goes. */
+  lose(): void;
+  /** It goes on purpose. */
+  leave(): void;
+  /** Resolves at the end of its call, rejects with its failure. */
+  ended: Promise<void>;
+}
+
+export interface Bench {
+  room: Processes;
+  home: string;
+  open(spec?: Partial<TerminalSpec__Output>, id?: string): Keeper;
+  keep(id: string): Keeper;
+  attach(id: string, options?: { client?: string; offset?: number; taking?: boolean }): Viewer;
+  /** The agent stops, another one opens the same directory. */
+  again(): Promise<void>;
+}
+
+const plain = { program: '/bin/sh', args: [] as string[], env: { PS1: '$ ' } };
+/** A program that runs this line of shell. */
+export const sh = (line: string): Partial<TerminalSpec__Output> => ({
+  program: '/bin/sh',
+  args: ['-c', line],
+});
+
+export async function openBench(limits: ProcessesOptions['limits'] = {}): Promise<Bench> {
+  const home = await mkdtemp(join(tmpdir(), 'farhand-terminals-'));
+  const openRoom = (): Promise<Processes> =>
+    openProcesses({
+      directory: join(home, 'agent'),
+      log: createLogger('test', 'silent'),
+      mayRunAs: true,
+      limits: { stopGraceMs: 50, ...limits },
+    });
+  const bench: Bench = {
+    room: await openRoom(),
+    home,
+    open(spec = {}, id = newId('session')) {
+      const all = { cwd: home, size: { cols: 80, rows: 24 }, grace_ms: 60_000, ...plain, ...spec };
+      return keeper((own) => bench.room.openTerminal({ id, spec: all }, own));
+    },
+    keep: (id) => keeper((own) => bench.room.keepTerminal({ id }, own)),
+    attach: (id, options = {}) => viewer(bench.room, id, options),
+    async again() {
+      await bench.room.stop();
+      bench.room = await openRoom();
+    },
+  };
+  onTestFinished(async () => {
+    await bench.room.stop();
+    await rm(home, { recursive: true, force: true });
+  });
+  return bench;
+}
+
+function keeper(ask: (own: AgentCall) => AsyncIterable<{ event?: TerminalEvent | null }>): Keeper {
+  const abort = new AbortController();
+  const started = Promise.withResolvers<number>();
+  const events = (async () => {
+    const seen: TerminalEvent[] = [];
+    for await (const { event } of ask(call(abort.signal))) {
+      if (event) seen.push(event);
+      if (event?.started) started.resolve(event.started.pid ?? 0);
+    }
+    return seen;
+  })();
+  events.catch((error: unknown) => started.reject(error));
+  void events.then(() => started.reject(new Error('it never started'))).catch(() => {});
+  started.promise.catch(() => {});
+  return {
+    started: () => started.promise,
+    async exit() {
+      const exit = (await events).find((event) => event.exit)?.exit;
+      if (!exit) throw new Error('no exit was told');
+      return exit;
+    },
+    leave: () => abort.abort(linkLost),
+  };
+}
+
+function viewer(
+  room: Processes,
+  id: string,
+  { client = newId('client'), offset, taking = true }: { client?: string; offset?: number; taking?: boolean },
+): Viewer {
+  const abort = new AbortController();
+  const doings: Doing[] = [{ open: { id, client_id: client, ...(offset !== undefined && { offset }) } }];
+  const pieces: Buffer[] = [];
+  const sizes: Viewer['sizes'] = [];
+  let head = { offset: 0, cols: 0, rows: 0 };
+  let [position, searched, takes, stopped, left] = [0, 0, taking, false, false];
+  const news = new EventTarget();
+  const tell = (): void => void news.dispatchEvent(new Event('news'));
+  const heard = (): Promise<void> =>
+    new Promise((resolve) => news.addEventListener('news', () => resolve(), { once: true }));
+
+  async function* requests(): AsyncGenerator<AttachTerminalRequest__Output> {
+    for (;;) {
+      const next = doings.shift();
+      if (next) yield next;
+      else if (abort.signal.aborted) throw linkLost;
+      else if (left) return;
+      else await heard();
+    }
+  }
+  async function read(): Promise<void> {
+    for await (const { head: first, output, size } of room.attachTerminal(requests(), call(abort.signal))) {
+      if (first)
+        head = {
+          offset: Number(first.offset),
+          cols: first.size?.cols ?? 0,
+          rows: first.size?.rows ?? 0,
+        };
+      if (first) position = head.offset;
+      if (size) sizes.push({ cols: size.cols ?? 0, rows: size.rows ?? 0 });
+      if (output) {
+        const data = Buffer.from(output.data ?? '');
+        if (output.offset !== position) throw new Error(`a gap at ${position}`);
+        if (data.length > 64 * 1024) throw new Error('a piece is too large');
+        pieces.push(data);
+        position += data.length;
+        if (takes) doings.push({ taken: position });
+      }
+      tell();
+      while (stopped && !abort.signal.aborted) await heard();
+    }
+  }
+  const ended = read().finally(() => {
+    over = true;
+    tell();
+  });
+  let over = false;
+  ended.catch(() => {});
+  const bytes = (): Buffer => Buffer.concat(pieces);
+  async function until(done: () => boolean): Promise<void> {
+    while (!done()) {
+      if (over) {
+        await ended;
+        throw new Error(`it ended before that: ${bytes().toString().slice(-500)}`);
+      }
+      await heard();
+    }
+  }
+  return {
+    bytes,
+    text: () => bytes().toString(),
+    head: () => head,
+    sizes,
+    position: () => position,
+    do(doing) {
+      doings.push(doing);
+      tell();
+    },
+    type(text) {
+      this.do({ input: Buffer.from(text) });
+    },
+    async sees(what) {
+      await until(() => {
+        const rest = bytes().toString('latin1').slice(searched);
+        const wanted = typeof what === 'string' ? Buffer.from(what).toString('latin1') : what;
+        const at = typeof wanted === 'string' ? rest.indexOf(wanted) : rest.search(wanted);
+        if (at < 0) return false;
+        const length = typeof wanted === 'string' ? wanted.length : (rest.match(wanted)?.[0].length ?? 0);
+        searched += at + length;
+        return true;
+      });
+    },
+    reaches: (end) => until(() => position >= end),
+    taking(on) {
+      takes = on;
+      if (on) this.do({ taken: position });
+    },
+    stop() {
+      stopped = true;
+    },
+    lose() {
+      abort.abort(linkLost);
+      tell();
+    },
+    leave() {
+      left = true;
+      abort.abort(gaveUp);
+      tell();
+    },
+    ended,
+  };
+}

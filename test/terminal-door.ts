@@ -1,0 +1,95 @@
+// A door for WebSockets before one made-up session: what comes through it is played by the test.
+import { once } from 'node:events';
+import { createServer, type IncomingMessage } from 'node:http';
+import { type AddressInfo, connect, type Socket } from 'node:net';
+import { onTestFinished } from 'vitest';
+import { WebSocket } from 'ws';
+import { type Attachment, openSocketDoor } from '../broker/http/websocket.ts';
+import type { ClientPort } from '../broker/sessions/client.ts';
+import { AppError } from '../shared/errors.ts';
+import { quiet } from './house.ts';
+
+const session_id = 'sess_one';
+export const path = `/api/v1/sessions/${session_id}/stream`;
+
+/** A door before one session, whose tickets are good once; clients that come through it are given to the test. */
+export async function openDoor(publicUrl = '') {
+  const tickets = new Set(['one', 'two']);
+  const left: string[] = [];
+  const ports: ClientPort[] = [];
+  let came = (_port: ClientPort): void => {};
+  const attachment: Attachment = {
+    session_id,
+    client_id: 'cli_one',
+    serve: async (port) => {
+      ports.push(port);
+      came(port);
+    },
+    leave: () => void left.push('left'),
+  };
+  const redeem = (ticket: string) => (tickets.delete(ticket) ? attachment : undefined);
+  const door = openSocketDoor({ redeem, publicUrl: () => publicUrl, log: quiet });
+  const shouldUpgradeCallback = (request: IncomingMessage) => door.admits(request);
+  const server = createServer({ shouldUpgradeCallback }, (request, response) => {
+    const refusal = door.refusal(request);
+    if (refusal instanceof AppError) response.statusCode = refusal.status;
+    response.end(String(refusal));
+  });
+  const sockets = new Set<Socket>();
+  server.on('connection', (socket) => sockets.add(socket));
+  server.on('upgrade', (request, socket, head) => door.take(request, socket, head));
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  onTestFinished(() => void server.close());
+  const { port } = server.address() as AddressInfo;
+  return {
+    port,
+    ports,
+    left,
+    tickets,
+    /** Gives the room's side of the next client that is let in. */
+    arrival: () =>
+      new Promise<ClientPort>((resolve) => {
+        came = resolve;
+      }),
+    /** A client that has been let in, and the room's side of it. */
+    async enter(options = {}): Promise<{ client: WebSocket; port: ClientPort; closed: Promise<unknown[]> }> {
+      const arrived = this.arrival();
+      const client = new WebSocket(`ws://127.0.0.1:${port}${path}?ticket=one`, options);
+      onTestFinished(() => client.terminate());
+      const closed = once(client, 'close').then(([code, reason]) => [code, String(reason)]);
+      await once(client, 'open');
+      return { client, port: await arrived, closed };
+    },
+    /** Cuts requests that say nothing for so long, as the broker does. */
+    cutSilent: (ms: number) => void server.setTimeout(ms, (socket) => socket.destroy()),
+    /** Resolves when every connection is over on this side, too. */
+    async empty(): Promise<void> {
+      await Promise.all([...sockets].filter(({ closed }) => !closed).map((socket) => once(socket, 'close')));
+      await new Promise((resolve) => setImmediate(resolve));
+    },
+    /** Breaks every connection. */
+    cut(): void {
+      for (const socket of sockets) socket.destroy();
+    },
+    /** The status that a request for a WebSocket gets. */
+    async status(wish: { path?: string; headers?: Record<string, string | undefined>; method?: string }) {
+      const headers = Object.entries({ ...handshake, Host: `127.0.0.1:${port}`, ...wish.headers });
+      const lines = headers
+        .filter(([, value]) => value !== undefined)
+        .map(([name, value]) => `${name}: ${value}`);
+      const socket = connect(port, '127.0.0.1');
+      onTestFinished(() => void socket.destroy());
+      const line = `${wish.method ?? 'GET'} ${wish.path ?? `${path}?ticket=one`} HTTP/1.1`;
+      socket.write([line, ...lines, '', ''].join('\r\n'));
+      const [answer] = await once(socket, 'data');
+      return Number(/^HTTP\/1\.1 (\d{3})/.exec(String(answer))?.[1]);
+    },
+  };
+}
+
+export const handshake = {
+  Connection: 'Upgrade',
+  Upgrade: 'websocket',
+  'Sec-WebSocket-Version': '13',
+  'Sec-WebSocket-Key': Buffer.alloc(16).toString('base64'),
+};

@@ -1,0 +1,353 @@
+// The transport of terminals: who is let in, and what passes between a WebSocket and the room of sessions.
+import { once } from 'node:events';
+import { type IncomingMessage, request } from 'node:http';
+import { connect } from 'node:net';
+import { text } from 'node:stream/consumers';
+import { pino } from 'pino';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { type RawData, WebSocket } from 'ws';
+import { brokerSettings } from '../broker/config.ts';
+import type { ClientPort, Doing, Parting } from '../broker/sessions/client.ts';
+import { startBroker } from '../broker/start.ts';
+import { readSettings } from '../shared/settings.ts';
+import { fakeClock } from './fake-clock.ts';
+import { call, type House, openHouse, temporaryFolder } from './house.ts';
+import { handshake, openDoor, path } from './terminal-door.ts';
+
+async function take(doings: AsyncIterable<Doing>, count: number): Promise<Doing[]> {
+  const taken: Doing[] = [];
+  for await (const doing of doings) {
+    taken.push(doing);
+    if (taken.length === count) break;
+  }
+  return taken;
+}
+
+/** What `ws` gives is a Buffer unless told otherwise. */
+const jsonOf = (data: RawData): unknown => JSON.parse((data as Buffer).toString());
+
+async function leftBy({ gone }: ClientPort): Promise<void> {
+  if (!gone.aborted) await once(gone, 'abort');
+}
+
+// ---- Who is let in
+
+test('a ticket that is wrong, used, missing or for another session is 401, and none of them keeps a socket', async () => {
+  const door = await openDoor();
+  for (const query of ['', '?ticket=', '?ticket=wrong', '?ticket=one%00', '?other=one']) {
+    expect([query, await door.status({ path: path + query })]).toEqual([query, 401]);
+  }
+  expect(await door.status({})).toBe(101);
+  expect(await door.status({})).toBe(401);
+  expect(door.left).toEqual([]);
+  expect(await door.status({ path: '/api/v1/sessions/sess_two/stream?ticket=two' })).toBe(401);
+  // Looking at it has used it up.
+  expect([door.left, door.tickets.size, door.ports.length]).toEqual([['left'], 0, 1]);
+});
+
+test('what is no good handshake is 400 and leaves the ticket good', async () => {
+  const door = await openDoor();
+  const wrong = [
+    { Upgrade: undefined, Connection: undefined },
+    { Upgrade: 'h2c' },
+    { Connection: 'keep-alive' },
+    { 'Sec-WebSocket-Key': undefined },
+    { 'Sec-WebSocket-Key': 'short' },
+    { 'Sec-WebSocket-Version': '8' },
+    { 'Content-Length': '5' },
+    { 'Transfer-Encoding': 'chunked' },
+  ];
+  for (const headers of wrong) {
+    expect([headers, await door.status({ headers })]).toEqual([headers, 400]);
+  }
+  expect(await door.status({ method: 'POST' })).toBe(400);
+  expect([await door.status({}), door.ports.length]).toEqual([101, 1]);
+});
+
+test('a handshake that only the library refuses gives its attachment back', async () => {
+  const door = await openDoor();
+  expect(await door.status({ headers: { 'Sec-WebSocket-Protocol': 'a,,b' } })).toBe(400);
+  expect([door.left, door.ports]).toEqual([['left'], []]);
+});
+
+test('pages of another origin are 403, those of the broker’s own host or public address are let in', async () => {
+  const door = await openDoor('https://farhand.example.org');
+  const host = `127.0.0.1:${door.port}`;
+  const foreign = [
+    'null',
+    'http://evil.example',
+    'http://farhand.example.org',
+    'https://farhand.example.org:8443',
+    'https://farhand.example.org.evil.example',
+    'http://127.0.0.1',
+    'nonsense',
+  ];
+  for (const Origin of foreign) {
+    expect([Origin, await door.status({ headers: { Origin } })]).toEqual([Origin, 403]);
+  }
+  expect(await door.status({ headers: { Origin: `http://${host}` } })).toBe(101);
+  expect(
+    await door.status({ path: `${path}?ticket=two`, headers: { Origin: 'https://farhand.example.org' } }),
+  ).toBe(101);
+});
+
+// ---- What a client says
+
+test.each([
+  ['no JSON', 'ls'],
+  ['an unknown type', '{"type":"kill"}'],
+  ['a size of nothing', '{"type":"resize","cols":0,"rows":24}'],
+  ['a size that is no number', '{"type":"resize","cols":"80","rows":24}'],
+  ['an unknown signal', '{"type":"signal","signal":"SIGSEGV"}'],
+  ['a field too many', '{"type":"input","data":"x","more":1}'],
+  ['nothing', 'null'],
+])('%s closes with 1008 and a reason, and nothing after it is done', async (_what, message) => {
+  const door = await openDoor();
+  const { client, port, closed } = await door.enter();
+  client.send(message);
+  client.send('{"type":"input","data":"late"}');
+  expect(await closed).toEqual([1008, expect.stringMatching(/^message: .{5,}/)]);
+  expect(await take(port.doings, 1)).toEqual([]);
+  await leftBy(port);
+});
+
+test('a message over 1 MiB closes with 1009', async () => {
+  const { client, closed } = await (await openDoor()).enter();
+  client.send(Buffer.alloc(1024 * 1024 + 1));
+  expect((await closed)[0]).toBe(1009);
+});
+
+test('what a client does arrives in order, text and bytes alike, also when it leaves at once', async () => {
+  const { client, port } = await (await openDoor()).enter();
+  client.send('{"type":"input","data":"größe 漢\\n"}');
+  client.send(Buffer.from([0, 255, 3]));
+  client.send('{"type":"resize","cols":132,"rows":43}');
+  client.send('{"type":"signal","signal":"SIGINT"}');
+  client.close();
+  expect(await take(port.doings, 9)).toEqual([
+    { input: Buffer.from('größe 漢\n') },
+    { input: Buffer.from([0, 255, 3]) },
+    { size: { cols: 132, rows: 43 } },
+    { signal: 'SIGINT' },
+  ]);
+});
+
+test('a room that reads slowly slows its client: what nobody takes stays in the network', async () => {
+  const { client, port } = await (await openDoor()).enter();
+  const piece = Buffer.alloc(256 * 1024, 'x');
+  const pieces = 128;
+  const sent = Promise.all(
+    Array.from({ length: pieces }, () => new Promise((resolve) => client.send(piece, resolve))),
+  );
+  // All of it would be gone in a fraction of this.
+  const soon = new Promise((resolve) => setTimeout(resolve, 500, 'held'));
+  expect(await Promise.race([sent, soon])).toBe('held');
+  const taken = await take(port.doings, pieces);
+  expect(taken.length).toBe(pieces);
+});
+
+// ---- What a client is told
+
+test('output and notes arrive as they were given, and output waits until the socket has taken it', async () => {
+  const { client, port } = await (await openDoor()).enter();
+  const got: unknown[] = [];
+  client.on('message', (data, binary) => got.push(binary ? data : jsonOf(data)));
+  port.note({ type: 'ready', client_id: 'cli_one', offset: 7, cols: 80, rows: 24 });
+  await port.output(Buffer.from([0xe6, 0xbc]));
+  await port.output(Buffer.from([0xa2]));
+  port.part({ why: 'detached' });
+  await once(client, 'close');
+  expect(got).toEqual([
+    { type: 'ready', client_id: 'cli_one', offset: 7, cols: 80, rows: 24 },
+    Buffer.from([0xe6, 0xbc]),
+    Buffer.from([0xa2]),
+  ]);
+});
+
+test('a client that does not read holds up its own output only, and gets all of it later', async () => {
+  const { client, port } = await (await openDoor()).enter();
+  client.pause();
+  const piece = Buffer.alloc(64 * 1024, 'y');
+  let given = 0;
+  const giving = (async () => {
+    for (; given < 400; given += 1) await port.output(piece);
+  })();
+  let before = -1;
+  while (given !== before) {
+    before = given;
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  expect(given).toBeLessThan(400);
+  let received = 0;
+  client.on('message', (data) => {
+    received += (data as Buffer).length;
+  });
+  client.resume();
+  await giving;
+  port.part({ why: 'detached' });
+  await once(client, 'close');
+  expect(received).toBe(400 * piece.length);
+});
+
+test('output to a client that has gone resolves, and notes to it do nothing', async () => {
+  const { client, port } = await (await openDoor()).enter();
+  client.terminate();
+  await leftBy(port);
+  await port.output(Buffer.from('late'));
+  port.note({ type: 'size', cols: 1, rows: 1 });
+  port.part({ why: 'detached' });
+});
+
+test('a client that takes no notes is let go before they fill the memory', async () => {
+  const { client, port, closed } = await (await openDoor()).enter();
+  client.pause();
+  let over = false;
+  void take(port.doings, 1).then(() => {
+    over = true;
+  });
+  for (let count = 0; count < 200_000 && !over; count += 1) {
+    port.note({ type: 'refused', message: 'x'.repeat(1000) });
+    if (count % 100 === 0) await new Promise((resolve) => setImmediate(resolve));
+  }
+  expect(over).toBe(true);
+  client.resume();
+  expect((await closed)[0]).toBe(4008);
+});
+
+test.each<[Parting, number]>([
+  [{ why: 'ended', exit_code: 3, signal: null, reason: null }, 1000],
+  [{ why: 'detached' }, 4001],
+  [{ why: 'forbidden' }, 4003],
+  [{ why: 'fell_behind' }, 4008],
+  [{ why: 'stopping' }, 1001],
+])('a client that is let go hears why: %o closes with %i', async (parting, code) => {
+  const door = await openDoor();
+  const { client, port, closed } = await door.enter();
+  const got: unknown[] = [];
+  client.on('message', (data) => got.push(jsonOf(data)));
+  port.part(parting);
+  port.part({ why: 'forbidden' });
+  expect((await closed)[0]).toBe(code);
+  const { why: _, ...ending } = parting;
+  expect(got).toEqual(code === 1000 ? [{ type: 'end', ...ending }] : []);
+  // It did not leave: it was let go.
+  await door.empty();
+  expect(port.gone.aborted).toBe(false);
+  expect(await take(port.doings, 1)).toEqual([]);
+});
+
+// ---- Who is still there
+
+test('a client that answers no ping is gone within 45 s, one that answers stays', async () => {
+  const clock = fakeClock(0);
+  const quick = await (await openDoor()).enter();
+  const dead = await (await openDoor()).enter({ autoPong: false });
+  for (let at = 0; at < 90; at += 15) {
+    const pong = at < 30 && once(dead.client, 'ping');
+    const answered = once(quick.client, 'ping');
+    await clock.advance(15_000);
+    await Promise.all([pong, answered]);
+    // The pong is on its way to the broker: whatever is said after it has come after it.
+    quick.client.send(Buffer.from('x'));
+    await take(quick.port.doings, 1);
+  }
+  await leftBy(dead.port);
+  expect(quick.port.gone.aborted).toBe(false);
+});
+
+// ---- In the broker
+
+/** A session that runs cat, and a client of it. */
+async function openSession(house: House) {
+  const { machineId: machine_id } = await house.agent();
+  const { session_id } = await house.client.sessions.create({ machine_id, shell: '/bin/cat' });
+  const { stream_url } = await house.client.sessions.attach({ session_id });
+  return { session_id, stream_url };
+}
+
+/** What a request gets that would become a WebSocket. */
+async function upgrade(
+  url: string,
+  headers: Record<string, string> = {},
+): Promise<{ status: number; body: string }> {
+  const asked = request(url, { headers: { ...handshake, ...headers } });
+  asked.end();
+  const answer = new Promise<[IncomingMessage]>((resolve, reject) => {
+    asked.once('response', (response) => resolve([response])).once('error', reject);
+    asked.once('upgrade', (response, socket) => {
+      socket.destroy();
+      resolve([response]);
+    });
+  });
+  const [response] = await answer;
+  const { statusCode: status = 0 } = response;
+  return { status, body: status === 101 ? '' : await text(response) };
+}
+
+test('a refusal is in the envelope with a request id, and a path without a terminal answers as without an upgrade', async () => {
+  const house = await openHouse();
+  const { stream_url } = await openSession(house);
+  const url = stream_url.replace(/^ws/, 'http');
+  const plain = await call(url, 'GET');
+  expect([plain.status, plain.body.error.code]).toEqual([400, 'invalid_request']);
+  expect(plain.headers.get('x-request-id')).toMatch(/^req_/);
+  const refused = await upgrade(url.replace(/ticket=.*/, 'ticket=wrong'));
+  expect([refused.status, JSON.parse(refused.body).error.code]).toEqual([401, 'unauthorized']);
+  const foreign = await upgrade(url, { Origin: 'https://evil.example' });
+  expect([foreign.status, JSON.parse(foreign.body).error.code]).toEqual([403, 'forbidden']);
+  const Authorization = `Bearer ${house.key}`;
+  for (const path of [
+    '/healthz',
+    '/nowhere',
+    '/api/v1/machines',
+    '/api/v1/sessions/x/stream/',
+    '/api/v1/sessions/x/Stream',
+  ]) {
+    for (const headers of [{}, { Authorization }]) {
+      const [without, asked] = [
+        await fetch(house.url + path, { headers }),
+        await upgrade(house.url + path, headers),
+      ];
+      expect([path, asked.status]).toEqual([path, without.status]);
+    }
+  }
+  expect((await upgrade(url)).status).toBe(101);
+});
+
+test('tickets are in no log line, whether good or not', async () => {
+  const lines: string[] = [];
+  const dataDir = temporaryFolder('broker');
+  const log = pino({ level: 'trace' }, { write: (line: string) => void lines.push(line) });
+  const argv = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const broker = await startBroker(readSettings(brokerSettings, { argv, env: {} }), log);
+  onTestFinished(() => broker.close());
+  const asked = await upgrade(`${broker.url}/api/v1/sessions/sess_x/stream?ticket=verysecret`);
+  expect(asked.status).toBe(401);
+  await vi.waitFor(() => expect(lines.join('')).toContain('/api/v1/sessions/sess_x/stream'));
+  expect(lines.join('')).not.toContain('verysecret');
+});
+
+test('a quiet terminal outlives the time after which a silent request is cut', async () => {
+  const door = await openDoor();
+  door.cutSilent(100);
+  const { client } = await door.enter();
+  // Both have come after it, and each is cut for its silence.
+  for (const _ of [1, 2]) await once(connect(door.port, '127.0.0.1'), 'close');
+  expect(client.readyState).toBe(WebSocket.OPEN);
+});
+
+test('a broker that stops parts its terminals with 1001, and does not wait for one that does not answer', async () => {
+  const house = await openHouse();
+  const { session_id, stream_url } = await openSession(house);
+  const good = new WebSocket(stream_url);
+  const closed = once(good, 'close');
+  await once(good, 'message');
+  const deaf = new WebSocket((await house.client.sessions.attach({ session_id })).stream_url);
+  onTestFinished(() => deaf.terminate());
+  await once(deaf, 'message');
+  deaf.pause();
+  const started = performance.now();
+  await house.broker.close();
+  expect(performance.now() - started).toBeLessThan(8_000);
+  expect((await closed)[0]).toBe(1001);
+});
