@@ -61,21 +61,20 @@ export const brokerSettings = {
   },
   new_history: { schema: flag, help: 'start with an empty history.db where the old one is lost' },
   local: { schema: flag, help: 'serve only the socket file in the data directory' },
-  // Webhooks themselves come later; scripts may already pass what they will need.
   webhook_allow: {
     schema: words.default([]),
     value: 'CIDR',
-    help: 'internal addresses that webhooks may reach (no webhooks yet)',
+    help: 'internal addresses that webhooks may reach, with commas (default none)',
   },
   webhook_retry: {
-    schema: words.default(['1m', '5m', '30m']).pipe(z.array(duration)),
+    schema: words.default(['1m', '5m', '30m']).pipe(z.array(duration).min(1)),
     value: 'TIMES',
-    help: 'waits between webhook attempts (no webhooks yet)',
+    help: 'waits between webhook attempts, each 10 % more or less (default 1m,5m,30m)',
   },
   webhook_attempts: {
     schema: z.coerce.number().int().min(1).max(20).default(3),
     value: 'N',
-    help: 'attempts per delivery (no webhooks yet)',
+    help: 'attempts in all, before the webhook is disabled (default 3)',
   },
   log_level: logLevel,
   ...common,

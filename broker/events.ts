@@ -32,6 +32,8 @@ export interface Events {
     machine: { id: string; name: string } | undefined,
     data: Event['data'],
   ): void;
+  /** Calls back inside the very transaction that records an event: what it writes is committed with it. */
+  within(recorder: (event: Event, machineId: string | null, transaction: HistoryTransaction) => void): void;
   /** Calls back after an event is on disk; the result stops it. */
   listen(listener: (event: Event) => void): () => void;
   /** Ends whoever follows. */
@@ -67,6 +69,7 @@ export function openEvents(history: History, keepMs: number): Events {
   history.migrate('events', tables);
   history.retain({ table: 'events', column: 'created_at', keepMs });
   const listeners = new Set<(event: Event) => void>();
+  const recorders: Parameters<Events['within']>[0][] = [];
   const happened = new Wake();
   let stopped = false;
 
@@ -75,6 +78,7 @@ export function openEvents(history: History, keepMs: number): Events {
       .sql('INSERT OR IGNORE INTO events (id, type, created_at, machine_id, data) VALUES (?, ?, ?, ?, ?)')
       .run(event.id, event.type, Date.parse(event.timestamp), machine_id, JSON.stringify(event.data));
     if (changes === 0) return;
+    for (const record of recorders) record(event, machine_id, transaction);
     transaction.committed(() => {
       for (const listener of listeners) listener(event);
       happened.wake();
@@ -130,6 +134,7 @@ export function openEvents(history: History, keepMs: number): Events {
       const entry: EventEntry = { kind: 'event', event, machine_id: machine?.id ?? null };
       journal.append(entry);
     },
+    within: (recorder) => void recorders.push(recorder),
     listen(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);

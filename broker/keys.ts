@@ -102,6 +102,28 @@ export function whileAttachable(state: State) {
   };
 }
 
+/** What a key may at this moment, for whoever acts on its behalf; undefined once it is revoked or expired. */
+export function rightsIn(state: State) {
+  const alive = (id: KeyId): Key | undefined => {
+    const key = id === localKey.id ? localKey : state.keys.get(id);
+    return key && !hasExpired(key) ? key : undefined;
+  };
+  return (id: KeyId) => {
+    const key = alive(id);
+    return (
+      key && {
+        may: (scope: Scope) => holds(key, scope),
+        // What names no machine is reached by nobody who is limited to some.
+        reaches: (machine: string) => reaches(key, machine as MachineId, state),
+        within: (other: KeyId) => {
+          const outer = alive(other);
+          return outer !== undefined && within(key, outer);
+        },
+      }
+    );
+  };
+}
+
 export function openKeys(state: State): Keys {
   const byHash = hashIndex(state);
 

@@ -18,7 +18,7 @@ import { openIdempotency } from './admission/idempotency.ts';
 import { openAudit } from './audit.ts';
 import { openCommands } from './commands/index.ts';
 import type { BrokerSettings } from './config.ts';
-import { openEvents } from './events.ts';
+import { type Events, openEvents } from './events.ts';
 import { fileHandlers } from './files/index.ts';
 import { type History, openHistory } from './history.ts';
 import { createHttpServer } from './http/app.ts';
@@ -26,7 +26,7 @@ import { openMetrics } from './http/metrics.ts';
 import { serviceHandlers } from './http/service.ts';
 import { openSpool } from './http/spool.ts';
 import { openJoinTokens } from './join-tokens.ts';
-import { mayRun, openKeys, whileAttachable } from './keys.ts';
+import { mayRun, openKeys, rightsIn, whileAttachable } from './keys.ts';
 import { openAuthority } from './link/authority.ts';
 import { type ConnectSettings, defaultSettings } from './link/connect.ts';
 import { type Door, openDoor } from './link/door.ts';
@@ -39,6 +39,7 @@ import { openScheduleRecords } from './schedules/records.ts';
 import { openSessions, type Sessions } from './sessions/index.ts';
 import { openState, type State } from './state/index.ts';
 import { openStreams } from './streams/index.ts';
+import { openWebhooks, type WebhookSettings } from './webhooks/index.ts';
 
 export interface Broker {
   /** Of the REST API; undefined with `local`. */
@@ -52,11 +53,13 @@ export interface Broker {
   close(): Promise<void>;
 }
 
-/** Timing of the link, for tests that cannot wait 45 s. */
+/** For tests and benches: timing that cannot wait 45 s, names that resolve to what they say, events by the thousand. */
 export interface Tuning {
   link?: Partial<ConnectSettings>;
   proofMs?: number;
   pings?: { pingMs: number; pongMs: number };
+  resolve?: NonNullable<WebhookSettings['resolve']>;
+  rooms?(rooms: { history: History; events: Events }): void;
 }
 
 const proofMs = 5_000;
@@ -115,6 +118,20 @@ async function assemble(
 
   const events = openEvents(history, settings.keep_events);
   const keys = openKeys(state);
+  const webhooks = openWebhooks(
+    { state, history, events, rightsOf: rightsIn(state) },
+    {
+      directory,
+      attempts: settings.webhook_attempts,
+      waits: settings.webhook_retry,
+      allow: settings.webhook_allow,
+      keepMs: settings.keep_events,
+      resolve: tuning.resolve,
+    },
+    log,
+  );
+  closers.push(() => webhooks.close());
+  tuning.rooms?.({ history, events });
   const joinTokens = openJoinTokens(state, events, authority.fingerprint);
   const presence = openPresence();
   const vitals = openVitals(history);
@@ -152,6 +169,7 @@ async function assemble(
     sessions: sessions.handlers,
     events: events.handlers,
     keys: keys.handlers,
+    webhooks: webhooks.handlers,
     audit: audit.handlers,
     service: serviceHandlers({
       publicUrl,
@@ -171,6 +189,8 @@ async function assemble(
     session: (id) => behind(sessions.machineOf(id)),
     key: (id) => state.keys.get(id) && {},
     join_token: (id) => state.joinTokens.get(id) && {},
+    webhook: (id) => state.webhooks.get(id) && {},
+    delivery: (id) => (webhooks.hasDelivery(id) ? {} : undefined),
   };
   const streams = openStreams({
     handlers,
@@ -225,7 +245,9 @@ async function assemble(
     servers.push(tracked(server));
     await listen(server, { ...settings.http }, '--http');
     // A server that listens on a host and port has such an address.
-    status.url = `http://${address(settings.http.host, (server.address() as AddressInfo).port)}`;
+    const { port } = server.address() as AddressInfo;
+    status.url = `http://${address(settings.http.host, port)}`;
+    webhooks.start([port, door.port]);
   }
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: directory }, 'broker is up');

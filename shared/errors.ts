@@ -17,6 +17,7 @@ export const codes = {
   batch_not_found: 404,
   schedule_not_found: 404,
   webhook_not_found: 404,
+  delivery_not_found: 404,
   key_not_found: 404,
   join_token_not_found: 404,
   run_not_found: 404,

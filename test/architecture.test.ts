@@ -350,6 +350,7 @@ const rooms: [libraries: string[], rooms: string[]][] = [
   [['@grpc/'], ['shared/rpc', 'shared/grpc', 'agent/link*', 'broker/link', 'broker/streams*']],
   [['grpc-health-check'], ['broker/streams']],
   [['undici'], ['broker/cli', 'broker/webhooks']],
+  [['ipaddr.js'], ['broker/webhooks']],
   [['smol-toml'], ['shared/settings']],
   [['@peculiar/x509', 'reflect-metadata'], ['broker/link/authority']],
   [['pino'], ['shared/logger']],

@@ -152,7 +152,12 @@ async function openScene(): Promise<Scene> {
   return {
     house,
     folder,
-    known: { path: join(folder, 'file'), command: `touch ${folder}/ran`, file: 'page.js' },
+    known: {
+      path: join(folder, 'file'),
+      command: `touch ${folder}/ran`,
+      file: 'page.js',
+      since: '2026-11-21T10:00:00Z',
+    },
     here,
     there,
     limited: async (own, by = 'machine_ids') => (await house.keyed(own, { [by]: reach[by] })).key,
@@ -185,7 +190,20 @@ async function furnish(house: House, tag: string): Promise<Ids> {
     join_token: token.id,
     schedule: schedule.id,
     run: items[0]?.id ?? '',
+    ...(await toldTo(house, machine)),
   };
+}
+
+/** A webhook, and a delivery of it that fails: nothing may go there. */
+async function toldTo({ client }: House, machine: string): Promise<Pick<Ids, 'webhook' | 'delivery'>> {
+  const { id } = await client.webhooks.create({
+    url: 'http://localhost:1/',
+    events: ['command.*'],
+    machine_ids: [machine],
+  });
+  await client.commands.create({ machine_id: machine, command: 'true' });
+  const { items } = await client.webhooks.deliveries({ webhook_id: id });
+  return { webhook: id, delivery: items[0]!.id };
 }
 
 /** Nouns whose things lie on a machine, or are one. */
@@ -198,6 +216,8 @@ const onMachine: Record<IdNoun, boolean> = {
   session: true,
   key: false,
   join_token: false,
+  webhook: false,
+  delivery: false,
 };
 
 interface Ask {

@@ -1,6 +1,6 @@
 // What state.json holds: every declared thing, as it is written.
 import { z } from 'zod';
-import { joinTokenId, keyId, machineId, scheduleId, scopes } from '../../shared/api/route.ts';
+import { joinTokenId, keyId, machineId, scheduleId, scopes, webhookId } from '../../shared/api/route.ts';
 import type { Entry } from '../history.ts';
 
 const machine = z.strictObject({
@@ -67,6 +67,24 @@ const schedule = z.strictObject({
 });
 export type Schedule = z.output<typeof schedule>;
 
+const webhook = z.strictObject({
+  id: webhookId,
+  url: z.string(),
+  events: z.array(z.string()),
+  /** Encrypted (webhooks/vault.ts). */
+  secret: z.string().nullable(),
+  /** As people want it; history knows whether it failed too often since. */
+  enabled: z.boolean(),
+  /** Counts how often it was enabled: a failure counts only against the time it happened in. */
+  armed: z.int(),
+  machine_ids: z.array(machineId).nullable(),
+  /** Whose it is: it tells what this key may read. */
+  key_id: keyId,
+  created_at: z.string(),
+  updated_at: z.string(),
+});
+export type Webhook = z.output<typeof webhook>;
+
 export const version = 1;
 export const documents = z.strictObject({
   version: z.literal(version),
@@ -76,8 +94,9 @@ export const documents = z.strictObject({
   machines: z.array(machine),
   keys: z.array(key),
   join_tokens: z.array(joinToken),
-  // Older states have none.
+  // Older states have none of these two.
   schedules: z.array(schedule).default([]),
+  webhooks: z.array(webhook).default([]),
   outbox: z.array(z.custom<Entry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success)),
 });
 export type Documents = z.output<typeof documents>;
@@ -88,6 +107,7 @@ export interface Collections {
   keys: Map<string, Key>;
   join_tokens: Map<string, JoinToken>;
   schedules: Map<string, Schedule>;
+  webhooks: Map<string, Webhook>;
 }
 export type Name = keyof Collections;
-export const names: readonly Name[] = ['machines', 'keys', 'join_tokens', 'schedules'];
+export const names: readonly Name[] = ['machines', 'keys', 'join_tokens', 'schedules', 'webhooks'];

@@ -14,11 +14,12 @@ import {
   type Machine,
   type Schedule,
   version,
+  type Webhook,
 } from './documents.ts';
 import { type Draft, draftOf } from './draft.ts';
 import { DurableFile, quoted } from './file.ts';
 
-export type { Draft, JoinToken, Key, Machine, Schedule };
+export type { Draft, JoinToken, Key, Machine, Schedule, Webhook };
 
 export interface State {
   readonly installId: string;
@@ -28,6 +29,7 @@ export interface State {
   readonly keys: ReadonlyMap<string, Key>;
   readonly joinTokens: ReadonlyMap<string, JoinToken>;
   readonly schedules: ReadonlyMap<string, Schedule>;
+  readonly webhooks: ReadonlyMap<string, Webhook>;
   /**
    * Runs `edit` on a draft and resolves with its result once the change is on disk and its outbox in history.
    * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace.
@@ -58,6 +60,7 @@ export async function openState(directory: string): Promise<State> {
     keys: [],
     join_tokens: [],
     schedules: [],
+    webhooks: [],
     outbox: [],
   };
   const low = new Low<Documents>(adapter, found ?? fresh);
@@ -114,6 +117,7 @@ function stateOver(low: Low<Documents>): State {
       keys: [...next.keys.values()],
       join_tokens: [...next.join_tokens.values()],
       schedules: [...next.schedules.values()],
+      webhooks: [...next.webhooks.values()],
       outbox: [...before.outbox.slice(applied), ...entries],
     };
     try {
@@ -160,6 +164,9 @@ function stateOver(low: Low<Documents>): State {
     get schedules() {
       return committed.schedules;
     },
+    get webhooks() {
+      return committed.webhooks;
+    },
     change(edit) {
       return new Promise((resolve, reject) => {
         let result: ReturnType<typeof edit>;
@@ -195,6 +202,7 @@ function collectionsOf(data: Documents): Collections {
     keys: new Map(data.keys.map((document) => [document.id, document])),
     join_tokens: new Map(data.join_tokens.map((document) => [document.id, document])),
     schedules: new Map(data.schedules.map((document) => [document.id, document])),
+    webhooks: new Map(data.webhooks.map((document) => [document.id, document])),
   };
 }
 

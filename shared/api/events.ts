@@ -2,7 +2,10 @@
 import { z } from 'zod';
 import { instant, list, machineId, outgoing, shownAs, timestamp } from './route.ts';
 
-/** What can happen: spec 6.1, and what only the event log tells (`machine.fenced`, `machine.removed`). */
+/**
+ * What can happen: spec 6.1, and what only the event log tells (`machine.fenced`, `machine.removed`,
+ * `webhook.disabled`).
+ */
 export const eventTypes = [
   'machine.online',
   'machine.offline',
@@ -24,6 +27,9 @@ export const eventTypes = [
   'file.uploaded',
   'file.downloaded',
   'file.deleted',
+  'schedule.completed',
+  'schedule.failed',
+  'webhook.disabled',
 ] as const;
 export type EventType = (typeof eventTypes)[number];
 

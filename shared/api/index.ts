@@ -13,6 +13,7 @@ import { schedules } from './schedules.ts';
 import { service } from './service.ts';
 import { sessions } from './sessions.ts';
 import { terminal } from './terminal.ts';
+import { webhooks } from './webhooks.ts';
 
 export const api = {
   machines,
@@ -24,6 +25,7 @@ export const api = {
   sessions: { ...sessions, terminal },
   events,
   keys,
+  webhooks,
   audit,
   service,
 };

@@ -329,6 +329,9 @@ export const keyId = id('key').brand<'KeyId'>();
 export type KeyId = z.output<typeof keyId>;
 export const joinTokenId = id('join').brand<'JoinTokenId'>();
 export type JoinTokenId = z.output<typeof joinTokenId>;
+export const webhookId = id('hook').brand<'WebhookId'>();
+export type WebhookId = z.output<typeof webhookId>;
+export const deliveryId = id('dlv').brand<'DeliveryId'>();
 
 /** Every id schema and the noun that can tell what it names. */
 export const idSchemas = {
@@ -340,6 +343,8 @@ export const idSchemas = {
   session: sessionId,
   key: keyId,
   join_token: joinTokenId,
+  webhook: webhookId,
+  delivery: deliveryId,
 } as const;
 export type IdNoun = keyof typeof idSchemas;
 

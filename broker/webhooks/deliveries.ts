@@ -1,0 +1,145 @@
+// What of deliveries REST shows and does: their list, a test at once, and asking again for what failed.
+import type { Caller, Handlers } from '../../shared/api/index.ts';
+import type { WebhookId } from '../../shared/api/route.ts';
+import { typesOf } from '../../shared/api/webhooks.ts';
+import { iso, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { History } from '../history.ts';
+import { pageOfRows } from '../paging.ts';
+import type { State, Webhook } from '../state/index.ts';
+import type { Queue } from './queue.ts';
+import { type Place, type Records, shownDelivery } from './records.ts';
+import type { Sender } from './send.ts';
+import type { Subscriptions } from './subscriptions.ts';
+
+export interface DeliveryRooms {
+  state: State;
+  history: History;
+  records: Records;
+  subscriptions: Subscriptions;
+  sender: Sender;
+  queue: Queue;
+  /** A webhook that the caller may deal with. Throws webhook_not_found, forbidden. */
+  find(id: WebhookId, caller: Caller): Webhook;
+}
+
+type DeliveryHandlers = Pick<Handlers['webhooks'], 'test' | 'deliveries' | 'redeliver' | 'redeliverSince'>;
+
+/** Tests at once: each may hold a connection for as long as an attempt. */
+const mostTests = 32;
+/** Events looked at in one go. */
+const step = 500;
+
+export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
+  const { history, records, subscriptions, sender, queue, find } = rooms;
+  let testing = 0;
+
+  /** Only what is enabled gets anything. */
+  function enabled(id: WebhookId, caller: Caller): Webhook {
+    const webhook = find(id, caller);
+    if (subscriptions.isEnabled(webhook)) return webhook;
+    throw new AppError('conflict', 'this webhook is disabled: enable it first', { webhook_id: id });
+  }
+
+  /** Asks again for what of these this webhook was to get and did not; tells for how many. */
+  async function againAmong(
+    webhook: Webhook,
+    place: Place,
+  ): Promise<{ asked: number; next: Place | undefined }> {
+    const types = new Set(typesOf(webhook.events));
+    return history.write(() => {
+      const events = records.eventsAfter(place, step);
+      const asked = events.filter(
+        (told) =>
+          types.has(told.type) &&
+          subscriptions.mayTell(webhook, told.type, told.machineId) &&
+          records.again(webhook.id, told, now()),
+      );
+      const last = events.length === step ? events.at(-1) : undefined;
+      return { asked: asked.length, next: last && { at: last.at, id: last.id } };
+    });
+  }
+
+  return {
+    async test(input, caller) {
+      const webhook = find(input.webhook_id, caller);
+      if (testing >= mostTests)
+        throw new AppError('unavailable', `${mostTests} tests are under way: try again later`);
+      if (subscriptions.disabledReason(webhook) === 'secret_unreadable') {
+        throw new AppError('conflict', 'the secret of this webhook cannot be read: give it a new one', {
+          webhook_id: webhook.id,
+        });
+      }
+      testing += 1;
+      try {
+        const signer = subscriptions.signerOf(webhook);
+        const outcome = await sender.send(webhook.url, testMessage(), signer, caller.signal);
+        const { delivered, status_code, duration, error } = outcome;
+        return { delivered, status_code, duration, ...(error !== null && { error }) };
+      } finally {
+        testing -= 1;
+      }
+    },
+    deliveries(input, caller) {
+      const webhook = find(input.webhook_id, caller);
+      const page = pageOfRows(
+        history,
+        { table: 'webhook_deliveries', columns: '*' },
+        [
+          ['webhook_id = ?', webhook.id],
+          input.status && ['status = ?', input.status],
+          input.since && ['created_at >= ?', input.since.getTime()],
+        ],
+        input,
+      );
+      const answers = caller.may('webhooks:write');
+      return { items: page.items.map((row) => shownDelivery(row, answers)), total: page.total };
+    },
+    async redeliver(input, caller) {
+      const webhook = enabled(input.webhook_id, caller);
+      const row = await history.write(() => {
+        const found = records.find(input.delivery_id);
+        if (found?.row.webhook_id !== webhook.id) {
+          throw new AppError('delivery_not_found', 'no such delivery of this webhook', {
+            delivery_id: input.delivery_id,
+          });
+        }
+        if (!subscriptions.mayTell(webhook, found.told.type, found.told.machineId)) {
+          throw new AppError('forbidden', 'the key of this webhook may not read that event', {
+            delivery_id: input.delivery_id,
+          });
+        }
+        records.redo(input.delivery_id, now());
+        return records.find(input.delivery_id)?.row ?? found.row;
+      });
+      queue.wake(webhook.id);
+      return shownDelivery(row, caller.may('webhooks:write'));
+    },
+    async redeliverSince(input, caller) {
+      const webhook = enabled(input.webhook_id, caller);
+      let redelivered = 0;
+      // What happened before there was a webhook was never for it.
+      const from = Math.max(input.since.getTime(), Date.parse(webhook.created_at));
+      for (let place: Place | undefined = { at: from, id: '' }; place; ) {
+        const { asked, next }: Awaited<ReturnType<typeof againAmong>> = await againAmong(webhook, place);
+        redelivered += asked;
+        place = next;
+        queue.wake(webhook.id);
+      }
+      return { redelivered };
+    },
+  };
+}
+
+/** Spec 6.3. */
+function testMessage() {
+  const type = 'test';
+  const event = {
+    id: 'evt_test',
+    type,
+    timestamp: iso(),
+    data: { message: 'This is a test: deliveries of this webhook look so.' },
+  };
+  return { id: event.id, type, deliveryId: newId('delivery'), body: Buffer.from(JSON.stringify(event)) };
+}

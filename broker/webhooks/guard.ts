@@ -1,0 +1,103 @@
+// Where webhooks may go: to the public internet and to what --webhook-allow names, never to this broker itself.
+import type { Socket } from 'node:net';
+import ipaddr from 'ipaddr.js';
+
+type Address = ipaddr.IPv4 | ipaddr.IPv6;
+export type Range = [Address, number];
+
+/** Refused: the text tells the address, never what listens there. */
+export class NotAllowed extends Error {
+  override readonly name = 'NotAllowed';
+}
+
+export interface Guard {
+  /** Throws NotAllowed for an address that webhooks must not reach. */
+  judge(address: string): void;
+  /** Throws NotAllowed for the host of a URL that is such an address. */
+  judgeLiteral(hostname: string): void;
+  /** Judges what is connected to, whatever was asked for. */
+  judgeSocket(socket: Socket): void;
+  /** Whether an address is reached only because it was allowed. */
+  isInternal(address: string): boolean;
+  /** Ports that this broker listens on. */
+  protect(ports: readonly number[]): void;
+}
+
+/** Public by its range, but the host of a cloud's own machines. */
+const metadata = ['168.63.129.16'];
+/** All that is global unicast (RFC 4291 section 2.4, as assigned); the rest is unknown ground. */
+const globalUnicast = ipaddr.IPv6.parseCIDR('2000::/3');
+const translated = [ipaddr.IPv6.parseCIDR('64:ff9b::/96'), ipaddr.IPv6.parseCIDR('::ffff:0:0:0/96')];
+const sixToFour = ipaddr.IPv6.parseCIDR('2002::/16');
+
+/** A network as people write it, or one address. */
+export function rangeOf(text: string): Range | undefined {
+  if (ipaddr.isValidCIDR(text)) return ipaddr.parseCIDR(text);
+  if (!isAddress(text)) return undefined;
+  const address = ipaddr.process(text);
+  return [address, address.kind() === 'ipv4' ? 32 : 128];
+}
+
+export function openGuard(allowed: readonly Range[]): Guard {
+  let own: readonly number[] = [];
+
+  const isAllowed = (address: Address): boolean =>
+    allowed.some(([network, bits]) => sameKind(address, network) && address.match(network, bits));
+
+  const guard: Guard = {
+    judge(text) {
+      const address = isAddress(text) ? innermost(ipaddr.parse(withoutZone(text))) : undefined;
+      if (address && (isPublic(address) || isAllowed(address))) return;
+      throw new NotAllowed(`${text} is not a public address, and --webhook-allow does not name it`);
+    },
+    judgeLiteral(hostname) {
+      const host = hostname.replace(/^\[|\]$/g, '');
+      if (isAddress(host)) guard.judge(host);
+    },
+    judgeSocket(socket) {
+      const { remoteAddress = '', remotePort = 0, localAddress } = socket;
+      guard.judge(remoteAddress);
+      const here = remoteAddress === localAddress || rangeName(remoteAddress) === 'loopback';
+      if (here && own.includes(remotePort)) throw new NotAllowed('webhooks must not call this broker itself');
+    },
+    isInternal: (text) => isAddress(text) && !isPublic(innermost(ipaddr.parse(withoutZone(text)))),
+    protect(ports) {
+      own = ports;
+    },
+  };
+  return guard;
+}
+
+/** Only the usual forms: what inet_aton would take besides is made one of these by URL, before it comes here. */
+function isAddress(text: string): boolean {
+  const plain = withoutZone(text);
+  return ipaddr.IPv4.isValidFourPartDecimal(plain) || ipaddr.IPv6.isValid(plain);
+}
+
+function withoutZone(text: string): string {
+  return text.replace(/%.*$/, '');
+}
+
+function rangeName(text: string): string {
+  return isAddress(text) ? innermost(ipaddr.parse(withoutZone(text))).range() : '';
+}
+
+function isPublic(address: Address): boolean {
+  if (address.range() !== 'unicast') return false;
+  if (address instanceof ipaddr.IPv6) return address.match(globalUnicast);
+  return !metadata.includes(address.toString());
+}
+
+/** The IPv4 address inside a mapped, translated or 6to4 one: that is where the packets go. */
+function innermost(address: Address): Address {
+  if (!(address instanceof ipaddr.IPv6)) return address;
+  if (address.isIPv4MappedAddress()) return address.toIPv4Address();
+  const bytes = address.toByteArray();
+  if (translated.some((network) => address.match(network))) return new ipaddr.IPv4(bytes.slice(12));
+  if (address.match(sixToFour)) return new ipaddr.IPv4(bytes.slice(2, 6));
+  return address;
+}
+
+function sameKind(address: Address, network: Address): boolean {
+  return address.kind() === network.kind();
+}

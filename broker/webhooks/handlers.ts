@@ -1,0 +1,166 @@
+// Webhooks over REST: made for what their key may read, changed by who may read as much.
+import type { Api, Caller, Handlers, Reply } from '../../shared/api/index.ts';
+import type { MachineId, WebhookId } from '../../shared/api/route.ts';
+import { scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
+import { iso } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import { pageOf } from '../paging.ts';
+import type { Webhook } from '../state/index.ts';
+import { type DeliveryRooms, deliveryHandlers } from './deliveries.ts';
+import { type Guard, NotAllowed } from './guard.ts';
+import type { RightsOf } from './subscriptions.ts';
+import type { Vault } from './vault.ts';
+
+export interface HandlerRooms extends Omit<DeliveryRooms, 'find'> {
+  guard: Guard;
+  vault: Vault;
+  rightsOf: RightsOf;
+}
+
+type Shown = Reply<Api['webhooks']['get']>;
+
+/** In all: each costs a look at every event. */
+const mostWebhooks = 1_000;
+
+export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
+  const { state, records, subscriptions, guard, vault, rightsOf } = rooms;
+
+  /** Whether a key may read all that a webhook tells: else it could have that sent to itself. */
+  function mayDeal(caller: Caller, webhook: Webhook): boolean {
+    if (webhook.key_id === caller.key_id) return true;
+    const owner = rightsOf(webhook.key_id);
+    const reaches = owner ? owner.within(caller.key_id) : caller.reachable() === undefined;
+    return reaches && missingScope(caller, webhook.events) === undefined;
+  }
+
+  function find(id: WebhookId, caller: Caller, webhook = state.webhooks.get(id)): Webhook {
+    if (!webhook) throw new AppError('webhook_not_found', 'no such webhook', { webhook_id: id });
+    if (mayDeal(caller, webhook)) return webhook;
+    throw new AppError('forbidden', 'this webhook tells more than this key may read', { webhook_id: id });
+  }
+
+  function shown(webhook: Webhook): Shown {
+    const { secret: _, armed: _armed, key_id: _key, ...rest } = webhook;
+    return {
+      ...rest,
+      enabled: subscriptions.isEnabled(webhook),
+      disabled_reason: webhook.enabled ? subscriptions.disabledReason(webhook) : null,
+      last_delivery: records.lastOf(webhook.id),
+    };
+  }
+
+  return {
+    list(input, caller) {
+      const seen = [...state.webhooks.values()].filter(
+        (webhook) =>
+          mayDeal(caller, webhook) &&
+          (input.enabled === undefined || subscriptions.isEnabled(webhook) === input.enabled),
+      );
+      const page = pageOf(seen, input, (webhook, field) =>
+        field === 'updated_at' ? webhook.updated_at : webhook.created_at,
+      );
+      return { items: page.items.map(shown), total: page.total };
+    },
+    get: (input, caller) => shown(find(input.webhook_id, caller)),
+    async create(input, caller) {
+      refuseLiteral(guard, input.url);
+      demandScopes(caller, input.events);
+      // The kind decides the form of the id.
+      const id = newId('webhook') as WebhookId;
+      const webhook: Webhook = {
+        id,
+        url: input.url,
+        events: input.events,
+        secret: input.secret === undefined ? null : await vault.seal(id, input.secret),
+        enabled: input.enabled,
+        armed: 0,
+        machine_ids: input.machine_ids ?? null,
+        key_id: caller.key_id,
+        created_at: iso(),
+        updated_at: iso(),
+      };
+      await state.change((draft) => {
+        if (draft.all('webhooks').length >= mostWebhooks) {
+          throw new AppError('unavailable', `${mostWebhooks} webhooks exist already: remove some`);
+        }
+        draft.put('webhooks', webhook);
+        caller.made(draft, id);
+      });
+      return shown(webhook);
+    },
+    async update(input, caller) {
+      const { webhook_id: id, secret, ...wish } = input;
+      find(id, caller);
+      if (wish.url !== undefined) refuseLiteral(guard, wish.url);
+      const sealed = typeof secret === 'string' ? await vault.seal(id, secret) : secret;
+      const changed = await state.change((draft) => {
+        const before = find(id, caller, draft.get('webhooks', id));
+        const webhook: Webhook = {
+          ...before,
+          url: wish.url ?? before.url,
+          events: wish.events ?? before.events,
+          enabled: wish.enabled ?? before.enabled,
+          secret: sealed === undefined ? before.secret : sealed,
+          machine_ids: wish.machine_ids === undefined ? before.machine_ids : wish.machine_ids,
+          armed: wish.enabled ? before.armed + 1 : before.armed,
+          updated_at: iso(),
+        };
+        // One whose key is gone becomes that of who enables it.
+        if (wish.enabled && !rightsOf(before.key_id)) webhook.key_id = caller.key_id;
+        demandScopes(rightsOf(webhook.key_id) ?? caller, webhook.events);
+        refuseUnreached(rightsOf(webhook.key_id) ?? caller, wish.machine_ids ?? []);
+        draft.put('webhooks', webhook);
+        return webhook;
+      });
+      return shown(changed);
+    },
+    async remove(input, caller) {
+      await state.change((draft) => {
+        find(input.webhook_id, caller, draft.get('webhooks', input.webhook_id));
+        draft.remove('webhooks', input.webhook_id);
+      });
+      return { deleted: true };
+    },
+    ...deliveryHandlers({ ...rooms, find }),
+  };
+}
+
+type Reader = Pick<Caller, 'may'>;
+
+/** The first scope that reading these events needs and that is not there. */
+function missingScope({ may }: Reader, events: readonly string[]) {
+  return typesOf(events)
+    .map((type) => scopeOfType.get(type))
+    .find((scope) => scope && !may(scope));
+}
+
+function demandScopes(reader: Reader, events: readonly string[]): void {
+  const required_scope = missingScope(reader, events);
+  if (!required_scope) return;
+  throw new AppError(
+    'forbidden',
+    `a webhook tells no more than its key may read: ${required_scope} is missing`,
+    {
+      required_scope,
+    },
+  );
+}
+
+function refuseUnreached({ reaches }: Pick<Caller, 'reaches'>, machines: readonly MachineId[]): void {
+  const outside = machines.find((machine) => !reaches(machine));
+  if (outside === undefined) return;
+  throw new AppError('forbidden', 'the key of this webhook does not reach that machine', {
+    machine_id: outside,
+  });
+}
+
+function refuseLiteral(guard: Guard, url: string): void {
+  try {
+    guard.judgeLiteral(new URL(url).hostname);
+  } catch (error) {
+    if (!(error instanceof NotAllowed)) throw error;
+    const issues = [{ path: 'url', message: error.message }];
+    throw new AppError('validation_failed', `body: url: ${error.message}`, { issues });
+  }
+}

@@ -1,0 +1,47 @@
+// The headers of a delivery: what it is, and two signatures of the same bytes (spec 6.4, Standard Webhooks).
+import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
+import { version } from '../../shared/version.ts';
+
+/** What is sent, attempt after attempt the same. */
+export interface Message {
+  /** Of the event. */
+  id: string;
+  type: string;
+  deliveryId: string;
+  /** JSON, as it is signed. */
+  body: Buffer;
+}
+
+/** A secret, made ready once for both signatures. */
+export interface Signer {
+  plain: KeyObject;
+  standard: KeyObject;
+}
+
+const prefix = 'whsec_';
+
+/** Standard Webhooks writes keys as base64 behind a prefix; any other secret is the key itself. */
+export function signerOf(secret: string): Signer {
+  const plain = createSecretKey(secret, 'utf8');
+  const standard = secret.startsWith(prefix) ? createSecretKey(secret.slice(prefix.length), 'base64') : plain;
+  return { plain, standard };
+}
+
+export function headersOf(message: Message, signer: Signer | undefined, at: number): Record<string, string> {
+  const seconds = String(Math.floor(at / 1000));
+  return {
+    'Content-Type': 'application/json',
+    'User-Agent': `Farhand-Webhook/${version}`,
+    'X-Service-Event': message.type,
+    'X-Service-Delivery': message.deliveryId,
+    'webhook-id': message.id,
+    'webhook-timestamp': seconds,
+    ...(signer && signaturesOf(message, signer, seconds)),
+  };
+}
+
+function signaturesOf({ id, body }: Message, { plain, standard }: Signer, seconds: string) {
+  const hex = createHmac('sha256', plain).update(body).digest('hex');
+  const base64 = createHmac('sha256', standard).update(`${id}.${seconds}.`).update(body).digest('base64');
+  return { 'X-Service-Signature': `sha256=${hex}`, 'webhook-signature': `v1,${base64}` };
+}

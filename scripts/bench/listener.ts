@@ -1,0 +1,35 @@
+// A receiver of webhooks for the bench: counts what comes on each path by its id, and tells how late it was.
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
+
+const ids = new Map<string, Set<string>>();
+const late: number[] = [];
+let total = 0;
+
+const server = createServer((request, response) => {
+  if (request.method === 'GET') {
+    const sorted = late.toSorted((a, b) => a - b);
+    const at = (share: number): number => sorted[Math.floor(sorted.length * share)] ?? 0;
+    const unique = [...ids.values()].map((seen) => seen.size);
+    response.end(JSON.stringify({ total, unique, p50: at(0.5), p99: at(0.99) }));
+    return;
+  }
+  const chunks: Buffer[] = [];
+  request.on('data', (chunk: Buffer) => chunks.push(chunk));
+  request.on('end', () => {
+    const text = Buffer.concat(chunks).toString();
+    const timestamp = /"timestamp":"([^"]+)"/.exec(text)?.[1];
+    if (timestamp) {
+      const seen = ids.get(request.url ?? '') ?? new Set();
+      ids.set(request.url ?? '', seen.add(String(request.headers['webhook-id'])));
+      late.push(Date.now() - Date.parse(timestamp));
+      total += 1;
+    }
+    response.end();
+  });
+});
+server.listen(0, '127.0.0.1', () => {
+  const { port } = server.address() as AddressInfo;
+  process.stderr.write(`${JSON.stringify({ msg: 'listener is up', url: `http://127.0.0.1:${port}` })}\n`);
+});
+process.once('SIGTERM', () => process.exit(0));

@@ -1,0 +1,44 @@
+// A broker in which events happen at a steady rate once it gets SIGUSR2: more than any machines of a bench could cause.
+import { brokerSettings } from '../../broker/config.ts';
+import type { Events } from '../../broker/events.ts';
+import type { History } from '../../broker/history.ts';
+import { startBroker } from '../../broker/start.ts';
+import { createLogger } from '../../shared/logger.ts';
+import { readSettings } from '../../shared/settings.ts';
+
+const [rate = '', seconds = '', ...argv] = process.argv.slice(2);
+const machine = { id: 'mach_0000000000000000000000', name: 'web-1' };
+const tickMs = 10;
+
+/** What a command of some length tells. */
+const data = {
+  command_id: 'cmd_0000000000000000000000',
+  command: `sh -c ${'x'.repeat(200)}`,
+  status: 'completed',
+  exit_code: 0,
+  duration: 12,
+  schedule_id: null,
+};
+
+let rooms: { history: History; events: Events } | undefined;
+
+function tell(): void {
+  const begun = performance.now();
+  let told = 0;
+  const timer = setInterval(() => {
+    const due = Math.min(Number(rate) * Number(seconds), ((performance.now() - begun) / 1000) * Number(rate));
+    for (; told < due; told += 1) {
+      // A transaction of its own for each, as it would be.
+      void rooms?.history.write((journal) => rooms?.events.emit(journal, 'command.completed', machine, data));
+    }
+    if (told >= Number(rate) * Number(seconds)) clearInterval(timer);
+  }, tickMs);
+}
+
+process.once('SIGUSR2', tell);
+process.once('SIGTERM', () => process.exit(0));
+await startBroker(readSettings(brokerSettings, { argv, env: {} }), createLogger('farhand-broker', 'info'), {
+  rooms(given) {
+    rooms = given;
+  },
+});

@@ -1,0 +1,127 @@
+// Webhooks under load: events at a steady rate to five receivers, and what REST feels meanwhile.
+//
+//   npx node scripts/bench/webhooks.ts                          half a minute
+//   npx node scripts/bench/webhooks.ts --rate 500 --seconds 5
+//
+// Each event is a transaction of its own with its five deliveries; each delivery is signed twice, sent to another
+// process on loopback and recorded. Beside it: bare undici, which sends the same bytes and records nothing.
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { parseArgs } from 'node:util';
+import { Agent, request } from 'undici';
+import { withBroker } from '../../broker/cli/connect.ts';
+import { farhand } from '../../shared/sdk/index.ts';
+import { at, bench, cost, mebibytes, program, type Running } from './programs.ts';
+import { rounded, Table } from './race.ts';
+
+const webhooks = 5;
+const width = 16 * webhooks;
+const longestMs = 120_000;
+
+interface Heard {
+  total: number;
+  unique: number[];
+  p50: number;
+  p99: number;
+}
+
+async function heardBy({ line }: Running): Promise<Heard> {
+  return (await (await fetch(line.url ?? '')).json()) as Heard;
+}
+
+/** How many a second bare undici delivers, as many at once as our lanes do together. */
+async function bare(url: string, seconds: number): Promise<number> {
+  const dispatcher = new Agent({ connections: width });
+  const end = performance.now() + seconds * 1000;
+  const body = JSON.stringify({ text: 'x'.repeat(500) });
+  let done = 0;
+  const lane = async (): Promise<void> => {
+    while (performance.now() < end) {
+      const answer = await request(url, { dispatcher, method: 'POST', body });
+      await answer.body.dump();
+      done += 1;
+    }
+  };
+  await Promise.all(Array.from({ length: width }, lane));
+  await dispatcher.close();
+  return done / seconds;
+}
+
+/** Times of small reads, one after another, until told to stop. */
+async function reads(http: string, key: string, going: () => boolean): Promise<number[]> {
+  const client = farhand({ baseUrl: http, apiKey: key });
+  const times: number[] = [];
+  while (going()) {
+    const begun = performance.now();
+    await client.machines.list({});
+    times.push(performance.now() - begun);
+    await sleep(10);
+  }
+  return times.sort((a, b) => a - b);
+}
+
+async function main(folder: string): Promise<void> {
+  const { values } = parseArgs({
+    options: { rate: { type: 'string', default: '1000' }, seconds: { type: 'string', default: '10' } },
+  });
+  const [rate, seconds] = [Number(values.rate), Number(values.seconds)];
+  const dataDir = join(folder, 'broker');
+  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const broker = await program(
+    'scripts/bench/telling.ts',
+    [values.rate, values.seconds, ...flags, '--webhook-allow', '127.0.0.1'],
+    'broker is up',
+  );
+  const { http = '' } = broker.line;
+  const listener = await program('scripts/bench/listener.ts', [], 'listener is up');
+  const key = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => {
+    for (let n = 0; n < webhooks; n += 1) {
+      await client.webhooks.create({ url: `${listener.line.url}/${n}`, events: ['*'], secret: 'bench' });
+    }
+    return (await client.keys.create({ name: 'bench', scopes: ['admin'] })).key;
+  });
+  let going = true;
+  const quiet = reads(http, key, () => going);
+  await sleep(3_000);
+  going = false;
+  const [alone, idle] = [await quiet, cost(broker.pid)];
+
+  const begun = performance.now();
+  going = true;
+  const busy = reads(http, key, () => going);
+  process.kill(broker.pid, 'SIGUSR2');
+  const wanted = rate * seconds;
+  let heard = await heardBy(listener);
+  while (heard.unique.length < webhooks || heard.unique.some((count) => count < wanted)) {
+    if (performance.now() - begun > longestMs)
+      throw new Error(`heard ${heard.unique.join(', ')} of ${wanted}`);
+    await sleep(250);
+    heard = await heardBy(listener);
+  }
+  const took = (performance.now() - begun) / 1000;
+  going = false;
+  const [times, spent] = [await busy, cost(broker.pid).cpu - idle.cpu];
+  const most = mebibytes(broker.pid, 'VmHWM') - idle.rss;
+  const floor = await bare(`${listener.line.url}/bare`, 3);
+
+  const table = new Table();
+  const ours = (wanted * webhooks) / took;
+  table.row(
+    `${rate} events/s for ${seconds} s to ${webhooks} webhooks: deliveries`,
+    `${rounded(ours)}/s, ${heard.total - wanted * webhooks} twice`,
+    `bare undici, nothing recorded: ${rounded(floor)}/s`,
+    (ours / floor).toFixed(2),
+  );
+  table.row('from the event to its receiver, p50 / p99', `${heard.p50} / ${heard.p99} ms`, '', '');
+  table.row(
+    '`GET /machines` meanwhile, p50 / p99',
+    `${at(times, 0.5).toFixed(1)} / ${at(times, 0.99).toFixed(1)} ms`,
+    `without it: ${at(alone, 0.5).toFixed(1)} / ${at(alone, 0.99).toFixed(1)} ms`,
+    (at(times, 0.5) / at(alone, 0.5)).toFixed(1),
+  );
+  table.row('memory of the broker over idle, at most', `${rounded(most)} MiB`, '', '');
+  table.row('CPU of the broker', `${((spent / took) * 100).toFixed(0)} % of a core`, '', '');
+  table.print();
+}
+
+await bench(main);

@@ -1,0 +1,251 @@
+// Webhooks over REST (spec 2.6, 4.4, 6): who is told what happened, and how that went.
+import { z } from 'zod';
+import {
+  deliveryId,
+  instant,
+  list,
+  machineId,
+  queryBoolean,
+  type Scope,
+  single,
+  text,
+  timestamp,
+  webhookId,
+} from './route.ts';
+
+/** Each group of events that webhooks can be told of, and the scope that reading it needs. */
+export const groups = {
+  session: {
+    scope: 'sessions:read',
+    types: [
+      'session.created',
+      'session.connected',
+      'session.client_attached',
+      'session.client_detached',
+      'session.grace_period',
+      'session.disconnected',
+    ],
+  },
+  machine: {
+    scope: 'machines:read',
+    types: ['machine.online', 'machine.offline', 'machine.registered'],
+  },
+  command: {
+    scope: 'commands:read',
+    types: ['command.started', 'command.completed', 'command.failed', 'command.timeout'],
+  },
+  file: { scope: 'files:read', types: ['file.uploaded', 'file.downloaded', 'file.deleted'] },
+  schedule: { scope: 'schedules:read', types: ['schedule.completed', 'schedule.failed'] },
+} as const satisfies Record<string, { scope: Scope; types: readonly string[] }>;
+
+const names = Object.keys(groups) as (keyof typeof groups)[];
+const types = names.flatMap((name) => [...groups[name].types]);
+const patterns = [...types, '*' as const, ...names.map((name) => `${name}.*` as const)];
+
+/** What a webhook can be told of, each with its scope. */
+export const scopeOfType: ReadonlyMap<string, Scope> = new Map(
+  names.flatMap((name) => groups[name].types.map((type) => [type, groups[name].scope] as const)),
+);
+
+/** Every type that a list of types and families (`machine.*`, `*`) stands for. */
+export function typesOf(events: readonly string[]): string[] {
+  return types.filter(
+    (type) => events.includes('*') || events.includes(type) || events.includes(`${type.split('.')[0]}.*`),
+  );
+}
+
+const url = z
+  .string()
+  .min(1)
+  .max(2048)
+  .refine((value) => URL.canParse(value) && /^https?:$/.test(new URL(value).protocol), {
+    error: 'must be an http or https URL',
+    abort: true,
+  })
+  .refine((value) => {
+    const { username, password } = new URL(value);
+    return username === '' && password === '';
+  }, 'must not hold a user name or password: sign with a secret')
+  .meta({ format: 'uri', examples: ['https://example.org/hooks'] });
+
+const events = z
+  .array(z.enum(patterns))
+  .min(1)
+  .max(100)
+  .transform((values) => [...new Set(values)])
+  .meta({ description: 'Types of events; * is all of them, machine.* all of that family' });
+
+const secret = text(255)
+  .refine((value) => value.length > 0, 'must not be empty')
+  .refine(
+    (value) => !value.startsWith('whsec_') || /^whsec_[A-Za-z0-9+/]{4,}={0,2}$/.test(value),
+    'after whsec_ there must be base64',
+  )
+  .meta({
+    description: 'Signs each delivery; never shown. After whsec_: base64, as Standard Webhooks has it',
+  });
+
+const machine_ids = z
+  .array(machineId)
+  .min(1)
+  .max(1000)
+  .meta({ description: 'Events of these machines alone' });
+
+const attempt = z.object({
+  at: timestamp,
+  status_code: z.number().nullable(),
+  duration: z.number().meta({ description: 'Milliseconds' }),
+  error: z.string().nullable(),
+  answer: z
+    .string()
+    .optional()
+    .meta({ description: 'First 4 KiB, for keys with webhooks:write; never of an internal receiver' }),
+});
+
+const statuses = ['pending', 'delivered', 'failed'] as const;
+
+const delivery = z
+  .object({
+    id: z.string(),
+    webhook_id: z.string(),
+    event_id: z.string(),
+    type: z.string(),
+    status: z.enum(statuses),
+    reason: z.string().nullable().meta({ description: 'Why it failed' }),
+    attempts: z.array(attempt),
+    created_at: timestamp,
+    next_attempt_at: timestamp.nullable(),
+  })
+  .meta({ id: 'Delivery' });
+
+const webhook = z
+  .object({
+    id: webhookId,
+    url: z.string(),
+    events: z.array(z.string()),
+    enabled: z.boolean(),
+    machine_ids: z.array(z.string()).nullable(),
+    disabled_reason: z
+      .enum(['attempts_failed', 'key_revoked', 'secret_unreadable'])
+      .nullable()
+      .meta({ description: 'Why it is disabled, where nobody asked for that' }),
+    last_delivery: z
+      .object({
+        delivery_id: z.string(),
+        event_id: z.string(),
+        type: z.string(),
+        delivered: z.boolean(),
+        ...attempt.omit({ answer: true }).shape,
+      })
+      .nullable(),
+    created_at: timestamp,
+    updated_at: timestamp,
+  })
+  .meta({ id: 'Webhook' });
+
+const params = { webhook_id: webhookId };
+
+export const webhooks = {
+  list: list({
+    path: '/webhooks',
+    access: 'webhooks:read',
+    summary: 'List webhooks',
+    query: { enabled: queryBoolean.optional() },
+    sort: ['created_at', 'updated_at'],
+    defaultSort: '-created_at',
+    reply: webhook,
+  }),
+  create: single({
+    method: 'POST',
+    path: '/webhooks',
+    access: 'webhooks:write',
+    summary: 'Make a webhook; it tells what the key that makes it may read, as long as that key lives',
+    body: z.strictObject({
+      url,
+      events,
+      secret: secret.optional(),
+      enabled: z.boolean().default(true),
+      machine_ids: machine_ids.optional(),
+    }),
+    reply: webhook,
+    status: 201,
+    idempotency: 'replay',
+  }),
+  get: single({
+    method: 'GET',
+    path: '/webhooks/{webhook_id}',
+    access: 'webhooks:read',
+    summary: 'One webhook',
+    params,
+    reply: webhook,
+  }),
+  update: single({
+    method: 'PATCH',
+    path: '/webhooks/{webhook_id}',
+    access: 'webhooks:write',
+    summary: 'Change a webhook; enabled: true also forgives what failed',
+    params,
+    body: z.strictObject({
+      url: url.optional(),
+      events: events.optional(),
+      secret: secret.nullable().optional(),
+      enabled: z.boolean().optional(),
+      machine_ids: machine_ids.nullable().optional(),
+    }),
+    reply: webhook,
+  }),
+  remove: single({
+    method: 'DELETE',
+    path: '/webhooks/{webhook_id}',
+    access: 'webhooks:write',
+    summary: 'Remove a webhook at once',
+    params,
+    reply: z.object({ deleted: z.boolean() }),
+  }),
+  test: single({
+    method: 'POST',
+    path: '/webhooks/{webhook_id}/test',
+    access: 'webhooks:write',
+    summary: 'Send a test event now, also to a disabled webhook; never retried, never counted',
+    params,
+    reply: z
+      .object({
+        delivered: z.boolean(),
+        status_code: z.number().nullable(),
+        duration: z.number().meta({ description: 'Milliseconds' }),
+        error: z.string().optional(),
+      })
+      .meta({ id: 'TestDelivery' }),
+    idempotency: 'replay',
+    waits: true,
+  }),
+  deliveries: list({
+    path: '/webhooks/{webhook_id}/deliveries',
+    access: 'webhooks:read',
+    summary: 'What was, or is to be, delivered, with every attempt',
+    params,
+    query: { status: z.enum(statuses).optional(), since: instant.optional() },
+    sort: ['created_at'],
+    defaultSort: '-created_at',
+    reply: delivery,
+  }),
+  redeliver: single({
+    method: 'POST',
+    path: '/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver',
+    access: 'webhooks:write',
+    summary: 'Deliver one again',
+    params: { ...params, delivery_id: deliveryId },
+    reply: delivery,
+    idempotency: 'replay',
+  }),
+  redeliverSince: single({
+    method: 'POST',
+    path: '/webhooks/{webhook_id}/redeliver',
+    access: 'webhooks:write',
+    summary: 'Deliver every event since then that this webhook was to get and did not',
+    params,
+    body: z.strictObject({ since: instant }),
+    reply: z.object({ redelivered: z.number() }).meta({ id: 'Redelivered' }),
+    idempotency: 'replay',
+  }),
+};

@@ -1,0 +1,109 @@
+// Where webhooks deliver to: real HTTP servers on loopback that answer as the test says, and remember what came.
+import { EventEmitter, once } from 'node:events';
+import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { onTestFinished } from 'vitest';
+import type { Events } from '../broker/events.ts';
+import type { History } from '../broker/history.ts';
+import type { Tuning } from '../broker/start.ts';
+import type { EventType } from '../shared/api/events.ts';
+import { type House, openHouse } from './house.ts';
+
+export interface Received {
+  headers: IncomingHttpHeaders;
+  body: Buffer;
+  /** Milliseconds of performance.now(). */
+  at: number;
+}
+
+export interface Receiver {
+  url: string;
+  port: number;
+  got: Received[];
+  /** Types of the events that came, in order. */
+  types(): string[];
+  /** Resolves when so many have come. */
+  heard(count: number): Promise<Received[]>;
+}
+
+type Answer = (response: ServerResponse, request: IncomingMessage, count: number) => void;
+
+/** Answers 200 unless told; ended with the test. */
+export async function openReceiver(answer: Answer = (response) => response.end()): Promise<Receiver> {
+  const got: Received[] = [];
+  const arrived = new EventEmitter();
+  const server = createServer((request, response) => {
+    const chunks: Buffer[] = [];
+    request.on('data', (chunk: Buffer) => chunks.push(chunk));
+    request.on('end', () => {
+      got.push({ headers: request.headers, body: Buffer.concat(chunks), at: performance.now() });
+      answer(response, request, got.length);
+      arrived.emit('one');
+    });
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(async () => {
+    server.closeAllConnections();
+    await new Promise((resolve) => server.close(resolve));
+  });
+  const { port } = server.address() as AddressInfo;
+  return {
+    url: `http://127.0.0.1:${port}/hook?x=1`,
+    port,
+    got,
+    types: () => got.map(({ headers }) => String(headers['x-service-event'])),
+    async heard(count) {
+      while (got.length < count) await once(arrived, 'one');
+      return got;
+    },
+  };
+}
+
+/** Answers these statuses one after another, then the last for ever. */
+export function answering(...statuses: number[]): Answer {
+  return (response, _request, count) => {
+    response.statusCode = statuses[Math.min(count, statuses.length) - 1] ?? 200;
+    response.end(`answer ${count}`);
+  };
+}
+
+const machine = { id: 'mach_of_no_agent_at_all00', name: 'web 🚀\u2028one' };
+
+export interface ToldHouse extends House {
+  /** Lets something happen; resolves when it is on disk. */
+  happen(
+    type: EventType,
+    data?: Record<string, unknown>,
+    about?: { id: string; name: string },
+  ): Promise<void>;
+  history: History;
+  events: Events;
+}
+
+/** A broker whose webhooks may call loopback, and wait for milliseconds only. */
+export async function openToldHouse(
+  wish: { flags?: string[]; dataDir?: string; tuning?: Tuning } = {},
+): Promise<ToldHouse> {
+  const rooms: { history?: History; events?: Events } = {};
+  const flags = [
+    '--webhook-allow',
+    '127.0.0.0/8',
+    '--webhook-retry',
+    '50ms,100ms,200ms',
+    ...(wish.flags ?? []),
+  ];
+  const house = await openHouse({
+    ...wish,
+    flags,
+    tuning: { ...wish.tuning, rooms: (given) => void Object.assign(rooms, given) },
+  });
+  const { history, events } = rooms as Required<typeof rooms>;
+  return {
+    ...house,
+    history,
+    events,
+    happen: (type, data = {}, about = machine) =>
+      history.write((transaction) => events.emit(transaction, type, about, data)),
+  };
+}

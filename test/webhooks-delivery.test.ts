@@ -1,0 +1,713 @@
+// What is delivered, when it is tried again, when a webhook is disabled, and what no receiver can do to others or us.
+import { readFileSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:https';
+import type { AddressInfo } from 'node:net';
+import { join } from 'node:path';
+import { gzipSync } from 'node:zlib';
+import { verify } from '@octokit/webhooks-methods';
+import { Webhook } from 'standardwebhooks';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { openIdentity } from '../agent/identity.ts';
+import { openAuthority } from '../broker/link/authority.ts';
+import { fakeClock } from './fake-clock.ts';
+import { temporaryFolder } from './house.ts';
+import { answering, openReceiver, openToldHouse, type Received, type ToldHouse } from './receivers.ts';
+
+/** Deliveries of a webhook, oldest first. */
+async function deliveriesOf(house: ToldHouse, webhook_id: string) {
+  const { items } = await house.client.webhooks.deliveries({ webhook_id, sort: 'created_at', limit: 100 });
+  return items;
+}
+
+/** Resolves when all deliveries of a webhook have this status. */
+function settled(house: ToldHouse, webhook_id: string, status: string, count: number) {
+  return vi.waitFor(
+    async () => {
+      const items = await deliveriesOf(house, webhook_id);
+      expect(items.map((one) => one.status)).toEqual(Array.from({ length: count }, () => status));
+      return items;
+    },
+    { timeout: 10_000, interval: 20 },
+  );
+}
+
+/** Resolves at the next event of a type. */
+function next(house: ToldHouse, type: string): Promise<Record<string, unknown>> {
+  return new Promise((resolve) => {
+    const stop = house.events.listen((event) => {
+      if (event.type !== type) return;
+      stop();
+      resolve(event.data);
+    });
+  });
+}
+
+const sameBytes = (got: Received[]): boolean => got.every(({ body }) => body.equals(got[0]!.body));
+const gap = (got: Received[], n: number): number => got[n]!.at - got[n - 1]!.at;
+
+describe('a failure', () => {
+  test('is tried again after the configured waits, with the same id and the same bytes, until it is delivered', async () => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '200ms,400ms'] });
+    const receiver = await openReceiver(answering(500, 500, 200));
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
+    await house.happen('machine.offline', { last_seen: '2026-11-21T10:00:00.000Z' });
+    const got = await receiver.heard(3);
+    expect(gap(got, 1)).toBeGreaterThan(175);
+    expect(gap(got, 2)).toBeGreaterThan(355);
+    expect(sameBytes(got)).toBe(true);
+    expect(new Set(got.map(({ headers }) => headers['webhook-id'])).size).toBe(1);
+    expect(new Set(got.map(({ headers }) => headers['x-service-delivery'])).size).toBe(1);
+    const [delivery] = await settled(house, id, 'delivered', 1);
+    expect(delivery?.attempts.map((one) => one.status_code)).toEqual([500, 500, 200]);
+    expect(delivery?.next_attempt_at).toBeNull();
+    const webhook = await house.client.webhooks.get({ webhook_id: id });
+    expect(webhook).toMatchObject({ enabled: true, disabled_reason: null });
+    expect(webhook.last_delivery).toMatchObject({
+      delivered: true,
+      status_code: 200,
+      delivery_id: delivery?.id,
+    });
+    expect(JSON.parse(got[0]!.body.toString())).toEqual({
+      id: got[0]!.headers['webhook-id'],
+      type: 'machine.offline',
+      timestamp: expect.stringMatching(/^\d{4}-.*Z$/),
+      data: expect.objectContaining({
+        machine_id: expect.any(String),
+        last_seen: '2026-11-21T10:00:00.000Z',
+      }),
+    });
+  });
+
+  test('of all attempts disables the webhook and says so in the event log; nothing is lost', async () => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '20ms'] });
+    let status = 500;
+    const receiver = await openReceiver((response) => {
+      response.statusCode = status;
+      response.end();
+    });
+    // Before there was a webhook: never for it.
+    await house.happen('machine.registered');
+    await new Promise((resolve) => setTimeout(resolve, 2));
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
+    const disabled = next(house, 'webhook.disabled');
+    await house.happen('machine.offline');
+    expect(await disabled).toMatchObject({ webhook_id: id, reason: 'attempts_failed' });
+    expect(receiver.got).toHaveLength(3);
+    expect(await house.client.webhooks.get({ webhook_id: id })).toMatchObject({
+      enabled: false,
+      disabled_reason: 'attempts_failed',
+    });
+    const [failed] = await settled(house, id, 'failed', 1);
+    // Happens while it is disabled, and is not even queued.
+    await house.happen('machine.online');
+    expect(await deliveriesOf(house, id)).toHaveLength(1);
+    const again = `/webhooks/${id}/deliveries/${failed?.id}/redeliver`;
+    expect((await house.call('POST', again)).body.error.code).toBe('conflict');
+
+    await house.broker.close();
+    const later = await openToldHouse({ dataDir: house.dataDir });
+    expect((await later.client.webhooks.get({ webhook_id: id })).enabled).toBe(false);
+    status = 200;
+    await later.client.webhooks.update({ webhook_id: id, enabled: true });
+    const since = { since: '2026-01-01T00:00:00Z' };
+    const asked = await later.call('POST', `/webhooks/${id}/redeliver`, { body: since });
+    expect(asked.body.data).toEqual({ redelivered: 2 });
+    await receiver.heard(5);
+    expect(receiver.types().slice(3).sort()).toEqual(['machine.offline', 'machine.online']);
+    await settled(later, id, 'delivered', 2);
+    expect(
+      (await later.call('POST', `/webhooks/${id}/redeliver`, { body: since })).body.data.redelivered,
+    ).toBe(0);
+    // What was delivered goes out again only when it is named.
+    expect((await later.call('POST', again)).body.data.status).toBe('pending');
+    await receiver.heard(6);
+    expect(receiver.types()[5]).toBe('machine.offline');
+  });
+
+  test('that waits for its next attempt has failed when somebody disables the webhook', async () => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const receiver = await openReceiver(answering(500));
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await house.happen('machine.online');
+    await receiver.heard(1);
+    await house.client.webhooks.update({ webhook_id: id, enabled: false });
+    const [delivery] = await settled(house, id, 'failed', 1);
+    expect(delivery?.reason).toBe('webhook_disabled');
+    expect(await house.client.webhooks.get({ webhook_id: id })).toMatchObject({
+      enabled: false,
+      disabled_reason: null,
+    });
+  });
+
+  test.each([
+    ['a receiver that says nothing', 500, '', 3240, 3960],
+    ['a busy receiver that says nothing', 503, '', 3240, 3960],
+    ['a busy receiver that says nothing sensible', 429, 'soon', 3240, 3960],
+    ['one that asks for less than the wait', 503, '60', 3600, 3600],
+    ['one that asks for more than the wait', 429, '5400', 5400, 5400],
+    ['one that asks for more than twice the wait', 503, '86400', 7200, 7200],
+    ['one that names a date', 503, new Date(Date.now() + 5_400_000).toUTCString(), 5370, 5400],
+    ['one that is not busy, whatever it asks for', 500, '5400', 3240, 3960],
+  ])('of %s is tried again when it should', async (_what, status, header, least, most) => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const receiver = await openReceiver((response) => {
+      response.writeHead(status, header ? { 'Retry-After': header } : {}).end();
+    });
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await house.happen('machine.online');
+    const wait = await vi.waitFor(async () => {
+      const { next_attempt_at, attempts } = (await deliveriesOf(house, id))[0]!;
+      const [attempt] = attempts;
+      return (Date.parse(next_attempt_at!) - Date.parse(attempt!.at) - attempt!.duration) / 1000;
+    });
+    expect(wait).toBeGreaterThan(least - 1);
+    expect(wait).toBeLessThan(most + 1);
+  });
+});
+
+test('redirects are failures and are never followed', async () => {
+  const house = await openToldHouse();
+  const elsewhere = await openReceiver();
+  for (const status of [301, 302, 303, 307, 308]) {
+    const receiver = await openReceiver((response) =>
+      response.writeHead(status, { Location: elsewhere.url }).end(),
+    );
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    const told = await house.client.webhooks.test({ webhook_id: id });
+    expect(told).toMatchObject({
+      delivered: false,
+      status_code: status,
+      error: 'redirects are not followed',
+    });
+  }
+  expect(elsewhere.got).toHaveLength(0);
+});
+
+test('a test event is sent at once, also to a disabled webhook, is neither retried nor counted', async () => {
+  const house = await openToldHouse();
+  const receiver = await openReceiver(answering(500, 200));
+  const { id } = await house.client.webhooks.create({
+    url: receiver.url,
+    events: ['machine.*'],
+    secret: 'quiet',
+    enabled: false,
+  });
+  const told = await house.call('POST', `/webhooks/${id}/test`);
+  expect([told.status, told.body.data]).toEqual([
+    200,
+    { delivered: false, status_code: 500, duration: expect.any(Number) },
+  ]);
+  expect(await house.client.webhooks.test({ webhook_id: id })).toMatchObject({
+    delivered: true,
+    status_code: 200,
+  });
+  const { headers, body } = receiver.got[0]!;
+  expect(JSON.parse(body.toString())).toEqual({
+    id: 'evt_test',
+    type: 'test',
+    timestamp: expect.any(String),
+    data: { message: expect.any(String) },
+  });
+  expect(headers).toMatchObject({ 'x-service-event': 'test', 'content-type': 'application/json' });
+  expect(await verify('quiet', body.toString(), String(headers['x-service-signature']))).toBe(true);
+  expect(await deliveriesOf(house, id)).toEqual([]);
+  expect((await house.client.webhooks.get({ webhook_id: id })).last_delivery).toBeNull();
+});
+
+test('the test of a receiver that is not there tells why', async () => {
+  const house = await openToldHouse();
+  const { id } = await house.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
+  const told = await house.client.webhooks.test({ webhook_id: id });
+  expect(told).toMatchObject({ delivered: false, status_code: null, error: 'ECONNREFUSED' });
+});
+
+test.each([
+  ['an arbitrary secret', 'correct horse 🔑 battery'],
+  ['a Standard Webhooks secret', `whsec_${Buffer.alloc(32, 7).toString('base64')}`],
+])('libraries of others verify both signatures, with %s, over any Unicode', async (_what, secret) => {
+  const house = await openToldHouse();
+  const receiver = await openReceiver();
+  await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
+  await house.happen('machine.online', { text: 'Grüße\u2029 \ud83d\udc4b "\\ \u0000' });
+  const [{ headers, body }] = (await receiver.heard(1)) as [Received];
+  const text = body.toString();
+  expect(text).toContain('web 🚀\u2028one');
+  const signature = String(headers['x-service-signature']);
+  expect(signature).toMatch(/^sha256=[0-9a-f]{64}$/);
+  expect(await verify(secret, text, signature)).toBe(true);
+  expect(await verify(`${secret}x`, text, signature)).toBe(false);
+  const standard = secret.startsWith('whsec_')
+    ? new Webhook(secret)
+    : new Webhook(Buffer.from(secret), { format: 'raw' });
+  const trio = headers as Record<string, string>;
+  expect(standard.verify(text, trio)).toMatchObject({ type: 'machine.online', id: headers['webhook-id'] });
+  expect(() => standard.verify(`${text} `, trio)).toThrow();
+});
+
+test('without a secret nothing is signed', async () => {
+  const house = await openToldHouse();
+  const receiver = await openReceiver();
+  await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await house.happen('machine.online');
+  const [{ headers }] = (await receiver.heard(1)) as [Received];
+  expect(Object.keys(headers).filter((name) => name.includes('signature'))).toEqual([]);
+  expect(headers['webhook-id']).toMatch(/^evt_/);
+});
+
+describe('a webhook delivers', () => {
+  test('only what it names: types, families, and machines', async () => {
+    const house = await openToldHouse();
+    const [one, family, all, mine] = await Promise.all([1, 2, 3, 4].map(() => openReceiver()));
+    const { machineId } = await house.agent();
+    await house.client.webhooks.create({ url: one!.url, events: ['command.failed'] });
+    await house.client.webhooks.create({ url: family!.url, events: ['session.*'] });
+    await house.client.webhooks.create({ url: all!.url, events: ['*'] });
+    await house.client.webhooks.create({ url: mine!.url, events: ['command.*'], machine_ids: [machineId] });
+    await house.happen('command.failed');
+    await house.happen('command.completed', {}, { id: machineId, name: 'mine' });
+    await house.happen('session.grace_period');
+    await house.happen('machine.fenced');
+    await house.happen('schedule.failed');
+    await all!.heard(4);
+    expect(all!.types().sort()).toEqual([
+      'command.completed',
+      'command.failed',
+      'schedule.failed',
+      'session.grace_period',
+    ]);
+    await Promise.all([one!.heard(1), family!.heard(1), mine!.heard(1)]);
+    expect([one!.types(), family!.types(), mine!.types()]).toEqual([
+      ['command.failed'],
+      ['session.grace_period'],
+      ['command.completed'],
+    ]);
+  });
+
+  test('what its key may read now: not what lies on machines that lost its tag', async () => {
+    const house = await openToldHouse();
+    const receiver = await openReceiver();
+    const { machineId } = await house.agent({ tags: 'web' });
+    const about = { id: machineId, name: 'tagged' };
+    const { client } = await house.keyed(['webhooks:write', 'machines:read', 'files:read'], {
+      tags: ['web'],
+    });
+    await client.webhooks.create({ url: receiver.url, events: ['file.*'] });
+    await house.happen('file.uploaded', { path: '/other' });
+    await house.happen('file.uploaded', { path: '/mine' }, about);
+    await receiver.heard(1);
+    await house.client.machines.update({ machine_id: machineId, tags: [] });
+    await house.happen('file.uploaded', { path: '/no longer' }, about);
+    await house.client.machines.update({ machine_id: machineId, tags: ['web'] });
+    await house.happen('file.deleted', { path: '/again' }, about);
+    await receiver.heard(2);
+    expect(receiver.got.map(({ body }) => JSON.parse(body.toString()).data.path)).toEqual([
+      '/mine',
+      '/again',
+    ]);
+  });
+
+  test('none of many that wait, once a machine has lost the tag of its key, and what happens later all the same', async () => {
+    const house = await openToldHouse();
+    const receiver = await openReceiver((response, _request, count) => void (count > 1 && response.end()));
+    const { machineId } = await house.agent({ tags: 'web' });
+    const { client } = await house.keyed(['webhooks:write', 'webhooks:read', 'files:read'], {
+      tags: ['web'],
+    });
+    const { id } = await client.webhooks.create({ url: receiver.url, events: ['file.*'] });
+    await house.history.write((transaction) => {
+      const about = { id: machineId, name: 'tagged' };
+      for (let n = 0; n < 600; n += 1) house.events.emit(transaction, 'file.uploaded', about, { n });
+    });
+    await receiver.heard(1);
+    await house.client.machines.update({ machine_id: machineId, tags: [] });
+    const refused = () =>
+      house.history
+        .sql("SELECT count(*) AS n FROM webhook_deliveries WHERE reason = 'not_permitted' AND webhook_id = ?")
+        .get(id)?.n;
+    await vi.waitFor(() => expect(refused()).toBe(600));
+    await house.client.machines.update({ machine_id: machineId, tags: ['web'] });
+    await house.happen('file.deleted', {}, { id: machineId, name: 'tagged' });
+    await receiver.heard(2);
+    expect(receiver.types()[1]).toBe('file.deleted');
+  });
+
+  test('nothing more once its key is revoked: what waits is given up, what is under way is cut', async () => {
+    const house = await openToldHouse();
+    const receiver = await openReceiver((response, _request, count) => void (count > 1 && response.end()));
+    const other = await house.client.keys.create({
+      name: 'other',
+      scopes: ['webhooks:write', 'machines:read'],
+    });
+    const made = await house.call('POST', '/webhooks', {
+      key: other.key,
+      body: { url: receiver.url, events: ['machine.*'] },
+    });
+    const { id } = made.body.data;
+    for (let n = 0; n < 5; n += 1) await house.happen('machine.online', { n });
+    await receiver.heard(1);
+    await house.client.keys.remove({ key_id: other.id });
+    const deliveries = await settled(house, id, 'failed', 5);
+    const given = Array.from({ length: 5 }, () => ['key_revoked', []]);
+    expect(deliveries.map((one) => [one.reason, one.attempts])).toEqual(given);
+    expect(receiver.got).toHaveLength(1);
+    // What was cut says nothing about the receiver: it is no attempt.
+    await house.client.webhooks.update({ webhook_id: id, enabled: true });
+    await house.happen('machine.offline');
+    await vi.waitFor(async () => expect((await deliveriesOf(house, id)).at(-1)?.status).toBe('delivered'));
+    const later = (await deliveriesOf(house, id)).slice(0, 5);
+    expect(later.map((one) => [one.reason, one.attempts])).toEqual(given);
+  });
+
+  test('nothing that its key has no scope for any more', async () => {
+    const first = await openToldHouse();
+    const receiver = await openReceiver();
+    const { id } = await first.client.keys.create({ name: 'k', scopes: ['admin'] });
+    await first.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await first.broker.close();
+    const file = join(first.dataDir, 'state.json');
+    const state = JSON.parse(readFileSync(file, 'utf8'));
+    state.keys.find((key: { id: string }) => key.id === id).scopes = ['machines:read'];
+    state.webhooks[0].key_id = id;
+    writeFileSync(file, JSON.stringify(state));
+    const house = await openToldHouse({ dataDir: first.dataDir });
+    await house.happen('command.failed');
+    await house.happen('machine.online');
+    await receiver.heard(1);
+    expect(receiver.types()).toEqual(['machine.online']);
+    expect(house.history.sql('SELECT type FROM webhook_deliveries').all()).toHaveLength(1);
+  });
+
+  test('nothing once its key has expired', async () => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '2m'] });
+    const receiver = await openReceiver(answering(500));
+    const clock = fakeClock(Date.now());
+    const { key } = await house.client.keys.create({
+      name: 'brief',
+      scopes: ['webhooks:write', 'machines:read'],
+      expires_at: new Date(clock.now() + 60_000).toISOString(),
+    });
+    const made = await house.call('POST', '/webhooks', {
+      key,
+      body: { url: receiver.url, events: ['machine.*'] },
+    });
+    const { id } = made.body.data;
+    await house.happen('machine.online');
+    await receiver.heard(1);
+    await vi.waitFor(async () => {
+      await clock.advance(100);
+      expect((await deliveriesOf(house, id))[0]?.attempts).toHaveLength(1);
+    });
+    await clock.advance(200_000);
+    const [delivery] = await settled(house, id, 'failed', 1);
+    expect(delivery?.reason).toBe('key_revoked');
+    expect(receiver.got).toHaveLength(1);
+  });
+
+  test('what a declared change causes: a machine that registers, through the outbox', async () => {
+    const house = await openToldHouse();
+    const receiver = await openReceiver();
+    await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
+    await openIdentity(temporaryFolder('joining'), {
+      broker: house.grpc,
+      joinToken: await house.joinToken(),
+      name: 'new 🎉',
+      tags: [],
+    });
+    const [{ body }] = (await receiver.heard(1)) as [Received];
+    expect(JSON.parse(body.toString()).data.machine_name).toBe('new 🎉');
+  });
+});
+
+test('an event and its deliveries are one commit: neither is there without the other', async () => {
+  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  const { id } = await house.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
+  const failing = house.history.write((transaction) => {
+    house.events.emit(transaction, 'machine.online', undefined, {});
+    throw new Error('no');
+  });
+  await expect(failing).rejects.toThrow('no');
+  expect(await deliveriesOf(house, id)).toEqual([]);
+  const count = () => house.history.sql('SELECT count(*) AS n FROM webhook_deliveries').get()?.n;
+  const within = house.history.write((transaction) => {
+    house.events.emit(transaction, 'machine.online', undefined, {});
+    return count();
+  });
+  expect(await within).toBe(1);
+});
+
+test('an event that only the outbox has, because the broker was killed, is delivered after the next start', async () => {
+  const house = await openToldHouse();
+  const receiver = await openReceiver();
+  await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
+  await house.broker.close();
+  const file = join(house.dataDir, 'state.json');
+  const event = {
+    id: 'evt_of_the_outbox',
+    type: 'machine.registered',
+    timestamp: new Date().toISOString(),
+    data: {},
+  };
+  const entry = { kind: 'event', event, machine_id: null };
+  writeFileSync(file, JSON.stringify({ ...JSON.parse(readFileSync(file, 'utf8')), outbox: [entry] }));
+  await openToldHouse({ dataDir: house.dataDir });
+  const [{ body }] = (await receiver.heard(1)) as [Received];
+  expect(JSON.parse(body.toString())).toEqual(event);
+});
+
+test('a delivery whose event is no longer kept has failed, and the others go on', async () => {
+  const house = await openToldHouse({ flags: ['--webhook-retry', '100ms'] });
+  const receiver = await openReceiver(answering(500, 200));
+  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await house.happen('machine.online');
+  await receiver.heard(1);
+  house.history.sql('DELETE FROM events').run();
+  const [gone] = await settled(house, id, 'failed', 1);
+  expect(gone?.reason).toBe('event_gone');
+  await house.happen('machine.offline');
+  await receiver.heard(2);
+  expect(receiver.types()).toEqual(['machine.online', 'machine.offline']);
+});
+
+test('answers are kept, but shown only to keys that may change webhooks', async () => {
+  const house = await openToldHouse();
+  const receiver = await openReceiver(answering(200));
+  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
+  await house.happen('machine.online');
+  const [own] = await settled(house, id, 'delivered', 1);
+  // This receiver is an internal one.
+  expect(own?.attempts[0]).not.toHaveProperty('answer');
+  house.history
+    .sql("UPDATE webhook_deliveries SET attempts = json_set(attempts, '$[0].answer', 'hello')")
+    .run();
+  const reader = await house.keyed(['webhooks:read', 'machines:read']);
+  const seen = async (key: string) =>
+    (await house.call('GET', `/webhooks/${id}/deliveries`, { key })).body.data[0].attempts[0].answer;
+  expect([await seen(house.key), await seen(reader.key)]).toEqual(['hello', undefined]);
+});
+
+test('one that is asked for again before its last attempt is written goes out again', async () => {
+  const house = await openToldHouse();
+  const receiver = await openReceiver();
+  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await house.happen('machine.online');
+  await receiver.heard(1);
+  const [pending] = await deliveriesOf(house, id);
+  await house.client.webhooks.redeliver({ webhook_id: id, delivery_id: pending!.id });
+  await receiver.heard(2);
+  const [delivery] = await settled(house, id, 'delivered', 1);
+  expect(delivery?.attempts).toHaveLength(2);
+});
+
+describe('a receiver that', () => {
+  test('answers with an endless body has been told, and costs no more than what is read of it', async () => {
+    const house = await openToldHouse();
+    let sent = 0;
+    const receiver = await openReceiver((response) => {
+      const chunk = Buffer.alloc(64 * 1024);
+      const more = (): void => {
+        sent += chunk.length;
+        if (!response.destroyed) response.write(chunk, () => setImmediate(more));
+      };
+      more();
+    });
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    const told = await house.client.webhooks.test({ webhook_id: id });
+    expect(told).toMatchObject({ delivered: true, status_code: 200 });
+    // What sockets hold on loopback, not a gigabyte.
+    expect(sent).toBeLessThan(32 * 1024 * 1024);
+  });
+
+  test('answers with a gzip bomb is not unpacked', async () => {
+    const house = await openToldHouse();
+    const bomb = gzipSync(Buffer.alloc(64 * 1024 * 1024));
+    const receiver = await openReceiver((response) =>
+      response.writeHead(200, { 'Content-Encoding': 'gzip', 'Content-Length': bomb.length }).end(bomb),
+    );
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    const before = process.memoryUsage.rss();
+    expect(await house.client.webhooks.test({ webhook_id: id })).toMatchObject({ delivered: true });
+    expect(process.memoryUsage.rss() - before).toBeLessThan(32 * 1024 * 1024);
+    expect(receiver.got[0]?.headers).not.toHaveProperty('accept-encoding');
+  });
+
+  test('resets in the middle of its body has been told, one that resets before its head has not', async () => {
+    const house = await openToldHouse();
+    const middle = await openReceiver((response) => {
+      response.writeHead(200, { 'Content-Length': 1000 });
+      response.write('some', () => response.destroy());
+    });
+    const before = await openReceiver((response) => response.destroy());
+    const heads: [string, boolean][] = [
+      [middle.url, true],
+      [before.url, false],
+    ];
+    for (const [url, delivered] of heads) {
+      const { id } = await house.client.webhooks.create({ url, events: ['*'] });
+      expect((await house.client.webhooks.test({ webhook_id: id })).delivered).toBe(delivered);
+    }
+  });
+
+  test('sends a head that never ends is cut at its limit', async () => {
+    const house = await openToldHouse();
+    const receiver = await openReceiver((response) => {
+      response.socket?.write(`HTTP/1.1 200 OK\r\nX-Long: ${'x'.repeat(100_000)}`);
+    });
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    const told = await house.client.webhooks.test({ webhook_id: id });
+    expect(told).toMatchObject({ delivered: false, status_code: null });
+  });
+
+  test.each([
+    ['never answers', '', false],
+    ['drips a byte of its head now and then', 'HTTP/1.1 200 OK\r\nX-Long: ', false],
+    ['drips a byte of its body now and then', 'HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n', true],
+  ])('%s holds an attempt up for 15 s in all', async (_what, beginning, delivered) => {
+    const house = await openToldHouse();
+    let [drips, ended] = [0, false];
+    const receiver = await openReceiver(({ socket }) => {
+      socket?.write(beginning);
+      const timer = setInterval(() => {
+        if (beginning) socket?.write('x');
+        drips += 1;
+      }, 5);
+      socket?.once('close', () => clearInterval(timer));
+    });
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    const clock = fakeClock(Date.now());
+    const told = house.client.webhooks.test({ webhook_id: id });
+    void told.then(() => {
+      ended = true;
+    });
+    await vi.waitFor(() => expect(drips).toBeGreaterThan(20));
+    await clock.advance(14_999);
+    await vi.waitFor(() => expect(drips).toBeGreaterThan(40));
+    expect(ended).toBe(false);
+    await clock.advance(1);
+    expect(await told).toMatchObject({ delivered, duration: 15_000 });
+  });
+
+  test('hangs, a hundred times, holds up no healthy one', async () => {
+    const house = await openToldHouse();
+    const dead = await openReceiver(() => {});
+    const healthy = await openReceiver();
+    await Promise.all(
+      Array.from({ length: 100 }, (_, n) =>
+        house.client.webhooks.create({ url: `${dead.url}&n=${n}`, events: ['*'] }),
+      ),
+    );
+    for (let n = 0; n < 3; n += 1) await house.happen('machine.online', { n });
+    await dead.heard(100);
+    await house.client.webhooks.create({ url: healthy.url, events: ['*'] });
+    const begun = performance.now();
+    await house.happen('machine.offline');
+    const [{ at }] = (await healthy.heard(1)) as [Received];
+    expect(at - begun).toBeLessThan(2_000);
+    // One attempt at a time while it does not answer.
+    expect(dead.got).toHaveLength(100);
+  });
+});
+
+test('a receiver that begins to fail gets one delivery at a time', async () => {
+  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  const open: number[] = [];
+  let now = 0;
+  const receiver = await openReceiver((response, _request, count) => {
+    now += 1;
+    open.push(now);
+    setTimeout(() => {
+      now -= 1;
+      response.statusCode = count > 40 ? 500 : 200;
+      response.end();
+    }, 5);
+  });
+  await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await house.history.write((transaction) => {
+    for (let n = 0; n < 100; n += 1) house.events.emit(transaction, 'machine.online', undefined, { n });
+  });
+  await receiver.heard(100);
+  expect(Math.max(...open)).toBe(16);
+  expect(Math.max(...open.slice(60))).toBe(1);
+});
+
+test('500 deliveries that are overdue at a start do not go out all at once, and all arrive', async () => {
+  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  let open = 0;
+  let most = 0;
+  let ok = false;
+  const receiver = await openReceiver((response) => {
+    open += 1;
+    most = Math.max(most, open);
+    setTimeout(() => {
+      open -= 1;
+      response.statusCode = ok ? 200 : 500;
+      response.end();
+    }, 5);
+  });
+  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await house.history.write((transaction) => {
+    for (let n = 0; n < 500; n += 1) house.events.emit(transaction, 'machine.online', undefined, { n });
+  });
+  await receiver.heard(1);
+  await house.broker.close();
+  [ok, most] = [true, 0];
+  const before = receiver.got.length;
+  const { history } = await openToldHouse({ dataDir: house.dataDir, flags: ['--webhook-retry', '1h'] });
+  const left = history.sql('SELECT count(*) AS n FROM webhook_deliveries WHERE due_at <= ?');
+  await vi.waitFor(() => expect(left.get(Date.now())?.n).toBe(0), { timeout: 15_000, interval: 50 });
+  expect(receiver.got.length).toBeGreaterThan(before);
+  expect(most).toBeLessThanOrEqual(16);
+  const states = history
+    .sql('SELECT status, count(*) AS n FROM webhook_deliveries WHERE webhook_id = ? GROUP BY status')
+    .all(id);
+  expect(states.map((row) => row.status)).toContain('delivered');
+});
+
+test('webhooks that have overdue deliveries at a start begin one after another', async () => {
+  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  const receiver = await openReceiver(answering(500));
+  for (let n = 0; n < 80; n += 1) await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await house.happen('machine.online');
+  await receiver.heard(80);
+  await vi.waitFor(() => {
+    const waiting = house.history.sql('UPDATE webhook_deliveries SET due_at = 1 WHERE tries = 1').run();
+    expect(waiting.changes).toBe(80);
+  });
+  await house.broker.close();
+  await openToldHouse({ dataDir: house.dataDir, flags: ['--webhook-retry', '1h'] });
+  const got = await receiver.heard(160);
+  // Eighty within 800 ms, at times of chance.
+  expect(got[159]!.at - got[80]!.at).toBeGreaterThan(300);
+});
+
+test('a certificate that nobody vouches for is a failure', async () => {
+  const house = await openToldHouse();
+  const authority = await openAuthority(temporaryFolder('authority'), true);
+  let heard = 0;
+  const server = createServer(await authority.leaf(), (_request, response) => {
+    heard += 1;
+    response.end();
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  onTestFinished(() => void server.close());
+  const { port } = server.address() as AddressInfo;
+  const { id } = await house.client.webhooks.create({ url: `https://127.0.0.1:${port}/`, events: ['*'] });
+  const told = await house.client.webhooks.test({ webhook_id: id });
+  expect(told).toMatchObject({ delivered: false, status_code: null, error: expect.stringMatching(/CERT/) });
+  expect(heard).toBe(0);
+});
+
+test('a thousand events to five webhooks all arrive, once each', async () => {
+  const house = await openToldHouse();
+  const receivers = await Promise.all(Array.from({ length: 5 }, () => openReceiver()));
+  for (const { url } of receivers) await house.client.webhooks.create({ url, events: ['*'] });
+  for (let n = 0; n < 100; n += 1) {
+    await house.history.write((transaction) => {
+      for (let m = 0; m < 10; m += 1) house.events.emit(transaction, 'machine.online', undefined, { n, m });
+    });
+  }
+  for (const receiver of receivers) {
+    const got = await receiver.heard(1000);
+    expect(new Set(got.map(({ headers }) => headers['webhook-id'])).size).toBe(1000);
+    expect(got).toHaveLength(1000);
+  }
+});

@@ -1,0 +1,202 @@
+// Where webhooks must not go, in all the ways an address can be written, and what a name turns into.
+import { createServer } from 'node:net';
+import { expect, onTestFinished, test } from 'vitest';
+import { openGuard, rangeOf } from '../broker/webhooks/guard.ts';
+import { openHouse } from './house.ts';
+import { openReceiver, openToldHouse } from './receivers.ts';
+
+/** What a host becomes for whoever connects to it. */
+const hostOf = (host: string): string => new URL(`http://${host}/`).hostname;
+
+const refused: [string, string][] = [
+  ['loopback', '127.0.0.1'],
+  ['all of loopback', '127.9.9.9'],
+  ['nothing', '0.0.0.0'],
+  ['one number', '2130706433'],
+  ['hexadecimal', '0x7f000001'],
+  ['hexadecimal by part', '0x7f.0x0.0x0.0x1'],
+  ['octal', '0177.0.0.1'],
+  ['octal zeros', '00000177.1'],
+  ['two parts', '127.1'],
+  ['three parts', '10.0.1'],
+  ['a trailing dot', '127.0.0.1.'],
+  ['full-width digits', '１２７.０.０.１'],
+  ['full-width dots', '127。0。0。1'],
+  ['circled digits', '①②⑦.⓪.⓪.①'],
+  ['percent-encoded', '%31%32%37.0.0.1'],
+  ['private, 10', '10.1.2.3'],
+  ['private, 172.16', '172.31.255.255'],
+  ['private, 192.168', '192.168.1.1'],
+  ['link-local: metadata of clouds', '169.254.169.254'],
+  ['metadata as one number', '2852039166'],
+  ['metadata of Azure', '168.63.129.16'],
+  ['metadata of Alibaba', '100.100.100.200'],
+  ['carrier-grade NAT', '100.64.0.1'],
+  ['multicast', '224.0.0.1'],
+  ['broadcast', '255.255.255.255'],
+  ['reserved', '240.0.0.1'],
+  ['benchmarking', '198.18.0.1'],
+  ['documentation', '192.0.2.1'],
+  ['protocol assignments', '192.0.0.1'],
+  ['IPv6 loopback', '[::1]'],
+  ['IPv6 nothing', '[::]'],
+  ['mapped', '[::ffff:127.0.0.1]'],
+  ['mapped, hexadecimal', '[::ffff:7f00:1]'],
+  ['mapped, all written', '[0:0:0:0:0:ffff:7f00:1]'],
+  ['compatible', '[::127.0.0.1]'],
+  ['SIIT', '[::ffff:0:127.0.0.1]'],
+  ['NAT64', '[64:ff9b::127.0.0.1]'],
+  ['NAT64 of metadata', '[64:ff9b::a9fe:a9fe]'],
+  ['local NAT64', '[64:ff9b:1::a00:1]'],
+  ['6to4', '[2002:7f00:1::]'],
+  ['6to4 of a private one', '[2002:c0a8:101::1]'],
+  ['Teredo', '[2001:0:4136:e378:8000:63bf:3fff:fdd2]'],
+  ['IPv6 link-local', '[fe80::1]'],
+  ['unique local', '[fd00::1]'],
+  ['metadata of AWS by IPv6', '[fd00:ec2::254]'],
+  ['site-local', '[fec0::1]'],
+  ['IPv6 multicast', '[ff02::1]'],
+  ['IPv6 documentation', '[2001:db8::1]'],
+  ['segment routing', '[5f00::1]'],
+  ['what nobody assigned', '[4000::1]'],
+];
+
+test.each(refused)('%s (%s) is no place for a webhook', (_what, host) => {
+  const guard = openGuard([]);
+  expect(() => guard.judgeLiteral(hostOf(host))).toThrow('not a public address');
+});
+
+const allowed: [string, string][] = [
+  ['an ordinary address', '93.184.215.14'],
+  ['one as a number', '1572395790'],
+  ['an IPv6 address', '[2606:2800:21f:cb07:6820:80da:af6b:8b2c]'],
+  ['a mapped one', '[::ffff:93.184.215.14]'],
+  ['NAT64 of an ordinary one', '[64:ff9b::5db8:d70e]'],
+  ['6to4 of an ordinary one', '[2002:5db8:d70e::1]'],
+  ['a name, which is judged when it is resolved', 'example.org'],
+];
+
+test.each(allowed)('%s (%s) is one', (_what, host) => {
+  expect(() => openGuard([]).judgeLiteral(hostOf(host))).not.toThrow();
+});
+
+test.each([
+  ['10.0.0.0/8', '10.9.9.9', '127.0.0.1', '192.168.0.1'],
+  ['10.0.0.7', '10.0.0.7', '10.0.0.8', '::ffff:10.0.0.8'],
+  ['10.0.0.0/8', '::ffff:10.9.9.9', '::ffff:127.0.0.1', '::1'],
+  ['fd00::/8', 'fd12::1', 'fe80::1', '10.0.0.1'],
+  ['::1', '::1', '::2', '127.0.0.1'],
+])('--webhook-allow %s opens %s and neither %s nor %s', (range, inside, ...outside) => {
+  const guard = openGuard([rangeOf(range)!]);
+  expect(() => guard.judge(inside)).not.toThrow();
+  expect(guard.isInternal(inside)).toBe(true);
+  for (const address of outside) {
+    expect(() => guard.judge(address)).toThrow('not a public address');
+  }
+});
+
+test.each(['', 'example.org', '127.1', '0x7f000001', '1', '999.1.1.1', 'fe80::1%eth0', '::ffff:7f00:1%1'])(
+  'what comes from a resolver and is no public address (%s) is refused',
+  (text) => {
+    expect(() => openGuard([]).judge(text)).toThrow('not a public address');
+  },
+);
+
+test('every address form that is refused is refused when a webhook is made, with url named', async () => {
+  const house = await openHouse();
+  for (const [what, host] of refused) {
+    const url = `https://${host}:8443/hook`;
+    const { status, body } = await house.call('POST', '/webhooks', { body: { url, events: ['*'] } });
+    expect([what, status, body.error.details.issues?.[0].path]).toEqual([what, 422, 'url']);
+  }
+  const { id } = await house.client.webhooks.create({ url: 'https://example.org/', events: ['*'] });
+  const { status } = await house.call('PATCH', `/webhooks/${id}`, { body: { url: 'https://[::1]/' } });
+  expect(status).toBe(422);
+});
+
+/** A port on loopback that must never be called; tells how often it was. */
+async function openTrap() {
+  let calls = 0;
+  const server = createServer((socket) => {
+    calls += 1;
+    socket.destroy();
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  onTestFinished(() => void server.close());
+  const address = server.address();
+  return { port: typeof address === 'object' ? address?.port : 0, calls: () => calls };
+}
+
+test.each([
+  ['localhost', 'localhost'],
+  ['a name below it', 'any.localhost'],
+  ['a trailing dot', 'localhost.'],
+])('a name of this machine (%s) is refused at the delivery', async (_what, name) => {
+  const [house, trap] = [await openHouse(), await openTrap()];
+  const { id } = await house.client.webhooks.create({ url: `http://${name}:${trap.port}/`, events: ['*'] });
+  const told = await house.client.webhooks.test({ webhook_id: id });
+  expect(told).toMatchObject({ delivered: false, status_code: null });
+  expect(told.error).toContain('not a public address');
+  expect(trap.calls()).toBe(0);
+});
+
+test('a name with one address that is not public is refused, whichever it is', async () => {
+  const trap = await openTrap();
+  const answers: Record<string, string[]> = {
+    'first.example': ['127.0.0.1', '93.184.215.14'],
+    'last.example': ['93.184.215.14', '2606:2800:21f:cb07:6820:80da:af6b:8b2c', '::ffff:127.0.0.1'],
+    'none.example': [],
+  };
+  const house = await openHouse({ tuning: { resolve: async (name) => answers[name] ?? [] } });
+  for (const [name, addresses] of Object.entries(answers)) {
+    const { id } = await house.client.webhooks.create({ url: `http://${name}:${trap.port}/`, events: ['*'] });
+    const { delivered, error } = await house.client.webhooks.test({ webhook_id: id });
+    expect([name, delivered, error]).toEqual([
+      name,
+      false,
+      addresses.length ? expect.stringContaining('not a public') : 'no address',
+    ]);
+  }
+  expect(trap.calls()).toBe(0);
+});
+
+test('a name that turns to another address between two deliveries is judged anew at each', async () => {
+  const [receiver, trap] = [await openReceiver(), await openTrap()];
+  const addresses = ['127.0.0.9'];
+  const house = await openToldHouse({
+    flags: ['--webhook-allow', '127.0.0.1'],
+    tuning: { resolve: async () => [addresses.shift() ?? '127.0.0.1'] },
+  });
+  const { id } = await house.client.webhooks.create({
+    url: `http://turns.example:${receiver.port}/`,
+    events: ['*'],
+  });
+  const first = await house.client.webhooks.test({ webhook_id: id });
+  expect(first.error).toContain('127.0.0.9 is not a public address');
+  expect(await house.client.webhooks.test({ webhook_id: id })).toMatchObject({ delivered: true });
+  expect(receiver.got).toHaveLength(1);
+  expect(trap.calls()).toBe(0);
+});
+
+test('an internal receiver is no longer called once the broker starts without its --webhook-allow', async () => {
+  const trap = await openTrap();
+  const before = await openToldHouse();
+  const url = `http://127.0.0.1:${trap.port}/`;
+  const { id } = await before.client.webhooks.create({ url, events: ['*'] });
+  await before.broker.close();
+  const house = await openHouse({ dataDir: before.dataDir });
+  const { delivered, error } = await house.client.webhooks.test({ webhook_id: id });
+  expect([delivered, error]).toEqual([false, expect.stringContaining('not a public address')]);
+  expect(trap.calls()).toBe(0);
+});
+
+test('the broker’s own listeners are refused, though --webhook-allow names their address', async () => {
+  const house = await openToldHouse({ flags: ['--http', '0.0.0.0:0', '--insecure-http'] });
+  const http = new URL(house.url).port;
+  const grpc = house.grpc.split(':')[1];
+  for (const place of [`127.0.0.1:${http}`, `127.0.0.2:${http}`, `127.0.0.1:${grpc}`]) {
+    const { id } = await house.client.webhooks.create({ url: `http://${place}/healthz`, events: ['*'] });
+    const { status_code, error } = await house.client.webhooks.test({ webhook_id: id });
+    expect([place, status_code, error]).toEqual([place, null, 'webhooks must not call this broker itself']);
+  }
+});

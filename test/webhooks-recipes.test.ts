@@ -1,0 +1,85 @@
+// What the README tells receivers to do, done: its recipes and the example verify what a real broker sends.
+import { spawn, spawnSync } from 'node:child_process';
+import { readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { expect, onTestFinished, test } from 'vitest';
+import { temporaryFolder } from './house.ts';
+import { openReceiver, openToldHouse, type Received } from './receivers.ts';
+
+const root = join(import.meta.dirname, '..');
+const secret = 'señor 🔑 secret';
+
+/** The code of a language in the README's chapter. */
+function recipe(language: string): string {
+  const chapter = readFileSync(join(root, 'README.md'), 'utf8').split('## Webhooks')[1] ?? '';
+  const code = new RegExp(`\`\`\`${language}\n([^]*?)\`\`\``).exec(chapter)?.[1];
+  if (!code) throw new Error(`the README has no recipe in ${language}`);
+  return code;
+}
+
+/** A delivery as it came over the wire. */
+async function delivered(): Promise<{ body: Buffer; header: string }> {
+  const house = await openToldHouse();
+  const receiver = await openReceiver();
+  await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
+  await house.happen('machine.online', { text: 'Grüße\u2028🚀' });
+  const [{ body, headers }] = (await receiver.heard(1)) as [Received];
+  return { body, header: String(headers['x-service-signature']) };
+}
+
+/** What the program says of a body and a header; the body goes in as it is. */
+function says(command: string, args: string[], body: Buffer, header: string): string {
+  const { stdout, stderr } = spawnSync(command, [...args, header, secret], { input: body, encoding: 'utf8' });
+  return stdout.trim() || stderr;
+}
+
+test.each([
+  [
+    'Node',
+    'js',
+    'recipe.mjs',
+    process.execPath,
+    "\nimport { readFileSync } from 'node:fs';\nconsole.log(isGenuine(readFileSync(0), ...process.argv.slice(2)) ? 'genuine' : 'forged');",
+  ],
+  [
+    'Python',
+    'python',
+    'recipe.py',
+    'python3',
+    "\nimport sys\nprint('genuine' if is_genuine(sys.stdin.buffer.read(), *sys.argv[1:]) else 'forged')",
+  ],
+])('the recipe in %s knows what is genuine and what is not', async (_what, language, name, command, use) => {
+  const file = join(temporaryFolder('recipe'), name);
+  writeFileSync(file, `${recipe(language)}${use}\n`);
+  const { body, header } = await delivered();
+  const ask = (bytes: Buffer, signature: string) => says(command, [file], bytes, signature);
+  expect(ask(body, header)).toBe('genuine');
+  expect(ask(Buffer.concat([body, Buffer.from(' ')]), header)).toBe('forged');
+  expect(ask(body, '')).toBe('forged');
+  expect(ask(body, `${header.slice(0, -1)}é`)).toBe('forged');
+  expect(ask(body, header.toUpperCase())).toBe('forged');
+});
+
+test('the example receiver takes what is signed and refuses what is not', async () => {
+  const house = await openToldHouse();
+  const child = spawn(process.execPath, [join(root, 'scripts/examples/receiver.ts'), '0'], {
+    env: { ...process.env, SECRET: secret },
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  onTestFinished(() => void child.kill());
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+  const line = async (): Promise<string> => String((await lines.next()).value);
+  const url = /http\S+/.exec(await line())?.[0] ?? '';
+  const signed = await house.client.webhooks.create({ url, events: ['machine.online'], secret });
+  // A name without a line separator: the lines are read one by one.
+  await house.happen('machine.online', { n: 1 }, { id: 'mach_1', name: 'web' });
+  expect(await line()).toMatch(/^new machine\.online evt_\w+ .*"n":1/);
+  const { items } = await house.client.webhooks.deliveries({ webhook_id: signed.id });
+  const { id: delivery_id } = items[0]!;
+  await house.client.webhooks.redeliver({ webhook_id: signed.id, delivery_id });
+  expect(await line()).toMatch(/^again machine\.online/);
+  const forged = await house.client.webhooks.create({ url, events: ['*'], secret: 'another' });
+  const told = await house.client.webhooks.test({ webhook_id: forged.id });
+  expect(told).toMatchObject({ delivered: false, status_code: 401 });
+});

@@ -1,0 +1,230 @@
+// Webhooks over REST: who may make one for what, what is shown of it, and how it is kept.
+import { readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { groups } from '../shared/api/webhooks.ts';
+import { openHouse } from './house.ts';
+import { openReceiver, openToldHouse } from './receivers.ts';
+
+const url = 'https://receiver.example.org/hook';
+
+describe('a webhook is refused', () => {
+  test.each([
+    ['without a url', { events: ['*'] }, 'url'],
+    ['with a url that is none', { url: 'receiver', events: ['*'] }, 'url'],
+    ['with a url of another protocol', { url: 'ftp://example.org/', events: ['*'] }, 'url'],
+    ['with a file as url', { url: 'file:///etc/passwd', events: ['*'] }, 'url'],
+    ['with credentials in its url', { url: 'https://me:secret@example.org/', events: ['*'] }, 'url'],
+    ['with a url that is too long', { url: `https://example.org/${'x'.repeat(2048)}`, events: ['*'] }, 'url'],
+    ['with an internal address in its url', { url: 'http://169.254.169.254/latest', events: ['*'] }, 'url'],
+    ['without events', { url, events: [] }, 'events'],
+    ['with a type that does not exist', { url, events: ['machine.exploded'] }, 'events.0'],
+    ['with a type that only the event log tells', { url, events: ['machine.fenced'] }, 'events.0'],
+    ['with a family that does not exist', { url, events: ['webhook.*'] }, 'events.0'],
+    ['with an empty secret', { url, events: ['*'], secret: '' }, 'secret'],
+    ['with a whsec_ secret that is not base64', { url, events: ['*'], secret: 'whsec_!' }, 'secret'],
+    ['with no machines', { url, events: ['*'], machine_ids: [] }, 'machine_ids'],
+  ])('%s: 422 with the field', async (_what, body, path) => {
+    const house = await openHouse();
+    const { status, body: answer } = await house.call('POST', '/webhooks', { body });
+    expect([status, answer.error.code]).toEqual([422, 'validation_failed']);
+    expect(answer.error.details.issues[0].path).toBe(path);
+    expect((await house.client.webhooks.list({})).total).toBe(0);
+  });
+
+  test('when its key may not read what it would tell: 403 with the scope', async () => {
+    const house = await openHouse();
+    const { key } = await house.keyed(['webhooks:write', 'machines:read', 'commands:read']);
+    const missing = { 'session.created': 'sessions:read', 'file.*': 'files:read', '*': 'sessions:read' };
+    for (const [event, scope] of Object.entries(missing)) {
+      const answer = await house.call('POST', '/webhooks', { key, body: { url, events: [event] } });
+      expect([answer.status, answer.body.error.details.required_scope]).toEqual([403, scope]);
+    }
+    const { status } = await house.call('POST', '/webhooks', {
+      key,
+      body: { url, events: ['machine.*', 'command.failed'] },
+    });
+    expect(status).toBe(201);
+  });
+});
+
+test('what is made is shown without its secret, changed field by field, found again after a restart and removed', async () => {
+  const house = await openHouse();
+  const secret = 'a very secret secret';
+  const { status, body } = await house.call('POST', '/webhooks', {
+    body: { url, events: ['machine.*'], secret },
+  });
+  expect(status).toBe(201);
+  const made = body.data;
+  expect(made).toEqual({
+    id: expect.stringMatching(/^hook_[0-9A-Za-z]{22}$/),
+    url,
+    events: ['machine.*'],
+    enabled: true,
+    machine_ids: null,
+    disabled_reason: null,
+    last_delivery: null,
+    created_at: expect.any(String),
+    updated_at: expect.any(String),
+  });
+  const webhook_id = made.id;
+  expect(await house.client.webhooks.get({ webhook_id })).toEqual(made);
+  const change = { url: `${url}2`, events: ['*'], secret: 'another', enabled: false };
+  const { body: changed } = await house.call('PATCH', `/webhooks/${webhook_id}`, { body: change });
+  expect(changed.data).toMatchObject({
+    url: `${url}2`,
+    events: ['*'],
+    enabled: false,
+    disabled_reason: null,
+  });
+  expect(JSON.stringify(changed)).not.toContain('another');
+  const list = async (query: string) => (await house.call('GET', `/webhooks?${query}`)).body.data.length;
+  expect([await list('enabled=true'), await list('enabled=false'), await list('')]).toEqual([0, 1, 1]);
+  await house.broker.close();
+
+  const stored = readFileSync(join(house.dataDir, 'state.json'), 'utf8');
+  expect(stored).not.toMatch(/a very secret|another/);
+  expect(statSync(join(house.dataDir, 'webhooks.key')).mode & 0o777).toBe(0o600);
+  const again = await openHouse({ dataDir: house.dataDir });
+  expect((await again.client.webhooks.get({ webhook_id })).url).toBe(`${url}2`);
+  expect(await again.client.webhooks.remove({ webhook_id })).toEqual({ deleted: true });
+  expect((await again.call('GET', `/webhooks/${webhook_id}`)).body.error.code).toBe('webhook_not_found');
+});
+
+test('every type of the specification and schedule.failed is accepted, each by itself', async () => {
+  const house = await openHouse();
+  const types = Object.values(groups).flatMap(({ types }) => [...types]);
+  expect(types).toHaveLength(18);
+  const made = await house.client.webhooks.create({ url, events: [...types, ...types] });
+  expect(made.events).toEqual(types);
+});
+
+test('a state that an older broker wrote, without webhooks, is read', async () => {
+  const house = await openHouse();
+  await house.broker.close();
+  const file = join(house.dataDir, 'state.json');
+  const { webhooks: _, ...older } = JSON.parse(readFileSync(file, 'utf8'));
+  writeFileSync(file, JSON.stringify(older));
+  const again = await openHouse({ dataDir: house.dataDir });
+  expect((await again.client.webhooks.list({})).total).toBe(0);
+});
+
+test('a POST that is repeated with its Idempotency-Key makes one webhook', async () => {
+  const house = await openHouse();
+  const wish = { body: { url, events: ['*'], secret: 'x' }, headers: { 'Idempotency-Key': 'once' } };
+  const [first, second] = [
+    await house.call('POST', '/webhooks', wish),
+    await house.call('POST', '/webhooks', wish),
+  ];
+  expect(second.body.data).toEqual(first.body.data);
+  expect((await house.client.webhooks.list({})).total).toBe(1);
+});
+
+describe('a key deals only with webhooks that tell what it may read itself', () => {
+  test('it neither sees nor changes one of a key with more scopes or more reach, also not to have it sent elsewhere', async () => {
+    const house = await openHouse();
+    const { machineId } = await house.agent({ tags: 'web' });
+    const { id } = await house.client.webhooks.create({ url, events: ['file.*'] });
+    const keys = [
+      await house.keyed(['webhooks:read', 'webhooks:write']),
+      await house.keyed(['webhooks:read', 'webhooks:write', 'files:read'], { machine_ids: [machineId] }),
+      await house.keyed(['webhooks:read', 'webhooks:write', 'files:read'], { tags: ['web'] }),
+    ];
+    for (const { key, client } of keys) {
+      expect((await client.webhooks.list({})).total).toBe(0);
+      const tries: [string, string, unknown?][] = [
+        ['GET', `/webhooks/${id}`],
+        ['PATCH', `/webhooks/${id}`, { url: 'https://evil.example.org/' }],
+        ['DELETE', `/webhooks/${id}`],
+        ['POST', `/webhooks/${id}/test`],
+        ['GET', `/webhooks/${id}/deliveries`],
+        ['POST', `/webhooks/${id}/redeliver`, { since: '2026-01-01T00:00:00Z' }],
+      ];
+      for (const [method, path, body] of tries) {
+        const answer = await house.call(method, path, { key, body });
+        expect([method, path, answer.status]).toEqual([method, path, 403]);
+      }
+    }
+    const equal = await house.keyed(['webhooks:read', 'files:read']);
+    expect((await equal.client.webhooks.list({})).total).toBe(1);
+  });
+
+  test('one of a limited key stays within that key, whoever changes it', async () => {
+    const house = await openHouse();
+    const [here, there] = [await house.agent({ name: 'here' }), await house.agent({ name: 'there' })];
+    const limited = await house.keyed(['webhooks:write', 'machines:read'], { machine_ids: [here.machineId] });
+    const own = await limited.client.webhooks.create({ url, events: ['machine.*'] });
+    const patch = (body: unknown) => house.call('PATCH', `/webhooks/${own.id}`, { body });
+    expect((await patch({ events: ['file.*'] })).body.error.details).toEqual({
+      required_scope: 'files:read',
+    });
+    const wider = await patch({ machine_ids: [there.machineId] });
+    expect([wider.status, wider.body.error.details]).toEqual([403, { machine_id: there.machineId }]);
+    expect((await patch({ machine_ids: [here.machineId] })).status).toBe(200);
+  });
+});
+
+test('one whose key was revoked says so and is that of who enables it', async () => {
+  const house = await openToldHouse();
+  const receiver = await openReceiver();
+  const other = await house.client.keys.create({
+    name: 'other',
+    scopes: ['webhooks:write', 'machines:read'],
+  });
+  const made = await house.call('POST', '/webhooks', {
+    key: other.key,
+    body: { url: receiver.url, events: ['machine.*'] },
+  });
+  const webhook_id = made.body.data.id;
+  await house.client.keys.remove({ key_id: other.id });
+  expect(await house.client.webhooks.get({ webhook_id })).toMatchObject({
+    enabled: false,
+    disabled_reason: 'key_revoked',
+  });
+  await house.happen('machine.online');
+  const enabled = await house.client.webhooks.update({ webhook_id, enabled: true });
+  expect(enabled).toMatchObject({ enabled: true, disabled_reason: null });
+  await house.happen('machine.offline');
+  await receiver.heard(1);
+  expect(receiver.types()).toEqual(['machine.offline']);
+});
+
+test('a broker that lost its key file starts, delivers nothing unsigned, and takes a new secret', async () => {
+  const first = await openToldHouse();
+  const receiver = await openReceiver();
+  const { id } = await first.client.webhooks.create({ url: receiver.url, events: ['*'], secret: 'old' });
+  await first.broker.close();
+  rmSync(join(first.dataDir, 'webhooks.key'));
+  const house = await openToldHouse({ dataDir: first.dataDir });
+  const path = `/webhooks/${id}`;
+  expect((await house.call('GET', path)).body.data).toMatchObject({
+    enabled: false,
+    disabled_reason: 'secret_unreadable',
+  });
+  await house.happen('machine.online');
+  expect((await house.call('POST', `${path}/test`)).status).toBe(409);
+  const { body } = await house.call('PATCH', path, { body: { secret: 'new' } });
+  expect(body.data.enabled).toBe(true);
+  await house.happen('machine.offline');
+  const [got] = await receiver.heard(1);
+  expect(got?.headers).toMatchObject({
+    'x-service-event': 'machine.offline',
+    'x-service-signature': expect.stringMatching(/^sha256=[0-9a-f]{64}$/),
+  });
+});
+
+test('a broker whose key file is damaged does not start', async () => {
+  const house = await openHouse();
+  await house.client.webhooks.create({ url, events: ['*'], secret: 'x' });
+  await house.broker.close();
+  writeFileSync(join(house.dataDir, 'webhooks.key'), 'no key');
+  await expect(openHouse({ dataDir: house.dataDir })).rejects.toMatchObject({ exitCode: 78 });
+});
+
+test.each(['10.0.0.0/33', 'example.org', '10.0.0', '0x7f.1'])(
+  'a broker does not start with --webhook-allow %s',
+  async (range) => {
+    const start = openHouse({ flags: ['--webhook-allow', range] });
+    await expect(start).rejects.toMatchObject({ exitCode: 78, message: expect.stringContaining(range) });
+  },
+);
