@@ -52,8 +52,9 @@ describe('a failure', () => {
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
     await house.happen('machine.offline', { last_seen: '2026-11-21T10:00:00.000Z' });
     const got = await receiver.heard(3);
-    expect(gap(got, 1)).toBeGreaterThan(175);
-    expect(gap(got, 2)).toBeGreaterThan(355);
+    // An attempt may be heard late on a busy machine.
+    expect(gap(got, 1)).toBeGreaterThan(120);
+    expect(gap(got, 2)).toBeGreaterThan(300);
     expect(sameBytes(got)).toBe(true);
     expect(new Set(got.map(({ headers }) => headers['webhook-id'])).size).toBe(1);
     expect(new Set(got.map(({ headers }) => headers['x-service-delivery'])).size).toBe(1);
