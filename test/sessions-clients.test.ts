@@ -86,6 +86,7 @@ test('a client that takes nothing is given no more, and its agent is not told th
   const { session_id } = await begin(one);
   const { line, ...port } = await join(one, session_id);
   line.head();
+  await port.note('ready');
   port.hold();
   const piece = Buffer.alloc(32 * kib, 'x');
   for (let n = 0; n < 8; n += 1) line.output(n * piece.length, piece);
@@ -99,6 +100,26 @@ test('a client that takes nothing is given no more, and its agent is not told th
   port.release();
   expect(await line.taken(256 * kib)).toBe(256 * kib);
   expect(port.given()).toBe(256 * kib);
+});
+
+test('a client that takes no notes is given no more, whoever causes them', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const { line, ...port } = await join(one, session_id, { mode: 'observer' });
+  line.head();
+  await port.note('ready');
+  port.hold();
+  const typing = { input: Buffer.from('x') };
+  port.do(...Array.from({ length: 50 }, () => typing));
+  for (let cols = 1; cols <= 50; cols += 1) line.resized(cols, 1);
+  await Promise.all([port.note('refused'), port.note('size')]);
+  // Another client, on the same link, comes after all of that.
+  const other = await join(one, session_id);
+  other.line.head();
+  await other.note('ready');
+  expect([port.notes.length, port.read()]).toEqual([3, 1]);
+  port.release();
+  await soon(() => port.notes.length).toBe(101);
 });
 
 test('the agent is told of what was taken every 32 KiB and when it is quiet, not for each piece', async () => {
@@ -165,8 +186,9 @@ test('a broker that stops tells its clients, and their sessions live on', async 
   const { session_id } = await begin(one);
   const port = await join(one, session_id);
   const waiting = await one.house.client.sessions.attach({ session_id });
-  port.hold();
   port.line.head();
+  await port.note('ready');
+  port.hold();
   port.line.output(0, 'never taken');
   await port.gets(1);
   const begun = performance.now();

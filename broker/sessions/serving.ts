@@ -8,7 +8,7 @@ import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Link } from '../link/presence.ts';
-import type { ClientPort, Doing, Parting } from './client.ts';
+import type { ClientPort, Doing, Note, Parting } from './client.ts';
 import { Outbox } from './outbox.ts';
 import type { Attached } from './records.ts';
 import { type Run, until } from './run.ts';
@@ -95,15 +95,14 @@ class Conversation {
 
   /** The client learns when its machine is away, and when it is back. */
   async tellStatus(): Promise<void> {
-    const { run, port } = this.#served;
+    const { run } = this.#served;
     let told = 'CONNECTED';
     while (!this.#signal.aborted) {
       const { status } = run.session;
       if (status !== told && ['CONNECTED', 'GRACE_PERIOD'].includes(status)) {
         told = status;
-        port.note({ type: 'status', status });
-      }
-      await run.changed.wait(this.#signal);
+        await this.#note({ type: 'status', status });
+      } else await run.changed.wait(this.#signal);
     }
   }
 
@@ -112,10 +111,10 @@ class Conversation {
   }
 
   async #do(doing: Doing): Promise<void> {
-    const { attached, hooks, port } = this.#served;
+    const { attached, hooks } = this.#served;
     if (attached.mode === 'observer') {
       hooks.refused();
-      return port.note({ type: 'refused', message: 'an observer only watches: attach as operator' });
+      return this.#note({ type: 'refused', message: 'an observer only watches: attach as operator' });
     }
     if ('input' in doing) hooks.typed();
     for (const message of messagesOf(doing)) await this.#outbox.give(message, this.#signal);
@@ -142,9 +141,9 @@ class Conversation {
     const options = { request_id, lane: 'terminal', idle_ms: 0, signal: this.#signal } as const;
     try {
       for await (const { head, output, size } of link.stub.attachTerminal(requests, options)) {
-        if (head) this.#begin(head);
+        if (head) await this.#begin(head);
         else if (output) await this.#give(output);
-        else if (size) this.#resized(size);
+        else if (size) await this.#resized(size);
         if (this.#signal.aborted) return undefined;
       }
       // Without the end of its session it was only shown out.
@@ -161,15 +160,15 @@ class Conversation {
     }
   }
 
-  #begin({ offset, size }: AttachTerminalHead__Output): void {
-    const { port, attached, run } = this.#served;
+  async #begin({ offset, size }: AttachTerminalHead__Output): Promise<void> {
+    const { attached, run } = this.#served;
     if (this.#position !== undefined && offset !== this.#position) throw lostPlace(this.#position, offset);
     this.#position = offset;
     this.#outbox.begin(offset);
     if (this.#ready) return;
     this.#ready = true;
     const { cols, rows } = sizeOf(size) ?? run.session;
-    port.note({ type: 'ready', client_id: attached.client_id, offset, cols, rows });
+    await this.#note({ type: 'ready', client_id: attached.client_id, offset, cols, rows });
   }
 
   async #give({ offset, data }: TerminalOutput__Output): Promise<void> {
@@ -180,9 +179,14 @@ class Conversation {
     this.#outbox.taken(this.#position);
   }
 
-  #resized(told: TerminalSize__Output): void {
+  async #resized(told: TerminalSize__Output): Promise<void> {
     const size = sizeOf(told);
-    if (size) this.#served.port.note({ type: 'size', ...size });
+    if (size) await this.#note({ type: 'size', ...size });
+  }
+
+  /** Notes wait for their reader as output does: whoever causes many could fill our memory else. */
+  #note(note: Note): Promise<void> {
+    return unlessAborted(this.#served.port.note(note), this.#signal);
   }
 }
 
