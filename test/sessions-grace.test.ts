@@ -99,6 +99,34 @@ test('a link that comes too late has its terminal ended and forgotten', async ()
   expect(back.waiting('KeepTerminal')).toBe(0);
 });
 
+test('a terminal that its agent does not confirm in time is over, and ended there', async () => {
+  const clock = leapingClock();
+  const { house, machine, link } = await bench();
+  const { session_id } = await begin({ house, machine }, { grace_period: 5_000 });
+  cut(machine);
+  const back = await link({ process_ids: [session_id] });
+  await back.next('KeepTerminal');
+  clock.leap(5_000);
+  const get = () => house.client.sessions.get({ session_id });
+  await soon(get).toMatchObject({ status: 'DISCONNECTED', reason: 'grace_period_over' });
+  expect((await back.next('KillProcess')).request.id).toBe(session_id);
+  expect((await back.next('ForgetProcesses')).request.ids).toEqual([session_id]);
+});
+
+test('a session whose agent never tells its end is ended all the same', async () => {
+  const clock = leapingClock();
+  const { house, machine } = await bench();
+  const { session_id } = await begin({ house, machine });
+  const ended = house.client.sessions.end({ session_id });
+  ok(machine, await machine.next('KillProcess'));
+  clock.leap(10_000);
+  expect((await ended).status).toBe('CONNECTED');
+  clock.leap(5_000);
+  const get = () => house.client.sessions.get({ session_id });
+  await soon(get).toMatchObject({ status: 'DISCONNECTED', reason: 'ended', exit_code: null });
+  expect((await machine.next('KillProcess')).request.id).toBe(session_id);
+});
+
 test.each([
   ['knows nothing of it', {}, { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' }, 'lost'],
   ['was restarted', { instance_id: 'next' }, { outcome: 'PROCESS_OUTCOME_LOST' }, 'agent_restarted'],
