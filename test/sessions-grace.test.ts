@@ -1,6 +1,8 @@
 // Sessions over lost links, restarts of either side, and machines that go.
 import { once } from 'node:events';
-import { expect, test } from 'vitest';
+import { join as joinPath } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
 import { leapingClock, soon } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
@@ -205,6 +207,22 @@ test('a session that is being ended is over when its link is lost', async () => 
   await machine.next('KillProcess');
   cut(machine);
   expect(await ended).toMatchObject({ status: 'DISCONNECTED', reason: 'ended' });
+});
+
+test('a session whose end could not be written goes on', async () => {
+  const { house, machine, link } = await bench();
+  const { session_id } = await begin({ house, machine });
+  const history = new DatabaseSync(joinPath(house.dataDir, 'history.db'));
+  onTestFinished(() => history.close());
+  history.exec(`CREATE TRIGGER full BEFORE UPDATE ON sessions WHEN NEW.ending = 1
+    BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END`);
+  await expect(house.client.sessions.end({ session_id })).rejects.toMatchObject({ code: 'unavailable' });
+  history.exec('DROP TRIGGER full');
+  const back = await link();
+  keeper(back, await back.next('KeepTerminal')).started();
+  const get = () => house.client.sessions.get({ session_id });
+  await soon(async () => (await get()).status).toBe('CONNECTED');
+  expect(back.waiting('KillProcess')).toBe(0);
 });
 
 test('the sessions of a machine that is removed are over', async () => {
