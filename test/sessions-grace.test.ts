@@ -142,6 +142,33 @@ test.each([
   await soon(get).toMatchObject({ status: 'DISCONNECTED', reason, exit_code: null });
 });
 
+test.each(['range_not_satisfiable', 'session_not_found'])(
+  'a client whose terminal died with its agent is told so, though that says %s',
+  async (code) => {
+    const clock = leapingClock();
+    const one = await bench();
+    const { session_id } = await begin(one);
+    const client = await join(one, session_id);
+    client.line.head();
+    client.line.output(0, 'before');
+    await client.gets(6);
+    cut(one.machine);
+    await client.status('GRACE_PERIOD');
+    const back = await one.link({ instance_id: 'next' });
+    // Its end is written late: until then the client looks for the rest.
+    const history = new DatabaseSync(joinPath(one.house.dataDir, 'history.db'));
+    onTestFinished(() => history.close());
+    history.exec(`CREATE TRIGGER late BEFORE UPDATE ON sessions WHEN NEW.ended_at IS NOT NULL
+      BEGIN SELECT RAISE(ABORT, 'not yet'); END`);
+    keeper(back, await back.next('KeepTerminal')).exit({ outcome: 'PROCESS_OUTCOME_LOST' });
+    refuse(back, await back.next('AttachTerminal'), code);
+    history.exec('DROP TRIGGER late');
+    clock.leap(5_000);
+    expect(await client.parted()).toMatchObject({ why: 'ended', reason: 'agent_restarted' });
+    expect(back.waiting('AttachTerminal')).toBe(0);
+  },
+);
+
 test('a session whose agent refuses to keep it is lost, one whose agent is busy is asked for again', async () => {
   const { house, machine, link } = await bench();
   const { session_id } = await begin({ house, machine });

@@ -5,7 +5,7 @@ import type { TerminalOutput__Output } from '../../proto/types/farhand/agent/v1/
 import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/TerminalSize.ts';
 import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/sessions.ts';
 import { after } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Link } from '../link/presence.ts';
 import type { ClientPort, Doing, Note, Parting } from './client.ts';
@@ -36,6 +36,9 @@ interface Served {
 const inputBytes = 32 * 1024;
 /** An agent that did not take a client, though it is there, is asked again after this. */
 const againMs = 1_000;
+
+/** What an agent says that has nothing more for the clients of a terminal that has ended. */
+const nothingLeft: readonly Code[] = ['range_not_satisfiable', 'session_not_found', 'conflict'];
 
 /** Serves a client until the session is over, the signal fires, or the agent has lost its place. Never rejects. */
 export async function serve(served: Served, signal: AbortSignal): Promise<Parting> {
@@ -124,9 +127,10 @@ class Conversation {
   /** Before it is asked again; not when that would tell nothing new. */
   async #pause(): Promise<void> {
     const { run } = this.#served;
+    const { ended } = run;
     const enough = new AbortController();
     const cancel = after(againMs, () => enough.abort());
-    await until(run, () => run.ended, AbortSignal.any([enough.signal, this.#signal]));
+    await until(run, () => run.ended && !ended, AbortSignal.any([enough.signal, this.#signal]));
     cancel();
   }
 
@@ -153,7 +157,8 @@ class Conversation {
     } catch (error) {
       const code = error instanceof AppError ? error.code : undefined;
       if (!this.#signal.aborted) log.info({ why: code ?? error, client_id }, 'a client lost its terminal');
-      if (code === 'range_not_satisfiable') return { why: 'fell_behind' };
+      this.#drained = run.ended && code !== undefined && nothingLeft.includes(code);
+      if (code === 'range_not_satisfiable' && !run.ended) return { why: 'fell_behind' };
       return run.over ? partingOf(run) : undefined;
     } finally {
       call.abort();
