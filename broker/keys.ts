@@ -77,28 +77,41 @@ export function mayRun(state: State) {
     may(state, 'commands:execute', { key_id: requested_by, machine_id });
 }
 
+/** Calls `look` after every change of a key or machine, and when the key expires. The result stops that. */
+export function watchRights(state: State, key_id: KeyId, look: () => void): () => void {
+  let cancel = (): void => {};
+  const awaitExpiry = (): void => {
+    cancel();
+    const { expires_at = null } = keyOf(state, key_id) ?? {};
+    const left = expires_at === null ? 0 : Date.parse(expires_at) - now();
+    // Whoever judges an expired key says no by himself.
+    if (left > 0) cancel = after(left, again);
+  };
+  const again = (): void => {
+    awaitExpiry();
+    look();
+  };
+  const stopWatching = state.watch(again);
+  awaitExpiry();
+  return () => {
+    stopWatching();
+    cancel();
+  };
+}
+
 /**
  * Calls `end` once a key may no longer take part in sessions there: revoked, expired, without the scope, or without the
  * reach. The result stops that.
  */
 export function whileAttachable(state: State) {
   return (intent: Intent, end: () => void): (() => void) => {
-    let cancel = (): void => {};
     const look = (): void => {
-      cancel();
       // Where the machine itself has gone, its sessions are over for everybody.
       if (state.machines.has(intent.machine_id) && !may(state, 'sessions:attach', intent)) end();
-      const { expires_at = null } = keyOf(state, intent.key_id) ?? {};
-      if (expires_at !== null && Date.parse(expires_at) > now()) {
-        cancel = after(Date.parse(expires_at) - now(), look);
-      }
     };
-    const stopWatching = state.watch(look);
+    const stop = watchRights(state, intent.key_id, look);
     look();
-    return () => {
-      stopWatching();
-      cancel();
-    };
+    return stop;
   };
 }
 

@@ -60,12 +60,15 @@ export interface Tuning {
   pings?: { pingMs: number; pongMs: number };
   resolve?: NonNullable<WebhookSettings['resolve']>;
   rooms?(rooms: { history: History; events: Events }): void;
+  stalledMs?: number;
 }
 
 const proofMs = 5_000;
 const maxUnproven = 512;
 /** A frozen client is gone within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
+/** A client of gRPC that neither takes nor sends bytes of a file, where it is its turn, is let go; as over HTTP. */
+const stalledMs = 70_000;
 /** Agents of a stopping broker come back spread over this. */
 const returnSpreadMs = 5_000;
 const finishRequestsMs = 4_000;
@@ -200,6 +203,7 @@ async function assemble(
     commands,
     sessions,
     idempotency,
+    stalledMs: tuning.stalledMs ?? stalledMs,
     log,
   });
   const spool = await openSpool(join(directory, 'spool'));

@@ -2,10 +2,13 @@
 import { spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
+import { readdirSync, readlinkSync } from 'node:fs';
 import { readdir, readFile, readlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
+import { loadPtyMaker, Pty } from '../agent/processes/terminals/pty.ts';
 import { newId } from '../shared/ids.ts';
+import { createLogger } from '../shared/logger.ts';
 import { call, openBench, sh, type Viewer } from './terminal-bench.ts';
 
 const root = join(import.meta.dirname, '..');
@@ -102,6 +105,28 @@ test('more terminals or clients than allowed are refused', async () => {
   first.leave();
   await first.ended;
   await bench.attach(id).sees('$ ');
+});
+
+test('a terminal that cannot be opened leaves no file open', async () => {
+  const terminals = (): number =>
+    readdirSync('/proc/self/fd').filter((fd) => {
+      try {
+        return /^\/dev\/(ptmx|pts\/)/.test(readlinkSync(`/proc/self/fd/${fd}`));
+      } catch {
+        return false;
+      }
+    }).length;
+  const maker = loadPtyMaker();
+  if (!maker) throw new Error('no terminals here');
+  const plan = { file: '', args: [], cwd: '/', env: {}, ids: undefined, foreign: false, program: '' };
+  const output = { append: async () => {}, release: () => {} };
+  const log = createLogger('test', 'silent');
+  // As when the agent has no more files.
+  const broken = { ...maker, open: () => ({ ...maker.open(80, 24), pty: '/dev/pts/none' }) };
+  const before = terminals();
+  const open = (): Pty => new Pty(broken, { id: 'x', plan, size: { cols: 80, rows: 24 }, output, log });
+  expect(open).toThrow('ENOENT');
+  expect(terminals()).toBe(before);
 });
 
 test('where the addon is missing there are no terminals, and commands run all the same', async () => {

@@ -18,7 +18,7 @@ async function attach(): Promise<{ terminal: Terminal; port: ClientPort; notes: 
     onNote: (note) => notes.push(note),
   });
   const port = await arrival;
-  port.note(ready);
+  void port.note(ready);
   const terminal = await opening;
   onTestFinished(() => terminal.detach());
   return { terminal, port, notes };
@@ -56,7 +56,7 @@ test('an aborted signal detaches, before it is ready and later', async () => {
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`${url}?ticket=one`), { signal: stop.signal });
   const port = await arrival;
-  port.note(ready);
+  void port.note(ready);
   const terminal = await opening;
   stop.abort();
   expect(await terminal.ended).toEqual({ why: 'detached' });
@@ -67,7 +67,7 @@ test('a broken connection ends it as lost, and its output with it', async () => 
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});
   const port = await arrival;
-  port.note(ready);
+  void port.note(ready);
   const terminal = await opening;
   door.cut();
   expect(await terminal.ended).toMatchObject({ why: 'lost' });
@@ -160,8 +160,8 @@ test('notes are handed on, and the offset counts what was read from where the br
     100,
   ]);
   await port.output(Buffer.from('12345'));
-  port.note({ type: 'status', status: 'GRACE_PERIOD' });
-  port.note({ type: 'ready', client_id: 'cli_one', offset: 500, cols: 80, rows: 24 });
+  void port.note({ type: 'status', status: 'GRACE_PERIOD' });
+  void port.note({ type: 'ready', client_id: 'cli_one', offset: 500, cols: 80, rows: 24 });
   await port.output(Buffer.from('678'));
   port.part({ why: 'detached' });
   await terminal.ended;

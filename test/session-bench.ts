@@ -155,6 +155,11 @@ export function openPort() {
   const taken: Buffer[] = [];
   let given = 0;
   let held: (() => void)[] | undefined;
+  const take = (): Promise<void> => {
+    const waiting = held;
+    happened.emit('change');
+    return waiting ? new Promise((resolve) => waiting.push(resolve)) : Promise.resolve();
+  };
   let parting: Parting | undefined;
   let read = 0;
   const until = async <T>(look: () => T | undefined): Promise<T> => {
@@ -169,13 +174,11 @@ export function openPort() {
     output(bytes) {
       given += bytes.length;
       taken.push(Buffer.from(bytes));
-      happened.emit('change');
-      const waiting = held;
-      return waiting ? new Promise((resolve) => waiting.push(resolve)) : Promise.resolve();
+      return take();
     },
     note(note) {
       notes.push(note);
-      happened.emit('change');
+      return take();
     },
     part(told) {
       if (parting) throw new Error('parted twice');

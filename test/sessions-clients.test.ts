@@ -86,6 +86,7 @@ test('a client that takes nothing is given half a MiB, and its agent is not told
   const { session_id } = await begin(one);
   const { line, ...port } = await join(one, session_id);
   line.head();
+  await port.note('ready');
   port.hold();
   const piece = Buffer.alloc(32 * kib, 'x');
   for (let n = 0; n < 32; n += 1) line.output(n * piece.length, piece);
@@ -111,6 +112,26 @@ test('a client that takes nothing hears that it fell behind', async () => {
   line.refuse('range_not_satisfiable');
   expect(await port.parted()).toEqual({ why: 'fell_behind' });
   await port.served;
+});
+
+test('a client that takes no notes is given no more, whoever causes them', async () => {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const { line, ...port } = await join(one, session_id, { mode: 'observer' });
+  line.head();
+  await port.note('ready');
+  port.hold();
+  const typing = { input: Buffer.from('x') };
+  port.do(...Array.from({ length: 50 }, () => typing));
+  for (let cols = 1; cols <= 50; cols += 1) line.resized(cols, 1);
+  await Promise.all([port.note('refused'), port.note('size')]);
+  // Another client, on the same link, comes after all of that.
+  const other = await join(one, session_id);
+  other.line.head();
+  await other.note('ready');
+  expect([port.notes.length, port.read()]).toEqual([3, 1]);
+  port.release();
+  await soon(() => port.notes.length).toBe(101);
 });
 
 test('the agent is told of what was taken every 32 KiB and when it is quiet, not for each piece', async () => {
@@ -177,8 +198,9 @@ test('a broker that stops tells its clients, and their sessions live on', async 
   const { session_id } = await begin(one);
   const port = await join(one, session_id);
   const waiting = await one.house.client.sessions.attach({ session_id });
-  port.hold();
   port.line.head();
+  await port.note('ready');
+  port.hold();
   port.line.output(0, 'never taken');
   await port.gets(1);
   const begun = performance.now();

@@ -1,6 +1,8 @@
 // Sessions over lost links, restarts of either side, and machines that go.
 import { once } from 'node:events';
-import { expect, test } from 'vitest';
+import { join as joinPath } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
 import { leapingClock, soon } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
@@ -99,6 +101,34 @@ test('a link that comes too late has its terminal ended and forgotten', async ()
   expect(back.waiting('KeepTerminal')).toBe(0);
 });
 
+test('a terminal that its agent does not confirm in time is over, and ended there', async () => {
+  const clock = leapingClock();
+  const { house, machine, link } = await bench();
+  const { session_id } = await begin({ house, machine }, { grace_period: 5_000 });
+  cut(machine);
+  const back = await link({ process_ids: [session_id] });
+  await back.next('KeepTerminal');
+  clock.leap(5_000);
+  const get = () => house.client.sessions.get({ session_id });
+  await soon(get).toMatchObject({ status: 'DISCONNECTED', reason: 'grace_period_over' });
+  expect((await back.next('KillProcess')).request.id).toBe(session_id);
+  expect((await back.next('ForgetProcesses')).request.ids).toEqual([session_id]);
+});
+
+test('a session whose agent never tells its end is ended all the same', async () => {
+  const clock = leapingClock();
+  const { house, machine } = await bench();
+  const { session_id } = await begin({ house, machine });
+  const ended = house.client.sessions.end({ session_id });
+  ok(machine, await machine.next('KillProcess'));
+  clock.leap(10_000);
+  expect((await ended).status).toBe('CONNECTED');
+  clock.leap(5_000);
+  const get = () => house.client.sessions.get({ session_id });
+  await soon(get).toMatchObject({ status: 'DISCONNECTED', reason: 'ended', exit_code: null });
+  expect((await machine.next('KillProcess')).request.id).toBe(session_id);
+});
+
 test.each([
   ['knows nothing of it', {}, { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' }, 'lost'],
   ['was restarted', { instance_id: 'next' }, { outcome: 'PROCESS_OUTCOME_LOST' }, 'agent_restarted'],
@@ -111,6 +141,33 @@ test.each([
   const get = () => house.client.sessions.get({ session_id });
   await soon(get).toMatchObject({ status: 'DISCONNECTED', reason, exit_code: null });
 });
+
+test.each(['range_not_satisfiable', 'session_not_found'])(
+  'a client whose terminal died with its agent is told so, though that says %s',
+  async (code) => {
+    const clock = leapingClock();
+    const one = await bench();
+    const { session_id } = await begin(one);
+    const client = await join(one, session_id);
+    client.line.head();
+    client.line.output(0, 'before');
+    await client.gets(6);
+    cut(one.machine);
+    await client.status('GRACE_PERIOD');
+    const back = await one.link({ instance_id: 'next' });
+    // Its end is written late: until then the client looks for the rest.
+    const history = new DatabaseSync(joinPath(one.house.dataDir, 'history.db'));
+    onTestFinished(() => history.close());
+    history.exec(`CREATE TRIGGER late BEFORE UPDATE ON sessions WHEN NEW.ended_at IS NOT NULL
+      BEGIN SELECT RAISE(ABORT, 'not yet'); END`);
+    keeper(back, await back.next('KeepTerminal')).exit({ outcome: 'PROCESS_OUTCOME_LOST' });
+    refuse(back, await back.next('AttachTerminal'), code);
+    history.exec('DROP TRIGGER late');
+    clock.leap(5_000);
+    expect(await client.parted()).toMatchObject({ why: 'ended', reason: 'agent_restarted' });
+    expect(back.waiting('AttachTerminal')).toBe(0);
+  },
+);
 
 test('a session whose agent refuses to keep it is lost, one whose agent is busy is asked for again', async () => {
   const { house, machine, link } = await bench();
@@ -177,6 +234,22 @@ test('a session that is being ended is over when its link is lost', async () => 
   await machine.next('KillProcess');
   cut(machine);
   expect(await ended).toMatchObject({ status: 'DISCONNECTED', reason: 'ended' });
+});
+
+test('a session whose end could not be written goes on', async () => {
+  const { house, machine, link } = await bench();
+  const { session_id } = await begin({ house, machine });
+  const history = new DatabaseSync(joinPath(house.dataDir, 'history.db'));
+  onTestFinished(() => history.close());
+  history.exec(`CREATE TRIGGER full BEFORE UPDATE ON sessions WHEN NEW.ending = 1
+    BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END`);
+  await expect(house.client.sessions.end({ session_id })).rejects.toMatchObject({ code: 'unavailable' });
+  history.exec('DROP TRIGGER full');
+  const back = await link();
+  keeper(back, await back.next('KeepTerminal')).started();
+  const get = () => house.client.sessions.get({ session_id });
+  await soon(async () => (await get()).status).toBe('CONNECTED');
+  expect(back.waiting('KillProcess')).toBe(0);
 });
 
 test('the sessions of a machine that is removed are over', async () => {

@@ -3,6 +3,7 @@ import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
 import { Terminal as Screen } from '@xterm/headless';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { Terminal } from '../shared/sdk/index.ts';
@@ -229,6 +230,14 @@ describe('through pipes, farhand shell', () => {
       stdout: expect.stringMatching(new RegExp(`^${session_id}  CONNECTED`)),
     });
     expect(list.stdout.trim().split('\n')).toHaveLength(1);
+    // However many have come and gone since.
+    const history = new DatabaseSync(join(house.dataDir, 'history.db'));
+    history.exec(`WITH RECURSIVE count (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < 100)
+      INSERT INTO sessions SELECT id || n, machine_id, machine_hostname, shell, status, created_at + 60000, connected_at,
+        last_heartbeat_at, grace_period, grace_period_started_at, ended_at, exit_code, signal, reason, cols, rows,
+        requested_by, instance_id, ending FROM sessions, count WHERE ended_at IS NOT NULL`);
+    history.close();
+    expect((await farhand(local, ['sessions', 'list'])).stdout).toBe(list.stdout);
     const ended = await farhand(local, ['sessions', 'end', session_id, '-o', 'json']);
     expect(JSON.parse(ended.stdout)).toMatchObject({ session_id, status: 'DISCONNECTED' });
   });

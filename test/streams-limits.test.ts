@@ -1,6 +1,6 @@
 // What a client of the streams cannot do to the broker: never prove itself, never read, vanish without a word.
 import { createHash, randomBytes } from 'node:crypto';
-import { readdirSync, truncateSync, writeFileSync } from 'node:fs';
+import { readdirSync, readlinkSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { credentials, status as grpcStatus, loadPackageDefinition } from '@grpc/grpc-js';
 import { loadSync } from '@grpc/proto-loader';
@@ -14,6 +14,17 @@ import { gate, soon } from './command-bench.ts';
 import { type House, openHouse, temporaryFolder } from './house.ts';
 import { openProxy } from './proxy.ts';
 import { caOf, line, refusalOf, streamsOf } from './streams-bench.ts';
+
+/** Whether this process has a file open. */
+function isOpen(path: string): boolean {
+  return readdirSync('/proc/self/fd').some((fd) => {
+    try {
+      return readlinkSync(`/proc/self/fd/${fd}`) === path;
+    } catch {
+      return false;
+    }
+  });
+}
 
 /** A client of the standard health service, without a key. */
 async function healthOf(house: House) {
@@ -89,6 +100,24 @@ test('a reader that stops reading holds neither memory nor another reader', asyn
   // Broker, agent and both clients live in this process: some windows, far from the whole file.
   expect(process.memoryUsage().arrayBuffers - before).toBeLessThan(64 * 1024 * 1024);
   await stalled.return(undefined);
+});
+
+test('a client that stops reading or writing a file does not keep its place from others', async () => {
+  const house = await openHouse({ tuning: { stalledMs: 300 } });
+  const { machineId: machine_id } = await house.agent();
+  const folder = temporaryFolder('stalled');
+  const path = join(folder, 'file');
+  writeFileSync(path, '');
+  truncateSync(path, 64 * 1024 * 1024);
+  const client = await streamsOf(house);
+  const reading = client.readFile({ machine_id, path });
+  await reading.next();
+  const writing = line<WriteFileRequest>({ open: { machine_id, path: join(folder, 'new') } });
+  expect(await refusalOf(client.writeFile(writing.requests))).toMatchObject({ code: 'unavailable' });
+  await soon(() => readdirSync(folder)).toEqual(['file']);
+  // The agent, which lives in this process, has the file open no more.
+  await soon(() => isOpen(path)).toBe(false);
+  expect(await refusalOf(reading)).toMatchObject({ code: 'unavailable' });
 });
 
 test('a client that is cut off in the middle of a write leaves nothing, and a command keeps its open input', async () => {

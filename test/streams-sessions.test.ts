@@ -96,6 +96,18 @@ test('an operator types and hears, an observer hears and is refused, and the end
   expect((await house.client.sessions.get({ session_id })).attached_count).toBe(0);
 });
 
+test('who half-closes goes on watching to the end', async () => {
+  const { session_id, client } = await scene();
+  const [typing, watching] = [attach(client, session_id), attach(client, session_id)];
+  watching.type('echo $((1+1))watched\n');
+  watching.leave();
+  await soon(typing.text).toContain('2watched');
+  typing.type('exit 3\n');
+  await watching.ended;
+  expect(watching.text()).toContain('2watched');
+  expect(watching.heard.at(-1)?.end).toMatchObject({ exit_code: 3 });
+});
+
 test('a client that is detached, or whose key is revoked, is told so, and the session goes on', async () => {
   const { house, session_id, client } = await scene();
   const { key, client: own } = await house.keyed(['sessions:attach', 'sessions:read']);

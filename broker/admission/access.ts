@@ -1,8 +1,7 @@
 // Whether a request may do what it asks for: the key, its scope, its reach, and whether every id names something.
 import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
-import { after, now } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
-import { holds, type Keys, localKey, reaches } from '../keys.ts';
+import { holds, type Keys, localKey, reaches, watchRights } from '../keys.ts';
 import type { Key, State } from '../state/index.ts';
 import type { RawInput, Reader } from './input.ts';
 
@@ -15,8 +14,6 @@ export interface AccessRooms {
   lookups: Lookups;
 }
 
-/** A timer cannot be longer (Node: 2^31 ms). */
-const longestWait = 24 * 3_600_000;
 const bearer = /^Bearer ([\x21-\x7e]+)$/i;
 
 /** Who asks, as far as it has been said. */
@@ -82,33 +79,18 @@ export function implyMachine(raw: RawInput, key: Key, { state }: AccessRooms): v
   raw.query.machine_id = only;
 }
 
-/**
- * Judges again whenever a key or machine changes, and when the key expires; what fails goes to `end`. The result
- * stops that.
- */
+/** Judges again whenever the key may have lost a right; what fails goes to `end`. The result stops that. */
 export function judgeAgain(
   key: Key,
   state: State,
   judge: () => void,
   end: (reason: unknown) => void,
 ): () => void {
-  const look = (): void => {
+  return watchRights(state, key.id, () => {
     try {
       judge();
     } catch (error) {
       end(error);
     }
-  };
-  const stopWatching = state.watch(look);
-  let cancel = (): void => {};
-  const wait = (): void => {
-    if (key.expires_at === null) return;
-    const left = Date.parse(key.expires_at) - now();
-    cancel = after(Math.min(Math.max(0, left), longestWait), left > 0 ? wait : look);
-  };
-  wait();
-  return () => {
-    stopWatching();
-    cancel();
-  };
+  });
 }

@@ -1,5 +1,6 @@
 // farhand sessions: terminals that are open.
 import { type Command, Option } from 'commander';
+import type { Farhand } from '../../shared/sdk/index.ts';
 import { type Where, withBroker } from './connect.ts';
 import { type Format, print } from './output.ts';
 import { show } from './shell.ts';
@@ -13,12 +14,11 @@ export function addSessions(program: Command, where: (options: Options) => Where
   const dataDir = (command: Command): Command =>
     command.option('--data-dir <dir>', 'the broker’s data directory, on its own box');
   dataDir(sessions.command('list'))
-    .description('the latest hundred sessions that have not ended')
-    .option('--all', 'ended ones too')
+    .description('sessions that have not ended, the latest first')
+    .option('--all', 'the latest hundred, ended ones too')
     .addOption(new Option('-o, --output <format>').choices(['text', 'json']).default('text'))
     .action(async (options: Options & { all?: boolean; output: Format }) => {
-      const { items } = await withBroker(where(options), (client) => client.sessions.list({ limit: 100 }));
-      const shown = items.filter(({ status }) => options.all || status !== 'DISCONNECTED');
+      const shown = await withBroker(where(options), (client) => sessionsOf(client, options.all ?? false));
       print(options.output, shown, () =>
         shown.map((one) =>
           [
@@ -48,4 +48,14 @@ export function addSessions(program: Command, where: (options: Options) => Where
       const ended = await withBroker(where(options), (client) => client.sessions.end({ session_id }));
       print(options.output, ended, () => [`${ended.session_id} ${ended.status}`]);
     });
+}
+
+const openStatuses = ['PENDING', 'CONNECTED', 'GRACE_PERIOD'] as const;
+
+/** At most a hundred of each status that is asked for, the latest first. */
+async function sessionsOf(client: Farhand, all: boolean) {
+  const wishes = all ? [{}] : openStatuses.map((status) => ({ status }));
+  const pages = await Promise.all(wishes.map((wish) => client.sessions.list({ ...wish, limit: 100 })));
+  const found = pages.flatMap(({ items }) => items);
+  return found.sort((a, b) => b.created_at.localeCompare(a.created_at));
 }

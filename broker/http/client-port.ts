@@ -11,8 +11,6 @@ const maxUnanswered = 2;
 const maxHeldInput = 64 * 1024;
 /** What one message costs besides its bytes. */
 const messageCost = 64;
-/** Notes that wait for their reader. */
-const maxHeldNotes = 256 * 1024;
 
 const said: Readonly<Record<Parting['why'], string>> = {
   ended: 'the session ended',
@@ -29,6 +27,7 @@ export function portOf(ws: WebSocket): ClientPort {
   let parted = false;
   const stopWatching = watchLife(ws);
   ws.on('message', (data, binary) => take(ws, inbox, data, binary));
+  answerPings(ws);
   // What went wrong it tells the client itself, with a close.
   ws.on('error', () => {});
   ws.once('close', () => {
@@ -36,14 +35,11 @@ export function portOf(ws: WebSocket): ClientPort {
     inbox.end();
     if (!parted) gone.abort();
   });
+  const send = (data: Uint8Array | string): Promise<void> =>
+    new Promise((resolve) => ws.send(data, { binary: typeof data !== 'string' }, () => resolve()));
   return {
-    output: (bytes) => new Promise((resolve) => ws.send(bytes, { binary: true }, () => resolve())),
-    note(note: Note) {
-      if (parted) return;
-      if (ws.bufferedAmount <= maxHeldNotes) return ws.send(JSON.stringify(note));
-      inbox.drop();
-      ws.close(closeCodes.fell_behind, said.fell_behind);
-    },
+    output: send,
+    note: (note: Note) => send(JSON.stringify(note)),
     doings: inbox.doings(),
     gone: gone.signal,
     part(parting: Parting) {
@@ -143,6 +139,18 @@ function openInbox(ws: WebSocket): Inbox {
       }
     },
   };
+}
+
+/** One answer at a time; a ping that comes meanwhile needs none (RFC 6455 section 5.5.3). */
+function answerPings(ws: WebSocket): void {
+  let answering = false;
+  ws.on('ping', (data) => {
+    if (answering) return;
+    answering = true;
+    ws.pong(data, false, () => {
+      answering = false;
+    });
+  });
 }
 
 /** Asks for a sign of life, and ends a socket that gives none; one that we do not read cannot give any. */

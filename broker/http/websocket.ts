@@ -45,6 +45,8 @@ export function openSocketDoor(rooms: SocketRooms): SocketDoor {
     clientTracking: false,
     maxPayload: maxMessageBytes,
     perMessageDeflate: false,
+    // client-port answers pings, at the pace of who takes the answers.
+    autoPong: false,
     // Known to the library, not yet to its types.
     ...{ closeTimeout: closeMs },
   });

@@ -27,7 +27,8 @@ export type Parting =
 export interface ClientPort {
   /** Resolves once the client has taken enough of it to be given more. Never rejects. */
   output(bytes: Uint8Array): Promise<void>;
-  note(note: Note): void;
+  /** The same. */
+  note(note: Note): Promise<void>;
   /** What the client does, in order; reading slowly slows the client. Ends when it goes. */
   doings: AsyncIterable<Doing>;
   /** The client went away. */

@@ -174,10 +174,16 @@ function opening(room: Room): Pick<Handlers['sessions'], 'create' | 'end'> {
     async end({ session_id }, caller) {
       const run = runs.get(session_id);
       if (!run || run.ended) return shown.detail(session_id);
+      const { ending } = run.session;
+      // At once, so that no other change writes it without.
       run.session = { ...run.session, ending: true };
-      await history.write((journal) => {
+      const written = history.write((journal) => {
         if (!run.ended) records.put(run.session);
         audit(journal, 'session.end', run.session, caller);
+      });
+      await written.catch((error: unknown) => {
+        run.session = { ...run.session, ending };
+        throw error;
       });
       keeping.end(run);
       await waitFor(run, () => run.over, caller);

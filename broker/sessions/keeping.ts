@@ -33,6 +33,8 @@ type Parts = AsyncIterable<{ event?: TerminalEvent__Output | null }>;
 const lasting = { idle_ms: 0, lane: 'terminal' } as const;
 /** From a hangup to KILL. */
 const endGraceMs = 2_000;
+/** An agent that was told to end one has killed it, or given up, well before. */
+const overdueMs = 15_000;
 /** What a linked agent did not answer is asked again after this. */
 const againMs = 1_000;
 /** An agent that says so may have the terminal all the same. */
@@ -51,7 +53,10 @@ export function openKeeping({ presence, life, runs }: KeepingRooms, log: Logger)
       for await (const { event } of parts) {
         if (!current()) return;
         if (event?.started) life.connected(run, link);
-        if (event?.exit) return await life.ended(run, endOf(event.exit, run, link));
+        if (event?.exit) {
+          run.exited = true;
+          return await life.ended(run, endOf(event.exit, run, link));
+        }
       }
     } catch (error) {
       const why = error instanceof AppError ? error.code : error;
@@ -69,7 +74,15 @@ export function openKeeping({ presence, life, runs }: KeepingRooms, log: Logger)
     const { id } = run.session;
     const parts = link.stub.keepTerminal({ id }, { request_id: newId('request'), ...lasting });
     void follow(run, link, parts, false);
-    if (run.session.ending) kill(run);
+    if (run.session.ending) demandEnd(run);
+  }
+
+  /** An agent that never tells the end must not keep the session. */
+  function demandEnd(run: Run): void {
+    kill(run);
+    after(overdueMs, () => {
+      if (!stopped) void life.ended(run, { reason: 'ended' });
+    });
   }
 
   function kill(run: Run): void {
@@ -88,8 +101,9 @@ export function openKeeping({ presence, life, runs }: KeepingRooms, log: Logger)
   function putAway(link: Link, id: string): void {
     link.stub
       .killProcess({ id, grace_ms: endGraceMs }, { request_id: newId('request') })
-      .catch((error: unknown) => log.debug({ err: error, session_id: id }, 'nothing to end'))
-      .finally(() => forgetting.add(link.machineId, [id]));
+      .catch((error: unknown) => log.debug({ err: error, session_id: id }, 'nothing to end'));
+    // What still runs is forgotten when it is over.
+    forgetting.add(link.machineId, [id]);
   }
 
   const stopWatching = presence.watch((machineId) => {
@@ -112,10 +126,14 @@ export function openKeeping({ presence, life, runs }: KeepingRooms, log: Logger)
       void follow(run, link, link.stub.openTerminal(request, { request_id: requestId, ...lasting }), true);
     },
     end(run) {
-      if (run.link) kill(run);
+      if (run.link) demandEnd(run);
       else void life.ended(run, { reason: 'ended' });
     },
-    settled: ({ session }) => forgetting.add(session.machine_id, [session.id]),
+    settled({ session: { id, machine_id }, exited }) {
+      const link = linkOf(machine_id);
+      if (link && !exited && !stopped) putAway(link, id);
+      else forgetting.add(machine_id, [id]);
+    },
     stop() {
       stopped = true;
       stopWatching();

@@ -13,6 +13,8 @@ export interface Run {
   link: Link | undefined;
   /** How it ended is known; on disk a little later. */
   ended: boolean;
+  /** Its agent has told how it ended: there is nothing left there. */
+  exited: boolean;
   /** Its end is on disk. */
   over: boolean;
   readonly clients: Map<string, Client>;
@@ -38,6 +40,7 @@ export function runOf(session: Session, stored: boolean): Run {
     written: session.status,
     link: undefined,
     ended: false,
+    exited: false,
     over: false,
     clients: new Map(),
     changed: new Wake(),

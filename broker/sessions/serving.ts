@@ -5,11 +5,11 @@ import type { TerminalOutput__Output } from '../../proto/types/farhand/agent/v1/
 import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/TerminalSize.ts';
 import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/sessions.ts';
 import { after } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, type Code } from '../../shared/errors.ts';
 import { terminalReplayBytes } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Link } from '../link/presence.ts';
-import type { ClientPort, Doing, Parting } from './client.ts';
+import type { ClientPort, Doing, Note, Parting } from './client.ts';
 import { Outbox } from './outbox.ts';
 import type { Attached } from './records.ts';
 import { type Run, until } from './run.ts';
@@ -35,10 +35,15 @@ interface Served {
 
 /** Input goes to the machine in pieces of this size. */
 const inputBytes = 32 * 1024;
-/** Output that a client may be given before it takes it; the agent sends more only while it cannot hear what is taken. */
-const mostUnderWay = 2 * terminalReplayBytes;
+/** What a client may be given before it takes it; the agent sends more output only while it cannot hear what is taken. */
+const mostUntaken = 2 * terminalReplayBytes;
+/** What a note costs, about. */
+const noteBytes = 256;
 /** An agent that did not take a client, though it is there, is asked again after this. */
 const againMs = 1_000;
+
+/** What an agent says that has nothing more for the clients of a terminal that has ended. */
+const nothingLeft: readonly Code[] = ['range_not_satisfiable', 'session_not_found', 'conflict'];
 
 /** Serves a client until the session is over, the signal fires, or the agent has lost its place. Never rejects. */
 export async function serve(served: Served, signal: AbortSignal): Promise<Parting> {
@@ -65,8 +70,8 @@ class Conversation {
   /** The next byte that the client is to get. */
   #position: number | undefined;
   #ready = false;
-  /** Bytes that its port was given and has not taken. */
-  #underWay = 0;
+  /** Bytes that its port was given and the client has not taken. */
+  #untaken = 0;
   /** It has all there will ever be. */
   #drained = false;
 
@@ -100,15 +105,14 @@ class Conversation {
 
   /** The client learns when its machine is away, and when it is back. */
   async tellStatus(): Promise<void> {
-    const { run, port } = this.#served;
+    const { run } = this.#served;
     let told = 'CONNECTED';
     while (!this.#signal.aborted) {
       const { status } = run.session;
       if (status !== told && ['CONNECTED', 'GRACE_PERIOD'].includes(status)) {
         told = status;
-        port.note({ type: 'status', status });
-      }
-      await run.changed.wait(this.#signal);
+        await this.#note({ type: 'status', status });
+      } else await run.changed.wait(this.#signal);
     }
   }
 
@@ -117,10 +121,10 @@ class Conversation {
   }
 
   async #do(doing: Doing): Promise<void> {
-    const { attached, hooks, port } = this.#served;
+    const { attached, hooks } = this.#served;
     if (attached.mode === 'observer') {
       hooks.refused();
-      return port.note({ type: 'refused', message: 'an observer only watches: attach as operator' });
+      return this.#note({ type: 'refused', message: 'an observer only watches: attach as operator' });
     }
     if ('input' in doing) hooks.typed();
     for (const message of messagesOf(doing)) await this.#outbox.give(message, this.#signal);
@@ -130,9 +134,10 @@ class Conversation {
   /** Before it is asked again; not when that would tell nothing new. */
   async #pause(): Promise<void> {
     const { run } = this.#served;
+    const { ended } = run;
     const enough = new AbortController();
     const cancel = after(againMs, () => enough.abort());
-    await until(run, () => run.ended, AbortSignal.any([enough.signal, this.#signal]));
+    await until(run, () => run.ended && !ended, AbortSignal.any([enough.signal, this.#signal]));
     cancel();
   }
 
@@ -147,9 +152,9 @@ class Conversation {
     const options = { request_id, lane: 'terminal', idle_ms: 0, signal: this.#signal } as const;
     try {
       for await (const { head, output, size } of link.stub.attachTerminal(requests, options)) {
-        if (head) this.#begin(head);
-        else if (output) await this.#hand(output);
-        else if (size) this.#resized(size);
+        if (head) await this.#begin(head);
+        else if (output) await this.#give(output);
+        else if (size) await this.#resized(size);
         if (this.#signal.aborted) return undefined;
       }
       // Without the end of its session it was only shown out.
@@ -159,40 +164,52 @@ class Conversation {
     } catch (error) {
       const code = error instanceof AppError ? error.code : undefined;
       if (!this.#signal.aborted) log.info({ why: code ?? error, client_id }, 'a client lost its terminal');
-      if (code === 'range_not_satisfiable') return { why: 'fell_behind' };
+      this.#drained = run.ended && code !== undefined && nothingLeft.includes(code);
+      if (code === 'range_not_satisfiable' && !run.ended) return { why: 'fell_behind' };
       return run.over ? partingOf(run) : undefined;
     } finally {
       call.abort();
     }
   }
 
-  #begin({ offset, size }: AttachTerminalHead__Output): void {
-    const { port, attached, run } = this.#served;
+  async #begin({ offset, size }: AttachTerminalHead__Output): Promise<void> {
+    const { attached, run } = this.#served;
     if (this.#position !== undefined && offset !== this.#position) throw lostPlace(this.#position, offset);
     this.#position = offset;
     this.#outbox.begin(offset);
     if (this.#ready) return;
     this.#ready = true;
     const { cols, rows } = sizeOf(size) ?? run.session;
-    port.note({ type: 'ready', client_id: attached.client_id, offset, cols, rows });
+    await this.#note({ type: 'ready', client_id: attached.client_id, offset, cols, rows });
   }
 
-  /** Reads on while the client has not taken it: else nobody would hear that the client has fallen behind. */
-  async #hand({ offset, data }: TerminalOutput__Output): Promise<void> {
+  async #give({ offset, data }: TerminalOutput__Output): Promise<void> {
     if (!this.#ready || offset !== this.#position) throw lostPlace(this.#position ?? 0, offset);
     const end = offset + data.length;
     this.#position = end;
-    this.#underWay += data.length;
-    const taken = this.#served.port.output(data).then(() => {
-      this.#underWay -= data.length;
-      this.#outbox.taken(end);
-    });
-    if (this.#underWay > mostUnderWay) await unlessAborted(taken, this.#signal);
+    const taken = this.#served.port.output(data).then(() => this.#outbox.taken(end));
+    await this.#underWay(taken, data.length);
   }
 
-  #resized(told: TerminalSize__Output): void {
+  async #resized(told: TerminalSize__Output): Promise<void> {
     const size = sizeOf(told);
-    if (size) this.#served.port.note({ type: 'size', ...size });
+    if (size) await this.#note({ type: 'size', ...size });
+  }
+
+  #note(note: Note): Promise<void> {
+    return this.#underWay(this.#served.port.note(note), noteBytes);
+  }
+
+  /**
+   * Goes on while the client takes it: else nobody would hear that the client has fallen behind. It waits where much is
+   * under way: whoever causes many notes could fill our memory else.
+   */
+  async #underWay(taken: Promise<void>, bytes: number): Promise<void> {
+    this.#untaken += bytes;
+    const done = taken.then(() => {
+      this.#untaken -= bytes;
+    });
+    if (this.#untaken > mostUntaken) await unlessAborted(done, this.#signal);
   }
 }
 

@@ -17,6 +17,7 @@ import { type Refusal, refusalOf, trailersOf } from './status.ts';
 const firstMs = 30_000;
 
 const over = new AppError('unavailable', 'the call is over');
+const stalled = new AppError('unavailable', 'this client kept a transfer waiting for too long');
 const stopping = new AppError('unavailable', 'the broker stops: come back');
 
 /** What the calls of grpc-js have in common. */
@@ -157,6 +158,12 @@ export class Call<Q, R> {
       this.#draining = undefined;
     });
     await this.#draining;
+  }
+
+  /** What the client is waited for: it is let go when that takes too long. */
+  async within<T>(ms: number, turn: Promise<T>): Promise<T> {
+    const cancel = after(ms, () => this.gone.abort(stalled));
+    return turn.finally(cancel);
   }
 
   leave(): void {

@@ -16,7 +16,9 @@ import type { Call } from './call.ts';
 
 type Writing = Call<WriteFileRequest__Output, never>;
 
-export function fileCalls(rooms: AccessRooms & { handlers: Handlers }) {
+/** Each of these calls has one of the few places of its machine, so its client must not stall. */
+export function fileCalls(rooms: AccessRooms & { handlers: Handlers; stalledMs: number }) {
+  const { stalledMs } = rooms;
   const { files } = rooms.handlers;
   const downloading = entranceOf(api.files.download, rooms);
   const putting = entranceOf(api.files.put, rooms);
@@ -37,7 +39,7 @@ export function fileCalls(rooms: AccessRooms & { handlers: Handlers }) {
         let sent = 0;
         for await (const chunk of bytes ?? []) {
           sent += chunk.length;
-          await call.send({ chunk });
+          await call.within(stalledMs, call.send({ chunk }));
         }
         if (head.length !== undefined && sent !== head.length) throw cutOff(sent, head.length);
       } finally {
@@ -49,7 +51,7 @@ export function fileCalls(rooms: AccessRooms & { handlers: Handlers }) {
       const visit = call.knock(putting);
       const open = await call.first((message) => message.open, 'an open');
       const { input, caller } = call.admit(visit, addressOf(open));
-      const content = { chunks: chunksOf(call), fields: () => undefined };
+      const content = { chunks: chunksOf(call, stalledMs), fields: () => undefined };
       const { path_encoding = '', ...written } = await files.put({ ...input, content }, caller);
       return { ...written, path_encoding };
     },
@@ -64,7 +66,7 @@ export function fileCalls(rooms: AccessRooms & { handlers: Handlers }) {
       for await (const { event, data } of await files.watch(input, caller)) {
         const { kind, path: at, path_encoding = '', type = '' } = data;
         const change = kind ?? (event === 'overflow' ? event : '');
-        await call.send({ change, path: at, path_encoding, type });
+        await call.within(stalledMs, call.send({ change, path: at, path_encoding, type }));
       }
     },
   };
@@ -104,9 +106,12 @@ function addressOf(open: WriteFileOpen__Output) {
 }
 
 /** The bytes until the commit, which must come; whatever fails here changes nothing. */
-async function* chunksOf({ messages }: Writing): AsyncGenerator<Uint8Array> {
+async function* chunksOf(call: Writing, stalledMs: number): AsyncGenerator<Uint8Array> {
   const hash = createHash('sha256');
-  for await (const { message, chunk, commit } of messages) {
+  for (;;) {
+    const next = await call.within(stalledMs, call.messages.next());
+    if (next.done) break;
+    const { message, chunk, commit } = next.value;
     if (commit) return demandSame(commit, hash.digest('hex'));
     if (message !== 'chunk')
       throw new AppError('invalid_request', 'after the first message come chunks and a commit');

@@ -14,6 +14,8 @@ import type { Refusal } from './status.ts';
 
 export interface StreamsRooms extends CommandStreams {
   sessions: Joining;
+  /** Longest wait for a client that holds up a transfer. */
+  stalledMs: number;
 }
 
 export interface Streams {

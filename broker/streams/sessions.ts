@@ -51,7 +51,7 @@ function portOf(call: Attaching): { port: ClientPort; parted(): Promise<void> } 
   return {
     port: {
       output: (bytes) => tell({ output: bytes }),
-      note: (note) => void tell(messageOf(note)),
+      note: (note) => tell(messageOf(note)),
       doings: doingsOf(call),
       gone: call.gone.signal,
       part(given) {

@@ -56,10 +56,8 @@ export class Pty implements Stdio {
   #written: Promise<void> = Promise.resolve();
 
   constructor(maker: PtyMaker, { id, plan, size, output, log }: PtyOptions) {
-    const { master, slave, pty } = maker.open(size.cols, size.rows);
-    // What Node opens is close-on-exec, and the slave that came is not.
-    this.#slave = openSync(pty, constants.O_RDWR | constants.O_NOCTTY);
-    closeSync(slave);
+    const { master, slave, pty } = openPair(maker, size);
+    this.#slave = slave;
     this.#maker = maker;
     this.#master = master;
     this.#output = output;
@@ -120,6 +118,20 @@ export class Pty implements Stdio {
         wait = Math.min(2 * wait, longestWaitMs);
       }
     }
+  }
+}
+
+/** Both ends and the name of the slave; nothing stays open when that fails. */
+function openPair(maker: PtyMaker, { cols, rows }: Size): ReturnType<PtyMaker['open']> {
+  const { master, slave: given, pty } = maker.open(cols, rows);
+  try {
+    // What Node opens is close-on-exec, and the slave that came is not.
+    return { master, slave: openSync(pty, constants.O_RDWR | constants.O_NOCTTY), pty };
+  } catch (error) {
+    closeSync(master);
+    throw error;
+  } finally {
+    closeSync(given);
   }
 }
 
