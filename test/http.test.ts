@@ -729,7 +729,11 @@ test('HEAD answers every GET route with the same status and type, and without a 
   const { id: schedule_id } = await house.client.schedules.create(wish);
   await house.client.schedules.run({ schedule_id });
   const run_id = (await house.client.schedules.history({ schedule_id })).items[0]?.id ?? '';
-  const ids = { machine_id, command_id, batch_id, session_id, schedule_id, run_id };
+  const { id: webhook_id } = await house.client.webhooks.create({
+    url: 'https://example.org/',
+    events: ['*'],
+  });
+  const ids = { machine_id, command_id, batch_id, session_id, schedule_id, run_id, webhook_id };
   const values: Record<string, string> = { ...ids, file: 'page.js' };
   // A WebSocket is no answer to a GET.
   const answering = allRoutes().filter(({ route }) => route.method === 'GET' && route.kind !== 'socket');
