@@ -277,6 +277,23 @@ test('a client that answers no ping is gone within 45 s, one that answers stays'
   expect(quick.port.gone.aborted).toBe(false);
 });
 
+test('a client whose input nobody takes is let go within 45 s, for it may have died', async () => {
+  const clock = fakeClock(0);
+  const { client, closed, port } = await (await openDoor()).enter();
+  client.send(Buffer.alloc(100 * 1024));
+  let over = false;
+  void closed.then(() => {
+    over = true;
+  });
+  for (let at = 0; at < 45 && !over; at += 15) {
+    const ping = once(client, 'ping');
+    await clock.advance(15_000);
+    await Promise.race([ping, closed]);
+  }
+  expect(await closed).toEqual([4008, 'what was typed is not taken; attach again']);
+  await leftBy(port);
+});
+
 // ---- In the broker
 
 /** A session that runs cat, and a client of it. */

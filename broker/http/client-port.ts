@@ -1,7 +1,7 @@
 // One WebSocket as a client of a terminal: messages checked and turned into doings, output at the pace of its reader.
 import type { RawData, WebSocket } from 'ws';
 import { clientMessage, closeCodes } from '../../shared/api/terminal.ts';
-import { every } from '../../shared/clock.ts';
+import { every, monotonic } from '../../shared/clock.ts';
 import type { ClientPort, Doing, Note, Parting } from '../sessions/client.ts';
 
 const pingMs = 15_000;
@@ -9,6 +9,8 @@ const pingMs = 15_000;
 const maxUnanswered = 2;
 /** Input that waits for the terminal; more is left in the network. */
 const maxHeldInput = 64 * 1024;
+/** A client whose input nobody takes for that long is let go: it may have died, and what it says last is not read. */
+const stuckMs = 25_000;
 /** What one message costs besides its bytes. */
 const messageCost = 64;
 
@@ -25,7 +27,7 @@ export function portOf(ws: WebSocket): ClientPort {
   const gone = new AbortController();
   const inbox = openInbox(ws);
   let parted = false;
-  const stopWatching = watchLife(ws);
+  const stopWatching = watchLife(ws, inbox);
   ws.on('message', (data, binary) => take(ws, inbox, data, binary));
   answerPings(ws);
   // What went wrong it tells the client itself, with a close.
@@ -93,6 +95,8 @@ interface Inbox {
   /** Nobody wants more. */
   drop(): void;
   doings(): AsyncIterable<Doing>;
+  /** How long nobody has taken anything, in milliseconds. */
+  waitedMs(): number;
 }
 
 /** What a client has done and nobody has taken yet; while that is much, its socket is not read. */
@@ -100,6 +104,7 @@ function openInbox(ws: WebSocket): Inbox {
   let waiting: { doing: Doing; cost: number }[] = [];
   let held = 0;
   let over = false;
+  let takenAt = monotonic();
   let wake = (): void => {};
   const end = (): void => {
     over = true;
@@ -108,6 +113,7 @@ function openInbox(ws: WebSocket): Inbox {
   const shift = (): Doing | undefined => {
     const next = waiting.shift();
     held -= next?.cost ?? 0;
+    if (next) takenAt = monotonic();
     if (held < maxHeldInput && ws.isPaused) ws.resume();
     return next?.doing;
   };
@@ -121,6 +127,7 @@ function openInbox(ws: WebSocket): Inbox {
       wake();
     },
     end,
+    waitedMs: () => monotonic() - takenAt,
     drop() {
       waiting = [];
       // The client's close must be read.
@@ -153,14 +160,18 @@ function answerPings(ws: WebSocket): void {
   });
 }
 
-/** Asks for a sign of life, and ends a socket that gives none; one that we do not read cannot give any. */
-function watchLife(ws: WebSocket): () => void {
+/** Asks for a sign of life, and ends a socket that gives none; one that we do not read cannot give any for a while. */
+function watchLife(ws: WebSocket, inbox: Inbox): () => void {
   let unanswered = 0;
   const sign = (): void => {
     unanswered = 0;
   };
   for (const event of ['message', 'ping', 'pong'] as const) ws.on(event, sign);
   return every(pingMs, () => {
+    if (ws.isPaused && inbox.waitedMs() >= stuckMs) {
+      inbox.drop();
+      return ws.close(closeCodes.fell_behind, 'what was typed is not taken; attach again');
+    }
     if (ws.isPaused) sign();
     if (unanswered >= maxUnanswered) return ws.terminate();
     unanswered += 1;

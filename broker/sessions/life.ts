@@ -96,7 +96,8 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
       if (run.ended) return run.changed.wake();
       if (run.session.ending) return void life.ended(run, { reason: 'ended' });
       const began = run.session.grace_period_started_at ?? now();
-      const left = Math.max(0, began + run.session.grace_period - now());
+      // A clock that was set back must not stretch it.
+      const left = Math.min(Math.max(0, began + run.session.grace_period - now()), run.session.grace_period);
       run.cancelGrace();
       run.cancelGrace = after(left, () => void life.ended(run, { reason: 'grace_period_over' }));
       if (run.session.status === 'GRACE_PERIOD') return;

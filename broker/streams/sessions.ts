@@ -77,7 +77,10 @@ function partingError(why: Exclude<Parting['why'], 'ended'> | undefined): AppErr
   if (why === 'detached') return new AppError('conflict', 'this client was detached; the session goes on');
   if (why === 'forbidden') return new AppError('forbidden', 'this key may no longer attach to this session');
   if (why === 'fell_behind')
-    return new AppError('unavailable', 'this client fell too far behind: attach again');
+    return new AppError(
+      'range_not_satisfiable',
+      'what comes next for this client is not kept: attach again without an offset',
+    );
   return new AppError('unavailable', 'the broker stops: attach again');
 }
 

@@ -61,7 +61,7 @@ To the broker, **binary** messages are typed as they are. **Text** messages are 
 A message is at most 1 MiB. One that is none of these closes the WebSocket with 1008 and the reason; the session goes on.
 
 Closed by the broker: 1000 the session ended, 1001 the broker stops, 1008 a wrong message, 4001 detached, 4003 the key may
-no longer, 4008 it did not read fast enough (attach again, with \`offset\` to go on where it was). Whoever closes it is
+no longer, 4008 it did not read fast enough, or nobody took what it typed for 25 seconds (attach again). Whoever closes it is
 detached. The broker pings every 15 seconds; a client that neither answers nor says anything for 30 is let go.`;
 
 /** Apart from the other routes of sessions, whose schemas this one needs. */

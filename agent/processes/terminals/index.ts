@@ -56,7 +56,7 @@ export class Terminals {
   }
 
   keep({ id }: KeepTerminalRequest__Output, call: AgentCall): AsyncIterable<{ event: TerminalEvent }> {
-    return this.#keep(call, async () => this.room.known(id));
+    return this.#keep(call, async () => this.room.known(id), true);
   }
 
   attach(requests: Requests, { signal }: AgentCall): AsyncIterable<AttachTerminalResponse> {
@@ -86,7 +86,12 @@ export class Terminals {
     };
   }
 
-  #keep(call: AgentCall, find: () => Promise<Terminal>): AsyncIterable<{ event: TerminalEvent }> {
+  /** `found`: it was opened before. */
+  #keep(
+    call: AgentCall,
+    find: () => Promise<Terminal>,
+    found = false,
+  ): AsyncIterable<{ event: TerminalEvent }> {
     return leaving(call.signal, async function* (left) {
       const terminal = await find();
       const leave = terminal.keep();
@@ -98,7 +103,7 @@ export class Terminals {
       // Nobody may ever ask for the next event.
       left.addEventListener('abort', leaveOnce, { once: true });
       try {
-        if (!left.aborted) yield* events(terminal, left);
+        if (!left.aborted) yield* events(terminal, left, found);
       } finally {
         leaveOnce();
       }
@@ -143,13 +148,18 @@ export class Terminals {
   }
 }
 
-async function* events(terminal: Terminal, signal: AbortSignal): AsyncGenerator<{ event: TerminalEvent }> {
+async function* events(
+  terminal: Terminal,
+  signal: AbortSignal,
+  found: boolean,
+): AsyncGenerator<{ event: TerminalEvent }> {
   while (!terminal.started && !terminal.exit && !signal.aborted) {
     if (terminal.failure) throw terminal.failure;
     await terminal.changed.wait(signal);
   }
   const { started } = terminal;
-  if (started && !signal.aborted)
+  // Who finds it over is not told first that it is there.
+  if (started && !(found && terminal.exit) && !signal.aborted)
     yield { event: { started: { pid: started.pid, started_at_ms: started.at } } };
   while (!terminal.exit && !signal.aborted) await terminal.changed.wait(signal);
   if (terminal.exit && !signal.aborted) yield { event: { exit: terminal.exit } };
