@@ -106,10 +106,9 @@ test.each(['echo', '-echo'])(
   async (echo) => {
     const { open, join, get, proxy, agent } = await bench();
     const file = path(temporaryFolder('paste'), 'file');
-    const lines = Array.from({ length: 40_000 }, (_, n) => `line ${n}\n`);
+    const lines = Array.from({ length: 20_000 }, (_, n) => `line ${n}\n`);
     const all = lines.join('');
-    const script = `stty raw ${echo}; echo ready; head -c ${all.length} > ${file}; echo done`;
-    const { id } = await open(script);
+    const { id } = await open(`stty raw ${echo}; echo ready; cat > ${file}`);
     const port = await join(id);
     await port.gets(6);
     const rounds = 4;
@@ -120,8 +119,7 @@ test.each(['echo', '-echo'])(
     };
     for (let round = 0; round < rounds; round += 1) {
       paste(2 * round + 1);
-      const before = statSync(file).size;
-      await soon(() => statSync(file).size).toBeGreaterThan(before);
+      await soon(() => statSync(file).size).toBe(lines.slice(0, pasted).join('').length);
       const [off, back] = [agent.linked(false), agent.linked(true)];
       proxy.stall();
       const read = port.read();
@@ -134,7 +132,7 @@ test.each(['echo', '-echo'])(
       await back;
       await soon(async () => (await get(id)).status).toBe('CONNECTED');
     }
-    expect(await port.parted()).toMatchObject({ why: 'ended', exit_code: 0 });
+    await soon(() => statSync(file).size).toBeGreaterThanOrEqual(all.length);
     expect(readFileSync(file, 'utf8') === all).toBe(true);
     expect(port.notes.filter(({ type }) => type === 'refused')).toEqual([]);
   },
