@@ -39,20 +39,25 @@ async function heard({ line, gets, given }: Awaited<ReturnType<typeof typist>>):
 }
 
 test.each([
-  ['does not know its client any more', { known: false, input_taken: 0 }],
-  ['has less of the input than it said', { known: true, input_taken: 1 }],
-])('a client whose machine %s hears how much may be lost, and that is not sent again', async (_, count) => {
-  const client = await typist();
-  client.type('abcdef');
-  await client.line.input(6);
-  client.line.confirm(2);
-  await heard(client);
-  const again = await client.lostLink();
-  again.head(1, size, count);
-  expect(await client.note('refused')).toMatchObject({ message: expect.stringContaining('last 4 bytes') });
-  client.type('gh');
-  expect(await again.input(2)).toBe('gh');
-});
+  ['does not know its client any more', 2, { known: false, input_taken: 0 }],
+  ['never said anything and does not know its client', 0, { known: false, input_taken: 0 }],
+  ['has less of the input than it said', 2, { known: true, input_taken: 1 }],
+])(
+  'a client whose machine %s hears how much may be lost, and nothing comes twice',
+  async (_, told, count) => {
+    const client = await typist();
+    client.type('abcdef');
+    await client.line.input(6);
+    client.line.confirm(told);
+    await heard(client);
+    const again = await client.lostLink();
+    again.head(1, size, count);
+    const message = expect.stringContaining(`last ${6 - told} bytes`);
+    expect(await client.note('refused')).toMatchObject({ message });
+    client.type('gh');
+    expect(await again.input(2)).toBe('gh');
+  },
+);
 
 test('a machine that says to have more than it was sent is not believed, and nobody else minds', async () => {
   const clock = leapingClock();
