@@ -34,8 +34,8 @@ export class Typed {
   }
 
   /** The agent has so much. Throws machine_error when it cannot. */
-  confirm(taken: number | undefined): void {
-    if (taken === undefined || !this.#counted) return;
+  confirm(taken: number): void {
+    if (!this.#counted) return;
     if (taken > this.#next) {
       const told = { sent: this.#next, told: taken };
       throw new AppError('machine_error', 'the machine has more input than it was sent', told);
