@@ -448,6 +448,32 @@ test('a client whose link is lost is waited for until it is back, but not for ev
   await expect(late.ended).rejects.toMatchObject({ code: 'range_not_satisfiable' });
 });
 
+test('what is taken of the input is told with every echo, and is counted on after a lost link', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  bench.open(sh('stty raw; echo ready; read go; stty -echo; echo; exec cat >/dev/null'), id);
+  const first = bench.attach(id, { client: 'c' });
+  await first.sees('ready');
+  first.type('go\n');
+  await first.sees(/go.*\n/);
+  expect(first.input()).toEqual({ taken: 3, known: false });
+  // Nothing comes back any more: 8 KiB are told by themselves.
+  first.type('x'.repeat(4 * 1024));
+  first.type('x'.repeat(4 * 1024));
+  await vi.waitFor(() => expect(first.input().taken).toBe(3 + 8 * 1024));
+  first.lose();
+  await first.ended.catch(() => {});
+  const second = bench.attach(id, { client: 'c', offset: first.position() });
+  await vi.waitFor(() => expect(second.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
+  // The next one comes before this one’s loss was seen.
+  const third = bench.attach(id, { client: 'c', offset: first.position() });
+  await vi.waitFor(() => expect(third.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
+  third.leave();
+  await third.ended.catch(() => {});
+  const stranger = bench.attach(id, { client: 'c', offset: first.position() });
+  await vi.waitFor(() => expect(stranger.input()).toEqual({ taken: 0, known: false }));
+});
+
 test('a client that went on purpose holds up nobody', async () => {
   const bench = await openBench();
   const id = newId('session');

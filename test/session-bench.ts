@@ -131,7 +131,14 @@ export function attached({ agent }: Machine, { call_id }: Call) {
     },
     /** Whether anything of a kind has come. */
     has: (kind: string) => seen.some((message) => message.message === kind),
-    head: (offset = 0, size = { cols: 80, rows: 24 }) => send({ head: { offset, size } }),
+    /** Without `input_taken` it is an agent that does not count input. */
+    head: (
+      offset = 0,
+      size = { cols: 80, rows: 24 },
+      { known = false, ...count }: { known?: boolean; input_taken?: number } = {},
+    ) => send({ head: { offset, size, known }, ...count }),
+    /** It has so much of the input. */
+    confirm: (input_taken: number) => send({ input_taken }),
     output: (offset: number, data: string | Buffer) => send({ output: { offset, data: Buffer.from(data) } }),
     resized: (cols: number, rows: number) => send({ size: { cols, rows } }),
     refuse(code: string) {

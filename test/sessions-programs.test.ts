@@ -1,6 +1,6 @@
 // Sessions from REST to a real program and back.
 import { createHash } from 'node:crypto';
-import { existsSync } from 'node:fs';
+import { existsSync, readFileSync, statSync } from 'node:fs';
 import { join as path } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { soon } from './command-bench.ts';
@@ -100,6 +100,44 @@ test('links that are cut again and again leave no gap in what a client sees', as
   const digest = (text: string): string => createHash('sha256').update(text).digest('hex');
   expect([port.text().length, digest(port.text())]).toEqual([all.length * 4, digest(all.repeat(4))]);
 }, 30_000);
+
+test.each(['echo', '-echo'])(
+  'a paste over links that stall and are cut arrives whole, with %s',
+  async (echo) => {
+    const { open, join, get, proxy, agent } = await bench();
+    const file = path(temporaryFolder('paste'), 'file');
+    const lines = Array.from({ length: 20_000 }, (_, n) => `line ${n}\n`);
+    const all = lines.join('');
+    const { id } = await open(`stty raw ${echo}; echo ready; cat > ${file}`);
+    const port = await join(id);
+    await port.gets(6);
+    const rounds = 4;
+    let pasted = 0;
+    const paste = (part: number): void => {
+      for (const end = (lines.length * part) / (2 * rounds); pasted < end; pasted += 100)
+        port.type(lines.slice(pasted, pasted + 100).join(''));
+    };
+    for (let round = 0; round < rounds; round += 1) {
+      paste(2 * round + 1);
+      await soon(() => statSync(file).size).toBe(lines.slice(0, pasted).join('').length);
+      const [off, back] = [agent.linked(false), agent.linked(true)];
+      proxy.stall();
+      const read = port.read();
+      paste(2 * round + 2);
+      // Some of it is on its way when the link is cut.
+      await soon(() => port.read()).toBeGreaterThan(read + 5);
+      proxy.cut();
+      proxy.resume();
+      await off;
+      await back;
+      await soon(async () => (await get(id)).status).toBe('CONNECTED');
+    }
+    await soon(() => statSync(file).size).toBeGreaterThanOrEqual(all.length);
+    expect(readFileSync(file, 'utf8') === all).toBe(true);
+    expect(port.notes.filter(({ type }) => type === 'refused')).toEqual([]);
+  },
+  30_000,
+);
 
 test('a machine that comes back too late has ended its terminal by itself', async () => {
   const { open, get, proxy, agent } = await bench();

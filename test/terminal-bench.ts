@@ -34,6 +34,8 @@ export interface Viewer {
   bytes(): Buffer;
   /** Of the first byte it was given. */
   head(): { offset: number; cols: number; rows: number };
+  /** What it was told of its input: how much is taken, and whether that was counted on from an earlier call. */
+  input(): { taken: number; known: boolean };
   sizes: { cols: number; rows: number }[];
   /** One past the last byte it has. */
   position(): number;
@@ -137,6 +139,7 @@ function viewer(
   const pieces: Buffer[] = [];
   const sizes: Viewer['sizes'] = [];
   let head = { offset: 0, cols: 0, rows: 0 };
+  const input = { taken: -1, known: false };
   let [position, searched, takes, stopped, left] = [0, 0, taking, false, false];
   const news = new EventTarget();
   const tell = (): void => void news.dispatchEvent(new Event('news'));
@@ -153,7 +156,10 @@ function viewer(
     }
   }
   async function read(): Promise<void> {
-    for await (const { head: first, output, size } of room.attachTerminal(requests(), call(abort.signal))) {
+    for await (const answer of room.attachTerminal(requests(), call(abort.signal))) {
+      const { head: first, output, size, input_taken } = answer;
+      if (first) input.known = first.known ?? false;
+      if (input_taken !== undefined) input.taken = Number(input_taken);
       if (first)
         head = {
           offset: Number(first.offset),
@@ -194,6 +200,7 @@ function viewer(
     bytes,
     text: () => bytes().toString(),
     head: () => head,
+    input: () => input,
     sizes,
     position: () => position,
     do(doing) {

@@ -1,6 +1,5 @@
 // One client of a terminal, from its first byte to its parting: over lost links it sees every byte once.
 import type { AttachTerminalHead__Output } from '../../proto/types/farhand/agent/v1/AttachTerminalHead.ts';
-import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { TerminalOutput__Output } from '../../proto/types/farhand/agent/v1/TerminalOutput.ts';
 import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/TerminalSize.ts';
 import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/sessions.ts';
@@ -151,8 +150,10 @@ class Conversation {
     const requests = this.#outbox.requests(open, call.signal);
     const options = { request_id, lane: 'terminal', idle_ms: 0, signal: this.#signal } as const;
     try {
-      for await (const { head, output, size } of link.stub.attachTerminal(requests, options)) {
-        if (head) await this.#begin(head);
+      for await (const answer of link.stub.attachTerminal(requests, options)) {
+        const { head, output, size, input_taken } = answer;
+        if (input_taken !== undefined && !head) this.#outbox.confirm(input_taken);
+        if (head) await this.#begin(head, input_taken);
         else if (output) await this.#give(output);
         else if (size) await this.#resized(size);
         if (this.#signal.aborted) return undefined;
@@ -172,11 +173,14 @@ class Conversation {
     }
   }
 
-  async #begin({ offset, size }: AttachTerminalHead__Output): Promise<void> {
+  async #begin(head: AttachTerminalHead__Output, input_taken: number | undefined): Promise<void> {
+    const { offset, size, known } = head;
     const { attached, run } = this.#served;
     if (this.#position !== undefined && offset !== this.#position) throw lostPlace(this.#position, offset);
     this.#position = offset;
-    this.#outbox.begin(offset);
+    const lost = this.#outbox.begin({ offset, input_taken, known });
+    // Nobody is left to type to.
+    if (lost > 0 && !run.ended) await this.#note({ type: 'refused', message: mayBeLost(lost) });
     if (this.#ready) return;
     this.#ready = true;
     const { cols, rows } = sizeOf(size) ?? run.session;
@@ -213,7 +217,11 @@ class Conversation {
   }
 }
 
-function messagesOf(doing: Doing): AttachTerminalRequest[] {
+function mayBeLost(bytes: number): string {
+  return `the link was lost for too long: the last ${bytes} bytes typed before may not all have arrived`;
+}
+
+function messagesOf(doing: Doing): Doing[] {
   if (!('input' in doing)) return [doing];
   const { input } = doing;
   const pieces = Array.from({ length: Math.ceil(input.length / inputBytes) }, (_, n) => n * inputBytes);

@@ -15,6 +15,8 @@ import { fellOut, type Scrollback } from './scrollback.ts';
 const pieceBytes = 64 * 1024;
 /** Input of one client that may wait for the program before its call is no longer read. */
 const queuedBytes = 64 * 1024;
+/** Input that is taken is told of with output, and without any after so many bytes: an echo costs no message more. */
+const untoldBytes = 8 * 1024;
 
 /** Why a client's call is over before its terminal: it went, the link did, or it did something wrong. */
 export type Parting = 'left' | 'lost' | AppError;
@@ -38,14 +40,21 @@ export class Client {
   #position: number;
   #news: Size | undefined;
   #queued = 0;
+  /** It has been here in an earlier call. */
+  readonly #known: boolean;
+  /** Bytes of input that the terminal has, of all its calls: what is queued is written as long as that lives. */
+  #typed: number;
+  #told = 0;
   /** Nothing of its call is read, so what it takes is not heard of either. */
   #deaf = false;
   #parting: Parting | undefined;
 
-  /** `from` is kept. */
-  constructor(terminal: Watched, from: number) {
+  /** `from` is kept. `before`: the same one in its last call, which takes nothing any more. */
+  constructor(terminal: Watched, from: number, before: Client | undefined) {
     this.#terminal = terminal;
     this.#position = from;
+    this.#known = before !== undefined;
+    this.#typed = before ? before.#typed : 0;
     this.place = terminal.output.pace.join(from);
   }
 
@@ -66,7 +75,9 @@ export class Client {
   /** Everything it is told, until the terminal has ended, or it. */
   async *answers(signal: AbortSignal): AsyncGenerator<AttachTerminalResponse> {
     const { output, changed } = this.#terminal;
-    yield { head: { offset: this.#position, size: this.#terminal.size } };
+    this.#told = this.#typed;
+    const head = { offset: this.#position, size: this.#terminal.size, known: this.#known };
+    yield { head, input_taken: this.#told };
     while (!signal.aborted) {
       // Looked at before reading: once it is set, all output is there.
       const { exit } = this.#terminal;
@@ -82,6 +93,14 @@ export class Client {
   }
 
   #next(): AttachTerminalResponse | undefined {
+    const news = this.#seen();
+    const untold = this.#typed - this.#told;
+    if (untold === 0 || (!news && untold < untoldBytes)) return news;
+    this.#told = this.#typed;
+    return { ...news, input_taken: this.#told };
+  }
+
+  #seen(): AttachTerminalResponse | undefined {
     const size = this.#news;
     this.#news = undefined;
     if (size) return { size };
@@ -108,6 +127,8 @@ export class Client {
 
   async #type(input: Uint8Array): Promise<void> {
     this.#queued += input.length;
+    this.#typed += input.length;
+    if (this.#typed - this.#told >= untoldBytes) this.#terminal.changed.wake();
     const written = this.#terminal.pty?.write(input).then(() => {
       this.#queued -= input.length;
     });

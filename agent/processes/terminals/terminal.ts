@@ -1,7 +1,7 @@
 // One terminal: what it has said, who keeps it, and who looks at it.
 import { after } from '../../../shared/clock.ts';
 import type { AppError } from '../../../shared/errors.ts';
-import { type Place, Wake } from '../../../shared/pace.ts';
+import { Wake } from '../../../shared/pace.ts';
 import type { Exit } from '../journal.ts';
 import type { Kept } from '../room.ts';
 import type { Run } from '../run.ts';
@@ -28,8 +28,8 @@ export class Terminal implements Kept, Watched {
   failure?: AppError;
   readonly #limits: TerminalLimits;
   readonly #clients = new Map<string, Client>();
-  /** Where clients were whose link was lost: so far the program waits for them. */
-  readonly #held = new Map<string, Place>();
+  /** Those whose link was lost: the program waits for them, and knows how much of their input it has. */
+  readonly #held = new Map<string, Client>();
   #keepers = 0;
   #stopGrace = (): void => {};
   #stopWaiting = (): void => {};
@@ -80,8 +80,9 @@ export class Terminal implements Kept, Watched {
   attach(id: string, offset: number | undefined): Client {
     const from = offset ?? this.output.replayFrom();
     if (from < this.output.start || from > this.output.end) throw fellOut(this.output, from);
-    this.#clients.get(id)?.end('left');
-    const client = new Client(this, from);
+    const before = this.#clients.get(id) ?? this.#held.get(id);
+    before?.end('left');
+    const client = new Client(this, from, before);
     this.#unhold(id);
     this.#clients.set(id, client);
     return client;
@@ -91,7 +92,7 @@ export class Terminal implements Kept, Watched {
   detach(id: string, client: Client, lost: boolean): void {
     const known = this.#clients.get(id) === client && this.#clients.delete(id);
     const held = known && lost && !this.exit;
-    if (held) this.#held.set(id, client.place);
+    if (held) this.#held.set(id, client);
     else this.output.pace.leave(client.place);
     if (held && this.#keepers > 0) this.#awaitHeld();
   }
@@ -116,8 +117,8 @@ export class Terminal implements Kept, Watched {
   }
 
   #unhold(id: string): void {
-    const place = this.#held.get(id);
-    if (place) this.output.pace.leave(place);
+    const client = this.#held.get(id);
+    if (client) this.output.pace.leave(client.place);
     this.#held.delete(id);
   }
 }

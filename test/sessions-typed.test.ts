@@ -1,0 +1,132 @@
+// What a client of a terminal types, over lost links and with machines that count it well, badly, or not at all.
+import { expect, test } from 'vitest';
+import { leapingClock } from './command-bench.ts';
+import { attached, begin, bench, join, keeper } from './session-bench.ts';
+
+const kib = 1024;
+const size = { cols: 80, rows: 24 };
+
+/** An operator of a machine whose agent counts what it is sent, unless told. */
+async function typist(count: { input_taken?: number } = { input_taken: 0 }) {
+  const one = await bench();
+  const { session_id } = await begin(one);
+  const client = await join(one, session_id);
+  client.line.head(0, size, count);
+  let machine = one.machine;
+  return {
+    ...client,
+    one,
+    session_id,
+    /** The link goes without a word, and the agent is asked again over a new one. */
+    async lostLink() {
+      machine.agent.control.cancel();
+      await client.status('GRACE_PERIOD');
+      machine = await one.link();
+      keeper(machine, await machine.next('KeepTerminal')).started();
+      const line = attached(machine, await machine.next('AttachTerminal'));
+      await line.open();
+      return line;
+    },
+    refusals: () => client.notes.filter((note) => note.type === 'refused').map(({ message }) => message),
+  };
+}
+
+/** What was told before this has been heard. */
+async function heard({ line, gets, given }: Awaited<ReturnType<typeof typist>>): Promise<void> {
+  const at = given();
+  line.output(at, '.');
+  await gets(at + 1);
+}
+
+test.each([
+  ['does not know its client any more', 2, { known: false, input_taken: 0 }],
+  ['never said anything and does not know its client', 0, { known: false, input_taken: 0 }],
+  ['has less of the input than it said', 2, { known: true, input_taken: 1 }],
+])(
+  'a client whose machine %s hears how much may be lost, and nothing comes twice',
+  async (_, told, count) => {
+    const client = await typist();
+    client.type('abcdef');
+    await client.line.input(6);
+    client.line.confirm(told);
+    await heard(client);
+    const again = await client.lostLink();
+    again.head(1, size, count);
+    const message = expect.stringContaining(`last ${6 - told} bytes`);
+    expect(await client.note('refused')).toMatchObject({ message });
+    client.type('gh');
+    expect(await again.input(2)).toBe('gh');
+  },
+);
+
+test('a machine that says to have more than it was sent is not believed, and nobody else minds', async () => {
+  const clock = leapingClock();
+  const client = await typist();
+  const { machine } = client.one;
+  const other = await join(client.one, client.session_id);
+  other.line.head();
+  client.type('abc');
+  await client.line.input(3);
+  client.line.confirm(4);
+  for (const lie of [4, 1_000]) {
+    // It is asked again only after a while.
+    const asked = machine.next('AttachTerminal');
+    let waits = true;
+    void asked.then(() => {
+      waits = false;
+    });
+    while (waits) {
+      clock.leap(100);
+      await new Promise(setImmediate);
+    }
+    const again = attached(machine, await asked);
+    again.head(0, size, { known: true, input_taken: lie });
+  }
+  await machine.next('AttachTerminal');
+  other.type('heard');
+  expect(await other.line.input(5)).toBe('heard');
+}, 10_000);
+
+test('what was on its way when a link was lost comes again, from where the machine has it, and only once', async () => {
+  const client = await typist();
+  client.type('abc');
+  client.do({ size: { cols: 90, rows: 30 } }, { input: Buffer.from('def') });
+  expect(await client.line.input(6)).toBe('abcdef');
+  client.line.confirm(2);
+  await heard(client);
+  const again = await client.lostLink();
+  client.type('gh');
+  // Nobody knows yet from where on.
+  await client.one.house.client.sessions.get({ session_id: client.session_id });
+  expect(again.has('input')).toBe(false);
+  again.head(1, size, { known: true, input_taken: 4 });
+  expect(await again.input(4)).toBe('efgh');
+  again.confirm(8);
+  const last = await client.lostLink();
+  last.head(1, size, { known: true, input_taken: 8 });
+  client.type('ij');
+  expect(await last.input(2)).toBe('ij');
+  expect(client.refusals()).toEqual([]);
+});
+
+test('an agent that counts but never tells is sent 64 KiB, and no more of what its client does is read', async () => {
+  const client = await typist();
+  for (let n = 0; n < 4; n += 1) client.type(String(n).repeat(32 * kib));
+  expect(await client.line.input(64 * kib)).toBe('0'.repeat(32 * kib) + '1'.repeat(32 * kib));
+  client.line.output(0, '.');
+  await client.line.taken(1);
+  expect([client.line.has('input'), client.read()]).toEqual([false, 3]);
+  client.line.confirm(32 * kib);
+  expect(await client.line.input(32 * kib)).toBe('2'.repeat(32 * kib));
+});
+
+test('an agent that does not count is sent everything, and nothing twice', async () => {
+  const client = await typist({});
+  client.type('x'.repeat(256 * kib));
+  await client.line.input(256 * kib);
+  const again = await client.lostLink();
+  again.head(0);
+  client.type('next');
+  expect(await again.input(4)).toBe('next');
+  expect(client.refusals()).toEqual([]);
+});
