@@ -1,11 +1,11 @@
 #!/usr/bin/env node
-// farhand-broker: reads flags and signals; start.ts does the rest.
+// farhand-broker: reads flags and signals; start/ does the rest.
 import { createLogger } from '../shared/logger.ts';
 import { failure, nodeIsGood, wrongNode } from '../shared/program.ts';
 import { helpText, readSettings } from '../shared/settings.ts';
 import { version } from '../shared/version.ts';
 import { brokerSettings } from './config.ts';
-import { startBroker } from './start.ts';
+import { startBroker } from './start/index.ts';
 
 const program = 'farhand-broker';
 

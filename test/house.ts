@@ -7,7 +7,7 @@ import { agentSettings } from '../agent/config.ts';
 import { type Agent, startAgent } from '../agent/start.ts';
 import { withBroker } from '../broker/cli/connect.ts';
 import { brokerSettings } from '../broker/config.ts';
-import { type Broker, startBroker, type Tuning } from '../broker/start.ts';
+import { type Broker, startBroker, type Tuning } from '../broker/start/index.ts';
 import type { Scope } from '../shared/api/route.ts';
 import { createLogger } from '../shared/logger.ts';
 import { type Farhand, farhand } from '../shared/sdk/index.ts';

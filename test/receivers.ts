@@ -5,7 +5,7 @@ import type { AddressInfo } from 'node:net';
 import { onTestFinished } from 'vitest';
 import type { Events } from '../broker/events.ts';
 import type { History } from '../broker/history.ts';
-import type { Tuning } from '../broker/start.ts';
+import type { Tuning } from '../broker/start/index.ts';
 import type { EventType } from '../shared/api/events.ts';
 import { type House, openHouse } from './house.ts';
 

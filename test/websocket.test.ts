@@ -8,7 +8,7 @@ import { expect, onTestFinished, test, vi } from 'vitest';
 import { type RawData, WebSocket } from 'ws';
 import { brokerSettings } from '../broker/config.ts';
 import type { ClientPort, Doing, Parting } from '../broker/sessions/client.ts';
-import { startBroker } from '../broker/start.ts';
+import { startBroker } from '../broker/start/index.ts';
 import { readSettings } from '../shared/settings.ts';
 import { fakeClock } from './fake-clock.ts';
 import { call, type House, openHouse, temporaryFolder } from './house.ts';

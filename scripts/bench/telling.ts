@@ -2,7 +2,7 @@
 import { brokerSettings } from '../../broker/config.ts';
 import type { Events } from '../../broker/events.ts';
 import type { History } from '../../broker/history.ts';
-import { startBroker } from '../../broker/start.ts';
+import { startBroker } from '../../broker/start/index.ts';
 import { createLogger } from '../../shared/logger.ts';
 import { readSettings } from '../../shared/settings.ts';
 

@@ -1,0 +1,146 @@
+// Wires a broker together and takes it apart again; knows everything, decides nothing.
+import { chmod, mkdir, rm } from 'node:fs/promises';
+import { type AddressInfo, isIP } from 'node:net';
+import { join } from 'node:path';
+import { openBudget } from '../../shared/budget.ts';
+import { StartError } from '../../shared/errors.ts';
+import { lockDirectory } from '../../shared/lock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { BrokerSettings } from '../config.ts';
+import { createHttpServer } from '../http/app.ts';
+import { openSpool } from '../http/spool.ts';
+import { defaultSettings } from '../link/connect.ts';
+import { type Door, openDoor } from '../link/door.ts';
+import type { Sessions } from '../sessions/index.ts';
+import { openStreams } from '../streams/index.ts';
+import { address, cannotListen, listen, stopServer, tracked } from './listening.ts';
+import { type Closers, openRooms, type Rooms, type Status, type Tuning } from './rooms.ts';
+
+export type { Tuning } from './rooms.ts';
+
+export interface Broker {
+  /** Of the REST API; undefined with `local`. */
+  url: string | undefined;
+  /** HOST:PORT where agents dial in; undefined with `local`. */
+  grpc: string | undefined;
+  socket: string;
+  /** The way in for clients of terminals, whatever carries them. */
+  sessions: Pick<Sessions, 'redeem' | 'join'>;
+  /** Stops taking work, tells agents to come back, flushes, gives the directory back. At most 10 s. */
+  close(): Promise<void>;
+}
+
+const proofMs = 5_000;
+const maxUnproven = 512;
+/** A frozen client is gone within 45 s. */
+const pings = { pingMs: 15_000, pongMs: 30_000 };
+/** A client of gRPC that neither takes nor sends bytes of a file, where it is its turn, is let go; as over HTTP. */
+const stalledMs = 70_000;
+/** Agents of a stopping broker come back spread over this. */
+const returnSpreadMs = 5_000;
+/** Bytes of large JSON bodies that arrive at once. */
+const maxBodies = 64 * 1024 * 1024;
+
+/** Starts a broker. Throws StartError when the directory, the addresses or the settings do not allow it. */
+export async function startBroker(
+  settings: BrokerSettings,
+  log: Logger,
+  tuning: Tuning = {},
+): Promise<Broker> {
+  refuseOpenHttp(settings);
+  const directory = settings.data_dir;
+  await mkdir(directory, { recursive: true, mode: 0o700 });
+  await chmod(directory, 0o700);
+  const closers: (() => unknown)[] = [lockDirectory(directory, 'broker')];
+  let closing: Promise<void> | undefined;
+  const close = (): Promise<void> => {
+    closing ??= closeAll(closers);
+    return closing;
+  };
+  try {
+    return await assemble(settings, log, tuning, closers, close);
+  } catch (error) {
+    await close();
+    throw error;
+  }
+}
+
+async function closeAll(closers: (() => unknown)[]): Promise<void> {
+  for (const closer of closers.reverse()) await closer();
+}
+
+async function assemble(
+  settings: BrokerSettings,
+  log: Logger,
+  tuning: Tuning,
+  closers: Closers,
+  close: () => Promise<void>,
+): Promise<Broker> {
+  const status: Status = { ready: false, url: '', grpc: '' };
+  const rooms = await openRooms({ settings, tuning, status, closers, log });
+  const { events, presence, commands, schedules, sessions } = rooms;
+  const streams = openStreams({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
+  const spool = await openSpool(join(settings.data_dir, 'spool'));
+  const bodies = openBudget(maxBodies, 'large bodies are under way');
+  const terminals = { redeem: sessions.redeem, publicUrl: () => settings.public_url ?? status.url };
+  const app = { ...rooms, spool, bodies, log, ...terminals };
+
+  const socket = join(settings.data_dir, 'broker.sock');
+  const servers = [tracked(createHttpServer(app, true))];
+  let door: Door | undefined;
+  closers.push(() => rm(socket, { force: true }));
+  // Before anything listens: a start that fails gives back what it took.
+  closers.push(async () => {
+    status.ready = false;
+    for (const room of [schedules, streams, events, commands]) room.stop();
+    const leaving = sessions.stop();
+    presence.drain(returnSpreadMs);
+    await Promise.all([leaving, door?.close(), ...servers.map(stopServer)]);
+  });
+  await rm(socket, { force: true });
+  await listen(servers[0]?.server, { path: socket }, socket);
+  await chmod(socket, 0o600);
+
+  if (!settings.local) {
+    door = await doorOf(settings, tuning, rooms, streams.serve, log);
+    status.grpc = address(settings.grpc.host, door.port);
+    const server = createHttpServer(app, false);
+    servers.push(tracked(server));
+    await listen(server, { ...settings.http }, '--http');
+    // A server that listens on a host and port has such an address.
+    const { port } = server.address() as AddressInfo;
+    status.url = `http://${address(settings.http.host, port)}`;
+    rooms.webhooks.start([port, door.port]);
+  }
+  status.ready = true;
+  log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
+  return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, close };
+}
+
+function doorOf(
+  { grpc }: BrokerSettings,
+  tuning: Tuning,
+  rooms: Rooms,
+  serve: Parameters<typeof openDoor>[5],
+  log: Logger,
+): Promise<Door> {
+  const { authority, joinTokens } = rooms;
+  const link = { ...defaultSettings, ...tuning.link };
+  const connectRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
+  const limits = { ...pings, ...tuning.pings, proofMs: tuning.proofMs ?? proofMs, maxUnproven };
+  const opening = openDoor(authority, joinTokens, connectRooms, { ...grpc, ...limits }, link, serve);
+  return opening.catch((error: unknown) => {
+    throw cannotListen(error, '--grpc', address(grpc.host, grpc.port));
+  });
+}
+
+function refuseOpenHttp({ http, insecure_http, local }: BrokerSettings): void {
+  if (local || insecure_http || isLoopback(http.host)) return;
+  throw new StartError(
+    `--http ${address(http.host, http.port)} would send keys in the clear: listen on 127.0.0.1 behind a TLS proxy, or say --insecure-http`,
+  );
+}
+
+function isLoopback(host: string): boolean {
+  return host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'));
+}

@@ -1,0 +1,57 @@
+// Servers that listen, and how they stop.
+import type { Server } from 'node:http';
+import type { ListenOptions, Socket } from 'node:net';
+import { sleep } from '../../shared/clock.ts';
+import { errnoOf, StartError } from '../../shared/errors.ts';
+
+const finishRequestsMs = 4_000;
+
+export function address(host: string, port: number): string {
+  return host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`;
+}
+
+export function listen(server: Server | undefined, options: ListenOptions, what: string): Promise<void> {
+  return new Promise((resolve, reject) => {
+    server?.once('error', (error) =>
+      reject(cannotListen(error, what, options.path ?? address(options.host ?? '', options.port ?? 0))),
+    );
+    server?.listen(options, resolve);
+  });
+}
+
+export function cannotListen(error: unknown, what: string, where: string): StartError {
+  const taken = errnoOf(error) === 'EADDRINUSE';
+  const reason = taken
+    ? 'is taken: another program, or another broker, listens there'
+    : `cannot be had (${String(error)})`;
+  return new StartError(`${what} ${where} ${reason}`, 1, { cause: error });
+}
+
+/** A server and its open connections. */
+export interface Listening {
+  server: Server;
+  sockets: Set<Socket>;
+}
+
+export function tracked(server: Server): Listening {
+  const sockets = new Set<Socket>();
+  server.on('connection', (socket: Socket) => {
+    sockets.add(socket);
+    socket.once('close', () => sockets.delete(socket));
+  });
+  return { server, sockets };
+}
+
+/** Lets requests under way finish for a while, then cuts them. */
+export async function stopServer({ server, sockets }: Listening): Promise<void> {
+  const closed = new Promise<void>((resolve) => server.close(() => resolve()));
+  server.closeIdleConnections();
+  // A connection that never said a word counts as busy for Node.
+  for (const socket of sockets) if (socket.bytesRead === 0) socket.destroy();
+  const patience = new AbortController();
+  await Promise.race([closed, sleep(finishRequestsMs, patience.signal)]);
+  patience.abort();
+  // Those that became WebSockets are no longer the server's.
+  for (const socket of sockets) socket.destroy();
+  await closed;
+}

@@ -1,0 +1,240 @@
+// What a broker is made of, opened in the order in which one needs the other; each says how it is closed.
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import type { Handlers } from '../../shared/api/index.ts';
+import type { MachineId } from '../../shared/api/route.ts';
+import { openBudget } from '../../shared/budget.ts';
+import { StartError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Lookups } from '../admission/access.ts';
+import { openIdempotency } from '../admission/idempotency.ts';
+import { type Audit, openAudit } from '../audit.ts';
+import { type Commands, openCommands } from '../commands/index.ts';
+import type { BrokerSettings } from '../config.ts';
+import { type Events, openEvents } from '../events.ts';
+import { fileHandlers } from '../files/index.ts';
+import { type History, openHistory } from '../history.ts';
+import { openMetrics, type RequestMetrics } from '../http/metrics.ts';
+import { serviceHandlers } from '../http/service.ts';
+import { type JoinTokens, openJoinTokens } from '../join-tokens.ts';
+import { type Keys, mayRun, openKeys, rightsIn, whileAttachable } from '../keys.ts';
+import { type Authority, openAuthority } from '../link/authority.ts';
+import type { ConnectSettings } from '../link/connect.ts';
+import { openPresence, type Presence } from '../link/presence.ts';
+import { announce } from '../machines/announce.ts';
+import { machineHandlers } from '../machines/index.ts';
+import { openVitals, type Vitals } from '../machines/vitals.ts';
+import { openSchedules, type Schedules } from '../schedules/index.ts';
+import { openScheduleRecords } from '../schedules/records.ts';
+import { openSessions, type Sessions } from '../sessions/index.ts';
+import { openState, type State } from '../state/index.ts';
+import { openWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
+
+/** For tests and benches: timing that cannot wait 45 s, names that resolve to what they say, events by the thousand. */
+export interface Tuning {
+  link?: Partial<ConnectSettings>;
+  proofMs?: number;
+  pings?: { pingMs: number; pongMs: number };
+  resolve?: NonNullable<WebhookSettings['resolve']>;
+  rooms?(rooms: { history: History; events: Events }): void;
+  stalledMs?: number;
+}
+
+/** Closes what was opened, the last first. */
+export type Closers = (() => unknown)[];
+
+/** What people are told of a broker as it runs. */
+export interface Status {
+  ready: boolean;
+  /** Of the REST API. */
+  url: string;
+  /** HOST:PORT where agents dial in. */
+  grpc: string;
+}
+
+/** What knows no noun. */
+interface Stores {
+  state: State;
+  history: History;
+  events: Events;
+  presence: Presence;
+  vitals: Vitals;
+}
+
+interface Nouns {
+  keys: Keys;
+  joinTokens: JoinTokens;
+  commands: Commands;
+  schedules: Schedules;
+  sessions: Sessions;
+  webhooks: Webhooks;
+  audit: Audit;
+}
+
+export interface Rooms extends Stores, Nouns {
+  authority: Authority;
+  idempotency: ReturnType<typeof openIdempotency>;
+  metrics: RequestMetrics;
+  handlers: Handlers;
+  lookups: Lookups;
+}
+
+/** How a broker is opened. */
+interface Opening {
+  settings: BrokerSettings;
+  tuning: Tuning;
+  status: Status;
+  closers: Closers;
+  log: Logger;
+}
+
+/** Bytes of large JSON bodies at once; each costs about five times as much while it is worked on. */
+const maxContents = 64 * 1024 * 1024;
+
+/** Throws StartError when the directory does not allow it. */
+export async function openRooms(opening: Opening): Promise<Rooms> {
+  const { settings, closers, status, log } = opening;
+  const state = await openState(settings.data_dir);
+  closers.push(() => state.close());
+  const untouched = state.generation === 1;
+  const authority = await openAuthority(settings.data_dir, untouched);
+  const history = historyOf(settings, state, untouched, log);
+  closers.push(() => history.close());
+  const events = openEvents(history, settings.keep_events);
+  const webhooks = await webhooksOf(opening, { state, history, events });
+  const vitals = openVitals(history);
+  closers.push(() => vitals.close());
+  const stores = { state, history, events, presence: openPresence(), vitals };
+  const idempotency = openIdempotency(history);
+  closers.push(announce(stores, log));
+  const nouns = { ...(await openNouns(opening, stores, authority)), webhooks };
+  const metrics = openMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
+  const service = serviceHandlers({
+    publicUrl: () => settings.public_url ?? status.url,
+    grpcAddress: () => status.grpc,
+    fingerprint: authority.fingerprint,
+    ca: authority.certificate,
+    ready: () => status.ready,
+    metrics,
+  });
+  const handlers = { ...handlersOf({ ...stores, ...nouns }, log), service };
+  return {
+    ...stores,
+    ...nouns,
+    authority,
+    idempotency,
+    metrics,
+    handlers,
+    lookups: lookupsOf({ ...stores, ...nouns }),
+  };
+}
+
+async function webhooksOf(
+  { settings, tuning, closers, log }: Opening,
+  rooms: Pick<Stores, 'state' | 'history' | 'events'>,
+): Promise<Webhooks> {
+  const webhooks = openWebhooks(
+    { ...rooms, rightsOf: rightsIn(rooms.state) },
+    {
+      directory: settings.data_dir,
+      attempts: settings.webhook_attempts,
+      waits: settings.webhook_retry,
+      allow: settings.webhook_allow,
+      keepMs: settings.keep_events,
+      resolve: tuning.resolve,
+    },
+    log,
+  );
+  closers.push(() => webhooks.close());
+  tuning.rooms?.(rooms);
+  return webhooks;
+}
+
+async function openNouns(
+  { settings, status, closers, log }: Opening,
+  stores: Stores,
+  { fingerprint }: Authority,
+): Promise<Omit<Nouns, 'webhooks'>> {
+  const { state, history, events } = stores;
+  const keepMs = settings.keep_history;
+  const keys = openKeys(state);
+  const joinTokens = openJoinTokens(state, events, fingerprint);
+  const audit = openAudit(history, settings.keep_audit);
+  const records = openScheduleRecords(stores, keepMs);
+  const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended };
+  const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };
+  const commands = await openCommands(commandRooms, output, log);
+  closers.push(() => commands.close());
+  const publicUrl = (): string => settings.public_url ?? status.url;
+  const sessionRooms = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
+  const sessions = openSessions(sessionRooms, { keepMs, publicUrl }, log);
+  // Before anything is fired: what an earlier broker declared may still have to reach history.
+  await state.drainTo((entries) => history.applyOutbox(entries));
+  const schedules = openSchedules({ ...commandRooms, commands, records }, log);
+  // Nothing is linked to a broker that only its own box can call: what is due waits for the next start.
+  if (settings.local) schedules.stop();
+  return { keys, joinTokens, commands, schedules, sessions, audit };
+}
+
+function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
+  const contents = openBudget(maxContents, 'files are read as content');
+  return {
+    machines: machineHandlers(rooms),
+    joinTokens: rooms.joinTokens.handlers,
+    files: fileHandlers({ ...rooms, log, contents }),
+    commands: rooms.commands.handlers,
+    batches: rooms.commands.batches.handlers,
+    schedules: rooms.schedules.handlers,
+    sessions: rooms.sessions.handlers,
+    events: rooms.events.handlers,
+    keys: rooms.keys.handlers,
+    webhooks: rooms.webhooks.handlers,
+    audit: rooms.audit.handlers,
+  };
+}
+
+function lookupsOf({ state, commands, schedules, sessions, webhooks }: Stores & Nouns): Lookups {
+  return {
+    machine: (id) => state.machines.get(id) && {},
+    command: (id) => behind(commands.machineOf(id)),
+    batch: (id) => behind(...commands.batches.machinesOf(id)),
+    schedule: (id) => behind(schedules.machineOf(id)),
+    run: (id) => behind(schedules.machineOfRun(id)),
+    session: (id) => behind(sessions.machineOf(id)),
+    key: (id) => state.keys.get(id) && {},
+    join_token: (id) => state.joinTokens.get(id) && {},
+    webhook: (id) => state.webhooks.get(id) && {},
+    delivery: (id) => (webhooks.hasDelivery(id) ? {} : undefined),
+  };
+}
+
+function behind(...machines: (MachineId | undefined)[]): { machines: MachineId[] } | undefined {
+  const known = machines.filter((machine) => machine !== undefined);
+  return known.length === 0 ? undefined : { machines: known };
+}
+
+function historyOf(settings: BrokerSettings, state: State, untouched: boolean, log: Logger): History {
+  const file = join(settings.data_dir, 'history.db');
+  if (!existsSync(file) && !untouched && !settings.new_history) {
+    throw new StartError(
+      `${file} is missing, though a broker has run here: put it back from a backup, or go on without past commands and events by starting once with --new-history`,
+    );
+  }
+  if (settings.new_history && !existsSync(file))
+    log.warn('starting with a new history: past commands and events are gone');
+  try {
+    return openHistory(file, state.installId, log);
+  } catch (error) {
+    if (error instanceof StartError) throw error;
+    const text = error instanceof Error ? error.message : String(error);
+    if (!/not a database|malformed/.test(text)) {
+      throw new StartError(
+        `${file} cannot be opened (${text}): mend that and start again, nothing is lost`,
+        1,
+      );
+    }
+    throw new StartError(
+      `${file} is damaged (${text}): put it back from a backup, or move it away and start once with --new-history`,
+    );
+  }
+}
