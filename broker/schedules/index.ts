@@ -67,7 +67,7 @@ export function openSchedules(rooms: ScheduleRooms, log: Logger): Schedules {
             (input.enabled ?? enabled) === enabled,
         );
         const page = pageOf(matching, input, (schedule, field) => {
-          if (field === 'next_run') return firing.nextOf(schedule.id) ?? null;
+          if (field === 'next_run') return firing.nextOf(schedule.id, 1)[0] ?? null;
           if (field === 'name') return schedule.name;
           return field === 'updated_at' ? schedule.updated_at : schedule.created_at;
         });
@@ -202,9 +202,9 @@ function notifyOf(wish: Wish['notify'], before: Schedule['notify']): Schedule['n
   };
 }
 
-function timesOf(when: When | undefined, from: number, count: number): string[] {
+function timesOf(when: When, from: number, count: number): string[] {
   const times: string[] = [];
-  for (let at = when?.next(from); at !== undefined && times.length < count; at = when?.next(at)) {
+  for (let at = when.next(from); at !== undefined && times.length < count; at = when.next(at)) {
     times.push(iso(at));
   }
   return times;
@@ -220,7 +220,7 @@ function shower({ records, commands }: ScheduleRooms, firing: Firing) {
   }
 
   function listed(schedule: Schedule, caller: Caller) {
-    const next = firing.nextOf(schedule.id);
+    const [next] = firing.nextOf(schedule.id, 1);
     return {
       ...schedule,
       next_run: next === undefined ? null : iso(next),
@@ -231,8 +231,8 @@ function shower({ records, commands }: ScheduleRooms, firing: Firing) {
   return {
     listed,
     detailed(schedule: Schedule, caller: Caller): Detailed {
-      const when = schedule.enabled ? firing.whenOf(schedule.id) : undefined;
-      return { ...listed(schedule, caller), next_runs: timesOf(when, now(), detailedTimes) };
+      const next = firing.nextOf(schedule.id, detailedTimes);
+      return { ...listed(schedule, caller), next_runs: next.map((at) => iso(at)) };
     },
     async runs(runs: readonly ScheduleRun[]): Promise<ShownRun[]> {
       const ids = runs.map(({ command_id }) => command_id).filter((id) => id !== null);

@@ -42,8 +42,10 @@ export interface ScheduleRecords {
   marks(): Map<string, number>;
   /** These schedules are no longer declared; inside a transaction. */
   forget(scheduleIds: readonly string[]): void;
-  /** Whether a command of the schedule has not ended. */
-  isOpen(scheduleId: string): boolean;
+  /** Its runs whose commands have not ended. */
+  open(scheduleId: string): ScheduleRun[];
+  /** The ids of all such runs. */
+  openIds(): string[];
   /** Whether a time has its row. */
   has(scheduleId: string, at: number): boolean;
   find(id: string): ScheduleRun | undefined;
@@ -163,7 +165,16 @@ export function openScheduleRecords(
         .sql('DELETE FROM schedule_marks WHERE schedule_id IN (SELECT value FROM json_each(?))')
         .run(JSON.stringify(ids));
     },
-    isOpen: (scheduleId) => one('schedule_id = ? AND finished_at IS NULL LIMIT 1', scheduleId) !== undefined,
+    open: (scheduleId) =>
+      history
+        .sql(`SELECT ${columns} FROM schedule_runs WHERE schedule_id = ? AND finished_at IS NULL`)
+        .all(scheduleId)
+        .map(fromRow),
+    openIds: () =>
+      history
+        .sql('SELECT id FROM schedule_runs WHERE finished_at IS NULL')
+        .all()
+        .map((row) => textIn(row, 'id')),
     has: (scheduleId, at) => one('schedule_id = ? AND scheduled_for = ?', scheduleId, at) !== undefined,
     find: (id) => one('id = ?', id),
     last(scheduleId, reach) {
