@@ -24,12 +24,13 @@ async function houseAt(start: string, day = today) {
   let house = await openHouse();
   const agent = await house.agent();
   const { machineId: machine_id } = agent;
-  const { machineId: away } = await joinScripted(house);
+  const identity = await joinScripted(house);
+  const away = identity.machineId;
   // Only now: certificates go by the real time.
   clock.set(at(start));
 
   const self = {
-    ...{ clock, agent, machine_id, away, at },
+    ...{ clock, agent, machine_id, away, identity, at },
     get house(): House {
       return house;
     },
@@ -333,18 +334,21 @@ test('what ended on its machine while the broker was down stands in the way of n
   const last = await bench.make('last', '1 * * * * *', { command: two?.wait, catch_up: 'last' });
   const held = await bench.make('held', '1 * * * * *', { command: three?.wait, catch_up: 'last' });
   await bench.until('12:01:10', 3);
+  const { commands } = bench.house.client;
+  await expect.poll(async () => (await commands.list({ status: 'running' })).total).toBe(3);
   await bench.down();
-  for (const one of [gates[0], gates[1]]) {
-    one?.open();
-    one?.open();
+  for (const ended of [one, two]) {
+    for (let times = 0; times < 3; times += 1) ended?.open();
   }
   bench.clock.set(bench.at('12:02:58'));
   await bench.up();
-  await bench.until('12:03:30', 1);
   const statuses = async (schedule_id: string): Promise<string[]> =>
     (await bench.house.client.schedules.history({ schedule_id })).items
       .toSorted((a, b) => ((a.scheduled_for ?? '') < (b.scheduled_for ?? '') ? -1 : 1))
       .map(({ scheduled_for, status }) => `${scheduled_for?.slice(11, 16)} ${status}`);
+  await expect.poll(async () => (await statuses(none.id))[0]).toBe('12:01 completed');
+  await expect.poll(async () => (await statuses(last.id))[0]).toBe('12:01 completed');
+  await bench.until('12:03:30', 1);
   await expect.poll(() => statuses(none.id)).toEqual(['12:01 completed', '12:02 missed', '12:03 completed']);
   expect((await statuses(last.id)).filter((text) => text.endsWith('completed'))).toHaveLength(2);
   expect(await statuses(last.id)).not.toContainEqual(expect.stringContaining('skipped'));
@@ -354,8 +358,7 @@ test('what ended on its machine while the broker was down stands in the way of n
 });
 
 test('on a machine that is away a time fails, also while an earlier run is not over there', async () => {
-  const { make, until, house, clock } = await houseAt('12:00:30');
-  const identity = await joinScripted(house);
+  const { make, until, house, identity, clock } = await houseAt('12:00:30');
   const agent = await connectScripted(house.grpc, identity);
   await agent.next('welcome');
   const { id } = await make('far', '* * * * *', {
