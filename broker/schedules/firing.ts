@@ -196,9 +196,10 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
     if (drift > 0) leaps = [...leaps, leap].slice(-mostLeaps);
     for (const entry of entries.values()) {
       const mark = settledUntil(entry, entry.mark);
-      if (mark === entry.mark && !entry.waiting) continue;
+      const same = mark === entry.mark && !entry.waiting;
       entry.mark = mark;
-      plan(entry);
+      if (!same) plan(entry);
+      else if (entry.next !== undefined && !entry.busy) enqueue(entry, entry.next);
     }
   }
 
@@ -273,7 +274,7 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
     let last = when.last(mark, until);
     while (last !== undefined && records.has(schedule.id, last)) last = when.last(mark, last - 1);
     if (last !== undefined) {
-      const reason = `${unseen}; ${sharing(when, mark, last)}`;
+      const reason = `${unseen}${sharing(when, mark, last)}`;
       await settle(schedule, 'missed', 'cron', [last], reason);
     }
     entry.mark = settledUntil(entry, until);
@@ -331,10 +332,11 @@ const overlapping = 'the run before was not over';
 /** What a row tells of the times that share it. */
 function sharing(when: When, mark: number, last: number): string {
   const first = when.next(mark) ?? last;
+  if (first === last) return '';
   let count = 1;
   for (let at = first; at < last && count <= mostCounted; count += 1) at = when.next(at) ?? last;
   const times = count > mostCounted ? `more than ${mostCounted} times` : `${count} times`;
-  return `this row stands for ${times} from ${iso(first)} to ${iso(last)}`;
+  return `; this row stands for ${times} from ${iso(first)} to ${iso(last)}`;
 }
 
 const unseen = 'the broker was down or held up at this time, or its clock was set';
