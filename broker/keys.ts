@@ -185,13 +185,14 @@ export function openKeys(state: State): Keys {
       },
       me: (_input, caller) => shown(ownKey(caller, state.keys.get(caller.key_id))),
       async remove(input, caller) {
-        await state.change((draft) => {
+        const schedules = await state.change((draft) => {
           const key = draft.get('keys', input.key_id);
           if (!key) throw new AppError('key_not_found', 'no such key', { key_id: input.key_id });
           refuseStronger(key, ownKey(caller, draft.get('keys', caller.key_id)), caller);
           draft.remove('keys', key.id);
+          return stoppedWith(key, state, caller);
         });
-        return { deleted: true };
+        return { deleted: true, schedules };
       },
     },
   };
@@ -218,6 +219,13 @@ function refuseStronger(key: Key, maker: Key, caller: Caller): void {
       'a key limited to some machines cannot deal with one that reaches others',
     );
   }
+}
+
+/** Schedules that ran with the right of this key, and won't any more. */
+function stoppedWith({ id }: Key, state: State, caller: Caller): string[] {
+  return [...state.schedules.values()]
+    .filter((one) => one.requested_by === id && one.enabled && caller.reaches(one.machine_id))
+    .map((one) => one.id);
 }
 
 /** Whether all a key reaches, today and after any retagging, is inside what the other reaches. */

@@ -4,9 +4,9 @@ import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { now } from '../shared/clock.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
-import { gate, leapingClock } from './command-bench.ts';
+import { gate, leapingClock, nextCall, reporting } from './command-bench.ts';
 import { type House, openHouse, temporaryFolder } from './house.ts';
-import { joinScripted } from './scripted-agent.ts';
+import { connectScripted, joinScripted } from './scripted-agent.ts';
 
 type Run = Awaited<ReturnType<Farhand['schedules']['history']>>['items'][number];
 
@@ -24,12 +24,13 @@ async function houseAt(start: string, day = today) {
   let house = await openHouse();
   const agent = await house.agent();
   const { machineId: machine_id } = agent;
-  const { machineId: away } = await joinScripted(house);
+  const identity = await joinScripted(house);
+  const away = identity.machineId;
   // Only now: certificates go by the real time.
   clock.set(at(start));
 
   const self = {
-    ...{ clock, agent, machine_id, away, at },
+    ...{ clock, agent, machine_id, away, identity, at },
     get house(): House {
       return house;
     },
@@ -135,6 +136,7 @@ test('a clock that is set two hours on makes no burst: what it passed is missed,
   const { clock, at, make, until, fates, counted } = await houseAt('12:00:30');
   const each = await make('each', '* * * * *');
   const last = await make('last', '* * * * *', { catch_up: 'last' });
+  const all = await make('all', '* * * * *', { catch_up: 'all' });
   await until('12:02:30');
   clock.set(at('14:02:30'));
   await until('14:04:30');
@@ -144,6 +146,8 @@ test('a clock that is set two hours on makes no burst: what it passed is missed,
   expect(both.slice(0, 122)).toEqual([...before, ...passed]);
   expect(both.slice(122)).toEqual(['14:03 cron completed', '14:04 cron completed']);
   expect(counted('each')).toBe(4);
+  expect(await fates(all.id)).toEqual(both);
+  expect(counted('all')).toBe(4);
   expect((await fates(last.id)).slice(121)).toEqual([
     '14:02 cron missed',
     '14:03 cron completed',
@@ -166,7 +170,7 @@ test('a clock that is set two hours back runs no time again', async () => {
 });
 
 test('a clock that was five hours ahead silences no schedule, and what it ran then does not run again', async () => {
-  const { clock, at, make, until, fates, counted } = await houseAt('12:00:30');
+  const { clock, at, make, until, fates, counted, house } = await houseAt('12:00:30');
   const { id } = await make('each', '* * * * *');
   await until('12:02:30');
   clock.set(at('07:02:30'));
@@ -175,6 +179,8 @@ test('a clock that was five hours ahead silences no schedule, and what it ran th
   const early = (await fates(id)).filter((text) => text < '12');
   expect(early.slice(-2)).toEqual(['07:04 cron completed', '07:05 cron completed']);
   clock.set(at('12:00:30'));
+  const { next_run, next_runs } = await house.client.schedules.get({ schedule_id: id });
+  expect([next_run, next_runs[1]]).toEqual(['12:03', '12:04'].map((time) => `${today}T${time}:00.000Z`));
   await until('12:03:30');
   const fired = (await fates(id)).filter((text) => !text.endsWith('missed'));
   const late = ['12:01', '12:02', '12:03'].map((time) => `${time} cron completed`);
@@ -240,7 +246,8 @@ test('of more than a thousand missed times the rest share one row', async () => 
   const [first = 0] = times;
   expect(times.slice(0, 1000)).toEqual(Array.from({ length: 1000 }, (_, index) => first + index * 1000));
   expect(times[1000]).toBeGreaterThanOrEqual(at('12:30:00'));
-  expect(rows[1000]?.stderr).toContain(rows[999]?.scheduled_for);
+  const from = new Date(first + 1_000_000).toISOString();
+  expect(rows[1000]?.stderr).toContain(`more than 200 times from ${from} to ${rows[1000]?.scheduled_for}`);
 });
 
 test('a change of name keeps the times that are due; a change of the times begins anew', async () => {
@@ -312,11 +319,78 @@ test('a machine that is on its way back after the start of the broker is waited 
   await until('12:01:50');
   await until('12:03:30', 1);
   expect((await fates(near.id)).slice(0, 2)).toEqual(['12:01 catch_up completed', '12:02 cron completed']);
-  expect(await fates(far.id)).toEqual(['12:01 cron missed', '12:02 cron failed', '12:03 cron failed']);
+  expect(await fates(far.id)).toEqual(['12:01 cron missed', '12:02 cron missed', '12:03 cron failed']);
   const [, waited, offline] = await runs(far.id);
   expect([waited?.stderr, waited?.exit_code]).toEqual(['queue_expired', -1]);
   expect(offline?.stderr).toContain('machine_offline');
   expect(offline?.command_id).toBeNull();
+});
+
+test('what ended on its machine while the broker was down stands in the way of nothing', async () => {
+  const bench = await houseAt('12:00:30');
+  const gates = [gate(), gate(), gate()];
+  const [one, two, three] = gates;
+  const none = await bench.make('none', '* * * * *', { command: one?.wait });
+  const last = await bench.make('last', '1 * * * * *', { command: two?.wait, catch_up: 'last' });
+  const held = await bench.make('held', '1 * * * * *', { command: three?.wait, catch_up: 'last' });
+  await bench.until('12:01:10', 3);
+  const { commands } = bench.house.client;
+  await expect.poll(async () => (await commands.list({ status: 'running' })).total).toBe(3);
+  await bench.down();
+  for (const ended of [one, two]) {
+    for (let times = 0; times < 3; times += 1) ended?.open();
+  }
+  bench.clock.set(bench.at('12:02:58'));
+  await bench.up();
+  const statuses = async (schedule_id: string): Promise<string[]> =>
+    (await bench.house.client.schedules.history({ schedule_id })).items
+      .toSorted((a, b) => ((a.scheduled_for ?? '') < (b.scheduled_for ?? '') ? -1 : 1))
+      .map(({ scheduled_for, status }) => `${scheduled_for?.slice(11, 16)} ${status}`);
+  await expect.poll(async () => (await statuses(none.id))[0]).toBe('12:01 completed');
+  await expect.poll(async () => (await statuses(last.id))[0]).toBe('12:01 completed');
+  await bench.until('12:03:30', 1);
+  await expect.poll(() => statuses(none.id)).toEqual(['12:01 completed', '12:02 missed', '12:03 completed']);
+  expect((await statuses(last.id)).filter((text) => text.endsWith('completed'))).toHaveLength(2);
+  expect(await statuses(last.id)).not.toContainEqual(expect.stringContaining('skipped'));
+  expect((await statuses(held.id))[0]).toBe('12:01 running');
+  expect((await statuses(held.id)).at(-1)).toBe('12:03 skipped');
+  three?.open();
+});
+
+test('on a machine that is away a time fails, also while an earlier run is not over there', async () => {
+  const { make, until, house, identity, clock } = await houseAt('12:00:30');
+  const agent = await connectScripted(house.grpc, identity);
+  await agent.next('welcome');
+  const { id } = await make('far', '* * * * *', {
+    machine_id: identity.machineId,
+    notify: { on_failure: true },
+  });
+  clock.leap(30_000);
+  reporting(agent, (await nextCall(agent, 'StartProcess')).call_id).started();
+  agent.control.cancel();
+  await agent.ended;
+  await until('12:02:30', 1);
+  const { items } = await house.client.schedules.history({ schedule_id: id });
+  expect(items.map(({ status }) => status)).toEqual(['failed', 'running']);
+  expect(items[0]?.stderr).toContain('machine_offline');
+  const told = await house.client.events.list({ type: 'schedule.failed' });
+  expect(told.items.map(({ data }) => data.run_id)).toEqual([items[0]?.id]);
+});
+
+test('with catch_up all the newest time waits for the catch-up before it', async () => {
+  const bench = await houseAt('12:00:30');
+  const { wait, open } = gate();
+  const { id } = await bench.make('all', '* * * * *', { catch_up: 'all', command: wait });
+  await bench.down();
+  bench.clock.set(bench.at('12:01:40'));
+  await bench.up();
+  await bench.until('12:02:20', 1);
+  expect((await bench.house.client.schedules.history({ schedule_id: id })).total).toBe(1);
+  open();
+  open();
+  await expect
+    .poll(() => bench.fates(id))
+    .toEqual(['12:01 catch_up completed', expect.stringMatching(/^12:02 \w+ completed$/)]);
 });
 
 test('a revoked key runs no schedule any more; whoever changes the schedule takes it over', async () => {
@@ -325,7 +399,8 @@ test('a revoked key runs no schedule any more; whoever changes the schedule take
   const { id: schedule_id } = await make('taken', '* * * * *');
   const { requested_by } = await client.schedules.update({ schedule_id, notify: { on_failure: true } });
   await until('12:01:10');
-  await house.client.keys.remove({ key_id: requested_by });
+  const gone = await house.client.keys.remove({ key_id: requested_by });
+  expect(gone).toEqual({ deleted: true, schedules: [schedule_id] });
   await until('12:02:10');
   expect(await fates(schedule_id)).toEqual(['12:01 cron completed', '12:02 cron failed']);
   const [first, second] = await runs(schedule_id);

@@ -78,6 +78,8 @@ test.each([
   '0 0 * * 5#6',
   '0 0 * * 8L',
   '0 0 1#2 * *',
+  '60,* * * * *',
+  'constructor',
   '0 0 * * +MON',
   '0 0 * * SUNDAY',
   '0 0 * FOO *',
@@ -436,6 +438,16 @@ test('the last time up to an instant is found over ten years of seconds as fast 
   expect(when.last(until - 500, until)).toBeUndefined();
   expect(openWhen('0 0 29 2 *', 'UTC').last(after, until)).toBe(Date.parse('2024-02-29T00:00:00Z'));
   expect(openWhen('0 0 29 2 *', 'UTC').last(Date.parse('2024-02-29T00:00:00Z'), until)).toBeUndefined();
+});
+
+test.each([
+  ['0 0 L,* * 1', '0 0 * * 1'],
+  ['0 0 1 * 1#1,*', '0 0 1 * *'],
+  ['0 9,* * * *', '0 * * * *'],
+])('a list with * in it is *: %s', (list, plain) => {
+  const from = '2026-03-07T12:10:00Z';
+  expect(next(list, 'America/New_York', from, 30)).toEqual(next(plain, 'America/New_York', from, 30));
+  expect(wordsOf(list)).toBe(wordsOf(plain));
 });
 
 test('an expression is told in words', () => {

@@ -34,6 +34,8 @@ const bad: [field: string, wish: object][] = [
   ['cron', { cron: '0 0 31 2 *' }],
   ['cron', { cron: 'x'.repeat(100_000) }],
   ['cron', { cron: 5 }],
+  ['cron', { cron: 'constructor' }],
+  ['cron', { cron: '__proto__' }],
   ['timezone', { timezone: 'Nowhere/City' }],
   ['timezone', { timezone: '' }],
   ['name', { name: '' }],
@@ -141,6 +143,60 @@ test('a key limited to one machine sees and moves schedules on that one only', a
   expect(moved.machine_id).toBe(here.machine_id);
 });
 
+test('of a schedule that was moved a key sees only the runs on machines that it reaches', async () => {
+  const { house, client, make, ranOnce, machine_id, runsOf } = await scheduled();
+  const { machineId: other } = await house.agent();
+  const { id: schedule_id } = await make({ command: 'echo secret' });
+  const there = await ranOnce(schedule_id);
+  await client.schedules.update({ schedule_id, machine_id: other });
+  const limited = (machine: string) =>
+    house.keyed(['schedules:read', 'schedules:write', 'commands:execute'], { machine_ids: [machine] });
+  const { client: moved } = await limited(other);
+  expect(await moved.schedules.history({ schedule_id })).toMatchObject({ total: 0, items: [] });
+  expect((await moved.schedules.get({ schedule_id })).last_run).toBeNull();
+  expect((await moved.schedules.list()).items).toMatchObject([{ last_run: null }]);
+  expect((await moved.schedules.update({ schedule_id, name: 'mine' })).last_run).toBeNull();
+  const here = await ranOnce(schedule_id);
+  expect((await moved.schedules.history({ schedule_id })).items).toEqual([here]);
+  expect((await moved.schedules.get({ schedule_id })).last_run).not.toBeNull();
+  expect(await runsOf(schedule_id)).toEqual([here, there]);
+  expect(there?.machine_id).toBe(machine_id);
+});
+
+test('the clock of a machine decides neither the order of runs, nor since, nor which one was the last', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const { client } = house;
+  const wish = { machine_id: agent.identity.machineId, name: 'x', command: 'true', cron: yearly };
+  const { id: schedule_id } = await client.schedules.create(wish);
+  const begun = new Date().toISOString();
+  const day = 86_400_000;
+  // The first is told by a clock a day ahead, the second by one a year behind.
+  for (const [off, exit_code] of [
+    [day, 1],
+    [-365 * day, 2],
+  ] as const) {
+    const run = client.schedules.run({ schedule_id });
+    const { call_id } = await nextCall(agent, 'StartProcess');
+    const at = Date.now() + off;
+    const exit = { outcome: 'PROCESS_OUTCOME_EXITED', exit_code, started_at_ms: at, finished_at_ms: at + 5 };
+    const stream = agent.answer(call_id);
+    const send = (event: object) => stream.write({ message: agent.encode('StartProcess', { event }) });
+    send({ started: { pid: 1, started_at_ms: at } });
+    send({ exit });
+    stream.write({ end: {} });
+    stream.end();
+    await run;
+    await soon(async () => (await client.schedules.history({ schedule_id, status: 'failed' })).total).toBe(
+      exit_code,
+    );
+  }
+  const { items } = await client.schedules.history({ schedule_id, since: begun });
+  expect(items.map(({ exit_code }) => exit_code)).toEqual([2, 1]);
+  expect(items.map(({ started_at }) => started_at > begun)).toEqual([false, true]);
+  expect((await client.schedules.get({ schedule_id })).last_run).toMatchObject({ exit_code: 2 });
+});
+
 test('a schedule has the fields of the interface, in lists fewer than by itself', async () => {
   const { client, machine_id, make } = await scheduled();
   const made = await make({
@@ -217,6 +273,9 @@ test('a preview tells the times and the expression in words', async () => {
   const nowhere = await house.call('GET', '/schedules/preview?cron=@daily&timezone=Mars');
   expect([nowhere.status, nowhere.body.error.details.issues[0].path]).toEqual([422, 'timezone']);
   expect((await house.call('GET', '/schedules/preview?cron=@daily&count=101')).status).toBe(400);
+  expect((await house.call('GET', '/schedules/preview?cron=@daily&from=2026-02-30T00:00:00Z')).status).toBe(
+    400,
+  );
   const early = await client.schedules.preview({ cron: '@yearly', count: '1', from: '0001-01-01T00:00:00Z' });
   expect(early.next_runs).toEqual(['1971-01-01T00:00:00.000Z']);
 });
@@ -363,12 +422,13 @@ test('history filters by status and since, page by page, newest first', async ()
   const first = await ranOnce(schedule_id);
   await client.schedules.update({ schedule_id, command: 'false' });
   const second = await ranOnce(schedule_id);
+  const since = new Date().toISOString();
   const third = await ranOnce(schedule_id);
   const ids = async (query: object): Promise<(string | undefined)[]> =>
     (await client.schedules.history({ schedule_id, ...query })).items.map(({ id }) => id);
   expect(await ids({})).toEqual([third?.id, second?.id, first?.id]);
   expect(await ids({ status: 'failed' })).toEqual([third?.id, second?.id]);
-  expect(await ids({ since: third?.started_at })).toEqual([third?.id]);
+  expect(await ids({ since })).toEqual([third?.id]);
   expect(await ids({ limit: 1, offset: 1, sort: 'started_at' })).toEqual([second?.id]);
   expect((await house.call('GET', `/schedules/${schedule_id}/history?status=queued`)).status).toBe(400);
 });

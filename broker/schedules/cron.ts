@@ -37,15 +37,17 @@ const fields: readonly Field[] = [
   dayOfWeek,
 ];
 
-const nicknames: Readonly<Record<string, string>> = {
-  '@yearly': '0 0 1 1 *',
-  '@annually': '0 0 1 1 *',
-  '@monthly': '0 0 1 * *',
-  '@weekly': '0 0 * * 0',
-  '@daily': '0 0 * * *',
-  '@midnight': '0 0 * * *',
-  '@hourly': '0 * * * *',
-};
+const nicknames = new Map(
+  Object.entries({
+    '@yearly': '0 0 1 1 *',
+    '@annually': '0 0 1 1 *',
+    '@monthly': '0 0 1 * *',
+    '@weekly': '0 0 * * 0',
+    '@daily': '0 0 * * *',
+    '@midnight': '0 0 * * *',
+    '@hourly': '0 * * * *',
+  }),
+);
 
 /** Long enough for every minute and second by number. */
 const longest = 512;
@@ -53,8 +55,9 @@ const monthLengths = [[31], [28, 29], [31], [30], [31], [30], [31], [31], [30], 
 
 /** Reads an expression of 5 fields, or of 6 with seconds first. Throws CronError. */
 export function readCron(text: string): Cron {
-  const parts = partsOf(text);
-  const values = parts.map((part, index) => valuesOf(part, fields[index] ?? dayOfWeek));
+  const given = partsOf(text);
+  const values = given.map((part, index) => valuesOf(part, fields[index] ?? dayOfWeek));
+  const parts = given.map(whole);
   const [, , hour = '', date = '', , weekday = ''] = parts;
   // crontab: a day field that starts with `*` is no restriction, and does not make the other one optional.
   const both = date.startsWith('*') || weekday.startsWith('*');
@@ -68,22 +71,27 @@ export function readCron(text: string): Cron {
 
 /** An expression in words. */
 export function wordsOf(text: string): string {
-  return cronstrue.toString(partsOf(text).join(' '), { use24HourTimeFormat: true });
+  return cronstrue.toString(partsOf(text).map(whole).join(' '), { use24HourTimeFormat: true });
 }
 
 /** Six fields in capitals. */
 function partsOf(text: string): string[] {
   if (text.length > longest) throw new CronError(`must have at most ${longest} characters`);
   const trimmed = text.trim();
-  const nickname = nicknames[trimmed.toLowerCase()];
+  const nickname = nicknames.get(trimmed.toLowerCase());
   if (trimmed.startsWith('@') && !nickname)
-    throw new CronError(`is none of ${Object.keys(nicknames).join(', ')}`);
+    throw new CronError(`is none of ${[...nicknames.keys()].join(', ')}`);
   const parts = (nickname ?? trimmed).toUpperCase().split(/\s+/);
   if (parts.length === 5) return ['0', ...parts];
   if (parts.length === 6) return parts;
   throw new CronError(
     'must have 5 fields: minute, hour, day of month, month, day of week; or 6 with seconds first',
   );
+}
+
+/** crontab: a list with `*` in it is no restriction at all. */
+function whole(part: string): string {
+  return part.split(',').includes('*') ? '*' : part;
 }
 
 /** The numbers a field names; none for what only a calendar can tell (`L`, `5L`, `5#2`). Throws CronError. */

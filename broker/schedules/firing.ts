@@ -1,39 +1,39 @@
 // Fires schedules: one timer for the next time due, each time once, and a decision for every time that passed unseen.
-import { after, monotonic, now } from '../../shared/clock.ts';
+import { after, iso, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
+import type { Presence } from '../link/presence.ts';
 import type { Schedule, State } from '../state/index.ts';
+import { openDoubts } from './doubts.ts';
 import { Due } from './due.ts';
 import type { Launcher } from './launch.ts';
-import { decide } from './policy.ts';
+import { decide, type Leap, lateMs } from './policy.ts';
 import { type ScheduleRecords, type ScheduleRun, settledRun } from './records.ts';
-import { openWhen, type When } from './when.ts';
+import { readWhen, type When } from './when.ts';
 
 export interface FiringRooms {
   state: State;
   history: History;
+  presence: Presence;
   records: ScheduleRecords;
   launcher: Launcher;
 }
 
 export interface Firing {
-  /** The times of a schedule; undefined for one that this version cannot read. */
-  whenOf(id: string): When | undefined;
-  /** When a schedule is due next; undefined when it never is. */
-  nextOf(id: string): number | undefined;
+  /** When a schedule is due next, as often as it is up to `count` times. */
+  nextOf(id: string, count: number): number[];
   stop(): void;
 }
 
 /** A schedule that is declared. */
 interface Entry {
   schedule: Schedule;
-  when: When | undefined;
   /** Every time up to this is settled. */
   mark: number;
   next: number | undefined;
   /** It is being looked at. */
   busy: boolean;
-  /** Its next time has to wait for the end of a run. */
+  /** Its next time waits for what becomes of an open run. */
   waiting: boolean;
   /** Times recorded as missed one after another. */
   missed: number;
@@ -47,20 +47,39 @@ const jumpMs = 10_000;
 const mostAheadMs = 3 * 3_600_000;
 /** Schedules that are looked at in one go, in one transaction. */
 const atOnce = 32;
+/** Of those that are behind; each may write many rows. */
+const behindAtOnce = 8;
 const missedAtOnce = 100;
 /** Rows for times of one schedule that were missed in a row; the others share the last one. */
 const mostMissed = 1000;
+/** Such rows of all schedules, for one start of the broker or one leap of its clock. */
+const mostMissedInAll = 20_000;
+/** Times that share a row are counted so far. */
+const mostCounted = 200;
+/** Times with rows that are passed over to find the next one. */
+const mostSettledAhead = 1000;
+const mostLeaps = 10;
+/** An open run that may be over is looked at again after this, one that is not after the other. */
+const doubtMs = 1_000;
+const waitMs = 60_000;
 /** What could not be written is tried again after this. */
 const againMs = 5_000;
 
 export function openFiring(rooms: FiringRooms, log: Logger): Firing {
   const { state, history, records, launcher } = rooms;
   const entries = new Map<string, Entry>();
+  const doubts = openDoubts(rooms);
   const due = new Due<Entry>();
+  /** Those whose next time was long ago: they let the others go first. */
+  const behind = new Due<Entry>();
   let known: State['schedules'] = new Map();
   /** Times before this passed while nobody watched. */
   let awake = now();
+  let leaps: readonly Leap[] = [];
+  let looked = now();
   let skew = now() - monotonic();
+  /** Rows that missed times may still take. */
+  let spare = mostMissedInAll;
   let working = false;
   let stopped = false;
   let cancelTimer = (): void => {};
@@ -87,27 +106,24 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
 
   function drop(id: string): void {
     const entry = entries.get(id);
-    if (entry) due.delete(entry);
+    if (entry) dequeue(entry);
     entries.delete(id);
   }
 
   function take(schedule: Schedule, mark = 0): void {
     const entry = entries.get(schedule.id) ?? {
-      ...{ schedule, when: undefined, mark, next: undefined },
+      ...{ schedule, mark, next: undefined },
       ...{ busy: false, waiting: false, missed: 0 },
     };
-    const before = entry.schedule;
-    const same = before.cron === schedule.cron && before.timezone === schedule.timezone;
     entry.schedule = schedule;
-    if (!entry.when || !same) entry.when = readWhen(schedule);
     entry.mark = settledUntil(entry, entry.mark);
     entries.set(schedule.id, entry);
     plan(entry);
   }
 
-  function readWhen({ id, cron, timezone }: Schedule): When | undefined {
+  function timesOf({ id, cron, timezone }: Schedule): When | undefined {
     try {
-      return openWhen(cron, timezone);
+      return readWhen(cron, timezone);
     } catch (error) {
       log.error({ err: error, schedule_id: id }, 'a schedule cannot be read, and does not run: change it');
       return undefined;
@@ -121,23 +137,33 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
   }
 
   function plan(entry: Entry): void {
-    const { schedule, when, mark, busy } = entry;
+    const { schedule, mark, busy } = entry;
     if (busy || entries.get(schedule.id) !== entry) return;
     entry.waiting = false;
-    entry.next = schedule.enabled ? when?.next(mark) : undefined;
-    if (entry.next === undefined) due.delete(entry);
-    else due.set(entry, entry.next);
+    entry.next = schedule.enabled ? timesOf(schedule)?.next(mark) : undefined;
+    if (entry.next === undefined) dequeue(entry);
+    else enqueue(entry, entry.next);
+  }
+
+  function enqueue(entry: Entry, at: number): void {
+    dequeue(entry);
+    (at < now() - lateMs ? behind : due).set(entry, at);
+  }
+
+  function dequeue(entry: Entry): void {
+    due.delete(entry);
+    behind.delete(entry);
   }
 
   function arm(): void {
     cancelTimer();
     if (stopped || working) return;
-    const wait = Math.min(Math.max(0, (due.next ?? Number.POSITIVE_INFINITY) - now()), longestWaitMs);
+    const next = behind.next ?? due.next ?? Number.POSITIVE_INFINITY;
+    const wait = Math.min(Math.max(0, next - now()), longestWaitMs);
     cancelTimer = after(wait, tick);
   }
 
   function tick(): void {
-    noticeJump();
     if (working) return;
     working = true;
     void work().finally(() => {
@@ -147,31 +173,40 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
   }
 
   async function work(): Promise<void> {
-    for (;;) {
-      const some = stopped ? [] : due.take(now(), atOnce);
+    while (!stopped) {
+      noticeJump();
+      const some = due.take(now(), atOnce);
+      if (some.length === 0) some.push(...behind.take(now(), behindAtOnce));
       if (some.length === 0) return;
       await Promise.all(some.map(look));
+      await new Promise((resolve) => setImmediate(resolve));
     }
   }
 
   /** A clock that was set forward has passed times unseen; one that was set far back makes marks of the future void. */
   function noticeJump(): void {
     const drift = now() - monotonic() - skew;
+    const leap = { from: looked, to: now() };
     skew += drift;
+    looked = leap.to;
     if (Math.abs(drift) < jumpMs) return;
     log.warn({ drift_ms: Math.round(drift) }, 'the clock of this machine was set');
     awake += drift;
+    spare = mostMissedInAll;
+    if (drift > 0) leaps = [...leaps, leap].slice(-mostLeaps);
     for (const entry of entries.values()) {
       const mark = settledUntil(entry, entry.mark);
-      if (mark === entry.mark) continue;
+      const same = mark === entry.mark && !entry.waiting;
       entry.mark = mark;
-      plan(entry);
+      if (!same) plan(entry);
+      else if (entry.next !== undefined && !entry.busy) enqueue(entry, entry.next);
     }
   }
 
   /** Settles the next time of a schedule that is due, or some that were missed. Never rejects. */
   async function look(entry: Entry): Promise<void> {
     entry.busy = true;
+    entry.waiting = false;
     let failed = false;
     try {
       await step(entry);
@@ -182,43 +217,67 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
     entry.busy = false;
     if (entry.waiting) return;
     plan(entry);
-    if (failed && entry.next !== undefined) due.set(entry, now() + againMs);
+    if (failed && entry.next !== undefined) enqueue(entry, now() + againMs);
   }
 
   async function step(entry: Entry): Promise<void> {
-    const { schedule, when, mark } = entry;
-    const step = when && decide({ schedule, when, mark, at: now(), awake });
+    const { schedule, mark } = entry;
+    const when = timesOf(schedule);
+    const step = when && decide({ schedule, when, mark, at: now(), awake, leaps });
     if (!step) return;
     if ('missed' in step) return miss(entry, when, step.missed);
     const { at, trigger } = step;
     entry.missed = 0;
-    const open = records.isOpen(schedule.id);
-    if (open && trigger === 'catch_up' && schedule.catch_up === 'all') {
-      entry.waiting = true;
-      return;
-    }
     // A clock that was set back may come to it again.
     if (!records.has(schedule.id, at)) {
-      if (open && schedule.overlap === 'skip') await settle(schedule, 'skipped', trigger, [at], overlapping);
+      const fate = besideOpen(schedule, trigger);
+      if (typeof fate === 'number') {
+        entry.waiting = true;
+        enqueue(entry, now() + fate);
+        return;
+      }
+      if (fate === 'skip') await settle(schedule, 'skipped', trigger, [at], overlapping);
       else await launcher.byClock(schedule, at, trigger);
     }
     entry.mark = settledUntil(entry, at);
   }
 
+  /** Whether a time runs while other runs may be open, is skipped, or waits: so long until the next look. */
+  function besideOpen(schedule: Schedule, trigger: 'cron' | 'catch_up'): 'run' | 'skip' | number {
+    const open = records.open(schedule.id);
+    // On a machine that is away it fails, and says so.
+    if (open.length === 0 || launcher.away(schedule.machine_id)) return 'run';
+    const all = schedule.catch_up === 'all';
+    if (all && trigger === 'catch_up') return waitMs;
+    if (schedule.overlap === 'allow') return 'run';
+    if (all && open.some((run) => run.trigger === 'catch_up')) return waitMs;
+    return doubts.about(open) ? doubtMs : 'skip';
+  }
+
   async function miss(entry: Entry, when: When, until: number): Promise<void> {
     const { schedule, mark } = entry;
+    if (entry.missed >= mostMissed || spare <= 0) return missRest(entry, when, until);
     const times: number[] = [];
-    const rest = entry.missed >= mostMissed ? when.last(mark, until) : undefined;
-    if (rest !== undefined) times.push(rest);
     for (let at = when.next(mark); times.length < missedAtOnce && at !== undefined; at = when.next(at)) {
-      if (rest !== undefined || at > until) break;
+      if (at > until) break;
       if (!records.has(schedule.id, at)) times.push(at);
     }
-    const reason =
-      rest === undefined ? unseen : `${unseen}; nor at the times since ${new Date(mark).toISOString()}`;
-    await settle(schedule, 'missed', 'cron', times, reason);
+    spare -= times.length;
     entry.missed += times.length;
+    await settle(schedule, 'missed', 'cron', times, unseen);
     entry.mark = settledUntil(entry, times.at(-1) ?? until);
+  }
+
+  /** One row, of the last of these times that has none, stands for all. */
+  async function missRest(entry: Entry, when: When, until: number): Promise<void> {
+    const { schedule, mark } = entry;
+    let last = when.last(mark, until);
+    while (last !== undefined && records.has(schedule.id, last)) last = when.last(mark, last - 1);
+    if (last !== undefined) {
+      const reason = `${unseen}${sharing(when, mark, last)}`;
+      await settle(schedule, 'missed', 'cron', [last], reason);
+    }
+    entry.mark = settledUntil(entry, until);
   }
 
   function settle(
@@ -246,14 +305,23 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
   arm();
 
   return {
-    whenOf: (id) => entries.get(id)?.when,
-    nextOf(id) {
+    nextOf(id, count) {
       const entry = entries.get(id);
-      const passed = entry?.next !== undefined && entry.next <= now();
-      return passed ? entry.when?.next(now()) : entry?.next;
+      const times: number[] = [];
+      if (entry?.next === undefined) return times;
+      let at: number | undefined = entry.next;
+      if (at <= now()) at = timesOf(entry.schedule)?.next(now());
+      for (let passed = 0; at !== undefined && times.length < count; ) {
+        // A clock that was ahead has been there.
+        if (passed < mostSettledAhead && records.has(id, at)) passed += 1;
+        else times.push(at);
+        if (times.length < count) at = timesOf(entry.schedule)?.next(at);
+      }
+      return times;
     },
     stop() {
       stopped = true;
+      doubts.stop();
       stopWatching();
       cancelTimer();
     },
@@ -261,4 +329,14 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
 }
 
 const overlapping = 'the run before was not over';
+/** What a row tells of the times that share it. */
+function sharing(when: When, mark: number, last: number): string {
+  const first = when.next(mark) ?? last;
+  if (first === last) return '';
+  let count = 1;
+  for (let at = first; at < last && count <= mostCounted; count += 1) at = when.next(at) ?? last;
+  const times = count > mostCounted ? `more than ${mostCounted} times` : `${count} times`;
+  return `; this row stands for ${times} from ${iso(first)} to ${iso(last)}`;
+}
+
 const unseen = 'the broker was down or held up at this time, or its clock was set';

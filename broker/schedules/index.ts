@@ -67,11 +67,11 @@ export function openSchedules(rooms: ScheduleRooms, log: Logger): Schedules {
             (input.enabled ?? enabled) === enabled,
         );
         const page = pageOf(matching, input, (schedule, field) => {
-          if (field === 'next_run') return firing.nextOf(schedule.id) ?? null;
+          if (field === 'next_run') return firing.nextOf(schedule.id, 1)[0] ?? null;
           if (field === 'name') return schedule.name;
           return field === 'updated_at' ? schedule.updated_at : schedule.created_at;
         });
-        return { items: page.items.map(show.listed), total: page.total };
+        return { items: page.items.map((one) => show.listed(one, caller)), total: page.total };
       },
       preview({ cron, timezone, count, from }) {
         // Nobody plans for before the clocks of computers began.
@@ -79,15 +79,15 @@ export function openSchedules(rooms: ScheduleRooms, log: Logger): Schedules {
         const times = timesOf(openWhen(cron, timezone), after, count);
         return { cron, timezone, description: wordsOf(cron), next_runs: times };
       },
-      get: (input) => show.detailed(find(input.schedule_id)),
+      get: (input, caller) => show.detailed(find(input.schedule_id), caller),
       async run({ schedule_id }, caller) {
         demandExecute(caller);
         const begun = await launcher.byHand(find(schedule_id), caller, caller.made);
         const { started_at, status } = await begun.within(acceptMs, caller.signal);
         return { command_id: begun.id, status: started_at === null ? status : 'running' };
       },
-      async history(input) {
-        const { items, total } = records.page(input);
+      async history(input, caller) {
+        const { items, total } = records.page(input, caller.reachable());
         return { items: await show.runs(items), total };
       },
       async getRun({ run_id }) {
@@ -103,7 +103,7 @@ export function openSchedules(rooms: ScheduleRooms, log: Logger): Schedules {
 function declaring(
   state: State,
   find: (id: string) => Schedule,
-  shown: (schedule: Schedule) => Detailed,
+  shown: (schedule: Schedule, caller: Caller) => Detailed,
 ): Pick<Handlers['schedules'], 'create' | 'update' | 'remove'> {
   return {
     async create(input, caller) {
@@ -116,7 +116,7 @@ function declaring(
         draft.put('schedules', schedule);
         caller.made(draft, schedule.id);
       });
-      return shown(schedule);
+      return shown(schedule, caller);
     },
     async update({ schedule_id, ...changes }, caller) {
       demandExecute(caller);
@@ -128,7 +128,7 @@ function declaring(
         draft.put('schedules', after);
         return after;
       });
-      return shown(changed);
+      return shown(changed, caller);
     },
     async remove({ schedule_id }) {
       await state.change((draft) => {
@@ -202,9 +202,9 @@ function notifyOf(wish: Wish['notify'], before: Schedule['notify']): Schedule['n
   };
 }
 
-function timesOf(when: When | undefined, from: number, count: number): string[] {
+function timesOf(when: When, from: number, count: number): string[] {
   const times: string[] = [];
-  for (let at = when?.next(from); at !== undefined && times.length < count; at = when?.next(at)) {
+  for (let at = when.next(from); at !== undefined && times.length < count; at = when.next(at)) {
     times.push(iso(at));
   }
   return times;
@@ -212,23 +212,27 @@ function timesOf(when: When | undefined, from: number, count: number): string[] 
 
 /** Schedules and runs as REST shows them. */
 function shower({ records, commands }: ScheduleRooms, firing: Firing) {
-  function lastRun(id: string): Listed['last_run'] {
-    const run = records.last(id);
+  function lastRun(id: string, caller: Caller): Listed['last_run'] {
+    const run = records.last(id, caller.reachable());
     if (!run) return null;
     const { started_at, exit_code, duration, status } = run;
     return { at: iso(started_at), exit_code: exit_code ?? -1, duration: duration ?? 0, status };
   }
 
-  function listed(schedule: Schedule) {
-    const next = firing.nextOf(schedule.id);
-    return { ...schedule, next_run: next === undefined ? null : iso(next), last_run: lastRun(schedule.id) };
+  function listed(schedule: Schedule, caller: Caller) {
+    const [next] = firing.nextOf(schedule.id, 1);
+    return {
+      ...schedule,
+      next_run: next === undefined ? null : iso(next),
+      last_run: lastRun(schedule.id, caller),
+    };
   }
 
   return {
     listed,
-    detailed(schedule: Schedule): Detailed {
-      const when = schedule.enabled ? firing.whenOf(schedule.id) : undefined;
-      return { ...listed(schedule), next_runs: timesOf(when, now(), detailedTimes) };
+    detailed(schedule: Schedule, caller: Caller): Detailed {
+      const next = firing.nextOf(schedule.id, detailedTimes);
+      return { ...listed(schedule, caller), next_runs: next.map((at) => iso(at)) };
     },
     async runs(runs: readonly ScheduleRun[]): Promise<ShownRun[]> {
       const ids = runs.map(({ command_id }) => command_id).filter((id) => id !== null);

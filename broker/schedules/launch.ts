@@ -19,6 +19,8 @@ export interface LaunchRooms {
 }
 
 export interface Launcher {
+  /** Whether a command for this machine would fail: it is not linked, nor on its way back. */
+  away(machineId: string): boolean;
   /** Resolves once its run, or why there is none, is on disk. */
   byClock(schedule: Schedule, at: number, trigger: 'cron' | 'catch_up'): Promise<void>;
   /** Throws what POST /commands would answer, once that is on disk too. */
@@ -32,7 +34,7 @@ export interface Launcher {
 /** So long a scheduled command may wait for a place on a busy machine. */
 const placeMs = 60_000;
 /** So long after the broker's start, machines are still on their way back. */
-const returnMs = 60_000;
+export const returnMs = 60_000;
 
 export function openLauncher({ history, presence, commands, records, mayRun }: LaunchRooms): Launcher {
   const opened = monotonic();
@@ -77,6 +79,7 @@ export function openLauncher({ history, presence, commands, records, mayRun }: L
   }
 
   return {
+    away: (machineId) => patience(machineId).queue_for === undefined,
     async byClock(schedule, at, trigger) {
       const run = newRun(schedule, trigger, at, now());
       if (!mayRun(schedule)) return refused(schedule, run, keyRevoked);

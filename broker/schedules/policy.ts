@@ -11,13 +11,21 @@ export interface Situation {
   at: number;
   /** Times before this passed while nobody watched. */
   awake: number;
+  /** What the clock was set over. */
+  leaps: readonly Leap[];
+}
+
+/** Times after `from` and up to `to` were not lived through. */
+export interface Leap {
+  from: number;
+  to: number;
 }
 
 /** Everything up to `missed` is missed; or the time `at`, the oldest, runs. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
 /** A time seen later than this passed unseen: the machine slept, or its clock was set. */
-const lateMs = 60_000;
+export const lateMs = 60_000;
 
 /** What is to be done first; undefined when nothing is due. */
 export function decide(situation: Situation): Step | undefined {
@@ -33,11 +41,18 @@ export function decide(situation: Situation): Step | undefined {
 }
 
 /** The one that runs next; all before it are missed. */
-function choose({ schedule, when, mark, at }: Situation, last: number, fresh: boolean): number | undefined {
+function choose(
+  { schedule, when, mark, at, leaps }: Situation,
+  last: number,
+  fresh: boolean,
+): number | undefined {
   const oldest = at - schedule.catch_up_window;
   if (schedule.catch_up === 'all') {
     const next = when.next(Math.max(mark, oldest - 1));
-    return next !== undefined && next <= at ? next : undefined;
+    if (next === undefined || next > at) return undefined;
+    // Nothing was down: to run what a clock was set over one after another would be a burst.
+    const leap = leaps.find(({ from, to }) => next > from && next <= to);
+    return leap ? when.last(next - 1, Math.min(leap.to, at)) : next;
   }
   return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
 }

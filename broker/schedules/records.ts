@@ -6,7 +6,7 @@ import { newId } from '../../shared/ids.ts';
 import type { Command } from '../commands/records.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history.ts';
-import { pageOfRows } from '../paging.ts';
+import { allOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Schedule, State } from '../state/index.ts';
 
 type Shown = Reply<Api['schedules']['getRun']>;
@@ -42,17 +42,22 @@ export interface ScheduleRecords {
   marks(): Map<string, number>;
   /** These schedules are no longer declared; inside a transaction. */
   forget(scheduleIds: readonly string[]): void;
-  /** Whether a command of the schedule has not ended. */
-  isOpen(scheduleId: string): boolean;
+  /** Its runs whose commands have not ended. */
+  open(scheduleId: string): ScheduleRun[];
+  /** The ids of all such runs. */
+  openIds(): string[];
   /** Whether a time has its row. */
   has(scheduleId: string, at: number): boolean;
   find(id: string): ScheduleRun | undefined;
-  /** The last that has ended, of those that ran or were to. */
-  last(scheduleId: string): ScheduleRun | undefined;
+  /** The last that has ended, of those that ran or were to on a machine of these. */
+  last(scheduleId: string, reach: Reach): ScheduleRun | undefined;
   /** The machine that a schedule which has gone ran on at the end. */
   machineOf(scheduleId: string): MachineId | undefined;
-  page(input: Input<Api['schedules']['history']>): Page<ScheduleRun>;
+  page(input: Input<Api['schedules']['history']>, reach: Reach): Page<ScheduleRun>;
 }
+
+/** The machines that whoever asks may see; undefined: all there are and were. */
+export type Reach = readonly string[] | undefined;
 
 const tables = [
   `CREATE TABLE schedule_runs (
@@ -65,24 +70,34 @@ const tables = [
   CREATE INDEX schedule_runs_open ON schedule_runs (schedule_id) WHERE finished_at IS NULL;
   CREATE INDEX schedule_runs_commands ON schedule_runs (command_id) WHERE finished_at IS NULL;
   CREATE TABLE schedule_marks (schedule_id TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
+  // started_at is told by the machine, whose clock can be wrong: order and age go by the broker's.
+  `ALTER TABLE schedule_runs ADD COLUMN decided_at INTEGER NOT NULL DEFAULT 0;
+  UPDATE schedule_runs SET decided_at = started_at;
+  DROP INDEX schedule_runs_by_schedule;
+  DROP INDEX schedule_runs_by_time;
+  CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, decided_at);
+  CREATE INDEX schedule_runs_by_time ON schedule_runs (decided_at)`,
 ];
 const columns =
   'id, schedule_id, machine_id, command_id, status, trigger, scheduled_for, started_at, finished_at, exit_code, duration, reason';
 
-/** Opens the tables; runs that began longer than `keepMs` ago go. */
+/** Opens the tables; runs that were decided longer than `keepMs` ago go. */
 export function openScheduleRecords(
   { state, history, events }: { state: State; history: History; events: Events },
   keepMs: number,
 ): ScheduleRecords {
   history.migrate('schedules', tables);
   const where = 'finished_at IS NOT NULL';
-  history.retain({ table: 'schedule_runs', column: 'started_at', keepMs, where });
+  history.retain({ table: 'schedule_runs', column: 'decided_at', keepMs, where });
   const listeners: ((scheduleId: string) => void)[] = [];
 
   function insert(run: ScheduleRun): void {
     history
-      .sql(`INSERT INTO schedule_runs (${columns}) VALUES (${columns.replaceAll(/\w+/g, '?')})`)
+      .sql(
+        `INSERT INTO schedule_runs (decided_at, ${columns}) VALUES (?, ${columns.replaceAll(/\w+/g, '?')})`,
+      )
       .run(
+        now(),
         ...[run.id, run.schedule_id, run.machine_id, run.command_id, run.status, run.trigger],
         ...[run.scheduled_for, run.started_at, run.finished_at, run.exit_code, run.duration, run.reason],
       );
@@ -150,26 +165,38 @@ export function openScheduleRecords(
         .sql('DELETE FROM schedule_marks WHERE schedule_id IN (SELECT value FROM json_each(?))')
         .run(JSON.stringify(ids));
     },
-    isOpen: (scheduleId) => one('schedule_id = ? AND finished_at IS NULL LIMIT 1', scheduleId) !== undefined,
+    open: (scheduleId) =>
+      history
+        .sql(`SELECT ${columns} FROM schedule_runs WHERE schedule_id = ? AND finished_at IS NULL`)
+        .all(scheduleId)
+        .map(fromRow),
+    openIds: () =>
+      history
+        .sql('SELECT id FROM schedule_runs WHERE finished_at IS NULL')
+        .all()
+        .map((row) => textIn(row, 'id')),
     has: (scheduleId, at) => one('schedule_id = ? AND scheduled_for = ?', scheduleId, at) !== undefined,
     find: (id) => one('id = ?', id),
-    last: (scheduleId) =>
-      one(
-        `schedule_id = ? AND ${where} AND status NOT IN ('skipped', 'missed') ORDER BY started_at DESC, rowid DESC LIMIT 1`,
-        scheduleId,
-      ),
+    last(scheduleId, reach) {
+      const [seen, values] = allOf([['schedule_id = ?', scheduleId], reachableOnly(reach)]);
+      return one(
+        `${seen} AND ${where} AND status NOT IN ('skipped', 'missed') ORDER BY decided_at DESC, rowid DESC LIMIT 1`,
+        ...values,
+      );
+    },
     machineOf: (scheduleId) =>
-      one('schedule_id = ? ORDER BY started_at DESC LIMIT 1', scheduleId)?.machine_id,
-    page(input) {
+      one('schedule_id = ? ORDER BY decided_at DESC LIMIT 1', scheduleId)?.machine_id,
+    page(input, reach) {
       const page = pageOfRows(
         history,
         { table: 'schedule_runs', columns },
         [
           ['schedule_id = ?', input.schedule_id],
+          reachableOnly(reach),
           input.status && ['status = ?', input.status],
-          input.since && ['started_at >= ?', input.since.getTime()],
+          input.since && ['decided_at >= ?', input.since.getTime()],
         ],
-        input,
+        { ...input, sort: input.sort.replace('started_at', 'decided_at') },
         // Those decided together stay in the order of their times.
         'rowid',
       );
@@ -208,9 +235,6 @@ export function settledRun(
   return { ...run, ...how, finished_at: at, exit_code: -1, duration: 0 };
 }
 
-/** Why a command that never ran did not: its machine was away. */
-const away: readonly (string | null)[] = ['machine_offline', 'queue_expired'];
-
 /** What the end of its command means for a run. */
 function endOf(command: Command) {
   const { started_at, finished_at, exit_code, reason } = command;
@@ -228,7 +252,7 @@ function endOf(command: Command) {
 function statusOf({ status, reason }: Command): Status {
   if (status === 'queued') return 'running';
   if (status !== 'expired') return status;
-  return away.includes(reason) ? 'failed' : 'missed';
+  return reason === 'machine_offline' ? 'failed' : 'missed';
 }
 
 /** The columns are those that insert() wrote. */

@@ -12,14 +12,33 @@ export interface When {
 
 const second = 1000;
 
-/** Throws validation_failed that names the field. */
+/** What is read takes up to 80 KB: this many are kept, for all schedules. */
+const mostKept = 256;
+const kept = new Map<string, When>();
+
+/** Reads what somebody wants to declare. Throws validation_failed that names the field. */
 export function openWhen(expression: string, timezone: string): When {
+  const when = readWhen(expression, timezone);
+  if (when.next(0) === undefined) throw refusal('cron', 'never fires');
+  return when;
+}
+
+/** The times of what was declared; the last ones asked for are at hand. */
+export function readWhen(expression: string, timezone: string): When {
+  const key = `${timezone} ${expression}`;
+  const when = kept.get(key) ?? parse(expression, timezone);
+  kept.delete(key);
+  kept.set(key, when);
+  const [oldest] = kept.keys();
+  if (kept.size > mostKept && oldest !== undefined) kept.delete(oldest);
+  return when;
+}
+
+function parse(expression: string, timezone: string): When {
   const cron = cronOf(expression);
   const zone = zoneOf(timezone);
   if (!zone) throw refusal('timezone', 'is not the name of a time zone, such as Europe/Berlin');
-  const when = whenOf(cron, zone);
-  if (when.next(0) === undefined) throw refusal('cron', 'never fires');
-  return when;
+  return whenOf(cron, zone);
 }
 
 function cronOf(expression: string): Cron {

@@ -1,6 +1,17 @@
 // API keys over REST (spec 5).
 import { z } from 'zod';
-import { instant, keyId, label, list, machineId, scopes, single, tags, timestamp } from './route.ts';
+import {
+  instant,
+  keyId,
+  label,
+  list,
+  machineId,
+  scheduleId,
+  scopes,
+  single,
+  tags,
+  timestamp,
+} from './route.ts';
 
 const key = z
   .object({
@@ -52,6 +63,11 @@ export const keys = {
     access: 'admin',
     summary: 'Revoke an API key at once',
     params: { key_id: keyId },
-    reply: z.object({ deleted: z.boolean() }),
+    reply: z.object({
+      deleted: z.boolean(),
+      schedules: z
+        .array(scheduleId)
+        .meta({ description: 'Those it changed last: they do not run until another key changes them' }),
+    }),
   }),
 };

@@ -292,11 +292,16 @@ export const tags = z
 
 export const timestamp = z.string().meta({ format: 'date-time', examples: ['2026-11-21T10:00:00.000Z'] });
 
+/** Date.parse takes February 30 for March 2. */
+const isDay = (text: string): boolean =>
+  Number(text.slice(8, 10)) <=
+  new Date(Date.UTC(Number(text.slice(0, 4)), Number(text.slice(5, 7)), 0)).getUTCDate();
+
 /** An instant given in ISO 8601. */
 export const instant = z
   .string()
   .refine(
-    (value) => /^\d{4}-\d\d-\d\dT/.test(value) && !Number.isNaN(Date.parse(value)),
+    (value) => /^\d{4}-\d\d-\d\dT/.test(value) && !Number.isNaN(Date.parse(value)) && isDay(value),
     'must be an ISO 8601 timestamp',
   )
   .transform((value) => new Date(value))
