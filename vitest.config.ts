@@ -8,6 +8,8 @@ export default defineConfig({
     pool: 'forks',
     testTimeout: 20_000,
     hookTimeout: 20_000,
+    // A busy machine is slow, not wrong.
+    expect: { poll: { timeout: 10_000 } },
     // A rejection nobody handles is a bug of ours: it fails the run even if every test passed.
     dangerouslyIgnoreUnhandledErrors: false,
   },
