@@ -149,6 +149,19 @@ describe('a key deals only with webhooks that tell what it may read itself', () 
     expect((await equal.client.webhooks.list({})).total).toBe(1);
   });
 
+  test('it widens none to what it may not read itself, though the key of that webhook may', async () => {
+    const house = await openHouse();
+    const { id } = await house.client.webhooks.create({ url, events: ['machine.*'] });
+    const { key } = await house.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
+    const patch = (body: unknown) => house.call('PATCH', `/webhooks/${id}`, { key, body });
+    for (const event of ['*', 'command.started']) {
+      const { status, body } = await patch({ url: `${url}/mine`, events: ['machine.*', event] });
+      expect([event, status, body.error?.code]).toEqual([event, 403, 'forbidden']);
+    }
+    expect(await house.client.webhooks.get({ webhook_id: id })).toMatchObject({ url, events: ['machine.*'] });
+    expect((await patch({ events: ['machine.offline'] })).status).toBe(200);
+  });
+
   test('one of a limited key stays within that key, whoever changes it', async () => {
     const house = await openHouse();
     const [here, there] = [await house.agent({ name: 'here' }), await house.agent({ name: 'there' })];

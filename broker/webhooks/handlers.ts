@@ -1,4 +1,4 @@
-// Webhooks over REST: made for what their key may read, changed by who may read as much.
+// Webhooks over REST: made for what their key may read, changed by who may read as much, before and after.
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/index.ts';
 import type { MachineId, WebhookId } from '../../shared/api/route.ts';
 import { scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
@@ -108,8 +108,11 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
         };
         // One whose key is gone becomes that of who enables it.
         if (wish.enabled && !rightsOf(before.key_id)) webhook.key_id = caller.key_id;
-        demandScopes(rightsOf(webhook.key_id) ?? caller, webhook.events);
-        refuseUnreached(rightsOf(webhook.key_id) ?? caller, wish.machine_ids ?? []);
+        // Not only its key: whoever changes it could have more sent to itself.
+        for (const reader of [caller, rightsOf(webhook.key_id) ?? caller]) {
+          demandScopes(reader, webhook.events);
+          refuseUnreached(reader, wish.machine_ids ?? []);
+        }
         draft.put('webhooks', webhook);
         return webhook;
       });
