@@ -419,6 +419,91 @@ describe('a webhook delivers', () => {
   });
 });
 
+describe('a webhook that is narrowed', () => {
+  test('tells nothing any more that it no longer names, neither what waits nor what is asked for again', async () => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const receiver = await openReceiver(answering(500, 500, 200));
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await house.happen('command.failed');
+    await house.happen('machine.online');
+    await receiver.heard(2);
+    await house.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
+    const [command, machine] = await deliveriesOf(house, id);
+    expect(command).toMatchObject({ status: 'failed', reason: 'not_subscribed', next_attempt_at: null });
+    expect(machine).toMatchObject({ status: 'pending', reason: null });
+    const again = await house.call('POST', `/webhooks/${id}/deliveries/${command?.id}/redeliver`);
+    expect([again.status, again.body.error.code]).toEqual([409, 'conflict']);
+    const since = '2026-01-01T00:00:00Z';
+    expect(await house.client.webhooks.redeliverSince({ webhook_id: id, since })).toEqual({ redelivered: 1 });
+    await receiver.heard(3);
+    expect(receiver.types()[2]).toBe('machine.online');
+  });
+
+  test('to other machines tells nothing more of those that it no longer names', async () => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const receiver = await openReceiver(answering(500));
+    const { machineId } = await house.agent();
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['file.*'] });
+    await house.happen('file.deleted');
+    await house.happen('file.uploaded', {}, { id: machineId, name: 'kept' });
+    await receiver.heard(2);
+    await house.client.webhooks.update({ webhook_id: id, machine_ids: [machineId] });
+    const reasons = (await deliveriesOf(house, id)).map(({ type, reason }) => [type, reason]);
+    expect(Object.fromEntries(reasons)).toEqual({ 'file.deleted': 'not_subscribed', 'file.uploaded': null });
+  });
+
+  test('shows its earlier deliveries, and repeats them, only to keys that may read those events', async () => {
+    const house = await openToldHouse();
+    const receiver = await openReceiver();
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await house.happen('machine.online');
+    await receiver.heard(1);
+    await house.happen('command.failed');
+    await settled(house, id, 'delivered', 2);
+    const [, command] = await deliveriesOf(house, id);
+    await house.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
+    const { key, client } = await house.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
+    const seen = await client.webhooks.deliveries({ webhook_id: id });
+    expect([seen.total, seen.items.map(({ type }) => type)]).toEqual([1, ['machine.online']]);
+    expect((await client.webhooks.get({ webhook_id: id })).last_delivery).toBeNull();
+    const path = `/webhooks/${id}/deliveries/${command?.id}/redeliver`;
+    expect((await house.call('POST', path, { key })).body.error.code).toBe('delivery_not_found');
+    expect((await house.client.webhooks.get({ webhook_id: id })).last_delivery?.type).toBe('command.failed');
+  });
+});
+
+describe('what waits for its next attempt is due at once', () => {
+  test.each<[string, (house: ToldHouse, webhook_id: string, delivery_id: string) => Promise<unknown>]>([
+    [
+      'when it is asked for again',
+      ({ client }, webhook_id, delivery_id) => client.webhooks.redeliver({ webhook_id, delivery_id }),
+    ],
+    [
+      'when all since then are asked for again',
+      ({ client }, webhook_id) =>
+        client.webhooks.redeliverSince({ webhook_id, since: '2026-01-01T00:00:00Z' }),
+    ],
+    [
+      'when its webhook is enabled anew',
+      ({ client }, webhook_id) => client.webhooks.update({ webhook_id, enabled: true }),
+    ],
+  ])('%s', async (_what, ask) => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const receiver = await openReceiver(answering(500, 200));
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await house.happen('machine.online');
+    await receiver.heard(1);
+    const waiting = await vi.waitFor(async () => {
+      const [delivery] = await deliveriesOf(house, id);
+      expect(delivery?.attempts).toHaveLength(1);
+      return delivery!.id;
+    });
+    await ask(house, id, waiting);
+    await receiver.heard(2);
+    await settled(house, id, 'delivered', 1);
+  });
+});
+
 test('an event and its deliveries are one commit: neither is there without the other', async () => {
   const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
   const { id } = await house.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });

@@ -1,17 +1,18 @@
 // What of deliveries REST shows and does: their list, a test at once, and asking again for what failed.
 import type { Caller, Handlers } from '../../shared/api/index.ts';
 import type { WebhookId } from '../../shared/api/route.ts';
-import { typesOf } from '../../shared/api/webhooks.ts';
+import { scopeOfType } from '../../shared/api/webhooks.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import type { History } from '../history.ts';
+import { readableOnly } from '../events.ts';
+import type { History, Row } from '../history.ts';
 import { pageOfRows } from '../paging.ts';
 import type { State, Webhook } from '../state/index.ts';
 import type { Queue } from './queue.ts';
-import { type Place, type Records, shownDelivery } from './records.ts';
+import { type Place, type Records, shownDelivery, type Told } from './records.ts';
 import type { Sender } from './send.ts';
-import type { Subscriptions } from './subscriptions.ts';
+import type { Obstacle, Subscriptions } from './subscriptions.ts';
 
 export interface DeliveryRooms {
   state: State;
@@ -46,13 +47,14 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
   async function againAmong(
     webhook: Webhook,
     place: Place,
+    caller: Caller,
   ): Promise<{ asked: number; next: Place | undefined }> {
-    const types = new Set(typesOf(webhook.events));
+    const mayRead = readerOf(caller);
     return history.write(() => {
       const events = records.eventsAfter(place, step);
       const asked = events.filter(
         (told) =>
-          types.has(told.type) &&
+          mayRead(told) &&
           subscriptions.mayTell(webhook, told.type, told.machineId) &&
           records.again(webhook.id, told, now()),
       );
@@ -88,6 +90,7 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
         { table: 'webhook_deliveries', columns: '*' },
         [
           ['webhook_id = ?', webhook.id],
+          ...readableOnly(caller),
           input.status && ['status = ?', input.status],
           input.since && ['created_at >= ?', input.since.getTime()],
         ],
@@ -100,16 +103,12 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
       const webhook = enabled(input.webhook_id, caller);
       const row = await history.write(() => {
         const found = records.find(input.delivery_id);
-        if (found?.row.webhook_id !== webhook.id) {
+        if (found?.row.webhook_id !== webhook.id || !readerOf(caller)(found.told)) {
           throw new AppError('delivery_not_found', 'no such delivery of this webhook', {
             delivery_id: input.delivery_id,
           });
         }
-        if (!subscriptions.mayTell(webhook, found.told.type, found.told.machineId)) {
-          throw new AppError('forbidden', 'the key of this webhook may not read that event', {
-            delivery_id: input.delivery_id,
-          });
-        }
+        refuseObstacle(subscriptions.obstacle(webhook, found.told.type, found.told.machineId), found.row);
         records.redo(input.delivery_id, now());
         return records.find(input.delivery_id)?.row ?? found.row;
       });
@@ -122,13 +121,36 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
       // What happened before there was a webhook was never for it.
       const from = Math.max(input.since.getTime(), Date.parse(webhook.created_at));
       for (let place: Place | undefined = { at: from, id: '' }; place; ) {
-        const { asked, next }: Awaited<ReturnType<typeof againAmong>> = await againAmong(webhook, place);
+        const { asked, next }: Awaited<ReturnType<typeof againAmong>> = await againAmong(
+          webhook,
+          place,
+          caller,
+        );
         redelivered += asked;
         place = next;
         queue.wake(webhook.id);
       }
       return { redelivered };
     },
+  };
+}
+
+function refuseObstacle(obstacle: Obstacle | undefined, { id }: Row): void {
+  if (obstacle === 'not_permitted') {
+    throw new AppError('forbidden', 'the key of this webhook may not read that event', { delivery_id: id });
+  }
+  if (obstacle) {
+    throw new AppError('conflict', 'this webhook no longer tells such events', { delivery_id: id });
+  }
+}
+
+/** Whether a caller may read an event itself, at this moment. */
+export function readerOf(caller: Caller): (told: Pick<Told, 'type' | 'machineId'>) => boolean {
+  const machines = caller.reachable();
+  return ({ type, machineId }) => {
+    const scope = scopeOfType.get(type);
+    if (!scope || !caller.may(scope)) return false;
+    return machines === undefined || machines.some((id) => id === machineId);
   };
 }
 

@@ -38,20 +38,23 @@ export const groups = {
   schedule: { scope: 'schedules:read', types: ['schedule.completed', 'schedule.failed'] },
 } as const satisfies Record<string, { scope: Scope; types: readonly string[] }>;
 
-const names = Object.keys(groups) as (keyof typeof groups)[];
-const types = names.flatMap((name) => [...groups[name].types]);
-const patterns = [...types, '*' as const, ...names.map((name) => `${name}.*` as const)];
+const families = Object.keys(groups) as (keyof typeof groups)[];
+const types = families.flatMap((name) => [...groups[name].types]);
+const patterns = [...types, '*' as const, ...families.map((name) => `${name}.*` as const)];
 
 /** What a webhook can be told of, each with its scope. */
 export const scopeOfType: ReadonlyMap<string, Scope> = new Map(
-  names.flatMap((name) => groups[name].types.map((type) => [type, groups[name].scope] as const)),
+  families.flatMap((name) => groups[name].types.map((type) => [type, groups[name].scope] as const)),
 );
 
-/** Every type that a list of types and families (`machine.*`, `*`) stands for. */
+/** Whether a list of types and families (`machine.*`, `*`) names a type. */
+export function names(events: readonly string[], type: string): boolean {
+  return events.includes('*') || events.includes(type) || events.includes(`${type.split('.')[0]}.*`);
+}
+
+/** Every type that such a list stands for. */
 export function typesOf(events: readonly string[]): string[] {
-  return types.filter(
-    (type) => events.includes('*') || events.includes(type) || events.includes(`${type.split('.')[0]}.*`),
-  );
+  return types.filter((type) => names(events, type));
 }
 
 const url = z
