@@ -1,7 +1,8 @@
 // What is delivered, when it is tried again, when a webhook is disabled, and what no receiver can do to others or us.
+import { once } from 'node:events';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:https';
-import type { AddressInfo } from 'node:net';
+import { type AddressInfo, createServer as createTcpServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { verify } from '@octokit/webhooks-methods';
@@ -584,7 +585,57 @@ test('one that is asked for again before its last attempt is written goes out ag
   expect(delivery?.attempts).toHaveLength(2);
 });
 
+/** Answers each first request of a connection; tells how often another one came over it, and ends those as told. */
+async function openBrief(end: (socket: Socket) => void) {
+  const heard = { answered: 0, ended: 0 };
+  const sockets = new Set<Socket>();
+  const server = createTcpServer((socket) => {
+    sockets.add(socket);
+    let [text, answered] = ['', false];
+    socket.on('error', () => {});
+    socket.on('data', (chunk: Buffer) => {
+      text += chunk.toString('latin1');
+      const [head = '', body] = text.split('\r\n\r\n');
+      const length = Number(/content-length: (\d+)/i.exec(head)?.[1]);
+      if (body === undefined || body.length < length) return;
+      text = '';
+      heard[answered ? 'ended' : 'answered'] += 1;
+      if (answered) end(socket);
+      else socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok');
+      answered = true;
+    });
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => {
+    for (const socket of sockets) socket.destroy();
+    server.close();
+  });
+  return { heard, url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/` };
+}
+
 describe('a receiver that', () => {
+  test.each<[string, (socket: Socket) => void]>([
+    ['closes', (socket) => socket.destroy()],
+    ['resets', (socket) => socket.resetAndDestroy()],
+  ])(
+    '%s a connection that it has answered on gets the next delivery over a new one, at once',
+    async (_what, end) => {
+      const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+      const { heard, url } = await openBrief(end);
+      const { id } = await house.client.webhooks.create({ url, events: ['*'] });
+      for (let n = 1; n <= 4; n += 1) {
+        await house.happen('machine.online', { n });
+        await settled(house, id, 'delivered', n);
+      }
+      const deliveries = await deliveriesOf(house, id);
+      expect(deliveries.map(({ attempts }) => attempts.length)).toEqual([1, 1, 1, 1]);
+      expect(heard.answered).toBe(4);
+      // Else this test shows nothing.
+      expect(heard.ended).toBeGreaterThan(0);
+    },
+  );
+
   test('answers with an endless body has been told, and costs no more than what is read of it', async () => {
     const house = await openToldHouse();
     let sent = 0;
@@ -766,20 +817,29 @@ test('webhooks that have overdue deliveries at a start begin one after another',
 });
 
 test('a certificate that nobody vouches for is a failure', async () => {
-  const house = await openToldHouse();
+  const house = await openToldHouse({ tuning: { resolve: async () => ['127.0.0.1'] } });
   const authority = await openAuthority(temporaryFolder('authority'), true);
+  const leaf = await authority.leaf();
   let heard = 0;
-  const server = createServer(await authority.leaf(), (_request, response) => {
+  const names: string[] = [];
+  const SNICallback = (name: string, give: (error: Error | null) => void): void => {
+    names.push(name);
+    give(null);
+  };
+  const server = createServer({ ...leaf, SNICallback }, (_request, response) => {
     heard += 1;
     response.end();
   });
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   onTestFinished(() => void server.close());
   const { port } = server.address() as AddressInfo;
-  const { id } = await house.client.webhooks.create({ url: `https://127.0.0.1:${port}/`, events: ['*'] });
-  const told = await house.client.webhooks.test({ webhook_id: id });
-  expect(told).toMatchObject({ delivered: false, status_code: null, error: expect.stringMatching(/CERT/) });
+  for (const host of ['127.0.0.1', 'secure.example']) {
+    const { id } = await house.client.webhooks.create({ url: `https://${host}:${port}/`, events: ['*'] });
+    const told = await house.client.webhooks.test({ webhook_id: id });
+    expect(told).toMatchObject({ delivered: false, status_code: null, error: expect.stringMatching(/CERT/) });
+  }
   expect(heard).toBe(0);
+  expect(names).toEqual(['secure.example']);
 });
 
 test('a thousand events to five webhooks all arrive, once each', async () => {
