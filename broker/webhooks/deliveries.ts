@@ -1,6 +1,6 @@
 // What of deliveries REST shows and does: their list, a test at once, and asking again for what failed.
 import type { Caller, Handlers } from '../../shared/api/index.ts';
-import type { WebhookId } from '../../shared/api/route.ts';
+import type { KeyId, WebhookId } from '../../shared/api/route.ts';
 import { scopeOfType } from '../../shared/api/webhooks.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -27,14 +27,23 @@ export interface DeliveryRooms {
 
 type DeliveryHandlers = Pick<Handlers['webhooks'], 'test' | 'deliveries' | 'redeliver' | 'redeliverSince'>;
 
-/** Tests at once: each may hold a connection for as long as an attempt. */
-const mostTests = 32;
+/** Tests at once, of one key and in all: each may hold a connection for as long as an attempt. */
+const [mostTestsOfKey, mostTests] = [4, 32];
 /** Events looked at in one go. */
 const step = 500;
 
 export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
   const { history, records, subscriptions, sender, queue, find } = rooms;
-  let testing = 0;
+  const testing: KeyId[] = [];
+
+  /** Takes a place for a test until the result is called. */
+  function beginTest({ key_id }: Caller): () => void {
+    const own = testing.filter((one) => one === key_id).length;
+    if (own >= mostTestsOfKey || testing.length >= mostTests)
+      throw new AppError('unavailable', 'many tests are under way: try again later', { of_this_key: own });
+    testing.push(key_id);
+    return () => void testing.splice(testing.indexOf(key_id), 1);
+  }
 
   /** Only what is enabled gets anything. */
   function enabled(id: WebhookId, caller: Caller): Webhook {
@@ -66,21 +75,19 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
   return {
     async test(input, caller) {
       const webhook = find(input.webhook_id, caller);
-      if (testing >= mostTests)
-        throw new AppError('unavailable', `${mostTests} tests are under way: try again later`);
       if (subscriptions.disabledReason(webhook) === 'secret_unreadable') {
         throw new AppError('conflict', 'the secret of this webhook cannot be read: give it a new one', {
           webhook_id: webhook.id,
         });
       }
-      testing += 1;
+      const end = beginTest(caller);
       try {
         const signer = subscriptions.signerOf(webhook);
         const outcome = await sender.send(webhook.url, testMessage(), signer, caller.signal);
         const { delivered, status_code, duration, error } = outcome;
         return { delivered, status_code, duration, ...(error !== null && { error }) };
       } finally {
-        testing -= 1;
+        end();
       }
     },
     deliveries(input, caller) {

@@ -79,13 +79,15 @@ const events = z
   .meta({ description: 'Types of events; * is all of them, machine.* all of that family' });
 
 const secret = text(255)
-  .refine((value) => value.length > 0, 'must not be empty')
+  .regex(/^[ -~]+$/, 'must be printable ASCII, and not empty')
   .refine(
     (value) => !value.startsWith('whsec_') || /^whsec_[A-Za-z0-9+/]{4,}={0,2}$/.test(value),
     'after whsec_ there must be base64',
   )
   .meta({
-    description: 'Signs each delivery; never shown. After whsec_: base64, as Standard Webhooks has it',
+    description:
+      'Signs each delivery; never shown. Printable ASCII, for libraries differ in what bytes other characters are. ' +
+      'After whsec_: base64, as Standard Webhooks has it',
   });
 
 const machine_ids = z
