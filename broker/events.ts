@@ -1,13 +1,13 @@
 // What happened: typed events, committed with the change that caused them, kept in history.
 
-import type { EventType } from '../shared/api/events.ts';
+import { type EventType, readableTypes } from '../shared/api/events.ts';
 import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/index.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import { newId } from '../shared/ids.ts';
 import { Wake } from '../shared/pace.ts';
 import { type Entry, type History, type HistoryTransaction, jsonIn, type Row, textIn } from './history.ts';
-import { allOf, pageOfRows, reachableOnly } from './paging.ts';
+import { allOf, type Condition, pageOfRows, reachableOnly } from './paging.ts';
 
 export interface Event {
   id: string;
@@ -85,7 +85,7 @@ export function openEvents(history: History, keepMs: number): Events {
     });
   });
 
-  /** Where a follower begins: after an event that it may see, or after all there are. */
+  /** Where a follower begins: after an event of its machines, of whatever type, or after all there are. */
   function begin({ last_event_id }: FollowInput, caller: Caller): number {
     if (last_event_id === undefined) return newest();
     const [where, values] = allOf([['id = ?', last_event_id], reachableOnly(caller.reachable())]);
@@ -108,7 +108,7 @@ export function openEvents(history: History, keepMs: number): Events {
       const top = newest();
       const [where, values] = allOf([
         ['seq > ?', position],
-        reachableOnly(caller.reachable()),
+        ...readableOnly(caller),
         input.machine_id && ['machine_id = ?', input.machine_id],
         input.types && ['type IN (SELECT value FROM json_each(?))', JSON.stringify(input.types)],
       ]);
@@ -149,7 +149,7 @@ export function openEvents(history: History, keepMs: number): Events {
           history,
           { table: 'events', columns: '*' },
           [
-            reachableOnly(caller.reachable()),
+            ...readableOnly(caller),
             input.type && ['type = ?', input.type],
             input.machine_id && ['machine_id = ?', input.machine_id],
             input.since && ['created_at >= ?', input.since.getTime()],
@@ -164,6 +164,12 @@ export function openEvents(history: History, keepMs: number): Events {
       stream: (input, caller) => follow(begin(input, caller), input, caller),
     },
   };
+}
+
+/** The conditions that leave only what a caller may read: types, and machines. */
+export function readableOnly(caller: Pick<Caller, 'may' | 'reachable'>): Condition[] {
+  const types = JSON.stringify(readableTypes(caller.may));
+  return [['type IN (SELECT value FROM json_each(?))', types], reachableOnly(caller.reachable())];
 }
 
 function eventOf(row: Row): Event {

@@ -125,10 +125,27 @@ for (const [name, way] of Object.entries(ways)) {
     expect(await some(2, follow({ after, types: ['command.*'], machine_id: mine.machineId }))).toEqual(
       ofMine,
     );
-    const { key } = await house.keyed(['machines:read'], { machine_ids: [mine.machineId] });
+    const { key } = await house.keyed(['machines:read', 'commands:read'], { machine_ids: [mine.machineId] });
     const limited = await way(house, key);
     const own = (await logged(house)).filter(({ machine }) => machine === mine.machineId);
     expect(await some(own.length - 1, limited({ after: own[0]?.id ?? '' }))).toEqual(own.slice(1));
+  });
+
+  test(`over ${name} a key hears only of families that it has the scope for, also after one that it has not`, async () => {
+    const house = await openHouse();
+    const { machineId: machine_id } = await house.agent();
+    const path = `${temporaryFolder('events')}/x`;
+    await house.client.commands.create({ machine_id, command: 'true' });
+    await house.client.files.write({ machine_id, path, content: '' });
+    await house.agent();
+    const all = await logged(house);
+    const { key } = await house.keyed(['machines:read', 'files:read']);
+    const follow = await way(house, key);
+    const command = all.findIndex(({ type }) => type === 'command.started');
+    const expected = all.slice(command).filter(({ type }) => /^(machine|file)\./.test(type));
+    expect(expected.map(({ type }) => type)).toContain('file.uploaded');
+    const told = await some(expected.length, follow({ after: all[command]?.id ?? '' }));
+    expect(told).toEqual(expected);
   });
 
   test(`over ${name} without an event to begin after only what happens from now on is told`, async () => {
@@ -155,6 +172,19 @@ for (const [name, way] of Object.entries(ways)) {
     expect(heard).toEqual(files.slice(from, from + heard.length));
   });
 }
+
+test('the list of events has only families that its key has the scope for, and pages of it are whole', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  for (let n = 0; n < 3; n += 1) await house.client.commands.create({ machine_id, command: 'true' });
+  for (let n = 0; n < 2; n += 1) await house.agent();
+  const { client } = await house.keyed(['machines:read']);
+  const expected = await logged(house, /^machine\./);
+  const page = await client.events.list({ sort: 'created_at', limit: 1, offset: 1 });
+  expect([page.total, page.items.map(({ id }) => id)]).toEqual([expected.length, [expected[1]?.id]]);
+  expect((await client.events.list({ type: 'command.started' })).total).toBe(0);
+  expect(expected.length).toBeGreaterThan(1);
+});
 
 test('after a restart of the broker a follower goes on where it was, without loss', async () => {
   const dataDir = temporaryFolder('broker');

@@ -1,7 +1,8 @@
 // What is delivered, when it is tried again, when a webhook is disabled, and what no receiver can do to others or us.
+import { once } from 'node:events';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:https';
-import type { AddressInfo } from 'node:net';
+import { type AddressInfo, createServer as createTcpServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { verify } from '@octokit/webhooks-methods';
@@ -215,6 +216,29 @@ test('a test event is sent at once, also to a disabled webhook, is neither retri
   expect((await house.client.webhooks.get({ webhook_id: id })).last_delivery).toBeNull();
 });
 
+test('one key has at most four tests under way, and others theirs meanwhile', async () => {
+  const house = await openToldHouse();
+  const [hanging, healthy] = [await openReceiver(() => {}), await openReceiver()];
+  const { key, client } = await house.keyed(['webhooks:write', 'machines:read']);
+  const { id } = await client.webhooks.create({ url: hanging.url, events: ['machine.*'], enabled: false });
+  const stop = new AbortController();
+  const path = `/webhooks/${id}/test`;
+  const under = Array.from({ length: 4 }, () =>
+    house.call('POST', path, { key, signal: stop.signal }).catch(() => undefined),
+  );
+  await hanging.heard(4);
+  expect((await house.call('POST', path, { key })).body.error.code).toBe('unavailable');
+  const own = await house.client.webhooks.create({ url: healthy.url, events: ['*'] });
+  expect((await house.client.webhooks.test({ webhook_id: own.id })).delivered).toBe(true);
+  stop.abort();
+  await Promise.all(under);
+  // Their places are free again.
+  await vi.waitFor(async () => {
+    const again = house.call('POST', path, { key, signal: AbortSignal.timeout(50) });
+    await expect(again).rejects.toThrow();
+  });
+});
+
 test('the test of a receiver that is not there tells why', async () => {
   const house = await openToldHouse();
   const { id } = await house.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
@@ -223,7 +247,7 @@ test('the test of a receiver that is not there tells why', async () => {
 });
 
 test.each([
-  ['an arbitrary secret', 'correct horse 🔑 battery'],
+  ['an arbitrary secret', 'correct horse ~ battery'],
   ['a Standard Webhooks secret', `whsec_${Buffer.alloc(32, 7).toString('base64')}`],
 ])('libraries of others verify both signatures, with %s, over any Unicode', async (_what, secret) => {
   const house = await openToldHouse();
@@ -419,6 +443,91 @@ describe('a webhook delivers', () => {
   });
 });
 
+describe('a webhook that is narrowed', () => {
+  test('tells nothing any more that it no longer names, neither what waits nor what is asked for again', async () => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const receiver = await openReceiver(answering(500, 500, 200));
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await house.happen('command.failed');
+    await house.happen('machine.online');
+    await receiver.heard(2);
+    await house.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
+    const [command, machine] = await deliveriesOf(house, id);
+    expect(command).toMatchObject({ status: 'failed', reason: 'not_subscribed', next_attempt_at: null });
+    expect(machine).toMatchObject({ status: 'pending', reason: null });
+    const again = await house.call('POST', `/webhooks/${id}/deliveries/${command?.id}/redeliver`);
+    expect([again.status, again.body.error.code]).toEqual([409, 'conflict']);
+    const since = '2026-01-01T00:00:00Z';
+    expect(await house.client.webhooks.redeliverSince({ webhook_id: id, since })).toEqual({ redelivered: 1 });
+    await receiver.heard(3);
+    expect(receiver.types()[2]).toBe('machine.online');
+  });
+
+  test('to other machines tells nothing more of those that it no longer names', async () => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const receiver = await openReceiver(answering(500));
+    const { machineId } = await house.agent();
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['file.*'] });
+    await house.happen('file.deleted');
+    await house.happen('file.uploaded', {}, { id: machineId, name: 'kept' });
+    await receiver.heard(2);
+    await house.client.webhooks.update({ webhook_id: id, machine_ids: [machineId] });
+    const reasons = (await deliveriesOf(house, id)).map(({ type, reason }) => [type, reason]);
+    expect(Object.fromEntries(reasons)).toEqual({ 'file.deleted': 'not_subscribed', 'file.uploaded': null });
+  });
+
+  test('shows its earlier deliveries, and repeats them, only to keys that may read those events', async () => {
+    const house = await openToldHouse();
+    const receiver = await openReceiver();
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await house.happen('machine.online');
+    await receiver.heard(1);
+    await house.happen('command.failed');
+    await settled(house, id, 'delivered', 2);
+    const [, command] = await deliveriesOf(house, id);
+    await house.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
+    const { key, client } = await house.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
+    const seen = await client.webhooks.deliveries({ webhook_id: id });
+    expect([seen.total, seen.items.map(({ type }) => type)]).toEqual([1, ['machine.online']]);
+    expect((await client.webhooks.get({ webhook_id: id })).last_delivery).toBeNull();
+    const path = `/webhooks/${id}/deliveries/${command?.id}/redeliver`;
+    expect((await house.call('POST', path, { key })).body.error.code).toBe('delivery_not_found');
+    expect((await house.client.webhooks.get({ webhook_id: id })).last_delivery?.type).toBe('command.failed');
+  });
+});
+
+describe('what waits for its next attempt is due at once', () => {
+  test.each<[string, (house: ToldHouse, webhook_id: string, delivery_id: string) => Promise<unknown>]>([
+    [
+      'when it is asked for again',
+      ({ client }, webhook_id, delivery_id) => client.webhooks.redeliver({ webhook_id, delivery_id }),
+    ],
+    [
+      'when all since then are asked for again',
+      ({ client }, webhook_id) =>
+        client.webhooks.redeliverSince({ webhook_id, since: '2026-01-01T00:00:00Z' }),
+    ],
+    [
+      'when its webhook is enabled anew',
+      ({ client }, webhook_id) => client.webhooks.update({ webhook_id, enabled: true }),
+    ],
+  ])('%s', async (_what, ask) => {
+    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const receiver = await openReceiver(answering(500, 200));
+    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await house.happen('machine.online');
+    await receiver.heard(1);
+    const waiting = await vi.waitFor(async () => {
+      const [delivery] = await deliveriesOf(house, id);
+      expect(delivery?.attempts).toHaveLength(1);
+      return delivery!.id;
+    });
+    await ask(house, id, waiting);
+    await receiver.heard(2);
+    await settled(house, id, 'delivered', 1);
+  });
+});
+
 test('an event and its deliveries are one commit: neither is there without the other', async () => {
   const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
   const { id } = await house.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
@@ -499,7 +608,57 @@ test('one that is asked for again before its last attempt is written goes out ag
   expect(delivery?.attempts).toHaveLength(2);
 });
 
+/** Answers each first request of a connection; tells how often another one came over it, and ends those as told. */
+async function openBrief(end: (socket: Socket) => void) {
+  const heard = { answered: 0, ended: 0 };
+  const sockets = new Set<Socket>();
+  const server = createTcpServer((socket) => {
+    sockets.add(socket);
+    let [text, answered] = ['', false];
+    socket.on('error', () => {});
+    socket.on('data', (chunk: Buffer) => {
+      text += chunk.toString('latin1');
+      const [head = '', body] = text.split('\r\n\r\n');
+      const length = Number(/content-length: (\d+)/i.exec(head)?.[1]);
+      if (body === undefined || body.length < length) return;
+      text = '';
+      heard[answered ? 'ended' : 'answered'] += 1;
+      if (answered) end(socket);
+      else socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok');
+      answered = true;
+    });
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => {
+    for (const socket of sockets) socket.destroy();
+    server.close();
+  });
+  return { heard, url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/` };
+}
+
 describe('a receiver that', () => {
+  test.each<[string, (socket: Socket) => void]>([
+    ['closes', (socket) => socket.destroy()],
+    ['resets', (socket) => socket.resetAndDestroy()],
+  ])(
+    '%s a connection that it has answered on gets the next delivery over a new one, at once',
+    async (_what, end) => {
+      const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+      const { heard, url } = await openBrief(end);
+      const { id } = await house.client.webhooks.create({ url, events: ['*'] });
+      for (let n = 1; n <= 4; n += 1) {
+        await house.happen('machine.online', { n });
+        await settled(house, id, 'delivered', n);
+      }
+      const deliveries = await deliveriesOf(house, id);
+      expect(deliveries.map(({ attempts }) => attempts.length)).toEqual([1, 1, 1, 1]);
+      expect(heard.answered).toBe(4);
+      // Else this test shows nothing.
+      expect(heard.ended).toBeGreaterThan(0);
+    },
+  );
+
   test('answers with an endless body has been told, and costs no more than what is read of it', async () => {
     const house = await openToldHouse();
     let sent = 0;
@@ -681,20 +840,29 @@ test('webhooks that have overdue deliveries at a start begin one after another',
 });
 
 test('a certificate that nobody vouches for is a failure', async () => {
-  const house = await openToldHouse();
+  const house = await openToldHouse({ tuning: { resolve: async () => ['127.0.0.1'] } });
   const authority = await openAuthority(temporaryFolder('authority'), true);
+  const leaf = await authority.leaf();
   let heard = 0;
-  const server = createServer(await authority.leaf(), (_request, response) => {
+  const names: string[] = [];
+  const SNICallback = (name: string, give: (error: Error | null) => void): void => {
+    names.push(name);
+    give(null);
+  };
+  const server = createServer({ ...leaf, SNICallback }, (_request, response) => {
     heard += 1;
     response.end();
   });
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   onTestFinished(() => void server.close());
   const { port } = server.address() as AddressInfo;
-  const { id } = await house.client.webhooks.create({ url: `https://127.0.0.1:${port}/`, events: ['*'] });
-  const told = await house.client.webhooks.test({ webhook_id: id });
-  expect(told).toMatchObject({ delivered: false, status_code: null, error: expect.stringMatching(/CERT/) });
+  for (const host of ['127.0.0.1', 'secure.example']) {
+    const { id } = await house.client.webhooks.create({ url: `https://${host}:${port}/`, events: ['*'] });
+    const told = await house.client.webhooks.test({ webhook_id: id });
+    expect(told).toMatchObject({ delivered: false, status_code: null, error: expect.stringMatching(/CERT/) });
+  }
   expect(heard).toBe(0);
+  expect(names).toEqual(['secure.example']);
 });
 
 test('a thousand events to five webhooks all arrive, once each', async () => {

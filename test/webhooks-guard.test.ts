@@ -84,6 +84,7 @@ test.each([
   ['10.0.0.0/8', '10.9.9.9', '127.0.0.1', '192.168.0.1'],
   ['10.0.0.7', '10.0.0.7', '10.0.0.8', '::ffff:10.0.0.8'],
   ['10.0.0.0/8', '::ffff:10.9.9.9', '::ffff:127.0.0.1', '::1'],
+  ['::ffff:10.0.0.0/104', '10.9.9.9', '127.0.0.1', 'fd00::1'],
   ['fd00::/8', 'fd12::1', 'fe80::1', '10.0.0.1'],
   ['::1', '::1', '::2', '127.0.0.1'],
 ])('--webhook-allow %s opens %s and neither %s nor %s', (range, inside, ...outside) => {
@@ -194,8 +195,9 @@ test('the broker’s own listeners are refused, though --webhook-allow names the
   const house = await openToldHouse({ flags: ['--http', '0.0.0.0:0', '--insecure-http'] });
   const http = new URL(house.url).port;
   const grpc = house.grpc.split(':')[1];
-  for (const place of [`127.0.0.1:${http}`, `127.0.0.2:${http}`, `127.0.0.1:${grpc}`]) {
-    const { id } = await house.client.webhooks.create({ url: `http://${place}/healthz`, events: ['*'] });
+  const places = [`127.0.0.1:${http}`, `127.0.0.2:${http}`, `127.0.0.1:${grpc}`];
+  for (const place of places.flatMap((one) => [`http://${one}`, `https://${one}`])) {
+    const { id } = await house.client.webhooks.create({ url: `${place}/healthz`, events: ['*'] });
     const { status_code, error } = await house.client.webhooks.test({ webhook_id: id });
     expect([place, status_code, error]).toEqual([place, null, 'webhooks must not call this broker itself']);
   }

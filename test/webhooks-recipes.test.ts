@@ -8,7 +8,7 @@ import { temporaryFolder } from './house.ts';
 import { openReceiver, openToldHouse, type Received } from './receivers.ts';
 
 const root = join(import.meta.dirname, '..');
-const secret = 'señor 🔑 secret';
+const secret = 'a "secret" with $igns ~ and \\';
 
 /** The code of a language in the README's chapter. */
 function recipe(language: string): string {

@@ -22,6 +22,12 @@ describe('a webhook is refused', () => {
     ['with a type that only the event log tells', { url, events: ['machine.fenced'] }, 'events.0'],
     ['with a family that does not exist', { url, events: ['webhook.*'] }, 'events.0'],
     ['with an empty secret', { url, events: ['*'], secret: '' }, 'secret'],
+    [
+      'with a secret of other characters than printable ASCII',
+      { url, events: ['*'], secret: 'schlüssel' },
+      'secret',
+    ],
+    ['with a line in its secret', { url, events: ['*'], secret: 'one\ntwo' }, 'secret'],
     ['with a whsec_ secret that is not base64', { url, events: ['*'], secret: 'whsec_!' }, 'secret'],
     ['with no machines', { url, events: ['*'], machine_ids: [] }, 'machine_ids'],
   ])('%s: 422 with the field', async (_what, body, path) => {
@@ -99,6 +105,14 @@ test('every type of the specification and schedule.failed is accepted, each by i
   expect(made.events).toEqual(types);
 });
 
+test('a secret that is changed to other characters than printable ASCII is refused, and the old one stays', async () => {
+  const house = await openHouse();
+  const { id } = await house.client.webhooks.create({ url, events: ['*'], secret: 'old' });
+  const { status, body } = await house.call('PATCH', `/webhooks/${id}`, { body: { secret: '🔑' } });
+  expect([status, body.error.details.issues[0].path]).toEqual([422, 'secret']);
+  expect((await house.client.webhooks.update({ webhook_id: id, secret: 'new ~!' })).id).toBe(id);
+});
+
 test('a state that an older broker wrote, without webhooks, is read', async () => {
   const house = await openHouse();
   await house.broker.close();
@@ -147,6 +161,19 @@ describe('a key deals only with webhooks that tell what it may read itself', () 
     }
     const equal = await house.keyed(['webhooks:read', 'files:read']);
     expect((await equal.client.webhooks.list({})).total).toBe(1);
+  });
+
+  test('it widens none to what it may not read itself, though the key of that webhook may', async () => {
+    const house = await openHouse();
+    const { id } = await house.client.webhooks.create({ url, events: ['machine.*'] });
+    const { key } = await house.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
+    const patch = (body: unknown) => house.call('PATCH', `/webhooks/${id}`, { key, body });
+    for (const event of ['*', 'command.started']) {
+      const { status, body } = await patch({ url: `${url}/mine`, events: ['machine.*', event] });
+      expect([event, status, body.error?.code]).toEqual([event, 403, 'forbidden']);
+    }
+    expect(await house.client.webhooks.get({ webhook_id: id })).toMatchObject({ url, events: ['machine.*'] });
+    expect((await patch({ events: ['machine.offline'] })).status).toBe(200);
   });
 
   test('one of a limited key stays within that key, whoever changes it', async () => {
@@ -221,10 +248,25 @@ test('a broker whose key file is damaged does not start', async () => {
   await expect(openHouse({ dataDir: house.dataDir })).rejects.toMatchObject({ exitCode: 78 });
 });
 
-test.each(['10.0.0.0/33', 'example.org', '10.0.0', '0x7f.1'])(
-  'a broker does not start with --webhook-allow %s',
-  async (range) => {
-    const start = openHouse({ flags: ['--webhook-allow', range] });
-    await expect(start).rejects.toMatchObject({ exitCode: 78, message: expect.stringContaining(range) });
-  },
-);
+test.each([
+  '10.0.0.0/33',
+  'example.org',
+  '10.0.0',
+  '0x7f.1',
+  '10/8',
+  '10.1/16',
+  '012.0.0.0/8',
+  '10.0.0.0/',
+  'fd00::/129',
+  'fe80::1%eth0',
+  '::ffff:10.0.0.0/95',
+  '::ffff:0:0/64',
+  '64:ff9b::a00:0/104',
+  '2002::/16',
+])('a broker does not start with --webhook-allow %s', async (range) => {
+  const start = openHouse({ flags: ['--webhook-allow', range] });
+  await expect(start).rejects.toMatchObject({
+    exitCode: 78,
+    message: expect.stringContaining(`--webhook-allow ${range}:`),
+  });
+});

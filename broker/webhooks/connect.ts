@@ -1,16 +1,26 @@
-// Connections to receivers: every address is judged before one is tried, and what is connected to once more.
-import { isIP, type LookupFunction } from 'node:net';
+// Connections to receivers: every address is judged before one is tried, and what is connected to before a byte goes out.
+import { isIP, type LookupFunction, type Socket } from 'node:net';
 import { buildConnector } from 'undici';
+import { errnoOf } from '../../shared/errors.ts';
 import type { Guard } from './guard.ts';
 import type { Resolve } from './resolve.ts';
 
-/** For undici's Agent; `metInternal` is told of origins whose address is not public. */
-export function connectorOf(
+export interface Connections {
+  /** For undici's Agent. */
+  connect: buildConnector.connector;
+  /** Whether the receiver closed a connection that it had answered on before: no fault of its own. */
+  wasWorn(error: unknown): boolean;
+}
+
+/** `metInternal` is told of origins whose address is not public. */
+export function openConnections(
   guard: Guard,
   resolve: Resolve,
   timeout: number,
   metInternal: (origin: string) => void,
-): buildConnector.connector {
+): Connections {
+  const worn = new WeakSet<Error>();
+
   /** All addresses of a name. Rejects if webhooks must not reach one of them. */
   async function judged(name: string) {
     const addresses = await resolve(name);
@@ -31,11 +41,22 @@ export function connectorOf(
   };
   const connect = buildConnector({ allowH2: false, timeout, lookup });
 
-  return (options, callback) => {
+  /** Undici hands the error of a connection on to its request. */
+  function watch(socket: Socket): void {
+    const before = socket.bytesRead;
+    socket.on('error', (error) => {
+      const left = socket.readableEnded || ['ECONNRESET', 'EPIPE'].includes(errnoOf(error) ?? '');
+      if (left && socket.bytesRead > before) worn.add(error);
+    });
+  }
+
+  const open: buildConnector.connector = (options, callback) => {
     // Nobody looks up what is an address already.
     const refusal = refusalOf(() => guard.judgeLiteral(options.hostname));
     if (refusal) return callback(refusal, null);
-    connect(options, (...[error, socket]) => {
+    const secure = options.protocol === 'https:';
+    const port = options.port || (secure ? '443' : '80');
+    connect({ ...options, port, protocol: 'http:' }, (...[error, socket]) => {
       if (!socket) return callback(error ?? new Error('not connected'), null);
       const unwanted = refusalOf(() => guard.judgeSocket(socket));
       if (unwanted) {
@@ -44,8 +65,19 @@ export function connectorOf(
       }
       const { origin } = new URL(`${options.protocol}//${options.host}`);
       if (guard.isInternal(socket.remoteAddress ?? '')) metInternal(origin);
-      callback(null, socket);
+      if (secure) connect({ ...options, httpSocket: socket }, callback);
+      else callback(null, socket);
     });
+  };
+
+  return {
+    connect: (options, callback) =>
+      open(options, (...[error, socket]) => {
+        if (!socket) return callback(error ?? new Error('not connected'), null);
+        watch(socket);
+        callback(null, socket);
+      }),
+    wasWorn: (error) => error instanceof Error && worn.has(error),
   };
 }
 

@@ -1,17 +1,18 @@
 // What of deliveries REST shows and does: their list, a test at once, and asking again for what failed.
 import type { Caller, Handlers } from '../../shared/api/index.ts';
-import type { WebhookId } from '../../shared/api/route.ts';
-import { typesOf } from '../../shared/api/webhooks.ts';
+import type { KeyId, WebhookId } from '../../shared/api/route.ts';
+import { scopeOfType } from '../../shared/api/webhooks.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import type { History } from '../history.ts';
+import { readableOnly } from '../events.ts';
+import type { History, Row } from '../history.ts';
 import { pageOfRows } from '../paging.ts';
 import type { State, Webhook } from '../state/index.ts';
 import type { Queue } from './queue.ts';
-import { type Place, type Records, shownDelivery } from './records.ts';
+import { type Place, type Records, shownDelivery, type Told } from './records.ts';
 import type { Sender } from './send.ts';
-import type { Subscriptions } from './subscriptions.ts';
+import type { Obstacle, Subscriptions } from './subscriptions.ts';
 
 export interface DeliveryRooms {
   state: State;
@@ -26,14 +27,23 @@ export interface DeliveryRooms {
 
 type DeliveryHandlers = Pick<Handlers['webhooks'], 'test' | 'deliveries' | 'redeliver' | 'redeliverSince'>;
 
-/** Tests at once: each may hold a connection for as long as an attempt. */
-const mostTests = 32;
+/** Tests at once, of one key and in all: each may hold a connection for as long as an attempt. */
+const [mostTestsOfKey, mostTests] = [4, 32];
 /** Events looked at in one go. */
 const step = 500;
 
 export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
   const { history, records, subscriptions, sender, queue, find } = rooms;
-  let testing = 0;
+  const testing: KeyId[] = [];
+
+  /** Takes a place for a test until the result is called. */
+  function beginTest({ key_id }: Caller): () => void {
+    const own = testing.filter((one) => one === key_id).length;
+    if (own >= mostTestsOfKey || testing.length >= mostTests)
+      throw new AppError('unavailable', 'many tests are under way: try again later', { of_this_key: own });
+    testing.push(key_id);
+    return () => void testing.splice(testing.indexOf(key_id), 1);
+  }
 
   /** Only what is enabled gets anything. */
   function enabled(id: WebhookId, caller: Caller): Webhook {
@@ -46,13 +56,14 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
   async function againAmong(
     webhook: Webhook,
     place: Place,
+    caller: Caller,
   ): Promise<{ asked: number; next: Place | undefined }> {
-    const types = new Set(typesOf(webhook.events));
+    const mayRead = readerOf(caller);
     return history.write(() => {
       const events = records.eventsAfter(place, step);
       const asked = events.filter(
         (told) =>
-          types.has(told.type) &&
+          mayRead(told) &&
           subscriptions.mayTell(webhook, told.type, told.machineId) &&
           records.again(webhook.id, told, now()),
       );
@@ -64,21 +75,19 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
   return {
     async test(input, caller) {
       const webhook = find(input.webhook_id, caller);
-      if (testing >= mostTests)
-        throw new AppError('unavailable', `${mostTests} tests are under way: try again later`);
       if (subscriptions.disabledReason(webhook) === 'secret_unreadable') {
         throw new AppError('conflict', 'the secret of this webhook cannot be read: give it a new one', {
           webhook_id: webhook.id,
         });
       }
-      testing += 1;
+      const end = beginTest(caller);
       try {
         const signer = subscriptions.signerOf(webhook);
         const outcome = await sender.send(webhook.url, testMessage(), signer, caller.signal);
         const { delivered, status_code, duration, error } = outcome;
         return { delivered, status_code, duration, ...(error !== null && { error }) };
       } finally {
-        testing -= 1;
+        end();
       }
     },
     deliveries(input, caller) {
@@ -88,6 +97,7 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
         { table: 'webhook_deliveries', columns: '*' },
         [
           ['webhook_id = ?', webhook.id],
+          ...readableOnly(caller),
           input.status && ['status = ?', input.status],
           input.since && ['created_at >= ?', input.since.getTime()],
         ],
@@ -100,16 +110,12 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
       const webhook = enabled(input.webhook_id, caller);
       const row = await history.write(() => {
         const found = records.find(input.delivery_id);
-        if (found?.row.webhook_id !== webhook.id) {
+        if (found?.row.webhook_id !== webhook.id || !readerOf(caller)(found.told)) {
           throw new AppError('delivery_not_found', 'no such delivery of this webhook', {
             delivery_id: input.delivery_id,
           });
         }
-        if (!subscriptions.mayTell(webhook, found.told.type, found.told.machineId)) {
-          throw new AppError('forbidden', 'the key of this webhook may not read that event', {
-            delivery_id: input.delivery_id,
-          });
-        }
+        refuseObstacle(subscriptions.obstacle(webhook, found.told.type, found.told.machineId), found.row);
         records.redo(input.delivery_id, now());
         return records.find(input.delivery_id)?.row ?? found.row;
       });
@@ -122,13 +128,36 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
       // What happened before there was a webhook was never for it.
       const from = Math.max(input.since.getTime(), Date.parse(webhook.created_at));
       for (let place: Place | undefined = { at: from, id: '' }; place; ) {
-        const { asked, next }: Awaited<ReturnType<typeof againAmong>> = await againAmong(webhook, place);
+        const { asked, next }: Awaited<ReturnType<typeof againAmong>> = await againAmong(
+          webhook,
+          place,
+          caller,
+        );
         redelivered += asked;
         place = next;
         queue.wake(webhook.id);
       }
       return { redelivered };
     },
+  };
+}
+
+function refuseObstacle(obstacle: Obstacle | undefined, { id }: Row): void {
+  if (obstacle === 'not_permitted') {
+    throw new AppError('forbidden', 'the key of this webhook may not read that event', { delivery_id: id });
+  }
+  if (obstacle) {
+    throw new AppError('conflict', 'this webhook no longer tells such events', { delivery_id: id });
+  }
+}
+
+/** Whether a caller may read an event itself, at this moment. */
+export function readerOf(caller: Caller): (told: Pick<Told, 'type' | 'machineId'>) => boolean {
+  const machines = caller.reachable();
+  return ({ type, machineId }) => {
+    const scope = scopeOfType.get(type);
+    if (!scope || !caller.may(scope)) return false;
+    return machines === undefined || machines.some((id) => id === machineId);
   };
 }
 

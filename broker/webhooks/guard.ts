@@ -30,12 +30,19 @@ const globalUnicast = ipaddr.IPv6.parseCIDR('2000::/3');
 const translated = [ipaddr.IPv6.parseCIDR('64:ff9b::/96'), ipaddr.IPv6.parseCIDR('::ffff:0:0:0/96')];
 const sixToFour = ipaddr.IPv6.parseCIDR('2002::/16');
 
-/** A network as people write it, or one address. */
+/** A network or one address, in full: 10/8 means one thing to some programs and another to others. */
 export function rangeOf(text: string): Range | undefined {
-  if (ipaddr.isValidCIDR(text)) return ipaddr.parseCIDR(text);
-  if (!isAddress(text)) return undefined;
-  const address = ipaddr.process(text);
-  return [address, address.kind() === 'ipv4' ? 32 : 128];
+  const [, place = '', length] = /^([^/%]+)(?:\/(\d{1,3}))?$/.exec(text) ?? [];
+  if (!isAddress(place)) return undefined;
+  const address = ipaddr.parse(place);
+  const most = address.kind() === 'ipv4' ? 32 : 128;
+  const bits = length === undefined ? most : Number(length);
+  if (bits > most) return undefined;
+  const inner = innermost(address);
+  if (sameKind(address, inner)) return [address, bits];
+  // What is judged is the IPv4 address inside: only as such can it be named.
+  const mapped = address instanceof ipaddr.IPv6 && address.isIPv4MappedAddress();
+  return mapped && bits >= 96 ? [inner, bits - 96] : undefined;
 }
 
 export function openGuard(allowed: readonly Range[]): Guard {

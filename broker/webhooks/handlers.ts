@@ -1,4 +1,4 @@
-// Webhooks over REST: made for what their key may read, changed by who may read as much.
+// Webhooks over REST: made for what their key may read, changed by who may read as much, before and after.
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/index.ts';
 import type { MachineId, WebhookId } from '../../shared/api/route.ts';
 import { scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
@@ -7,7 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { pageOf } from '../paging.ts';
 import type { Webhook } from '../state/index.ts';
-import { type DeliveryRooms, deliveryHandlers } from './deliveries.ts';
+import { type DeliveryRooms, deliveryHandlers, readerOf } from './deliveries.ts';
 import { type Guard, NotAllowed } from './guard.ts';
 import type { RightsOf } from './subscriptions.ts';
 import type { Vault } from './vault.ts';
@@ -24,7 +24,7 @@ type Shown = Reply<Api['webhooks']['get']>;
 const mostWebhooks = 1_000;
 
 export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
-  const { state, records, subscriptions, guard, vault, rightsOf } = rooms;
+  const { state, records, subscriptions, guard, vault, queue, rightsOf } = rooms;
 
   /** Whether a key may read all that a webhook tells: else it could have that sent to itself. */
   function mayDeal(caller: Caller, webhook: Webhook): boolean {
@@ -40,13 +40,21 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
     throw new AppError('forbidden', 'this webhook tells more than this key may read', { webhook_id: id });
   }
 
-  function shown(webhook: Webhook): Shown {
+  /** The last delivery may be of an event that the webhook no longer names. */
+  function lastFor(caller: Caller, webhook: Webhook): Shown['last_delivery'] {
+    const last = records.lastOf(webhook.id);
+    if (!last) return null;
+    const machineId = records.find(last.delivery_id)?.told.machineId ?? null;
+    return readerOf(caller)({ type: last.type, machineId }) ? last : null;
+  }
+
+  function shown(webhook: Webhook, caller: Caller): Shown {
     const { secret: _, armed: _armed, key_id: _key, ...rest } = webhook;
     return {
       ...rest,
       enabled: subscriptions.isEnabled(webhook),
       disabled_reason: webhook.enabled ? subscriptions.disabledReason(webhook) : null,
-      last_delivery: records.lastOf(webhook.id),
+      last_delivery: lastFor(caller, webhook),
     };
   }
 
@@ -60,9 +68,9 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
       const page = pageOf(seen, input, (webhook, field) =>
         field === 'updated_at' ? webhook.updated_at : webhook.created_at,
       );
-      return { items: page.items.map(shown), total: page.total };
+      return { items: page.items.map((webhook) => shown(webhook, caller)), total: page.total };
     },
-    get: (input, caller) => shown(find(input.webhook_id, caller)),
+    get: (input, caller) => shown(find(input.webhook_id, caller), caller),
     async create(input, caller) {
       refuseLiteral(guard, input.url);
       demandScopes(caller, input.events);
@@ -87,14 +95,14 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
         draft.put('webhooks', webhook);
         caller.made(draft, id);
       });
-      return shown(webhook);
+      return shown(webhook, caller);
     },
     async update(input, caller) {
       const { webhook_id: id, secret, ...wish } = input;
       find(id, caller);
       if (wish.url !== undefined) refuseLiteral(guard, wish.url);
       const sealed = typeof secret === 'string' ? await vault.seal(id, secret) : secret;
-      const changed = await state.change((draft) => {
+      const { before, webhook } = await state.change((draft) => {
         const before = find(id, caller, draft.get('webhooks', id));
         const webhook: Webhook = {
           ...before,
@@ -108,12 +116,16 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
         };
         // One whose key is gone becomes that of who enables it.
         if (wish.enabled && !rightsOf(before.key_id)) webhook.key_id = caller.key_id;
-        demandScopes(rightsOf(webhook.key_id) ?? caller, webhook.events);
-        refuseUnreached(rightsOf(webhook.key_id) ?? caller, wish.machine_ids ?? []);
+        // Not only its key: whoever changes it could have more sent to itself.
+        for (const reader of [caller, rightsOf(webhook.key_id) ?? caller]) {
+          demandScopes(reader, webhook.events);
+          refuseUnreached(reader, wish.machine_ids ?? []);
+        }
         draft.put('webhooks', webhook);
-        return webhook;
+        return { before, webhook };
       });
-      return shown(changed);
+      await queue.follow(before, webhook);
+      return shown(webhook, caller);
     },
     async remove(input, caller) {
       await state.change((draft) => {

@@ -93,5 +93,7 @@ export function openWebhooks(rooms: WebhookRooms, settings: WebhookSettings, log
 function demandRange(text: string): Range {
   const range = rangeOf(text);
   if (range) return range;
-  throw new StartError(`--webhook-allow ${text}: must be an address or a network such as 10.0.0.0/8`);
+  throw new StartError(
+    `--webhook-allow ${text}: must be an address or a network in full, such as 10.0.0.0/8 or fd00::/8`,
+  );
 }

@@ -1,5 +1,6 @@
 // When which delivery is attempted: each webhook has a lane of its own, so that a dead receiver holds up itself alone.
 import type { WebhookId } from '../../shared/api/route.ts';
+import { typesOf } from '../../shared/api/webhooks.ts';
 import { after, now, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
@@ -31,6 +32,8 @@ export interface Queue {
   start(): void;
   /** Something may be due for this webhook. */
   wake(id: WebhookId): void;
+  /** What waits follows its webhook: no longer told what it no longer names, and at once if it is enabled anew. */
+  follow(before: Webhook, after: Webhook): Promise<void>;
   /** Lets attempts under way finish for a while; what is cut is attempted again after the next start. */
   close(): Promise<void>;
 }
@@ -136,8 +139,9 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
   function begin(lane: Lane, webhook: Webhook, id: string): void {
     const due = records.load(id);
     lane.taken.add(id);
-    if (!due || !subscriptions.mayTell(webhook, due.message.type, due.machineId)) {
-      void refuse(lane, id, due ? 'not_permitted' : 'event_gone');
+    const obstacle = due && subscriptions.obstacle(webhook, due.message.type, due.machineId);
+    if (!due || obstacle) {
+      void refuse(lane, id, obstacle ?? 'event_gone');
       return;
     }
     const attempt: Attempt = { due, cut: new AbortController() };
@@ -174,7 +178,7 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
     }
   }
 
-  /** Its key may no longer read that event, or nobody can: it is too old. */
+  /** The webhook must no longer tell that event, or nobody can: it is too old. */
   async function refuse(lane: Lane, id: string, reason: string): Promise<void> {
     try {
       await history.write(() => records.refuse(id, reason));
@@ -205,6 +209,23 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
     lane.givingUp = false;
     // Whoever enabled it meanwhile found the lane busy.
     if (enabled()) wake(lane.id);
+  }
+
+  async function follow(before: Webhook, after: Webhook): Promise<void> {
+    const { id, armed, events, machine_ids } = after;
+    try {
+      // What went wrong up to now waits too.
+      await ledger.flush();
+      if (events !== before.events || machine_ids !== before.machine_ids) {
+        const narrow = () =>
+          history.write(() => records.narrow(id, typesOf(events), machine_ids, giveUpStep));
+        while ((await narrow()) === giveUpStep);
+      }
+      if (armed !== before.armed) await history.write(() => records.hasten(id, now()));
+    } catch (error) {
+      log.error({ err: error, webhook_id: id }, 'deliveries that wait could not follow their webhook');
+    }
+    wake(id);
   }
 
   /** What is changed is looked at, and what may no longer be told is cut off. */
@@ -238,6 +259,7 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
       }
     },
     wake,
+    follow,
     async close() {
       open = false;
       closing.abort();

@@ -56,9 +56,9 @@ const mostAttempts = 20;
 export interface Records {
   /** Inside a transaction, as all that follow but `due`, `find` and the like. */
   insert(webhookId: WebhookId, told: Told): void;
-  /** Asks again for one that failed, or was never asked for. Tells whether it did. */
+  /** Asks now for one that failed, waits, or was never asked for. Tells whether it did. */
   again(webhookId: WebhookId, told: Told, at: number): boolean;
-  /** Asks for one again, however it is. */
+  /** Asks now for one again, however it is. */
   redo(id: string, at: number): void;
   /** Writes how an attempt went. */
   save(result: Result): void;
@@ -66,6 +66,15 @@ export interface Records {
   remember(result: Result): void;
   /** Gives up some that wait; tells how many. */
   giveUp(webhookId: WebhookId, reason: string, limit: number): number;
+  /** Gives up some that wait and are none of these types, or about none of these machines; tells how many. */
+  narrow(
+    webhookId: WebhookId,
+    types: readonly string[],
+    machines: readonly string[] | null,
+    limit: number,
+  ): number;
+  /** What waits is due now. */
+  hasten(webhookId: WebhookId, at: number): void;
   /** Gives up one, if it waits. */
   refuse(id: string, reason: string): void;
   trip(webhookId: WebhookId, armed: number): void;
@@ -112,16 +121,17 @@ export function openRecords(history: History, keepMs: number): Records {
     again: (webhookId, told, at) =>
       put(
         `${insertion} UPDATE SET status = 'pending', reason = NULL, tries = 0, due_at = excluded.due_at
-         WHERE status = 'failed'`,
+         WHERE status = 'failed' OR due_at > excluded.due_at`,
         webhookId,
         told,
         at,
       ),
+    // Another time than before tells save() of it.
     redo(id, at) {
       history
         .sql(
           `UPDATE webhook_deliveries SET status = 'pending', reason = NULL, tries = 0,
-             due_at = max(?, ifnull(due_at, 0) + 1) WHERE id = ?`,
+             due_at = ?1 + (due_at IS ?1) WHERE id = ?2`,
         )
         .run(at, id);
     },
@@ -162,6 +172,22 @@ export function openRecords(history: History, keepMs: number): Records {
           )
           .run(reason, webhookId, limit).changes,
       ),
+    narrow: (webhookId, types, machines, limit) =>
+      Number(
+        history
+          .sql(
+            `UPDATE webhook_deliveries SET status = 'failed', reason = 'not_subscribed', due_at = NULL WHERE rowid IN (
+               SELECT rowid FROM webhook_deliveries WHERE webhook_id = ?1 AND due_at IS NOT NULL
+                 AND (type NOT IN (SELECT value FROM json_each(?2))
+                   OR ?3 IS NOT NULL AND ifnull(machine_id, '') NOT IN (SELECT value FROM json_each(?3))) LIMIT ?4)`,
+          )
+          .run(webhookId, JSON.stringify(types), machines && JSON.stringify(machines), limit).changes,
+      ),
+    hasten(webhookId, at) {
+      history
+        .sql('UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1')
+        .run(at, webhookId);
+    },
     refuse(id, reason) {
       history
         .sql(

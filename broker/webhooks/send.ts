@@ -2,7 +2,7 @@
 import { Agent, type Dispatcher, request } from 'undici';
 import { after, monotonic, now } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
-import { connectorOf } from './connect.ts';
+import { openConnections } from './connect.ts';
 import { type Guard, NotAllowed } from './guard.ts';
 import type { Resolve } from './resolve.ts';
 import { headersOf, type Message, type Signer } from './sign.ts';
@@ -37,19 +37,33 @@ const idleMs = 1_000;
 
 const late = `no complete answer within ${deadlineMs / 1000} s`;
 
+type Asked = Pick<Dispatcher.RequestOptions, 'method' | 'headers' | 'body' | 'signal'>;
+
 export function openSender(guard: Guard, resolve: Resolve): Sender {
   /** Where an internal address was met. */
   const internal = new Set<string>();
-  const dispatcher = new Agent({
-    connect: connectorOf(guard, resolve, deadlineMs, (origin) => internal.add(origin)),
+  const connections = openConnections(guard, resolve, deadlineMs, (origin) => internal.add(origin));
+  const options = {
+    connect: connections.connect,
     allowH2: false,
-    pipelining: 1,
     keepAliveTimeout: idleMs,
     keepAliveMaxTimeout: idleMs,
     // The deadline is one over all, and ours.
     headersTimeout: 0,
     bodyTimeout: 0,
-  });
+  };
+  const lasting = new Agent({ ...options, pipelining: 1 });
+  const fresh = new Agent({ ...options, pipelining: 0 });
+
+  /** Over a connection of its own where the receiver has just closed the one that was used again. */
+  async function ask(url: URL, message: Asked): Promise<Dispatcher.ResponseData> {
+    try {
+      return await request(url, { ...message, dispatcher: lasting });
+    } catch (error) {
+      if (!connections.wasWorn(error)) throw error;
+      return request(url, { ...message, dispatcher: fresh });
+    }
+  }
 
   return {
     async send(target, message, signer, signal) {
@@ -71,8 +85,12 @@ export function openSender(guard: Guard, resolve: Resolve): Sender {
       try {
         const url = new URL(target);
         const headers = headersOf(message, signer, at);
-        const options = { method: 'POST', headers, body: message.body, signal: limit.signal } as const;
-        const response = await request(url, { ...options, dispatcher });
+        const response = await ask(url, {
+          method: 'POST',
+          headers,
+          body: message.body,
+          signal: limit.signal,
+        });
         const status_code = response.statusCode;
         const text = await beginningOf(response);
         return {
@@ -98,7 +116,9 @@ export function openSender(guard: Guard, resolve: Resolve): Sender {
         signal.removeEventListener('abort', cut);
       }
     },
-    close: () => dispatcher.destroy(),
+    async close() {
+      await Promise.all([lasting.destroy(), fresh.destroy()]);
+    },
   };
 }
 

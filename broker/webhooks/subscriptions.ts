@@ -1,6 +1,6 @@
 // Which webhooks are to be told of an event, and whether they may: judged when it happens and at every attempt.
 import type { KeyId, Scope, WebhookId } from '../../shared/api/route.ts';
-import { scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
+import { names, scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
 import type { State, Webhook } from '../state/index.ts';
 import { type Signer, signerOf } from './sign.ts';
 import type { Vault } from './vault.ts';
@@ -18,13 +18,16 @@ export type RightsOf = (id: KeyId) => Rights | undefined;
 
 export type DisabledReason = 'attempts_failed' | 'key_revoked' | 'secret_unreadable';
 
+export type Obstacle = 'not_subscribed' | 'not_permitted';
+
 export interface Subscriptions {
   /** Those that are to be told of an event. */
   wanting(type: string, machineId: string | null): Webhook[];
   /** Why a webhook is disabled though it was declared enabled. */
   disabledReason(webhook: Webhook): DisabledReason | null;
   isEnabled(webhook: Webhook): boolean;
-  /** Whether its key may read such an event, of a machine that the webhook is about. */
+  /** Why it must not tell such an event: it does not name it, or its key may not read it. */
+  obstacle(webhook: Webhook, type: string, machineId: string | null): Obstacle | undefined;
   mayTell(webhook: Webhook, type: string, machineId: string | null): boolean;
   /** Undefined for one without a secret, or whose secret cannot be read. */
   signerOf(webhook: Webhook): Signer | undefined;
@@ -61,13 +64,14 @@ export function openSubscriptions(
       return trips.get(webhook.id) === webhook.armed ? 'attempts_failed' : null;
     },
     isEnabled: (webhook) => webhook.enabled && subscriptions.disabledReason(webhook) === null,
-    mayTell({ key_id, machine_ids }, type, machineId) {
-      const rights = rightsOf(key_id);
+    obstacle({ key_id, events, machine_ids }, type, machineId) {
       const scope = scopeOfType.get(type);
-      if (!rights || !scope || !rights.may(scope)) return false;
-      if (machine_ids && !machine_ids.some((id) => id === machineId)) return false;
-      return rights.reaches(machineId ?? '');
+      if (!scope || !names(events, type)) return 'not_subscribed';
+      if (machine_ids && !machine_ids.some((id) => id === machineId)) return 'not_subscribed';
+      const rights = rightsOf(key_id);
+      return rights?.may(scope) && rights.reaches(machineId ?? '') ? undefined : 'not_permitted';
     },
+    mayTell: (webhook, type, machineId) => subscriptions.obstacle(webhook, type, machineId) === undefined,
     signerOf: readySigner,
     tripped: (id, armed) => void trips.set(id, armed),
   };

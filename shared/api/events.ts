@@ -1,6 +1,7 @@
 // The event log over REST (spec 6).
 import { z } from 'zod';
-import { instant, list, machineId, outgoing, shownAs, timestamp } from './route.ts';
+import { instant, list, machineId, outgoing, type Scope, shownAs, timestamp } from './route.ts';
+import { groups } from './webhooks.ts';
 
 /**
  * What can happen: spec 6.1, and what only the event log tells (`machine.fenced`, `machine.removed`,
@@ -27,11 +28,23 @@ export const eventTypes = [
   'file.uploaded',
   'file.downloaded',
   'file.deleted',
-  'schedule.completed',
-  'schedule.failed',
   'webhook.disabled',
 ] as const;
 export type EventType = (typeof eventTypes)[number];
+
+/** The scope that reading events of a family needs. */
+const scopeOfFamily = new Map<string, Scope>([
+  ...Object.entries(groups).map(([family, { scope }]) => [family, scope] as const),
+  ['webhook', 'webhooks:read'],
+]);
+
+/** What somebody with these scopes may read. */
+export function readableTypes(may: (scope: Scope) => boolean): EventType[] {
+  return eventTypes.filter((type) => {
+    const scope = scopeOfFamily.get(type.slice(0, type.indexOf('.')));
+    return scope !== undefined && may(scope);
+  });
+}
 
 const event = z
   .object({
@@ -78,7 +91,7 @@ export const events = {
   list: list({
     path: '/events',
     access: 'machines:read',
-    summary: 'List recent events',
+    summary: 'List recent events: those of families that the key has the scope for, such as commands:read',
     query: {
       type: z.enum(eventTypes).optional(),
       machine_id: machineId.optional(),
@@ -91,7 +104,8 @@ export const events = {
   stream: outgoing('events', {
     path: '/events/stream',
     access: 'machines:read',
-    summary: 'Follow events as they happen; Last-Event-ID tells those after it first, while it is kept',
+    summary:
+      'Follow events as they happen; Last-Event-ID tells those after it first, while it is kept; families as in the list',
     query: { types: types.optional(), machine_id: machineId.optional() },
     headers: { last_event_id: z.string().min(1).max(200).optional() },
     reply: event,

@@ -38,20 +38,23 @@ export const groups = {
   schedule: { scope: 'schedules:read', types: ['schedule.completed', 'schedule.failed'] },
 } as const satisfies Record<string, { scope: Scope; types: readonly string[] }>;
 
-const names = Object.keys(groups) as (keyof typeof groups)[];
-const types = names.flatMap((name) => [...groups[name].types]);
-const patterns = [...types, '*' as const, ...names.map((name) => `${name}.*` as const)];
+const families = Object.keys(groups) as (keyof typeof groups)[];
+const types = families.flatMap((name) => [...groups[name].types]);
+const patterns = [...types, '*' as const, ...families.map((name) => `${name}.*` as const)];
 
 /** What a webhook can be told of, each with its scope. */
 export const scopeOfType: ReadonlyMap<string, Scope> = new Map(
-  names.flatMap((name) => groups[name].types.map((type) => [type, groups[name].scope] as const)),
+  families.flatMap((name) => groups[name].types.map((type) => [type, groups[name].scope] as const)),
 );
 
-/** Every type that a list of types and families (`machine.*`, `*`) stands for. */
+/** Whether a list of types and families (`machine.*`, `*`) names a type. */
+export function names(events: readonly string[], type: string): boolean {
+  return events.includes('*') || events.includes(type) || events.includes(`${type.split('.')[0]}.*`);
+}
+
+/** Every type that such a list stands for. */
 export function typesOf(events: readonly string[]): string[] {
-  return types.filter(
-    (type) => events.includes('*') || events.includes(type) || events.includes(`${type.split('.')[0]}.*`),
-  );
+  return types.filter((type) => names(events, type));
 }
 
 const url = z
@@ -76,13 +79,15 @@ const events = z
   .meta({ description: 'Types of events; * is all of them, machine.* all of that family' });
 
 const secret = text(255)
-  .refine((value) => value.length > 0, 'must not be empty')
+  .regex(/^[ -~]+$/, 'must be printable ASCII, and not empty')
   .refine(
     (value) => !value.startsWith('whsec_') || /^whsec_[A-Za-z0-9+/]{4,}={0,2}$/.test(value),
     'after whsec_ there must be base64',
   )
   .meta({
-    description: 'Signs each delivery; never shown. After whsec_: base64, as Standard Webhooks has it',
+    description:
+      'Signs each delivery; never shown. Printable ASCII, for libraries differ in what bytes other characters are. ' +
+      'After whsec_: base64, as Standard Webhooks has it',
   });
 
 const machine_ids = z
