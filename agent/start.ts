@@ -39,6 +39,7 @@ export async function startAgent(
     unlock();
     throw error;
   });
+  warnOfToken(settings, identity, log);
   const processes = await openProcesses({
     directory: join(directory, 'processes'),
     log,
@@ -93,6 +94,13 @@ async function finishing(linked: Promise<void>, processes: Processes, unlock: ()
     await processes.stop();
     unlock();
   }
+}
+
+/** A machine that has joined keeps its broker. */
+function warnOfToken({ join_token, data_dir }: AgentSettings, { fingerprint }: Identity, log: Logger): void {
+  // It names the authority that it pins.
+  if (!join_token || join_token.includes(fingerprint)) return;
+  log.warn({ data_dir }, 'this machine has joined another broker before: the join token is not used');
 }
 
 /** Enrolment waits for a broker that cannot be reached yet, as the link itself does. */

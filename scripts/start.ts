@@ -1,19 +1,21 @@
 // `npm start`: a broker and one agent on this very machine, with a key and a first call to paste.
 // `--watch` (npm run dev) restarts each of them when its sources change; other flags go to the broker.
 import { type ChildProcess, spawn } from 'node:child_process';
-import { existsSync, mkdirSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { connect } from 'node:net';
 import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { withBroker } from '../broker/cli/connect.ts';
 import { type BrokerSettings, brokerSettings } from '../broker/config.ts';
 import { nodeIsGood, wrongNode } from '../shared/program.ts';
-import type { Farhand } from '../shared/sdk/index.ts';
+import { type Farhand, farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/settings.ts';
 
 const root = join(import.meta.dirname, '..');
 const data = join(root, 'data');
 const keyName = 'npm-start';
+const keyFile = join(data, 'npm-start.key');
 const patienceMs = 30_000;
 
 const watch = process.argv.includes('--watch');
@@ -49,30 +51,49 @@ async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
   throw new Error(stopping ? 'a program ended; see above' : `nothing came up within ${patienceMs / 1000} s`);
 }
 
-/** The key of the last start goes, so that keys do not pile up. */
+/** The key of the last start while it is good: what was made with it, such as schedules, works on. */
+async function lastKey(baseUrl: string): Promise<string | undefined> {
+  const apiKey = existsSync(keyFile) ? readFileSync(keyFile, 'utf8') : undefined;
+  if (apiKey === undefined) return undefined;
+  const known = farhand({ baseUrl, apiKey }).keys.me();
+  return known.then(
+    () => apiKey,
+    () => undefined,
+  );
+}
+
+/** A key of that name that nobody has any more goes, so that keys do not pile up. */
 async function freshKey(client: Farhand): Promise<string> {
   const { items } = await client.keys.list({ limit: 100 });
   for (const { id, name } of items) if (name === keyName) await client.keys.remove({ key_id: id });
-  return (await client.keys.create({ name: keyName, scopes: ['admin'] })).key;
+  const { key } = await client.keys.create({ name: keyName, scopes: ['admin'] });
+  rmSync(keyFile, { force: true });
+  writeFileSync(keyFile, key, { mode: 0o600 });
+  return key;
 }
 
-async function prepare(client: Farhand): Promise<{ key: string; token: string }> {
-  const key = await freshKey(client);
-  const { token } = await client.joinTokens.create({ name: keyName });
-  return { key, token };
+/** Whether a broker listens there. */
+function isLive(socket: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    const asked = connect(socket);
+    asked.once('connect', () => resolve(true)).once('error', () => resolve(false));
+    asked.once('connect', () => asked.destroy());
+  });
 }
 
 async function main(settings: BrokerSettings): Promise<void> {
   mkdirSync(data, { recursive: true, mode: 0o700 });
-  run('broker/main.ts', argv);
   const dataDir = settings.data_dir;
   const where = { dataDir, url: undefined, apiKey: undefined };
   // Asking before the socket is there would start a second broker.
   const socket = join(dataDir, 'broker.sock');
+  if (await isLive(socket)) throw new Error(`a broker runs on ${dataDir} already: end that one first`);
+  run('broker/main.ts', argv);
   await until(async () => (existsSync(socket) ? true : undefined));
   const url = `http://${settings.http.host}:${settings.http.port}`;
   await until(async () => ((await fetch(`${url}/readyz`)).ok ? true : undefined));
-  const { key, token } = await withBroker(where, prepare);
+  const key = (await lastKey(url)) ?? (await withBroker(where, freshKey));
+  const { token } = await withBroker(where, (client) => client.joinTokens.create({ name: keyName }));
   const agentData = join(data, 'agent');
   const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
   run('agent/main.ts', [
@@ -117,7 +138,9 @@ if (!nodeIsGood(process.version)) {
 }
 process.once('SIGINT', () => stop(0));
 process.once('SIGTERM', () => stop(0));
-main(readSettings(brokerSettings, { argv, env: process.env })).catch((error: unknown) => {
-  process.stderr.write(`npm start: ${error instanceof Error ? error.message : String(error)}\n`);
-  stop(1);
-});
+if (argv.includes('--help')) run('broker/main.ts', argv);
+else
+  main(readSettings(brokerSettings, { argv, env: process.env })).catch((error: unknown) => {
+    process.stderr.write(`npm start: ${error instanceof Error ? error.message : String(error)}\n`);
+    stop(1);
+  });

@@ -66,7 +66,11 @@ async function machineNamed(client: Farhand, text: string): Promise<string> {
     more = page.has_more;
   }
   const [only, another] = found;
-  if (only === undefined) throw new StartError(`there is no machine ${text}`, 1);
+  if (only === undefined) {
+    const { items } = await client.machines.list({ limit: 10, sort: 'name' });
+    const names = items.map(({ name }) => name).join(', ');
+    throw new StartError(`there is no machine ${text}${names && `; there is: ${names}`}`, 1);
+  }
   if (another) throw new StartError(`several machines are called ${text}; say which: ${found.join(', ')}`, 1);
   return only;
 }
