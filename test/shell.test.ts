@@ -168,7 +168,7 @@ describe('through pipes, farhand shell', () => {
       [['shell'], 2, /say either a machine, or --session/],
       [['shell', 'web-1', '--session', 'sess_x'], 2, /say either/],
       [['shell', 'web-1', '--observe'], 2, /--observe needs --session/],
-      [['shell', 'web'], 1, /there is no machine web\n/],
+      [['shell', 'web'], 1, /there is no machine web; there is: \w/],
       [['shell', 'mach_none'], 1, /no such machine/],
       [['shell', '--session', 'sess_none'], 1, /no such session/],
       [['shell', 'twin'], 1, new RegExp(twins.map(({ machineId }) => machineId).join('|'))],
