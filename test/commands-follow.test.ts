@@ -103,7 +103,7 @@ test('a stream that is cut many times at random resumes exactly: nothing twice, 
   let cuts = 0;
   while (!told.exit) {
     const so = told.events.length;
-    const most = Math.floor(Math.random() * 3);
+    const most = Math.floor(Math.random() * 2);
     await listen(house, id, told, ({ events }) => events.length > so + most);
     cuts += 1;
     if (told.stdout.length > 100_000 && cuts > 0) {
@@ -111,7 +111,7 @@ test('a stream that is cut many times at random resumes exactly: nothing twice, 
       cuts += 1_000;
     }
   }
-  expect(cuts % 1_000).toBeGreaterThan(4);
+  expect(cuts % 1_000).toBeGreaterThan(2);
   const { stdout_bytes, stderr_bytes } = await ended(id);
   expect([told.stdout.length, told.stderr.length]).toEqual([stdout_bytes, stderr_bytes]);
   for (const stream of ['stdout', 'stderr'] as const) {
