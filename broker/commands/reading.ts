@@ -194,7 +194,8 @@ function teller(log: OutputLog, stream: Stream, from: number, whole: boolean) {
       yield { stream, from: at, to: offset };
     }
     const bytes = begun.length === 0 ? data : Buffer.concat([begun, data]);
-    begun = !whole || (last && data.length === 0) ? Buffer.alloc(0) : unfinished(bytes);
+    const over = last && reader.position >= log.end;
+    begun = !whole || over ? Buffer.alloc(0) : unfinished(bytes);
     const told = bytes.subarray(0, bytes.length - begun.length);
     if (told.length > 0) yield piece(told, offset + data.length - bytes.length);
   }
