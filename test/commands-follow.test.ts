@@ -80,7 +80,11 @@ test('events tell both streams with offsets and ids, text cut between characters
   // After the end it is told all the same, from anywhere.
   const again = await listen(house, id, { ...nothingTold(), at: '8.0' });
   expect(again.events).toEqual(told.events.slice(-1));
-  const cutBefore = await listen(house, id, { ...nothingTold(), at: '7.0' });
+  const cutBefore = await listen(house, id, {
+    ...nothingTold(),
+    at: '7.0',
+    stdout: told.stdout.subarray(0, 7),
+  });
   expect(cutBefore.events).toEqual(told.events.slice(-2));
   expect((await listen(house, id)).stdout).toEqual(told.stdout);
 });
