@@ -283,10 +283,12 @@ test('gRPC joins without a ticket, as far as its key reaches', async () => {
     key_id: 'key_local' as never,
     key_name: 'somebody',
     request_id: 'req_1',
+    address: '',
     signal: new AbortController().signal,
     headers: new Headers(),
     may: () => true,
     reaches: () => true,
+    address: '',
     reachable: () => undefined,
     made: () => undefined,
   };

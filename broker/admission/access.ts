@@ -22,6 +22,8 @@ export interface Asker {
   authorization: string;
   /** Over the broker's own socket file, whose callers need no key. */
   local: boolean;
+  /** Where the request comes from, as far as proxies that we trust tell; empty over the socket file. */
+  address: string;
 }
 
 /** The key of whoever asks. Throws unauthorized. */

@@ -72,7 +72,7 @@ export function entranceOf<R extends Route>(route: R, rooms: AccessRooms): Entra
           if (route.impliesMachine) implyMachine(raw, current, rooms);
           const input = parse(raw);
           const leave = key && lasts ? judgeAgain(current, rooms.state, judge, ender(route, gone)) : () => {};
-          return { input, caller: callerOf(current, id, gone.signal, rooms.state), leave };
+          return { input, caller: callerOf(current, asker, { id, signal: gone.signal }, rooms.state), leave };
         },
         reparse: parse,
       };
@@ -80,11 +80,17 @@ export function entranceOf<R extends Route>(route: R, rooms: AccessRooms): Entra
   };
 }
 
-function callerOf(key: Key, request_id: string, signal: AbortSignal, state: State): Caller {
+function callerOf(
+  key: Key,
+  { address }: Asker,
+  { id, signal }: { id: string; signal: AbortSignal },
+  state: State,
+): Caller {
   return {
     key_id: key.id,
     key_name: key.name,
-    request_id,
+    request_id: id,
+    address,
     signal,
     headers: new Headers(),
     may: (scope) => holds(key, scope),

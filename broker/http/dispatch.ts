@@ -7,6 +7,7 @@ import type { Budget } from '../../shared/budget.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { plainAddress } from '../address.ts';
 import type { AccessRooms, Asker } from '../admission/access.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
 import {
@@ -81,7 +82,8 @@ export function dispatcher(
 }
 
 export function askerOf(ctx: Context, local: boolean): Asker {
-  return { authorization: ctx.get('authorization'), local };
+  const address = local ? '' : plainAddress(ctx.req.socket.remoteAddress ?? '');
+  return { authorization: ctx.get('authorization'), local, address };
 }
 
 /** Fires when the client goes before it has its answer. */

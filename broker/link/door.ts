@@ -18,6 +18,7 @@ import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
 import { after, every, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/rpc.ts';
+import { peerAddress } from '../address.ts';
 import type { JoinTokens } from '../join-tokens.ts';
 import { type Authority, leafRenewalMs } from './authority.ts';
 import {
@@ -141,7 +142,7 @@ function handlers(
       call: ServerUnaryCall<EnrollRequest__Output, EnrollResponse>,
       reply: sendUnaryData<EnrollResponse>,
     ) {
-      joinTokens.enroll(call.request, addressOf(call.getPeer())).then(
+      joinTokens.enroll(call.request, peerAddress(call.getPeer())).then(
         (response) => {
           guests.proven(call.getPeer());
           reply(null, response);
@@ -151,7 +152,7 @@ function handlers(
     },
     Connect(stream: ConnectStream) {
       const peer = stream.getPeer();
-      serveConnect(stream, addressOf(peer), guests.guest(peer), rooms, settings).catch((error: unknown) => {
+      serveConnect(stream, peerAddress(peer), guests.guest(peer), rooms, settings).catch((error: unknown) => {
         rooms.log.warn({ err: error, peer }, 'a link broke off');
         stream.emit('error', { code: grpcStatus.INTERNAL, details: textOf(error) });
       });
@@ -224,10 +225,6 @@ class Guests {
     if (this.#sockets.size > 0) await sleep(leavingMs, left.signal);
     for (const socket of this.#sockets.values()) socket.destroy();
   }
-}
-
-function addressOf(peer: string): string {
-  return peer.replace(/:\d+$/, '').replace(/^::ffff:/, '');
 }
 
 function enrolStatus(error: unknown): grpcStatus {

@@ -76,7 +76,7 @@ async function assemble(
   closers: Closers,
   close: () => Promise<void>,
 ): Promise<Broker> {
-  const status: Status = { ready: false, url: '', grpc: '' };
+  const status: Status = { ready: false, url: '', grpc: '', pin: '' };
   const rooms = await openRooms({ settings, tuning, status, closers, log });
   const { events, presence, commands, schedules, sessions } = rooms;
   const streams = openStreams({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });

@@ -50,6 +50,8 @@ export interface Status {
   url: string;
   /** HOST:PORT where agents dial in. */
   grpc: string;
+  /** `sha256//BASE64` of the key of the REST API's certificate, where it is of the broker's own authority; else empty. */
+  pin: string;
 }
 
 /** What knows no noun. */

@@ -7,6 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/pace.ts';
 import { drained } from '../../shared/rpc.ts';
+import { peerAddress } from '../address.ts';
 import { type Asker, authenticate } from '../admission/access.ts';
 import { requestIdFrom, toldFailure } from '../admission/failure.ts';
 import type { Admitted, Entrance, RawInput, Visit } from '../admission/index.ts';
@@ -104,7 +105,11 @@ export class Call<Q, R> {
     gone: AbortController,
     { messages, sink }: { messages?: Readable; sink?: Sink<R> },
   ) {
-    this.asker = { authorization: textIn(surface.metadata, 'authorization'), local: false };
+    this.asker = {
+      authorization: textIn(surface.metadata, 'authorization'),
+      local: false,
+      address: peerAddress(surface.getPeer()),
+    };
     this.requestId = requestId;
     this.gone = gone;
     this.messages = messages ? messagesOf(messages, gone.signal) : nothing();

@@ -133,6 +133,8 @@ export interface Caller {
   key_id: KeyId;
   key_name: string;
   request_id: string;
+  /** Where the request comes from; empty over the broker's own socket file. */
+  address: string;
   /** Fires when the client has gone away. */
   signal: AbortSignal;
   /** Headers of the answer. */
