@@ -288,7 +288,6 @@ test('gRPC joins without a ticket, as far as its key reaches', async () => {
     headers: new Headers(),
     may: () => true,
     reaches: () => true,
-    address: '',
     reachable: () => undefined,
     made: () => undefined,
   };
