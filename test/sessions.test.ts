@@ -289,7 +289,7 @@ test('gRPC joins without a ticket, as far as its key reaches', async () => {
     may: () => true,
     reaches: () => true,
     reachable: () => undefined,
-    made: () => undefined,
+    commit: () => undefined,
   };
   const { sessions } = one.house.broker;
   const wish = { session_id, mode: 'operator' } as const;
