@@ -163,10 +163,10 @@ export function openKeys(state: State, history: History, log: Logger): Keys {
   }
 
   /** One that the caller may deal with. */
-  function find(id: string, caller: Caller, { get }: { get(id: string): Key | undefined } = state.keys): Key {
-    const key = get(id);
+  function find(id: string, caller: Caller, keys: Pick<State['keys'], 'get'> = state.keys): Key {
+    const key = keys.get(id);
     if (!key) throw new AppError('key_not_found', 'no such key', { key_id: id });
-    refuseStronger(key, ownKey(caller, get(caller.key_id)));
+    refuseStronger(key, ownKey(caller, keys.get(caller.key_id)));
     return key;
   }
 
@@ -178,7 +178,7 @@ export function openKeys(state: State, history: History, log: Logger): Keys {
       const after = { ...before, ...edit(before) };
       refuseMore(after, ownKey(caller, keys.get(caller.key_id)));
       draft.put('keys', after);
-      caller.commit(draft);
+      caller.commit(draft, { key_id: after.id });
       return after;
     });
   }
