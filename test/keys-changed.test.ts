@@ -5,9 +5,10 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
+import { scopes } from '../shared/api/route.ts';
 import { farhand } from '../shared/sdk/index.ts';
 import { leapingClock } from './command-bench.ts';
-import { type Answer, type House, openHouse } from './house.ts';
+import { type Answer, call, type House, openHouse } from './house.ts';
 
 const hour = 3_600_000;
 const later = (hours: number): string => new Date(Date.now() + hours * hour).toISOString();
@@ -280,4 +281,17 @@ test('a key’s last use is told, written once a minute, and never into the stat
     last_used_at: new Date(last).toISOString(),
     last_used_ip: '127.0.0.1',
   });
+});
+
+test('the README tells what each scope is for, and the figures of all machines are for keys that reach them all', async () => {
+  const readme = readFileSync(join(import.meta.dirname, '../README.md'), 'utf8');
+  const chapter = readme.split('\n## Keys\n')[1]?.split('\n## ')[0] ?? '';
+  const told = [...chapter.matchAll(/^\| `([a-z]+(?::[a-z]+)?)` \|/gm)].map(([, scope]) => scope);
+  expect(told).toEqual([...scopes]);
+  const house = await openHouse();
+  const ask = async (limits: object): Promise<number> => {
+    const { key } = await house.keyed(['machines:read'], limits);
+    return (await call(`${house.url}/metrics`, 'GET', { key })).status;
+  };
+  expect([await ask({ tags: ['a'] }), await ask({})]).toEqual([403, 200]);
 });

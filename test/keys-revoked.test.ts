@@ -112,3 +112,16 @@ test('a new secret ends nothing that the key has open: its id and rights are the
   await house.client.keys.remove({ key_id });
   expect(await leftOf(open)).toEqual([]);
 });
+
+test('who follows all events and is limited meanwhile hears only of what is left to it', async () => {
+  const house = await openHouse();
+  const [gone, left] = [await house.agent({ tags: 'gone' }), await house.agent({ tags: 'left' })];
+  const { client } = await house.keyed(['machines:read', 'commands:read'], { tags: ['gone', 'left'] });
+  const { id: key_id } = await client.keys.me();
+  const events = await client.events.stream({ types: 'command.completed' });
+  const first = events[Symbol.asyncIterator]().next();
+  await house.client.keys.update({ key_id, tags: ['left'] });
+  for (const { machineId } of [gone, left])
+    await house.client.commands.create({ machine_id: machineId, command: 'true' });
+  expect((await first).value?.data.data.machine_id).toBe(left.machineId);
+});

@@ -629,9 +629,11 @@ describe('a join token', () => {
     const { token } = await house.client.joinTokens.create({ uses: 2 });
     const wish = enrolment(token);
     const id = await enrol(house, wish);
-    expect(await enrol(house, { ...wish, name: 'other' })).toBe(id);
+    expect(await enrol(house, { ...wish, name: 'other', tags: ['other'] })).toBe(id);
     expect(await Promise.all([enrol(house, wish), enrol(house, wish)])).toEqual([id, id]);
-    expect((await house.client.machines.list()).items).toMatchObject([{ id, name: 'new', hostname: 'new' }]);
+    expect((await house.client.machines.list()).items).toMatchObject([
+      { id, name: 'new', hostname: 'new', tags: [] },
+    ]);
     expect((await house.client.events.list({ type: 'machine.registered' })).total).toBe(1);
     expect(documents(house).join_tokens[0]!.uses_left).toBe(1);
     moveClock(2 * hour);

@@ -160,14 +160,16 @@ function aboutOf(reader: Reader, raw: RawInput, lookups: AccessRooms['lookups'])
 }
 
 function callerOf(key: Key, who: Who, signal: AbortSignal, { commit }: Recording, state: State): Caller {
+  // As it is at that moment: whoever lasts may be limited meanwhile.
+  const present = (): Key => state.keys.get(key.id) ?? key;
   return {
     ...who,
     key_id: key.id,
     signal,
     headers: new Headers(),
-    may: (scope) => holds(key, scope),
-    reaches: (machine) => reaches(key, machine, state),
-    reachable: () => reachable(key, state),
+    may: (scope) => holds(present(), scope),
+    reaches: (machine) => reaches(present(), machine, state),
+    reachable: () => reachable(present(), state),
     commit,
   };
 }
