@@ -733,7 +733,8 @@ test('HEAD answers every GET route with the same status and type, and without a 
     url: 'https://example.org/',
     events: ['*'],
   });
-  const ids = { machine_id, command_id, batch_id, session_id, schedule_id, run_id, webhook_id };
+  const { id: key_id } = await house.client.keys.me();
+  const ids = { machine_id, command_id, batch_id, session_id, schedule_id, run_id, webhook_id, key_id };
   const values: Record<string, string> = { ...ids, file: 'page.js' };
   // A WebSocket is no answer to a GET.
   const answering = allRoutes().filter(({ route }) => route.method === 'GET' && route.kind !== 'socket');
