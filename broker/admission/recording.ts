@@ -49,10 +49,14 @@ export function openRecorder({ history, record }: RecorderRooms, log: Logger): R
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newId('audit'));
   });
 
+  function recordAll(journal: Journal, deeds: readonly Deed[], id: string): void {
+    for (const [n, deed] of deeds.entries()) record(journal, deed, n === 0 ? id : undefined);
+  }
+
   /** What was done stays done, and is answered, though nobody could write it down. */
   async function write(deeds: readonly Deed[], id: string): Promise<void> {
     await history
-      .write((journal) => deeds.forEach((deed, n) => void record(journal, deed, n === 0 ? id : undefined)))
+      .write((journal) => recordAll(journal, deeds, id))
       .catch((error: unknown) => log.error({ err: error, deeds }, 'what was done could not be written down'));
   }
 
@@ -77,7 +81,7 @@ export function openRecorder({ history, record }: RecorderRooms, log: Logger): R
           const { machine_ids, ...rest } = known.what;
           const what = { ...(machines ? rest : known.what), ...made };
           const deeds = deedsOf('ok', { machines: machines ?? known.machines, what });
-          deeds.forEach((deed, n) => void record(journal, deed, n === 0 ? id : undefined));
+          recordAll(journal, deeds, id);
         },
         async settle(error) {
           if (settled || (committed && error === undefined)) return;
