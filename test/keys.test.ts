@@ -12,7 +12,7 @@ import { type Clock, setClock } from '../shared/clock.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { rawPublicKey } from '../shared/proof.ts';
 import { type Answer, type CallWish, call, type House, openHouse } from './house.ts';
-import { scriptedMachine } from './scripted-agent.ts';
+import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
 
 const hour = 3_600_000;
 
@@ -652,5 +652,22 @@ describe('a join token', () => {
       name: 'renamed',
       tags: ['a'],
     });
+  });
+
+  test('gives no name and no tags but once: whatever an agent says of itself later', async () => {
+    const house = await openHouse();
+    const identity = await joinScripted(house, 'first');
+    // What no agent of ours sends, an older or a hostile one might.
+    const wish = { name: 'renamed', tags: ['prod'], host: { hostname: 'moved', os: 'linux', arch: 'x64' } };
+    const agent = await connectScripted(house.grpc, identity, wish);
+    await agent.next('welcome');
+    expect(await house.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
+      name: 'first',
+      tags: [],
+      hostname: 'moved',
+      status: 'online',
+    });
+    const { key } = await house.keyed(['machines:read'], { tags: ['prod'] });
+    expect((await house.call('GET', '/machines', { key })).body.data).toEqual([]);
   });
 });
