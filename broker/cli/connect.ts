@@ -4,7 +4,7 @@ import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent, WebSocket as UndiciWebSocket, fetch as undiciFetch } from 'undici';
 import { StartError } from '../../shared/errors.ts';
-import { Farhand } from '../../shared/sdk/index.ts';
+import { Farhand, FarhandError } from '../../shared/sdk/index.ts';
 
 export interface Where {
   /** The broker's data directory on this very box. */
@@ -23,8 +23,9 @@ export async function withBroker<T>(where: Where, use: (client: Farhand) => Prom
   }
   const { url } = where;
   return use(new Farhand({ baseUrl: url, apiKey: where.apiKey })).catch((error: unknown) => {
-    // fetch says no more than that when nobody answers.
-    if (error instanceof TypeError) throw new StartError(`no broker answers at ${url}`, 1, { cause: error });
+    if (error instanceof FarhandError && error.code === 'no_answer' && error.status === 0) {
+      throw new StartError(`no broker answers at ${url}`, 1, { cause: error });
+    }
     throw error;
   });
 }
@@ -34,6 +35,8 @@ async function withSocket<T>(dataDir: string, use: (client: Farhand) => Promise<
   const dispatcher = new Agent({ connect: { socketPath } });
   const client = new Farhand({
     baseUrl: 'http://broker.sock',
+    // Whoever does not answer here is not there.
+    retries: 0,
     // undici's fetch is the global one with a dispatcher; only its types are its own.
     fetch: ((url: string, init: object) =>
       undiciFetch(url, { ...init, dispatcher })) as unknown as typeof fetch,
