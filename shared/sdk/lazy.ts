@@ -1,4 +1,5 @@
 // Something that can be awaited or iterated, and begins only then: what lists and streams are.
+/* oxlint-disable unicorn/no-thenable -- it is a promise */
 
 /** A promise that begins when somebody waits for it, and the items that belong to it. */
 export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
@@ -18,7 +19,6 @@ export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
   }
 
   // biome-ignore lint/suspicious/noThenProperty: it is a promise
-  // oxlint-disable-next-line unicorn/no-thenable -- it is a promise
   then<A = T, B = never>(
     resolved?: ((value: T) => A | PromiseLike<A>) | null,
     rejected?: ((reason: unknown) => B | PromiseLike<B>) | null,
