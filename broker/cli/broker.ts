@@ -78,5 +78,9 @@ async function copyAll(from: string, to: string): Promise<void> {
 
 async function sync(path: string): Promise<void> {
   const handle = await open(path, 'r');
-  await handle.sync().finally(() => handle.close());
+  try {
+    await handle.sync();
+  } finally {
+    await handle.close();
+  }
 }
