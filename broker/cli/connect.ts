@@ -3,8 +3,10 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent, WebSocket as UndiciWebSocket, fetch as undiciFetch } from 'undici';
+import { z } from 'zod';
 import { StartError } from '../../shared/errors.ts';
-import { type Farhand, farhand } from '../../shared/sdk/index.ts';
+import { failureOf } from '../../shared/sdk/failure.ts';
+import { Farhand, FarhandError } from '../../shared/sdk/index.ts';
 
 export interface Where {
   /** The broker's data directory on this very box. */
@@ -22,30 +24,49 @@ export async function withBroker<T>(where: Where, use: (client: Farhand) => Prom
     );
   }
   const { url } = where;
-  return use(farhand({ baseUrl: url, apiKey: where.apiKey })).catch((error: unknown) => {
-    // fetch says no more than that when nobody answers.
-    if (error instanceof TypeError) throw new StartError(`no broker answers at ${url}`, 1, { cause: error });
+  return use(new Farhand({ baseUrl: url, apiKey: where.apiKey })).catch((error: unknown) => {
+    if (error instanceof FarhandError && error.code === 'no_answer' && error.status === 0) {
+      throw new StartError(`no broker answers at ${url}`, 1, { cause: error });
+    }
     throw error;
   });
 }
 
-async function withSocket<T>(dataDir: string, use: (client: Farhand) => Promise<T>): Promise<T> {
+/** Asks for what is no part of the API: only the broker's own box may. */
+type Post = (path: string) => Promise<{ directory: string }>;
+
+export async function withSocket<T>(
+  dataDir: string,
+  use: (client: Farhand, post: Post) => Promise<T>,
+): Promise<T> {
   const socketPath = join(dataDir, 'broker.sock');
   const dispatcher = new Agent({ connect: { socketPath } });
-  const client = farhand({
+  // undici's fetch is the global one with a dispatcher; only its types are its own.
+  const ownFetch = ((url: string, init: object) =>
+    undiciFetch(url, { ...init, dispatcher })) as unknown as typeof fetch;
+  const client = new Farhand({
     baseUrl: 'http://broker.sock',
-    // undici's fetch is the global one with a dispatcher; only its types are its own.
-    fetch: ((url: string, init: object) =>
-      undiciFetch(url, { ...init, dispatcher })) as unknown as typeof fetch,
+    // Whoever does not answer here is not there.
+    retries: 0,
+    fetch: ownFetch,
     webSocket: (url) => new UndiciWebSocket(url, { dispatcher }),
   });
   const own = (await answers(client)) ? undefined : await startLocal(dataDir);
   try {
-    return await use(client);
+    return await use(client, (path) => postTo(ownFetch, path));
   } finally {
     await dispatcher.close();
     if (own) await end(own);
   }
+}
+
+const local = z.object({ data: z.object({ directory: z.string() }) });
+
+async function postTo(ask: typeof fetch, path: string): Promise<{ directory: string }> {
+  const response = await ask(`http://broker.sock${path}`, { method: 'POST' });
+  const text = await response.text();
+  if (!response.ok) throw failureOf(response, text);
+  return local.parse(JSON.parse(text)).data;
 }
 
 async function answers(client: Farhand): Promise<boolean> {

@@ -5,6 +5,7 @@ import { failure, nodeIsGood, wrongNode } from '../../shared/program.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
 import { version } from '../../shared/version.ts';
 import { addAuth } from './auth.ts';
+import { addBroker } from './broker.ts';
 import type { Where } from './connect.ts';
 import { addJoinTokens } from './join-tokens.ts';
 import { addSessions } from './sessions.ts';
@@ -19,6 +20,7 @@ addAuth(program, where);
 addJoinTokens(program, where);
 addShell(program, where);
 addSessions(program, where);
+addBroker(program, where);
 
 function where(options: { dataDir?: string }): Where {
   const { FARHAND_DATA_DIR, FARHAND_URL: url, FARHAND_API_KEY: apiKey } = process.env;
