@@ -89,7 +89,7 @@ async function use(
   });
   const command = await client.commands.create({
     machine_id,
-    command: 'echo out; echo err >&2',
+    command: 'seq 100000; echo err >&2',
     wait: 10_000,
   });
   expect(command.status).toBe('completed');
