@@ -16,7 +16,7 @@ function textOf(file: string): string {
   const database = new DatabaseSync(file, { readOnly: true });
   try {
     const tables = database.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").all();
-    const rows = tables.flatMap(({ name }) => database.prepare(`SELECT * FROM "${name}"`).all());
+    const rows = tables.flatMap(({ name }) => database.prepare(`SELECT * FROM "${String(name)}"`).all());
     return rows.flatMap((row) => Object.values(row).map(String)).join('\n');
   } finally {
     database.close();

@@ -527,7 +527,7 @@ test('the link lets nobody in without a join token or a machine’s key, an admi
     const { code, came } = await ring({ path, headers, messages: [requestSerialize(message)] });
     const kinds = came.map((bytes) => ` ${responseDeserialize(bytes).message}`);
     const told = `${grpcStatus[code]}${kinds.length > 0 ? ':' : ''}${kinds.join('')}`;
-    return [`${name} ${Object.keys(headers)} ${JSON.stringify(message).slice(0, 60)}`, told, expected];
+    return [`${name} ${Object.keys(headers).join()} ${JSON.stringify(message).slice(0, 60)}`, told, expected];
   });
   const { items } = await scene.house.client.machines.list();
   expect(items.map(({ name }) => name).sort()).toEqual(['here', 'joined', 'there']);
