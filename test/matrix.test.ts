@@ -3,7 +3,7 @@
 import { createHash, generateKeyPairSync } from 'node:crypto';
 import { dirname } from 'node:path';
 import { Client, credentials, status as grpcStatus, Metadata } from '@grpc/grpc-js';
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
 import { api } from '../shared/api/index.ts';
 import { type IdNoun, type Route, type Scope, scopes } from '../shared/api/route.ts';
 import { rawPublicKey } from '../shared/proof.ts';
@@ -25,6 +25,9 @@ import {
   type Scene,
 } from './scene.ts';
 import { caOf } from './streams-bench.ts';
+
+// Some thousand requests: a busy machine is slow, not wrong.
+vi.setConfig({ testTimeout: 60_000 });
 
 // ---- Keys that are no good
 

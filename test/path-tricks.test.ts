@@ -3,9 +3,12 @@
 import { once } from 'node:events';
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
-import { onTestFinished, test } from 'vitest';
+import { onTestFinished, test, vi } from 'vitest';
 import { type Route, scopes } from '../shared/api/route.ts';
 import { addressOf, expectRefusals, keyed, openScene, rawOf, type Scene } from './scene.ts';
+
+// Some thousand requests: a busy machine is slow, not wrong.
+vi.setConfig({ testTimeout: 60_000 });
 
 interface Sent {
   method: string;
