@@ -51,6 +51,9 @@ export const everything: Named[] = allRoutes().map(({ noun, operation, route }) 
 }));
 // A WebSocket is no request with an answer, its right is a ticket: websocket.test.ts is its own.
 export const table = everything.filter(({ route }) => route.kind !== 'socket');
+/** The keyed routes in so many parts: a house may count how often it is shown a wrong key. */
+export const inParts = (parts: number): Named[][] =>
+  Array.from({ length: parts }, (_, part) => keyed.filter((_one, n) => n % parts === part));
 export const keyed = table.filter(({ route }) => route.access !== 'everybody');
 
 function schemaOf(route: Route, part: (typeof parts)[number]): Json {
