@@ -12,6 +12,7 @@ import type { Scope } from '../shared/api/route.ts';
 import { createLogger } from '../shared/logger.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/settings.ts';
+import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './secrets.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
 
@@ -24,6 +25,8 @@ export function temporaryFolder(name: string): string {
 
 export interface AgentHandle extends Agent {
   dataDir: string;
+  /** Its log so far, a line each. */
+  logged: readonly string[];
   /** Resolves at the next time the link comes up or goes down. */
   linked(state: boolean): Promise<void>;
 }
@@ -87,14 +90,18 @@ export async function openHouse(
     '127.0.0.1:0',
     ...(wish.flags ?? []),
   ];
-  const broker = await startBroker(readSettings(brokerSettings, { argv, env: {} }), quiet, wish.tuning);
+  const silence = keepBrokerSilent(dataDir);
+  onTestFinished(() => silence.afterwards());
+  const broker = await startBroker(readSettings(brokerSettings, { argv, env: {} }), silence.log, wish.tuning);
   onTestFinished(() => broker.close());
+  onTestFinished(() => silence.meanwhile());
   const { url = '', grpc = '' } = broker;
   const { key } = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (local) =>
     local.keys.create({ name: 'test', scopes: ['admin'] }),
   );
+  remember('the first key', key);
   // Tests see every answer: nothing is tried again behind them.
-  const client = new Farhand({ baseUrl: url, apiKey: key, retries: 0 });
+  const client = new Farhand({ baseUrl: url, apiKey: key, retries: 0, fetch: listening });
   const joinToken = async (): Promise<string> => (await client.joinTokens.create({ uses: 1 })).token;
   return {
     broker,
@@ -107,7 +114,8 @@ export async function openHouse(
     agent: async (agent = {}) => openAgent(grpc, agent, agent.joinToken ?? (await joinToken())),
     async keyed(scopes, limits = {}) {
       const made = await client.keys.create({ name: 'limited', scopes, ...limits });
-      return { key: made.key, client: new Farhand({ baseUrl: url, apiKey: made.key, retries: 0 }) };
+      const settings = { baseUrl: url, apiKey: made.key, retries: 0, fetch: listening };
+      return { key: made.key, client: new Farhand(settings) };
     },
     call: (method, path, options = {}) => call(`${url}/api/v1${path}`, method, { key, ...options }),
   };
@@ -131,12 +139,15 @@ async function openAgent(grpc: string, wish: AgentWish, joinToken: string): Prom
       waiting.add(look);
     });
   const first = linked(true);
-  const agent = await startAgent(settings, quiet, (state) => {
+  const silence = keepAgentSilent(dataDir);
+  onTestFinished(() => silence.afterwards());
+  const agent = await startAgent(settings, silence.log, (state) => {
     for (const look of [...waiting]) look(state);
   });
   onTestFinished(() => agent.close());
+  silence.begin();
   await Promise.race([first, agent.ended]);
-  return { ...agent, dataDir, linked };
+  return { ...agent, dataDir, linked, logged: silence.lines };
 }
 
 /** One HTTP call; `key: null` sends none. */
@@ -156,6 +167,7 @@ export async function call(
     ...(signal && { signal }),
   });
   const text = await response.text();
+  overhear(method, { asked: body, status: response.status, told: text });
   const json = response.headers.get('content-type')?.includes('application/json');
   return { status: response.status, headers: response.headers, body: json ? JSON.parse(text) : text };
 }

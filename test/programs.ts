@@ -7,12 +7,14 @@ import { onTestFinished } from 'vitest';
 
 const root = join(import.meta.dirname, '..');
 
-/** A real program as a process of its own; ended with the test. */
+/** A real program as a process of its own; ended with the test. `under`: a command that becomes it. */
 export function program(
   main: string,
   args: string[],
+  under: string[] = [],
 ): ChildProcess & { line(text: string): Promise<Record<string, unknown>> } {
-  const child = spawn(process.execPath, [join(root, main), ...args], { stdio: ['ignore', 'ignore', 'pipe'] });
+  const [command = '', ...words] = [...under, process.execPath, join(root, main), ...args];
+  const child = spawn(command, words, { stdio: ['ignore', 'ignore', 'pipe'] });
   onTestFinished(() => void child.kill('SIGKILL'));
   const lines = createInterface({ input: child.stderr });
   const seen: Record<string, unknown>[] = [];

@@ -1,0 +1,575 @@
+// Nobody gets in where they don't belong: every REST route and every gRPC method with every kind of wrong key, each
+// request such that it would succeed if its check were missing. Refusals change nothing and no machine hears of them.
+import { createHash, generateKeyPairSync } from 'node:crypto';
+import { dirname } from 'node:path';
+import { Client, credentials, status as grpcStatus, Metadata } from '@grpc/grpc-js';
+import { expect, test, vi } from 'vitest';
+import { api } from '../shared/api/index.ts';
+import { type IdNoun, type Route, type Scope, scopes } from '../shared/api/route.ts';
+import { rawPublicKey } from '../shared/proof.ts';
+import { callKey, linkServerName, linkService, methods, streamsService } from '../shared/rpc.ts';
+import {
+  type Ask,
+  addressOf,
+  ask,
+  expectRefusals,
+  type Ids,
+  inParts,
+  keyed,
+  type Limit,
+  malformed,
+  type Named,
+  onMachine,
+  openScene,
+  placesIn,
+  reached,
+  refusalIn,
+  type Scene,
+} from './scene.ts';
+import { caOf } from './streams-bench.ts';
+
+// Some thousand requests: a busy machine is slow, not wrong.
+vi.setConfig({ testTimeout: 60_000 });
+
+// ---- Keys that are no good
+
+type Stranger = [what: string, authorization: string | undefined];
+
+/** What somebody may send who has no good key, by what it is. */
+async function strangers({ house }: Scene): Promise<Stranger[]> {
+  const { client, key } = house;
+  const expired = await client.keys.create({
+    name: 'expired',
+    scopes: ['admin'],
+    expires_at: '2001-01-01T00:00:00Z',
+  });
+  const revoked = await client.keys.create({ name: 'revoked', scopes: ['admin'] });
+  await client.keys.remove({ key_id: revoked.id });
+  return [
+    ['no key', undefined],
+    ['an unknown key', `Bearer service_apikey_${'0'.repeat(43)}`],
+    ['another scheme', `Basic ${btoa(`user:${key}`)}`],
+    ['what is kept of a key', `Bearer service_apikey_${createHash('sha256').update(key).digest('hex')}`],
+    ['the name of the local socket', 'Bearer key_local'],
+    ['an expired key', `Bearer ${expired.key}`],
+    ['a revoked key', `Bearer ${revoked.key}`],
+  ];
+}
+
+/** More of them: how a key is read is the same for every route, so that some routes tell for all. */
+async function oddities({ house, here }: Scene): Promise<Stranger[]> {
+  const { client, key } = house;
+  const { token } = await client.joinTokens.create({ name: 'no key' });
+  return [
+    ['an empty key', 'Bearer '],
+    ['no scheme', key],
+    ['two keys', `Bearer ${key} ${key}`],
+    ['two keys with a comma', `Bearer ${key}, Bearer ${key}`],
+    ['garbage', 'Bearer \xff\xfe%00{}'],
+    ['a key without its literal', `Bearer ${key.replace('service_apikey_', '')}`],
+    ['a key in other letters', `Bearer ${key.toUpperCase()}`],
+    ['a key and more', `Bearer ${key}0`],
+    ['a key without its end', `Bearer ${key.slice(0, -1)}`],
+    ['the bare hash of a key', `Bearer ${createHash('sha256').update(key).digest('hex')}`],
+    ['the id of a key', `Bearer ${here.key}`],
+    ['the literal alone', 'Bearer service_apikey_'],
+    ['the name of the local socket with the literal', 'Bearer service_apikey_key_local'],
+    ['a join token', `Bearer ${token}`],
+  ];
+}
+
+/** For each scope a key with all others; admin holds every scope, so that it lacks admin too. */
+async function keysWithout({ house }: Scene): Promise<Map<string, string>> {
+  const made = scopes.map(async (needed) => {
+    const others = scopes.filter((scope) => scope !== needed && scope !== 'admin');
+    return [needed, (await house.keyed(others)).key] as const;
+  });
+  return new Map(await Promise.all(made));
+}
+
+const limits = ['machine_ids', 'tags'] as const;
+
+/** For each scope a key that lacks nothing but reach: it reaches one machine only. */
+async function limitedKeys({ limited }: Scene): Promise<(scope: string, by: Limit) => string> {
+  const every = scopes.filter((scope) => scope !== 'admin');
+  const of = async (by: Limit) => ({ plain: await limited(every, by), admin: await limited(['admin'], by) });
+  const keys = { machine_ids: await of('machine_ids'), tags: await of('tags') };
+  return (scope, by) => (scope === 'admin' ? keys[by].admin : keys[by].plain);
+}
+
+// ---- REST
+
+interface Case {
+  /** `files.read with an expired key`. */
+  asked: string;
+  route: Route;
+  wish: Ask;
+  expected: string;
+  details?: Record<string, unknown>;
+}
+
+async function withoutKey(scene: Scene, routes: Named[]): Promise<Case[]> {
+  const { key } = scene.house;
+  const expected = '401 unauthorized';
+  const [everywhere, somewhere] = [await strangers(scene), await oddities(scene)];
+  const samples = ['machines.list', 'commands.create', 'files.upload', 'keys.remove', 'service.metrics'];
+  const elsewhere = { 'X-Api-Key': key, Cookie: `key=${key}`, 'Proxy-Authorization': `Bearer ${key}` };
+  return routes.flatMap(({ name, route }) => [
+    ...[...everywhere, ...(samples.includes(name) ? somewhere : [])].map(([what, Authorization]) => ({
+      asked: `${name} with ${what}`,
+      route,
+      wish: { key: null, ...(Authorization !== undefined && { headers: { Authorization } }) },
+      expected,
+    })),
+    {
+      asked: `${name} with a key anywhere but there, and everything wrong`,
+      route,
+      wish: { key: null, headers: elsewhere, query: wrongQuery(key), ...(route.body && { body: malformed }) },
+      expected,
+    },
+  ]);
+}
+
+const wrongQuery = (key: string) => ({ limit: 'x', key, api_key: key, access_token: key, ticket: key });
+
+async function withoutScope(scene: Scene, routes: Named[]): Promise<Case[]> {
+  const keys = await keysWithout(scene);
+  return routes.flatMap(({ name, route }) => {
+    const key = keys.get(route.access);
+    if (key === undefined) return [];
+    const refused = { route, expected: '403 forbidden', details: { required_scope: route.access } };
+    return [
+      { asked: `${name} without its scope`, ...refused, wish: { key } },
+      {
+        asked: `${name} without its scope, and wrong`,
+        ...refused,
+        wish: { key, query: { limit: 'x' }, ...(route.body && { body: malformed }) },
+      },
+    ];
+  });
+}
+
+async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
+  const { here, there } = scene;
+  const keyOf = await limitedKeys(scene);
+  return routes.flatMap(({ name, route }) =>
+    placesIn(route)
+      .filter(({ noun }) => onMachine[noun])
+      .flatMap(({ at, noun }) =>
+        limits.flatMap((by) => {
+          // A route that any key may call names no machine.
+          const wish = { key: keyOf(route.access, by), ids: here };
+          const refused = { route, expected: '403 forbidden' };
+          const foreign = { swap: { at, id: there[noun] } };
+          const nobody = { swap: { at, id: 'mach_never' } };
+          const told = (id: string) => ({ details: { [`${noun}_id`]: id } });
+          const asked = `${name} limited by ${by}, ${at}`;
+          return [
+            { asked, ...refused, wish: { ...wish, ...foreign }, ...told(there[noun]) },
+            ...(at.startsWith('body') || !route.body
+              ? []
+              : [
+                  {
+                    asked: `${asked}, and wrong`,
+                    ...refused,
+                    wish: { ...wish, ...foreign, body: malformed },
+                  },
+                ]),
+            // An outsider cannot tell a machine that exists from one that does not.
+            ...(noun === 'machine'
+              ? [
+                  {
+                    asked: `${asked}, which nobody is`,
+                    ...refused,
+                    wish: { ...wish, ...nobody },
+                    ...told('mach_never'),
+                  },
+                ]
+              : []),
+          ];
+        }),
+      ),
+  );
+}
+
+test.each(inParts(2))(
+  'every route refuses every kind of wrong key, changes nothing, and asks no machine',
+  async (...routes) => {
+    const scene = await openScene();
+    const cases = [
+      ...(await withoutKey(scene, routes)),
+      ...(await withoutScope(scene, routes)),
+      ...(await withoutReach(scene, routes)),
+    ];
+    expect(new Set(cases.map(({ route }) => route)).size).toBe(routes.length);
+    await expectRefusals(scene, cases, async ({ asked, route, wish, expected, details }) => {
+      const answer = await ask(scene, route, wish);
+      const challenge = answer.headers.get('www-authenticate');
+      const told = [refusalIn(answer), challenge, ...(details ? [answer.body.error?.details] : [])];
+      const demanded = [
+        expected,
+        expected.startsWith('401') ? 'Bearer' : null,
+        ...(details ? [details] : []),
+      ];
+      return [asked, JSON.stringify(told), JSON.stringify(demanded)];
+    });
+    for (const { name, route } of routes.filter(({ route }) => route.method === 'GET')) {
+      const response = await fetch(`${scene.house.url}${route.base}${route.path}`, { method: 'HEAD' });
+      expect([name, response.status, await response.text()]).toEqual([name, 401, '']);
+    }
+  },
+);
+
+/** What the schema of a route cannot tell: what is made must not be there yet, a search needs to know what for. */
+function placesOf({ known, here, house }: Scene): Record<string, { wish?: Ask; first?(): Promise<unknown> }> {
+  const { path = '' } = known;
+  const write = () => house.client.files.write({ machine_id: here.machine, path, content: '' });
+  return {
+    'files.mkdir': { wish: { body: { path: `${path}.made` } } },
+    'files.copy': { wish: { body: { source: path, destination: `${path}.copy` } } },
+    'files.search': { wish: { query: { name: '*', path: dirname(path) } } },
+    'files.extract': { wish: { query: { path: dirname(path) } } },
+    // Reading comes before writing in the table; here the file must be there first.
+    'files.read': { first: write },
+    'files.removeAnywhere': { first: write },
+  };
+}
+
+test('with the right key the very same requests succeed, each of them, and machines do hear of them', async () => {
+  const scene = await openScene();
+  // What removes something comes last; a machine takes all that lies on it along.
+  const order = (name: string): number =>
+    Number(/remove|cancel|sessions\.end/.test(name)) + Number(name === 'machines.remove');
+  const sorted = keyed.toSorted((a, b) => order(a.name) - order(b.name));
+  const { key } = await scene.house.keyed([...scopes]);
+  const places = placesOf(scene);
+  const told: unknown[] = [];
+  const recorded: unknown[] = [];
+  for (const { name, route } of sorted) {
+    await places[name]?.first?.();
+    told.push([name, ...(await outcomeOf(scene, route, { key, ids: scene.here, ...places[name]?.wish }))]);
+    if (route.kind === 'events') continue;
+    const { items } = await scene.house.client.audit.list({ request_id: scene.requestIds.at(-1) ?? '' });
+    recorded.push([name, items.map(({ action, result, address }) => [action, result, address])]);
+  }
+  expect(told).toEqual(sorted.map(({ name, route }) => [name, route.status, undefined]));
+  // What changes or runs something is on record, once; what only reads is not.
+  expect(recorded).toEqual(
+    sorted
+      .filter(({ route }) => route.kind !== 'events')
+      .map(({ name, route }) => [name, route.method === 'GET' ? [] : [[name, 'ok', '127.0.0.1']]]),
+  );
+  expect(reached(scene, scene.requestIds).length).toBeGreaterThan(20);
+});
+
+/** Events have no end: their first answer tells. */
+async function outcomeOf(scene: Scene, route: Route, wish: Ask): Promise<[status: number, code: unknown]> {
+  const enough = new AbortController();
+  if (route.kind !== 'events') {
+    const { status, body } = await ask(scene, route, wish);
+    return [status, body.error?.code];
+  }
+  const response = await fetch(addressOf(scene, route, wish), {
+    headers: { Authorization: `Bearer ${wish.key}` },
+    signal: enough.signal,
+  });
+  enough.abort();
+  return [response.status, undefined];
+}
+
+// ---- gRPC
+
+interface Rpc {
+  route: Route;
+  noun: IdNoun;
+  messages(ids: Ids, scene: Scene): object[];
+}
+
+/** The route whose right each rpc needs, and a call that would do something. */
+const rpcs: Record<string, Rpc> = {
+  Exec: {
+    route: api.commands.create,
+    noun: 'machine',
+    messages: ({ machine: machine_id }, { known: { command } }) => [{ start: { machine_id, command } }],
+  },
+  FollowCommand: {
+    route: api.commands.stream,
+    noun: 'command',
+    messages: ({ command: command_id }) => [{ command_id }],
+  },
+  AttachSession: {
+    route: api.sessions.attach,
+    noun: 'session',
+    messages: ({ session: session_id }) => [{ open: { session_id } }],
+  },
+  ReadFile: {
+    route: api.files.download,
+    noun: 'machine',
+    messages: ({ machine: machine_id }) => [{ machine_id, path: '/etc/hostname' }],
+  },
+  WriteFile: {
+    route: api.files.put,
+    noun: 'machine',
+    messages: ({ machine: machine_id }, { known: { path } }) => [
+      { open: { machine_id, path } },
+      { commit: {} },
+    ],
+  },
+  WatchFiles: {
+    route: api.files.watch,
+    noun: 'machine',
+    messages: ({ machine: machine_id }, { folder }) => [{ machine_id, path: folder }],
+  },
+  Events: {
+    route: api.events.stream,
+    noun: 'machine',
+    messages: ({ machine: machine_id }) => [{ machine_id }],
+  },
+};
+
+interface Told {
+  code: grpcStatus;
+  farhand: string;
+  details: Record<string, unknown>;
+  /** Messages that came. */
+  came: Buffer[];
+}
+
+interface Ring {
+  path: string;
+  messages: Buffer[];
+  headers: Record<string, string>;
+  /** Enough once it has begun. */
+  begun?: boolean;
+  /** The client would send more. */
+  open?: boolean;
+}
+
+/** Calls as bytes, so that nothing of ours stands between; each on a connection of its own. */
+async function dialler(scene: Scene): Promise<(ring: Ring) => Promise<Told>> {
+  const ca = credentials.createSsl(Buffer.from(await caOf(scene.house)));
+  const options = { 'grpc.ssl_target_name_override': linkServerName, 'grpc.use_local_subchannel_pool': 1 };
+  return async ({ path, messages, headers, begun, open }) => {
+    const client = new Client(scene.house.grpc, ca, options);
+    const metadata = new Metadata();
+    for (const [name, value] of Object.entries(headers)) metadata.set(name, value);
+    const same = (bytes: Buffer): Buffer => bytes;
+    const stream = client.makeBidiStreamRequest(path, same, same, metadata);
+    const came: Buffer[] = [];
+    stream.on('error', () => undefined);
+    stream.on('data', (bytes: Buffer) => came.push(bytes));
+    for (const message of messages) stream.write(message);
+    if (!open) stream.end();
+    try {
+      return await new Promise((resolve) => {
+        stream.once('metadata', (first: Metadata) => {
+          if (begun && first.get('farhand-request-id').length > 0)
+            resolve({ code: grpcStatus.OK, farhand: '', details: {}, came });
+        });
+        stream.once('status', ({ code, metadata: last }) => {
+          const text = (name: string): string => String(last.get(name)[0] ?? '');
+          scene.requestIds.push(text('farhand-request-id'));
+          const details = JSON.parse(text('farhand-details') || '{}');
+          resolve({ code, farhand: text('farhand-code'), details, came });
+        });
+      });
+    } finally {
+      stream.cancel();
+      client.close();
+    }
+  };
+}
+
+/** The definitions that the broker serves, as grpc-js keeps them. */
+interface Definition {
+  path: string;
+  requestStream: boolean;
+  requestSerialize(message: object): Buffer;
+  responseDeserialize(bytes: Buffer): { message?: string };
+}
+type Definitions = Record<string, Definition>;
+const definitionsOf = (service: unknown): [string, Definitions[string]][] =>
+  Object.entries(service as Definitions);
+
+const streams = definitionsOf(streamsService);
+const authorized = (authorization: string): Record<string, string> => ({ authorization });
+
+interface RpcCase {
+  asked: string;
+  path: string;
+  messages: Buffer[];
+  headers: Record<string, string>;
+  expected: string;
+  details?: Record<string, unknown>;
+}
+
+async function rpcCases(scene: Scene): Promise<RpcCase[]> {
+  const { here, there, house } = scene;
+  const [without, limited, wrong] = [
+    await keysWithout(scene),
+    await limitedKeys(scene),
+    await strangers(scene),
+  ];
+  return streams.flatMap(([name, { path, requestSerialize }]) => {
+    const rpc = rpcs[name];
+    if (!rpc) throw new Error(`${name} has no example in this test`);
+    const { route, noun } = rpc;
+    const messages = rpc.messages(there, scene).map(requestSerialize);
+    const call = { path, messages };
+    const access = route.access as Scope;
+    const foreign = { ...here, [noun]: noun === 'machine' ? 'mach_never' : there[noun] };
+    return [
+      ...wrong.map(([what, authorization]) => ({
+        asked: `${name} with ${what}`,
+        ...call,
+        headers: authorization === undefined ? {} : authorized(authorization),
+        expected: 'UNAUTHENTICATED unauthorized',
+      })),
+      {
+        asked: `${name} with a key in other metadata`,
+        ...call,
+        headers: { 'x-api-key': house.key, cookie: house.key, 'proxy-authorization': `Bearer ${house.key}` },
+        expected: 'UNAUTHENTICATED unauthorized',
+      },
+      {
+        asked: `${name} without its scope`,
+        ...call,
+        headers: authorized(`Bearer ${without.get(access)}`),
+        expected: 'PERMISSION_DENIED forbidden',
+        details: { required_scope: access },
+      },
+      ...limits.flatMap((by) => {
+        const refused = {
+          path,
+          headers: authorized(`Bearer ${limited(access, by)}`),
+          expected: 'PERMISSION_DENIED forbidden',
+        };
+        return [
+          {
+            asked: `${name} limited by ${by}`,
+            ...refused,
+            messages,
+            details: { [`${noun}_id`]: there[noun] },
+          },
+          {
+            asked: `${name} limited by ${by}, and another id`,
+            ...refused,
+            messages: rpc.messages(foreign, scene).map(requestSerialize),
+            details: { [`${noun}_id`]: foreign[noun] },
+          },
+        ];
+      }),
+    ];
+  });
+}
+
+test('every rpc of clients refuses every kind of wrong key, changes nothing, and asks no machine', async () => {
+  const scene = await openScene();
+  const ring = await dialler(scene);
+  const cases = await rpcCases(scene);
+  await expectRefusals(scene, cases, async ({ asked, path, messages, headers, expected, details = {} }) => {
+    const { code, farhand, details: given, came } = await ring({ path, messages, headers });
+    const told = [`${grpcStatus[code]} ${farhand}`, given, came.length];
+    return [asked, JSON.stringify(told), JSON.stringify([expected, details, 0])];
+  });
+});
+
+test('with the right key the very same calls begin', async () => {
+  const scene = await openScene();
+  const ring = await dialler(scene);
+  for (const [name, { path, requestSerialize, requestStream }] of streams) {
+    const rpc = rpcs[name];
+    const { key } = await scene.house.keyed([rpc?.route.access as Scope], { tags: ['here'] });
+    const messages = rpc?.messages(scene.here, scene).map(requestSerialize) ?? [];
+    const headers = authorized(`Bearer ${key}`);
+    const told = await ring({ path, messages, headers, begun: true, open: requestStream });
+    expect([name, grpcStatus[told.code], told.farhand]).toEqual([name, 'OK', '']);
+  }
+});
+
+// ---- The services of machines
+
+/** What somebody may send to a method of the link who is no machine, and what he gets; complete, by name. */
+async function linkMessages({ house, there }: Scene): Promise<Record<string, [object, string][]>> {
+  const used = await house.joinToken();
+  await house.agent({ name: 'joined', joinToken: used });
+  const expired = await house.client.joinTokens.create({ name: 'expired', expires_in: 60_000 });
+  const removed = await house.client.joinTokens.create({ name: 'removed' });
+  await house.client.joinTokens.remove({ join_token_id: removed.id });
+  const secretOf = (token: string): string => /^farhand_join_(\w+)\./.exec(token)?.[1] ?? '';
+  const hashed = createHash('sha256').update(secretOf(expired.token)).digest('hex');
+  const secrets = [
+    house.key,
+    'x'.repeat(43),
+    used,
+    secretOf(used),
+    secretOf(removed.token),
+    expired.id,
+    hashed,
+  ];
+  const host = { hostname: 'h', os: 'linux', arch: 'x64' };
+  const wish = { public_key: strangersKey(), name: 'intruder', host, agent_version: '1' };
+  const signed = { protocol: 1, signature: Buffer.alloc(64), methods: [...methods.keys()] };
+  const hello = { ...signed, boot_id: 'b', instance_id: 'i', journal_id: 'j', host };
+  return {
+    Enroll: [
+      ...secrets.map((token): [object, string] => [{ ...wish, token }, 'UNAUTHENTICATED']),
+      [{ ...wish, token: '' }, 'INVALID_ARGUMENT'],
+    ],
+    Connect: [
+      [{ hello: { ...hello, machine_id: there.machine } }, 'UNAUTHENTICATED: challenge'],
+      [{ hello: { ...hello, machine_id: 'mach_never' } }, 'OK: challenge removed'],
+      [{ hello: { ...hello, machine_id: '' } }, 'OK: challenge removed'],
+      [{ heartbeat: {} }, 'INVALID_ARGUMENT: challenge'],
+      [{ reply: { call_id: 'call_x', response: Buffer.alloc(1) } }, 'INVALID_ARGUMENT: challenge'],
+    ],
+    Answer: [
+      [{ message: Buffer.alloc(1) }, 'NOT_FOUND'],
+      [{ end: {} }, 'NOT_FOUND'],
+    ],
+  };
+}
+
+const strangersKey = (): Buffer => rawPublicKey(generateKeyPairSync('ed25519').publicKey);
+
+test('the link lets nobody in without a join token or a machine’s key, an admin key included', async () => {
+  const scene = await openScene();
+  const messages = await linkMessages(scene);
+  const ring = await dialler(scene);
+  const wishes = [{}, authorized(`Bearer ${scene.house.key}`), { [callKey]: 'call_0000000000000000000000' }];
+  const cases = definitionsOf(linkService).flatMap(([name, definition]) => {
+    const own = messages[name];
+    if (!own) throw new Error(`${name} has no example in this test`);
+    return own.flatMap(([message, expected]) =>
+      wishes.map((headers) => ({ name, definition, message, headers, expected })),
+    );
+  });
+  await expectRefusals(scene, cases, async ({ name, definition, message, headers, expected }) => {
+    const { path, requestSerialize, responseDeserialize } = definition;
+    const { code, came } = await ring({ path, headers, messages: [requestSerialize(message)] });
+    const kinds = came.map((bytes) => ` ${responseDeserialize(bytes).message}`);
+    const told = `${grpcStatus[code]}${kinds.length > 0 ? ':' : ''}${kinds.join('')}`;
+    return [`${name} ${Object.keys(headers).join()} ${JSON.stringify(message).slice(0, 60)}`, told, expected];
+  });
+  const { items } = await scene.house.client.machines.list();
+  expect(items.map(({ name }) => name).sort()).toEqual(['here', 'joined', 'there']);
+});
+
+test('what a machine can do is not served to anybody: no method of it is there, whatever the key', async () => {
+  const scene = await openScene();
+  const ring = await dialler(scene);
+  const headers = authorized(`Bearer ${scene.house.key}`);
+  const paths = [
+    ...[...methods.keys()].map((name) => `/farhand.agent.v1.Agent/${name}`),
+    '/grpc.reflection.v1.ServerReflection/ServerReflectionInfo',
+    '/farhand.client.v1.Streams/exec',
+    '/farhand.client.v1.Streams/Exec/',
+    '//farhand.client.v1.Streams/Exec',
+    '/Farhand.Client.V1.Streams/Exec',
+    '/farhand.client.v1.Streams/../Streams/Exec',
+  ];
+  await expectRefusals(scene, paths, async (path) => {
+    const { code } = await ring({ path, messages: [], headers });
+    return [path, grpcStatus[code], 'UNIMPLEMENTED'];
+  });
+});

@@ -1,0 +1,181 @@
+// Whatever a broker or an agent makes in its data directory is private from the moment it is made, whatever the umask:
+// seen in the system calls of real programs, for a later chmod would leave a moment.
+import { spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { readdirSync, readFileSync, statSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { withBroker } from '../broker/cli/connect.ts';
+import { Farhand } from '../shared/sdk/index.ts';
+import { temporaryFolder } from './house.ts';
+import { program } from './programs.ts';
+
+const calls = 'open,openat,creat,mkdir,mkdirat,mknod,mknodat,chmod,fchmod,fchmodat,bind';
+const traceable = spawnSync('strace', ['-o', '/dev/null', 'true']).status === 0;
+const why = traceable ? '' : ' (skipped: strace is missing, or may not trace here)';
+
+/** A system call that names something below a directory. */
+interface Seen {
+  call: string;
+  /** Below the directory; empty is the directory itself. */
+  path: string;
+  mode: number;
+  flags: string;
+}
+
+/** Becomes the program, with a umask, and writes down what it asks of the kernel. */
+const traced = (umask: string, file: string): string[] => [
+  ...['/bin/sh', '-c', 'umask "$0"; exec "$@"', umask],
+  ...['strace', '-D', '-f', '-qq', '-s', '4096', '-o', file, '-e', `trace=${calls}`],
+];
+
+/** What was asked below a directory, in order; what failed made nothing. */
+function seenIn(file: string, directory: string): Seen[] {
+  return readFileSync(file, 'utf8')
+    .split('\n')
+    .filter((line) => line.includes(`"${directory}`) && !line.includes(' = -1 '))
+    .map((line) => {
+      const [, call = '', rest = ''] = /^\d+ +(\w+)\((.*)/.exec(line) ?? [];
+      const path = new RegExp(`"${directory}/?([^"]*)"`).exec(rest)?.[1] ?? '';
+      const [, mode = '0'] = /, (?:S_IF\w+\|)?(0[0-7]*)(?:\)| <unfinished)/.exec(rest) ?? [];
+      return { call, path, mode: Number.parseInt(mode, 8), flags: /O_[A-Z_|]+/.exec(rest)?.[0] ?? '' };
+    });
+}
+
+/** What a call made, or gave, more rights than its owner's; `known` are the names that are there already. */
+function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<string>): string | undefined {
+  const isNew = !known.has(path);
+  const told = `${call} of ${path} with ${mode.toString(8)}`;
+  if (call.startsWith('mkdir')) {
+    known.add(path);
+    return (mode & ~umask) === 0o700 ? undefined : told;
+  }
+  if (call.includes('chmod')) return mode & 0o077 ? told : undefined;
+  // Its mode is that of the umask until it is changed: the directory around it must keep others away.
+  if (call === 'bind') return known.has('') ? undefined : told;
+  if (!call.startsWith('creat') && !call.startsWith('mknod') && !/O_CREAT|O_TMPFILE/.test(flags))
+    return undefined;
+  known.add(path);
+  return !isNew || (mode & ~umask) === 0o600 ? undefined : told;
+}
+
+const leaksIn = (seen: Seen[], umask: number): string[] => {
+  const known = new Set<string>();
+  return seen.flatMap((one) => leak(one, umask, known) ?? []);
+};
+
+/** Everything there is at last, with its mode. */
+function modesIn(directory: string): string[] {
+  const names = ['', ...(readdirSync(directory, { recursive: true }) as string[])];
+  return names.flatMap((name) => {
+    const status = statSync(join(directory, name));
+    const mode = status.mode & 0o7777;
+    return mode === (status.isDirectory() ? 0o700 : 0o600) ? [] : [`${name}: ${mode.toString(8)}`];
+  });
+}
+
+/** A little of everything that leaves a file behind; short output does not. */
+async function use(
+  client: Farhand,
+  url: string,
+  key: string,
+  machine_id: string,
+  folder: string,
+): Promise<void> {
+  await client.webhooks.create({
+    url: 'http://localhost:1/',
+    events: ['*'],
+    secret: 'a secret of a webhook',
+  });
+  const command = await client.commands.create({
+    machine_id,
+    command: 'seq 100000; echo err >&2',
+    wait: 10_000,
+  });
+  expect(command.status).toBe('completed');
+  const session = await client.sessions.create({ machine_id, shell: 'cat' });
+  await client.sessions.end({ session_id: session.id });
+  await client.files.write({ machine_id, path: join(folder, 'written'), content: 'x' });
+  // The path comes late: the broker must spool.
+  const form = new FormData();
+  form.append('file', new Blob(['x'.repeat(100_000)]), 'x');
+  form.append('path', join(folder, 'uploaded'));
+  const headers = { Authorization: `Bearer ${key}` };
+  const answer = await fetch(`${url}/api/v1/machines/${machine_id}/files/upload`, {
+    method: 'POST',
+    headers,
+    body: form,
+  });
+  expect(answer.status).toBe(201);
+}
+
+async function end(child: ReturnType<typeof program>): Promise<void> {
+  const exited = once(child, 'exit');
+  child.kill('SIGTERM');
+  await exited;
+}
+
+/** Runs both programs under a umask, and gives back what each asked of the kernel in its directory. */
+async function watched(umask: string) {
+  const folder = temporaryFolder('modes');
+  const [dataDir, agentDir] = [join(folder, 'broker/data'), join(folder, 'agent/data')];
+  const [brokerCalls, agentCalls] = [join(folder, 'broker.trace'), join(folder, 'agent.trace')];
+  const places = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const broker = program('broker/main.ts', places, traced(umask, brokerCalls));
+  const up = await broker.line('broker is up');
+  const { key, token } = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (local) => ({
+    key: (await local.keys.create({ name: 'modes', scopes: ['admin'] })).key,
+    token: (await local.joinTokens.create({ name: 'modes' })).token,
+  }));
+  const joining = ['--broker', String(up.grpc), '--join-token', token, '--data-dir', agentDir];
+  const agent = program('agent/main.ts', joining, traced(umask, agentCalls));
+  const { machine_id } = await broker.line('machine linked');
+  const url = String(up.http);
+  await use(new Farhand({ baseUrl: url, apiKey: key }), url, key, String(machine_id), folder);
+  const running = [...modesIn(dataDir), ...modesIn(agentDir)];
+  await end(agent);
+  await end(broker);
+  return {
+    broker: seenIn(brokerCalls, dataDir),
+    agent: seenIn(agentCalls, agentDir),
+    left: [...running, ...modesIn(dataDir), ...modesIn(agentDir)],
+  };
+}
+
+test.skipIf(!traceable).each(['0000', '0022'])(
+  `all that broker and agent make is private at once, under a umask of %s${why}`,
+  async (umask) => {
+    const { broker, agent, left } = await watched(umask);
+    expect(leaksIn(broker, Number.parseInt(umask, 8))).toEqual([]);
+    expect(leaksIn(agent, Number.parseInt(umask, 8))).toEqual([]);
+    expect(left).toEqual([]);
+    // The trace is of what it should be of.
+    const named = (seen: Seen[], name: RegExp): boolean => seen.some(({ path }) => name.test(path));
+    const brokers = [
+      /^\.state\.json-/,
+      /^\.authority/,
+      /^\.webhooks\.key-/,
+      /^history\.db-wal$/,
+      /^output\//,
+      /^spool\//,
+      /^broker\.sock$/,
+    ];
+    expect(brokers.filter((name) => !named(broker, name))).toEqual([]);
+    expect(
+      [/^\.identity\.json-/, /^lock\.db$/, /^processes\//].filter((name) => !named(agent, name)),
+    ).toEqual([]);
+  },
+  60_000,
+);
+
+test('a file, a directory or a socket that others could reach for a moment is found in a trace', () => {
+  const made = { call: 'openat', path: 'x', mode: 0o600, flags: 'O_WRONLY|O_CREAT' };
+  expect(leaksIn([made, { ...made, mode: 0o644 }], 0)).toEqual([]);
+  expect(leaksIn([{ ...made, mode: 0o644 }], 0)).toEqual(['openat of x with 644']);
+  expect(leaksIn([{ ...made, mode: 0o666 }], 0o022)).toEqual(['openat of x with 666']);
+  expect(leaksIn([{ ...made, call: 'mkdir', mode: 0o777 }], 0o022)).toEqual(['mkdir of x with 777']);
+  expect(leaksIn([{ ...made, call: 'fchmodat', mode: 0o640 }], 0)).toEqual(['fchmodat of x with 640']);
+  expect(leaksIn([{ ...made, call: 'bind', mode: 0 }], 0)).toEqual(['bind of x with 0']);
+  const directory = { ...made, call: 'mkdir', path: '', mode: 0o700 };
+  expect(leaksIn([directory, { ...made, call: 'bind', mode: 0 }], 0)).toEqual([]);
+});

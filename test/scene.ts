@@ -1,0 +1,355 @@
+// Requests to every route of the table, made from its schemas, and a house with two of everything they may name.
+import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { expect } from 'vitest';
+import { z } from 'zod';
+import type { RawInput } from '../broker/admission/input.ts';
+import { allRoutes } from '../shared/api/index.ts';
+import { type IdNoun, idSchemas, type Route, type Scope } from '../shared/api/route.ts';
+import { codes, isCode } from '../shared/errors.ts';
+import { type AgentHandle, type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
+
+// ---- Requests made from the schemas of a route
+
+/** As much of JSON Schema as our routes use. */
+interface Json {
+  type?: string;
+  properties?: Record<string, Json>;
+  required?: string[];
+  items?: Json;
+  anyOf?: Json[];
+  oneOf?: Json[];
+  enum?: unknown[];
+  const?: unknown;
+  minimum?: number;
+  examples?: unknown[];
+}
+
+export interface Named {
+  /** `machines.list`. */
+  name: string;
+  route: Route;
+}
+
+export type Ids = Record<IdNoun, string>;
+
+/** Where an id stands in a request: `body.machine_ids.0`. */
+export interface Place {
+  at: string;
+  noun: IdNoun;
+}
+
+/** Values for what a schema cannot tell. */
+type Known = Readonly<Record<string, string>>;
+
+const parts = ['params', 'query', 'body'] as const;
+export const nouns = Object.keys(idSchemas) as IdNoun[];
+export const everything: Named[] = allRoutes().map(({ noun, operation, route }) => ({
+  name: `${noun}.${operation}`,
+  route,
+}));
+// A WebSocket is no request with an answer, its right is a ticket: websocket.test.ts is its own.
+export const table = everything.filter(({ route }) => route.kind !== 'socket');
+/** The keyed routes in so many parts: a house may count how often it is shown a wrong key. */
+export const inParts = (parts: number): Named[][] =>
+  Array.from({ length: parts }, (_, part) => keyed.filter((_one, n) => n % parts === part));
+export const keyed = table.filter(({ route }) => route.access !== 'everybody');
+
+function schemaOf(route: Route, part: (typeof parts)[number]): Json {
+  const schema = part === 'body' ? route.body : z.object(route[part]);
+  return schema ? (z.toJSONSchema(schema, { io: 'input', unrepresentable: 'any' }) as Json) : {};
+}
+
+/** The noun of a field that holds an id: `destination_machine_id` is a machine's. A name we do not know fails. */
+function nounAt(at: string): IdNoun | undefined {
+  const field = at
+    .split('.')
+    .filter((step) => step !== '0')
+    .at(-1);
+  if (!field || !/_ids?$/.test(field)) return undefined;
+  // Of a client of the session in the path, and of a request that was; of nothing else.
+  if (['client_id', 'request_id'].includes(field)) return undefined;
+  const noun = nouns.find((one) => new RegExp(`(^|_)${one}_ids?$`).test(field));
+  if (!noun) throw new Error(`${at} is an id of something that dispatch cannot look up`);
+  return noun;
+}
+
+function branches(schema: Json): Json[] {
+  return schema.anyOf ?? schema.oneOf ?? [schema];
+}
+
+function placesOf(schema: Json, at: string): Place[] {
+  return branches(schema).flatMap((branch) => {
+    const noun = branch.type === 'string' ? nounAt(at) : undefined;
+    if (noun) return [{ at, noun }];
+    if (branch.items) return placesOf(branch.items, `${at}.0`);
+    return Object.entries(branch.properties ?? {}).flatMap(([key, inner]) => placesOf(inner, `${at}.${key}`));
+  });
+}
+
+export const placesIn = (route: Route): Place[] =>
+  parts.flatMap((part) => placesOf(schemaOf(route, part), part));
+
+/** A value that fits: what is required, and every id; `swap` puts another id at one place. */
+function fill(schema: Json, at: string, ids: Ids, known: Known, swap?: { at: string; id: string }): unknown {
+  const branch = branches(schema)[0] ?? {};
+  const inner = (one: Json, key: string): unknown => fill(one, `${at}.${key}`, ids, known, swap);
+  const noun = branch.type === 'string' ? nounAt(at) : undefined;
+  if (noun) return swap?.at === at ? swap.id : ids[noun];
+  const told = known[at.split('.').at(-1) ?? ''];
+  if (told !== undefined) return told;
+  if (branch.const !== undefined || branch.enum) return branch.const ?? branch.enum?.[0];
+  if (branch.type === 'array') return branch.items ? [inner(branch.items, '0')] : [];
+  if (branch.properties) {
+    const needed = Object.entries(branch.properties).filter(
+      ([key, one]) => branch.required?.includes(key) || placesOf(one, `${at}.${key}`).length > 0,
+    );
+    return Object.fromEntries(needed.map(([key, one]) => [key, inner(one, key)]));
+  }
+  if (branch.type === 'boolean') return false;
+  if (branch.type === 'integer' || branch.type === 'number') return branch.minimum ?? 0;
+  return branch.type === 'string' ? (branch.examples?.[0] ?? 'x') : {};
+}
+
+export function rawOf(route: Route, ids: Ids, known: Known, swap?: { at: string; id: string }): RawInput {
+  const [params, query, body] = parts.map((part) => fill(schemaOf(route, part), part, ids, known, swap));
+  return {
+    // Made from z.object() schemas.
+    params: params as Record<string, string>,
+    query: query as Record<string, string>,
+    headers: {},
+    body: route.body && body,
+  };
+}
+
+// ---- A house with two machines, and calls into it
+
+export interface Scene {
+  house: House;
+  /** Nothing may ever appear in it. */
+  folder: string;
+  known: Known;
+  /** Two of everything, each on a machine of its own. */
+  here: Ids;
+  there: Ids;
+  agents: AgentHandle[];
+  /** The ids of all requests so far. */
+  requestIds: string[];
+  /** A key that reaches only the machine of `here`: by its id, or by its tag. */
+  limited(scopes: Scope[], by?: Limit): Promise<string>;
+}
+
+export type Limit = 'machine_ids' | 'tags';
+
+export async function openScene(): Promise<Scene> {
+  const house = await openHouse();
+  const folder = temporaryFolder('untouched');
+  const agents = [
+    await house.agent({ name: 'here', tags: 'here' }),
+    await house.agent({ name: 'there', tags: 'there' }),
+  ];
+  const [here, there] = await Promise.all([
+    furnish(house, agents[0]!, 'here'),
+    furnish(house, agents[1]!, 'there'),
+  ]);
+  await settled(house);
+  const reach = { machine_ids: [here.machine], tags: ['here'] };
+  return {
+    house,
+    folder,
+    known: {
+      path: join(folder, 'file'),
+      command: `touch ${folder}/ran`,
+      file: 'page.js',
+      since: '2026-11-21T10:00:00Z',
+    },
+    here,
+    there,
+    agents,
+    requestIds: [],
+    limited: async (own, by = 'machine_ids') => (await house.keyed(own, { [by]: reach[by] })).key,
+  };
+}
+
+/** A machine and one of everything that has an id; a new noun does not compile until it is here. */
+async function furnish(house: House, { machineId: machine }: AgentHandle, tag: string): Promise<Ids> {
+  const [session, command, batch, key, token] = await Promise.all([
+    house.client.sessions.create({ machine_id: machine, shell: 'cat' }),
+    // Long enough for its start to be an event.
+    house.client.commands.create({ machine_id: machine, command: 'cat', input: true, wait: 100 }),
+    house.client.batches.create({ machine_ids: [machine], command: 'true' }),
+    house.client.keys.create({ name: tag, scopes: ['files:read'] }),
+    house.client.joinTokens.create({ name: tag }),
+  ]);
+  const schedule = await house.client.schedules.create({
+    ...{ machine_id: machine, name: tag, command: 'true', cron: '@yearly', catch_up: 'none' },
+  });
+  await house.client.schedules.run({ schedule_id: schedule.id });
+  const { items } = await house.client.schedules.history({ schedule_id: schedule.id });
+  expect(session.status).toBe('CONNECTED');
+  return {
+    machine,
+    session: session.id,
+    command: command.id,
+    batch: batch.id,
+    key: key.id,
+    join_token: token.id,
+    schedule: schedule.id,
+    run: items[0]?.id ?? '',
+    ...(await toldTo(house, machine)),
+  };
+}
+
+/** A webhook, and a delivery of it that fails: nothing may go there. */
+async function toldTo({ client }: House, machine: string): Promise<Pick<Ids, 'webhook' | 'delivery'>> {
+  const { id } = await client.webhooks.create({
+    url: 'http://localhost:1/',
+    events: ['command.*'],
+    machine_ids: [machine],
+  });
+  await client.commands.create({ machine_id: machine, command: 'true' });
+  const { items } = await client.webhooks.deliveries({ webhook_id: id });
+  return { webhook: id, delivery: items[0]!.id };
+}
+
+/** Nothing is under way any more but what goes on for ever, so that whatever changes has a cause. */
+async function settled({ client }: House): Promise<void> {
+  const { items: webhooks } = await client.webhooks.list();
+  const busy = async (): Promise<number> => {
+    const running = await client.commands.list({ status: 'running' });
+    const told = await Promise.all(webhooks.map(({ id }) => client.webhooks.deliveries({ webhook_id: id })));
+    return running.total - webhooks.length + told.flatMap(({ items }) => items.filter(isUntried)).length;
+  };
+  await expect.poll(busy, { interval: 20 }).toBe(0);
+}
+
+const isUntried = ({ attempts }: { attempts: unknown[] }): boolean => attempts.length === 0;
+
+/** Nouns whose things lie on a machine, or are one. */
+export const onMachine: Record<IdNoun, boolean> = {
+  machine: true,
+  command: true,
+  batch: true,
+  schedule: true,
+  run: true,
+  session: true,
+  key: false,
+  join_token: false,
+  webhook: false,
+  delivery: false,
+};
+
+export interface Ask {
+  key?: string | null;
+  ids?: Ids;
+  swap?: { at: string; id: string };
+  headers?: Record<string, string>;
+  method?: string;
+  /** Sent instead of the body that fits. */
+  body?: unknown;
+  query?: Record<string, string>;
+}
+
+/** Where a request goes, its query included. */
+export function addressOf(scene: Scene, route: Route, options: Ask = {}): string {
+  const { params, query } = rawOf(route, options.ids ?? scene.there, scene.known, options.swap);
+  const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) =>
+    encodeURIComponent(String(params[name])),
+  );
+  const search = new URLSearchParams({ ...(query as Record<string, string>), ...options.query });
+  return `${scene.house.url}${route.base}${path}?${search.toString()}`;
+}
+
+export async function ask(scene: Scene, route: Route, options: Ask = {}): Promise<Answer> {
+  const raw = rawOf(route, options.ids ?? scene.there, scene.known, options.swap);
+  const { body, type } =
+    options.body === undefined ? bodyOf(route, raw, scene.known) : { body: options.body };
+  const answer = await call(addressOf(scene, route, options), options.method ?? route.method, {
+    key: options.key === undefined ? scene.house.key : options.key,
+    ...(body !== undefined && { body }),
+    headers: { ...(type && { 'Content-Type': type }), ...options.headers },
+  });
+  scene.requestIds.push(answer.headers.get('x-request-id') ?? '');
+  return answer;
+}
+
+/** What is no JSON: the bytes of a file, which make an empty archive too, or a form with them. */
+function bodyOf({ accepts }: Route, { body }: RawInput, { path }: Known): { body?: unknown; type?: string } {
+  const bytes = '\0'.repeat(1024);
+  if (accepts === 'bytes') return { body: bytes, type: 'application/octet-stream' };
+  if (accepts !== 'form') return { body };
+  const part = (name: string, value: string) =>
+    `--x\r\nContent-Disposition: form-data; name="${name}"\r\n\r\n${value}\r\n`;
+  const form = [part('path', path ?? ''), part('file"; filename="x', bytes), '--x--\r\n'].join('');
+  return { body: form, type: 'multipart/form-data; boundary=x' };
+}
+
+/** `403 forbidden`, once the whole answer is as every refusal must be. */
+export function refusalIn(answer: Answer): string {
+  const { code, message, details } = answer.body?.error ?? {};
+  if (!isCode(String(code))) return `${answer.status} without a code of the table`;
+  expect(answer.body).toEqual({ error: { code, message: expect.any(String), details: expect.any(Object) } });
+  expect(Array.isArray(details)).toBe(false);
+  expect(message).not.toMatch(/^\s*at |node:|\.ts/m);
+  expect(answer.headers.get('x-request-id')).toMatch(/^req_[0-9A-Za-z]{22}$/);
+  expect([code, answer.status]).toEqual([code, codes[code as keyof typeof codes]]);
+  return `${answer.status} ${code}`;
+}
+
+/** Tables that tell of calls themselves, or of what machines report of their own accord. */
+const byThemselves = /^(audit|key_|machine_facts|metrics|announced|sqlite_)/;
+
+/** What must be the same before and after calls that are refused: everything kept, to the last column. */
+function kept({ house, folder, agents }: Scene): Record<string, unknown> {
+  return {
+    state: JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8')),
+    history: rowsOf(join(house.dataDir, 'history.db')),
+    files: [folder, house.dataDir, ...agents.map(({ dataDir }) => dataDir)].map((directory) =>
+      readdirSync(directory, { recursive: true, encoding: 'utf8' }).toSorted((a, b) => a.localeCompare(b)),
+    ),
+  };
+}
+
+function rowsOf(file: string): Record<string, unknown> {
+  const database = new DatabaseSync(file, { readOnly: true });
+  try {
+    const names = database.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").all();
+    const tables = names.map(({ name }) => String(name)).filter((name) => !byThemselves.test(name));
+    return Object.fromEntries(
+      tables.map((table) => {
+        const rows = database.prepare(`SELECT * FROM "${table}"`).all();
+        // Those come two seconds after a machine linked.
+        return [table, rows.filter(({ type }) => type !== 'machine.online')];
+      }),
+    );
+  } finally {
+    database.close();
+  }
+}
+
+/** Runs `tell` for each case and compares all of what it told at once; nothing may have changed meanwhile. */
+export async function expectRefusals<T>(
+  scene: Scene,
+  cases: T[],
+  tell: (one: T) => Promise<readonly [asked: string, refusal: string, expected: string]>,
+): Promise<void> {
+  expect(cases.length).toBeGreaterThan(0);
+  const before = kept(scene);
+  const first = scene.requestIds.length;
+  const told: (readonly [string, string, string])[] = [];
+  for (const one of cases) told.push(await tell(one));
+  expect(told.map(([asked, refusal]) => [asked, refusal])).toEqual(
+    told.map(([asked, , expected]) => [asked, expected]),
+  );
+  expect(kept(scene)).toEqual(before);
+  expect(reached(scene, scene.requestIds.slice(first))).toEqual([]);
+}
+
+/** Which of these requests a machine heard of. */
+export function reached({ agents }: Scene, requestIds: string[]): string[] {
+  const logs = agents.flatMap(({ logged }) => logged);
+  return requestIds.filter((id) => id !== '' && logs.some((line) => line.includes(id)));
+}
+
+export const malformed = '{"name":';

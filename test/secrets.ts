@@ -1,0 +1,160 @@
+// What the clients of a house were told in confidence, and the search for it in all that the house keeps, logs and
+// answers. Every test that opens a house is searched when it ends.
+import { createPrivateKey } from 'node:crypto';
+import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
+import { join, relative } from 'node:path';
+import { pino } from 'pino';
+import type { Logger } from '../shared/logger.ts';
+
+/** Bytes that may stand nowhere, and what they are. */
+const secrets = new Map<string, { what: string; bytes: Buffer }>();
+/** Answers that told one of them to somebody who had not just made it. */
+let blabbed: string[] = [];
+/** Houses and agents of the test that is under way. */
+let open = 0;
+
+/** Where secrets of the programs themselves belong. */
+const ownFiles = ['identity.json', 'authority.json', 'webhooks.key', 'rest-key.json'];
+/** What a test writes is small; the rest of a larger file is output of its commands. */
+const largestFile = 16 * 1024 * 1024;
+/** A shorter text may stand anywhere by itself. */
+const shortest = 16;
+
+export function remember(what: string, secret: string | Buffer): void {
+  const bytes = Buffer.isBuffer(secret) ? secret : Buffer.from(secret);
+  if (bytes.length >= shortest) secrets.set(bytes.toString('latin1'), { what, bytes });
+}
+
+/** For a test that gives a secret away on purpose, in the text of a command for instance. */
+export function giveAway(secret: string): void {
+  for (const [key, { bytes }] of secrets) if (secret.includes(bytes.toString())) secrets.delete(key);
+}
+
+const forms: [what: string, form: RegExp][] = [
+  ['an API key', /service_apikey_([0-9A-Za-z]{43})/g],
+  ['a join token', /farhand_join_([0-9A-Za-z]{43})/g],
+  ['a ticket', /[?&]ticket=([0-9A-Za-z]{43})/g],
+];
+
+/** What passes between a client and a house: secrets in it are remembered, known ones in an answer are found. */
+export function overhear(
+  method: string,
+  { asked, status, told }: { asked: unknown; status: number; told: string },
+): void {
+  if (method === 'GET' || status >= 400) blabbed.push(...found(Buffer.from(told), `an answer to ${method}`));
+  for (const [what, form] of forms) for (const [, secret = ''] of told.matchAll(form)) remember(what, secret);
+  const body = typeof asked === 'string' ? asked : JSON.stringify(asked ?? '');
+  for (const [, secret = ''] of body.matchAll(/"secret":"([^"\\]+)"/g))
+    remember('a webhook’s secret', secret);
+}
+
+/** fetch that is overheard, as far as answers are short JSON. */
+export const listening: typeof fetch = async (url, init) => {
+  const response = await fetch(url, init);
+  const { headers, status } = response;
+  const length = Number(headers.get('content-length') ?? Number.POSITIVE_INFINITY);
+  if (!headers.get('content-type')?.includes('application/json') || length > 64 * 1024) return response;
+  const told = await response.clone().text();
+  overhear(init?.method ?? 'GET', { asked: init?.body, status, told });
+  return response;
+};
+
+interface Silence {
+  log: Logger;
+  lines: readonly string[];
+}
+
+/** Of a broker on a directory: `meanwhile` while it runs, `afterwards` once it is closed. Both throw what they find. */
+export function keepBrokerSilent(directory: string) {
+  const { log, lines } = begin('broker');
+  const search = (): void => {
+    rememberKey('the authority’s key', join(directory, 'authority.json'));
+    const vault = join(directory, 'webhooks.key');
+    if (existsSync(vault)) {
+      const text = readFileSync(vault, 'utf8').trim();
+      remember('the key of the vault', text);
+      remember('the key of the vault', Buffer.from(text, 'hex'));
+    }
+    expectNothing([...inDirectory(directory), ...found(Buffer.from(lines.join('')), 'the broker’s log')]);
+  };
+  return { log, lines, meanwhile: search, afterwards: () => finish(search) };
+}
+
+/** Of an agent on a directory: `begin` once it has its identity, `afterwards` when it is closed. */
+export function keepAgentSilent(directory: string) {
+  const { log, lines } = begin('agent');
+  const search = (): void => {
+    expectNothing([...inDirectory(directory), ...found(Buffer.from(lines.join('')), 'the agent’s log')]);
+  };
+  return {
+    log,
+    lines,
+    begin: () => rememberKey('a machine’s key', join(directory, 'identity.json')),
+    afterwards: () => finish(search),
+  };
+}
+
+function begin(name: string): Silence {
+  open += 1;
+  const lines: string[] = [];
+  const write = (line: string): void => {
+    lines.push(line);
+    if (process.env.TEST_LOG === 'debug') process.stderr.write(line);
+  };
+  return { log: pino({ name, level: 'debug' }, { write }), lines };
+}
+
+function finish(search: () => void): void {
+  try {
+    search();
+  } finally {
+    open -= 1;
+    if (open === 0) {
+      secrets.clear();
+      blabbed = [];
+    }
+  }
+}
+
+function expectNothing(leaks: string[]): void {
+  const all = [...new Set([...leaks, ...blabbed])];
+  blabbed = [];
+  if (all.length > 0) throw new Error(`a secret is where nobody may find it: ${all.join('; ')}`);
+}
+
+function found(bytes: Buffer, where: string): string[] {
+  return [...secrets.values()]
+    .filter((secret) => bytes.includes(secret.bytes))
+    .map(({ what }) => `${what} in ${where}`);
+}
+
+/** Names and content of all that lies below a directory. */
+function inDirectory(directory: string): string[] {
+  if (!existsSync(directory)) return [];
+  return readdirSync(directory, { recursive: true, withFileTypes: true }).flatMap((entry) => {
+    const path = join(entry.parentPath, entry.name);
+    const name = relative(directory, path);
+    const named = found(Buffer.from(entry.name), `the name ${name}`);
+    const read = entry.isFile() && !ownFiles.includes(name);
+    return read ? [...named, ...found(contentOf(path), name)] : named;
+  });
+}
+
+/** Empty for what went away meanwhile. */
+function contentOf(path: string): Buffer {
+  try {
+    return statSync(path).size > largestFile ? Buffer.alloc(0) : readFileSync(path);
+  } catch {
+    return Buffer.alloc(0);
+  }
+}
+
+/** A private key as bytes, and as text in a file. */
+function rememberKey(what: string, file: string): void {
+  const [, pem] = /"private_key":"([^"]+)"/.exec(existsSync(file) ? readFileSync(file, 'utf8') : '') ?? [];
+  if (!pem) return;
+  const private_key = pem.replaceAll('\\n', '\n');
+  const { d = '' } = createPrivateKey(private_key).export({ format: 'jwk' }) as { d?: string };
+  remember(what, Buffer.from(d, 'base64url'));
+  remember(what, private_key.split('\n')[1] ?? '');
+}
