@@ -101,10 +101,13 @@ export function openCalls(settings: CallsOptions): Calls {
     { name: method }: MethodShape,
     call_id: string,
     request: Buffer,
-    { deadline_ms = 0, request_id }: CallOptions,
+    { deadline_ms = 0, request_id, caller }: CallOptions,
     request_follows = false,
   ): void {
-    send({ call: { call_id, method, request, request_follows, deadline_ms, request_id } });
+    const whose = caller && { key_id: caller.key_id, key_name: caller.key_name };
+    send({
+      call: { call_id, method, request, request_follows, deadline_ms, request_id, caller: whose ?? null },
+    });
   }
 
   function unary(shape: MethodShape, request: unknown, options: CallOptions): Promise<Buffer> {
