@@ -8,6 +8,7 @@ import { AppError } from '../shared/errors.ts';
 import { lockDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
 import type { AgentMethods } from '../shared/rpc.ts';
+import { type Activity, openActivity } from './activity/index.ts';
 import type { AgentSettings } from './config.ts';
 import { openFiles } from './files/index.ts';
 import { type Identity, openIdentity } from './identity.ts';
@@ -53,6 +54,7 @@ export async function startAgent(
     log,
   });
   const metrics = openMetrics();
+  const activity = await openActivity(directory, log);
   const handlers: AgentMethods = {
     ...files,
     ...processes,
@@ -70,11 +72,12 @@ export async function startAgent(
       processIds: () => processes.ids(),
       report: () => metrics.report(),
       log,
+      activity,
       ...(changed && { changed }),
     },
     stopping.signal,
   );
-  const ended = finishing(linked, processes, unlock);
+  const ended = finishing(linked, processes, activity, unlock);
   // Whoever holds the agent may look at `ended` late.
   ended.catch(() => undefined);
   return {
@@ -87,11 +90,17 @@ export async function startAgent(
   };
 }
 
-async function finishing(linked: Promise<void>, processes: Processes, unlock: () => void): Promise<void> {
+async function finishing(
+  linked: Promise<void>,
+  processes: Processes,
+  activity: Activity,
+  unlock: () => void,
+): Promise<void> {
   try {
     await linked;
   } finally {
     await processes.stop();
+    await activity.close();
     unlock();
   }
 }

@@ -13,6 +13,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { signProof } from '../../shared/proof.ts';
 import { type AgentMethods, type Method, methods, protocolVersion, shortenQueues } from '../../shared/rpc.ts';
 import { version } from '../../shared/version.ts';
+import type { Activity } from '../activity/index.ts';
 import type { Capability } from '../capabilities.ts';
 import type { Identity } from '../identity.ts';
 import { type Answers, openAnswers } from './answers.ts';
@@ -30,6 +31,7 @@ export interface LinkOptions {
   processIds(): string[];
   report(): Promise<Metrics>;
   log: Logger;
+  activity: Activity;
   /** Called at each welcome and each loss. */
   changed?(linked: boolean): void;
 }
@@ -97,6 +99,7 @@ class Session {
       maxOpen: openCalls,
       line,
       log: options.log,
+      activity: options.activity,
       reply: (reply) => this.#send({ reply }),
       roomy: () => this.#control.writableLength < mostWaiting,
     });
