@@ -9,6 +9,7 @@ import { lockDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
 import type { AgentMethods } from '../shared/rpc.ts';
 import { type Activity, openActivity } from './activity/index.ts';
+import { belongingsOf } from './belongings.ts';
 import type { AgentSettings } from './config.ts';
 import { openFiles } from './files/index.ts';
 import { type Identity, openIdentity } from './identity.ts';
@@ -46,10 +47,13 @@ export async function startAgent(
     log,
     mayRunAs: settings.allow.includes('user'),
   });
+  const { secret, program } = belongingsOf(settings);
   const files = await openFiles({
     roots: settings.root,
     home: homedir(),
-    forbidden: [directory, ...(settings.config ? [settings.config] : [])],
+    forbidden: secret,
+    fixed: program,
+    processes: () => [process.pid, ...processes.pids()],
     directory,
     log,
   });
