@@ -1,6 +1,6 @@
 // What belongs to the agent itself: through it nobody gets at these places, whatever the roots, or else its lock would
 // be as good as none.
-import { basename, dirname, resolve } from 'node:path';
+import { basename, dirname, join, resolve } from 'node:path';
 
 export interface Belongings {
   /** Keys, settings and what starts the agent: neither read nor changed. */
@@ -30,7 +30,8 @@ const installed = ['/opt/farhand-agent', '/usr/bin/farhand-agent', '/usr/local/b
 export function belongingsOf(settings: { data_dir: string; config?: string | undefined }): Belongings {
   const { data_dir, config } = settings;
   return {
-    secret: [data_dir, ...(config ? [resolve(config)] : []), ...service],
+    // The file by itself, too: mounted elsewhere it is not seen to lie in the directory.
+    secret: [data_dir, join(data_dir, 'identity.json'), ...(config ? [resolve(config)] : []), ...service],
     program: [process.execPath, ...own(import.meta.filename), ...installed],
   };
 }
