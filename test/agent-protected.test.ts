@@ -83,6 +83,10 @@ const waysToFile: Way[] = [
     'the directory by a symlink',
     ({ data, folder }) => `${symlinked(data, join(folder, 'dir'))}/identity.json`,
   ],
+  [
+    'a hard link to another file there',
+    ({ data, folder }) => linked(join(data, 'temporary.journal'), join(folder, 'hard')),
+  ],
   ['the configuration', ({ config }) => config],
   ['a hard link to the configuration', ({ config, folder }) => linked(config, join(folder, 'hard'))],
 ];

@@ -31,8 +31,8 @@ export type Switchboard = Map<string, (stream: AnswerStream) => void>;
 
 export interface Calls {
   stub: AgentStub;
-  /** A whole answer; one that nobody waits for is ignored. */
-  reply(reply: Reply__Output): void;
+  /** A whole answer; says whether anybody waited for it. */
+  reply(reply: Reply__Output): boolean;
   /** The link is gone: every open call fails with machine_offline. */
   close(): void;
   readonly open: number;
@@ -300,8 +300,11 @@ export function openCalls(settings: CallsOptions): Calls {
       [...methods.values()].map((shape) => [shape.key, stubMethod(shape)]),
     ) as unknown as AgentStub,
     reply(reply) {
-      pending.get(reply.call_id)?.settle(reply);
-      announced.get(reply.call_id)?.(reply);
+      const waiting = pending.get(reply.call_id);
+      const streaming = announced.get(reply.call_id);
+      waiting?.settle(reply);
+      streaming?.(reply);
+      return waiting !== undefined || streaming !== undefined;
     },
     get open() {
       return Object.values(lanes).reduce((sum, lane) => sum + lane.size, pending.size);
