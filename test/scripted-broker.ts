@@ -63,8 +63,9 @@ export async function scriptedBroker(): Promise<ScriptedBroker> {
   };
   const server = new Server();
   server.addService(linkService, handlers);
-  const [key, cert] = [leaf.key, leaf.cert].map((pem) => Buffer.from(String(pem)));
-  if (!key || !cert) throw new Error('there is no leaf');
+  const { key: keyPem, cert: certPem } = leaf;
+  if (typeof keyPem !== 'string' || typeof certPem !== 'string') throw new Error('there is no leaf');
+  const [key, cert] = [Buffer.from(keyPem), Buffer.from(certPem)];
   const port = await new Promise<number>((resolve, reject) => {
     const credentials = ServerCredentials.createSsl(null, [{ private_key: key, cert_chain: cert }]);
     server.bindAsync('127.0.0.1:0', credentials, (error, bound) => (error ? reject(error) : resolve(bound)));

@@ -100,7 +100,7 @@ const deeds: { [M in Method]: Deed<FirstOf<RequestOf<M>>> | null } = {
 export function deedOf(method: string): Deed<unknown> | undefined {
   if (!Object.hasOwn(deeds, method)) return { tell: () => ({}) };
   // The caller has decoded the request with the shape of this very method.
-  return (deeds[method as Method] ?? undefined) as Deed<unknown> | undefined;
+  return deeds[method as Method] ?? undefined;
 }
 
 interface Exit {

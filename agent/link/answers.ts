@@ -210,7 +210,10 @@ export function openAnswers(options: AnswersOptions): Answers {
   ): AsyncGenerator<Buffer> {
     const { call_id, request_id } = call;
     const result = handlerOf(shape)(await request(), { call_id, request_id, signal: abort.signal });
-    if (!shape.serverStreams) return yield shape.frameResponse(await result);
+    if (!shape.serverStreams) {
+      yield shape.frameResponse(await result);
+      return;
+    }
     // A server-streaming handler of AgentMethods returns an AsyncIterable.
     for await (const response of result as AsyncIterable<unknown>) {
       entry.answered(response);
