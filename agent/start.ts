@@ -74,7 +74,7 @@ export async function startAgent(
       missing: processes.missing,
       journalId: processes.journalId,
       processIds: () => processes.ids(),
-      report: () => metrics.report(),
+      report: async () => (settings.allow.includes('metrics') ? metrics.report() : null),
       log,
       activity,
       ...(changed && { changed }),

@@ -35,6 +35,7 @@ describe('every rpc', () => {
     const broker = await scriptedBroker();
     const { hello } = await broker.agent(['--allow', one]);
     expect(hello.capabilities).toEqual([one]);
+    expect(hello.metrics !== null).toBe(one === 'metrics');
     const locked = all.filter(([, any]) => !any.includes(one)).map(([method, [first]]) => [method, first]);
     expect(await refusedBy(broker)).toEqual(locked);
   });
@@ -129,6 +130,17 @@ describe('over REST', () => {
       refusal('terminal'),
     );
     expect((await house.call('GET', `/machines/${machine_id}/status`)).status).toBe(200);
+  });
+
+  test('without metrics a machine tells nothing of itself, also where it did before', async () => {
+    const house = await openHouse();
+    const first = await house.agent();
+    await first.close();
+    const { machineId } = await house.agent({ dataDir: first.dataDir, flags: ['--allow', 'exec'] });
+    expect(await house.call('GET', `/machines/${machineId}/status`)).toMatchObject({
+      status: 403,
+      body: { error: { code: 'permission_denied', details: { capability: 'metrics' } } },
+    });
   });
 
   test('a command as another user needs user, and what an agent allows is told from its restart on', async () => {

@@ -29,7 +29,8 @@ export interface LinkOptions {
   missing: readonly Method[];
   journalId: string;
   processIds(): string[];
-  report(): Promise<Metrics>;
+  /** Null where the owner does not allow it. */
+  report(): Promise<Metrics | null>;
   log: Logger;
   activity: Activity;
   /** Called at each welcome and each loss. */
