@@ -8,6 +8,8 @@ import { AppError } from '../shared/errors.ts';
 import { lockDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
 import type { AgentMethods } from '../shared/rpc.ts';
+import { type Activity, openActivity } from './activity/index.ts';
+import { belongingsOf } from './belongings.ts';
 import type { AgentSettings } from './config.ts';
 import { openFiles } from './files/index.ts';
 import { type Identity, openIdentity } from './identity.ts';
@@ -45,14 +47,18 @@ export async function startAgent(
     log,
     mayRunAs: settings.allow.includes('user'),
   });
+  const { secret, program } = belongingsOf(settings);
   const files = await openFiles({
     roots: settings.root,
     home: homedir(),
-    forbidden: [directory, ...(settings.config ? [settings.config] : [])],
+    forbidden: secret,
+    fixed: program,
+    processes: () => [process.pid, ...processes.pids()],
     directory,
     log,
   });
   const metrics = openMetrics();
+  const activity = await openActivity(directory, log);
   const handlers: AgentMethods = {
     ...files,
     ...processes,
@@ -68,13 +74,14 @@ export async function startAgent(
       missing: processes.missing,
       journalId: processes.journalId,
       processIds: () => processes.ids(),
-      report: () => metrics.report(),
+      report: async () => (settings.allow.includes('metrics') ? metrics.report() : null),
       log,
+      activity,
       ...(changed && { changed }),
     },
     stopping.signal,
   );
-  const ended = finishing(linked, processes, unlock);
+  const ended = finishing(linked, processes, activity, unlock);
   // Whoever holds the agent may look at `ended` late.
   ended.catch(() => undefined);
   return {
@@ -87,11 +94,17 @@ export async function startAgent(
   };
 }
 
-async function finishing(linked: Promise<void>, processes: Processes, unlock: () => void): Promise<void> {
+async function finishing(
+  linked: Promise<void>,
+  processes: Processes,
+  activity: Activity,
+  unlock: () => void,
+): Promise<void> {
   try {
     await linked;
   } finally {
     await processes.stop();
+    await activity.close();
     unlock();
   }
 }

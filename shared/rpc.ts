@@ -70,10 +70,18 @@ type ResponseOut<M extends Method> = ReturnType<Definitions[M]['responseDeserial
 /** An rpc of agent.proto, by its name there: "ReadFile". */
 export type Method = keyof Definitions & string;
 
+/** An API key, as the log of a machine names it. */
+export interface Asking {
+  key_id: string;
+  key_name: string;
+}
+
 /** What every call of a stub takes besides its request. */
 export interface CallOptions {
   /** Of the outside request, for the logs of both sides. */
   request_id: string;
+  /** Whose key is behind it, for the log of the machine; absent where the broker acts by itself. */
+  caller?: Asking | undefined;
   /** Gives the call up on both sides. */
   signal?: AbortSignal;
   /** Milliseconds allowed in all; unary calls have 30 s unless told, streaming ones none. */

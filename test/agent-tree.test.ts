@@ -475,7 +475,7 @@ describe('describing one path', () => {
     await expectCode(stat(path('fifo'), true), 'unsupported_file');
     await expectCode(stat(root, true), 'is_a_directory');
     await expectCode(stat(path('missing'), true), 'file_not_found');
-    await expectCode(stat('/proc/self/environ', true, await open(['/'])), 'unsupported_file');
+    await expectCode(stat('/proc/self/environ', true, await open(['/'])), 'permission_denied');
   });
 
   test('a file that changes while it is hashed is a conflict, and a signal ends the hashing', async () => {
@@ -1017,7 +1017,12 @@ describe('copying', () => {
     server.close();
     await once(server, 'close');
     const proc = (await open(['/'])).copyFile(pair('/proc/self/environ', path('copy'), false), call());
-    await expectCode(proc, 'unsupported_file');
+    await expectCode(proc, 'permission_denied');
+    for (const made of ['/proc/sys/kernel', `/proc/${process.ppid}/mem`])
+      await expectCode(
+        (await open(['/'])).copyFile(pair(made, path('copy'), false), call()),
+        'unsupported_file',
+      );
     expect(existsSync(path('copy'))).toBe(false);
     expect(leftovers()).toEqual([]);
   });

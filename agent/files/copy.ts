@@ -12,11 +12,11 @@ import { entryOf } from './stat.ts';
 import { duplicate } from './tree/duplicate.ts';
 
 export function openCopier(moving: Moving): AgentMethods['copyFile'] {
-  const { beneath, home } = moving;
+  const { beneath, reading, home } = moving;
   return (request, { signal }) => {
     const [source, destination] = [targetOf(request.source, home), targetOf(request.destination, home)];
     return failingAs(source.path, signal, async () => {
-      const from = await beneath.entry(source.path);
+      const from = await reading.entry(source.path);
       try {
         const found = demandFound(from, source.path);
         const to = await beneath.name(destination.path);
@@ -45,7 +45,7 @@ async function copy(moving: Moving, transfer: Transfer): Promise<CopyFileRespons
   const room = await SideRoom.open(to.directory, temporary, log);
   try {
     const what = { parent: from.directory, name: from.name, at: from.at, stats };
-    const { boundary } = beneath;
+    const { boundary } = moving.reading;
     const copied = await duplicate(what, room.content, { boundary, path: source.path, signal, moves: false });
     await arrive(transfer, room.content);
     const made = { path: destination.path, stats: (await lookAt(to.at)) ?? stats, people: await people() };

@@ -32,8 +32,12 @@ export interface FilesOptions {
   roots: string[];
   /** Where relative paths start. */
   home: string;
-  /** Absolute: the agent's own data directory, configuration and unit; refused whatever the roots. */
+  /** Absolute paths, refused whatever the roots. */
   forbidden: string[];
+  /** Absolute paths that may be read and never changed. */
+  fixed?: string[];
+  /** The agent's own processes, of which nothing is shown: this one, unless told. */
+  processes?: () => number[];
   /** Where the journal of temporary files lies. */
   directory: string;
   log: Logger;
@@ -57,22 +61,25 @@ export type Files = Pick<
 >;
 
 /** Fails when a root cannot be used; removes temporary files of a killed agent. */
-export async function openFiles({ roots, home, forbidden, directory, log }: FilesOptions): Promise<Files> {
+export async function openFiles(options: FilesOptions): Promise<Files> {
+  const { roots, home, forbidden, fixed = [], processes, directory, log } = options;
   await access('/proc/self/fd').catch(() => {
     throw new AppError('not_supported', 'files need Linux with /proc mounted');
   });
   const temporary = await Temporary.open(directory, log);
   // Whoever could write the journal could have files removed.
-  const beneath = new Beneath(await Boundary.open(roots, [...forbidden, directory]));
+  const secret = [...forbidden, directory];
+  const reading = new Beneath(await Boundary.open(roots, secret, processes));
+  const beneath = new Beneath(await Boundary.open(roots, [...secret, ...fixed], processes));
   const people = openPeople();
   const start = fromText(home);
   const guarded = guard(new Turnstile(mostHeavy, mostWaiting));
-  const describer = openDescriber(beneath, people, start);
+  const describer = openDescriber(reading, people, start);
   const remover = openRemover(beneath, start);
-  const changing = { beneath, temporary, people, home: start, log };
+  const changing = { beneath, reading, temporary, people, home: start, log };
   return {
-    listFiles: openLister(beneath, people, start),
-    readFile: openReader(beneath, people, start),
+    listFiles: openLister(reading, people, start),
+    readFile: openReader(reading, people, start),
     writeFile: openWriter(changing),
     statFile: guarded(describer, ({ sha256 }) => sha256),
     makeDirectory: openMaker(beneath, people, start),
@@ -80,10 +87,10 @@ export async function openFiles({ roots, home, forbidden, directory, log }: File
     moveFile: guarded(openMover(changing)),
     copyFile: guarded(openCopier(changing)),
     changeFile: openChanger(beneath, people, start),
-    readArchive: openPacker(beneath, people, start),
+    readArchive: openPacker(reading, people, start),
     writeArchive: openUnpacker(changing),
-    searchFiles: openSearcher(beneath, people, start),
-    watchFiles: openWatcher(beneath, start),
+    searchFiles: openSearcher(reading, people, start),
+    watchFiles: openWatcher(reading, start),
   };
 }
 

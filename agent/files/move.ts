@@ -21,6 +21,8 @@ import { duplicate } from './tree/duplicate.ts';
 
 export interface Moving {
   beneath: Beneath;
+  /** Where a copy may come from, which is more. */
+  reading: Beneath;
   temporary: Temporary;
   people: AskPeople;
   home: Bytes;

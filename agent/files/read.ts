@@ -1,7 +1,7 @@
 // Reads a regular file: a head, then exactly the bytes that it announced, or an error.
 import { createHash } from 'node:crypto';
 import { type BigIntStats, constants } from 'node:fs';
-import { access, type FileHandle, open, readlink, statfs } from 'node:fs/promises';
+import { type FileHandle, open } from 'node:fs/promises';
 import { posix } from 'node:path';
 import type { ReadFileRequest__Output } from '../../proto/types/farhand/agent/v1/ReadFileRequest.ts';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
@@ -9,15 +9,13 @@ import type { AgentMethods } from '../../shared/rpc.ts';
 import { unlessAborted } from './abort.ts';
 import { isTorn } from './beneath/contents.ts';
 import type { Beneath, Entry } from './beneath/index.ts';
+import { holdsMemory } from './beneath/kernel.ts';
 import { type Bytes, bytes, fault, shown, type Target, targetOf } from './beneath/path.ts';
 import { describe, etagOf } from './describe.ts';
 import type { AskPeople } from './people.ts';
 
 const { O_RDONLY, O_NONBLOCK, O_NOCTTY } = constants;
 const chunkBytes = 256 * 1024;
-/** f_type of procfs. */
-const procfs = 0x9fa0;
-
 interface Source {
   handle: FileHandle;
   stats: BigIntStats;
@@ -79,7 +77,8 @@ export async function openSource(beneath: Beneath, { path, folder }: Target): Pr
   try {
     const found = readable(entry, path);
     if (folder) throw fault('not_a_directory', path, 'not a directory');
-    if (await holdsMemory(entry, found)) throw fault('unsupported_file', path, 'the memory of a process');
+    if (await holdsMemory(entry.name, found.at, found.stats))
+      throw fault('unsupported_file', path, 'the memory of a process');
     // The same inode again, this time for its bytes: it is known to be a plain file, so this cannot block.
     const handle = await open(bytes(found.at), O_RDONLY | O_NONBLOCK | O_NOCTTY);
     return { handle, stats: found.stats, link: entry.link };
@@ -93,24 +92,6 @@ function readable(entry: Entry, path: Bytes): NonNullable<Entry['found']> {
   if (entry.found.stats.isDirectory()) throw fault('is_a_directory', path, 'is a directory');
   if (!entry.found.stats.isFile()) throw fault('unsupported_file', path, 'not a regular file');
   return entry.found;
-}
-
-/**
- * Files of /proc that hold memory, where the agent's own keys lie: whoever may read files must not get those.
- * An environment is refused for the agent alone; each of its threads has a copy under its own number.
- */
-export async function holdsMemory(
-  entry: Pick<Entry, 'directory' | 'name'>,
-  { at, stats }: NonNullable<Entry['found']>,
-): Promise<boolean> {
-  if (stats.blocks !== 0n || !['mem', 'kcore', 'environ'].includes(entry.name)) return false;
-  if ((await statfs(bytes(at))).type !== procfs) return false;
-  if (entry.name !== 'environ') return true;
-  const owner = posix.basename(await readlink(entry.directory, 'latin1'));
-  return access(bytes(`/proc/self/task/${owner}`)).then(
-    () => true,
-    () => false,
-  );
 }
 
 function rangeOf(request: ReadFileRequest__Output, path: Bytes, size: number): Range {

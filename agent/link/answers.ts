@@ -21,6 +21,7 @@ import {
   toWire,
 } from '../../shared/rpc.ts';
 import { passing } from '../../shared/scavenge.ts';
+import type { Activity, Entry } from '../activity/index.ts';
 import { type Capability, needed } from '../capabilities.ts';
 import type { AnswerStream, Dial } from './dial.ts';
 import { gather } from './gather.ts';
@@ -39,6 +40,7 @@ export interface AnswersOptions {
   maxOpen: number;
   line: Dial;
   log: Logger;
+  activity: Activity;
   reply(reply: Reply): void;
   /** False when replies pile up: answers that can take another way do so then. */
   roomy(): boolean;
@@ -57,10 +59,18 @@ const mostSmall = 128;
 /** Somebody sits there and waits for each key. */
 const quick = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
+/** A call that is answered. */
+interface Taken {
+  shape: MethodShape;
+  call: Call__Output;
+  entry: Entry;
+  abort: AbortController;
+}
+
 type Handler = (request: unknown, call: AgentCall) => Promise<unknown> | AsyncIterable<unknown>;
 
 export function openAnswers(options: AnswersOptions): Answers {
-  const { handlers, capabilities, maxOpen, line, log, reply, roomy } = options;
+  const { handlers, capabilities, maxOpen, line, log, activity, reply, roomy } = options;
   const open = new Map<string, AbortController>();
 
   function take(call: Call__Output): void {
@@ -70,12 +80,22 @@ export function openAnswers(options: AnswersOptions): Answers {
       ? after(call.deadline_ms, () => abort.abort(timedOut()))
       : () => {};
     const refusal = refuse(shape, call);
+    const entry = activity.begin(call);
+    if (refusal) tellRefused(entry, shape, call);
     log.debug({ request_id: call.request_id, call_id: call.call_id, method: call.method }, 'call');
     open.set(call.call_id, abort);
     const answer =
-      shape && !refusal ? start(shape, call, abort) : orReplied(call, abort.signal, Promise.reject(refusal));
+      shape && !refusal
+        ? start({ shape, call, entry, abort })
+        : orReplied(call, abort.signal, Promise.reject(refusal));
     answer
-      .catch((error: unknown) => report(error, call, abort.signal))
+      .then(
+        () => entry.ended('ok'),
+        (error: unknown) => {
+          entry.ended(resultOf(error, abort.signal));
+          report(error, call, abort.signal);
+        },
+      )
       .finally(() => {
         cancelDeadline();
         open.delete(call.call_id);
@@ -104,23 +124,24 @@ export function openAnswers(options: AnswersOptions): Answers {
     return undefined;
   }
 
-  function start(shape: MethodShape, call: Call__Output, abort: AbortController): Promise<void> {
+  function start(taken: Taken): Promise<void> {
+    const { shape, call, abort } = taken;
     if (shape.clientStreams || call.request_follows) {
-      return stream(call, abort, (answer) =>
-        responses(shape, call, abort.signal, () => requestIn(shape, answer)),
-      );
+      return stream(call, abort, (answer) => responses(taken, () => requestIn(taken, answer)));
     }
-    return shape.serverStreams ? brief(shape, call, abort) : unary(shape, call, abort.signal);
+    return shape.serverStreams ? brief(taken) : unary(taken);
   }
 
-  async function unary(shape: MethodShape, call: Call__Output, signal: AbortSignal): Promise<void> {
-    const response = await orReplied(call, signal, respond(shape, call, signal));
-    if (!signal.aborted) reply({ call_id: call.call_id, response });
+  async function unary(taken: Taken): Promise<void> {
+    const { call, abort } = taken;
+    const response = await orReplied(call, abort.signal, respond(taken));
+    if (!abort.signal.aborted) reply({ call_id: call.call_id, response });
   }
 
-  async function respond(shape: MethodShape, call: Call__Output, signal: AbortSignal): Promise<Buffer> {
+  async function respond({ shape, call, entry, abort }: Taken): Promise<Buffer> {
     const { call_id, request_id } = call;
-    const request = shape.decodeRequest(call.request);
+    const { signal } = abort;
+    const request = requestOf(shape, call.request, entry);
     const response = shape.encodeResponse(await handlerOf(shape)(request, { call_id, request_id, signal }));
     if (response.length > smallMessageBytes) throw new AppError('internal_error', 'the answer is too large');
     return response;
@@ -141,9 +162,10 @@ export function openAnswers(options: AnswersOptions): Answers {
   }
 
   /** An answer that may be over in a moment: then it is one reply, if the control stream has room; else a stream. */
-  async function brief(shape: MethodShape, call: Call__Output, abort: AbortController): Promise<void> {
+  async function brief(taken: Taken): Promise<void> {
+    const { shape, call, entry, abort } = taken;
     const { signal } = abort;
-    const frames = responses(shape, call, signal, () => shape.decodeRequest(call.request));
+    const frames = responses(taken, () => requestOf(shape, call.request, entry));
     const gathered = await orReplied(call, signal, gather(frames));
     if (signal.aborted) return void (await frames.return(undefined));
     if (Array.isArray(gathered) && roomy()) {
@@ -183,16 +205,20 @@ export function openAnswers(options: AnswersOptions): Answers {
   }
 
   async function* responses(
-    shape: MethodShape,
-    call: Call__Output,
-    signal: AbortSignal,
+    { shape, call, entry, abort }: Taken,
     request: () => unknown,
   ): AsyncGenerator<Buffer> {
     const { call_id, request_id } = call;
-    const result = handlerOf(shape)(await request(), { call_id, request_id, signal });
-    if (!shape.serverStreams) yield shape.frameResponse(await result);
+    const result = handlerOf(shape)(await request(), { call_id, request_id, signal: abort.signal });
+    if (!shape.serverStreams) {
+      yield shape.frameResponse(await result);
+      return;
+    }
     // A server-streaming handler of AgentMethods returns an AsyncIterable.
-    else for await (const response of result as AsyncIterable<unknown>) yield shape.frameResponse(response);
+    for await (const response of result as AsyncIterable<unknown>) {
+      entry.answered(response);
+      yield shape.frameResponse(response);
+    }
   }
 
   function handlerOf(shape: MethodShape): Handler {
@@ -214,20 +240,49 @@ export function openAnswers(options: AnswersOptions): Answers {
   };
 }
 
+/** What was refused is told all the same, as far as it came along. */
+function tellRefused(entry: Entry, shape: MethodShape | undefined, call: Call__Output): void {
+  if (!shape || shape.clientStreams || call.request_follows) return;
+  try {
+    entry.asked(shape.decodeRequest(call.request), true);
+  } catch {
+    // Of what cannot be read only the method is told.
+  }
+}
+
+/** How a failed call ended, for the machine's own log. */
+function resultOf(error: unknown, signal: AbortSignal): string {
+  if (!signal.aborted) return toWire(error).code;
+  if (signal.reason === gaveUp) return 'gave_up';
+  return signal.reason instanceof AppError && signal.reason.code === 'machine_timeout'
+    ? 'machine_timeout'
+    : 'link_lost';
+}
+
+function requestOf(shape: MethodShape, bytes: Buffer, entry: Entry): unknown {
+  const request = shape.decodeRequest(bytes);
+  entry.asked(request);
+  return request;
+}
+
 /** What comes in on the stream: all requests of a streaming client, or one that was too large for its notice. */
-function requestIn(shape: MethodShape, answer: AnswerStream): unknown {
-  return shape.clientStreams ? requestsOf(shape, answer) : largeRequest(shape, answer);
+function requestIn(taken: Taken, answer: AnswerStream): unknown {
+  return taken.shape.clientStreams ? requestsOf(taken, answer) : largeRequest(taken, answer);
 }
 
-async function* requestsOf(shape: MethodShape, answer: AnswerStream): AsyncGenerator<unknown> {
-  for await (const bytes of receiveFrames(answer, gone)) yield shape.decodeRequest(bytes);
+async function* requestsOf({ shape, entry }: Taken, answer: AnswerStream): AsyncGenerator<unknown> {
+  let first = true;
+  for await (const bytes of receiveFrames(answer, gone)) {
+    yield first ? requestOf(shape, bytes, entry) : shape.decodeRequest(bytes);
+    first = false;
+  }
 }
 
-async function largeRequest(shape: MethodShape, answer: AnswerStream): Promise<unknown> {
+async function largeRequest({ shape, entry }: Taken, answer: AnswerStream): Promise<unknown> {
   const first = await receiveFrames(answer, gone).next();
   answer.resume();
   if (first.done) throw new AppError('machine_error', 'the request is missing');
-  return shape.decodeRequest(first.value);
+  return requestOf(shape, first.value, entry);
 }
 
 /** The broker ends last; we wait for that a while, so that our last frames are not cut off. */

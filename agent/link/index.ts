@@ -13,6 +13,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { signProof } from '../../shared/proof.ts';
 import { type AgentMethods, type Method, methods, protocolVersion, shortenQueues } from '../../shared/rpc.ts';
 import { version } from '../../shared/version.ts';
+import type { Activity } from '../activity/index.ts';
 import type { Capability } from '../capabilities.ts';
 import type { Identity } from '../identity.ts';
 import { type Answers, openAnswers } from './answers.ts';
@@ -28,8 +29,10 @@ export interface LinkOptions {
   missing: readonly Method[];
   journalId: string;
   processIds(): string[];
-  report(): Promise<Metrics>;
+  /** Null where the owner does not allow it. */
+  report(): Promise<Metrics | null>;
   log: Logger;
+  activity: Activity;
   /** Called at each welcome and each loss. */
   changed?(linked: boolean): void;
 }
@@ -97,6 +100,7 @@ class Session {
       maxOpen: openCalls,
       line,
       log: options.log,
+      activity: options.activity,
       reply: (reply) => this.#send({ reply }),
       roomy: () => this.#control.writableLength < mostWaiting,
     });

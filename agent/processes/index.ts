@@ -50,6 +50,8 @@ export interface Processes
   journalId: string;
   /** What this machine cannot do. */
   missing: readonly Method[];
+  /** What runs of ours to run others. */
+  pids: () => number[];
   /** Commands and terminals kept for the broker. */
   ids: () => string[];
   /** Ends everything: what still runs is killed and counts as lost. */
@@ -94,6 +96,7 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   return {
     journalId: journal.id,
     missing: maker ? [] : ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'],
+    pids: () => (spawner.pid === undefined ? [] : [spawner.pid]),
     ids: () => [...commands.room.ids(), ...terminals.room.ids()],
     startProcess: (request, call) => commands.start(request, call),
     followProcess: (request, call) => commands.follow(request, call),

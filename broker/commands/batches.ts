@@ -187,7 +187,7 @@ export function openBatches(
         if (open.length > 0) {
           await history.write(() => history.sql('UPDATE batches SET cancel = 1 WHERE id = ?').run(batch_id));
         }
-        await Promise.all(open.map((run) => runs().cancel(run)));
+        await Promise.all(open.map((run) => runs().cancel(run, caller)));
         await Promise.all(open.map((run) => runs().ended(run, cancelWaitMs)));
         return detail(batch_id, caller);
       },

@@ -3,6 +3,7 @@ import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/Pr
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Asking } from '../../shared/rpc.ts';
 import type { Link } from '../link/presence.ts';
 import type { Ledger } from './ledger.ts';
 import type { Spec } from './records.ts';
@@ -22,6 +23,8 @@ export interface FollowingHooks {
   again(run: Run): boolean;
   /** Sight of it was lost, and nobody follows it now. */
   lost(run: Run): void;
+  /** The key behind it. */
+  asking(run: Run): Asking;
 }
 
 type Parts = AsyncIterable<{ event?: ProcessEvent__Output | null }>;
@@ -87,7 +90,11 @@ export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger
       void follow(
         run,
         link,
-        link.stub.startProcess(request, { request_id: run.requestId, ...lasting }),
+        link.stub.startProcess(request, {
+          request_id: run.requestId,
+          caller: hooks.asking(run),
+          ...lasting,
+        }),
         true,
       );
     },
@@ -97,7 +104,11 @@ export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger
       void follow(
         run,
         link,
-        link.stub.followProcess(request, { request_id: newId('request'), ...lasting }),
+        link.stub.followProcess(request, {
+          request_id: newId('request'),
+          caller: hooks.asking(run),
+          ...lasting,
+        }),
         false,
       );
     },

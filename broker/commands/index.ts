@@ -213,10 +213,10 @@ function steering(
   }
 
   return {
-    async cancel({ command_id }) {
+    async cancel({ command_id }, caller) {
       const run = runs.get(command_id);
       if (!run) return shown(knownCommand(records, command_id));
-      await runs.cancel(run);
+      await runs.cancel(run, caller);
       await runs.ended(run, cancelWaitMs);
       return shown(await current(run));
     },
@@ -235,7 +235,7 @@ function steering(
     async signal({ command_id, signal }, caller) {
       const { machine_id } = running(command_id).command;
       const { stub } = presence.get(machine_id);
-      await stub.signalProcess({ id: command_id, signal }, { request_id: caller.request_id });
+      await stub.signalProcess({ id: command_id, signal }, { request_id: caller.request_id, caller });
       return recordOf(command_id, known);
     },
   };
@@ -250,7 +250,7 @@ async function give(
 ): Promise<number> {
   const { id, machine_id } = run.command;
   const bytes = Buffer.from(data, encoding === 'base64' ? 'base64' : 'utf8');
-  const options = { request_id: caller.request_id, signal: caller.signal };
+  const options = { request_id: caller.request_id, caller, signal: caller.signal };
   for (let given = 0; ; ) {
     const piece = bytes.subarray(given, given + inputBytes);
     const last = given + piece.length === bytes.length;

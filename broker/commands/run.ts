@@ -1,4 +1,5 @@
 // A command that has not ended, as the broker holds it in memory.
+import type { Asking } from '../../shared/rpc.ts';
 import type { Output } from './output.ts';
 import type { Command } from './records.ts';
 
@@ -15,6 +16,8 @@ export interface Run {
   end: Command | undefined;
   /** Its end is on disk. */
   over: boolean;
+  /** Who has asked for its end, for the log of the machine. */
+  cancelledBy?: Asking | undefined;
   /** Its start is, or is about to be, in an event. */
   announced: boolean;
   /** The last input on its way; never rejects. */

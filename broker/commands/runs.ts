@@ -6,6 +6,7 @@ import { after, every, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { openCommands } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Asking } from '../../shared/rpc.ts';
 import type { Events } from '../events.ts';
 import type { History, HistoryTransaction } from '../history.ts';
 import type { Link, Presence } from '../link/presence.ts';
@@ -53,7 +54,7 @@ export interface Runs {
   /** Resolves when the command has ended durably, after `ms`, or when the signal fires. */
   ended(run: Run, ms: number, signal?: AbortSignal): Promise<void>;
   /** Asks for its end, now or when its machine is back; what waits never runs. */
-  cancel(run: Run): Promise<void>;
+  cancel(run: Run, by?: Asking): Promise<void>;
   /** Wakes everybody who waits; nothing is started any more. */
   stop(): void;
   /** Gives the files back, once no link is left. */
@@ -74,10 +75,18 @@ export function openRuns(
   const places = new Places();
   for (const run of opened) places.add(run);
   const ledger = openLedger({ ...rooms, records }, over, log);
-  const supervision = openSupervision({ presence, places, ledger, again: (run) => queue.again(run) }, log);
+  const supervision = openSupervision(
+    { presence, places, ledger, again: (run) => queue.again(run), asking: askingOf },
+    log,
+  );
   const roomOn = (machineId: string): number => openCommands - places.given(machineId).length;
   const { start } = supervision;
   const queue = openQueue({ ...rooms, records, turns, places, roomOn, start, end: ledger.ended }, log);
+
+  /** The key that asked for it, by its name of today. */
+  function askingOf({ command: { requested_by } }: Run): Asking {
+    return { key_id: requested_by, key_name: state.keys.get(requested_by)?.name ?? '' };
+  }
 
   /** The link to start it on, or undefined where it waits. Throws machine_offline or unavailable. */
   function placeOf({ machine_id, queue_until }: Command): Link | undefined {
@@ -175,7 +184,8 @@ export function openRuns(
     begun: (run, ms, signal) =>
       run.command.started_at === null && !run.over ? within(run.starters, ms, signal) : Promise.resolve(),
     ended: (run, ms, signal) => (run.over ? Promise.resolve() : within(run.waiters, ms, signal)),
-    async cancel(run) {
+    async cancel(run, by) {
+      run.cancelledBy = by && { key_id: by.key_id, key_name: by.key_name };
       if (waits(run)) return ledger.ended(run, { status: 'cancelled' });
       run.command = { ...run.command, cancel: true };
       const written = history.write(() => {

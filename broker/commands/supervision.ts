@@ -3,6 +3,7 @@ import { after } from '../../shared/clock.ts';
 import { isId, newId } from '../../shared/ids.ts';
 import { killGraceMs } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Asking } from '../../shared/rpc.ts';
 import { openForgetting } from '../link/forgetting.ts';
 import type { Link, Presence } from '../link/presence.ts';
 import { openFollowing } from './following.ts';
@@ -27,12 +28,18 @@ export const cancelWaitMs = killGraceMs + 1_000;
 /** What a linked agent did not answer is asked again after this. */
 const againMs = 1_000;
 
-export function openSupervision(
-  rooms: { presence: Presence; places: Places; ledger: Ledger; again(run: Run): boolean },
-  log: Logger,
-): Supervision {
+interface SupervisionRooms {
+  presence: Presence;
+  places: Places;
+  ledger: Ledger;
+  again(run: Run): boolean;
+  /** The key behind a command. */
+  asking(run: Run): Asking;
+}
+
+export function openSupervision(rooms: SupervisionRooms, log: Logger): Supervision {
   const { presence, places, ledger } = rooms;
-  const following = openFollowing(ledger, { again: rooms.again, lost: lookAgain }, log);
+  const following = openFollowing(ledger, { again: rooms.again, lost: lookAgain, asking: rooms.asking }, log);
   const forgetting = openForgetting(presence, log);
   let stopped = false;
 
@@ -61,7 +68,10 @@ export function openSupervision(
     for (const stream of streams) run.output[stream].release();
     presence
       .get(machine_id)
-      .stub.killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
+      .stub.killProcess(
+        { id, grace_ms: killGraceMs },
+        { request_id: newId('request'), caller: run.cancelledBy },
+      )
       .catch((error: unknown) => {
         // Its start may still be on the way there.
         log.warn({ err: error, command_id: id }, 'could not cancel; asking again');

@@ -27,24 +27,26 @@ const shortMs = 120_000;
 /** Time for work on the machine's own disk, however large. */
 const longMs = 24 * 3_600_000;
 
-export const short = ({ request_id, signal }: Caller): CallOptions => ({
-  request_id,
-  signal,
+const asked = (caller: Caller): CallOptions => ({
+  request_id: caller.request_id,
+  signal: caller.signal,
+  caller,
+});
+export const short = (caller: Caller): CallOptions => ({
+  ...asked(caller),
   deadline_ms: shortMs,
 });
-export const long = ({ request_id, signal }: Caller): CallOptions => ({
-  request_id,
-  signal,
+export const long = (caller: Caller): CallOptions => ({
+  ...asked(caller),
   deadline_ms: longMs,
 });
 /** For bytes in any number: as long as they flow. */
-export const bulk = ({ request_id, signal }: Caller): CallOptions => ({ request_id, signal, lane: 'bulk' });
+export const bulk = (caller: Caller): CallOptions => ({ ...asked(caller), lane: 'bulk' });
 /** For entries that are sent as they come, at the reader's pace. */
-export const listing = ({ request_id, signal }: Caller): CallOptions => ({ request_id, signal });
+export const listing = asked;
 /** For what is mostly silent. */
-export const watching = ({ request_id, signal }: Caller): CallOptions => ({
-  request_id,
-  signal,
+export const watching = (caller: Caller): CallOptions => ({
+  ...asked(caller),
   lane: 'watch',
   idle_ms: 0,
 });

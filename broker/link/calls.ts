@@ -31,8 +31,8 @@ export type Switchboard = Map<string, (stream: AnswerStream) => void>;
 
 export interface Calls {
   stub: AgentStub;
-  /** A whole answer; one that nobody waits for is ignored. */
-  reply(reply: Reply__Output): void;
+  /** A whole answer; says whether anybody waited for it. */
+  reply(reply: Reply__Output): boolean;
   /** The link is gone: every open call fails with machine_offline. */
   close(): void;
   readonly open: number;
@@ -101,10 +101,13 @@ export function openCalls(settings: CallsOptions): Calls {
     { name: method }: MethodShape,
     call_id: string,
     request: Buffer,
-    { deadline_ms = 0, request_id }: CallOptions,
+    { deadline_ms = 0, request_id, caller }: CallOptions,
     request_follows = false,
   ): void {
-    send({ call: { call_id, method, request, request_follows, deadline_ms, request_id } });
+    const whose = caller && { key_id: caller.key_id, key_name: caller.key_name };
+    send({
+      call: { call_id, method, request, request_follows, deadline_ms, request_id, caller: whose ?? null },
+    });
   }
 
   function unary(shape: MethodShape, request: unknown, options: CallOptions): Promise<Buffer> {
@@ -297,8 +300,11 @@ export function openCalls(settings: CallsOptions): Calls {
       [...methods.values()].map((shape) => [shape.key, stubMethod(shape)]),
     ) as unknown as AgentStub,
     reply(reply) {
-      pending.get(reply.call_id)?.settle(reply);
-      announced.get(reply.call_id)?.(reply);
+      const waiting = pending.get(reply.call_id);
+      const streaming = announced.get(reply.call_id);
+      waiting?.settle(reply);
+      streaming?.(reply);
+      return waiting !== undefined || streaming !== undefined;
     },
     get open() {
       return Object.values(lanes).reduce((sum, lane) => sum + lane.size, pending.size);

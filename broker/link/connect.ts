@@ -4,13 +4,14 @@ import type { ServerDuplexStream } from '@grpc/grpc-js';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
+import type { Heartbeat__Output } from '../../proto/types/farhand/link/v1/Heartbeat.ts';
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
 import { after, every, monotonic, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { verifyProof } from '../../shared/proof.ts';
-import { protocolVersion } from '../../shared/rpc.ts';
+import { methods, protocolVersion } from '../../shared/rpc.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { Vitals } from '../machines/vitals.ts';
@@ -62,6 +63,12 @@ export const defaultSettings: ConnectSettings = {
 const helloMs = 5_000;
 /** An agent that does not read its control stream is cut when this much waits for it. */
 const maxUnreadBytes = 4 * 1024 * 1024;
+/** Ids that a machine makes are written into records of ours. */
+const plainId = /^[\x20-\x7e]{0,200}$/;
+/** Messages that nobody has asked for and that may come at once; so many more come in the time of a heartbeat. */
+const mostUnasked = 2_000;
+const unaskedPerBeat = 500;
+const reportsPerBeat = 20;
 /** About what a message takes besides its request. */
 const headBytes = 256;
 
@@ -107,6 +114,8 @@ export async function serveConnect(
       'this agent is newer than the broker: update the broker',
     );
   }
+  if (![hello.instance_id, hello.journal_id].every((id) => plainId.test(id)))
+    return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'an id in this hello cannot be one');
   guest.proven();
   await new Session(stream, machine, hello, guest, rooms, settings).run(messages, address);
 }
@@ -140,6 +149,8 @@ class Session implements Link {
   #heardAt = monotonic();
   #ended = false;
   #unread = 0;
+  #unasked = 0;
+  #reports = 0;
 
   constructor(
     stream: ConnectStream,
@@ -158,13 +169,13 @@ class Session implements Link {
     this.machineId = machine.id;
     this.instanceId = hello.instance_id;
     this.journalId = hello.journal_id;
-    this.methods = hello.methods;
+    this.methods = hello.methods.filter((name) => methods.has(name));
     this.processIds = keptProcesses(hello.process_ids);
     this.#log = rooms.log.child({ machine_id: machine.id, link_id: this.id });
     const open = Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls);
     this.#calls = openCalls({
       machineId: machine.id,
-      methods: hello.methods,
+      methods: this.methods,
       maxOpen: {
         short: open,
         bulk: open,
@@ -205,7 +216,11 @@ class Session implements Link {
     const older = presence.add(this);
     if (older) await this.#recordFence(older);
     this.#log.info({ address, agent_version }, 'machine linked');
-    const stopBeating = every(this.#settings.heartbeatMs, () => this.#send({ heartbeat: {} }));
+    const stopBeating = every(this.#settings.heartbeatMs, () => {
+      this.#unasked = Math.max(0, this.#unasked - unaskedPerBeat);
+      this.#reports = 0;
+      this.#send({ heartbeat: {} });
+    });
     const stopWatching = every(Math.min(1_000, this.#settings.silenceMs / 4), () => this.#watch());
     this.#stream.once('cancelled', () => this.#end());
     try {
@@ -238,9 +253,23 @@ class Session implements Link {
 
   #take(message: ConnectRequest__Output): void {
     this.#heardAt = monotonic();
-    if (message.reply) this.#calls.reply(message.reply);
-    if (message.heartbeat) this.#rooms.vitals.heard(this.machineId, message.heartbeat.metrics);
+    if (!message.reply || !this.#calls.reply(message.reply)) this.#endure();
+    if (message.heartbeat) this.#hear(message.heartbeat.metrics);
     if (message.farewell) this.#end();
+  }
+
+  /** Reports that come faster than they are told to are no news: to read each would cost everybody else. */
+  #hear(metrics: Heartbeat__Output['metrics']): void {
+    this.#reports += 1;
+    this.#rooms.vitals.heard(this.machineId, this.#reports > reportsPerBeat ? undefined : metrics);
+  }
+
+  /** A machine that floods us with what nobody waits for is cut. */
+  #endure(): void {
+    this.#unasked += 1;
+    if (this.#unasked <= mostUnasked) return;
+    this.#log.warn('the agent sends more than anybody has asked for');
+    this.#end();
   }
 
   /** Looked at often, so that silence is noticed when it is over the limit and not a heartbeat later. */

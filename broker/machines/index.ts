@@ -74,6 +74,10 @@ export function machineHandlers(rooms: {
     status(input) {
       const machine = find(input.machine_id);
       const facts = vitals.of(machine.id);
+      if (presence.online(machine.id) && !facts?.capabilities.includes('metrics')) {
+        const details = { machine_id: machine.id, capability: 'metrics' };
+        throw new AppError('permission_denied', 'the owner of this machine does not allow metrics', details);
+      }
       const report = facts?.report;
       if (!facts || !report) {
         throw new AppError('machine_offline', 'this machine has never reported: start its agent', {

@@ -74,7 +74,7 @@ export function creator({ state, history, presence, vitals, records, runs, life,
     const run = await store(session, caller);
     // It may have gone while that was written.
     if (!state.machines.has(wish.machine_id)) void life.ended(run, { reason: 'machine_removed' });
-    else keeping.open(run, specOf(wish), caller.request_id);
+    else keeping.open(run, specOf(wish), caller);
     return run;
   };
 }

@@ -178,7 +178,7 @@ function opening(room: Room): Pick<Handlers['sessions'], 'create' | 'end'> {
         run.session = { ...run.session, ending };
         throw error;
       });
-      keeping.end(run);
+      keeping.end(run, caller);
       await waitFor(run, () => run.over, caller);
       return shown.detail(session_id);
     },

@@ -2,6 +2,7 @@
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/TerminalEvent.ts';
 import type { TerminalSpec } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
+import type { Caller } from '../../shared/api/index.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isId, newId } from '../../shared/ids.ts';
@@ -14,13 +15,15 @@ import type { Run, Runs } from './run.ts';
 
 export interface Keeping {
   /** Has the terminal opened, once in its life, if its machine is still there. */
-  open(run: Run, spec: TerminalSpec, requestId: string): void;
+  open(run: Run, spec: TerminalSpec, asker: Asker): void;
   /** Has it and its whole tree ended, now or when its agent is back. */
-  end(run: Run): void;
+  end(run: Run, asker: Asker): void;
   /** Its end is on disk and nobody reads it any more. */
   settled(run: Run): void;
   stop(): void;
 }
+
+type Asker = Pick<Caller, 'request_id' | 'key_id' | 'key_name'>;
 
 interface KeepingRooms {
   presence: Presence;
@@ -78,22 +81,25 @@ export function openKeeping({ presence, life, runs }: KeepingRooms, log: Logger)
   }
 
   /** An agent that never tells the end must not keep the session. */
-  function demandEnd(run: Run): void {
-    kill(run);
+  function demandEnd(run: Run, asker?: Asker): void {
+    kill(run, asker);
     after(overdueMs, () => {
       if (!stopped) void life.ended(run, { reason: 'ended' });
     });
   }
 
-  function kill(run: Run): void {
+  function kill(run: Run, asker?: Asker): void {
     const { id } = run.session;
     const { link } = run;
     if (!link || run.ended || stopped) return;
     link.stub
-      .killProcess({ id, grace_ms: endGraceMs }, { request_id: newId('request') })
+      .killProcess(
+        { id, grace_ms: endGraceMs },
+        { request_id: asker?.request_id ?? newId('request'), caller: asker },
+      )
       .catch((error: unknown) => {
         log.warn({ err: error, session_id: id }, 'could not end a session; asking again');
-        after(againMs, () => kill(run));
+        after(againMs, () => kill(run, asker));
       });
   }
 
@@ -118,15 +124,16 @@ export function openKeeping({ presence, life, runs }: KeepingRooms, log: Logger)
   });
 
   return {
-    open(run, spec, requestId) {
+    open(run, spec, asker) {
       const link = linkOf(run.session.machine_id);
       if (!link) return void life.ended(run, { reason: 'machine_offline: it left before this could start' });
       run.link = link;
       const request = { id: run.session.id, spec };
-      void follow(run, link, link.stub.openTerminal(request, { request_id: requestId, ...lasting }), true);
+      const options = { request_id: asker.request_id, caller: asker, ...lasting };
+      void follow(run, link, link.stub.openTerminal(request, options), true);
     },
-    end(run) {
-      if (run.link) demandEnd(run);
+    end(run, asker) {
+      if (run.link) demandEnd(run, asker);
       else void life.ended(run, { reason: 'ended' });
     },
     settled({ session: { id, machine_id }, exited }) {

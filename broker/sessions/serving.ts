@@ -148,7 +148,13 @@ class Conversation {
     const open = { id: run.session.id, client_id, ...(offset !== undefined && { offset }) };
     const call = new AbortController();
     const requests = this.#outbox.requests(open, call.signal);
-    const options = { request_id, lane: 'terminal', idle_ms: 0, signal: this.#signal } as const;
+    const options = {
+      request_id,
+      caller: attached,
+      lane: 'terminal',
+      idle_ms: 0,
+      signal: this.#signal,
+    } as const;
     try {
       for await (const answer of link.stub.attachTerminal(requests, options)) {
         const { head, output, size, input_taken } = answer;

@@ -1,9 +1,10 @@
 // Where the files room may work: inside the roots, outside what the agent keeps to itself. Both are judged by
 // device and inode, so that bind mounts, foreign mount namespaces and renames cannot lend a place another name.
-import { type BigIntStats, readlinkSync } from 'node:fs';
+import { type BigIntStats, lstatSync, readdirSync, readlinkSync, statSync } from 'node:fs';
 import { lstat, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { AppError, fromErrno } from '../../../shared/errors.ts';
+import { showsProcess } from './kernel.ts';
 import { type Bytes, bytes, fault, fromText } from './path.ts';
 
 /** Where something is or would be: an open directory, and a name in it unless the directory itself is meant. */
@@ -20,6 +21,8 @@ export interface Survey {
   chain: string[];
   roots: (string | undefined)[];
   fences: Fence[];
+  /** It is what the kernel shows of the agent's own processes. */
+  ownProcess: boolean;
 }
 
 /** A forbidden path now: what it is, and the name that nothing else may take. */
@@ -67,15 +70,34 @@ async function realOf(path: Bytes): Promise<Bytes> {
   return real ?? (path === '/' ? path : realOf(posix.dirname(path)));
 }
 
-/** `name` is the only one that is about to be used: the fence's parent matters for no other. */
-async function fenceOf(path: Bytes, name: Bytes | undefined): Promise<Fence> {
-  const self = await identifyIfThere(path);
-  if (self !== undefined && posix.basename(path) !== name) return { self };
+/** Of the agent's own places, which are many and near: to ask a thread for each would cost more than to look. */
+function identifyNow(path: Bytes): string | undefined {
+  try {
+    return identityOf(statSync(bytes(path), { bigint: true }));
+  } catch {
+    return undefined;
+  }
+}
+
+/** A forbidden path as it is now, with the name that nothing else may take. */
+function fenceOf(path: Bytes): Fence {
+  const self = identifyNow(path);
   const above = posix.dirname(path);
-  const parent = await identifyIfThere(above);
+  const parent = identifyNow(above);
   // Where more than the last step is missing, the first missing one must not be made either.
-  if (parent === undefined && above !== path) return fenceOf(above, name);
+  if (parent === undefined && above !== path) return fenceOf(above);
   return { self, parent, name: posix.basename(path) };
+}
+
+/** What lies right in a forbidden directory. */
+function insideOf(path: Bytes): string[] {
+  try {
+    return readdirSync(bytes(path), 'latin1').map((name) =>
+      identityOf(lstatSync(bytes(`${path}/${name}`), { bigint: true })),
+    );
+  } catch {
+    return [];
+  }
 }
 
 function demandAbsolute(path: string): void {
@@ -100,26 +122,35 @@ export class Boundary {
   readonly #roots: Bytes[];
   readonly #spelled: Bytes[];
   readonly #forbidden: Bytes[];
+  readonly #processes: () => number[];
   /** The whole disk is allowed, apart from what is forbidden. */
   readonly unconfined: boolean;
 
-  private constructor(roots: Bytes[], spelled: Bytes[], forbidden: Bytes[]) {
+  private constructor(roots: Bytes[], spelled: Bytes[], forbidden: Bytes[], processes: () => number[]) {
     // A root inside another adds nothing, and could be swapped by whoever may write in the outer one.
     this.#roots = roots.filter((root) => !roots.some((other) => other !== root && within(root, other)));
     this.#spelled = spelled;
     this.#forbidden = forbidden;
+    this.#processes = processes;
     this.unconfined = roots.includes('/');
   }
 
-  /** Fails where a root is missing: a lock that does not fit its door must be seen at once. */
-  static async open(roots: string[], forbidden: string[]): Promise<Boundary> {
+  /**
+   * Fails where a root is missing: a lock that does not fit its door must be seen at once. `processes` are those of
+   * the agent itself.
+   */
+  static async open(
+    roots: string[],
+    forbidden: string[],
+    processes: () => number[] = () => [process.pid],
+  ): Promise<Boundary> {
     for (const path of [...roots, ...forbidden]) demandAbsolute(path);
     const real = await Promise.all(roots.map(canonical));
     const spelled = [
       ...real,
       ...roots.map((root) => fromText(posix.normalize(root)).replace(/(?<=.)\/$/, '')),
     ];
-    return new Boundary(real, spelled, forbidden.map(fromText));
+    return new Boundary(real, spelled, [...new Set(forbidden.map(fromText))], processes);
   }
 
   /** Whether the path alone, before any symlink, looks allowed. For choosing an error, never for letting in. */
@@ -128,12 +159,16 @@ export class Boundary {
   }
 
   async survey({ at, name }: Place): Promise<Survey> {
-    const [chain, roots, fences] = await Promise.all([
+    const [chain, roots, ownProcess] = await Promise.all([
       ancestry(at),
       this.unconfined ? [] : Promise.all(this.#roots.map(identifyIfThere)),
-      Promise.all(this.#forbidden.map((path) => fenceOf(path, name))),
+      showsProcess(at, name, this.#processes()),
     ]);
-    return { name, chain, roots, fences };
+    // The parent matters only for a name that is about to be used.
+    const fences = this.#forbidden.map((path) =>
+      name !== undefined && path.includes(`/${name}`) ? fenceOf(path) : { self: identifyNow(path) },
+    );
+    return { name, chain, roots, fences, ownProcess };
   }
 
   /** Throws permission_denied unless what has the name (nothing: what would have it) may be used. */
@@ -149,17 +184,26 @@ export class Boundary {
   /** The half of it that holds for a symlink on the way, too. */
   demandFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const self = stats && identityOf(stats);
-    if (!survey.fences.some((fence) => isBehind(fence, survey, self))) return;
+    const behind = survey.ownProcess || survey.fences.some((fence) => isBehind(fence, survey, self));
+    if (!behind && !(stats && mayHaveTwins(stats) && this.#inside().has(identityOf(stats)))) return;
     throw fault('permission_denied', path, 'the agent keeps this to itself');
   }
 
   /** The same for many names in a row: where the forbidden places lie now. */
-  async kept(): Promise<Kept> {
-    const fences = await Promise.all(this.#forbidden.map((path) => fenceOf(path, posix.basename(path))));
+  kept(): Kept {
+    const fences = this.#forbidden.map(fenceOf);
+    let inside: Set<string> | undefined;
     return (parent, name, stats) => {
-      const survey: Survey = { name, chain: [parent], roots: [], fences };
-      return fences.some((fence) => isBehind(fence, survey, identityOf(stats)));
+      const self = identityOf(stats);
+      if (fences.some((fence) => isBehind(fence, { name, chain: [parent] }, self))) return true;
+      if (!mayHaveTwins(stats)) return false;
+      inside ??= this.#inside();
+      return inside.has(self);
     };
+  }
+
+  #inside(): Set<string> {
+    return new Set(this.#forbidden.flatMap(insideOf));
   }
 
   /**
@@ -185,7 +229,14 @@ export class Boundary {
   }
 }
 
-function isBehind(fence: Fence, { chain, name }: Survey, self: string | undefined): boolean {
+/** A file with several names may be one of a forbidden directory. */
+const mayHaveTwins = (stats: BigIntStats): boolean => stats.isFile() && stats.nlink > 1n;
+
+function isBehind(
+  fence: Fence,
+  { chain, name }: Pick<Survey, 'chain' | 'name'>,
+  self: string | undefined,
+): boolean {
   // Itself, also under another name: a hard link, or a bind mount.
   if (fence.self !== undefined && (fence.self === self || chain.includes(fence.self))) return true;
   return name !== undefined && fence.name === name && fence.parent === chain[0];

@@ -3,7 +3,8 @@ import { type BigIntStats, constants } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { errnoOf } from '../../../shared/errors.ts';
 import { type Boundary, identify, identityOf } from './boundary.ts';
-import { letGo } from './descent.ts';
+import { letGo, pathOf } from './descent.ts';
+import { holdsMemory } from './kernel.ts';
 import { bytes } from './path.ts';
 import type { Step } from './walk.ts';
 
@@ -28,8 +29,9 @@ export async function openContents(step: Step, boundary: Boundary): Promise<Cont
   let contents: Contents | undefined;
   try {
     const stats = await handle?.stat({ bigint: true });
-    if (handle && stats?.isFile() && !(await isForbidden(step, stats, boundary)))
-      contents = { handle, stats };
+    if (!handle || !stats?.isFile() || (await isForbidden(step, stats, boundary))) return undefined;
+    if (await holdsMemory(step.name, pathOf(handle), stats)) return undefined;
+    contents = { handle, stats };
     return contents;
   } finally {
     if (!contents) letGo(handle);
@@ -48,5 +50,5 @@ async function isForbidden(
   boundary: Boundary,
 ): Promise<boolean> {
   if (identityOf(stats) === identityOf(now)) return false;
-  return (await boundary.kept())(await identify(parent), name, now);
+  return boundary.kept()(await identify(parent), name, now);
 }

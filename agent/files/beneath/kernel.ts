@@ -1,11 +1,25 @@
 // Which file systems hold files: those that the kernel makes up have no end, lie about their sizes, or show memory.
-import { statfs } from 'node:fs/promises';
+import { type BigIntStats, readlinkSync } from 'node:fs';
+import { readFile, statfs } from 'node:fs/promises';
 import { type Bytes, bytes } from './path.ts';
+
+/** f_type of procfs. */
+const procfs = 0x9fa0;
 
 /** f_type of proc, sysfs, devpts, debugfs, tracefs, securityfs, bpf, pstore, cgroup and cgroup2, configfs, selinux. */
 const madeUp = new Set([
-  0x9fa0, 0x62656572, 0x1cd1, 0x64626720, 0x74726163, 0x73636673, 0xcafe4a11, 0x6165676c, 0x27e0eb,
-  0x63677270, 0x62656570, 0xf97cff8c,
+  procfs,
+  0x62656572,
+  0x1cd1,
+  0x64626720,
+  0x74726163,
+  0x73636673,
+  0xcafe4a11,
+  0x6165676c,
+  0x27e0eb,
+  0x63677270,
+  0x62656570,
+  0xf97cff8c,
 ]);
 
 /** Whether an open directory (/proc/self/fd/N) is part of a file system with files of a disk or of memory. */
@@ -13,4 +27,38 @@ export async function holdsFiles(at: Bytes): Promise<boolean> {
   // Where that cannot be told, reading it tells why.
   const told = await statfs(bytes(at)).catch(() => undefined);
   return told === undefined || !madeUp.has(told.type);
+}
+
+/** Whether a file of /proc holds memory, where the agent's own keys lie too. */
+export async function holdsMemory(name: Bytes, at: Bytes, { blocks }: BigIntStats): Promise<boolean> {
+  if (blocks !== 0n || (name !== 'mem' && name !== 'kcore')) return false;
+  return (await statfs(bytes(at))).type === procfs;
+}
+
+/**
+ * Whether a name in an open directory is, or lies in, what the kernel shows of one of some processes: their memory,
+ * environment and open files. Processes are those of this process's own namespace, wherever /proc is mounted from.
+ */
+export async function showsProcess(
+  at: Bytes,
+  name: Bytes | undefined,
+  processes: readonly number[],
+): Promise<boolean> {
+  // The kernel answers from memory, so this waits for no disk.
+  const path = readlinkSync(at, 'latin1').split('/');
+  const steps = name === undefined ? path : [...path, name];
+  const numbered = steps.flatMap((step, index) => (/^\d+$/.test(step) ? [index] : []));
+  if (numbered.length === 0 || (await statfs(bytes(at))).type !== procfs) return false;
+  const places = numbered.map(
+    (index) => at + (index < path.length ? '/..'.repeat(path.length - 1 - index) : `/${name}`),
+  );
+  const shown = await Promise.all(places.map(processAt));
+  return shown.some((pid) => pid !== undefined && processes.includes(pid));
+}
+
+/** Its number in its own namespace; threads have directories too, which tell that of their process. */
+async function processAt(directory: Bytes): Promise<number | undefined> {
+  const status = await readFile(bytes(`${directory}/status`), 'latin1').catch(() => '');
+  const numbers = /^NStgid:\s*(.*)$/m.exec(status)?.[1]?.split('\t');
+  return numbers && Number(numbers.at(-1));
 }

@@ -7,9 +7,9 @@ import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import { type Boundary, identityOf } from '../beneath/boundary.ts';
 import { isTorn } from '../beneath/contents.ts';
 import { Descent, letGo, pathOf, pin } from '../beneath/descent.ts';
+import { holdsFiles, holdsMemory } from '../beneath/kernel.ts';
 import { type Bytes, bytes, fault, shown } from '../beneath/path.ts';
 import { type Step, walk } from '../beneath/walk.ts';
-import { holdsMemory } from '../read.ts';
 
 const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY } = constants;
 const bufferBytes = 1024 * 1024;
@@ -79,7 +79,10 @@ class Copier {
     const descent = new Descent(pathOf(top), path);
     try {
       this.#demandSame(await from.stat({ bigint: true }), source.stats, path);
-      const options = { path, signal, directories: 'both', oneMount: moves } as const;
+      if (!(await holdsFiles(pathOf(from))))
+        throw fault('unsupported_file', path, 'holds no files of a disk');
+      const enter = (_: unknown, inside: Bytes): Promise<boolean> => holdsFiles(inside);
+      const options = { path, signal, directories: 'both', oneMount: moves, enter } as const;
       for await (const step of walk(pathOf(from), boundary, options)) {
         const below = posix.join(path, step.path);
         if (step.left) {
@@ -146,11 +149,11 @@ class Copier {
   }
 
   /** The very file that was judged, known to be a plain one before it is opened. */
-  async #openFile({ parent, name, at, stats }: Source, path: Bytes): Promise<FileHandle> {
+  async #openFile({ name, at, stats }: Source, path: Bytes): Promise<FileHandle> {
     const pinned = await pin(at);
     try {
       this.#demandSame(await pinned.stat({ bigint: true }), stats, path);
-      if (await holdsMemory({ directory: parent, name }, { at: pathOf(pinned), stats }))
+      if (await holdsMemory(name, pathOf(pinned), stats))
         throw fault('unsupported_file', path, 'the memory of a process');
       return await open(pathOf(pinned), O_RDONLY | O_NONBLOCK | O_NOCTTY);
     } finally {

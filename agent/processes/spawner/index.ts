@@ -55,6 +55,7 @@ export class Spawner {
   readonly #log: Logger;
   #living: Promise<Process> | undefined;
   #died = false;
+  #pid: number | undefined;
 
   readonly #births: Births | undefined;
 
@@ -64,6 +65,11 @@ export class Spawner {
     // No id of a command has a colon.
     this.mark = `spawner:${name}`;
     this.#log = log;
+  }
+
+  /** Of the living one. */
+  get pid(): number | undefined {
+    return this.#pid;
   }
 
   /** The living one, or a new one after its death. */
@@ -82,6 +88,7 @@ export class Spawner {
       // What the dead one forked may not have become its command yet.
       if (this.#died) await killTree(new Tree([this.mark], []), AbortSignal.abort(), killForMs);
       const started = new Process(this.mark);
+      this.#pid = started.pid;
       await started.ready();
       await this.#births?.enter(started.pid);
       void started.ended.then((asked) => {

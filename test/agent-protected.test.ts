@@ -1,0 +1,515 @@
+// What the agent keeps to itself, whatever the roots: every way in that is known, over every operation.
+import { execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  closeSync,
+  existsSync,
+  linkSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { gzipSync } from 'node:zlib';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { belongingsOf } from '../agent/belongings.ts';
+import { type Files, openFiles } from '../agent/files/index.ts';
+import { call as asCall, mayMount, refused } from './files-disk.ts';
+import { type Answer, type House, openHouse, quiet, temporaryFolder } from './house.ts';
+
+interface Ground {
+  house: House;
+  machineId: string;
+  /** Another machine, to copy to. */
+  other: string;
+  /** Holds the data directory and something harmless. */
+  holder: string;
+  data: string;
+  identity: string;
+  config: string;
+  /** For links and the like. */
+  folder: string;
+}
+
+async function openGround(): Promise<Ground> {
+  const holder = temporaryFolder('holder');
+  const [data, config] = [join(holder, 'data'), join(holder, 'agent.toml')];
+  writeFileSync(join(holder, 'harmless'), 'harmless machine_id');
+  writeFileSync(config, 'name = "machine_id"\n', { mode: 0o600 });
+  const house = await openHouse();
+  const { machineId } = await house.agent({ dataDir: data, flags: ['--config', config] });
+  const { machineId: other } = await house.agent({ name: 'other' });
+  const folder = temporaryFolder('ways');
+  return { house, machineId, other, holder, data, identity: join(data, 'identity.json'), config, folder };
+}
+
+/** A process of somebody else that stands in a directory and holds a file open as its standard input. */
+async function bystander(cwd: string, file: string): Promise<number> {
+  const fd = openSync(file, 'r');
+  const child = spawn('sleep', ['600'], { cwd, stdio: [fd, 'ignore', 'ignore'] });
+  closeSync(fd);
+  onTestFinished(async () => {
+    child.kill('SIGKILL');
+    if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
+  });
+  await once(child, 'spawn');
+  return child.pid ?? 0;
+}
+
+function mounted(from: string, at: string): string {
+  execFileSync('mount', ['--bind', from, at]);
+  onTestFinished(() => void execFileSync('umount', ['-l', at]));
+  return at;
+}
+
+type Way = [name: string, lead: (ground: Ground) => string | Promise<string>];
+
+/** Ways to the file that holds the agent's key. */
+const waysToFile: Way[] = [
+  ['its path', ({ identity }) => identity],
+  ['its path with dots', ({ data }) => `${data}/./processes/..//identity.json`],
+  ['/proc/self/root', ({ identity }) => `/proc/self/root${identity}`],
+  [
+    '/proc/PID/root',
+    async ({ identity, folder }) => `/proc/${await bystander(folder, '/dev/null')}/root${identity}`,
+  ],
+  ['/proc/PID/cwd', async ({ data }) => `/proc/${await bystander(data, '/dev/null')}/cwd/identity.json`],
+  ['a hard link', ({ identity, folder }) => linked(identity, join(folder, 'hard'))],
+  [
+    'the directory by a symlink',
+    ({ data, folder }) => `${symlinked(data, join(folder, 'dir'))}/identity.json`,
+  ],
+  [
+    'a hard link to another file there',
+    ({ data, folder }) => linked(join(data, 'temporary.journal'), join(folder, 'hard')),
+  ],
+  ['the configuration', ({ config }) => config],
+  ['a hard link to the configuration', ({ config, folder }) => linked(config, join(folder, 'hard'))],
+];
+const waysByLink: Way[] = [
+  ['a symlink', ({ identity, folder }) => symlinked(identity, join(folder, 'link'))],
+  [
+    'a symlink to a symlink over /proc',
+    ({ identity, folder }) =>
+      symlinked(symlinked(`/proc/self/root${identity}`, join(folder, 'one')), join(folder, 'two')),
+  ],
+  ['/proc/PID/fd', async ({ identity, folder }) => `/proc/${await bystander(folder, identity)}/fd/0`],
+];
+const waysByMount: Way[] = [
+  [
+    'a bind mount of the directory',
+    ({ data, folder }) => {
+      mkdirSync(join(folder, 'mount'));
+      return `${mounted(data, join(folder, 'mount'))}/identity.json`;
+    },
+  ],
+  [
+    'a bind mount of the file',
+    ({ identity, folder }) => {
+      writeFileSync(join(folder, 'mount'), '');
+      return mounted(identity, join(folder, 'mount'));
+    },
+  ],
+];
+
+function linked(from: string, to: string): string {
+  linkSync(from, to);
+  return to;
+}
+
+function symlinked(to: string, at: string): string {
+  symlinkSync(to, at);
+  return at;
+}
+
+type Operation = [name: string, run: (ground: Ground, path: string) => Promise<Answer>];
+
+const on =
+  (method: string, tail: (path: string) => string, body?: (path: string, ground: Ground) => unknown) =>
+  (ground: Ground, path: string): Promise<Answer> =>
+    ground.house.call(method, `/machines/${ground.machineId}/files${tail(path)}`, {
+      ...(body && { body: body(path, ground) }),
+    });
+const at = (path: string): string => `path=${encodeURIComponent(path)}`;
+
+/** Those that follow a symlink. */
+const reading: Operation[] = [
+  ['content', on('GET', (path) => `/content?${at(path)}`)],
+  ['download', on('GET', (path) => `/download?${at(path)}`)],
+  ['a range', on('GET', (path) => `/download?${at(path)}&offset=1&length=2`)],
+  ['checksum', on('GET', (path) => `/stat?${at(path)}&checksum=sha256`)],
+  ['watch', on('GET', (path) => `/watch?${at(path)}`)],
+  [
+    'write',
+    on(
+      'PUT',
+      () => '/content',
+      (path) => ({ path, content: 'broken' }),
+    ),
+  ],
+  [
+    'raw',
+    on(
+      'PUT',
+      (path) => `/raw?${at(path)}`,
+      () => 'broken',
+    ),
+  ],
+  [
+    'mode',
+    on(
+      'PATCH',
+      () => '',
+      (path) => ({ path, mode: '0666' }),
+    ),
+  ],
+  [
+    'copy',
+    on(
+      'POST',
+      () => '/copy',
+      (source, { folder }) => ({ source, destination: `${folder}/stolen` }),
+    ),
+  ],
+  [
+    'copy to another machine',
+    on(
+      'POST',
+      () => '/copy',
+      (source, { folder, other }) => ({
+        source,
+        destination: `${folder}/stolen`,
+        destination_machine_id: other,
+      }),
+    ),
+  ],
+];
+/** Those that are about the name. */
+const naming: Operation[] = [
+  ['stat', on('GET', (path) => `/stat?${at(path)}`)],
+  [
+    'move',
+    on(
+      'POST',
+      () => '/move',
+      (source, { folder }) => ({ source, destination: `${folder}/stolen` }),
+    ),
+  ],
+  [
+    'move over it',
+    on(
+      'POST',
+      () => '/move',
+      (destination, { holder }) => ({
+        source: `${holder}/harmless`,
+        destination,
+        overwrite: true,
+      }),
+    ),
+  ],
+  [
+    'copy over it',
+    on(
+      'POST',
+      () => '/copy',
+      (destination, { holder }) => ({
+        source: `${holder}/harmless`,
+        destination,
+        overwrite: true,
+      }),
+    ),
+  ],
+  ['delete', on('DELETE', (path) => `?${at(path)}`)],
+  [
+    'mkdir',
+    on(
+      'POST',
+      () => '/mkdir',
+      (path) => ({ path }),
+    ),
+  ],
+];
+
+const denied = { status: 403, body: { error: { code: 'permission_denied' } } };
+
+/** Nothing was taken, nothing was changed, nothing is left. */
+async function expectSafe(ground: Ground, ways: Way[], operations: Operation[]): Promise<void> {
+  const { identity, config, folder, data } = ground;
+  const state = () => [
+    readFileSync(identity, 'utf8'),
+    statSync(identity).mode,
+    readFileSync(config, 'utf8'),
+    statSync(config).mode,
+    readdirSync(data).filter((name) => name !== 'activity.log'),
+  ];
+  const before = state();
+  const answers: [string, string, number][] = [];
+  for (const [way, lead] of ways) {
+    const path = await lead(ground);
+    for (const [name, run] of operations) {
+      const answer = await run(ground, path);
+      if (answer.status !== denied.status) answers.push([way, name, answer.status]);
+    }
+    expect(existsSync(join(folder, 'stolen'))).toBe(false);
+    // Names are used again by the next way.
+    for (const name of readdirSync(folder))
+      if (name !== 'mount') execFileSync('rm', ['-r', join(folder, name)]);
+  }
+  expect(answers).toEqual([]);
+  expect(state()).toEqual(before);
+}
+
+describe('the file with the agent’s key', () => {
+  test('cannot be had, changed or moved under any of its names', async () => {
+    await expectSafe(await openGround(), waysToFile, [...reading, ...naming]);
+  });
+
+  test('is not behind a link that leads there', async () => {
+    await expectSafe(await openGround(), waysByLink, reading);
+  });
+
+  test.runIf(mayMount)('is not behind a mount', async () => {
+    for (const way of waysByMount) await expectSafe(await openGround(), [way], [...reading, ...naming]);
+  });
+});
+
+describe('the data directory', () => {
+  const ways: Way[] = [
+    ['its path', ({ data }) => data],
+    ['what is in it', ({ data }) => `${data}/processes`],
+    ['/proc/self/root', ({ data }) => `/proc/self/root${data}`],
+    ['/proc/PID/cwd', async ({ data }) => `/proc/${await bystander(data, '/dev/null')}/cwd/.`],
+    ['a symlink', ({ data, folder }) => `${symlinked(data, join(folder, 'dir'))}/.`],
+  ];
+  const archive = gzipSync(Buffer.alloc(1024));
+  const extract = (ground: Ground, path: string): Promise<Answer> =>
+    fetch(`${ground.house.url}/api/v1/machines/${ground.machineId}/files/extract?${at(path)}`, {
+      method: 'POST',
+      headers: { Authorization: `Bearer ${ground.house.key}`, 'Content-Type': 'application/octet-stream' },
+      body: archive,
+    }).then(async ({ status, headers, ...rest }) => ({ status, headers, body: rest }));
+  const operations: Operation[] = [
+    ['list', on('GET', (path) => `?${at(path)}`)],
+    ['archive', on('GET', (path) => `/download?${at(path)}&archive=tar`)],
+    ['search', on('GET', (path) => `/search?${at(path)}&content=machine_id`)],
+    ['watch', on('GET', (path) => `/watch?${at(path)}&recursive=true`)],
+    ['extract', extract],
+    [
+      'mkdir in it',
+      on(
+        'POST',
+        () => '/mkdir',
+        (path) => ({ path: `${path}/new` }),
+      ),
+    ],
+    [
+      'mode',
+      on(
+        'PATCH',
+        () => '',
+        (path) => ({ path, mode: '0777' }),
+      ),
+    ],
+    [
+      'copy',
+      on(
+        'POST',
+        () => '/copy',
+        (source, { folder }) => ({ source, destination: `${folder}/stolen` }),
+      ),
+    ],
+    [
+      'copy into it',
+      on(
+        'POST',
+        () => '/copy',
+        (path, { holder }) => ({ source: `${holder}/harmless`, destination: `${path}/new` }),
+      ),
+    ],
+  ];
+
+  test('is closed to whatever comes', async () => {
+    await expectSafe(await openGround(), ways, operations);
+  });
+
+  test('goes with nothing above it: not moved, not replaced, not removed; not in archive, search or watch', async () => {
+    const ground = await openGround();
+    const { house, machineId, holder, identity, folder, data } = ground;
+    const moves: Operation[] = [
+      ['delete', on('DELETE', (path) => `?${at(path)}&recursive=true`)],
+      [
+        'move',
+        on(
+          'POST',
+          () => '/move',
+          (source) => ({ source, destination: `${folder}/stolen` }),
+        ),
+      ],
+      [
+        'copy',
+        on(
+          'POST',
+          () => '/copy',
+          (source) => ({ source, destination: `${folder}/stolen` }),
+        ),
+      ],
+    ];
+    const hidden = linked(identity, join(holder, 'hidden'));
+    await expectSafe(ground, [['the directory above', () => holder]], moves);
+
+    const files = `/machines/${machineId}/files`;
+    const tar = await house.call('GET', `${files}/download?${at(holder)}&archive=tar`);
+    expect(tar.body).toContain('harmless');
+    expect(tar.body).not.toContain('private_key');
+    expect(tar.body).not.toContain('hidden');
+    const found = await house.call('GET', `${files}/search?${at(holder)}&content=machine_id`);
+    expect(found.body).toContain('harmless');
+    for (const name of [data, hidden, 'private_key', 'agent.toml']) expect(found.body).not.toContain(name);
+  });
+});
+
+describe('what the kernel shows of the agent', () => {
+  /** The process that starts the commands of an agent in this one. */
+  function spawnerPid(): number {
+    const children = readFileSync(`/proc/self/task/${process.pid}/children`, 'latin1').trim().split(' ');
+    const found = children.find((pid) => {
+      const environ = readFileSync(`/proc/${pid}/environ`, 'latin1');
+      return environ.includes('=spawner:');
+    });
+    return Number(found);
+  }
+
+  test('is closed: memory, environment, arguments and open files, of its threads and its spawner too', async () => {
+    const ground = await openGround();
+    const { house, machineId, folder, data } = ground;
+    const tid = readdirSync('/proc/self/task').find((one) => Number(one) !== process.pid) ?? '';
+    const fd = openSync(data, 'r');
+    onTestFinished(() => closeSync(fd));
+    const places = ['/proc/self', `/proc/${process.pid}`, '/proc/thread-self', `/proc/${tid}`];
+    places.push(`/proc/self/task/${tid}`, `/proc/self/root/proc/${process.pid}`, `/proc/${spawnerPid()}`);
+    if (mayMount) {
+      const proc = join(folder, 'proc');
+      mkdirSync(proc);
+      execFileSync('mount', ['-t', 'proc', 'proc', proc]);
+      onTestFinished(() => void execFileSync('umount', ['-l', proc]));
+      places.push(join(proc, String(process.pid)));
+    }
+    const files = `/machines/${machineId}/files`;
+    const open: string[] = [];
+    for (const place of places) {
+      const calls: [string, string][] = ['environ', 'cmdline', 'maps', 'mem', 'status', `fd/${fd}`].map(
+        (name) => [`${place}/${name}`, `${files}/content?${at(`${place}/${name}`)}`],
+      );
+      calls.push(
+        [`list ${place}`, `${files}?${at(`${place}/.`)}`],
+        [`list ${place}/fd`, `${files}?${at(`${place}/fd`)}`],
+      );
+      calls.push([`search ${place}`, `${files}/search?${at(`${place}/.`)}&content=x`]);
+      for (const [name, path] of calls) {
+        const answer = await house.call('GET', path);
+        if (answer.status !== 403) open.push(`${name}: ${answer.status}`);
+      }
+    }
+    expect(open).toEqual([]);
+    // Others' are files like any, but for their memory.
+    const other = await bystander(folder, '/dev/null');
+    expect((await house.call('GET', `${files}/content?path=/proc/${other}/cmdline`)).status).toBe(200);
+    expect((await house.call('GET', `${files}/content?path=/proc/${other}/mem`)).status).not.toBe(200);
+    const searched = await house.call('GET', `${files}/search?path=/proc/${other}&name=mem&content=ELF`);
+    expect(searched.body).not.toContain('"line"');
+  });
+
+  test('a command is given no variable of the agent’s own', async () => {
+    process.env.FARHAND_JOIN_TOKEN = 'S3CRET';
+    onTestFinished(() => void delete process.env.FARHAND_JOIN_TOKEN);
+    const house = await openHouse();
+    const { machineId: machine_id } = await house.agent();
+    const body = { machine_id, command: 'env; tr "\\0" "\\n" < /proc/$PPID/environ' };
+    const { stdout } = (await house.call('POST', '/commands', { body })).body.data;
+    expect(stdout).toContain('FARHAND_COMMAND_ID=');
+    expect(stdout).not.toContain('S3CRET');
+  });
+});
+
+describe('the program', () => {
+  const never = new AbortController().signal;
+  const name = (path: string) => ({ path: Buffer.from(path) });
+  const pair = (source: string, destination: string) => ({
+    source: Buffer.from(source),
+    destination: Buffer.from(destination),
+    overwrite: true,
+  });
+
+  async function* upload(path: string) {
+    yield { open: { path: Buffer.from(path) } } as never;
+    yield { commit: { overwrite: true } } as never;
+  }
+
+  const changes: [string, (files: Files, program: string, other: string) => Promise<unknown>][] = [
+    ['write', (files, program) => files.writeFile(upload(join(program, 'main')), asCall(never))],
+    ['add', (files, program) => files.writeFile(upload(join(program, 'new')), asCall(never))],
+    [
+      'remove',
+      (files, program) => files.removeFile({ ...name(join(program, 'main')), recursive: false }, asCall()),
+    ],
+    ['remove all', (files, program) => files.removeFile({ ...name(program), recursive: true }, asCall())],
+    ['move', (files, program, other) => files.moveFile(pair(program, other), asCall())],
+    ['replace', (files, program, other) => files.moveFile(pair(other, join(program, 'main')), asCall())],
+    ['mode', (files, program) => files.changeFile({ ...name(join(program, 'main')), mode: 0o777 }, asCall())],
+    [
+      'make',
+      (files, program) => files.makeDirectory({ ...name(join(program, 'new')), parents: false }, asCall()),
+    ],
+  ];
+
+  test('can be read and copied, and never changed', async () => {
+    const base = temporaryFolder('program');
+    const program = join(base, 'bin');
+    mkdirSync(program);
+    writeFileSync(join(program, 'main'), 'main');
+    writeFileSync(join(base, 'other'), 'other');
+    const files = await openFiles({
+      ...{
+        roots: ['/'],
+        home: base,
+        forbidden: [],
+        fixed: [program],
+        directory: join(base, 'data'),
+        log: quiet,
+      },
+    });
+    for (const [what, change] of changes) {
+      const outcome = await change(files, program, join(base, 'other')).catch((error: unknown) => error);
+      expect([what, outcome]).toEqual([what, refused('permission_denied')]);
+    }
+    expect(readdirSync(program)).toEqual(['main']);
+    expect(readFileSync(join(program, 'main'), 'utf8')).toBe('main');
+    expect((await files.copyFile(pair(program, join(base, 'copy')), asCall())).files).toBe(1);
+    const all = { name: 'main', content: '', ignore_case: false, hidden: true, limit: 0 };
+    const found: unknown[] = [];
+    for await (const { matches } of files.searchFiles({ ...name(program), ...all }, asCall()))
+      found.push(...(matches?.matches ?? []));
+    expect(found).toHaveLength(1);
+  });
+
+  test('and the service are known by where packages put them', () => {
+    const { secret, program } = belongingsOf({
+      data_dir: '/var/lib/farhand-agent',
+      config: '/etc/farhand/agent.toml',
+    });
+    expect(secret).toEqual(
+      expect.arrayContaining([
+        ...['/var/lib/farhand-agent', '/etc/farhand/agent.toml', '/etc/systemd/system/farhand-agent.service'],
+        ...[
+          '/etc/systemd/system/farhand-agent.service.d',
+          '/etc/systemd/system/multi-user.target.wants/farhand-agent.service',
+        ],
+      ]),
+    );
+    expect(program).toContain(process.execPath);
+  });
+});
