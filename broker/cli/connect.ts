@@ -4,6 +4,7 @@ import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent, WebSocket as UndiciWebSocket, fetch as undiciFetch } from 'undici';
 import { StartError } from '../../shared/errors.ts';
+import { brokerProgram } from '../../shared/home.ts';
 import { type Farhand, farhand } from '../../shared/sdk/index.ts';
 
 export interface Where {
@@ -57,8 +58,7 @@ async function answers(client: Farhand): Promise<boolean> {
 
 /** Only a broker ever opens its state: start one that serves nothing but the socket file. */
 function startLocal(dataDir: string): Promise<ChildProcess> {
-  const main = join(import.meta.dirname, '../main.ts');
-  const child = spawn(process.execPath, [main, '--local', '--data-dir', dataDir, '--log-level', 'warn'], {
+  const child = spawn(process.execPath, [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn'], {
     stdio: ['ignore', 'pipe', 'inherit'],
     ...ownerOf(dataDir),
   });
