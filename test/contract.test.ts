@@ -18,7 +18,7 @@ import {
   single,
 } from '../shared/api/route.ts';
 import { codes, isCode } from '../shared/errors.ts';
-import { farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
 
 // ---- Requests made from the schemas of a route
@@ -544,7 +544,7 @@ test('every route has an operation in the OpenAPI document, and the document has
 
 test('every route has a method of the SDK that makes its request', async () => {
   const asked: string[] = [];
-  const client = farhand({
+  const client = new Farhand({
     baseUrl: 'http://broker',
     fetch: async (url, init) => {
       asked.push(
