@@ -2,7 +2,7 @@
 import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
-import { build, type Metafile, type Plugin } from 'esbuild';
+import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
 import { root } from './ground.ts';
 
 const require = createRequire(import.meta.url);
@@ -12,8 +12,6 @@ const entries = {
   'farhand-agent': 'agent/main.ts',
   'farhand-broker': 'broker/main.ts',
   farhand: 'broker/cli/main.ts',
-  sdk: 'shared/sdk/index.ts',
-  grpc: 'shared/grpc.ts',
 };
 export type Entry = keyof typeof entries;
 
@@ -31,34 +29,57 @@ const oneLanguage: Plugin = {
   },
 };
 
-/** Fills `package`/lib and what goes with it. Answers the directories of the libraries inside. */
-export async function bundle(names: Entry[], folder: string): Promise<string[]> {
+/** Errors of the SDK are those of the gRPC client: it uses the SDK's own file. */
+const sdkBeside: Plugin = {
+  name: 'the SDK beside',
+  setup(esbuild) {
+    esbuild.onResolve({ filter: /\/sdk\/index\.ts$/ }, () => ({ path: './sdk.js', external: true }));
+  },
+};
+
+const shape: BuildOptions = {
+  absWorkingDir: root,
+  bundle: true,
+  format: 'esm',
+  target: 'node22',
+  // Half of what V8 keeps of the text; names and short lines stay, for whoever reads a stack.
+  minifySyntax: true,
+  minifyWhitespace: true,
+  lineLimit: 120,
+  legalComments: 'none',
+  plugins: [oneLanguage],
+  logLevel: 'warning',
+};
+
+/** Fills lib/ of a package with programs, and puts beside it what they read. */
+export async function bundlePrograms(names: readonly Entry[], folder: string): Promise<void> {
   const { metafile } = await build({
-    absWorkingDir: root,
+    ...shape,
     entryPoints: Object.fromEntries(names.map((name) => [name, entries[name]])),
     outdir: join(folder, 'lib'),
     chunkNames: 'part-[hash]',
-    bundle: true,
     splitting: true,
     platform: 'node',
-    format: 'esm',
-    target: 'node22',
-    minifySyntax: true,
-    legalComments: 'none',
-    metafile: true,
     banner: { js: banner },
-    plugins: [oneLanguage],
-    logLevel: 'warning',
+    metafile: true,
   });
   addProtos(folder, names);
   if (names.includes('farhand-broker')) addReferencePage(folder);
-  const libraries = librariesOf(metafile);
-  writeFileSync(join(folder, 'THIRD-PARTY.txt'), licencesOf(libraries));
+  writeFileSync(join(folder, 'THIRD-PARTY.txt'), licencesOf(librariesOf(metafile)));
   cpSync(join(root, 'LICENSE'), join(folder, 'LICENSE'));
-  return libraries;
 }
 
-function addProtos(folder: string, names: Entry[]): void {
+/** `farhand` and `farhand/grpc`, for programs of other people; the first one runs in a browser too. */
+export async function bundleLibrary(folder: string): Promise<void> {
+  const outdir = join(folder, 'lib');
+  const sdk = { sdk: 'shared/sdk/index.ts' };
+  await build({ ...shape, entryPoints: sdk, outdir, platform: 'neutral' });
+  const grpc = { grpc: 'shared/grpc.ts' };
+  const plugins = [oneLanguage, sdkBeside];
+  await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
+}
+
+function addProtos(folder: string, names: readonly Entry[]): void {
   cpSync(join(root, 'proto/farhand'), join(folder, 'proto/farhand'), { recursive: true });
   if (!names.includes('farhand-broker')) return;
   const health = dirname(require.resolve('grpc-health-check/package.json'));

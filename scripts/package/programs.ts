@@ -2,7 +2,7 @@
 import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { addBinaries, addPty } from './binaries.ts';
-import { bundle, type Entry } from './bundles.ts';
+import { bundlePrograms, type Entry } from './bundles.ts';
 import { type Arch, version } from './ground.ts';
 
 /** Packages by name, with the programs in each and what Node is told to run them. */
@@ -17,9 +17,9 @@ const agentFlags = '--optimize-for-size --max-semi-space-size=1 --v8-pool-size=0
 
 /** Fills a new directory. */
 export async function makeProgram(name: Program, arch: Arch, folder: string): Promise<void> {
-  const entries = [...programs[name].entries];
+  const { entries } = programs[name];
   mkdirSync(join(folder, 'bin'), { recursive: true });
-  await bundle(entries, folder);
+  await bundlePrograms(entries, folder);
   const manifest = { name, version, type: 'module', license: 'Apache-2.0' };
   writeFileSync(join(folder, 'package.json'), `${JSON.stringify(manifest, undefined, 2)}\n`);
   for (const entry of entries) addLauncher(folder, entry);
