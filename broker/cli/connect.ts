@@ -58,10 +58,14 @@ async function answers(client: Farhand): Promise<boolean> {
 
 /** Only a broker ever opens its state: start one that serves nothing but the socket file. */
 function startLocal(dataDir: string): Promise<ChildProcess> {
-  const child = spawn(process.execPath, [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn'], {
-    stdio: ['ignore', 'pipe', 'inherit'],
-    ...ownerOf(dataDir),
-  });
+  const child = spawn(
+    process.execPath,
+    [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn'],
+    {
+      stdio: ['ignore', 'pipe', 'inherit'],
+      ...ownerOf(dataDir),
+    },
+  );
   return new Promise((resolve, reject) => {
     child.once('error', reject);
     child.once('exit', () =>

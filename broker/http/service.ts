@@ -76,5 +76,7 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
 }
 
 function libraryDirectory(): string {
-  return shipped('docs', () => dirname(createRequire(import.meta.url).resolve('swagger-ui-dist/package.json')));
+  return shipped('docs', () =>
+    dirname(createRequire(import.meta.url).resolve('swagger-ui-dist/package.json')),
+  );
 }

@@ -10,7 +10,14 @@ export const epoch = process.env.SOURCE_DATE_EPOCH ?? '1767225600';
 
 /** `level`: of gzip. */
 export async function archive(folder: string, file: string, level: number): Promise<void> {
-  const same = ['--sort=name', `--mtime=@${epoch}`, '--owner=0', '--group=0', '--numeric-owner', '--format=gnu'];
+  const same = [
+    '--sort=name',
+    `--mtime=@${epoch}`,
+    '--owner=0',
+    '--group=0',
+    '--numeric-owner',
+    '--format=gnu',
+  ];
   const modes = ['--mode=u+rwX,go+rX,go-w', '--hard-dereference'];
   const zip = `--use-compress-program=gzip -n -${level}`;
   await run('tar', ['-cf', file, ...same, ...modes, zip, '-C', dirname(folder), basename(folder)]);

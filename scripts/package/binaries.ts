@@ -2,7 +2,12 @@
 import { createHash } from 'node:crypto';
 import { cpSync, existsSync, linkSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
-import { type Arch, root, run } from './ground.ts';
+import { z } from 'zod';
+import { type Arch, readJson, root, run } from './ground.ts';
+
+const packList = z.tuple([z.object({ filename: z.string() })]);
+const lockFile = z.object({ packages: z.record(z.string(), z.unknown()) });
+const lockEntry = z.object({ version: z.string(), integrity: z.string() });
 
 const cache = join(root, 'dist/.cache');
 
@@ -26,12 +31,12 @@ async function libraryOf(name: string): Promise<string> {
   const folder = join(cache, `${name}-${version}`);
   if (existsSync(folder)) return join(folder, 'package');
   mkdirSync(`${folder}.new`, { recursive: true });
-  const [packed] = JSON.parse(
-    await run('npm', ['pack', '--json', '--pack-destination', cache, `${name}@${version}`]),
-  );
+  const told = await run('npm', ['pack', '--json', '--pack-destination', cache, `${name}@${version}`]);
+  const [packed] = packList.parse(JSON.parse(told));
   const archive = join(cache, packed.filename);
   const found = `sha512-${createHash('sha512').update(readFileSync(archive)).digest('base64')}`;
-  if (found !== integrity) throw new Error(`${name}@${version} is not what package-lock.json names: ${found}`);
+  if (found !== integrity)
+    throw new Error(`${name}@${version} is not what package-lock.json names: ${found}`);
   await run('tar', ['-xzf', archive, '-C', `${folder}.new`]);
   await run('mv', [`${folder}.new`, folder]);
   rmSync(archive);
@@ -39,8 +44,8 @@ async function libraryOf(name: string): Promise<string> {
 }
 
 function locked(name: string): { version: string; integrity: string } {
-  const lock = JSON.parse(readFileSync(join(root, 'package-lock.json'), 'utf8'));
-  return lock.packages[`node_modules/${name}`];
+  const found = readJson(join(root, 'package-lock.json'), lockFile).packages[`node_modules/${name}`];
+  return lockEntry.parse(found);
 }
 
 /** A second name of the same file where that is possible. */

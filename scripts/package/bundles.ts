@@ -3,7 +3,7 @@ import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'nod
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
-import { root } from './ground.ts';
+import { manifestSchema, readJson, root } from './ground.ts';
 
 const require = createRequire(import.meta.url);
 
@@ -64,7 +64,7 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     metafile: true,
   });
   addProtos(folder, names);
-  if (names.includes('farhand-broker')) addReferencePage(folder);
+  if (names.includes('farhand-broker')) addBrokerFiles(folder);
   writeFileSync(join(folder, 'THIRD-PARTY.txt'), licencesOf(librariesOf(metafile)));
   cpSync(join(root, 'LICENSE'), join(folder, 'LICENSE'));
 }
@@ -86,7 +86,8 @@ function addProtos(folder: string, names: readonly Entry[]): void {
   cpSync(join(health, 'proto'), join(folder, 'proto'), { recursive: true });
 }
 
-function addReferencePage(folder: string): void {
+function addBrokerFiles(folder: string): void {
+  cpSync(join(root, 'broker/packages/install.sh'), join(folder, 'install.sh'));
   const library = dirname(require.resolve('swagger-ui-dist/package.json'));
   mkdirSync(join(folder, 'docs'));
   for (const file of ['swagger-ui-bundle.js', 'swagger-ui.css']) {
@@ -95,13 +96,15 @@ function addReferencePage(folder: string): void {
 }
 
 function librariesOf({ inputs }: Metafile): string[] {
-  const found = Object.keys(inputs).flatMap((file) => /^(.*node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(file)?.[1] ?? []);
+  const found = Object.keys(inputs).flatMap(
+    (file) => /^(.*node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(file)?.[1] ?? [],
+  );
   return [...new Set([...found, 'node_modules/swagger-ui-dist'])].sort();
 }
 
 function licencesOf(libraries: string[]): string {
   const texts = libraries.map((library) => {
-    const { name, version, license } = JSON.parse(readFileSync(join(root, library, 'package.json'), 'utf8'));
+    const { name, version, license } = readJson(join(root, library, 'package.json'), manifestSchema);
     const file = readdirSync(join(root, library)).find((entry) => /^licen[cs]e/i.test(entry));
     const text = file ? readFileSync(join(root, library, file), 'utf8').trim() : '';
     return `${name} ${version} (${license})\n\n${text}\n`;

@@ -33,7 +33,15 @@ export async function makeDeb(
     chmodSync(join(scratch, 'DEBIAN', script), 0o755);
   }
   const zip = ['-Zgzip', `-z${level}`];
-  await run('env', [`SOURCE_DATE_EPOCH=${epoch}`, 'dpkg-deb', '--root-owner-group', ...zip, '--build', scratch, file]);
+  await run('env', [
+    `SOURCE_DATE_EPOCH=${epoch}`,
+    'dpkg-deb',
+    '--root-owner-group',
+    ...zip,
+    '--build',
+    scratch,
+    file,
+  ]);
 }
 
 function addCopyright(name: Program, program: string, scratch: string): void {

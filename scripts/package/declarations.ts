@@ -35,7 +35,13 @@ export async function declare(folder: string, scratch: string): Promise<void> {
 
 async function emit(outDir: string): Promise<void> {
   const config = `${outDir}.json`;
-  const compilerOptions = { noEmit: false, declaration: true, emitDeclarationOnly: true, rootDir: root, outDir };
+  const compilerOptions = {
+    noEmit: false,
+    declaration: true,
+    emitDeclarationOnly: true,
+    rootDir: root,
+    outDir,
+  };
   const typeRoots = [join(root, 'node_modules/@types')];
   const files = entries.map((entry) => join(root, `${entry}.ts`));
   const content = { extends: join(root, 'tsconfig.json'), include: [], files };
@@ -72,8 +78,8 @@ function take(file: string, place: Place): void {
 function withoutGrpc(text: string): string {
   return text
     .replace(/^import type \* as grpc .*\n/m, '')
-    .replace(/^export interface \w+Client extends grpc\.Client [^]*?\n}\n/m, '')
-    .replace(/^export interface \w+Handlers extends grpc\.[^]*?\n}\n/m, '')
+    .replace(/^export interface \w+Client extends grpc\.Client [\s\S]*?\n}\n/m, '')
+    .replace(/^export interface \w+Handlers extends grpc\.[\s\S]*?\n}\n/m, '')
     .replace(' extends grpc.ServiceDefinition', '');
 }
 
@@ -87,7 +93,9 @@ function sourceOf(name: string, from: string): string | undefined {
 
 function targetOf(file: string, { emitted, types }: Place): string {
   const zod = join(root, 'node_modules/zod');
-  return file.startsWith(`${zod}/`) ? join(types, 'zod', relative(zod, file)) : join(types, relative(emitted, file));
+  return file.startsWith(`${zod}/`)
+    ? join(types, 'zod', relative(zod, file))
+    : join(types, relative(emitted, file));
 }
 
 function write(file: string, text: string): void {

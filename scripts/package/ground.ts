@@ -1,7 +1,9 @@
 // What every step of packaging stands on: the checkout, its version, and programs of the system.
 import { execFile } from 'node:child_process';
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { z } from 'zod';
 
 export { version } from '../../shared/version.ts';
 export const root = join(import.meta.dirname, '../..');
@@ -17,3 +19,17 @@ export async function run(file: string, args: string[], cwd: string = root): Pro
   const { stdout } = await execute(file, args, { cwd, maxBuffer: 64 * 1024 * 1024 });
   return stdout;
 }
+
+export function readJson<T extends z.ZodType>(file: string, schema: T): z.output<T> {
+  return schema.parse(JSON.parse(readFileSync(file, 'utf8')));
+}
+
+/** What a package.json says, as far as packages of ours repeat it. */
+export const manifestSchema = z.object({
+  name: z.string(),
+  version: z.string(),
+  description: z.string().optional(),
+  license: z.string(),
+  engines: z.record(z.string(), z.string()).optional(),
+  optionalDependencies: z.record(z.string(), z.string()).default({}),
+});

@@ -1,11 +1,11 @@
 // farhand for npm: the SDK with its types, and all three programs for the user's own Node.
-import { cpSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { publint } from 'publint';
 import { formatMessage } from 'publint/utils';
 import { bundleLibrary, bundlePrograms } from './bundles.ts';
 import { declare } from './declarations.ts';
-import { root, run, version } from './ground.ts';
+import { manifestSchema, readJson, root, run, version } from './ground.ts';
 
 /** Answers the tarball. */
 export async function makeNpm(scratch: string, dist: string): Promise<string> {
@@ -24,11 +24,15 @@ export async function makeNpm(scratch: string, dist: string): Promise<string> {
 }
 
 function manifest(): string {
-  const { name, description, license, engines, optionalDependencies } = JSON.parse(
-    readFileSync(join(root, 'package.json'), 'utf8'),
+  const { name, description, license, engines, optionalDependencies } = readJson(
+    join(root, 'package.json'),
+    manifestSchema,
   );
   const terminals = Object.entries(optionalDependencies).filter(([library]) => library.includes('node-pty'));
-  const entry = (types: string, file: string) => ({ types: `./types/shared/${types}.d.ts`, default: `./lib/${file}.js` });
+  const entry = (types: string, file: string) => ({
+    types: `./types/shared/${types}.d.ts`,
+    default: `./lib/${file}.js`,
+  });
   const made = {
     ...{ name, version, description, license, type: 'module', engines },
     bin: Object.fromEntries(
@@ -49,7 +53,9 @@ function manifest(): string {
 async function check(folder: string, tarball: string): Promise<void> {
   const { messages, pkg } = await publint({ pkgDir: folder, strict: true, pack: false });
   if (messages.length > 0) {
-    throw new Error(messages.map((one) => `publint: ${formatMessage(one, pkg, { color: false })}`).join('\n'));
+    throw new Error(
+      messages.map((one) => `publint: ${formatMessage(one, pkg, { color: false })}`).join('\n'),
+    );
   }
   const attw = join(root, 'node_modules/.bin/attw');
   await run(attw, ['--profile', 'esm-only', '--no-emoji', '--no-color', tarball]);
