@@ -334,8 +334,8 @@ describe('the npm tarball', () => {
       .trim()
       .split('\n')
       .map((name) => name.split('/')[1]);
-    expect([...new Set(names)].sort()).toEqual(
-      [
+    expect(new Set(names)).toEqual(
+      new Set([
         'CHANGELOG.md',
         'LICENSE',
         'README.md',
@@ -346,7 +346,7 @@ describe('the npm tarball', () => {
         'package.json',
         'proto',
         'types',
-      ].sort(),
+      ]),
     );
     const lib = join(agentHome, 'lib');
     for (const file of readdirSync(lib)) expect(readFileSync(join(lib, file), 'utf8')).not.toContain(root);
