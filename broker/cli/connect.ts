@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { Agent, WebSocket as UndiciWebSocket, fetch as undiciFetch } from 'undici';
 import { z } from 'zod';
 import { StartError } from '../../shared/errors.ts';
+import { brokerProgram } from '../../shared/home.ts';
 import { failureOf } from '../../shared/sdk/failure.ts';
 import { Farhand, FarhandError } from '../../shared/sdk/index.ts';
 
@@ -78,11 +79,14 @@ async function answers(client: Farhand): Promise<boolean> {
 
 /** Only a broker ever opens its state: start one that serves nothing but the socket file. */
 function startLocal(dataDir: string): Promise<ChildProcess> {
-  const main = join(import.meta.dirname, '../main.ts');
-  const child = spawn(process.execPath, [main, '--local', '--data-dir', dataDir, '--log-level', 'warn'], {
-    stdio: ['ignore', 'pipe', 'inherit'],
-    ...ownerOf(dataDir),
-  });
+  const child = spawn(
+    process.execPath,
+    [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn'],
+    {
+      stdio: ['ignore', 'pipe', 'inherit'],
+      ...ownerOf(dataDir),
+    },
+  );
   return new Promise((resolve, reject) => {
     child.once('error', reject);
     child.once('exit', () =>
