@@ -21,6 +21,7 @@ export function openNotify(env: Environment, pid: number, log: Logger): Notify {
   const watched = [undefined, String(pid)].includes(take(env, 'WATCHDOG_PID'));
   let told = Promise.resolve();
   let beats: (() => void) | undefined;
+  let over = false;
   const tell = (...words: string[]): Promise<void> => {
     // One after another, so that the last text is the one that stays.
     if (socket) told = told.then(() => send(socket, words, log));
@@ -28,6 +29,7 @@ export function openNotify(env: Environment, pid: number, log: Logger): Notify {
   };
   return {
     up(text, alive) {
+      if (over) return;
       void tell('READY=1', `STATUS=${line(text)}`);
       if (!watched || !(watchdogMs > 0)) return;
       beats ??= every(watchdogMs / 2, () => {
@@ -35,6 +37,7 @@ export function openNotify(env: Environment, pid: number, log: Logger): Notify {
       });
     },
     ending(text) {
+      over = true;
       beats?.();
       return tell('STOPPING=1', `STATUS=${line(text)}`);
     },

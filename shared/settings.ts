@@ -108,7 +108,7 @@ export function givenSettings(table: Record<string, Setting>, from: Invocation):
   const flags = readFlags(table, from.argv);
   const variables = Object.fromEntries(names(table).map((name) => [name, from.env[variable(name)]]));
   const file = readFile(flags.config ?? variables.config, table);
-  const entries = names(table).map((name) => [
+  const entries = names(table).map((name): [string, unknown] => [
     name,
     flags[name] ?? (table[name]?.flagOnly ? undefined : (variables[name] ?? file[name])),
   ]);

@@ -30,7 +30,7 @@ export function reportText(
   const failed = active === 'failed' ? `, ${result}: its exit code was ${exitStatus}` : '';
   return [
     `${name} ${version}: ${active}${failed}, since ${since || 'ever'}, as ${user}${enabled ? '' : ', not started at boot'}`,
-    ...(status ? [status] : []),
+    ...(status && ['active', 'failed'].includes(active) ? [status] : []),
     ...(log.length > 0 ? ['', ...log] : []),
     '',
   ].join('\n');
