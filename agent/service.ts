@@ -125,7 +125,7 @@ async function tokenOf(settings: Settings<typeof installSettings>): Promise<stri
   if (data_dir !== dataOf(agent)) {
     throw new StartError(`--data-dir: as a service the agent keeps its data in ${dataOf(agent)}`);
   }
-  const token = join_token ?? (file && existsSync(file) ? await readFile(file, 'utf8') : undefined);
+  const token = join_token || (file && existsSync(file) ? await readFile(file, 'utf8') : undefined);
   if (token) parseJoinToken(token);
   else if (!existsSync(join(data_dir, 'identity.json'))) {
     throw new StartError(

@@ -111,7 +111,8 @@ async function joined(
   signal: AbortSignal,
   waits: () => void,
 ): Promise<Identity> {
-  const { join_token_file: file, join_token = file && (await textIn(file)) } = settings;
+  const { join_token_file: file } = settings;
+  const join_token = settings.join_token || (file && (await textIn(file)));
   const told = { ...settings, join_token };
   const identity = await enrolled(told, log, signal, waits);
   warnOfToken(told, identity, log);

@@ -79,7 +79,6 @@ class Box implements Container {
   readonly #home: string;
   readonly #cgroup: string;
   #nspawn: ChildProcess | undefined;
-  #output = '';
 
   constructor(home: string, cgroup: string) {
     this.#home = home;
@@ -95,33 +94,7 @@ class Box implements Container {
     // An overlay cannot lie on an overlay, as in a container.
     if (mounted.code !== 0) await execute('cp', ['-a', `${base}/.`, this.root]);
     mkdirSync(this.#cgroup);
-    const options = [
-      '--quiet',
-      '--boot',
-      '--register=no',
-      '--keep-unit',
-      '--console=pipe',
-      '--link-journal=no',
-    ];
-    const own = [
-      `--directory=${this.root}`,
-      `--machine=box${process.pid}`,
-      `--bind-ro=${checkout}:/opt/farhand`,
-    ];
-    // In a cgroup of its own, for it makes others with fixed names below the one it is in.
-    const script = 'echo $$ > "$0/cgroup.procs" && exec systemd-nspawn "$@"';
-    this.#nspawn = spawn('/bin/sh', ['-c', script, this.#cgroup, ...options, ...own], {
-      env: { ...process.env, SYSTEMD_NSPAWN_UNIFIED_HIERARCHY: '1' },
-      stdio: ['ignore', 'pipe', 'pipe'],
-    });
-    for (const stream of [this.#nspawn.stdout, this.#nspawn.stderr]) {
-      stream?.on('data', (chunk: Buffer) => {
-        this.#output = `${this.#output}${chunk}`.slice(-2_000);
-      });
-    }
-    return (await this.#up(undefined))
-      ? undefined
-      : `no container boots here: ${this.#output.trim().slice(-300)}`;
+    return await this.#boot();
   }
 
   run(...command: string[]): Promise<Ran> {
@@ -131,9 +104,12 @@ class Box implements Container {
   }
 
   async reboot(): Promise<void> {
-    const before = this.#init();
+    const ended = new Promise((resolve) => this.#nspawn?.once('exit', resolve));
     await this.run('systemctl', 'reboot');
-    if (!(await this.#up(before))) throw new Error(`it did not come back: ${this.#output}`);
+    // Who started it is told by its exit code to start it again.
+    await ended;
+    const failed = await this.#boot();
+    if (failed) throw new Error(failed);
   }
 
   async close(): Promise<void> {
@@ -165,15 +141,38 @@ class Box implements Container {
     }
   }
 
-  /** Waits until another first process than that has booted. */
-  async #up(before: number | undefined): Promise<boolean> {
-    for (const until = Date.now() + bootMs; Date.now() < until; await sleep(100)) {
-      if (this.#nspawn?.exitCode !== null) return false;
-      const init = this.#init();
-      if (init === undefined || init === before) continue;
-      const { stdout } = await this.run('systemctl', 'is-system-running');
-      if (/^(running|degraded)/.test(stdout)) return true;
+  async #boot(): Promise<string | undefined> {
+    const options = [
+      '--quiet',
+      '--boot',
+      '--register=no',
+      '--keep-unit',
+      '--console=pipe',
+      '--link-journal=no',
+    ];
+    const own = [
+      `--directory=${this.root}`,
+      `--machine=box${process.pid}`,
+      `--bind-ro=${checkout}:/opt/farhand`,
+    ];
+    // In a cgroup of its own, for it makes others with fixed names below the one it is in.
+    const script = 'echo $$ > "$0/cgroup.procs" && exec systemd-nspawn "$@"';
+    this.#nspawn = spawn('/bin/sh', ['-c', script, this.#cgroup, ...options, ...own], {
+      env: { ...process.env, SYSTEMD_NSPAWN_UNIFIED_HIERARCHY: '1' },
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
+    let output = '';
+    for (const stream of [this.#nspawn.stdout, this.#nspawn.stderr]) {
+      stream?.on('data', (chunk: Buffer) => {
+        output = (output + chunk.toString()).slice(-300);
+      });
     }
-    return false;
+    for (const until = Date.now() + bootMs; Date.now() < until; await sleep(100)) {
+      if (this.#nspawn.exitCode !== null) break;
+      if (this.#init() === undefined) continue;
+      const { stdout } = await this.run('systemctl', 'is-system-running');
+      if (/^(running|degraded)/.test(stdout)) return undefined;
+    }
+    return `no container boots here: ${output.trim()}`;
   }
 }
