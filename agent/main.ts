@@ -4,7 +4,7 @@ import { createLogger } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
 import { failure, nodeIsGood, wrongNode } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
-import { isVerb, linkText, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
+import { isVerb, linkText, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
 import { agentSettings } from './config.ts';
 import { type Agent, startAgent } from './start.ts';
@@ -44,8 +44,7 @@ async function main(): Promise<void> {
 /** Installing and the like: a part of its own, which a running agent does not need. */
 async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   const { service } = await import('./service.ts');
-  const command = [process.execPath, ...process.execArgv, process.argv[1] ?? ''];
-  process.exitCode = await service(verb, { argv: argv.slice(1), env }, command);
+  process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));
 }
 
 function leave(): void {

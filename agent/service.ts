@@ -1,6 +1,6 @@
 // farhand-agent install, status, uninstall: the agent as a service of systemd.
 import { existsSync } from 'node:fs';
-import { readFile } from 'node:fs/promises';
+import { readFile, realpath, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { z } from 'zod';
 import { StartError } from '../shared/errors.ts';
@@ -28,7 +28,7 @@ import {
   unitText,
 } from '../shared/systemd/index.ts';
 import { reportText, statusSettings } from '../shared/systemd/report.ts';
-import { linkedAs, type Verb } from '../shared/systemd/verbs.ts';
+import { linkIn, type Verb } from '../shared/systemd/verbs.ts';
 import { agentSettings } from './config.ts';
 
 const agent = { name: 'farhand-agent', home: '/home/farhand-agent' };
@@ -42,8 +42,14 @@ const installSettings = {
     help: `who the agent is, and its commands (default ${agent.name}, made if missing; root must be said)`,
     flagOnly: true,
   },
-  allow_sudo: { schema: flag, help: 'commands may gain rights, by sudo for one', flagOnly: true },
+  allow_sudo: {
+    schema: flag,
+    help: 'commands may gain rights, as sudo does; nothing is locked then',
+    flagOnly: true,
+  },
 };
+type InstallSettings = Settings<typeof installSettings>;
+
 const uninstallSettings = {
   keep_data: { schema: flag, help: 'leave its identity, settings and account', flagOnly: true },
   help: agentSettings.help,
@@ -56,6 +62,7 @@ export async function service(verb: Verb, from: Invocation, command: readonly st
   if (verb === 'status') return await tellStatus(from);
   const { keep_data } = readSettings(uninstallSettings, from);
   await uninstall(agent, keep_data);
+  await removeProgram(command[0] ?? '');
   say(
     `${agent.name} is uninstalled${keep_data ? '; its data, settings and account are kept' : ', and nothing of it is left'}.`,
     'The broker keeps its record of this machine until somebody removes it there.',
@@ -77,22 +84,26 @@ function help(verb: Verb): number {
 async function tellStatus(from: Invocation): Promise<number> {
   const { output } = readSettings(statusSettings, from);
   const found = await report(agent, isLinked);
-  const linked = { linked: found.settled, machine_id: linkedAs(found.status) ?? null };
+  const { broker = null, machineId = null } = linkIn(found.status) ?? {};
+  const linked = { broker, machine_id: machineId, linked: found.settled };
   process.stdout.write(reportText(agent.name, found, linked, output));
   return found.active === 'active' ? 0 : 3;
 }
 
 const isLinked = ({ active, status }: State): boolean =>
-  active === 'active' && linkedAs(status) !== undefined;
+  active === 'active' && linkIn(status)?.machineId !== undefined;
 
 async function installAgent(from: Invocation, command: readonly string[]): Promise<number> {
-  const told = await withOldSettings(from);
+  const told = withOldSettings(from);
   const settings = readSettings(installSettings, told);
-  const before = (await contentOf(unitOf(agent)))?.text;
-  const user = settings.user ?? /^User=(.+)$/m.exec(before ?? '')?.[1] ?? agent.name;
-  const free = user === 'root' || settings.allow_sudo;
   const token = await tokenOf(settings);
   needSystemd('install', true);
+  if (!token && !existsSync(join(settings.data_dir, 'identity.json'))) {
+    throw new StartError(
+      'this machine has not joined a broker yet: --join-token-file FILE is needed, or FARHAND_JOIN_TOKEN',
+    );
+  }
+  const { user, free } = await whose(settings);
   const found = await install(agent, {
     user,
     unit: (systemd) =>
@@ -114,25 +125,44 @@ async function installAgent(from: Invocation, command: readonly string[]): Promi
 }
 
 /** What an earlier install was told counts unless it is told anew. */
-async function withOldSettings({ argv, env }: Invocation): Promise<Invocation> {
+function withOldSettings({ argv, env }: Invocation): Invocation {
   const old = existsSync(settingsOf(agent)) ? ['--config', settingsOf(agent)] : [];
   return { argv: [...old, ...argv], env };
 }
 
-/** Undefined where the machine has joined already. Throws StartError when one is needed. */
-async function tokenOf(settings: Settings<typeof installSettings>): Promise<string | undefined> {
-  const { data_dir, join_token, join_token_file: file } = settings;
+/** Who it is, and whether that one may gain rights; as it was before, unless told. */
+async function whose({ user, allow_sudo }: InstallSettings): Promise<{ user: string; free: boolean }> {
+  const unit = user === undefined ? (await contentOf(unitOf(agent)))?.text : undefined;
+  const name = user ?? /^User=(.+)$/m.exec(unit ?? '')?.[1] ?? agent.name;
+  const wasFree = unit !== undefined && !unit.includes('NoNewPrivileges=yes');
+  return { user: name, free: name === 'root' || allow_sudo || wasFree };
+}
+
+/** Throws StartError when it is none. */
+async function tokenOf({ data_dir, join_token, join_token_file: file }: InstallSettings): Promise<string> {
   if (data_dir !== dataOf(agent)) {
     throw new StartError(`--data-dir: as a service the agent keeps its data in ${dataOf(agent)}`);
   }
-  const token = join_token || (file && existsSync(file) ? await readFile(file, 'utf8') : undefined);
+  const token = (join_token || (file && (await textIn(file))) || '').trim();
   if (token) parseJoinToken(token);
-  else if (!existsSync(join(data_dir, 'identity.json'))) {
-    throw new StartError(
-      'this machine has not joined a broker yet: --join-token-file FILE is needed, or FARHAND_JOIN_TOKEN',
-    );
-  }
-  return token?.trim();
+  return token;
+}
+
+async function textIn(file: string): Promise<string | undefined> {
+  // An earlier install has named one that went with its token.
+  if (file === tokenFile) return undefined;
+  return await readFile(file, 'utf8').catch((error: unknown) => {
+    throw new StartError(`--join-token-file ${file}: ${String(error)}`);
+  });
+}
+
+/** What install.sh has put there goes as well; of a package its manager takes care. */
+async function removeProgram(program: string): Promise<void> {
+  const place = `/opt/${agent.name}`;
+  const real = await realpath(program).catch(() => '');
+  if (!real.startsWith(`${place}/`)) return;
+  await rm(program, { force: true });
+  await rm(place, { recursive: true, force: true });
 }
 
 /** What goes into the file: not the token, which lies apart and goes once it was used. */

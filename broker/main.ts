@@ -4,7 +4,7 @@ import { createLogger } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
 import { failure, nodeIsGood, wrongNode } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
-import { isVerb, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
+import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
 import { brokerSettings } from './config.ts';
 import { startBroker } from './start/index.ts';
@@ -40,8 +40,7 @@ async function main(): Promise<void> {
 /** Installing and the like: a part of its own, which a running broker does not need. */
 async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   const { service } = await import('./service.ts');
-  const command = [process.execPath, ...process.execArgv, process.argv[1] ?? ''];
-  process.exitCode = await service(verb, { argv: argv.slice(1), env }, command);
+  process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));
 }
 
 function fail(error: unknown): void {

@@ -25,7 +25,8 @@ interface Ran {
   stderr: string;
 }
 
-const runMs = 120_000;
+/** A start may take three minutes. */
+const runMs = 200_000;
 
 /** Runs a program of the system to its end, whatever that is. */
 export function run(file: string, args: readonly string[]): Promise<Ran> {

@@ -99,9 +99,10 @@ async function settle(name: string, settled: Installation['settled']): Promise<R
 
 async function withdraw(service: Service, goes: { data: boolean; account: boolean }): Promise<void> {
   const { name, home } = service;
-  const unit = unitOf(service);
+  // Also what an administrator has added, by hand or by `systemctl edit` and `set-property`.
+  const places = ['/etc/systemd/system', '/etc/systemd/system.control', '/run/systemd/system'];
   await run('systemctl', ['disable', '--now', '--quiet', name]);
-  await must('rm', ['-rf', '--', unit, `${unit}.d`]);
+  await must('rm', ['-rf', '--', unitOf(service), ...places.map((place) => `${place}/${name}.service.d`)]);
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
   // Not by Node: whoever owns the directory could lead it elsewhere while it walks.

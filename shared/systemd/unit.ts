@@ -30,6 +30,7 @@ StateDirectoryMode=0700
 WatchdogSec=60
 # No core file: its memory holds secrets.
 WatchdogSignal=SIGKILL
+TimeoutStartSec=180
 TimeoutStopSec=20
 Restart=always
 RestartSec=2

@@ -1,4 +1,5 @@
 // What both programs can do about their own service, and the text by which a running agent tells of its link.
+import type { Invocation } from '../settings.ts';
 
 const verbs = ['install', 'status', 'uninstall'] as const;
 export type Verb = (typeof verbs)[number];
@@ -17,7 +18,18 @@ export function linkText(broker: string, machineId: string | undefined): string 
   return machineId ? `linked to ${broker} as ${machineId}` : `not linked to ${broker}, trying`;
 }
 
-/** The machine id in such a text. */
-export function linkedAs(text: string): string | undefined {
-  return /^linked to \S+ as (\S+)$/.exec(text)?.[1];
+export interface LinkState {
+  broker: string;
+  machineId: string | undefined;
+}
+
+/** What such a text says. */
+export function linkIn(text: string): LinkState | undefined {
+  const [, broker, machineId] = /^(?:not )?linked to (\S+?)(?: as (\S+)|, trying)$/.exec(text) ?? [];
+  return broker ? { broker, machineId } : undefined;
+}
+
+/** The words that start this very program again; a launcher, which outlives versions, names itself. */
+export function ownCommand({ FARHAND_PROGRAM: launcher }: Invocation['env']): string[] {
+  return launcher ? [launcher] : [process.execPath, ...process.execArgv, process.argv[1] ?? ''];
 }
