@@ -9,7 +9,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { withBroker } from '../broker/cli/connect.ts';
 import { type BrokerSettings, brokerSettings } from '../broker/config.ts';
 import { nodeIsGood, wrongNode } from '../shared/program.ts';
-import { type Farhand, farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/settings.ts';
 
 const root = join(import.meta.dirname, '..');
@@ -55,7 +55,7 @@ async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
 async function lastKey(baseUrl: string): Promise<string | undefined> {
   const apiKey = existsSync(keyFile) ? readFileSync(keyFile, 'utf8') : undefined;
   if (apiKey === undefined) return undefined;
-  const known = farhand({ baseUrl, apiKey }).keys.me();
+  const known = new Farhand({ baseUrl, apiKey }).keys.me();
   return known.then(
     () => apiKey,
     () => undefined,

@@ -214,6 +214,7 @@ const sides: Rule[] = [
           'shared/settings',
           'shared/program',
           'shared/version',
+          'shared/home',
         ),
     ),
     breaks: [

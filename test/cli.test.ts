@@ -6,7 +6,7 @@ import { connect } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { openState } from '../broker/state/index.ts';
-import { farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { call, openHouse, temporaryFolder } from './house.ts';
 
 const root = join(import.meta.dirname, '..');
@@ -271,7 +271,7 @@ describe('farhand join-tokens create', () => {
     const agent = start('agent', args, { FARHAND_JOIN_TOKEN: made.token });
     await agent.said(/"msg":"linked"/);
     const { key } = await createKey(broker.dataDir);
-    const { items } = await farhand({ baseUrl: broker.url, apiKey: key }).machines.list();
+    const { items } = await new Farhand({ baseUrl: broker.url, apiKey: key }).machines.list();
     expect(items).toMatchObject([{ name: 'web-1', tags: ['prod', 'eu'], status: 'online' }]);
   });
 
@@ -329,7 +329,7 @@ describe('a data directory', () => {
   test('is free again when its broker was killed, and nothing answered is lost', async () => {
     const first = await startBroker();
     const { key } = await createKey(first.dataDir);
-    const client = farhand({ baseUrl: first.url, apiKey: key });
+    const client = new Farhand({ baseUrl: first.url, apiKey: key });
     const answered: string[] = [];
     let enough = (): void => {};
     const fifty = new Promise<void>((resolve) => {

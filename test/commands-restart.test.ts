@@ -4,7 +4,7 @@ import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
-import { farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { bench, bytesOf, gate, listen, nothingTold, output } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';
@@ -79,7 +79,7 @@ test('a broker killed with -9 in the middle goes on without losing or doubling a
     where,
     async (local) => (await local.keys.create({ name: 'k', scopes: ['admin'] })).key,
   );
-  const client = farhand({ baseUrl: String(http), apiKey: key });
+  const client = new Farhand({ baseUrl: String(http), apiKey: key });
   const proxy = await openProxy(String(grpc));
   onTestFinished(() => proxy.close());
   const elsewhere = await openHouse();

@@ -4,7 +4,7 @@ import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
-import { type Farhand, farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';
 
@@ -21,7 +21,7 @@ async function programs() {
   const agentFlags = ['--broker', String(grpc), '--data-dir', agentDir, '--name', 'one'];
   const agent = program('agent/main.ts', [...agentFlags, '--join-token', made.token]);
   await agent.line('linked');
-  const client = farhand({ baseUrl: String(http), apiKey: made.key });
+  const client = new Farhand({ baseUrl: String(http), apiKey: made.key });
   const machine_id = (await client.machines.list()).items[0]?.id ?? '';
   return {
     client,
@@ -32,7 +32,7 @@ async function programs() {
     async brokerAgain(): Promise<Farhand> {
       const again = program('broker/main.ts', [...flags, '--grpc', String(grpc)]);
       const line = await again.line('broker is up');
-      return farhand({ baseUrl: String(line.http), apiKey: made.key });
+      return new Farhand({ baseUrl: String(line.http), apiKey: made.key });
     },
   };
 }

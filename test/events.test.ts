@@ -24,8 +24,8 @@ type Way = (
 /** Both ways to follow must be the same. */
 const ways: Record<'SSE' | 'gRPC', Way> = {
   async SSE({ client, url }, key) {
-    const { farhand } = await import('../shared/sdk/index.ts');
-    const own = key === '' ? client : farhand({ baseUrl: url, apiKey: key });
+    const { Farhand } = await import('../shared/sdk/index.ts');
+    const own = key === '' ? client : new Farhand({ baseUrl: url, apiKey: key });
     return async ({ types, machine_id, after }, signal) => {
       const wish = {
         ...(types && { types: types.join(',') }),

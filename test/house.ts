@@ -10,7 +10,7 @@ import { brokerSettings } from '../broker/config.ts';
 import { type Broker, startBroker, type Tuning } from '../broker/start/index.ts';
 import type { Scope } from '../shared/api/route.ts';
 import { createLogger } from '../shared/logger.ts';
-import { type Farhand, farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/settings.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
@@ -93,7 +93,7 @@ export async function openHouse(
   const { key } = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (local) =>
     local.keys.create({ name: 'test', scopes: ['admin'] }),
   );
-  const client = farhand({ baseUrl: url, apiKey: key });
+  const client = new Farhand({ baseUrl: url, apiKey: key });
   const joinToken = async (): Promise<string> => (await client.joinTokens.create({ uses: 1 })).token;
   return {
     broker,
@@ -106,7 +106,7 @@ export async function openHouse(
     agent: async (agent = {}) => openAgent(grpc, agent, agent.joinToken ?? (await joinToken())),
     async keyed(scopes, limits = {}) {
       const made = await client.keys.create({ name: 'limited', scopes, ...limits });
-      return { key: made.key, client: farhand({ baseUrl: url, apiKey: made.key }) };
+      return { key: made.key, client: new Farhand({ baseUrl: url, apiKey: made.key }) };
     },
     call: (method, path, options = {}) => call(`${url}/api/v1${path}`, method, { key, ...options }),
   };

@@ -2,20 +2,20 @@
 import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
-import type { farhand } from '../shared/sdk/index.ts';
+import type { Farhand } from '../shared/sdk/index.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';
 import { openProxy } from './proxy.ts';
 
 type Presence = 'machine.online' | 'machine.offline';
 
-async function events(client: ReturnType<typeof farhand>, type: Presence, name: string) {
+async function events(client: Farhand, type: Presence, name: string) {
   const { items } = await client.events.list({ type });
   return items.filter(({ data }) => data.machine_name === name);
 }
 
 /** Resolves when the event log holds one event of a type: it is polled, for no stream tells of it yet. */
-async function eventually(client: ReturnType<typeof farhand>, type: Presence, name: string) {
+async function eventually(client: Farhand, type: Presence, name: string) {
   return expect.poll(() => events(client, type, name), { timeout: 10_000, interval: 50 }).toHaveLength(1);
 }
 

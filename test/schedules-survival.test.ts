@@ -6,7 +6,7 @@ import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { expect, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
 import { sleep } from '../shared/clock.ts';
-import { type Farhand, farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { nextCall, reporting, soon } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';
@@ -46,7 +46,7 @@ async function programs() {
   }));
   const joining = ['--broker', String(grpc), '--data-dir', agentDir, '--join-token', made.token];
   await program('agent/main.ts', joining).line('linked');
-  const client = farhand({ baseUrl: String(http), apiKey: made.key });
+  const client = new Farhand({ baseUrl: String(http), apiKey: made.key });
   const addresses = ['--http', String(http).slice('http://'.length), '--grpc', String(grpc)];
   return {
     client,

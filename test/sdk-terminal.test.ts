@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
 import type { ClientPort, Doing, Parting } from '../broker/sessions/client.ts';
-import { farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
 import { openDoor, path } from './terminal-door.ts';
 
@@ -125,7 +125,7 @@ test('it is opened where the client has reached the broker, with the ticket of t
   };
   const stream_url = 'wss://public.example.org/api/v1/sessions/sess_one/stream?ticket=a%2Fb';
   for (const baseUrl of ['https://farhand.example.org/behind/', 'http://127.0.0.1:8420']) {
-    const client = farhand({ baseUrl, webSocket });
+    const client = new Farhand({ baseUrl, webSocket });
     await expect(client.sessions.terminal({ session_id: 'sess_one', stream_url })).rejects.toThrow(
       'cannot be opened',
     );

@@ -4,7 +4,7 @@ import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { FarhandError, farhand } from '../shared/sdk/index.ts';
+import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { type House, openHouse, temporaryFolder } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 
@@ -37,7 +37,7 @@ function addressOf(request: Parameters<typeof fetch>[0]): string {
 function noting(house: House, baseUrl = house.url) {
   const sent: { method: string; url: string; headers: Headers; body: unknown }[] = [];
   const answers: Response[] = [];
-  const client = farhand({
+  const client = new Farhand({
     baseUrl,
     apiKey: house.key,
     fetch: async (url, init) => {
@@ -78,7 +78,7 @@ test('every kind of refusal reaches its caller: no key, no right, no such thing,
   await away.close();
   const machine_id = away.machineId;
   const { client: reader } = await house.keyed(['machines:read']);
-  const stranger = farhand({ baseUrl: house.url });
+  const stranger = new Farhand({ baseUrl: house.url });
   const { client } = house;
   const calls: [() => Promise<unknown>, number, string, object][] = [
     [() => stranger.machines.list(), 401, 'unauthorized', {}],
@@ -113,7 +113,7 @@ test('an error that is not the broker’s own is a FarhandError with its status,
     [429, 'application/json', '{"error":"too many"}'],
     [500, 'text/plain', ''],
   ] as const) {
-    const client = farhand({ baseUrl: await between(status, type, body), apiKey: 'x' });
+    const client = new Farhand({ baseUrl: await between(status, type, body), apiKey: 'x' });
     const error = await failure(client.machines.list());
     expect([error.status, error.requestId, error.code]).toEqual([status, 'between', 'internal_error']);
     expect([body, error.message, error.details]).toEqual([body, `the broker answered ${status}`, {}]);
@@ -126,7 +126,7 @@ test('a success that is not the broker’s own is a FarhandError too, never a re
     ['application/json', '{"ok":true}'],
     ['application/json', 'null'],
   ] as const) {
-    const client = farhand({ baseUrl: await between(200, type, body), apiKey: 'x' });
+    const client = new Farhand({ baseUrl: await between(200, type, body), apiKey: 'x' });
     const error = await failure(client.machines.get({ machine_id: 'mach_x' }));
     expect([body, error.status, error.requestId]).toEqual([body, 200, 'between']);
   }
@@ -376,7 +376,7 @@ test('a repeat with the same idempotencyKey gets the first answer, and nothing r
 test('keys and join tokens are made, listed and withdrawn, and a key tells who it is', async () => {
   const { client, url } = await openHouse();
   const made = await client.keys.create({ name: 'reader', scopes: ['machines:read'] });
-  const reader = farhand({ baseUrl: url, apiKey: made.key });
+  const reader = new Farhand({ baseUrl: url, apiKey: made.key });
   expect(await reader.keys.me()).toMatchObject({ id: made.id, name: 'reader', scopes: ['machines:read'] });
   expect((await client.keys.list({ sort: 'name' })).items.map(({ name }) => name)).toEqual([
     'reader',
@@ -406,7 +406,7 @@ test('a base URL may end in a slash or have a path of its own', async () => {
   const slashed = noting(house, `${house.url}/`);
   expect((await slashed.client.machines.list()).total).toBe(0);
   const asked: string[] = [];
-  const proxied = farhand({
+  const proxied = new Farhand({
     baseUrl: 'https://example.org/farhand/',
     fetch: async (url) => {
       asked.push(addressOf(url));

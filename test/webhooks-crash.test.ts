@@ -5,7 +5,7 @@ import type { AddressInfo } from 'node:net';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { openIdentity } from '../agent/identity.ts';
 import { withBroker } from '../broker/cli/connect.ts';
-import { farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { temporaryFolder } from './house.ts';
 import { program } from './programs.ts';
 
@@ -63,7 +63,7 @@ async function killedAt(moment: 'connected' | 'answered') {
   const before = receiver.bodies.length;
   const again = program('broker/main.ts', args);
   const { http } = await again.line('broker is up');
-  const client = farhand({ baseUrl: String(http), apiKey: key });
+  const client = new Farhand({ baseUrl: String(http), apiKey: key });
   await vi.waitFor(
     async () => {
       const { items } = await client.webhooks.deliveries({ webhook_id: id });

@@ -4,7 +4,8 @@ import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent, WebSocket as UndiciWebSocket, fetch as undiciFetch } from 'undici';
 import { StartError } from '../../shared/errors.ts';
-import { type Farhand, farhand } from '../../shared/sdk/index.ts';
+import { brokerProgram } from '../../shared/home.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
 
 export interface Where {
   /** The broker's data directory on this very box. */
@@ -22,7 +23,7 @@ export async function withBroker<T>(where: Where, use: (client: Farhand) => Prom
     );
   }
   const { url } = where;
-  return use(farhand({ baseUrl: url, apiKey: where.apiKey })).catch((error: unknown) => {
+  return use(new Farhand({ baseUrl: url, apiKey: where.apiKey })).catch((error: unknown) => {
     // fetch says no more than that when nobody answers.
     if (error instanceof TypeError) throw new StartError(`no broker answers at ${url}`, 1, { cause: error });
     throw error;
@@ -32,7 +33,7 @@ export async function withBroker<T>(where: Where, use: (client: Farhand) => Prom
 async function withSocket<T>(dataDir: string, use: (client: Farhand) => Promise<T>): Promise<T> {
   const socketPath = join(dataDir, 'broker.sock');
   const dispatcher = new Agent({ connect: { socketPath } });
-  const client = farhand({
+  const client = new Farhand({
     baseUrl: 'http://broker.sock',
     // undici's fetch is the global one with a dispatcher; only its types are its own.
     fetch: ((url: string, init: object) =>
@@ -57,11 +58,14 @@ async function answers(client: Farhand): Promise<boolean> {
 
 /** Only a broker ever opens its state: start one that serves nothing but the socket file. */
 function startLocal(dataDir: string): Promise<ChildProcess> {
-  const main = join(import.meta.dirname, '../main.ts');
-  const child = spawn(process.execPath, [main, '--local', '--data-dir', dataDir, '--log-level', 'warn'], {
-    stdio: ['ignore', 'pipe', 'inherit'],
-    ...ownerOf(dataDir),
-  });
+  const child = spawn(
+    process.execPath,
+    [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn'],
+    {
+      stdio: ['ignore', 'pipe', 'inherit'],
+      ...ownerOf(dataDir),
+    },
+  );
   return new Promise((resolve, reject) => {
     child.once('error', reject);
     child.once('exit', () =>

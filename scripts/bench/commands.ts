@@ -13,7 +13,7 @@
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { farhand } from '../../shared/sdk/index.ts';
+import { Farhand as Client } from '../../shared/sdk/index.ts';
 import type { Ask, Seen, Trues } from './client.ts';
 import { openFloors } from './floors.ts';
 import {
@@ -311,7 +311,7 @@ async function history(ground: Ground): Promise<void> {
 }
 
 async function completedOf({ http, key }: Targets): Promise<number> {
-  const { commands } = farhand({ baseUrl: http, apiKey: key });
+  const { commands } = new Client({ baseUrl: http, apiKey: key });
   return (await commands.list({ status: 'completed', limit: 1 })).total;
 }
 

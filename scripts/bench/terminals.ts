@@ -15,7 +15,7 @@ import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
-import { type Farhand as Client, farhand } from '../../shared/sdk/index.ts';
+import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { at, bench, type Farhand, machineId, run, startFarhand } from './programs.ts';
 import { rounded, settle, Table } from './race.ts';
 import { present, type Ssh, sshPackages, startSsh } from './ssh.ts';
@@ -61,7 +61,7 @@ async function main(folder: string): Promise<void> {
   const has = present({ ...sshPackages, curl: 'curl' }, table);
   const ssh = await startSsh(folder, table, has);
   const started = await startFarhand(folder);
-  const client = farhand({ baseUrl: started.http, apiKey: started.key });
+  const client = new Client({ baseUrl: started.http, apiKey: started.key });
   const machine = await machineId(started, 0);
   await settle();
   for (const part of only) {

@@ -10,7 +10,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Agent, request } from 'undici';
 import { withBroker } from '../../broker/cli/connect.ts';
-import { farhand } from '../../shared/sdk/index.ts';
+import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { at, bench, cost, mebibytes, program, type Running } from './programs.ts';
 import { rounded, Table } from './race.ts';
 
@@ -49,7 +49,7 @@ async function bare(url: string, seconds: number): Promise<number> {
 
 /** Times of small reads, one after another, until told to stop. */
 async function reads(http: string, key: string, going: () => boolean): Promise<number[]> {
-  const client = farhand({ baseUrl: http, apiKey: key });
+  const client = new Client({ baseUrl: http, apiKey: key });
   const times: number[] = [];
   while (going()) {
     const begun = performance.now();

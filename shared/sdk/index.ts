@@ -8,7 +8,7 @@ import { openTerminal, type Terminal, type TerminalSettings } from './terminal.t
 export type { Ending, Terminal, TerminalNote, TerminalSettings } from './terminal.ts';
 
 export interface FarhandOptions {
-  /** Where the broker is, without `/api/v1`: `https://farhand.example.org`. */
+  /** Where the broker is, with or without `/api/v1`: `https://farhand.example.org`. */
   baseUrl: string;
   apiKey?: string;
   /** Another fetch, for a proxy or a socket file. */
@@ -114,8 +114,18 @@ type Call<R> = R extends { kind: 'socket' }
 /** One namespace per noun, one method per route. */
 export type Farhand = { [N in keyof Api]: { [O in keyof Api[N]]: Call<Api[N][O]> } };
 
+class Client {
+  constructor(options: FarhandOptions) {
+    const baseUrl = options.baseUrl.replace(/\/+$/, '').replace(/\/api\/v1$/, '');
+    Object.assign(this, namespacesOf({ ...options, baseUrl }));
+  }
+}
+
 /** A client of one broker. Every method rejects with FarhandError when the broker refuses. */
-export function farhand(options: FarhandOptions): Farhand {
+// Built from the very table that the type is derived from.
+export const Farhand = Client as unknown as new (options: FarhandOptions) => Farhand;
+
+function namespacesOf(options: FarhandOptions): Record<string, Record<string, unknown>> {
   const client: Record<string, Record<string, unknown>> = {};
   for (const { noun, operation, route } of allRoutes()) {
     const methods = client[noun] ?? {};
@@ -128,8 +138,7 @@ export function farhand(options: FarhandOptions): Farhand {
     methods[operation] = (input: Record<string, unknown> = {}, settings: CallSettings = {}) =>
       request(options, route, input, settings);
   }
-  // Built from the very table that the type is derived from.
-  return client as unknown as Farhand;
+  return client;
 }
 
 async function request(
@@ -233,7 +242,7 @@ function parseEnvelope(text: string): { data: unknown; meta: object } | undefine
 function urlOf(baseUrl: string, route: Route, input: Record<string, unknown>): string {
   const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) => pathPiece(String(input[name]), name));
   const query = new URLSearchParams(pick(input, route.query, (name) => name)).toString();
-  return `${baseUrl.replace(/\/$/, '')}${route.base}${path}${query && `?${query}`}`;
+  return `${baseUrl}${route.base}${path}${query && `?${query}`}`;
 }
 
 /** A URL drops the pieces "", "." and "..": the call would go to another route. */
