@@ -164,6 +164,13 @@ describe('a program that systemd has started', () => {
   });
 });
 
+test('a broker shows that it is alive until it stops', async () => {
+  const { broker } = await openHouse();
+  expect(broker.alive()).toBe(true);
+  await broker.close();
+  expect(broker.alive()).toBe(false);
+});
+
 describe('an agent', () => {
   test('counts as hanging once its link neither turns nor tries again', async () => {
     const house = await openHouse();
