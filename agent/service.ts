@@ -108,7 +108,7 @@ async function installAgent(from: Invocation, command: readonly string[]): Promi
     user,
     unit: (systemd) =>
       agentUnit({ command: [...command, '--config', settingsOf(agent)], user, free, systemd }),
-    settings: settingsText(kept(givenSettings(installSettings, told))),
+    settings: settingsText(agentSettings, kept(givenSettings(installSettings, told))),
     async prepare({ uid, gid }) {
       if (token) await place(tokenFile, { text: token, mode: 0o600, uid, gid });
     },

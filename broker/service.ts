@@ -84,7 +84,7 @@ async function installBroker({ argv, env }: Invocation, command: readonly string
         lowPort: hasLowPort(settings),
         systemd,
       }),
-    settings: settingsText({ ...given, data_dir: dataOf(broker) }),
+    settings: settingsText(brokerSettings, { ...given, data_dir: dataOf(broker) }),
     settled: ({ status }) => status !== '',
   });
   process.stdout.write(`${broker.name} is installed and runs: ${found.status}.

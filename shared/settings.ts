@@ -1,5 +1,6 @@
 // Settings of a program, from one table: flags, FARHAND_… variables and a TOML file, in that order of weight.
 import { readFileSync } from 'node:fs';
+import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { parse as parseToml, stringify } from 'smol-toml';
 import { z } from 'zod';
@@ -115,9 +116,14 @@ export function givenSettings(table: Record<string, Setting>, from: Invocation):
   return Object.fromEntries(entries.filter(([, value]) => value !== undefined));
 }
 
-/** Settings as a file that `--config` takes. */
-export function settingsText(values: Record<string, unknown>): string {
-  return stringify(values);
+/** Settings as a file that `--config` takes; where it is read another directory may be the current one. */
+export function settingsText(table: Record<string, Setting>, values: Record<string, unknown>): string {
+  const isPath = (name: string): boolean => ['FILE', 'DIR'].includes(table[name]?.value ?? '');
+  const entries = Object.entries(values).map(([name, value]): [string, unknown] => [
+    name,
+    isPath(name) && typeof value === 'string' ? resolve(value) : value,
+  ]);
+  return stringify(Object.fromEntries(entries));
 }
 
 /** The help text of a program: one line per setting. */
