@@ -179,11 +179,11 @@ describe('an agent', () => {
     const stuck = Promise.withResolvers<never>();
     const stopping = new AbortController();
     const asked = Promise.withResolvers<void>();
-    const options: LinkOptions = {
+    // Nothing else is asked for before it has greeted.
+    const options = {
       broker: house.grpc,
       identity,
-      // No call comes.
-      handlers: {} as LinkOptions['handlers'],
+      handlers: {},
       capabilities: [],
       roots: ['/'],
       missing: [],
@@ -194,8 +194,8 @@ describe('an agent', () => {
         return stuck.promise;
       },
       log: quiet,
-      turned: (ms) => due.push(ms),
-    };
+      turned: (ms: number) => due.push(ms),
+    } as unknown as LinkOptions;
     const linked = keepLinked(options, stopping.signal);
     await asked.promise;
     // A turn, and the challenge; nothing after it, for ever.

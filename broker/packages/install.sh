@@ -108,8 +108,7 @@ start() {
   if [ "$service" = no ]; then
     echo "farhand-agent $version is installed: $link"
   elif [ "$#" = 0 ] && [ -z "$token" ] && [ -e /etc/systemd/system/farhand-agent.service ]; then
-    systemctl restart farhand-agent
-    echo "farhand-agent is now $version"
+    systemctl restart farhand-agent && echo "farhand-agent is now $version"
   else
     case " $* " in *" --broker"*) ;; *) set -- --broker "$broker" "$@" ;; esac
     FARHAND_JOIN_TOKEN=$token "$link" install "$@"
@@ -145,8 +144,10 @@ main() {
   trap 'exit 1' HUP INT TERM
   unpack "$folder"
   put "$folder"
-  start "$@"
+  code=0
+  start "$@" || code=$?
   sweep
+  exit "$code"
 }
 
 main "$@"

@@ -1,0 +1,372 @@
+// Packages as people get them: unpacked where there is no node_modules and no Node, installed by the one line, from npm.
+import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  appendFileSync,
+  cpSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { Farhand } from '../shared/sdk/index.ts';
+import { version } from '../shared/version.ts';
+import { call, temporaryFolder } from './house.ts';
+
+const root = join(import.meta.dirname, '..');
+const execute = promisify(execFile);
+const arch = process.arch;
+const made = mkdtempSync(join(tmpdir(), 'farhand-packages-'));
+const agentName = `farhand-agent-${version}-linux-${arch}`;
+const brokerName = `farhand-broker-${version}-linux-${arch}`;
+const agentHome = join(made, agentName);
+const brokerHome = join(made, brokerName);
+/** No Node of ours in it. */
+const plain = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', HOME: made };
+
+beforeAll(async () => {
+  await execute(process.execPath, ['scripts/package.ts', '--fast', '--arch', arch, '--to', made], {
+    cwd: root,
+  });
+  for (const name of [agentName, brokerName]) await execute('tar', ['-xzf', `${name}.tar.gz`], { cwd: made });
+}, 180_000);
+afterAll(() => rmSync(made, { recursive: true, force: true }));
+
+interface Box {
+  dataDir: string;
+  url: string;
+  grpc: string;
+  client: Farhand;
+  farhand(...args: string[]): Promise<string>;
+}
+
+/** A broker from its package. */
+async function openBox(...flags: string[]): Promise<Box> {
+  const dataDir = temporaryFolder('packaged-broker');
+  const where = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const broker = run(join(brokerHome, 'bin/farhand-broker'), [...where, ...flags]);
+  const { http, grpc } = await told(broker, 'broker is up');
+  const farhand = async (...args: string[]): Promise<string> => {
+    const { stdout } = await execute(join(brokerHome, 'bin/farhand'), args, { env: plain });
+    return stdout;
+  };
+  const made = JSON.parse(
+    await farhand('auth', 'create-key', '--data-dir', dataDir, '--name', 'test', '-o', 'json'),
+  );
+  const url = String(http);
+  return {
+    dataDir,
+    url,
+    grpc: String(grpc),
+    client: new Farhand({ baseUrl: url, apiKey: made.key }),
+    farhand,
+  };
+}
+
+function run(file: string, args: string[]): ChildProcess {
+  const child = spawn(file, args, { env: plain, stdio: ['ignore', 'ignore', 'pipe'] });
+  onTestFinished(() => void child.kill('SIGKILL'));
+  return child;
+}
+
+/** The first line of its log with this message. */
+async function told(child: ChildProcess, message: string): Promise<Record<string, unknown>> {
+  let text = '';
+  for await (const chunk of child.stderr ?? []) {
+    text += String(chunk);
+    for (const line of text.split('\n').slice(0, -1)) {
+      const found: Record<string, unknown> = line.startsWith('{') ? JSON.parse(line) : {};
+      if (found.msg === message) return found;
+    }
+  }
+  throw new Error(`it ended before it said "${message}": ${text}`);
+}
+
+describe('a broker from its package', () => {
+  test('refuses names of packages that it does not hand out, whatever way they are written', async () => {
+    const { url } = await openBox();
+    for (const name of [
+      'nothing.tar.gz',
+      '..%2fpackage.json',
+      '%2fetc%2fpasswd',
+      '__proto__',
+      'sha256sums',
+      '.',
+    ]) {
+      const answer = await call(`${url}/packages/${name}`, 'GET');
+      expect([name, answer.status >= 400 && answer.status < 500]).toEqual([name, true]);
+    }
+  });
+
+  test('hands out its agents to everybody, each as SHA256SUMS names it, and only once to who has it', async () => {
+    const { url } = await openBox();
+    const sums = await (await fetch(`${url}/packages/SHA256SUMS`)).text();
+    const [hash, name] = sums.trim().split(/\s+/);
+    expect(name).toBe(`${agentName}.tar.gz`);
+    const answer = await fetch(`${url}/packages/${name}`);
+    expect(Number(answer.headers.get('content-length'))).toBe(statSync(join(made, `${name}`)).size);
+    const digest = await crypto.subtle.digest('SHA-256', await answer.arrayBuffer());
+    expect(Buffer.from(digest).toString('hex')).toBe(hash);
+    const again = await fetch(`${url}/packages/${name}`, {
+      headers: { 'If-None-Match': answer.headers.get('etag') ?? '' },
+    });
+    expect(again.status).toBe(304);
+  });
+
+  test('shows its reference page and its document', async () => {
+    const { url } = await openBox();
+    for (const path of [
+      '/docs',
+      '/docs/swagger-ui.css',
+      '/docs/swagger-ui-bundle.js',
+      '/api/v1/openapi.json',
+    ]) {
+      expect([path, (await fetch(`${url}${path}`)).status]).toEqual([path, 200]);
+    }
+  });
+
+  test('and an agent from its package link, run a command and open a terminal', async () => {
+    const { client, grpc } = await openBox();
+    const { token } = await client.joinTokens.create({});
+    const dataDir = temporaryFolder('packaged-agent');
+    const where = ['--broker', grpc, '--join-token', token, '--data-dir', dataDir];
+    await told(run(join(agentHome, 'bin/farhand-agent'), where), 'linked');
+    const machine_id = (await client.machines.list({ status: 'online' })).items[0]!.id;
+    const command = await client.commands.create({ machine_id, command: 'echo "$0 $PATH $FARHAND_PROGRAM"' });
+    expect(command.stdout).not.toContain(made);
+    expect(command.exit_code).toBe(0);
+    const session = await client.sessions.create({ machine_id, shell: '/bin/sh' });
+    expect(session.reason ?? null).toBeNull();
+  });
+
+  test('has a CLI that makes tokens while no broker runs, without a line for a broker that nobody reaches', async () => {
+    const box = await openBox();
+    const dataDir = temporaryFolder('quiet-broker');
+    const token = JSON.parse(await box.farhand('join-tokens', 'create', '--data-dir', dataDir, '-o', 'json'));
+    expect(token.token).toMatch(/^farhand_join_\w{43}\.[0-9a-f]{64}\.[0-9a-f]{64}$/);
+    expect(token.install).toBeNull();
+  });
+
+  test('gives no line to whom others could give another script', async () => {
+    const { client } = await openBox('--public-url', 'http://farhand.example.org');
+    const { install, install_missing } = await client.joinTokens.create({});
+    expect(install).toBeNull();
+    expect(install_missing).toContain('TLS');
+  });
+
+  test('does not start on a directory without packages', async () => {
+    const broker = run(join(brokerHome, 'bin/farhand-broker'), [
+      '--data-dir',
+      temporaryFolder('none'),
+      '--packages',
+      '/tmp',
+    ]);
+    const [code] = await once(broker, 'exit');
+    expect(code).toBe(78);
+  });
+});
+
+const mayMount = process.getuid?.() === 0 && existsSync('/usr/bin/unshare') && canMount();
+
+function canMount(): boolean {
+  try {
+    execFileSync('unshare', ['--mount', 'mount', '-t', 'tmpfs', 'none', '/opt'], { stdio: 'ignore' });
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Runs lines of a shell where /opt and /usr/local/bin are empty and nobody else's. */
+async function elsewhere(lines: string): Promise<{ code: number; text: string }> {
+  const mounts = 'mount -t tmpfs none /opt; mount -t tmpfs none /usr/local/bin';
+  const child = spawn('unshare', ['--mount', 'sh', '-c', `${mounts}; exec 2>&1; ${lines}`], { env: plain });
+  let text = '';
+  child.stdout.setEncoding('utf8').on('data', (chunk: string) => {
+    text += chunk;
+  });
+  const [code] = await once(child, 'close');
+  return { code: Number(code), text };
+}
+
+describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
+  const asRoot = (line: string, options: string): string =>
+    line.replace(/ \| sudo sh$/, ` | sh -s -- ${options}`);
+
+  test('refuses a token of other packages, one without their hash, and an agent that was changed on its way', async () => {
+    const packages = join(temporaryFolder('changed'), 'packages');
+    cpSync(join(made, 'packages'), packages, { recursive: true });
+    const { client, url } = await openBox('--packages', packages);
+    const { token } = await client.joinTokens.create({});
+    const attempt = async (given: string) =>
+      elsewhere(
+        `{ echo FARHAND_JOIN_TOKEN=${given}; curl -fsS ${url}/install.sh; } | sh -s -- --no-service; ls /opt/farhand-agent`,
+      );
+    expect((await attempt(token.replace(/.{64}$/, '0'.repeat(64)))).text).toMatch(
+      /not those this join token was made with/,
+    );
+    expect((await attempt(token.replace(/\..{64}$/, ''))).text).toMatch(/broker without packages/);
+    appendFileSync(join(packages, `${agentName}.tar.gz`), 'more');
+    const { text } = await attempt(token);
+    expect(text).toMatch(/is damaged: its SHA-256/);
+    // Nothing was left.
+    expect(text.trim().split('\n')).toHaveLength(1);
+  });
+
+  test('runs nothing of a script that was cut off on its way, wherever that was', async () => {
+    const { url } = await openBox();
+    const script = await (await fetch(`${url}/install.sh`)).text();
+    const file = join(temporaryFolder('cut'), 'install.sh');
+    const body = script.slice(0, script.lastIndexOf('main "$@"'));
+    const cuts = Array.from({ length: 12 }, (_, n) => Math.floor((body.length * (n + 1)) / 12));
+    for (const cut of cuts) {
+      writeFileSync(file, body.slice(0, cut));
+      const { text } = await elsewhere(`sh ${file} --no-service >/dev/null 2>&1; ls -A /opt`);
+      expect([cut, text.trim()]).toEqual([cut, '']);
+    }
+  });
+
+  test('installs the agent, and once more over itself', async () => {
+    const { client } = await openBox();
+    const { install } = await client.joinTokens.create({});
+    expect(install).toMatch(/^\{ echo FARHAND_JOIN_TOKEN=/);
+    const line = asRoot(install ?? '', '--no-service');
+    const look = 'farhand-agent --version; ls /opt/farhand-agent; readlink /usr/local/bin/farhand-agent';
+    const { text } = await elsewhere(`${line} && ${line} && PATH=/usr/local/bin:$PATH; ${look}`);
+    const said = `farhand-agent ${version} is installed: /usr/local/bin/farhand-agent`;
+    expect(text.trim().split('\n')).toEqual([
+      said,
+      said,
+      version,
+      version,
+      'current',
+      '/opt/farhand-agent/current/bin/farhand-agent',
+    ]);
+  });
+});
+
+describe('the Debian packages', () => {
+  const debArch = arch === 'x64' ? 'amd64' : 'arm64';
+
+  test.each(['farhand-agent', 'farhand-broker'])(
+    '%s holds its programs, belongs to root and runs where it is put',
+    async (name) => {
+      const deb = join(made, `${name}_${version}_${debArch}.deb`);
+      const { stdout: fields } = await execute('dpkg-deb', [
+        '--field',
+        deb,
+        'Package',
+        'Version',
+        'Architecture',
+      ]);
+      expect(fields).toBe(`Package: ${name}\nVersion: ${version}\nArchitecture: ${debArch}\n`);
+      const { stdout: files } = await execute('dpkg-deb', ['--contents', deb]);
+      expect(files.split('\n').filter((line) => line && !line.includes(' root/root '))).toEqual([]);
+      const folder = temporaryFolder('deb');
+      await execute('dpkg-deb', ['--extract', deb, folder]);
+      const { stdout } = await execute(join(folder, 'usr/bin', name), ['--version'], { env: plain });
+      expect(stdout).toBe(`${version}\n`);
+    },
+  );
+});
+
+describe('the npm tarball', () => {
+  test('installs without a network, runs, and gives a program its types', async () => {
+    const folder = temporaryFolder('npm');
+    writeFileSync(join(folder, 'package.json'), '{"name": "consumer", "private": true, "type": "module"}');
+    const env = { ...process.env, npm_config_cache: join(folder, 'cache') };
+    const npm = [
+      'install',
+      '--offline',
+      '--omit=optional',
+      '--no-audit',
+      '--no-fund',
+      join(made, `farhand-${version}.tgz`),
+    ];
+    await execute('npm', npm, { cwd: folder, env });
+    const { stdout: told } = await execute('npx', ['--offline', 'farhand', '--version'], {
+      cwd: folder,
+      env,
+    });
+    expect(told.trim()).toBe(version);
+    for (const name of ['farhand-agent', 'farhand-broker']) {
+      const { stdout } = await execute(join(folder, 'node_modules/.bin', name), ['--version'], { env });
+      expect([name, stdout.trim()]).toEqual([name, version]);
+    }
+    mkdirSync(join(folder, 'node_modules/@types'), { recursive: true });
+    cpSync(join(root, 'node_modules/@types/node'), join(folder, 'node_modules/@types/node'), {
+      recursive: true,
+    });
+    cpSync(join(root, 'node_modules/undici-types'), join(folder, 'node_modules/undici-types'), {
+      recursive: true,
+    });
+    writeFileSync(join(folder, 'consumer.ts'), consumer);
+    const strict = {
+      strict: true,
+      module: 'nodenext',
+      target: 'es2024',
+      lib: ['es2024'],
+      types: ['node'],
+      noEmit: true,
+    };
+    writeFileSync(
+      join(folder, 'tsconfig.json'),
+      JSON.stringify({ compilerOptions: strict, files: ['consumer.ts'] }),
+    );
+    await execute(join(root, 'node_modules/.bin/tsc'), ['-p', folder]).catch((error: { stdout: string }) => {
+      throw new Error(error.stdout);
+    });
+    const { stdout } = await execute(process.execPath, ['consumer.ts'], { cwd: folder, env });
+    expect(stdout).toBe('true\n');
+  }, 60_000);
+
+  test('holds no test, no source and no path of this machine', async () => {
+    const { stdout } = await execute('tar', ['-tzf', join(made, `farhand-${version}.tgz`)]);
+    const names = stdout
+      .trim()
+      .split('\n')
+      .map((name) => name.split('/')[1]);
+    expect(new Set(names)).toEqual(
+      new Set([
+        'CHANGELOG.md',
+        'LICENSE',
+        'README.md',
+        'THIRD-PARTY.txt',
+        'docs',
+        'install.sh',
+        'lib',
+        'package.json',
+        'proto',
+        'types',
+      ]),
+    );
+    const lib = join(agentHome, 'lib');
+    for (const file of readdirSync(lib)) expect(readFileSync(join(lib, file), 'utf8')).not.toContain(root);
+  });
+});
+
+/** What a user of the package writes; the commented line proves that the types say something. */
+const consumer = `import { Farhand, FarhandError } from 'farhand';
+import { connect, FarhandError as Same } from 'farhand/grpc';
+
+const client = new Farhand({ baseUrl: 'http://127.0.0.1:1', apiKey: 'none' });
+export async function names(): Promise<string[]> {
+  const { items } = await client.machines.list({ tags: 'web' });
+  return items.map((machine) => machine.name);
+}
+// @ts-expect-error: machines have no colour
+export const colour = async () => (await client.machines.list({})).items[0]?.colour;
+export async function follow(): Promise<void> {
+  const streams = connect({ address: '127.0.0.1:1', ca: '', apiKey: 'none' });
+  for await (const { output } of streams.followCommand({ command_id: 'cmd_1' })) console.log(output?.data?.length);
+}
+console.log(FarhandError === Same);
+`;
