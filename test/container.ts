@@ -1,6 +1,15 @@
 // A booted Debian in a container, for what only a real systemd shows. The base is made once and kept beside the checkout.
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, renameSync, rmdirSync, rmSync } from 'node:fs';
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  renameSync,
+  rmdirSync,
+  rmSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -68,9 +77,13 @@ async function makeBase(): Promise<string | undefined> {
     ['--variant=minbase', `--include=${packages}`, 'bookworm', fresh],
     300_000,
   );
-  // Another run may have been quicker.
-  if (code === 0 && !existsSync(base)) renameSync(fresh, base);
-  else rmSync(fresh, { recursive: true, force: true });
+  chmodSync(fresh, 0o755);
+  try {
+    if (code === 0) renameSync(fresh, base);
+  } catch {
+    // Another run was quicker.
+  }
+  rmSync(fresh, { recursive: true, force: true });
   return existsSync(base) ? undefined : `debootstrap failed: ${(stderr || stdout).trim().slice(-200)}`;
 }
 
