@@ -25,13 +25,25 @@ const service = [
 ];
 
 /** Where packages put the program. */
-const installed = ['/opt/farhand-agent', '/usr/bin/farhand-agent', '/usr/local/bin/farhand-agent'];
+const installed = [
+  '/opt/farhand-agent',
+  '/usr/lib/farhand-agent',
+  '/usr/bin/farhand-agent',
+  '/usr/local/bin/farhand-agent',
+];
 
-export function belongingsOf(settings: { data_dir: string; config?: string | undefined }): Belongings {
-  const { data_dir, config } = settings;
+/** Settings that name places of the agent's own. */
+interface Places {
+  data_dir: string;
+  config?: string | undefined;
+  join_token_file?: string | undefined;
+}
+
+export function belongingsOf({ data_dir, config, join_token_file }: Places): Belongings {
+  const told = [config, join_token_file].flatMap((path) => (path ? [resolve(path)] : []));
   return {
     // The file by itself, too: mounted elsewhere it is not seen to lie in the directory.
-    secret: [data_dir, join(data_dir, 'identity.json'), ...(config ? [resolve(config)] : []), ...service],
+    secret: [data_dir, join(data_dir, 'identity.json'), ...told, ...service],
     program: [process.execPath, ...own(import.meta.filename), ...installed],
   };
 }

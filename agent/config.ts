@@ -21,6 +21,11 @@ export const agentSettings = {
     help: 'where the broker takes agents',
   },
   join_token: { schema: z.string().optional(), value: 'TOKEN', help: 'needed once, at the first start' },
+  join_token_file: {
+    schema: z.string().optional(),
+    value: 'FILE',
+    help: 'where the join token lies; removed once it has done its work',
+  },
   data_dir: { schema: dataDir, value: 'DIR', help: 'identity, journals and output of this agent' },
   name: {
     schema: label(1, 100).optional(),

@@ -1,32 +1,50 @@
 #!/usr/bin/env node
 // farhand-agent: reads flags and signals; start.ts does the rest.
 import { createLogger } from '../shared/logger.ts';
+import { type Notify, openNotify } from '../shared/notify.ts';
 import { failure, nodeIsGood, wrongNode } from '../shared/program.ts';
-import { helpText, readSettings } from '../shared/settings.ts';
+import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
+import { isVerb, linkText, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
 import { agentSettings } from './config.ts';
-import { startAgent } from './start.ts';
+import { type Agent, startAgent } from './start.ts';
 
 const program = 'farhand-agent';
+let notify: Notify | undefined;
 
 async function main(): Promise<void> {
   if (!nodeIsGood(process.version)) throw new Error(wrongNode);
   const invocation = { argv: process.argv.slice(2), env: process.env };
+  if (isVerb(invocation.argv[0])) return await serve(invocation.argv[0], invocation);
   if (invocation.argv.includes('--help')) {
-    return void process.stdout.write(helpText(program, 'lets a broker reach this machine', agentSettings));
+    const help = helpText(program, 'lets a broker reach this machine', agentSettings);
+    return void process.stdout.write(`${help}${verbsHelp(program)}`);
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(agentSettings, invocation);
   // A signal may come while the agent still tries to join.
   process.once('SIGTERM', leave);
   process.once('SIGINT', leave);
-  const agent = await startAgent(settings, createLogger(program, settings.log_level));
+  const log = createLogger(program, settings.log_level);
+  notify = openNotify(process.env, process.pid, log);
+  let agent: Agent | undefined;
+  agent = await startAgent(settings, log, (linked) => {
+    const text = linkText(settings.broker, linked ? agent?.machineId : undefined);
+    notify?.up(text, () => agent?.alive() ?? true);
+  });
   process.off('SIGTERM', leave).once('SIGTERM', stop);
   process.off('SIGINT', leave).once('SIGINT', stop);
   agent.ended.then(() => process.exit(0), fail);
   function stop(): void {
-    agent.close().catch(fail);
+    void notify?.ending('stopping');
+    agent?.close().catch(fail);
   }
+}
+
+/** Installing and the like: a part of its own, which a running agent does not need. */
+async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
+  const { service } = await import('./service.ts');
+  process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));
 }
 
 function leave(): void {
@@ -36,7 +54,10 @@ function leave(): void {
 function fail(error: unknown): void {
   const { text, code } = failure(program, error);
   process.stderr.write(`${text}\n`);
-  process.exit(code);
+  // What systemd will not start again says why.
+  const told = code === 78 && notify ? notify.ending(text) : undefined;
+  if (!told) process.exit(code);
+  void told.then(() => process.exit(code));
 }
 
 process.on('unhandledRejection', fail);

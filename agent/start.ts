@@ -1,10 +1,10 @@
 // Wires an agent together and takes it apart again.
-import { chmod, mkdir } from 'node:fs/promises';
+import { chmod, mkdir, readFile, rm } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { backoff } from '../shared/backoff.ts';
-import { sleep } from '../shared/clock.ts';
-import { AppError } from '../shared/errors.ts';
+import { monotonic, sleep } from '../shared/clock.ts';
+import { AppError, errnoOf, StartError } from '../shared/errors.ts';
 import { lockDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
 import type { AgentMethods } from '../shared/rpc.ts';
@@ -21,11 +21,13 @@ export interface Agent {
   machineId: string;
   /** Settles when the agent has ended: resolved after close(), rejected with StartError when the broker removed it. */
   ended: Promise<void>;
+  /** Whether its link still turns, be it only to try again. */
+  alive(): boolean;
   /** Says farewell, ends what runs, gives the directory back. */
   close(): Promise<void>;
 }
 
-/** Starts an agent: enrols if need be, then stays linked until closed. Throws StartError. */
+/** Starts an agent: enrols if need be, then stays linked until closed. `changed` hears first that it waits. Throws StartError. */
 export async function startAgent(
   settings: AgentSettings,
   log: Logger,
@@ -37,11 +39,11 @@ export async function startAgent(
   warnOfShell(settings, log);
   const unlock = lockDirectory(directory, 'agent');
   const stopping = new AbortController();
-  const identity = await enrolled(settings, log, stopping.signal).catch((error: unknown) => {
+  const waits = (): void => changed?.(false);
+  const identity = await joined(settings, log, stopping.signal, waits).catch((error: unknown) => {
     unlock();
     throw error;
   });
-  warnOfToken(settings, identity, log);
   const processes = await openProcesses({
     directory: join(directory, 'processes'),
     log,
@@ -64,6 +66,8 @@ export async function startAgent(
     ...processes,
     getMetrics: async () => ({ metrics: await metrics.report() }),
   };
+  let dueBy = Number.POSITIVE_INFINITY;
+  waits();
   const linked = keepLinked(
     {
       broker: settings.broker,
@@ -77,6 +81,9 @@ export async function startAgent(
       report: async () => (settings.allow.includes('metrics') ? metrics.report() : null),
       log,
       activity,
+      turned: (ms) => {
+        dueBy = monotonic() + ms;
+      },
       ...(changed && { changed }),
     },
     stopping.signal,
@@ -87,6 +94,7 @@ export async function startAgent(
   return {
     machineId: identity.machineId,
     ended,
+    alive: () => monotonic() < dueBy,
     async close() {
       stopping.abort();
       await ended.catch(() => undefined);
@@ -109,6 +117,22 @@ async function finishing(
   }
 }
 
+/** The identity of this machine; a file with a join token has done its work then. */
+async function joined(
+  settings: AgentSettings,
+  log: Logger,
+  signal: AbortSignal,
+  waits: () => void,
+): Promise<Identity> {
+  const { join_token_file: file } = settings;
+  const join_token = settings.join_token || (file && (await textIn(file)));
+  const told = { ...settings, join_token };
+  const identity = await enrolled(told, log, signal, waits);
+  warnOfToken(told, identity, log);
+  if (file) await rm(file, { force: true });
+  return identity;
+}
+
 /** A machine that has joined keeps its broker. */
 function warnOfToken({ join_token, data_dir }: AgentSettings, { fingerprint }: Identity, log: Logger): void {
   // It names the authority that it pins.
@@ -117,7 +141,12 @@ function warnOfToken({ join_token, data_dir }: AgentSettings, { fingerprint }: I
 }
 
 /** Enrolment waits for a broker that cannot be reached yet, as the link itself does. */
-async function enrolled(settings: AgentSettings, log: Logger, signal: AbortSignal): Promise<Identity> {
+async function enrolled(
+  settings: AgentSettings,
+  log: Logger,
+  signal: AbortSignal,
+  waits: () => void,
+): Promise<Identity> {
   const { broker, join_token: joinToken, name, tags } = settings;
   const wait = backoff();
   for (;;) {
@@ -125,10 +154,21 @@ async function enrolled(settings: AgentSettings, log: Logger, signal: AbortSigna
       return await openIdentity(settings.data_dir, { broker, joinToken, name, tags });
     } catch (error) {
       if (!(error instanceof AppError)) throw error;
+      waits();
       const ms = wait.next();
       log.warn({ err: error, retry_ms: Math.round(ms) }, 'cannot join yet; trying again');
       await sleep(ms, signal);
     }
+  }
+}
+
+/** It is gone once the machine has joined. */
+async function textIn(file: string): Promise<string | undefined> {
+  try {
+    return await readFile(file, 'utf8');
+  } catch (error) {
+    if (errnoOf(error) === 'ENOENT') return undefined;
+    throw new StartError(`--join-token-file ${file} cannot be read (${String(error)})`);
   }
 }
 

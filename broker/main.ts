@@ -1,39 +1,55 @@
 #!/usr/bin/env node
 // farhand-broker: reads flags and signals; start/ does the rest.
 import { createLogger } from '../shared/logger.ts';
+import { type Notify, openNotify } from '../shared/notify.ts';
 import { failure, nodeIsGood, wrongNode } from '../shared/program.ts';
-import { helpText, readSettings } from '../shared/settings.ts';
+import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
+import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
 import { brokerSettings } from './config.ts';
 import { startBroker } from './start/index.ts';
 
 const program = 'farhand-broker';
+let notify: Notify | undefined;
 
 async function main(): Promise<void> {
   if (!nodeIsGood(process.version)) throw new Error(wrongNode);
   const invocation = { argv: process.argv.slice(2), env: process.env };
+  if (isVerb(invocation.argv[0])) return await serve(invocation.argv[0], invocation);
   if (invocation.argv.includes('--help')) {
-    return void process.stdout.write(
-      helpText(program, 'the box that agents dial and people call', brokerSettings),
-    );
+    const help = helpText(program, 'the box that agents dial and people call', brokerSettings);
+    return void process.stdout.write(`${help}${verbsHelp(program)}`);
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(brokerSettings, invocation);
-  const starting = startBroker(settings, createLogger(program, settings.log_level));
+  const log = createLogger(program, settings.log_level);
+  notify = openNotify(process.env, process.pid, log);
+  const starting = startBroker(settings, log);
   // A signal may come while it still starts.
   const stop = (): void => {
+    void notify?.ending('stopping');
     starting.then((broker) => broker.close()).then(() => process.exit(0), fail);
   };
   process.once('SIGTERM', stop);
   process.once('SIGINT', stop);
   const broker = await starting;
   if (settings.local) process.stdout.write(`${broker.socket}\n`);
+  notify.up(`REST on ${broker.url ?? broker.socket}, agents on ${broker.grpc ?? 'nothing'}`, broker.alive);
+}
+
+/** Installing and the like: a part of its own, which a running broker does not need. */
+async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
+  const { service } = await import('./service.ts');
+  process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));
 }
 
 function fail(error: unknown): void {
   const { text, code } = failure(program, error);
   process.stderr.write(`${text}\n`);
-  process.exit(code);
+  // What systemd will not start again says why.
+  const told = code === 78 && notify ? notify.ending(text) : undefined;
+  if (!told) process.exit(code);
+  void told.then(() => process.exit(code));
 }
 
 process.on('unhandledRejection', fail);

@@ -1,7 +1,8 @@
 // Settings of a program, from one table: flags, FARHAND_… variables and a TOML file, in that order of weight.
 import { readFileSync } from 'node:fs';
+import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
-import { parse as parseToml } from 'smol-toml';
+import { parse as parseToml, stringify } from 'smol-toml';
 import { z } from 'zod';
 import { StartError } from './errors.ts';
 import { logLevels } from './logger.ts';
@@ -11,6 +12,8 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   schema: T;
   /** For help: what stands after the flag; absent for a switch. */
   value?: string;
+  /** One letter that does for the flag. */
+  short?: string;
   help: string;
   /** Means something on the command line only. */
   flagOnly?: boolean;
@@ -88,11 +91,9 @@ export function readSettings<Table extends Record<string, Setting>>(
   table: Table,
   from: Invocation,
 ): Settings<Table> {
-  const flags = readFlags(table, from.argv);
-  const variables = Object.fromEntries(names(table).map((name) => [name, from.env[variable(name)]]));
-  const file = readFile(flags.config ?? variables.config, table);
+  const given = givenSettings(table, from);
   const entries = names(table).map((name) => {
-    const value = flags[name] ?? (table[name]?.flagOnly ? undefined : (variables[name] ?? file[name]));
+    const value = given[name];
     const parsed = table[name]?.schema.safeParse(value);
     if (parsed?.success) return [name, parsed.data];
     const reason = parsed?.error.issues[0]?.message;
@@ -101,6 +102,28 @@ export function readSettings<Table extends Record<string, Setting>>(
   });
   // One entry per row of the table, each parsed by that row's schema.
   return Object.fromEntries(entries) as Settings<Table>;
+}
+
+/** What of a table is set anywhere, as it was written; `readSettings` tells whether it is good. */
+export function givenSettings(table: Record<string, Setting>, from: Invocation): Record<string, unknown> {
+  const flags = readFlags(table, from.argv);
+  const variables = Object.fromEntries(names(table).map((name) => [name, from.env[variable(name)]]));
+  const file = readFile(flags.config ?? variables.config, table);
+  const entries = names(table).map((name): [string, unknown] => [
+    name,
+    flags[name] ?? (table[name]?.flagOnly ? undefined : (variables[name] ?? file[name])),
+  ]);
+  return Object.fromEntries(entries.filter(([, value]) => value !== undefined));
+}
+
+/** Settings as a file that `--config` takes; where it is read another directory may be the current one. */
+export function settingsText(table: Record<string, Setting>, values: Record<string, unknown>): string {
+  const isPath = (name: string): boolean => ['FILE', 'DIR'].includes(table[name]?.value ?? '');
+  const entries = Object.entries(values).map(([name, value]): [string, unknown] => [
+    name,
+    isPath(name) && typeof value === 'string' ? resolve(value) : value,
+  ]);
+  return stringify(Object.fromEntries(entries));
 }
 
 /** The help text of a program: one line per setting. */
@@ -138,7 +161,10 @@ function readFlags(
   const options = Object.fromEntries(
     names(table).map((name) => [
       dashed(name).slice(2),
-      { type: table[name]?.value ? ('string' as const) : ('boolean' as const) },
+      {
+        type: table[name]?.value ? ('string' as const) : ('boolean' as const),
+        ...(table[name]?.short && { short: table[name].short }),
+      },
     ]),
   );
   try {

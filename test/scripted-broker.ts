@@ -73,7 +73,7 @@ export async function scriptedBroker(): Promise<ScriptedBroker> {
   onTestFinished(() => server.forceShutdown());
   return {
     async agent(flags = [], dataDir = temporaryFolder('owned')) {
-      const token = joinTokenText(newSecret(), authority.fingerprint);
+      const token = joinTokenText(newSecret(), authority.fingerprint, undefined);
       const argv = ['--broker', `127.0.0.1:${port}`, '--join-token', token, '--data-dir', dataDir, ...flags];
       const greeted = new Promise<Hello__Output>((resolve) => {
         linked = resolve;

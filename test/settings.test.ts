@@ -8,12 +8,13 @@ import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { createServer as createTlsServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { z } from 'zod';
 import { agentSettings } from '../agent/config.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { openAuthority } from '../broker/link/authority.ts';
 import { StartError } from '../shared/errors.ts';
 import { nodeIsGood } from '../shared/program.ts';
-import { readSettings, UsageError } from '../shared/settings.ts';
+import { givenSettings, readSettings, settingsText, UsageError } from '../shared/settings.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 
 type Environment = Record<string, string>;
@@ -144,6 +145,19 @@ describe('settings', () => {
     ]);
     expect(broker([], { ...env, FARHAND_CONFIG: config }).http.port).toBe(3);
     expect(broker(['--config', fileWith('')], { FARHAND_CONFIG: config }).http.port).toBe(8420);
+  });
+
+  test('that were given can be written down and mean the same elsewhere', () => {
+    const table = { ...brokerSettings, tls_cert: { schema: z.string().optional(), value: 'FILE', help: '' } };
+    const argv = ['--config', fileWith('keep_history = "3d"'), '--tls-cert', 'cert.pem', '--insecure-http'];
+    const { config: _, ...given } = givenSettings(table, {
+      argv,
+      env: { FARHAND_WEBHOOK_ALLOW: '10.0.0.0/8' },
+    });
+    const file = fileWith(settingsText(table, given));
+    const again = readSettings(table, { argv: ['--config', file], env: {} });
+    expect(again).toMatchObject({ insecure_http: true, tls_cert: join(process.cwd(), 'cert.pem') });
+    expect([again.keep_history, again.webhook_allow]).toEqual([3 * 86_400_000, ['10.0.0.0/8']]);
   });
 
   test('of a switch come from all three too, and false is a value', () => {

@@ -35,6 +35,8 @@ export interface LinkOptions {
   activity: Activity;
   /** Called at each welcome and each loss. */
   changed?(linked: boolean): void;
+  /** Called at each turn of the loop and each message; the next is due within `ms`, else something hangs. */
+  turned?(ms: number): void;
 }
 
 /** Why a link ended, and how long to stay away at least. */
@@ -48,6 +50,8 @@ const openCalls = 32;
 /** Messages that wait on the control stream before answers avoid it: at most 2 MiB of them. */
 const mostWaiting = 32;
 const greetingMs = 10_000;
+/** Over what the next sign of life should take: a busy machine is slow, not dead. */
+const patienceMs = 60_000;
 const farewellMs = 1_000;
 
 /** Keeps the machine linked until the signal fires. Throws StartError when the broker does not know this machine. */
@@ -55,6 +59,7 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
   shortenQueues();
   const wait = backoff();
   while (!signal.aborted) {
+    options.turned?.(patienceMs);
     const ending = await linkOnce(options, signal, () => wait.reset()).catch((error: unknown): Ending => {
       options.log.warn({ err: error }, 'the link broke');
       return { kind: 'lost' };
@@ -65,6 +70,7 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
       );
     }
     const ms = ending.kind === 'wait' ? ending.ms : wait.next();
+    options.turned?.(ms + patienceMs);
     if (!signal.aborted) options.log.info({ retry_ms: Math.round(ms) }, 'no link; trying again');
     await sleep(ms, signal);
   }
@@ -118,6 +124,7 @@ class Session {
     try {
       for await (const message of this.#control as AsyncIterable<ConnectResponse__Output>) {
         this.#heardAt = monotonic();
+        this.#options.turned?.(this.#silenceMs + patienceMs);
         const ending = await this.#take(message);
         if (ending) return ending;
       }

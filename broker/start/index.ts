@@ -26,6 +26,8 @@ export interface Broker {
   socket: string;
   /** The way in for clients of terminals, whatever carries them. */
   sessions: Pick<Sessions, 'redeem' | 'join'>;
+  /** Whether it serves and its history answers. */
+  alive(): boolean;
   /** Stops taking work, tells agents to come back, flushes, gives the directory back. At most 10 s. */
   close(): Promise<void>;
 }
@@ -114,7 +116,16 @@ async function assemble(
   }
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
-  return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, close };
+  const alive = (): boolean => status.ready && answers(rooms.history);
+  return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, alive, close };
+}
+
+function answers(history: Rooms['history']): boolean {
+  try {
+    return history.sql('SELECT 1').get() !== undefined;
+  } catch {
+    return false;
+  }
 }
 
 function doorOf(

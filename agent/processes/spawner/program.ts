@@ -25,7 +25,7 @@ export type SpawnReport =
 
 export function program(): void {
   const { spawn } = process.getBuiltinModule('node:child_process');
-  const { closeSync, constants, openSync, readdirSync, readFileSync, readlinkSync } =
+  const { closeSync, constants, openSync, readdirSync, readFileSync, readlinkSync, writeFileSync } =
     process.getBuiltinModule('node:fs');
   const requests: SpawnRequest[] = [];
 
@@ -100,7 +100,18 @@ export function program(): void {
     }
   }
 
+  /** A unit may shield the agent from the kernel's search for memory, but not what people run. */
+  function leaveShield(): void {
+    const file = '/proc/self/oom_score_adj';
+    try {
+      if (Number(readFileSync(file, 'latin1')) < 0) writeFileSync(file, '0');
+    } catch {
+      // A kernel without it.
+    }
+  }
+
   closeTerminals();
+  leaveShield();
   // The agent decides when this ends, not who signals everything in a unit or a terminal.
   for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
   process.on('disconnect', () => process.exit());

@@ -1,0 +1,64 @@
+// What a program tells the systemd that started it: that it is up, how it is, and that it still turns.
+import { execFile } from 'node:child_process';
+import { every } from './clock.ts';
+import type { Logger } from './logger.ts';
+
+export interface Notify {
+  /** It is up, and `text` says how; the manager ends it once `alive` is no longer true. Later calls only tell the text. */
+  up(text: string, alive: () => boolean): void;
+  /** It is about to end, and why; resolves when that is told. */
+  ending(text: string): Promise<void>;
+}
+
+type Environment = Record<string, string | undefined>;
+
+const tellMs = 10_000;
+
+/** Takes what systemd has left in the environment out of it. Without a systemd all this does nothing. */
+export function openNotify(env: Environment, pid: number, log: Logger): Notify {
+  const socket = take(env, 'NOTIFY_SOCKET');
+  const watchdogMs = Number(take(env, 'WATCHDOG_USEC') ?? 0) / 1_000;
+  const watched = [undefined, String(pid)].includes(take(env, 'WATCHDOG_PID'));
+  let told = Promise.resolve();
+  let beats: (() => void) | undefined;
+  let over = false;
+  const tell = (...words: string[]): Promise<void> => {
+    // One after another, so that the last text is the one that stays.
+    if (socket) told = told.then(() => send(socket, words, log));
+    return told;
+  };
+  return {
+    up(text, alive) {
+      if (over) return;
+      void tell('READY=1', `STATUS=${line(text)}`);
+      if (!watched || !(watchdogMs > 0)) return;
+      beats ??= every(watchdogMs / 2, () => {
+        if (alive()) void tell('WATCHDOG=1');
+      });
+    },
+    ending(text) {
+      over = true;
+      beats?.();
+      return tell('STOPPING=1', `STATUS=${line(text)}`);
+    },
+  };
+}
+
+function take(env: Environment, name: string): string | undefined {
+  const value = env[name];
+  delete env[name];
+  return value;
+}
+
+const line = (text: string): string => text.replace(/\s+/g, ' ');
+
+/** The socket takes datagrams, which Node cannot send to a path: 8 ms of a program that every systemd brings along. */
+function send(socket: string, words: string[], log: Logger): Promise<void> {
+  const options = { env: { PATH: '/usr/bin:/bin', NOTIFY_SOCKET: socket }, timeout: tellMs };
+  return new Promise((resolve) => {
+    execFile('systemd-notify', words, options, (error) => {
+      if (error) log.warn({ err: error }, 'systemd could not be told');
+      resolve();
+    });
+  });
+}

@@ -1,0 +1,102 @@
+// systemd itself, by its own programs.
+import { execFile } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { StartError } from '../errors.ts';
+
+export interface State {
+  /** `active`, `activating`, `failed`, `inactive`. */
+  active: string;
+  /** Whether there is such a unit. */
+  installed: boolean;
+  enabled: boolean;
+  since: string;
+  /** What the program says of itself. */
+  status: string;
+  /** `success`, or how it ended. */
+  result: string;
+  exitStatus: number;
+  restarts: number;
+  user: string;
+}
+
+interface Ran {
+  code: number;
+  stdout: string;
+  stderr: string;
+}
+
+/** A start may take three minutes. */
+const runMs = 200_000;
+
+/** Runs a program of the system to its end, whatever that is. */
+export function run(file: string, args: readonly string[]): Promise<Ran> {
+  return new Promise((resolve) => {
+    execFile(file, [...args], { timeout: runMs, maxBuffer: 16 * 1024 * 1024 }, (error, stdout, stderr) => {
+      const code = typeof error?.code === 'number' ? error.code : error ? 1 : 0;
+      resolve({ code, stdout, stderr: stderr || (error?.message ?? '') });
+    });
+  });
+}
+
+/** The same, but it must go well. */
+export async function must(file: string, args: readonly string[]): Promise<string> {
+  const { code, stdout, stderr } = await run(file, args);
+  if (code !== 0) throw new StartError(`${file} ${args.join(' ')}: ${stderr.trim()}`, 1);
+  return stdout;
+}
+
+/** Throws StartError unless this is root on a machine that systemd runs. */
+export function needSystemd(verb: string, root: boolean): void {
+  if (!existsSync('/run/systemd/system')) {
+    throw new StartError(
+      `${verb}: systemd does not run this machine; start the program by your own means`,
+      1,
+    );
+  }
+  if (root && process.getuid?.() !== 0) throw new StartError(`${verb}: only root may do that; try sudo`, 1);
+}
+
+export async function systemdVersion(): Promise<number> {
+  return Number.parseInt((await must('systemctl', ['--version'])).replace(/^systemd /, ''), 10);
+}
+
+const shown = {
+  active: 'ActiveState',
+  load: 'LoadState',
+  enabled: 'UnitFileState',
+  since: 'StateChangeTimestamp',
+  status: 'StatusText',
+  result: 'Result',
+  exitStatus: 'ExecMainStatus',
+  restarts: 'NRestarts',
+  user: 'User',
+};
+
+export async function stateOf(name: string): Promise<State> {
+  const text = await must('systemctl', ['show', name, `--property=${Object.values(shown).join(',')}`]);
+  const values = new Map(text.split('\n').map((line): [string, string] => split(line)));
+  const value = (key: keyof typeof shown): string => values.get(shown[key]) ?? '';
+  return {
+    active: value('active'),
+    installed: value('load') !== 'not-found',
+    enabled: value('enabled') === 'enabled',
+    since: value('since'),
+    status: value('status'),
+    result: value('result'),
+    exitStatus: Number(value('exitStatus')),
+    restarts: Number(value('restarts')),
+    user: value('user'),
+  };
+}
+
+function split(line: string): [string, string] {
+  const at = line.indexOf('=');
+  return [line.slice(0, at), line.slice(at + 1)];
+}
+
+/** What it said last; empty for who may not read the journal. */
+export async function lastLines(name: string, count: number): Promise<string[]> {
+  const args = [`--unit=${name}`, `--lines=${count}`, '--output=cat', '--no-pager', '--quiet'];
+  const { stdout } = await run('journalctl', args);
+  return stdout.split('\n').filter((line) => line !== '');
+}

@@ -1,0 +1,260 @@
+// Broker and agent as services of a real systemd, in a booted container: the tests below build on each other.
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { join } from 'node:path';
+import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
+import { bootContainer, type Container, type Ran } from './container.ts';
+import { type Answer, call } from './house.ts';
+
+let box: Container;
+let reason = '';
+
+beforeAll(async () => {
+  const found = await bootContainer();
+  if (typeof found !== 'string') box = found;
+  else console.log(`skipped: ${found}`);
+  if (typeof found === 'string') reason = found;
+}, 400_000);
+beforeEach((context) => {
+  if (reason) context.skip(reason);
+});
+afterAll(() => box?.close(), 60_000);
+
+describe('in a container with systemd', { timeout: 90_000 }, () => {
+  const node = '/opt/farhand/node_modules/.bin/node';
+  let http = '';
+  let grpc = '';
+  let key = '';
+  let machine = '';
+
+  const agent = (...args: string[]): Promise<Ran> => box.run(node, '/opt/farhand/agent/main.ts', ...args);
+  const broker = (...args: string[]): Promise<Ran> => box.run(node, '/opt/farhand/broker/main.ts', ...args);
+  const cli = (...args: string[]): Promise<Ran> =>
+    box.run(node, '/opt/farhand/broker/cli/main.ts', ...args, '--data-dir', '/var/lib/farhand-broker');
+  const api = (method: string, path: string, body?: unknown): Promise<Answer> =>
+    call(`http://${http}/api/v1${path}`, method, { key, body });
+  const joinToken = async (): Promise<string> => (await api('POST', '/join-tokens', {})).body.data.token;
+  const exec = async (command: string, more: object = {}): Promise<Record<string, unknown>> =>
+    (await api('POST', '/commands', { machine_id: machine, command, ...more })).body.data;
+  const online = (): Promise<void> =>
+    vi.waitFor(
+      async () => expect((await api('GET', `/machines/${machine}`)).body.data.status).toBe('online'),
+      { timeout: 30_000, interval: 200 },
+    );
+  const property = async (unit: string, name: string): Promise<string> =>
+    (await box.run('systemctl', 'show', unit, '--value', `--property=${name}`)).stdout.trim();
+  /** Files whose name tells whose they are, but for journals and the sources. */
+  const traces = async (name: string): Promise<string[]> => {
+    const { stdout } = await box.run(
+      'find',
+      '/etc',
+      '/home',
+      '/run',
+      '/usr',
+      '/var',
+      '/root',
+      '/tmp',
+      '-name',
+      `*${name}*`,
+    );
+    return stdout.split('\n').filter((path) => path !== '');
+  };
+  /** Pids of programs in the container with that argument, seen from outside. */
+  const sleepers = (seconds: number): number[] =>
+    readdirSync('/proc')
+      .filter((pid) => /^\d+$/.test(pid))
+      .filter((pid) => {
+        try {
+          return readFileSync(`/proc/${pid}/cmdline`, 'latin1') === `sleep\0${seconds}\0`;
+        } catch {
+          return false;
+        }
+      })
+      .map(Number);
+
+  beforeAll(async () => {
+    [http, grpc] = [await freeAddress(), await freeAddress()];
+  });
+
+  test('a broker that cannot start is not left behind', async () => {
+    const refused = await broker('install', '--http', '0.0.0.0:8420');
+    expect(refused.code).toBe(1);
+    expect(refused.stderr).toContain('--insecure-http');
+    expect(refused.stderr).toContain('Nothing of it is left.');
+    expect(await traces('farhand-broker')).toEqual([]);
+    expect((await broker('status')).code).toBe(3);
+  });
+
+  test('the broker is installed, runs as a user of its own, and says where it listens', async () => {
+    const installed = await broker('install', '--http', http, '--grpc', grpc);
+    expect(installed).toMatchObject({ code: 0, stderr: '' });
+    const { code, stdout } = await broker('status', '-o', 'json');
+    expect(code).toBe(0);
+    expect(JSON.parse(stdout)).toMatchObject({
+      installed: true,
+      active: true,
+      enabled: true,
+      user: 'farhand-broker',
+      status: `REST on http://${http}, agents on ${grpc}`,
+    });
+    expect(await property('farhand-broker', 'Type')).toBe('notify');
+    const made = await cli('auth', 'create-key', '--name', 'test');
+    key = /service_apikey_\w+/.exec(made.stdout)?.[0] ?? '';
+    expect((await api('GET', '/auth/me')).status).toBe(200);
+  });
+
+  test('an agent whose token is refused is not left behind', async () => {
+    const token = (await joinToken()).replace(/_[0-9A-Za-z]{43}\./, `_${'A'.repeat(43)}.`);
+    const refused = await agent('install', '--broker', grpc, '--join-token', token);
+    expect(refused.code).toBe(1);
+    expect(refused.stderr).toContain('join token is unknown');
+    expect(refused.stderr).not.toContain(token);
+    const without = await agent('install', '--broker', grpc);
+    expect(without).toMatchObject({ code: 78, stderr: expect.stringContaining('--join-token-file') });
+    expect(await traces('farhand-agent')).toEqual([]);
+    expect((await box.run('getent', 'passwd', 'farhand-agent')).code).toBe(2);
+  });
+
+  test('an agent is installed and linked, and its token is nowhere', async () => {
+    const token = await joinToken();
+    const installed = await box.run(
+      'env',
+      `FARHAND_JOIN_TOKEN=${token}`,
+      node,
+      '/opt/farhand/agent/main.ts',
+      'install',
+      '--broker',
+      grpc,
+      '--name',
+      'box',
+    );
+    expect(installed).toMatchObject({ code: 0, stderr: '' });
+    const status = JSON.parse((await agent('status', '--output', 'json')).stdout);
+    machine = status.machine_id;
+    expect(status).toMatchObject({ active: true, linked: true, user: 'farhand-agent' });
+    expect((await api('GET', `/machines/${machine}`)).body.data).toMatchObject({
+      name: 'box',
+      status: 'online',
+    });
+    const secret = token.slice(0, 40);
+    const { stdout } = await box.run(
+      'grep',
+      '-rlF',
+      secret,
+      '/etc',
+      '/var/lib/farhand-agent',
+      '/run/systemd',
+    );
+    expect(stdout).toBe('');
+    expect(await property('farhand-agent', 'Environment')).toBe('');
+  });
+
+  test('commands run as that user, in a cgroup below the unit, without what systemd told the agent', async () => {
+    const { stdout } = await exec(
+      'id -un; pwd; cat /proc/self/oom_score_adj; grep 0:: /proc/self/cgroup; env',
+    );
+    const [user, directory, score, cgroup, ...env] = String(stdout).trim().split('\n');
+    expect([user, directory, score]).toEqual(['farhand-agent', '/home/farhand-agent', '0']);
+    expect(cgroup).toMatch(/^0::.*\/system.slice\/farhand-agent.service\/farhand-[\w-]+$/);
+    expect(env.join()).not.toMatch(/NOTIFY|WATCHDOG|INVOCATION|JOURNAL|TOKEN/);
+  });
+
+  test('a timeout and a stop of the unit end everything that a command has started', async () => {
+    const tree = (seconds: number, first = ''): string =>
+      `${first} (env -i setsid sleep ${seconds} </dev/null >/dev/null 2>&1 &); setsid sleep ${seconds} & sleep ${seconds}`;
+    await exec(tree(87_001, "trap '' TERM;"), { wait: 500 });
+    await vi.waitFor(() => expect(sleepers(87_001)).toHaveLength(3), 10_000);
+    expect((await box.run('systemctl', 'stop', 'farhand-agent')).code).toBe(0);
+    expect(sleepers(87_001)).toEqual([]);
+    expect((await agent('status')).code).toBe(3);
+    await box.run('systemctl', 'start', 'farhand-agent');
+    await online();
+    expect(await exec(tree(87_002), { timeout: 500 })).toMatchObject({ status: 'timeout' });
+    expect(sleepers(87_002)).toEqual([]);
+  });
+
+  test('an agent that is killed, or hangs, is back by itself', async () => {
+    await exec('setsid sleep 87003 & sleep 87003', { wait: 300 });
+    await box.run('systemctl', 'kill', '--signal=KILL', '--kill-whom=main', 'farhand-agent');
+    await vi.waitFor(async () => expect(await property('farhand-agent', 'NRestarts')).toBe('1'), 20_000);
+    await online();
+    expect(sleepers(87_003)).toEqual([]);
+    const override = '/run/systemd/system/farhand-agent.service.d';
+    await box.run(
+      'sh',
+      '-c',
+      `mkdir -p ${override} && printf '[Service]\\nWatchdogSec=3\\n' > ${override}/soon.conf`,
+    );
+    await box.run('systemctl', 'daemon-reload');
+    await box.run('systemctl', 'restart', 'farhand-agent');
+    await online();
+    await box.run('systemctl', 'kill', '--signal=STOP', '--kill-whom=main', 'farhand-agent');
+    await vi.waitFor(async () => expect(await property('farhand-agent', 'NRestarts')).toBe('1'), 20_000);
+    await online();
+    expect(String((await exec('echo back')).stdout)).toBe('back\n');
+    await box.run('rm', '-r', override);
+    await box.run('systemctl', 'daemon-reload');
+  });
+
+  test('install again changes settings, keeps the others, and a bad one leaves the old installation', async () => {
+    const bad = await agent('install', '--allow', 'everything');
+    expect(bad.code).toBe(78);
+    expect(await agent('install', '--allow', 'metrics,exec')).toMatchObject({ code: 0, stderr: '' });
+    const { data } = (await api('GET', `/machines/${machine}`)).body;
+    expect(data.capabilities.toSorted()).toEqual(['exec', 'metrics']);
+    expect(data.name).toBe('box');
+    const lost = await broker('install', '--http', '0.0.0.0:8420');
+    expect(lost.stderr).toContain('What was installed before is back.');
+    await online();
+  });
+
+  test('after a reboot broker and agent are back, the same', async () => {
+    await box.reboot();
+    await online();
+    expect(await exec('id -un')).toMatchObject({ stdout: 'farhand-agent\n', status: 'completed' });
+  });
+
+  test('root must be said, and then commands are root', async () => {
+    const rooted = await agent('install', '--user', 'root');
+    expect(rooted).toMatchObject({ code: 0 });
+    expect(rooted.stdout).toContain('whoever may use it through the broker is root');
+    expect(await exec('id -un')).toMatchObject({ stdout: 'root\n' });
+    expect(await property('farhand-agent', 'NotifyAccess')).toBe('main');
+  });
+
+  test('a machine that the broker has removed stays down and says why', async () => {
+    expect((await api('DELETE', `/machines/${machine}`)).status).toBe(200);
+    await vi.waitFor(
+      async () => expect(await property('farhand-agent', 'ActiveState')).toBe('failed'),
+      20_000,
+    );
+    expect(await property('farhand-agent', 'ExecMainStatus')).toBe('78');
+    const { code, stdout } = await agent('status');
+    expect(code).toBe(3);
+    expect(stdout).toContain('does not want this machine any more');
+  });
+
+  test('nothing is left of an agent that is uninstalled, nor of a purged broker', async () => {
+    expect(await agent('uninstall')).toMatchObject({ code: 0, stderr: '' });
+    expect(await traces('farhand-agent')).toEqual([]);
+    expect((await broker('uninstall')).code).toBe(2);
+    expect(await broker('uninstall', '--yes')).toMatchObject({ code: 0, stderr: '' });
+    expect(existsSync(join(box.root, 'var/lib/farhand-broker/state.json'))).toBe(true);
+    expect(await broker('uninstall', '--yes', '--purge')).toMatchObject({ code: 0, stderr: '' });
+    expect(await traces('farhand')).toEqual([]);
+    const accounts = await box.run('grep', '-l', 'farhand', '/etc/passwd', '/etc/group', '/etc/shadow');
+    expect(accounts.stdout).toBe('');
+    expect((await box.run('systemctl', 'list-units', '--all', '--no-legend', 'farhand*')).stdout).toBe('');
+  });
+});
+
+/** HOST:PORT that nobody has right now. */
+function freeAddress(): Promise<string> {
+  return new Promise((resolve) => {
+    const server = createServer().listen(0, '127.0.0.1', () => {
+      const address = server.address();
+      const port = typeof address === 'object' ? address?.port : 0;
+      server.close(() => resolve(`127.0.0.1:${port}`));
+    });
+  });
+}

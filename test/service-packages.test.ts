@@ -1,0 +1,136 @@
+// The Debian packages and the one-line install on a booted Debian: the tests below build on each other.
+import { copyFileSync, readdirSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { join } from 'node:path';
+import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
+import { bootContainer, type Container, execute } from './container.ts';
+import { type Answer, call, temporaryFolder } from './house.ts';
+
+let box: Container;
+let reason = '';
+
+beforeAll(async () => {
+  const found = await bootContainer();
+  if (typeof found !== 'string') box = found;
+  else console.log(`skipped: ${found}`);
+  if (typeof found === 'string') reason = found;
+}, 400_000);
+beforeEach((context) => {
+  if (reason) context.skip(reason);
+});
+afterAll(() => box?.close(), 60_000);
+
+describe('on a booted Debian', { timeout: 120_000 }, () => {
+  let http = '';
+  let key = '';
+  let machine = '';
+
+  const api = (method: string, path: string, body?: unknown): Promise<Answer> =>
+    call(`http://${http}/api/v1${path}`, method, { key, body });
+  const online = (): Promise<void> =>
+    vi.waitFor(
+      async () => expect((await api('GET', `/machines/${machine}`)).body.data.status).toBe('online'),
+      { timeout: 30_000, interval: 200 },
+    );
+  const says = async (command: string): Promise<string> =>
+    (await api('POST', '/commands', { machine_id: machine, command })).body.data.stdout;
+  const property = async (name: string): Promise<string> =>
+    (await box.run('systemctl', 'show', 'farhand-agent', '--value', `--property=${name}`)).stdout.trim();
+  const machineId = async (): Promise<string> =>
+    JSON.parse((await box.run('farhand-agent', 'status', '-o', 'json')).stdout).machine_id;
+  /** But what the broker's package carries. */
+  const traces = async (name: string): Promise<string> => {
+    const places = ['/etc', '/home', '/opt/farhand-agent', '/root', '/run', '/usr', '/var'];
+    const carried = ['!', '-path', '/usr/lib/farhand-broker/*', '!', '-path', '/root/*.deb'];
+    return (await box.run('find', ...places, '-name', `*${name}*`, ...carried)).stdout;
+  };
+
+  test('the packages are made and the broker’s becomes a service', async () => {
+    const folder = temporaryFolder('packages');
+    const make = ['scripts/package.ts', '--arch', process.arch, '--only', 'deb', '--fast', '--to', folder];
+    expect(await execute(process.execPath, make)).toMatchObject({ code: 0 });
+    const packages = readdirSync(folder).filter((name) => name.endsWith('.deb'));
+    for (const name of packages)
+      copyFileSync(join(folder, name), join(box.root, 'root', name.replace(/_.*/, '.deb')));
+    expect(await box.run('dpkg', '--install', '/root/farhand-broker.deb')).toMatchObject({ code: 0 });
+    const grpc = await freeAddress();
+    http = await freeAddress();
+    const installed = await box.run('farhand-broker', 'install', '--http', http, '--grpc', grpc);
+    expect(installed).toMatchObject({ code: 0, stderr: '' });
+    const data = ['--data-dir', '/var/lib/farhand-broker'];
+    const made = await box.run('farhand', 'auth', 'create-key', '--name', 'test', ...data);
+    key = /service_apikey_\w+/.exec(made.stdout)?.[0] ?? '';
+    const { token } = (await api('POST', '/join-tokens', {})).body.data;
+    writeFileSync(join(box.root, 'root/token'), token, { mode: 0o600 });
+    expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
+    const joined = await box.run(
+      'farhand-agent',
+      'install',
+      '--broker',
+      grpc,
+      '--join-token-file',
+      '/root/token',
+    );
+    expect(joined).toMatchObject({ code: 0, stderr: '' });
+    machine = await machineId();
+    expect(await says('id -un')).toBe('farhand-agent\n');
+    expect(await property('ExecStart')).toContain('path=/usr/bin/farhand-agent ;');
+  });
+
+  test('an upgrade restarts the service, which is the same machine', async () => {
+    const before = await property('MainPID');
+    expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
+    expect(await property('MainPID')).not.toBe(before);
+    await online();
+    expect(await machineId()).toBe(machine);
+  });
+
+  test('a removed package keeps what it knew, a purged one nothing', async () => {
+    expect(await box.run('dpkg', '--remove', 'farhand-agent')).toMatchObject({ code: 0 });
+    expect((await box.run('systemctl', 'is-active', 'farhand-agent')).stdout.trim()).toBe('inactive');
+    expect(await traces('identity.json')).toBe('/var/lib/farhand-agent/identity.json\n');
+    expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
+    expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
+    expect(await machineId()).toBe(machine);
+    expect(await box.run('dpkg', '--purge', 'farhand-agent')).toMatchObject({ code: 0 });
+    expect(await traces('farhand-agent')).toBe('');
+    expect((await box.run('getent', 'passwd', 'farhand-agent')).code).toBe(2);
+  });
+
+  test('one line installs the agent from the broker, the same again upgrades it, and uninstall leaves nothing', async () => {
+    const { install } = (await api('POST', '/join-tokens', {})).body.data;
+    // There is no sudo in there, and no need for it.
+    const line = install.replace('sudo sh', 'sh');
+    const installed = await box.run('sh', '-c', line);
+    expect(installed).toMatchObject({ code: 0 });
+    machine = await machineId();
+    expect(await says('id -un')).toBe('farhand-agent\n');
+    expect(await property('ExecStart')).toContain('path=/usr/local/bin/farhand-agent ;');
+    const before = await property('MainPID');
+    const again = await box.run('sh', '-c', `curl -fsSL http://${http}/install.sh | sh`);
+    expect(again).toMatchObject({ code: 0 });
+    expect(await property('MainPID')).not.toBe(before);
+    await online();
+    expect(await box.run('farhand-agent', 'uninstall')).toMatchObject({ code: 0, stderr: '' });
+    expect(await traces('farhand-agent')).toBe('');
+  });
+
+  test('of a purged broker nothing is left', async () => {
+    expect(await box.run('dpkg', '--purge', 'farhand-broker')).toMatchObject({ code: 0 });
+    expect(await traces('farhand')).toBe('');
+    expect((await box.run('grep', '-l', 'farhand', '/etc/passwd', '/etc/group', '/etc/shadow')).stdout).toBe(
+      '',
+    );
+  });
+});
+
+/** HOST:PORT that nobody has right now. */
+function freeAddress(): Promise<string> {
+  return new Promise((resolve) => {
+    const server = createServer().listen(0, '127.0.0.1', () => {
+      const address = server.address();
+      const port = typeof address === 'object' ? address?.port : 0;
+      server.close(() => resolve(`127.0.0.1:${port}`));
+    });
+  });
+}

@@ -1,0 +1,218 @@
+// The units of both programs as systemd judges them, and what a program tells the systemd that started it.
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { keepLinked, type LinkOptions } from '../agent/link/index.ts';
+import { service as agentService, agentUnit } from '../agent/service.ts';
+import { service as brokerService, brokerUnit } from '../broker/service.ts';
+import { openNotify } from '../shared/notify.ts';
+import { execute } from './container.ts';
+import { fakeClock } from './fake-clock.ts';
+import { openHouse, quiet, temporaryFolder } from './house.ts';
+import { joinScripted } from './scripted-agent.ts';
+
+const command = ['/opt/some where/node', '/opt/50%/$main', '--config', '/etc/farhand/x.toml'];
+const units = {
+  'agent of its own user': agentUnit({ command, user: 'farhand-agent', free: false, systemd: 252 }),
+  'agent that may use sudo': agentUnit({ command, user: 'farhand-agent', free: true, systemd: 252 }),
+  'agent that is root': agentUnit({ command, user: 'root', free: true, systemd: 252 }),
+  broker: brokerUnit({ command, lowPort: false, systemd: 252 }),
+  'broker with a low port': brokerUnit({ command, lowPort: true, systemd: 252 }),
+};
+
+const invocation = (...argv: string[]) => ({ argv, env: {} });
+
+describe('install refuses, before it touches anything,', () => {
+  test.each([
+    ['an agent without a broker', ['--join-token', 'x'], '--broker is needed'],
+    ['an agent with half a token', ['--broker', 'b:1', '--join-token', 'farhand_join_x'], 'not complete'],
+    ['another data directory', ['--broker', 'b:1', '--data-dir', '/x'], '--data-dir'],
+  ])('%s', async (_what, argv, part) => {
+    const failure = agentService('install', invocation(...argv), command);
+    await expect(failure).rejects.toMatchObject({ exitCode: 78, message: expect.stringContaining(part) });
+  });
+
+  test.each([
+    ['another data directory', ['--data-dir', '/x'], '--data-dir'],
+    ['what is for one start only', ['--new-history'], '--new-history'],
+  ])('a broker with %s', async (_what, argv, part) => {
+    const failure = brokerService('install', invocation(...argv), command);
+    await expect(failure).rejects.toMatchObject({ exitCode: 78, message: expect.stringContaining(part) });
+  });
+
+  test('to uninstall a broker without --yes', async () => {
+    const failure = brokerService('uninstall', invocation('--purge'), command);
+    await expect(failure).rejects.toThrow('/var/lib/farhand-broker');
+  });
+});
+
+describe('a unit', () => {
+  let missing = '';
+  beforeAll(async () => {
+    const { code } = await execute('systemd-analyze', ['security', '--help']);
+    if (code !== 0) missing = 'needs systemd-analyze';
+  });
+
+  /** A file of that unit which systemd takes for one. */
+  function fileOf(name: keyof typeof units): string {
+    const file = join(temporaryFolder('unit'), 'x.service');
+    writeFileSync(file, units[name]);
+    return file;
+  }
+
+  test.each([
+    ['agent of its own user', 5.5],
+    ['broker', 1.5],
+    ['broker with a low port', 2],
+  ] as const)('of the %s has an exposure of at most %d', async (name, most) => {
+    expect(missing).toBe('');
+    const args = ['security', '--offline=true', '--no-pager', `--threshold=${most * 10}`, fileOf(name)];
+    const { code, stdout } = await execute('systemd-analyze', args);
+    expect(stdout).toContain('Overall exposure level');
+    expect(code, stdout.trim().split('\n').at(-1)).toBe(0);
+  });
+
+  test.each(Object.keys(units) as (keyof typeof units)[])('of the %s is understood whole', async (name) => {
+    expect(missing).toBe('');
+    const root = temporaryFolder('root');
+    const place = join(root, 'etc/systemd/system');
+    mkdirSync(place, { recursive: true });
+    writeFileSync(join(place, 'x.service'), units[name].replace(/^ExecStart=.*$/m, 'ExecStart=/bin/true'));
+    const { stderr } = await execute('systemd-analyze', ['verify', '--man=no', join(place, 'x.service')]);
+    expect(stderr).not.toMatch(/x\.service:\d+/);
+  });
+
+  test('names its program as systemd reads it, and restarts slower and slower where systemd can', () => {
+    expect(units.broker).toContain(
+      'ExecStart="/opt/some where/node" /opt/50%%/$$main --config /etc/farhand/x.toml\n',
+    );
+    expect(units.broker).not.toContain('RestartSteps');
+    expect(brokerUnit({ command, lowPort: false, systemd: 254 })).toContain('RestartSteps=5\n');
+    expect(units['agent of its own user']).toContain('NoNewPrivileges=yes');
+    expect(units['agent that may use sudo']).not.toContain('NoNewPrivileges');
+  });
+});
+
+/** What systemd would hear; Node has no sockets for datagrams with a path. */
+async function listener(): Promise<{ socket: string; next(): Promise<string> }> {
+  const socket = join(temporaryFolder('notify'), 'socket');
+  const script = `import socket
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.bind(${JSON.stringify(socket)})
+print('bound', flush=True)
+while True:
+    data, fds, _, _ = socket.recv_fds(s, 4096, 4)
+    if not data.startswith(b'BARRIER'): print(data.decode().strip().replace('\\n', ' | '), flush=True)
+    for fd in fds: socket.close(fd)`;
+  const child = spawn('python3', ['-c', script], { stdio: ['ignore', 'pipe', 'inherit'] });
+  onTestFinished(() => void child.kill());
+  const lines = createInterface({ input: child.stdout });
+  const heard: string[] = [];
+  lines.on('line', (line) => heard.push(line));
+  const next = async (): Promise<string> => {
+    while (heard.length === 0) await once(lines, 'line');
+    return heard.shift() ?? '';
+  };
+  expect(await next()).toBe('bound');
+  return { socket, next };
+}
+
+describe('a program that systemd has started', () => {
+  test('tells nobody where there is no systemd', async () => {
+    const notify = openNotify({}, 1, quiet);
+    notify.up('x', () => true);
+    await notify.ending('y');
+  });
+
+  test('takes what it was told out of its environment and tells how it is, in order', async () => {
+    const { socket, next } = await listener();
+    const env = { NOTIFY_SOCKET: socket, WATCHDOG_USEC: '1', WATCHDOG_PID: '2', HOME: '/' };
+    const notify = openNotify(env, 1, quiet);
+    expect(env).toEqual({ HOME: '/' });
+    notify.up('waits', () => true);
+    notify.up('two\nlines', () => true);
+    const told = notify.ending('stops');
+    notify.up('too late', () => true);
+    await told;
+    await notify.ending('ended');
+    expect([await next(), await next(), await next(), await next()]).toEqual([
+      'READY=1 | STATUS=waits',
+      'READY=1 | STATUS=two lines',
+      'STOPPING=1 | STATUS=stops',
+      'STOPPING=1 | STATUS=ended',
+    ]);
+  });
+
+  test('shows that it is alive, only while it is', async () => {
+    const { socket, next } = await listener();
+    const clock = fakeClock(0);
+    let alive = true;
+    const notify = openNotify({ NOTIFY_SOCKET: socket, WATCHDOG_USEC: '60000000' }, 1, quiet);
+    notify.up('up', () => alive);
+    expect(await next()).toBe('READY=1 | STATUS=up');
+    await clock.advance(30_000);
+    expect(await next()).toBe('WATCHDOG=1');
+    alive = false;
+    await clock.advance(300_000);
+    alive = true;
+    await clock.advance(30_000);
+    await notify.ending('over');
+    expect([await next(), await next()]).toEqual(['WATCHDOG=1', 'STOPPING=1 | STATUS=over']);
+  });
+});
+
+test('a broker shows that it is alive until it stops', async () => {
+  const { broker } = await openHouse();
+  expect(broker.alive()).toBe(true);
+  await broker.close();
+  expect(broker.alive()).toBe(false);
+});
+
+describe('an agent', () => {
+  test('counts as hanging once its link neither turns nor tries again', async () => {
+    const house = await openHouse();
+    const identity = await joinScripted(house);
+    const due: number[] = [];
+    const stuck = Promise.withResolvers<never>();
+    const stopping = new AbortController();
+    const asked = Promise.withResolvers<void>();
+    // Nothing else is asked for before it has greeted.
+    const options = {
+      broker: house.grpc,
+      identity,
+      handlers: {},
+      capabilities: [],
+      roots: ['/'],
+      missing: [],
+      journalId: 'j',
+      processIds: () => [],
+      report: () => {
+        asked.resolve();
+        return stuck.promise;
+      },
+      log: quiet,
+      turned: (ms: number) => due.push(ms),
+    } as unknown as LinkOptions;
+    const linked = keepLinked(options, stopping.signal);
+    await asked.promise;
+    // A turn, and the challenge; nothing after it, for ever.
+    expect(due).toEqual([60_000, 70_000]);
+    stopping.abort();
+    stuck.reject(new Error('over'));
+    await linked;
+  });
+
+  test('whose token lies in a file takes it away once it has joined', async () => {
+    const house = await openHouse();
+    const file = join(temporaryFolder('token'), 'join-token');
+    writeFileSync(file, `${await house.joinToken()}\n`);
+    const { dataDir, close } = await house.agent({ joinToken: '', flags: ['--join-token-file', file] });
+    await expect(execute('cat', [file])).resolves.toMatchObject({ code: 1 });
+    await close();
+    // It is not needed again.
+    await house.agent({ dataDir, joinToken: '', flags: ['--join-token-file', file] });
+  });
+});
