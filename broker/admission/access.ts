@@ -4,6 +4,7 @@ import { AppError, type Code } from '../../shared/errors.ts';
 import { holds, type Keys, localKey, reaches, watchRights } from '../keys.ts';
 import type { Key, State } from '../state/index.ts';
 import type { RawInput, Reader } from './input.ts';
+import type { Quota, Rates } from './rates.ts';
 
 /** For each noun with ids: whether one names something, and the machines behind it, of which a key must reach one. */
 export type Lookups = Record<IdNoun, (id: string) => { machines?: readonly MachineId[] } | undefined>;
@@ -33,6 +34,24 @@ export function authenticate({ authorization, local }: Asker, keys: Keys): Key {
   const key = presented === undefined ? undefined : keys.authenticate(presented);
   if (key) return key;
   throw new AppError('unauthorized', 'send a valid API key: Authorization: Bearer service_apikey_…');
+}
+
+/** A request as it arrives is counted, once: against its key, or against its source where the key is wrong. */
+export async function count(
+  asker: Asker,
+  { keys, rates }: { keys: Keys; rates: Rates },
+): Promise<{ known: boolean; quota?: Quota | undefined }> {
+  if (asker.local) return { known: true };
+  // Who shows nothing tries nothing.
+  if (asker.authorization === '') return { known: false };
+  let key: Key;
+  try {
+    key = authenticate(asker, keys);
+  } catch {
+    await rates.strike(asker.address);
+    return { known: false };
+  }
+  return { known: true, quota: await rates.spend(key.id) };
 }
 
 export function requireScope(key: Key, { access }: Route): void {

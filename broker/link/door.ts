@@ -15,12 +15,12 @@ import type { AnswerResponse } from '../../proto/types/farhand/link/v1/AnswerRes
 import type { EnrollRequest__Output } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
-import { after, every, sleep } from '../../shared/clock.ts';
+import { after, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/rpc.ts';
 import { peerAddress } from '../address.ts';
 import type { JoinTokens } from '../join-tokens.ts';
-import { type Authority, leafRenewalMs } from './authority.ts';
+import type { Authority } from './authority.ts';
 import {
   type ConnectRooms,
   type ConnectSettings,
@@ -28,6 +28,7 @@ import {
   type Guest,
   serveConnect,
 } from './connect.ts';
+import { renewLeaves } from './renewal.ts';
 import { widenWindows } from './windows.ts';
 
 export interface DoorOptions {
@@ -98,12 +99,11 @@ export async function openDoor(
   await listening(listener, options);
 
   const narrow = widenWindows();
-  const stopRenewing = every(leafRenewalMs, () => {
-    authority.leaf().then(
-      (leaf) => listener.setSecureContext(leaf),
-      (error: unknown) => rooms.log.error({ err: error }, 'the link certificate could not be renewed'),
-    );
-  });
+  const stopRenewing = renewLeaves(
+    () => authority.leaf(),
+    (leaf) => listener.setSecureContext(leaf),
+    rooms.log,
+  );
   return {
     port: (listener.address() as AddressInfo).port,
     async close() {
