@@ -30,10 +30,15 @@ export interface Asker {
 /** The key of whoever asks. Throws unauthorized. */
 export function authenticate({ authorization, local }: Asker, keys: Keys): Key {
   if (local) return localKey;
-  const presented = bearer.exec(authorization)?.[1];
-  const key = presented === undefined ? undefined : keys.authenticate(presented);
+  const key = keyIn(authorization, keys);
   if (key) return key;
   throw new AppError('unauthorized', 'send a valid API key: Authorization: Bearer service_apikey_…');
+}
+
+/** The good key that `Bearer KEY` holds, if it holds one. */
+export function keyIn(authorization: string, keys: Keys): Key | undefined {
+  const presented = bearer.exec(authorization)?.[1];
+  return presented === undefined ? undefined : keys.authenticate(presented);
 }
 
 /** A request as it arrives is counted, once: against its key, or against its source where the key is wrong. */
@@ -44,14 +49,10 @@ export async function count(
   if (asker.local) return { known: true };
   // Who shows nothing tries nothing.
   if (asker.authorization === '') return { known: false };
-  let key: Key;
-  try {
-    key = authenticate(asker, keys);
-  } catch {
-    await rates.strike(asker.address);
-    return { known: false };
-  }
-  return { known: true, quota: await rates.spend(key.id) };
+  const key = keyIn(asker.authorization, keys);
+  if (key) return { known: true, quota: await rates.spend(key.id) };
+  await rates.strike(asker.address);
+  return { known: false };
 }
 
 export function requireScope(key: Key, { access }: Route): void {

@@ -8,11 +8,12 @@ import { StartError } from '../../shared/errors.ts';
 import { lockDirectory } from '../../shared/lock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../address.ts';
+import { keyIn } from '../admission/access.ts';
 import type { BrokerSettings } from '../config.ts';
 import { createHttpServer } from '../http/app.ts';
 import { openSpool } from '../http/spool.ts';
 import { defaultSettings } from '../link/connect.ts';
-import { type Door, openDoor } from '../link/door.ts';
+import { type Beside, type Door, openDoor } from '../link/door.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { openStreams } from '../streams/index.ts';
 import { certificateOf } from './certificate.ts';
@@ -143,14 +144,15 @@ function doorOf(
   { grpc }: BrokerSettings,
   tuning: Tuning,
   rooms: Rooms,
-  serve: Parameters<typeof openDoor>[5],
+  serve: Beside,
   log: Logger,
 ): Promise<Door> {
-  const { authority, joinTokens } = rooms;
+  const { authority, keys } = rooms;
   const link = { ...defaultSettings, ...tuning.link };
-  const connectRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
-  const limits = { ...pings, ...tuning.pings, proofMs: tuning.proofMs ?? proofMs, maxUnproven };
-  const opening = openDoor(authority, joinTokens, connectRooms, { ...grpc, ...limits }, link, serve);
+  const doorRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
+  const hasKey = (authorization: string): boolean => keyIn(authorization, keys) !== undefined;
+  const limits = { ...pings, ...tuning.pings, proofMs: tuning.proofMs ?? proofMs, maxUnproven, hasKey };
+  const opening = openDoor(doorRooms, { ...grpc, ...limits }, link, serve);
   return opening.catch((error: unknown) => {
     throw cannotListen(error, '--grpc', address(grpc.host, grpc.port));
   });
