@@ -157,16 +157,16 @@ test('an address that stands for many has more, but not without end', async () =
   }
 });
 
-test('forty thousand sources take no more memory than the buckets have', async () => {
+test('twenty-five thousand sources take no more memory than the buckets have', async () => {
   const rates = openRates(undefined);
   const strike = (n: number) =>
     rates.strike(`10.${n >> 16}.${(n >> 8) & 255}.${n & 255}`).catch(() => undefined);
+  for (let n = 0; n < 25_000; n += 1) await strike(n);
   const Kept = createRequire(import.meta.url)('rate-limiter-flexible/lib/component/MemoryStorage/Record');
-  const kept = (): number => queryObjects(Kept, { format: 'count' });
-  const before = kept();
-  for (let n = 0; n < 40_000; n += 1) await strike(n);
-  expect(kept() - before).toBeGreaterThan(10_000);
-  expect(kept() - before).toBeLessThanOrEqual(16_384);
+  const kept = queryObjects(Kept, { format: 'count' });
+  expect(kept).toBeGreaterThan(10_000);
+  // Those of other tests of this file are few.
+  expect(kept).toBeLessThan(17_000);
 });
 
 test('wrong join tokens are counted too, and a good one still works', async () => {
