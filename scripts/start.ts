@@ -67,7 +67,7 @@ async function lastKey(baseUrl: string, ca: string[]): Promise<string | undefine
       () => apiKey,
       () => undefined,
     )
-    .finally(() => dispatcher.close());
+    .finally(() => void dispatcher.close());
 }
 
 function fileOf(path: string | undefined): string[] {

@@ -96,22 +96,25 @@ test('where every place is taken by a key that waits for an answer, the newcomer
   await vi.waitFor(async () => expect(await askOn(await dial(house), house, '/machines')).toBe(ok));
 });
 
-test('two thousand requests in one breath are answered in order, and others are answered meanwhile', async () => {
+test('sixteen requests in one breath are answered in order; more than may wait end their connection', async () => {
   const house = await openHouse();
-  const socket = await dial(house);
-  const count = 2_000;
   const one = (n: number) => `GET /healthz HTTP/1.1\r\nHost: b\r\nX-Request-Id: n${n}\r\n\r\n`;
+  const breath = (count: number): string => Array.from({ length: count }, (_, n) => one(n)).join('');
+  const socket = await dial(house);
   let heard = '';
   socket.on('data', (bytes) => {
     heard += String(bytes);
   });
-  socket.write(Array.from({ length: count }, (_, n) => one(n)).join(''));
-  const asked = performance.now();
-  expect((await house.call('GET', '/machines')).status).toBe(200);
-  expect(performance.now() - asked).toBeLessThan(2_000);
   const ids = () => [...heard.matchAll(/X-Request-Id: n(\d+)/gi)].map(([, n]) => Number(n));
-  await vi.waitFor(() => expect(ids()).toHaveLength(count), { timeout: 10_000 });
-  expect(ids()).toEqual(Array.from({ length: count }, (_, n) => n));
+  socket.write(breath(16));
+  const sixteen = Array.from({ length: 16 }, (_, n) => n);
+  await vi.waitFor(() => expect(ids()).toEqual(sixteen));
+  socket.write(breath(16));
+  await vi.waitFor(() => expect(ids()).toEqual([...sixteen, ...sixteen]));
+  const greedy = await dial(house);
+  greedy.write(breath(1_500));
+  await closed(greedy);
+  expect((await house.call('GET', '/machines')).status).toBe(200);
 });
 
 test('half a million array elements are refused without half a million sentences about them', async () => {

@@ -141,8 +141,9 @@ test.skipIf(!isHere)(
     const terminal = new WebSocket(stream_url, { ca, origin: url });
     onTestFinished(() => terminal.terminate());
     let output = '';
+    // What `ws` gives is a Buffer unless told otherwise.
     terminal.on('message', (data: RawData, binary: boolean) => {
-      if (binary) output += String(data);
+      if (binary) output += (data as Buffer).toString();
     });
     await once(terminal, 'open');
     terminal.send(Buffer.from('echo $((6 * 7))-through\n'));

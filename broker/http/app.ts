@@ -98,9 +98,14 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   const handle = app.callback();
   const answering = new WeakMap<Duplex, ServerResponse>();
   const take = (request: IncomingMessage, response: ServerResponse): void => {
+    // What came in the same breath as the end of its connection.
+    if (request.socket.destroyed) return;
+    if (crowd) {
+      const answered = crowd.ask(request.socket);
+      if (!answered) return;
+      response.once('close', answered);
+    }
     answering.set(request.socket, response);
-    const answered = crowd?.ask(request.socket);
-    if (answered) response.once('close', answered);
     void handle(request, response);
   };
   const upgrading = { shouldUpgradeCallback: (request: IncomingMessage) => door.admits(request) };

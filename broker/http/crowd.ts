@@ -11,13 +11,16 @@ export interface CrowdLimits {
 export interface Crowd {
   /** The newcomer is served: whoever is dispensable goes instead, if anybody is. */
   arrive(socket: Socket): void;
-  /** A request has come over this connection. The result: it has had its answer. */
-  ask(socket: Socket): () => void;
+  /** A request has come over this connection. The result: it has had its answer. Undefined: too many wait, it is cut. */
+  ask(socket: Socket): (() => void) | undefined;
   /** A good key was shown there. */
   know(socket: Socket): void;
   /** What lies under a connection that TLS could not be agreed on with. */
   below(socket: Socket): Socket | undefined;
 }
+
+/** Requests that may wait on one connection: programs send the next after an answer, and none sends so many at once. */
+const pipelined = 16;
 
 interface Member {
   socket: Socket;
@@ -70,6 +73,7 @@ export function openCrowd(limits: CrowdLimits): Crowd {
       });
     },
     ask(socket) {
+      if ((members.get(peerOf(socket))?.open ?? 0) >= pipelined) return void socket.destroy();
       change(socket, (member) => {
         member.open += 1;
       });
