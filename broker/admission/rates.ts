@@ -3,7 +3,7 @@ import { createHmac, randomBytes } from 'node:crypto';
 import { isIPv6 } from 'node:net';
 import { RateLimiterMemory, RateLimiterRes } from 'rate-limiter-flexible';
 import type { KeyId } from '../../shared/api/route.ts';
-import { now } from '../../shared/clock.ts';
+import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isLoopback } from '../address.ts';
 
@@ -12,6 +12,8 @@ const windowSeconds = 60;
 const wrongFromOne = 30;
 /** The same for an address that stands for many: of this very box, or of a proxy that names nobody. */
 const wrongFromMany = 1_000;
+/** Who was told to wait waits for being told again, too: trying on as fast as one can costs nobody else a thing. */
+const tellingMs = 500;
 /** Sources are counted in so many buckets, so that a crowd of them takes no more memory; only the wrong share them. */
 const buckets = 16_384;
 
@@ -58,6 +60,8 @@ export function openRates(
       const source = many ? fromMany : fromOne;
       const { msBeforeNext, consumedPoints } = await spent(source, bucketOf(sourceOf(address)));
       if (consumedPoints <= source.points) return;
+      if (consumedPoints > source.points + 1)
+        await new Promise<void>((resolve) => void after(tellingMs, resolve));
       throw tooMany('too many wrong keys came from this address', msBeforeNext);
     },
   };
