@@ -14,9 +14,6 @@ const wrongFromOne = 30;
 const wrongFromMany = 1_000;
 /** Who was told to wait waits for being told again, too: trying on as fast as one can costs nobody else a thing. */
 const tellingMs = 500;
-/** Sources are counted in so many buckets, so that a crowd of them takes no more memory; only the wrong share them. */
-const buckets = 16_384;
-
 /** What a key has left of its minute. */
 export interface Quota {
   limit: number;
@@ -34,15 +31,20 @@ export interface Rates {
   strike(address: string): Promise<void>;
 }
 
-/** `limit`: requests a minute for each key. `standsForMany`: proxies of ours, which may name nobody. */
-export function openRates(
-  limit: number | undefined,
-  standsForMany: (address: string) => boolean = () => false,
-): Rates {
+export interface RateSettings {
+  /** Requests a minute for each key; unlimited where it is absent. */
+  limit?: number | undefined;
+  /** Whether an address is that of a proxy of ours, which may name nobody. */
+  standsForMany?: (address: string) => boolean;
+  /** Sources are counted in so many, so that a crowd of them takes no more memory; only the wrong share them. */
+  buckets?: number;
+}
+
+export function openRates({ limit, standsForMany = () => false, buckets = 16_384 }: RateSettings): Rates {
   const requests = limit === undefined ? undefined : limiter(limit);
   const fromOne = limiter(wrongFromOne);
   const fromMany = limiter(wrongFromMany);
-  const bucketOf = bucketing();
+  const bucketOf = bucketing(buckets);
   return {
     async spend(key) {
       if (!requests) return undefined;
@@ -85,7 +87,7 @@ function tooMany(what: string, ms: number): AppError {
 }
 
 /** Nobody outside can tell which sources share one. */
-function bucketing(): (source: string) => string {
+function bucketing(buckets: number): (source: string) => string {
   const secret = randomBytes(32);
   return (source) => String(createHmac('sha256', secret).update(source).digest().readUInt32BE() % buckets);
 }

@@ -140,7 +140,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     handlers,
     lookups: lookupsOf({ ...stores, ...nouns }),
     proxies,
-    rates: openRates(settings.rate_limit, proxies.isTrusted),
+    rates: openRates({ limit: settings.rate_limit, standsForMany: proxies.isTrusted }),
   };
 }
 
