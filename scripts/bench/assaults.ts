@@ -64,7 +64,7 @@ async function onSession(target: Target, work: (opened: ReturnType<typeof sessio
   const opened = session(target);
   const over = new Promise<void>((resolve) => opened.once('close', () => resolve()));
   const turn = (): void => {
-    if (opened.destroyed || opened.closed) return void opened.destroy();
+    if (opened.destroyed || opened.closed) return opened.destroy();
     work(opened);
     setImmediate(turn);
   };
