@@ -64,7 +64,10 @@ async function onSession(target: Target, work: (opened: ReturnType<typeof sessio
   const opened = session(target);
   const over = new Promise<void>((resolve) => opened.once('close', () => resolve()));
   const turn = (): void => {
-    if (opened.destroyed || opened.closed) return opened.destroy();
+    if (opened.destroyed || opened.closed) {
+      opened.destroy();
+      return;
+    }
     work(opened);
     setImmediate(turn);
   };
