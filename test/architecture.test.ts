@@ -352,6 +352,7 @@ const rooms: [libraries: string[], rooms: string[]][] = [
   [['grpc-health-check'], ['broker/streams']],
   [['undici'], ['broker/cli', 'broker/webhooks']],
   [['ipaddr.js'], ['broker/webhooks']],
+  [['rate-limiter-flexible'], ['broker/admission/rates']],
   [['smol-toml'], ['shared/settings']],
   [['@peculiar/x509', 'reflect-metadata'], ['broker/link/authority']],
   [['pino'], ['shared/logger']],
