@@ -135,7 +135,7 @@ function inDirectory(directory: string): string[] {
     const path = join(entry.parentPath, entry.name);
     const name = relative(directory, path);
     const named = found(Buffer.from(entry.name), `the name ${name}`);
-    const read = entry.isFile() && !ownFiles.includes(name);
+    const read = entry.isFile() && !ownFiles.includes(basename(name));
     return read ? [...named, ...found(contentOf(path), name)] : named;
   });
 }
