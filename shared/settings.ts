@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { parse as parseToml } from 'smol-toml';
 import { z } from 'zod';
-import { StartError } from './errors.ts';
+import { StartError, UsageError } from './errors.ts';
 import { logLevels } from './logger.ts';
 
 export interface Setting<T extends z.ZodType = z.ZodType> {
@@ -24,11 +24,6 @@ export type Settings<Table extends Record<string, Setting>> = {
 export interface Invocation {
   argv: readonly string[];
   env: Readonly<Record<string, string | undefined>>;
-}
-
-/** Wrong usage: exit code 2. */
-export class UsageError extends Error {
-  override readonly name = 'UsageError';
 }
 
 const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };

@@ -214,6 +214,8 @@ const sides: Rule[] = [
           'shared/settings',
           'shared/program',
           'shared/version',
+          'shared/clock',
+          'shared/tar',
         ),
     ),
     breaks: [

@@ -11,9 +11,9 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { agentSettings } from '../agent/config.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { openAuthority } from '../broker/link/authority.ts';
-import { StartError } from '../shared/errors.ts';
+import { StartError, UsageError } from '../shared/errors.ts';
 import { nodeIsGood } from '../shared/program.ts';
-import { readSettings, UsageError } from '../shared/settings.ts';
+import { readSettings } from '../shared/settings.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 
 type Environment = Record<string, string>;

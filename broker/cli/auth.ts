@@ -1,7 +1,7 @@
 // farhand auth: API keys.
 import { type Command, Option } from 'commander';
 import { scopes } from '../../shared/api/route.ts';
-import { UsageError } from '../../shared/settings.ts';
+import { UsageError } from '../../shared/errors.ts';
 import { type Where, withBroker } from './connect.ts';
 import { type Format, print } from './output.ts';
 

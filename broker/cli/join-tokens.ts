@@ -1,6 +1,7 @@
 // farhand join-tokens: what new machines show.
 import { type Command, Option } from 'commander';
-import { duration, UsageError } from '../../shared/settings.ts';
+import { UsageError } from '../../shared/errors.ts';
+import { duration } from '../../shared/settings.ts';
 import { type Where, withBroker } from './connect.ts';
 import { type Format, print } from './output.ts';
 

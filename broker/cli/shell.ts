@@ -2,9 +2,8 @@
 import { once } from 'node:events';
 import { constants } from 'node:os';
 import type { Command } from 'commander';
-import { StartError } from '../../shared/errors.ts';
+import { StartError, UsageError } from '../../shared/errors.ts';
 import type { Ending, Farhand, Terminal, TerminalNote, TerminalSettings } from '../../shared/sdk/index.ts';
-import { UsageError } from '../../shared/settings.ts';
 import { type Where, withBroker } from './connect.ts';
 import { rawMode, watchModes } from './screen.ts';
 
