@@ -215,6 +215,7 @@ const sides: Rule[] = [
           'shared/program',
           'shared/version',
           'shared/clock',
+          'shared/duration',
           'shared/tar',
         ),
     ),

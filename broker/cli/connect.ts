@@ -1,88 +1,80 @@
 // How the CLI reaches its broker: over HTTP with a key, or over the socket file in the broker's own data directory.
-import { type ChildProcess, spawn } from 'node:child_process';
-import { existsSync, statSync } from 'node:fs';
-import { join } from 'node:path';
-import { Agent, WebSocket as UndiciWebSocket, fetch as undiciFetch } from 'undici';
 import { StartError } from '../../shared/errors.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
+import { readSaved } from './saved.ts';
 
 export interface Where {
   /** The broker's data directory on this very box. */
   dataDir: string | undefined;
   url: string | undefined;
   apiKey: string | undefined;
+  /** `sha256//BASE64` of the only public key that the broker may have; several with semicolons, as curl has it. */
+  pin?: string | undefined;
+  /** A file with the authority that the broker's certificate is of. */
+  ca?: string | undefined;
+  /** The key may cross a network in the clear. */
+  insecure?: boolean | undefined;
+}
+
+/** The data directory if one is told; else the environment, which outweighs what `farhand login` saved. */
+export function where(options: { dataDir?: string }): Where {
+  const { FARHAND_DATA_DIR, FARHAND_URL, FARHAND_API_KEY, FARHAND_PIN, FARHAND_CA, FARHAND_INSECURE } =
+    process.env;
+  const dataDir = options.dataDir ?? (FARHAND_URL ? undefined : FARHAND_DATA_DIR);
+  const saved = dataDir ? undefined : readSaved();
+  // What is saved of another broker is not for this one.
+  const same = saved && (!FARHAND_URL || FARHAND_URL === saved.url) ? saved : undefined;
+  return {
+    dataDir,
+    url: FARHAND_URL || saved?.url,
+    apiKey: FARHAND_API_KEY || same?.api_key,
+    pin: FARHAND_PIN || same?.pin,
+    ca: FARHAND_CA || same?.ca,
+    insecure: FARHAND_INSECURE === '1' || same?.insecure,
+  };
 }
 
 /** Calls `use` with a client; whatever was opened or started for it is ended afterwards. */
-export async function withBroker<T>(where: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
-  if (where.dataDir) return withSocket(where.dataDir, use);
-  if (!where.url || !where.apiKey) {
+export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
+  if (place.dataDir) return (await import('./local.ts')).withSocket(place.dataDir, use);
+  const { url, apiKey } = place;
+  if (!url || !apiKey) {
     throw new StartError(
-      'say which broker: FARHAND_URL and FARHAND_API_KEY, or --data-dir DIR on the broker’s own box',
+      'say which broker: farhand login URL, or FARHAND_URL and FARHAND_API_KEY, or --data-dir DIR on the broker’s own box',
     );
   }
-  const { url } = where;
-  return use(new Farhand({ baseUrl: url, apiKey: where.apiKey })).catch((error: unknown) => {
-    // fetch says no more than that when nobody answers.
-    if (error instanceof TypeError) throw new StartError(`no broker answers at ${url}`, 1, { cause: error });
-    throw error;
-  });
-}
-
-async function withSocket<T>(dataDir: string, use: (client: Farhand) => Promise<T>): Promise<T> {
-  const socketPath = join(dataDir, 'broker.sock');
-  const dispatcher = new Agent({ connect: { socketPath } });
-  const client = new Farhand({
-    baseUrl: 'http://broker.sock',
-    // undici's fetch is the global one with a dispatcher; only its types are its own.
-    fetch: ((url: string, init: object) =>
-      undiciFetch(url, { ...init, dispatcher })) as unknown as typeof fetch,
-    webSocket: (url) => new UndiciWebSocket(url, { dispatcher }),
-  });
-  const own = (await answers(client)) ? undefined : await startLocal(dataDir);
+  demandSafe(place, url);
+  const way = place.pin || place.ca ? (await import('./tls.ts')).openWay(place) : undefined;
   try {
-    return await use(client);
+    return await use(new Farhand({ baseUrl: url, apiKey, ...way?.options }));
+  } catch (error) {
+    throw explained(error, url);
   } finally {
-    await dispatcher.close();
-    if (own) await end(own);
+    await way?.close();
   }
 }
 
-async function answers(client: Farhand): Promise<boolean> {
-  return client.service.healthz().then(
-    () => true,
-    () => false,
+/** A key that is sent in the clear is everybody's. */
+function demandSafe({ insecure }: Where, url: string): void {
+  if (!URL.canParse(url) || !/^https?:$/.test(new URL(url).protocol)) {
+    throw new StartError(`${url} is no http or https URL of a broker`);
+  }
+  if (insecure || new URL(url).protocol === 'https:' || isLoopback(new URL(url).hostname)) return;
+  throw new StartError(
+    `${url} is plain http to another machine, which would show the key to the network: use https, or FARHAND_INSECURE=1 (login --insecure) where that network is yours`,
   );
 }
 
-/** Only a broker ever opens its state: start one that serves nothing but the socket file. */
-function startLocal(dataDir: string): Promise<ChildProcess> {
-  const main = join(import.meta.dirname, '../main.ts');
-  const child = spawn(process.execPath, [main, '--local', '--data-dir', dataDir, '--log-level', 'warn'], {
-    stdio: ['ignore', 'pipe', 'inherit'],
-    ...ownerOf(dataDir),
-  });
-  return new Promise((resolve, reject) => {
-    child.once('error', reject);
-    child.once('exit', () =>
-      reject(new StartError(`the broker in ${dataDir} cannot be reached or started`, 1)),
-    );
-    // It prints the socket's path once it listens.
-    child.stdout.once('data', () => resolve(child));
-  });
+function isLoopback(host: string): boolean {
+  return /^(localhost|.*\.localhost|127(\.\d{1,3}){3}|\[::1\])$/.test(host);
 }
 
-/** As root, what is made in the directory must belong to its owner. */
-function ownerOf(dataDir: string): { uid?: number; gid?: number } {
-  if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};
-  const { uid, gid } = statSync(dataDir);
-  return { uid, gid };
-}
-
-function end(child: ChildProcess): Promise<void> {
-  return new Promise((resolve) => {
-    child.removeAllListeners('exit');
-    child.once('exit', () => resolve());
-    child.kill('SIGTERM');
+/** fetch says no more than that it failed; why is in its cause. */
+function explained(error: unknown, url: string): unknown {
+  if (!(error instanceof TypeError) || !/fetch failed/.test(error.message)) return error;
+  const cause = error.cause instanceof Error ? error.cause : undefined;
+  const why = cause?.message || (cause && 'code' in cause && String(cause.code)) || 'nobody answers';
+  return new StartError(`no broker answers at ${url}: ${why}\nfarhand doctor looks closer.`, 1, {
+    cause: error,
   });
 }

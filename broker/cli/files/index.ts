@@ -1,0 +1,2 @@
+import type { Command } from 'commander';
+export function addFiles(_p: Command): void {}
