@@ -102,6 +102,12 @@ export function openEvents(history: History, keepMs: number): Events {
     return Number(history.sql("SELECT seq FROM sqlite_sequence WHERE name = 'events'").get()?.seq ?? 0);
   }
 
+  function newestId(caller: Caller): string | undefined {
+    const [where, values] = allOf([reachableOnly(caller.reachable())]);
+    const row = history.sql(`SELECT id FROM events WHERE ${where} ORDER BY seq DESC LIMIT 1`).get(...values);
+    return row && textIn(row, 'id');
+  }
+
   /** From the table and at the reader's own pace, so that a slow one costs nothing. */
   async function* follow(from: number, input: FollowInput, caller: Caller): AsyncGenerator<SentEvent<Event>> {
     for (let position = from; ; ) {
@@ -161,7 +167,13 @@ export function openEvents(history: History, keepMs: number): Events {
         return { items: page.items.map(eventOf), total: page.total };
       },
       // What happens from this moment on is told, however late it is read.
-      stream: (input, caller) => follow(begin(input, caller), input, caller),
+      stream(input, caller) {
+        const from = begin(input, caller);
+        // For whoever loses the connection before anything was told.
+        const last = input.last_event_id ?? newestId(caller);
+        if (last) caller.headers.set('X-Last-Event-Id', last);
+        return follow(from, input, caller);
+      },
     },
   };
 }

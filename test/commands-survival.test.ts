@@ -21,7 +21,7 @@ async function programs() {
   const agentFlags = ['--broker', String(grpc), '--data-dir', agentDir, '--name', 'one'];
   const agent = program('agent/main.ts', [...agentFlags, '--join-token', made.token]);
   await agent.line('linked');
-  const client = new Farhand({ baseUrl: String(http), apiKey: made.key });
+  const client = new Farhand({ baseUrl: String(http), apiKey: made.key, retries: 0 });
   const machine_id = (await client.machines.list()).items[0]?.id ?? '';
   return {
     client,
@@ -32,7 +32,7 @@ async function programs() {
     async brokerAgain(): Promise<Farhand> {
       const again = program('broker/main.ts', [...flags, '--grpc', String(grpc)]);
       const line = await again.line('broker is up');
-      return new Farhand({ baseUrl: String(line.http), apiKey: made.key });
+      return new Farhand({ baseUrl: String(line.http), apiKey: made.key, retries: 0 });
     },
   };
 }

@@ -93,7 +93,8 @@ export async function openHouse(
   const { key } = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (local) =>
     local.keys.create({ name: 'test', scopes: ['admin'] }),
   );
-  const client = new Farhand({ baseUrl: url, apiKey: key });
+  // Tests see every answer: nothing is tried again behind them.
+  const client = new Farhand({ baseUrl: url, apiKey: key, retries: 0 });
   const joinToken = async (): Promise<string> => (await client.joinTokens.create({ uses: 1 })).token;
   return {
     broker,
@@ -106,7 +107,7 @@ export async function openHouse(
     agent: async (agent = {}) => openAgent(grpc, agent, agent.joinToken ?? (await joinToken())),
     async keyed(scopes, limits = {}) {
       const made = await client.keys.create({ name: 'limited', scopes, ...limits });
-      return { key: made.key, client: new Farhand({ baseUrl: url, apiKey: made.key }) };
+      return { key: made.key, client: new Farhand({ baseUrl: url, apiKey: made.key, retries: 0 }) };
     },
     call: (method, path, options = {}) => call(`${url}/api/v1${path}`, method, { key, ...options }),
   };

@@ -46,7 +46,7 @@ async function programs() {
   }));
   const joining = ['--broker', String(grpc), '--data-dir', agentDir, '--join-token', made.token];
   await program('agent/main.ts', joining).line('linked');
-  const client = new Farhand({ baseUrl: String(http), apiKey: made.key });
+  const client = new Farhand({ baseUrl: String(http), apiKey: made.key, retries: 0 });
   const addresses = ['--http', String(http).slice('http://'.length), '--grpc', String(grpc)];
   return {
     client,

@@ -63,7 +63,7 @@ async function killedAt(moment: 'connected' | 'answered') {
   const before = receiver.bodies.length;
   const again = program('broker/main.ts', args);
   const { http } = await again.line('broker is up');
-  const client = new Farhand({ baseUrl: String(http), apiKey: key });
+  const client = new Farhand({ baseUrl: String(http), apiKey: key, retries: 0 });
   await vi.waitFor(
     async () => {
       const { items } = await client.webhooks.deliveries({ webhook_id: id });

@@ -91,7 +91,9 @@ export function openIdempotency(history: History): Idempotency {
           throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for another request');
         }
         if (row && underWay.has(id))
-          throw new AppError('conflict', 'the first request with this Idempotency-Key is still under way');
+          throw new AppError('conflict', 'the first request with this Idempotency-Key is still under way', {
+            under_way: true,
+          });
         if (row?.answer) return { answer: JSON.parse(String(row.answer)) };
         if (row?.resource_id) return { madeId: String(row.resource_id) };
         // A row without either is a request that a crash cut off before it made anything.

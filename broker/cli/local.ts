@@ -10,7 +10,9 @@ import { through } from './tls.ts';
 export async function withSocket<T>(dataDir: string, use: (client: Farhand) => Promise<T>): Promise<T> {
   const way = through(new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } }));
   const client = new Farhand({ baseUrl: 'http://broker.sock', ...way.options });
-  const own = (await answers(client)) ? undefined : await startLocal(dataDir);
+  // Whoever does not answer here at once is not there.
+  const probe = new Farhand({ baseUrl: 'http://broker.sock', retries: 0, ...way.options });
+  const own = (await answers(probe)) ? undefined : await startLocal(dataDir);
   try {
     return await use(client);
   } finally {

@@ -3,11 +3,12 @@ import type { Command } from 'commander';
 import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { askSecret, askText, attended } from './ask.ts';
-import { type Where, where, withBroker } from './connect.ts';
+import { withBroker } from './connect.ts';
 import { given } from './flags.ts';
 import { hint, print, printFields, when } from './output.ts';
 import { forgetSaved, type Saved, savedAt, writeSaved } from './saved.ts';
 import { type Common, verb } from './verb.ts';
+import { type Where, where } from './where.ts';
 
 interface LoginOptions extends Common {
   keyStdin?: boolean;

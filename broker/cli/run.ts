@@ -28,9 +28,17 @@ function end(text: string, code: number): void {
 function refusal(error: FarhandError): string {
   const { code, message, requestId, details } = error;
   const request = requestId && `, request ${clean(requestId)}`;
-  const lines = [`farhand: ${clean(message)} (${clean(code)}${request})`, ...issuesOf(details)];
+  const why = code === 'no_answer' ? reasonOf(error) : '';
+  const lines = [`farhand: ${clean(message)}${why} (${clean(code)}${request})`, ...issuesOf(details)];
   const next = nextSteps[code];
   return [...lines, ...(next ? [next] : [])].join('\n');
+}
+
+/** The innermost cause in words: what fetch itself tells is no more than that it failed. */
+function reasonOf(error: unknown): string {
+  let last: unknown = error;
+  while (last instanceof Error && last.cause !== undefined) last = last.cause;
+  return last instanceof Error && last !== error && last.message ? `: ${clean(last.message)}` : '';
 }
 
 /** What was wrong with each field. */
@@ -44,6 +52,7 @@ function issuesOf({ issues }: Readonly<Record<string, unknown>>): string[] {
 
 /** Where the message alone does not tell what to do next. */
 const nextSteps: Readonly<Record<string, string>> = {
+  no_answer: 'farhand doctor looks closer.',
   unauthorized: 'The key is not known there, was revoked or has expired: farhand login takes another one.',
   forbidden: 'farhand whoami tells what this key may.',
   machine_offline: 'farhand machines list tells who is online; exec --queue-for 10m waits for a machine.',

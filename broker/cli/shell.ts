@@ -4,9 +4,10 @@ import { constants } from 'node:os';
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import type { Ending, Farhand, Terminal, TerminalNote, TerminalSettings } from '../../shared/sdk/index.ts';
-import { where, withBroker } from './connect.ts';
+import { withBroker } from './connect.ts';
 import { machineNamed } from './named.ts';
 import { rawMode, watchModes } from './screen.ts';
+import { where } from './where.ts';
 
 interface ShellOptions {
   dataDir?: string;

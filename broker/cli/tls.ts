@@ -11,7 +11,7 @@ import {
 } from 'undici';
 import { StartError } from '../../shared/errors.ts';
 import type { FarhandOptions } from '../../shared/sdk/index.ts';
-import type { Where } from './connect.ts';
+import type { Where } from './where.ts';
 
 export interface Way {
   options: Pick<FarhandOptions, 'fetch' | 'webSocket'>;

@@ -1,8 +1,9 @@
 // What every verb has: where its broker is, how it prints, examples in its help.
 import { type Command, Option } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { where, withBroker } from './connect.ts';
+import { withBroker } from './connect.ts';
 import type { Format } from './output.ts';
+import { where } from './where.ts';
 
 export interface Common {
   dataDir?: string;
@@ -37,20 +38,15 @@ export function withClient<A extends [...unknown[], Common]>(
   };
 }
 
-interface Page<T> {
-  items: T[];
-  has_more: boolean;
-}
-
 /** The items of a list over all its pages, at most so many. */
 export async function every<T>(
-  ask: (page: { limit: number; offset: number }) => Promise<Page<T>>,
+  ask: (page: { limit: number }) => AsyncIterable<T>,
   most = Number.POSITIVE_INFINITY,
 ): Promise<T[]> {
   const found: T[] = [];
-  for (;;) {
-    const page = await ask({ limit: Math.min(100, most - found.length), offset: found.length });
-    found.push(...page.items);
-    if (!page.has_more || found.length >= most || page.items.length === 0) return found;
+  for await (const item of ask({ limit: Math.min(100, most) })) {
+    found.push(item);
+    if (found.length >= most) break;
   }
+  return found;
 }

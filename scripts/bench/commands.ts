@@ -311,7 +311,7 @@ async function history(ground: Ground): Promise<void> {
 }
 
 async function completedOf({ http, key }: Targets): Promise<number> {
-  const { commands } = new Client({ baseUrl: http, apiKey: key });
+  const { commands } = new Client({ baseUrl: http, apiKey: key, retries: 0 });
   return (await commands.list({ status: 'completed', limit: 1 })).total;
 }
 

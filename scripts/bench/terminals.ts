@@ -61,7 +61,7 @@ async function main(folder: string): Promise<void> {
   const has = present({ ...sshPackages, curl: 'curl' }, table);
   const ssh = await startSsh(folder, table, has);
   const started = await startFarhand(folder);
-  const client = new Client({ baseUrl: started.http, apiKey: started.key });
+  const client = new Client({ baseUrl: started.http, apiKey: started.key, retries: 0 });
   const machine = await machineId(started, 0);
   await settle();
   for (const part of only) {

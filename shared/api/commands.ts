@@ -227,6 +227,7 @@ export const commands = {
         .optional(),
     },
     reply: told,
+    lastEvent: 'exit',
   }),
   input: single({
     method: 'POST',

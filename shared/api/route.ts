@@ -75,6 +75,8 @@ export interface Route<
   impliesMachine?: boolean;
   /** It may wait for long before it answers: the key is judged again meanwhile. */
   waits?: boolean;
+  /** Of server-sent events: the one after which nothing comes. Without it they have no end. */
+  lastEvent?: string;
 }
 
 const nothing = z.undefined();
@@ -97,6 +99,7 @@ type Draft<Q extends z.ZodRawShape, H extends z.ZodRawShape, B extends z.ZodType
   bodyLimit?: number;
   impliesMachine?: boolean;
   waits?: boolean;
+  lastEvent?: string;
 };
 
 interface Defaults<P extends z.ZodRawShape> {

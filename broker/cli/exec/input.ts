@@ -47,8 +47,9 @@ async function insist(send: () => Promise<unknown>, over: AbortSignal): Promise<
       await send();
       return;
     } catch (error) {
-      const busy = error instanceof FarhandError && (error.status === 429 || error.status >= 500);
-      if (over.aborted || !(busy || error instanceof TypeError)) throw error;
+      const busy =
+        error instanceof FarhandError && (error.status === 0 || error.status === 429 || error.status >= 500);
+      if (over.aborted || !busy) throw error;
       await sleep(pauseMs, over);
     }
   }

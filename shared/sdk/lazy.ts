@@ -1,0 +1,40 @@
+// Something that can be awaited or iterated, and begins only then: what lists and streams are.
+/* oxlint-disable unicorn/no-thenable -- it is a promise */
+
+/** A promise that begins when somebody waits for it, and the items that belong to it. */
+export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
+  readonly [Symbol.toStringTag] = 'Promise';
+  readonly #begin: () => Promise<T>;
+  readonly #items: (begun: () => Promise<T>) => AsyncIterator<Item>;
+  #begun: Promise<T> | undefined;
+
+  constructor(begin: () => Promise<T>, items: (begun: () => Promise<T>) => AsyncIterator<Item>) {
+    this.#begin = begin;
+    this.#items = items;
+  }
+
+  #start(): Promise<T> {
+    this.#begun ??= this.#begin();
+    return this.#begun;
+  }
+
+  // biome-ignore lint/suspicious/noThenProperty: it is a promise
+  then<A = T, B = never>(
+    resolved?: ((value: T) => A | PromiseLike<A>) | null,
+    rejected?: ((reason: unknown) => B | PromiseLike<B>) | null,
+  ): Promise<A | B> {
+    return this.#start().then(resolved, rejected);
+  }
+
+  catch<B = never>(rejected?: ((reason: unknown) => B | PromiseLike<B>) | null): Promise<T | B> {
+    return this.#start().catch(rejected);
+  }
+
+  finally(done?: (() => void) | null): Promise<T> {
+    return this.#start().finally(done);
+  }
+
+  [Symbol.asyncIterator](): AsyncIterator<Item> {
+    return this.#items(() => this.#start());
+  }
+}

@@ -1,0 +1,88 @@
+// What calls of the SDK take and give, derived from the table of routes.
+import type { z } from 'zod';
+import type { Api } from '../api/index.ts';
+import type { Route } from '../api/route.ts';
+import type { Terminal, TerminalSettings } from './terminal.ts';
+
+export interface CallSettings {
+  signal?: AbortSignal;
+  /** A repeat within 24 h with the same key gets the first answer. */
+  idempotencyKey?: string;
+}
+
+type Loose<Shape extends z.ZodRawShape> = {
+  [K in keyof Shape as undefined extends z.input<Shape[K]> ? never : K]:
+    | z.input<Shape[K]>
+    | z.output<Shape[K]>;
+} & {
+  [K in keyof Shape as undefined extends z.input<Shape[K]> ? K : never]?:
+    | z.input<Shape[K]>
+    | z.output<Shape[K]>;
+};
+type Body<B> = B extends z.ZodType ? (undefined extends z.input<B> ? unknown : z.input<B>) : unknown;
+
+/** What may be sent to a machine; a stream is sent as it is read, and can be sent once only. */
+export type UploadContent = string | Uint8Array<ArrayBuffer> | Blob | ReadableStream<Uint8Array>;
+
+/** What a call takes: params, query, headers and body of its route, laid flat, and for an upload the content. */
+export type CallInput<R> =
+  R extends Route<infer P, infer Q, infer H, infer B>
+    ? Loose<P> &
+        Loose<Q> &
+        Loose<H> &
+        Body<B> &
+        (R extends { accepts: string } ? { content: UploadContent } : unknown)
+    : never;
+
+/** One page of a list. */
+export interface ListResult<T> {
+  items: T[];
+  total: number;
+  limit: number;
+  offset: number;
+  has_more: boolean;
+}
+
+/** Awaited it is one page, iterated it is the items of all pages; nothing is asked before. */
+export type Listing<T> = Promise<ListResult<T>> & AsyncIterable<T>;
+
+/** Iterated it is what comes; awaited it is the same once the broker has begun. Nothing is asked before. */
+export type Stream<T> = Promise<AsyncIterable<T>> & AsyncIterable<T>;
+
+/** A server-sent event. */
+export interface ReceivedEvent<T> {
+  event: string;
+  data: T;
+  id?: string;
+}
+
+type Output<R> = R extends { reply: infer T extends z.ZodType } ? z.output<T> : never;
+
+/** Bytes come as the Response itself: its body streams, its headers tell about the file. */
+type Answer<R> = R extends { kind: 'list' }
+  ? Listing<Output<R>>
+  : R extends { kind: 'lines' }
+    ? Stream<Output<R>>
+    : R extends { kind: 'events' }
+      ? Stream<ReceivedEvent<Output<R>>>
+      : Promise<Plain<R>>;
+
+type Plain<R> = R extends { kind: 'raw' }
+  ? string
+  : R extends { kind: 'bytes' }
+    ? Response
+    : R extends { kind: 'growing' }
+      ? Output<R> & Omit<ListResult<never>, 'items'>
+      : Output<R>;
+
+/** What a WebSocket is opened with: the answer of an attach. */
+export type Attached = { session_id: string; stream_url: string };
+
+type Call<R> = R extends { kind: 'socket' }
+  ? (attached: Attached, settings?: TerminalSettings) => Promise<Terminal>
+  : object extends CallInput<R>
+    ? (input?: CallInput<R>, settings?: CallSettings) => Answer<R>
+    : (input: CallInput<R>, settings?: CallSettings) => Answer<R>;
+
+/** One namespace per noun, one method per route. */
+export type Namespaces = { [N in keyof Api]: { [O in keyof Api[N]]: Call<Api[N][O]> } };

@@ -1,0 +1,86 @@
+// Bytes of an answer as lines and as server-sent events (WHATWG HTML, section 9.2.6).
+import { sleep } from '../clock.ts';
+import type { ReceivedEvent } from './shape.ts';
+
+/** Lines of a body, without their ends: LF, CRLF or CR. What follows the last end was cut off. */
+async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<string> {
+  const decoder = new TextDecoder();
+  let rest = '';
+  for await (const chunk of chunks) {
+    const text = rest + decoder.decode(chunk, { stream: true });
+    // A CR at the end may be half of a CRLF.
+    const lines = text.split(/\r\n|\n|\r(?!$)/);
+    rest = lines.pop() ?? '';
+    yield* lines;
+  }
+  if (rest.endsWith('\r')) yield rest.slice(0, -1);
+}
+
+/** One object a line. */
+export async function* objectsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<unknown> {
+  for await (const line of linesOf(chunks)) if (line !== '') yield JSON.parse(line);
+}
+
+/** Events with their data as JSON; one that is cut off is none. */
+export async function* eventsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<ReceivedEvent<unknown>> {
+  let event: { data?: string; event?: string; id?: string } = {};
+  for await (const line of linesOf(chunks)) {
+    if (line !== '') {
+      event = withField(event, line);
+      continue;
+    }
+    const { data, event: name = 'message', id } = event;
+    event = {};
+    if (data !== undefined) yield { event: name, data: JSON.parse(data), ...(id !== undefined && { id }) };
+  }
+}
+
+function withField(event: { data?: string; event?: string; id?: string }, line: string): typeof event {
+  const colon = line.indexOf(':');
+  // Before a colon that comes first there is no name: a comment.
+  const name = colon < 0 ? line : line.slice(0, colon);
+  const value = colon < 0 ? '' : line.slice(colon + 1).replace(/^ /, '');
+  if (name === 'data')
+    return { ...event, data: event.data === undefined ? value : `${event.data}\n${value}` };
+  if (name === 'event') return { ...event, event: value };
+  if (name === 'id' && !value.includes('\0')) return { ...event, id: value };
+  return event;
+}
+
+/**
+ * The chunks of a body for one reader, who may leave at any time: that closes the connection. Throws when nothing comes
+ * for `silenceMs`: then nobody is there any more.
+ */
+export async function* chunksOf(
+  body: ReadableStream<Uint8Array> | null,
+  silenceMs = Number.POSITIVE_INFINITY,
+): AsyncGenerator<Uint8Array> {
+  if (!body) return;
+  const reader = body.getReader();
+  try {
+    for (;;) {
+      const { done, value } = await within(silenceMs, reader.read());
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    // What it could still say has been said by read().
+    await reader.cancel().catch(() => {});
+  }
+}
+
+async function within<T>(ms: number, work: Promise<T>): Promise<T> {
+  if (ms === Number.POSITIVE_INFINITY) return work;
+  const patience = new AbortController();
+  const silence = sleep(ms, patience.signal).then(() => {
+    if (!patience.signal.aborted) throw new Error(`nothing came for ${ms} ms`);
+    return work;
+  });
+  try {
+    return await Promise.race([work, silence]);
+  } finally {
+    patience.abort();
+    // Once the work has won, nobody waits for this.
+    silence.catch(() => {});
+  }
+}

@@ -1,0 +1,116 @@
+// Whether a delivery of a webhook is genuine, by WebCrypto alone: for receivers in Node, Deno, Workers and browsers.
+import { z } from 'zod';
+import { now } from '../clock.ts';
+
+/** A delivery as it came. */
+export interface WebhookDelivery {
+  /** The raw body: JSON that was parsed and written again has other bytes. */
+  payload: string | Uint8Array<ArrayBuffer>;
+  headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
+  secret: string;
+  /**
+   * Milliseconds that its timestamp may differ from now, 5 minutes unless told. A delivery without a timestamp is taken
+   * only where this is not given.
+   */
+  tolerance?: number;
+}
+
+const event = z.looseObject({
+  id: z.string(),
+  type: z.string(),
+  timestamp: z.string(),
+  data: z.record(z.string(), z.unknown()),
+});
+
+/** What happened. `type` is one of the events that a webhook can name, or `test`. */
+export type WebhookEvent = z.output<typeof event>;
+
+/** A delivery that is not to be trusted. */
+export class SignatureError extends Error {
+  override readonly name = 'SignatureError';
+}
+
+const defaultTolerance = 300_000;
+
+/** Resolves with the event of a genuine delivery; rejects with SignatureError for any other. */
+export async function verifyWebhook(delivery: WebhookDelivery): Promise<WebhookEvent> {
+  const { payload, headers, secret } = delivery;
+  const body = typeof payload === 'string' ? new TextEncoder().encode(payload) : payload;
+  const given = (name: string): string | undefined => headerOf(headers, name);
+  const signature = /^sha256=([0-9a-f]{64})$/.exec(given('x-service-signature') ?? '')?.[1];
+  if (!signature) throw new SignatureError('the header X-Service-Signature is missing, or is no signature');
+  if (!(await signs(new TextEncoder().encode(secret), fromHex(signature), body))) {
+    throw new SignatureError('X-Service-Signature does not fit the body: another secret, or another body');
+  }
+  await checkTimestamp(delivery, body, given);
+  const parsed = event.safeParse(parse(body));
+  if (!parsed.success) throw new SignatureError('the body is no event');
+  return parsed.data;
+}
+
+/** The trio of Standard Webhooks: its signature covers the timestamp, so that an old delivery cannot be made young. */
+async function checkTimestamp(
+  { secret, tolerance }: WebhookDelivery,
+  body: Uint8Array<ArrayBuffer>,
+  given: (name: string) => string | undefined,
+): Promise<void> {
+  const [id, seconds, signatures] = ['webhook-id', 'webhook-timestamp', 'webhook-signature'].map(given);
+  if (id === undefined && seconds === undefined && signatures === undefined && tolerance === undefined)
+    return;
+  const head = new TextEncoder().encode(`${id}.${seconds}.`);
+  const signed = new Uint8Array(head.length + body.length);
+  signed.set(head);
+  signed.set(body, head.length);
+  const key = standardKeyOf(secret);
+  const all = (signatures ?? '').split(' ').filter((one) => one.startsWith('v1,'));
+  const fit = await Promise.all(all.map((one) => signs(key, fromBase64(one.slice(3)), signed)));
+  if (!fit.includes(true))
+    throw new SignatureError('webhook-signature does not fit the timestamp and the body');
+  const age = Math.abs(now() - Number(seconds) * 1000);
+  if (!(age <= (tolerance ?? defaultTolerance))) {
+    throw new SignatureError('the delivery is too old or from the future: is the clock right?');
+  }
+}
+
+/** Compared in constant time, by the platform. */
+async function signs(
+  secret: Uint8Array<ArrayBuffer>,
+  signature: Uint8Array<ArrayBuffer>,
+  bytes: Uint8Array<ArrayBuffer>,
+): Promise<boolean> {
+  const algorithm = { name: 'HMAC', hash: 'SHA-256' };
+  const key = await crypto.subtle.importKey('raw', secret, algorithm, false, ['verify']);
+  return crypto.subtle.verify('HMAC', key, signature, bytes);
+}
+
+/** Behind whsec_ there is base64; any other secret is the key itself. */
+function standardKeyOf(secret: string): Uint8Array<ArrayBuffer> {
+  return secret.startsWith('whsec_') ? fromBase64(secret.slice(6)) : new TextEncoder().encode(secret);
+}
+
+function headerOf(headers: WebhookDelivery['headers'], name: string): string | undefined {
+  if (headers instanceof Headers) return headers.get(name) ?? undefined;
+  const value = Object.entries(headers).find(([key]) => key.toLowerCase() === name)?.[1];
+  // One that came twice is none.
+  return typeof value === 'string' ? value : undefined;
+}
+
+function fromHex(text: string): Uint8Array<ArrayBuffer> {
+  return Uint8Array.from(text.match(/../g) ?? [], (byte) => Number.parseInt(byte, 16));
+}
+
+function fromBase64(text: string): Uint8Array<ArrayBuffer> {
+  try {
+    return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  } catch {
+    return new Uint8Array();
+  }
+}
+
+function parse(body: Uint8Array<ArrayBuffer>): unknown {
+  try {
+    return JSON.parse(new TextDecoder().decode(body));
+  } catch {
+    return undefined;
+  }
+}

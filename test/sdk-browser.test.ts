@@ -1,0 +1,66 @@
+// The SDK in a browser: one bundle that needs nothing of Node, of the size that the README tells.
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { createContext, runInContext } from 'node:vm';
+import { gzipSync } from 'node:zlib';
+import { build } from 'esbuild';
+import { expect, test } from 'vitest';
+import type * as Sdk from '../shared/sdk/index.ts';
+import { openHouse } from './house.ts';
+
+const root = join(import.meta.dirname, '..');
+
+async function bundle(): Promise<string> {
+  const { outputFiles } = await build({
+    entryPoints: [join(root, 'shared/sdk/index.ts')],
+    bundle: true,
+    minify: true,
+    write: false,
+    platform: 'browser',
+    target: 'es2022',
+    format: 'iife',
+    globalName: 'sdk',
+    logLevel: 'silent',
+  });
+  return outputFiles[0]?.text ?? '';
+}
+
+test('it bundles for a browser without a word of Node, works where there is no Node, and is as small as the README says', async () => {
+  const house = await openHouse();
+  const code = await bundle();
+  // What a browser has, and nothing else.
+  const { fetch, Headers, Response, Blob, FormData, URL, URLSearchParams, AbortController, WebSocket } =
+    globalThis;
+  const {
+    TextDecoder,
+    TextEncoder,
+    TransformStream,
+    ReadableStream,
+    crypto,
+    atob,
+    setTimeout,
+    clearTimeout,
+  } = globalThis;
+  const page = createContext({
+    ...{ fetch, Headers, Response, Blob, FormData, URL, URLSearchParams, AbortController, WebSocket },
+    ...{ TextDecoder, TextEncoder, TransformStream, ReadableStream, crypto, atob, clearTimeout },
+    // A browser's timers are numbers.
+    setTimeout: (run: () => void, ms: number) => Number(setTimeout(run, ms)),
+  });
+  runInContext(code, page);
+  const { Farhand } = runInContext('sdk', page) as typeof Sdk;
+  const client = new Farhand({ baseUrl: house.url, apiKey: house.key });
+  const made = await client.keys.create({ name: 'made here', scopes: ['files:read'] });
+  const names: string[] = [];
+  for await (const { name } of client.keys.list({ limit: 1, sort: 'name' })) names.push(name);
+  expect([names, made.name]).toEqual([['made here', 'test'], 'made here']);
+  await house.agent({ name: 'seen' });
+  for await (const { data } of client.events.stream({
+    last_event_id: (await client.events.list()).items.at(-1)?.id,
+  })) {
+    expect(data.type).toMatch(/^machine/);
+    break;
+  }
+  const told = /(\d+) KB \(gzip\)/.exec(readFileSync(join(root, 'README.md'), 'utf8'))?.[1];
+  expect(Math.abs(gzipSync(code).length / 1000 - Number(told))).toBeLessThan(4);
+});

@@ -1,0 +1,223 @@
+// What the SDK tries again, and what it never does: a server that counts what comes and answers as it is told.
+import { readFileSync } from 'node:fs';
+import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { join } from 'node:path';
+import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
+import { Farhand, FarhandError } from '../shared/sdk/index.ts';
+import { openHouse, temporaryFolder } from './house.ts';
+import { openProxy } from './proxy.ts';
+
+type Answer = (response: ServerResponse) => void;
+
+const done = { data: {}, meta: {} };
+const refuse =
+  (status: number, code: string, details = {}): Answer =>
+  (response) =>
+    response.writeHead(status).end(JSON.stringify({ error: { code, message: 'no', details } }));
+const cut: Answer = (response) => void response.destroy();
+/** Half of a body, then nothing. */
+const half: Answer = (response) => {
+  response.writeHead(200, { 'Content-Length': 100 }).write('{"data":');
+  setImmediate(() => response.destroy());
+};
+const proxyError: Answer = (response) => response.writeHead(502).end('<h1>Bad Gateway</h1>');
+
+/** Gives these answers, then good ones; notes what came. */
+async function scripted(...answers: Answer[]) {
+  const came: { method: string; url: string; key: string; body: string }[] = [];
+  const server = createServer((request: IncomingMessage, response) => {
+    let body = '';
+    request.on('data', (chunk) => {
+      body += String(chunk);
+    });
+    request.on('error', () => {});
+    request.on('end', () => {
+      const { method = '', url = '', headers } = request;
+      came.push({ method, url, key: String(headers['idempotency-key'] ?? ''), body });
+      (answers.shift() ?? ((good) => good.end(JSON.stringify(done))))(response);
+    });
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  onTestFinished(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  const baseUrl = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  return { came, baseUrl, client: new Farhand({ baseUrl, apiKey: 'k' }) };
+}
+
+async function failure(call: PromiseLike<unknown>): Promise<FarhandError> {
+  const error = await Promise.resolve(call).then(
+    () => undefined,
+    (reason: unknown) => reason,
+  );
+  if (error instanceof FarhandError) return error;
+  throw new Error(`not a FarhandError: ${String(error)}`, { cause: error });
+}
+
+const machine_id = 'mach_x';
+type Calls = Record<string, (client: Farhand) => Promise<unknown>>;
+const calls: Calls = {
+  get: (client) => client.machines.get({ machine_id }),
+  put: (client) => client.files.write({ machine_id, path: '/x', content: 'c' }),
+  guarded: (client) => client.files.write({ machine_id, path: '/x', content: 'c', if_match: '"e"' }),
+  patch: (client) => client.machines.update({ machine_id, name: 'n' }),
+  remove: (client) => client.machines.remove({ machine_id }),
+  run: (client) => client.commands.create({ machine_id, command: 'true' }),
+  input: (client) => client.commands.input({ command_id: 'cmd_x', data: 'x' }),
+};
+
+beforeEach(() => {
+  // No waiting: the share of jitter is none.
+  vi.spyOn(Math, 'random').mockReturnValue(0);
+  onTestFinished(() => void vi.restoreAllMocks());
+});
+
+// ---- The README's table: who is called again after which answer.
+
+test.each([
+  ['a cut connection', cut, ['get', 'put', 'run']],
+  ['half an answer', half, ['get', 'put', 'run']],
+  ['a proxy without a broker', proxyError, ['get', 'put', 'run']],
+  ['429', refuse(429, 'rate_limited'), Object.keys(calls)],
+  ['unavailable', refuse(503, 'unavailable'), ['get', 'put', 'guarded', 'patch', 'remove', 'run']],
+  ['a conflict with itself', refuse(409, 'conflict', { under_way: true }), ['get', 'put', 'run']],
+  ['another conflict', refuse(409, 'conflict'), []],
+  ['machine_offline', refuse(503, 'machine_offline'), []],
+  ['machine_timeout', refuse(503, 'machine_timeout'), []],
+  ['internal_error', refuse(500, 'internal_error'), []],
+  ['a refusal', refuse(404, 'machine_not_found'), []],
+])('after %s those calls are sent again that may be, and no other', async (_what, answer, again) => {
+  const repeated: string[] = [];
+  for (const [name, call] of Object.entries(calls)) {
+    const { came, client } = await scripted(answer);
+    const ended = await call(client).then(
+      () => true,
+      () => false,
+    );
+    if (came.length > 1) repeated.push(name);
+    expect([name, ended, came.length]).toEqual([name, came.length === 2, again.includes(name) ? 2 : 1]);
+  }
+  expect(repeated).toEqual(again);
+});
+
+test('a broker that nobody reaches is asked again whatever the call, for nothing was sent', async () => {
+  const house = await openHouse();
+  await house.broker.close();
+  for (const [name, call] of Object.entries(calls)) {
+    let asked = 0;
+    const counting: typeof fetch = (...args) => {
+      asked += 1;
+      return fetch(...args);
+    };
+    const error = await failure(call(new Farhand({ baseUrl: house.url, apiKey: 'k', fetch: counting })));
+    expect([name, error.code, asked]).toEqual([name, 'no_answer', 3]);
+  }
+});
+
+test('twice and no more, or as often as told; with retries: 0 never, and then no key is made', async () => {
+  const always = Array.from({ length: 9 }, () => cut);
+  const two = await scripted(...always);
+  expect((await failure(two.client.machines.list())).code).toBe('no_answer');
+  expect(two.came.length).toBe(3);
+  const { came, baseUrl } = await scripted(...always);
+  await failure(new Farhand({ baseUrl, retries: 4 }).machines.list());
+  expect(came.length).toBe(5);
+  const none = await scripted(cut);
+  await failure(calls.run!(new Farhand({ baseUrl: none.baseUrl, retries: 0 })));
+  expect(none.came.map(({ key }) => key)).toEqual(['']);
+});
+
+test('every attempt of a POST has the same key, two calls have two, and one that is given is kept', async () => {
+  const { came, client } = await scripted(cut, cut);
+  await calls.run!(client);
+  await calls.run!(client);
+  await client.commands.create({ machine_id, command: 'true' }, { idempotencyKey: 'mine' });
+  const keys = came.map(({ key }) => key);
+  expect(keys[0]).toMatch(/^[0-9a-f]{32}$/);
+  expect([keys[1], keys[2], keys[4]]).toEqual([keys[0], keys[0], 'mine']);
+  expect(keys[3]).not.toBe(keys[0]);
+  expect(new Set(came.map(({ body }) => body)).size).toBe(1);
+});
+
+test('Retry-After is waited for; more than a minute of it is the caller’s own decision', async () => {
+  const later = (seconds: string): Answer => {
+    return (response) => {
+      response.setHeader('Retry-After', seconds);
+      refuse(429, 'rate_limited')(response);
+    };
+  };
+  const { came, client } = await scripted(later('1'), later('61'));
+  const started = performance.now();
+  const error = await failure(client.machines.list());
+  expect([came.length, error.retryAfter]).toEqual([2, 61_000]);
+  expect(performance.now() - started).toBeGreaterThan(990);
+});
+
+test('a signal ends the wait at once', async () => {
+  const { came, client } = await scripted((response) => {
+    response.setHeader('Retry-After', '50');
+    refuse(429, 'rate_limited')(response);
+  });
+  const gone = new AbortController();
+  const call = client.machines.list({}, { signal: gone.signal });
+  const ended = expect(call).rejects.toThrow('enough');
+  await vi.waitFor(() => expect(came.length).toBe(1));
+  gone.abort(new Error('enough'));
+  await ended;
+});
+
+test('a stream of content is sent once only', async () => {
+  const { came, client } = await scripted(refuse(429, 'rate_limited'));
+  const content = new Blob(['once']).stream();
+  const error = await failure(client.files.put({ machine_id, path: '/x', content }));
+  expect([error.code, came.length, came[0]?.body]).toEqual(['rate_limited', 1, 'once']);
+  const again = await scripted(refuse(429, 'rate_limited'));
+  await again.client.files.put({ machine_id, path: '/x', content: new Blob(['twice']) });
+  expect(again.came.map(({ body }) => body)).toEqual(['twice', 'twice']);
+});
+
+test('a command whose answer is lost on the way runs once, and the repeat tells of it', async () => {
+  const house = await openHouse();
+  const { machineId } = await house.agent();
+  const proxy = await openProxy(new URL(house.url).host);
+  onTestFinished(() => proxy.close());
+  const file = join(temporaryFolder('sdk'), 'runs');
+  let asked = 0;
+  const client = new Farhand({
+    baseUrl: `http://${proxy.address}`,
+    apiKey: house.key,
+    fetch: async (...args) => {
+      asked += 1;
+      const answer = fetch(...args);
+      if (asked > 1) return answer;
+      // The command is there; its answer is not.
+      await vi.waitFor(() => expect(readFileSync(file, 'utf8')).toBe('ran\n'));
+      proxy.cut();
+      return answer;
+    },
+  });
+  const command = `echo ran >> ${file}; sleep 1; echo said`;
+  const { id } = await client.commands.create({ machine_id: machineId, command });
+  expect((await house.client.commands.list()).items.map((one) => one.id)).toEqual([id]);
+  await expect.poll(async () => (await client.commands.get({ command_id: id })).stdout).toBe('said\n');
+  expect([readFileSync(file, 'utf8'), asked > 1]).toEqual(['ran\n', true]);
+});
+
+test('no message tells a key, a password or a path: of an address only its origin', async () => {
+  for (const apiKey of ['service_apikey_secret\n', 'service_apikey_secret x', 'sécret']) {
+    expect(() => new Farhand({ baseUrl: 'http://x', apiKey })).toThrow(/^apiKey must be visible ASCII/);
+  }
+  for (const baseUrl of ['https://me:hidden@example.org', 'ftp://example.org', 'example.org', '']) {
+    expect(() => new Farhand({ baseUrl })).toThrow(/^baseUrl must be an http or https URL/);
+  }
+  const client = new Farhand({
+    baseUrl: 'http://127.0.0.1:1/path/',
+    apiKey: 'service_apikey_secret',
+    retries: 0,
+  });
+  const error = await failure(client.machines.get({ machine_id: 'mach_1' }));
+  expect(error.message).toMatch(/^no answer from http:\/\/127\.0\.0\.1:1: [\w ]+$/);
+  expect(JSON.stringify([error, error.stack])).not.toContain('secret');
+});

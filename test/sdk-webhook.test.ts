@@ -1,0 +1,108 @@
+// verifyWebhook: what a real broker delivers is genuine, and what somebody else made of it is not.
+import { createHmac } from 'node:crypto';
+import { Webhook } from 'standardwebhooks';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { SignatureError, verifyWebhook, type WebhookDelivery } from '../shared/sdk/index.ts';
+import { openReceiver, openToldHouse, type Received } from './receivers.ts';
+
+const secrets = ['correct horse ~ battery', `whsec_${Buffer.alloc(32, 7).toString('base64')}`];
+const text = JSON.stringify({ id: 'evt_1', type: 'machine.online', timestamp: 't', data: { text: 'Grüße' } });
+
+/** A delivery as the broker signs it, at a moment. */
+function signed(
+  secret: string,
+  { payload = text, at = Date.now() } = {},
+): WebhookDelivery & { headers: Record<string, string> } {
+  const standard = secret.startsWith('whsec_')
+    ? new Webhook(secret)
+    : new Webhook(Buffer.from(secret), { format: 'raw' });
+  const hex = createHmac('sha256', secret).update(payload).digest('hex');
+  const headers = {
+    'x-service-signature': `sha256=${hex}`,
+    'webhook-id': 'evt_1',
+    'webhook-timestamp': String(Math.floor(at / 1000)),
+    'webhook-signature': standard.sign('evt_1', new Date(at), payload),
+  };
+  return { payload, headers, secret };
+}
+
+test.each(secrets)('with the secret %s nothing but the genuine delivery is taken', async (secret) => {
+  const good = signed(secret);
+  const without = (...names: string[]) =>
+    Object.fromEntries(Object.entries(good.headers).filter(([name]) => !names.includes(name)));
+  const bad: Record<string, Partial<WebhookDelivery>> = {
+    'another body': { payload: `${text} ` },
+    'another secret': { secret: `${secret}x` },
+    'no signature': { headers: without('x-service-signature') },
+    'another signature': { headers: { ...good.headers, 'x-service-signature': `sha256=${'0'.repeat(64)}` } },
+    'a signature of another kind': { headers: { ...good.headers, 'x-service-signature': 'sha1=00' } },
+    'two signatures': { headers: { ...good.headers, 'x-service-signature': ['a', 'b'] } },
+    'an old delivery': signed(secret, { at: Date.now() - 301_000 }),
+    'one from the future': signed(secret, { at: Date.now() + 302_000 }),
+    'an old one made young': {
+      headers: {
+        ...signed(secret, { at: Date.now() - 301_000 }).headers,
+        'webhook-timestamp': good.headers['webhook-timestamp'],
+      },
+    },
+    'part of the trio': { headers: without('webhook-signature') },
+    'no timestamp': { headers: without('webhook-timestamp') },
+    'a timestamp that is none': { headers: { ...good.headers, 'webhook-timestamp': 'now' } },
+    'another id': { headers: { ...good.headers, 'webhook-id': 'evt_2' } },
+    'no trio though a tolerance is asked for': {
+      headers: without('webhook-id', 'webhook-timestamp', 'webhook-signature'),
+      tolerance: 60_000,
+    },
+    'a tolerance that is passed': { ...signed(secret, { at: Date.now() - 20_000 }), tolerance: 10_000 },
+    'what is no event': signed(secret, { payload: '{"id":1}' }),
+    'what is no JSON': signed(secret, { payload: 'x' }),
+  };
+  for (const [what, changes] of Object.entries(bad)) {
+    const told = await verifyWebhook({ ...good, ...changes }).then(
+      () => 'taken',
+      (error: unknown) => (error instanceof SignatureError ? 'refused' : String(error)),
+    );
+    expect([what, told]).toEqual([what, 'refused']);
+  }
+  const event = JSON.parse(text);
+  expect(await verifyWebhook(good)).toEqual(event);
+  expect(await verifyWebhook({ ...good, payload: new TextEncoder().encode(text) })).toEqual(event);
+  expect(await verifyWebhook({ ...good, headers: new Headers(good.headers) })).toEqual(event);
+  const several = `v1,AAAA v2,x ${good.headers['webhook-signature']}`;
+  expect(
+    await verifyWebhook({ ...good, headers: { ...good.headers, 'webhook-signature': several } }),
+  ).toEqual(event);
+  const plain = without('webhook-id', 'webhook-timestamp', 'webhook-signature');
+  expect(await verifyWebhook({ ...good, headers: plain })).toEqual(event);
+  const late = signed(secret, { at: Date.now() - 3_000_000 });
+  expect(await verifyWebhook({ ...late, tolerance: 4_000_000 })).toEqual(event);
+});
+
+test('the secret is in no message', async () => {
+  const secret = 'do not tell';
+  const error = await verifyWebhook({ ...signed(secret), payload: 'x' }).catch((reason: unknown) => reason);
+  expect(String(error)).not.toContain(secret);
+});
+
+test.each(secrets)('what a real broker delivers is genuine, with the secret %s', async (secret) => {
+  const house = await openToldHouse();
+  const receiver = await openReceiver();
+  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
+  await house.happen('machine.online', { text: 'Grüße\u2029 \ud83d\udc4b "\\ \u0000' });
+  await receiver.heard(1);
+  await house.client.webhooks.test({ webhook_id: id });
+  const [first, second] = (await receiver.heard(2)) as [Received, Received];
+  const payloadOf = ({ body }: Received) => new Uint8Array(body);
+  const event = await verifyWebhook({ payload: payloadOf(first), headers: first.headers, secret });
+  expect(event).toMatchObject({
+    type: 'machine.online',
+    data: { text: 'Grüße\u2029 \ud83d\udc4b "\\ \u0000' },
+  });
+  const tested = await verifyWebhook({ payload: payloadOf(second), headers: second.headers, secret });
+  expect(tested.type).toBe('test');
+  const later = Date.now() + 400_000;
+  vi.spyOn(Date, 'now').mockReturnValue(later);
+  onTestFinished(() => void vi.restoreAllMocks());
+  const replayed = verifyWebhook({ payload: payloadOf(first), headers: first.headers, secret });
+  await expect(replayed).rejects.toThrow('too old');
+});
