@@ -1,9 +1,10 @@
 // A local directory as a tar, read while it is sent: files, directories and symlinks as such.
 import { lstat, open, readdir, readlink } from 'node:fs/promises';
-import { StartError } from '../../../shared/errors.ts';
+import { AppError, StartError } from '../../../shared/errors.ts';
 import {
   type Bytes,
   bytes,
+  demandInside,
   encodeHeader,
   endOfArchive,
   fromText,
@@ -39,9 +40,21 @@ async function* below(at: Bytes, name: Bytes): AsyncGenerator<Uint8Array> {
     }
   } else if (stats.isSymbolicLink()) {
     const target = (await readlink(bytes(at), { encoding: 'buffer' })).toString('latin1');
-    yield encodeHeader({ ...about, kind: 'symlink', target });
+    if (leadsInside(name, target)) yield encodeHeader({ ...about, kind: 'symlink', target });
   } else if (stats.isFile()) yield* contents(at, about);
   else hint(`farhand: ${clean(shown(at))} is no file, directory or symlink: left out`);
+}
+
+/** A machine takes no archive with links that lead out of it. */
+function leadsInside(name: Bytes, target: Bytes): boolean {
+  try {
+    demandInside(name, target);
+    return true;
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error;
+    hint(`farhand: ${clean(error.message)}: left out`);
+    return false;
+  }
 }
 
 type About = Omit<Parameters<typeof encodeHeader>[0], 'kind'>;
