@@ -1,15 +1,16 @@
 // Who did what and when, never with which keys or words: rows that are only ever added, with the change they tell of.
 import type { Deed } from '../shared/api/audit.ts';
-import type { Handlers, Journal } from '../shared/api/index.ts';
+import type { Caller, Handlers, Journal } from '../shared/api/index.ts';
+import type { MachineId } from '../shared/api/route.ts';
 import { iso, now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
 import { type Entry, type History, jsonIn, type Row, textIn } from './history.ts';
-import { pageOfRows, reachableOnly } from './paging.ts';
+import { type Condition, pageOfRows } from './paging.ts';
 
 export interface Audit {
   handlers: Handlers['audit'];
-  /** Records a deed with the transaction, or outbox, that it is about. */
-  record(journal: Journal, deed: Deed): void;
+  /** Records a deed with the transaction, or outbox, that it is about. One whose id is there already adds nothing. */
+  record(journal: Journal, deed: Deed, id?: string): void;
 }
 
 interface AuditEntry extends Entry {
@@ -27,22 +28,33 @@ const tables = [
   CREATE INDEX audit_by_time ON audit (created_at);
   CREATE INDEX audit_by_key ON audit (key_id, created_at);
   CREATE INDEX audit_by_machine ON audit (machine_id, created_at)`,
+  `ALTER TABLE audit ADD COLUMN address TEXT NOT NULL DEFAULT '';
+  CREATE INDEX audit_by_request ON audit (request_id);
+  UPDATE audit SET action = replace(action, 'session.', 'sessions.') WHERE action LIKE 'session.%';
+  UPDATE audit SET action = 'sessions.leave' WHERE action = 'sessions.detach';
+  UPDATE audit SET action = 'sessions.input' WHERE action = 'sessions.input_refused'`,
 ];
 
+/** Whatever their age: the oldest go. */
+const mostRows = 1_000_000;
+
 /** Opens the record; what is older than `keepMs` goes. */
-export function openAudit(history: History, keepMs: number): Audit {
+export function openAudit(history: History, keepMs: number, keepRows = mostRows): Audit {
   history.migrate('audit', tables);
-  history.retain({ table: 'audit', column: 'created_at', keepMs });
+  history.retain({ table: 'audit', column: 'created_at', keepMs, keepRows });
   history.onEntry('audit', ({ id, created_at, deed }: AuditEntry) => {
-    const { key_id, key_name, action, machine_id, what, request_id, result } = deed;
+    const { key_id, key_name, action, machine_id, what, request_id, result, address } = deed;
     history
-      .sql('INSERT OR IGNORE INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)')
-      .run(id, created_at, key_id, key_name, action, machine_id, JSON.stringify(what), request_id, result);
+      .sql('INSERT OR IGNORE INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)')
+      .run(
+        ...[id, created_at, key_id, key_name, action, machine_id],
+        ...[JSON.stringify(what), request_id, result, address],
+      );
   });
 
   return {
-    record(journal, deed) {
-      const entry: AuditEntry = { kind: 'audit', id: newId('audit'), created_at: now(), deed };
+    record(journal, deed, id = newId('audit')) {
+      const entry: AuditEntry = { kind: 'audit', id, created_at: now(), deed };
       journal.append(entry);
     },
     handlers: {
@@ -51,28 +63,46 @@ export function openAudit(history: History, keepMs: number): Audit {
           history,
           { table: 'audit', columns: '*' },
           [
-            reachableOnly(caller.reachable()),
+            visibleTo(caller),
             input.action ? ['action = ?', input.action] : undefined,
             input.key ? ['key_id = ?', input.key] : undefined,
             input.machine_id && ['machine_id = ?', input.machine_id],
+            input.request_id ? ['request_id = ?', input.request_id] : undefined,
             input.since && ['created_at >= ?', input.since.getTime()],
           ],
           input,
           // Several may happen in one millisecond.
           'rowid',
         );
-        return { items: page.items.map(shown), total: page.total };
+        return { items: page.items.map((row) => shown(row, caller)), total: page.total };
       },
     },
   };
 }
 
-function shown({ created_at, ...row }: Row) {
+/** What was done on the machines a key reaches, and what it did itself on none. */
+function visibleTo(caller: Caller): Condition {
+  const reachable = caller.reachable();
+  if (!reachable) return undefined;
+  return [
+    '(machine_id IN (SELECT value FROM json_each(?)) OR machine_id IS NULL AND key_id = ?)',
+    JSON.stringify(reachable),
+    caller.key_id,
+  ];
+}
+
+function shown({ created_at, ...row }: Row, caller: Caller) {
+  const what = jsonIn(row, 'what') as Deed['what'];
   return {
     // The columns are those of a deed, all of them texts.
     ...(row as unknown as Omit<Deed, 'what'>),
     id: textIn(row, 'id'),
     at: iso(Number(created_at)),
-    what: jsonIn(row, 'what') as Deed['what'],
+    what: reachesAll(what, caller) ? what : {},
   };
+}
+
+/** What was done on several machines at once is told to whoever reaches them all. */
+function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
+  return !Array.isArray(machine_ids) || machine_ids.every((id: MachineId) => caller.reaches(id));
 }

@@ -39,6 +39,8 @@ export interface Retention {
   /** A column of milliseconds. */
   column: string;
   keepMs: number;
+  /** So many rows stay at most, whatever their age. */
+  keepRows?: number;
   /** Extra condition that a row must meet to go. */
   where?: string;
   /** Called with the ids that went, for what lies beside the database. */
@@ -147,6 +149,7 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
   async function prune(): Promise<void> {
     for (const retention of retentions) {
       while ((await history.write(() => pruneSome(retention))) === pruneStep) await turn();
+      while ((await history.write(() => pruneMost(retention))) === pruneStep) await turn();
     }
     sql('PRAGMA incremental_vacuum(256)').all();
   }
@@ -157,6 +160,14 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
     ).all(now() - keepMs);
     removed?.(rows.map((row) => String(row.id)));
     return rows.length;
+  }
+
+  /** Rows are numbered as they come, and those that go are the first. */
+  function pruneMost({ table, keepRows }: Retention): number {
+    if (keepRows === undefined) return 0;
+    const surplus = `SELECT rowid FROM ${table} WHERE rowid <= (SELECT max(rowid) FROM ${table}) - ?`;
+    const deletion = `DELETE FROM ${table} WHERE rowid IN (${surplus} ORDER BY rowid LIMIT ${pruneStep})`;
+    return Number(sql(deletion).run(keepRows).changes);
   }
 
   const stopPruning = every(3_600_000, () => {

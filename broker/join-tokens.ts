@@ -54,7 +54,7 @@ export function openJoinTokens(state: State, events: Events, fingerprint: string
         await state.change((draft) => {
           dropExpired(draft);
           draft.put('join_tokens', token);
-          caller.made(draft, token.id);
+          caller.commit(draft, { join_token_id: token.id });
         });
         return { ...shown(token), token: joinTokenText(secret, fingerprint) };
       },
@@ -74,6 +74,7 @@ export function openJoinTokens(state: State, events: Events, fingerprint: string
             });
           }
           draft.remove('join_tokens', input.join_token_id);
+          caller.commit(draft);
         });
         return { deleted: true };
       },

@@ -5,16 +5,27 @@ import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
 import { after, iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import { newId, newSecret } from '../shared/ids.ts';
+import type { Logger } from '../shared/logger.ts';
+import { Allowance } from './allowance.ts';
+import type { History } from './history.ts';
+import { openKeyUses } from './key-uses.ts';
 import { pageOf } from './paging.ts';
 import type { Key, State } from './state/index.ts';
 
 /** Spec section 5: the literal every key starts with. */
 const literal = 'service_apikey_';
 
+/** The longest that strangers fill the log: so many lines from one address in a minute, and then a number. */
+const mostStrangers = 10;
+const minute = 60_000;
+
 export interface Keys {
   handlers: Handlers['keys'];
-  /** The key behind a presented secret; undefined when there is none, or it has expired. */
-  authenticate(presented: string): Key | undefined;
+  /** The key behind a presented secret. Throws unauthorized, and tells the log where such a one came from. */
+  authenticate(presented: string, address: string): Key;
+  /** The key of this id as it is now. Throws unauthorized once it is revoked or expired. */
+  current(id: KeyId): Key;
+  close(): void;
 }
 
 /** Who calls over the broker's own socket file, which only its user can open. */
@@ -27,6 +38,8 @@ export const localKey: Key = {
   tags: null,
   created_at: iso(0),
   expires_at: null,
+  created_by: null,
+  previous: null,
 };
 
 /** Whether a key holds a scope; admin holds all. */
@@ -137,17 +150,58 @@ export function rightsIn(state: State) {
   };
 }
 
-export function openKeys(state: State): Keys {
-  const byHash = hashIndex(state);
+export function openKeys(state: State, history: History, log: Logger): Keys {
+  const bySecret = secretIndex(state);
+  const uses = openKeyUses(history, state.keys);
+  const strangers = new Allowance<string>(mostStrangers, minute, (address, more) =>
+    log.warn({ address, more }, 'more requests came without a good key'),
+  );
+
+  function shown({ hash: _, previous: _previous, ...key }: Key) {
+    const { at = null, ip = null } = uses.lastOf(key.id) ?? {};
+    return { ...key, last_used_at: at === null ? null : iso(at), last_used_ip: ip };
+  }
+
+  /** One that the caller may deal with. */
+  function find(id: string, caller: Caller, keys: Pick<State['keys'], 'get'> = state.keys): Key {
+    const key = keys.get(id);
+    if (!key) throw new AppError('key_not_found', 'no such key', { key_id: id });
+    refuseStronger(key, ownKey(caller, keys.get(caller.key_id)));
+    return key;
+  }
+
+  /** Changes one into what the caller may make. */
+  function change(id: string, caller: Caller, edit: (before: Key) => Partial<Key>): Promise<Key> {
+    return state.change((draft) => {
+      const keys = { get: (one: string) => draft.get('keys', one) };
+      const before = find(id, caller, keys);
+      const after = { ...before, ...edit(before) };
+      refuseMore(after, ownKey(caller, keys.get(caller.key_id)));
+      draft.put('keys', after);
+      caller.commit(draft, { key_id: after.id });
+      return after;
+    });
+  }
 
   return {
-    authenticate(presented) {
-      if (!presented.startsWith(literal)) return undefined;
-      const hash = hashOf(presented);
-      const key = byHash().get(hash);
-      if (!key || !timingSafeEqual(Buffer.from(key.hash), Buffer.from(hash))) return undefined;
-      return hasExpired(key) ? undefined : key;
+    authenticate(presented, address) {
+      const key = bySecret(presented);
+      if (key && !hasExpired(key)) {
+        uses.note(key.id, address);
+        return key;
+      }
+      if (strangers.take(address, address)) {
+        log.warn({ address, ...(key && { key_id: key.id }) }, 'a request came without a good key');
+      }
+      throw key ? expired : noGoodKey;
     },
+    current(id) {
+      const key = keyOf(state, id);
+      if (!key) throw revoked;
+      if (hasExpired(key)) throw expired;
+      return key;
+    },
+    close: () => strangers.close(),
     handlers: {
       async create(input, caller) {
         const secret = `${literal}${newSecret()}`;
@@ -160,17 +214,13 @@ export function openKeys(state: State): Keys {
           tags: input.tags ?? null,
           created_at: iso(),
           expires_at: input.expires_at?.toISOString() ?? null,
+          created_by: caller.key_id,
+          previous: null,
         };
         await state.change((draft) => {
-          const maker = ownKey(caller, draft.get('keys', caller.key_id));
-          refuseStronger(key, maker, caller);
-          if (maker.expires_at !== null && (key.expires_at ?? '9999') > maker.expires_at) {
-            throw new AppError('forbidden', 'a key that expires makes none that lasts longer', {
-              expires_at: maker.expires_at,
-            });
-          }
+          refuseMore(key, ownKey(caller, draft.get('keys', caller.key_id)));
           draft.put('keys', key);
-          caller.made(draft, key.id);
+          caller.commit(draft, { key_id: key.id });
         });
         return { ...shown(key), key: secret };
       },
@@ -183,42 +233,84 @@ export function openKeys(state: State): Keys {
         );
         return { items: page.items.map(shown), total: page.total };
       },
+      get: ({ key_id }, caller) => shown(find(key_id, caller)),
       me: (_input, caller) => shown(ownKey(caller, state.keys.get(caller.key_id))),
-      async remove(input, caller) {
+      async update({ key_id, name, scopes, expires_at, ...limits }, caller) {
+        const key = await change(key_id, caller, (before) => ({
+          name: name ?? before.name,
+          scopes: scopes ?? before.scopes,
+          machine_ids: limits.machine_ids === undefined ? before.machine_ids : limits.machine_ids,
+          tags: limits.tags === undefined ? before.tags : limits.tags,
+          expires_at: endOf(before, expires_at),
+        }));
+        return shown(key);
+      },
+      async rotate({ key_id, expires_at, grace }, caller) {
+        const secret = `${literal}${newSecret()}`;
+        const key = await change(key_id, caller, (before) => ({
+          hash: hashOf(secret),
+          previous: grace > 0 ? { hash: before.hash, until: iso(now() + grace) } : null,
+          expires_at: endOf(before, expires_at),
+        }));
+        return { ...shown(key), key: secret };
+      },
+      async remove({ key_id }, caller) {
         const schedules = await state.change((draft) => {
-          const key = draft.get('keys', input.key_id);
-          if (!key) throw new AppError('key_not_found', 'no such key', { key_id: input.key_id });
-          refuseStronger(key, ownKey(caller, draft.get('keys', caller.key_id)), caller);
+          const key = find(key_id, caller, { get: (id) => draft.get('keys', id) });
           draft.remove('keys', key.id);
+          caller.commit(draft);
           return stoppedWith(key, state, caller);
         });
+        uses.forget(key_id);
         return { deleted: true, schedules };
       },
     },
   };
 }
 
+/** One text for all that nobody knows, so that a guesser learns nothing. */
+const noGoodKey = new AppError(
+  'unauthorized',
+  'send a valid API key: Authorization: Bearer service_apikey_…',
+);
+/** Only who has its secret, or had, hears these two. */
+const expired = new AppError('unauthorized', 'this key has expired: ask for another, or for more time');
+const revoked = new AppError('unauthorized', 'this key was revoked');
+
+function endOf({ expires_at }: Key, wish: Date | null | undefined): string | null {
+  return wish === undefined ? expires_at : (wish?.toISOString() ?? null);
+}
+
 /** The caller's key as it is now; one that was revoked meanwhile is nobody's. */
 function ownKey(caller: Caller, found: Key | undefined): Key {
   if (caller.key_id === localKey.id) return localKey;
   if (found) return found;
-  throw new AppError('unauthorized', 'this key was revoked');
+  throw revoked;
 }
 
-/** A key makes, and removes, no key stronger than itself. */
-function refuseStronger(key: Key, maker: Key, caller: Caller): void {
-  const missing = key.scopes.find((scope) => !caller.may(scope));
+/** A key deals with none that is stronger than itself. */
+function refuseStronger(key: Key, own: Key): void {
+  const missing = key.scopes.find((scope) => !holds(own, scope));
   if (missing) {
     throw new AppError('forbidden', `a key without ${missing} cannot deal with one that has it`, {
       required_scope: missing,
     });
   }
-  if (!within(key, maker)) {
+  if (!within(key, own)) {
     throw new AppError(
       'forbidden',
       'a key limited to some machines cannot deal with one that reaches others',
     );
   }
+}
+
+/** And makes none that is stronger, or lasts longer. */
+function refuseMore(key: Key, own: Key): void {
+  refuseStronger(key, own);
+  if (own.expires_at === null || (key.expires_at ?? '9999') <= own.expires_at) return;
+  throw new AppError('forbidden', 'a key that expires makes none that lasts longer', {
+    expires_at: own.expires_at,
+  });
 }
 
 /** Schedules that ran with the right of this key, and won't any more. */
@@ -237,22 +329,32 @@ function within(key: Key, outer: Key): boolean {
   return machines && tags;
 }
 
-function shown({ hash: _, ...key }: Key) {
-  return key;
-}
-
 function hashOf(secret: string): string {
   return createHash('sha256').update(secret).digest('hex');
 }
 
-/** Keys by hash, made anew only when the committed keys changed. */
-function hashIndex(state: State): () => Map<string, Key> {
+/** Finds the key of a secret by its hash, in an index that is made anew only when the committed keys changed. */
+function secretIndex(state: State): (presented: string) => Key | undefined {
   let from: State['keys'] | undefined;
-  let index = new Map<string, Key>();
-  return () => {
-    if (from === state.keys) return index;
+  let index = new Map<string, { key: Key; until: number }>();
+  return (presented) => {
+    if (!presented.startsWith(literal)) return undefined;
+    if (from !== state.keys) index = secretsOf(state.keys);
     from = state.keys;
-    index = new Map([...from.values()].map((key) => [key.hash, key]));
-    return index;
+    const hash = hashOf(presented);
+    const found = index.get(hash);
+    if (!found || found.until <= now()) return undefined;
+    const { key } = found;
+    // Whatever the index does with its time, what is compared takes the same.
+    const known = [key.hash, key.previous?.hash ?? key.hash];
+    return known.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hash))) ? key : undefined;
   };
+}
+
+function secretsOf(keys: State['keys']): Map<string, { key: Key; until: number }> {
+  const before = [...keys.values()].flatMap((key) =>
+    key.previous ? [[key.previous.hash, { key, until: Date.parse(key.previous.until) }] as const] : [],
+  );
+  const now = [...keys.values()].map((key) => [key.hash, { key, until: Number.POSITIVE_INFINITY }] as const);
+  return new Map([...before, ...now]);
 }

@@ -27,7 +27,7 @@ export function pageOf<T extends { id: string }>(
 }
 
 /** A condition with its values; undefined ones are left out. */
-export type Condition = readonly [sql: string, value: string | number] | undefined;
+export type Condition = readonly [sql: string, ...values: (string | number)[]] | undefined;
 
 /**
  * A page of rows of a history table; `sort` must come from a route's own list of fields. Ties go by `tie`: the id,
@@ -55,7 +55,7 @@ export function pageOfRows(
 /** Conditions as one, with its values. */
 export function allOf(conditions: readonly Condition[]): [where: string, values: (string | number)[]] {
   const used = conditions.filter((condition) => condition !== undefined);
-  return [used.map(([sql]) => sql).join(' AND ') || '1', used.map(([, value]) => value)];
+  return [used.map(([sql]) => sql).join(' AND ') || '1', used.flatMap(([, ...values]) => values)];
 }
 
 /** The condition that leaves only machines a key reaches. */

@@ -76,8 +76,8 @@ function nounAt(at: string): IdNoun | undefined {
     .filter((step) => step !== '0')
     .at(-1);
   if (!field || !/_ids?$/.test(field)) return undefined;
-  // Of a client of the session in the path, and of nothing else.
-  if (field === 'client_id') return undefined;
+  // Of a client of the session in the path, and of a request that was; of nothing else.
+  if (['client_id', 'request_id'].includes(field)) return undefined;
   const noun = nouns.find((one) => new RegExp(`(^|_)${one}_ids?$`).test(field));
   if (!noun) throw new Error(`${at} is an id of something that dispatch cannot look up`);
   return noun;
@@ -439,6 +439,39 @@ test('a wrong body is the last thing to be refused: 400 when it is not JSON, 422
   });
 });
 
+test.each(['machine_ids', 'tags'] as const)(
+  'a key limited by %s is told nothing of another machine by whatever it may read, not even how much there is',
+  async (by) => {
+    const scene = await openScene();
+    const key = await scene.limited(['admin'], by);
+    // Nobody waits here for what is followed.
+    const reads = keyed.filter(({ route }) => route.method === 'GET' && route.kind !== 'events');
+    const hidden = [...Object.values(scene.there), '"there"'];
+    const told: [name: string, found: string[], total: number][] = [];
+    for (const { name, route } of reads) {
+      const { params, query } = rawOf(route, scene.here, scene.known);
+      const path = route.path.replaceAll(/\{(\w+)\}/g, (_, param: string) => String(params[param]));
+      // No filter: all that may be read.
+      const given = Object.entries(query).filter(([field]) => !/_ids?$|^since$/.test(field));
+      const search = new URLSearchParams({ ...(Object.fromEntries(given) as Known), limit: '100' });
+      const { body } = await call(`${scene.house.url}${route.base}${path}?${search.toString()}`, 'GET', {
+        key,
+      });
+      const text = JSON.stringify(body);
+      const total = route.kind === 'list' ? (body.meta?.total ?? 0) : 0;
+      told.push([name, hidden.filter((word) => text.includes(word)), total]);
+      if (total > 0) expect([name, body.data.length]).toEqual([name, total]);
+    }
+    expect(told).toEqual(told.map(([name, , total]) => [name, [], total]));
+    // Its own is told: what tells nothing at all proves nothing.
+    const seen = told.filter(([, , total]) => total > 0).map(([name]) => name);
+    expect(seen).toEqual(
+      expect.arrayContaining(['machines.list', 'commands.list', 'batches.list', 'audit.list']),
+    );
+    expect(seen).toEqual(expect.arrayContaining(['schedules.list', 'sessions.list', 'events.list']));
+  },
+);
+
 test('a key may make no key that reaches a machine outside it, whether it has one name right or none', async () => {
   const scene = await openScene();
   const key = await scene.limited(['admin']);
@@ -495,6 +528,7 @@ test('the requests made here are good ones: with the right key and ids none of t
   const sorted = plain.sort((a, b) => order(a.name) - order(b.name));
   const key = (await house.keyed([...scopes])).key;
   const told: unknown[] = [];
+  const recorded: unknown[] = [];
   const { path = '' } = scene.known;
   // What is made must not be there yet, and a search needs to know what for.
   const places: Record<string, Parameters<typeof ask>[2]> = {
@@ -506,10 +540,16 @@ test('the requests made here are good ones: with the right key and ids none of t
     // Reading comes before writing in the table; here the file must be there first.
     if (['files.read', 'files.removeAnywhere'].includes(name))
       await house.client.files.write({ machine_id: here.machine, path: scene.known.path ?? '', content: '' });
-    const { status, body } = await ask(scene, route, { key, ids: here, ...places[name] });
+    const { status, body, headers } = await ask(scene, route, { key, ids: here, ...places[name] });
     told.push([name, status, body.error?.code]);
+    const { items } = await house.client.audit.list({ request_id: headers.get('x-request-id') ?? '' });
+    recorded.push([name, items.map(({ action, result, address }) => [action, result, address])]);
   }
   expect(told).toEqual(sorted.map(({ name, route }) => [name, route.status, undefined]));
+  // What changes or runs something is on record, once; what only reads is not.
+  expect(recorded).toEqual(
+    sorted.map(({ name, route }) => [name, route.method === 'GET' ? [] : [[name, 'ok', '127.0.0.1']]]),
+  );
 });
 
 // ---- Nothing of the table is forgotten

@@ -127,10 +127,14 @@ test('GET /auth/me tells the key of the very request, and takes any key', async 
   const wish = { name: 'ci', scopes: ['files:read' as const], ...limits };
   const { key, ...made } = await house.client.keys.create(wish);
   const me = await house.call('GET', '/auth/me', { key });
-  expect([me.status, me.body.data]).toEqual([200, made]);
+  const used = { last_used_at: expect.any(String), last_used_ip: '127.0.0.1' };
+  expect([me.status, me.body.data]).toEqual([200, { ...made, ...used }]);
   expect(made).toEqual({
     id: expect.stringMatching(/^key_[0-9A-Za-z]{22}$/),
     created_at: expect.any(String),
+    created_by: (await house.client.keys.me()).id,
+    last_used_at: null,
+    last_used_ip: null,
     ...wish,
   });
   expect((await house.call('GET', '/auth/me')).body.data).toMatchObject({
@@ -152,7 +156,10 @@ test('a key is shown once: no list, no file and no log of the broker has it, the
   const list = await house.call('GET', '/api-keys');
   expect(list.body.data).toContainEqual(expect.objectContaining({ id, name: 'ci' }));
   expect(Object.keys(list.body.data[0]).sort()).toEqual(
-    ['created_at', 'expires_at', 'id', 'machine_ids', 'name', 'scopes', 'tags'].sort(),
+    [
+      ...['created_at', 'created_by', 'expires_at', 'id', 'last_used_at', 'last_used_ip'],
+      ...['machine_ids', 'name', 'scopes', 'tags'],
+    ].sort(),
   );
   expect(documents(house).keys.find((one) => one.id === id)?.hash).toBe(sha256(key));
   const secret = key.replace('service_apikey_', '');
@@ -271,10 +278,12 @@ describe('a key is no way to a stronger one:', () => {
     const { house, inside, outside, byId, byTag } = await dividedHouse();
     await house.keyed(['machines:read'], { machine_ids: [inside, outside] });
     await house.keyed(['machines:read'], { tags: ['a', 'b'] });
+    const idsOf = async ({ client }: Pick<House, 'client'>): Promise<string[]> =>
+      (await client.keys.list()).items.map(({ id }) => id);
     const all = (await house.client.keys.list()).items;
     for (const { client } of [byId, byTag]) {
       const own = await client.keys.me();
-      expect((await client.keys.list()).items).toEqual([own]);
+      expect(await idsOf({ client })).toEqual([own.id]);
       for (const { id } of all) {
         if (id === own.id) continue;
         await expect(client.keys.remove({ key_id: id })).rejects.toMatchObject({
@@ -283,7 +292,7 @@ describe('a key is no way to a stronger one:', () => {
         });
       }
     }
-    expect((await house.client.keys.list()).items).toEqual(all);
+    expect(await idsOf(house)).toEqual(all.map(({ id }) => id));
   });
 
   test('limited it changes no tags, for tags decide what keys reach', async () => {
@@ -620,9 +629,11 @@ describe('a join token', () => {
     const { token } = await house.client.joinTokens.create({ uses: 2 });
     const wish = enrolment(token);
     const id = await enrol(house, wish);
-    expect(await enrol(house, { ...wish, name: 'other' })).toBe(id);
+    expect(await enrol(house, { ...wish, name: 'other', tags: ['other'] })).toBe(id);
     expect(await Promise.all([enrol(house, wish), enrol(house, wish)])).toEqual([id, id]);
-    expect((await house.client.machines.list()).items).toMatchObject([{ id, name: 'new', hostname: 'new' }]);
+    expect((await house.client.machines.list()).items).toMatchObject([
+      { id, name: 'new', hostname: 'new', tags: [] },
+    ]);
     expect((await house.client.events.list({ type: 'machine.registered' })).total).toBe(1);
     expect(documents(house).join_tokens[0]!.uses_left).toBe(1);
     moveClock(2 * hour);

@@ -38,8 +38,10 @@ test('what cannot be opened is refused before anything is kept', async () => {
   expect(await open(old.identity.machineId)).toBe('not_supported');
   expect(await open('mach_none')).toBe('machine_not_found');
   expect((await house.client.sessions.list()).total).toBe(0);
+  const { items } = await house.client.audit.list({ action: 'sessions.create' });
+  const kept = items.filter(({ result }) => result === 'ok');
   const events = await house.client.events.list({ type: 'session.created' });
-  expect([events.total, (await house.client.audit.list()).total]).toEqual([0, 0]);
+  expect([events.total, kept.length]).toEqual([0, 0]);
 });
 
 test('a machine has no more than 32 sessions that are open', async () => {
@@ -249,26 +251,29 @@ test('the record of who did what knows who opened, attached, typed and ended, an
   ok(one.machine, await one.machine.next('KillProcess'));
   kept.exit();
   await end;
-  const list = (query: object = {}) => one.house.client.audit.list({ sort: 'created_at', ...query });
+  // Keys and tokens were made before.
+  const list = (query: object = {}) =>
+    one.house.client.audit.list({ sort: 'created_at', machine_id: one.machine_id, ...query });
   await soon(async () => (await list()).items.map(({ action, result }) => `${action} ${result}`)).toEqual([
-    'session.create ok',
-    'session.attach ok',
-    'session.attach ok',
-    'session.input ok',
-    'session.input_refused forbidden',
-    'session.end ok',
+    'sessions.create ok',
+    'sessions.attach ok',
+    'sessions.attach ok',
+    'sessions.input ok',
+    'sessions.input forbidden',
+    'sessions.end ok',
   ]);
-  const { items } = await list({ action: 'session.input' });
-  expect(items).toEqual([
+  const { items } = await list({ action: 'sessions.input' });
+  expect(items.slice(0, 1)).toEqual([
     {
       id: expect.stringMatching(/^aud_/),
       at: expect.any(String),
       key_id: expect.stringMatching(/^key_/),
       key_name: 'test',
-      action: 'session.input',
+      action: 'sessions.input',
       machine_id: one.machine_id,
       what: { session_id, client_id: port.client_id, mode: 'operator' },
       request_id: expect.stringMatching(/^req_/),
+      address: '127.0.0.1',
       result: 'ok',
     },
   ]);
@@ -289,7 +294,7 @@ test('gRPC joins without a ticket, as far as its key reaches', async () => {
     may: () => true,
     reaches: () => true,
     reachable: () => undefined,
-    made: () => undefined,
+    commit: () => undefined,
   };
   const { sessions } = one.house.broker;
   const wish = { session_id, mode: 'operator' } as const;

@@ -4,6 +4,7 @@ import { AppError, type Code } from '../../shared/errors.ts';
 import { holds, type Keys, localKey, reaches, watchRights } from '../keys.ts';
 import type { Key, State } from '../state/index.ts';
 import type { RawInput, Reader } from './input.ts';
+import type { Recorder } from './recording.ts';
 
 /** For each noun with ids: whether one names something, and the machines behind it, of which a key must reach one. */
 export type Lookups = Record<IdNoun, (id: string) => { machines?: readonly MachineId[] } | undefined>;
@@ -12,6 +13,7 @@ export interface AccessRooms {
   state: State;
   keys: Keys;
   lookups: Lookups;
+  recorder: Recorder;
 }
 
 const bearer = /^Bearer ([\x21-\x7e]+)$/i;
@@ -27,12 +29,9 @@ export interface Asker {
 }
 
 /** The key of whoever asks. Throws unauthorized. */
-export function authenticate({ authorization, local }: Asker, keys: Keys): Key {
+export function authenticate({ authorization, local, address }: Asker, keys: Keys): Key {
   if (local) return localKey;
-  const presented = bearer.exec(authorization)?.[1];
-  const key = presented === undefined ? undefined : keys.authenticate(presented);
-  if (key) return key;
-  throw new AppError('unauthorized', 'send a valid API key: Authorization: Bearer service_apikey_…');
+  return keys.authenticate(bearer.exec(authorization)?.[1] ?? '', address);
 }
 
 export function requireScope(key: Key, { access }: Route): void {

@@ -5,6 +5,9 @@ import type { Route } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Attempt, Idempotency } from './idempotency.ts';
 
+/** The header of an answer that was given before. */
+export const replayed = 'Idempotency-Replayed';
+
 /** A request that carries a key, and the two ways to answer it. */
 export interface Keyed {
   route: Route;
@@ -20,19 +23,17 @@ export interface Keyed {
   get(id: string): unknown;
 }
 
-/** The reply, and whether it is that of an earlier request. */
-export async function once(
-  idempotency: Idempotency,
-  keyed: Keyed,
-): Promise<{ reply: unknown; replayed: boolean }> {
+/** The reply; a header says so where it is that of an earlier request. */
+export async function once(idempotency: Idempotency, keyed: Keyed): Promise<unknown> {
   const { route, caller, key, path } = keyed;
   // A form's fields may come late, and its file is compared by what was made of it.
   const body = route.accepts ? { query: keyed.query } : (keyed.body ?? null);
   const outcome = await idempotency.begin(caller.key_id, key, { method: route.method, path, body });
-  if ('attempt' in outcome) return { reply: await attempt(outcome.attempt, keyed), replayed: false };
+  if ('attempt' in outcome) return attempt(outcome.attempt, keyed);
   if ('answer' in outcome) {
     if (keyed.content) await demandSame(keyed.content, outcome.answer);
-    return { reply: outcome.answer, replayed: true };
+    caller.headers.set(replayed, 'true');
+    return outcome.answer;
   }
   if (route.idempotency === 'secret') {
     throw new AppError('conflict', 'this was made already, and its secret is shown once only', {
@@ -40,7 +41,8 @@ export async function once(
     });
   }
   // A crash came between the commit and the answer: tell how what was made is now.
-  return { reply: await keyed.get(outcome.madeId), replayed: true };
+  caller.headers.set(replayed, 'true');
+  return keyed.get(outcome.madeId);
 }
 
 /** A longer answer is not kept: a repeat gets how what was made is then. */
@@ -48,7 +50,11 @@ const largestAnswer = 64 * 1024;
 
 async function attempt(attempt: Attempt, { route, caller, run }: Keyed): Promise<unknown> {
   let made = false;
-  caller.made = (journal, id) => {
+  const { commit } = caller;
+  caller.commit = (journal, names = {}, machines) => {
+    commit(journal, names, machines);
+    const [id] = Object.values(names);
+    if (id === undefined) return;
     made = true;
     attempt.made(journal, id);
   };

@@ -143,7 +143,8 @@ export function openBatches(
         const members = await runs()
           .addAll(commands, caller.request_id, (journal) => {
             insert(history, { ...input, id, concurrency, max_failures }, caller);
-            caller.made(journal, id);
+            const machines = commands.map(({ machine_id }) => machine_id);
+            caller.commit(journal, { batch_id: id }, machines);
           })
           .catch((error: unknown) => {
             turns.remove(id);

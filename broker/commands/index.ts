@@ -162,7 +162,7 @@ function creating(rooms: Rooms, runs: Runs): Pick<Handlers['commands'], 'create'
   const create: Handlers['commands']['create'] = async (input, caller) => {
     refuseLocked(rooms, input.machine_id, input.user);
     const command = commandOf(input, caller);
-    const also = (journal: Journal): void => caller.made(journal, command.id);
+    const also = (journal: Journal): void => caller.commit(journal, { command_id: command.id });
     const run = await runs.add(command, specOf(input), caller.request_id, also);
     await runs.ended(run, input.wait, caller.signal);
     return shown(await current(run));

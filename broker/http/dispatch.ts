@@ -59,26 +59,32 @@ export function dispatcher(
   // Those that last are judged again while they do.
   const lasts = route.accepts !== undefined || route.waits === true || senderOf(route) !== undefined;
   return async (ctx: Context): Promise<void> => {
-    const visit = entrance.knock(askerOf(ctx, local));
+    const visit = entrance.knock(askerOf(ctx, local), requestIdOf(ctx));
+    try {
+      await attend(ctx, visit);
+    } catch (error) {
+      await visit.settle(error);
+      throw error;
+    }
+    await visit.settle();
+  };
+
+  async function attend(ctx: Context, visit: Visit<unknown>): Promise<void> {
     const raw = addressed(ctx, route);
     visit.identify(raw);
     const body = await readBody(ctx, route, raw, rooms);
     const client = departure(ctx);
     try {
-      const { input, caller, leave } = visit.admit(raw, { id: requestIdOf(ctx), gone: client.gone, lasts });
+      const { input, caller, leave } = visit.admit(raw, { gone: client.gone, lasts });
       // An object of the parts that the route names.
       const given = input as Input;
       if (body.incoming) given.content = contentOf(body.incoming, visit, raw);
-      try {
-        await answer({ ctx, input: given, raw, caller });
-      } finally {
-        leave();
-      }
+      await answer({ ctx, input: given, raw, caller }).finally(leave);
     } finally {
       client.forget();
       body.close();
     }
-  };
+  }
 }
 
 export function askerOf(ctx: Context, local: boolean): Asker {
@@ -186,7 +192,7 @@ function answererOf(
       refuseLate(route, caller);
       return sendObject(exchange, route, reply);
     }
-    const { reply, replayed } = await once(rooms.idempotency, {
+    const reply = await once(rooms.idempotency, {
       route,
       caller,
       key,
@@ -198,7 +204,6 @@ function answererOf(
       get: (id) => getterOf(handlers, noun, route.again)(id, caller),
     });
     refuseLate(route, caller);
-    if (replayed) ctx.set('Idempotency-Replayed', 'true');
     sendObject(exchange, route, reply);
   };
 }

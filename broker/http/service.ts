@@ -60,7 +60,10 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
       if (!options.ready()) throw new AppError('unavailable', 'the broker is starting or stopping');
       return { type: 'text/plain', body: 'ready\n' };
     },
-    prometheus: () => options.metrics.text(),
+    prometheus(_input, caller) {
+      if (!caller.reachable()) return options.metrics.text();
+      throw new AppError('forbidden', 'figures of all machines are for keys that reach them all');
+    },
     docs(_input, caller) {
       caller.headers.set('Content-Security-Policy', policy);
       return { type: 'text/html', body: page };

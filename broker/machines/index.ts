@@ -129,16 +129,18 @@ export function machineHandlers(rooms: {
         }
         const machine = { ...before, name: input.name ?? before.name, tags: input.tags ?? before.tags };
         draft.put('machines', machine);
+        caller.commit(draft);
         return machine;
       });
       return detail(machine);
     },
-    async remove(input) {
+    async remove(input, caller) {
       await state.change((draft) => {
         const machine = draft.get('machines', input.machine_id) ?? find(input.machine_id);
         draft.remove('machines', machine.id);
         const run = draft.all('schedules').filter(({ machine_id }) => machine_id === machine.id);
         for (const { id } of run) draft.remove('schedules', id);
+        caller.commit(draft);
         events.emit(draft, 'machine.removed', machine, { last_seen: iso(vitals.of(machine.id)?.last_seen) });
       });
       presence.remove(input.machine_id);

@@ -82,7 +82,9 @@ export function openSchedules(rooms: ScheduleRooms, log: Logger): Schedules {
       get: (input, caller) => show.detailed(find(input.schedule_id), caller),
       async run({ schedule_id }, caller) {
         demandExecute(caller);
-        const begun = await launcher.byHand(find(schedule_id), caller, caller.made);
+        const begun = await launcher.byHand(find(schedule_id), caller, (journal, run_id) =>
+          caller.commit(journal, { run_id }),
+        );
         const { started_at, status } = await begun.within(acceptMs, caller.signal);
         return { command_id: begun.id, status: started_at === null ? status : 'running' };
       },
@@ -114,7 +116,7 @@ function declaring(
         // It may have been removed since the request was judged.
         demandMachine(draft.get('machines', schedule.machine_id) !== undefined, schedule.machine_id);
         draft.put('schedules', schedule);
-        caller.made(draft, schedule.id);
+        caller.commit(draft, { schedule_id: schedule.id });
       });
       return shown(schedule, caller);
     },
@@ -126,14 +128,16 @@ function declaring(
         openWhen(after.cron, after.timezone);
         demandMachine(draft.get('machines', after.machine_id) !== undefined, after.machine_id);
         draft.put('schedules', after);
+        caller.commit(draft);
         return after;
       });
       return shown(changed, caller);
     },
-    async remove({ schedule_id }) {
+    async remove({ schedule_id }, caller) {
       await state.change((draft) => {
         const { id } = draft.get('schedules', schedule_id) ?? find(schedule_id);
         draft.remove('schedules', id);
+        caller.commit(draft);
       });
       return { deleted: true };
     },

@@ -65,17 +65,17 @@ export function openClients(rooms: ClientRooms, log: Logger): Clients {
   /** By the hash of their tickets. */
   const tickets = new Map<string, Attaching>();
 
-  function audit(journal: Journal, action: string, { attached, run }: Party, result = 'ok'): void {
+  function audit(journal: Journal, action: string, { attached, address, run }: Party, result = 'ok'): void {
     const { key_id, key_name, request_id, session_id, client_id, mode } = attached;
     const what = { session_id, client_id, mode };
     const { machine_id } = run.session;
-    rooms.audit(journal, { key_id, key_name, action, machine_id, what, request_id, result });
+    rooms.audit(journal, { key_id, key_name, action, machine_id, what, request_id, address, result });
   }
 
   function tell(
     journal: Journal,
     type: 'session.client_attached' | 'session.client_detached',
-    { attached, run }: Party,
+    { attached, run }: Pick<Party, 'attached' | 'run'>,
   ): void {
     const { client_id, mode } = attached;
     life.tell(journal, type, run.session, { client_id, mode });
@@ -95,7 +95,7 @@ export function openClients(rooms: ClientRooms, log: Logger): Clients {
       await history.write((journal) => {
         records.detach(attached.client_id);
         tell(journal, 'session.client_detached', party);
-        audit(journal, 'session.detach', party);
+        audit(journal, 'sessions.leave', party);
       });
     } catch (error) {
       log.error({ err: error, client_id: attached.client_id }, 'a detached client could not be written');
@@ -112,17 +112,16 @@ export function openClients(rooms: ClientRooms, log: Logger): Clients {
           limit: terminalClients,
         });
       }
-      const { key_id, key_name, request_id } = caller;
+      const { key_id, key_name, request_id, address } = caller;
       const client_id = newId('client');
       const attached = { client_id, session_id, key_id, key_name, mode, attached_at: now(), request_id };
-      const attachment = new Attaching({ attached, run }, offset, { left, note, life, log });
+      const attachment = new Attaching({ attached, address, run }, offset, { left, note, life, log });
       run.clients.set(client_id, attachment);
       try {
         await history.write((journal) => {
           records.attach(attached);
           tell(journal, 'session.client_attached', { attached, run });
-          audit(journal, 'session.attach', { attached, run });
-          caller.made(journal, client_id);
+          caller.commit(journal, { client_id, mode });
         });
       } catch (error) {
         run.clients.delete(client_id);
@@ -152,9 +151,10 @@ export function openClients(rooms: ClientRooms, log: Logger): Clients {
   };
 }
 
-/** A client and its session. */
+/** A client, where it came from, and its session. */
 interface Party {
   attached: Attached;
+  address: string;
   run: Run;
 }
 
@@ -167,6 +167,7 @@ interface AttachingHooks {
 
 class Attaching implements Attachment, Client {
   readonly attached: Attached;
+  readonly #address: string;
   readonly #run: Run;
   readonly #offset: number | undefined;
   readonly #hooks: AttachingHooks;
@@ -178,8 +179,9 @@ class Attaching implements Attachment, Client {
   #cancelUnused = (): void => {};
   #cancelRest = (): void => {};
 
-  constructor({ attached, run }: Party, offset: number | undefined, hooks: AttachingHooks) {
+  constructor({ attached, address, run }: Party, offset: number | undefined, hooks: AttachingHooks) {
     this.attached = attached;
+    this.#address = address;
     this.#run = run;
     this.#offset = offset;
     this.#hooks = hooks;
@@ -195,6 +197,10 @@ class Attaching implements Attachment, Client {
 
   get mode(): Mode {
     return this.attached.mode;
+  }
+
+  get #party(): Party {
+    return { attached: this.attached, address: this.#address, run: this.#run };
   }
 
   /** It is yet to be served. */
@@ -220,8 +226,8 @@ class Attaching implements Attachment, Client {
     const { life, log } = this.#hooks;
     const run = this.#run;
     const hooks = {
-      typed: this.#oncePerMinute('session.input'),
-      refused: this.#oncePerMinute('session.input_refused', 'forbidden'),
+      typed: this.#oncePerMinute('sessions.input'),
+      refused: this.#oncePerMinute('sessions.input', 'forbidden'),
       resized: (size: { cols: number; rows: number }) => life.resized(run, size),
     };
     const signal = AbortSignal.any([this.#end.signal, port.gone]);
@@ -253,7 +259,7 @@ class Attaching implements Attachment, Client {
     this.#cancelUnused();
     this.#cancelRest();
     this.#stopJudging();
-    this.#left ??= this.#hooks.left({ attached: this.attached, run: this.#run });
+    this.#left ??= this.#hooks.left(this.#party);
     return this.#left;
   }
 
@@ -265,7 +271,7 @@ class Attaching implements Attachment, Client {
       last = monotonic();
       const { attached } = this;
       if (result) this.#hooks.log.info({ client_id: attached.client_id }, 'an observer tried to take part');
-      this.#hooks.note(action, { attached, run: this.#run }, result);
+      this.#hooks.note(action, this.#party, result);
     };
   }
 }

@@ -1,5 +1,5 @@
 // A new session: whether its machine can take one, its record, and what its agent is to open.
-import type { Caller, Journal } from '../../shared/api/index.ts';
+import type { Caller } from '../../shared/api/index.ts';
 import type { MachineId, SessionId } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -23,13 +23,12 @@ interface Rooms {
   runs: Runs;
   life: Life;
   keeping: Keeping;
-  audit(journal: Journal, action: string, session: Session, caller: Caller): void;
 }
 
 const methods = ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'];
 
 /** Persists a session, then has its terminal opened. Throws before anything is kept. */
-export function creator({ state, history, presence, vitals, records, runs, life, keeping, audit }: Rooms) {
+export function creator({ state, history, presence, vitals, records, runs, life, keeping }: Rooms) {
   function placeOn(machine_id: MachineId): Link {
     const link = presence.get(machine_id);
     if (!vitals.of(machine_id)?.capabilities.includes('terminal')) {
@@ -57,8 +56,7 @@ export function creator({ state, history, presence, vitals, records, runs, life,
       await history.write((journal) => {
         records.put(session);
         life.tell(journal, 'session.created', session);
-        audit(journal, 'session.create', session, caller);
-        caller.made(journal, session.id);
+        caller.commit(journal, { session_id: session.id });
       });
     } catch (error) {
       runs.delete(run);

@@ -14,7 +14,7 @@ import { type Attachment, type AttachWish, type Clients, openClients } from './c
 import { creator } from './creating.ts';
 import { type Keeping, openKeeping } from './keeping.ts';
 import { type Life, openLife } from './life.ts';
-import { openRecords, type Records, type Session } from './records.ts';
+import { openRecords, type Records } from './records.ts';
 import { type Client, type Run, Runs, runOf, until } from './run.ts';
 import { known, type Shown, showing } from './shown.ts';
 
@@ -149,13 +149,6 @@ function openRun(session_id: string, { runs, records }: Room): Run {
 function opening(room: Room): Pick<Handlers['sessions'], 'create' | 'end'> {
   const { history, records, runs, keeping, shown } = room;
 
-  function audit(journal: Journal, action: string, session: Session, caller: Caller): void {
-    const { key_id, key_name, request_id } = caller;
-    const { id: session_id, machine_id } = session;
-    const who = { key_id, key_name, request_id };
-    room.audit(journal, { ...who, action, machine_id, what: { session_id }, result: 'ok' });
-  }
-
   /** Waits until `test` holds, but no longer than the caller and the broker do. */
   async function waitFor(run: Run, test: () => boolean, caller: Caller): Promise<void> {
     const enough = new AbortController();
@@ -164,7 +157,7 @@ function opening(room: Room): Pick<Handlers['sessions'], 'create' | 'end'> {
     cancel();
   }
 
-  const create = creator({ ...room, audit });
+  const create = creator(room);
   return {
     async create(input, caller) {
       const run = await create(input, caller);
@@ -179,7 +172,7 @@ function opening(room: Room): Pick<Handlers['sessions'], 'create' | 'end'> {
       run.session = { ...run.session, ending: true };
       const written = history.write((journal) => {
         if (!run.ended) records.put(run.session);
-        audit(journal, 'session.end', run.session, caller);
+        caller.commit(journal);
       });
       await written.catch((error: unknown) => {
         run.session = { ...run.session, ending };

@@ -8,6 +8,7 @@ import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Lookups } from '../admission/access.ts';
 import { openIdempotency } from '../admission/idempotency.ts';
+import { openRecorder, type Recorder } from '../admission/recording.ts';
 import { type Audit, openAudit } from '../audit.ts';
 import { type Commands, openCommands } from '../commands/index.ts';
 import type { BrokerSettings } from '../config.ts';
@@ -76,6 +77,7 @@ interface Nouns {
 export interface Rooms extends Stores, Nouns {
   authority: Authority;
   idempotency: ReturnType<typeof openIdempotency>;
+  recorder: Recorder;
   metrics: RequestMetrics;
   handlers: Handlers;
   lookups: Lookups;
@@ -110,6 +112,8 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   const idempotency = openIdempotency(history);
   closers.push(announce(stores, log));
   const nouns = { ...(await openNouns(opening, stores, authority)), webhooks };
+  const recorder = openRecorder({ history, record: nouns.audit.record }, log);
+  closers.push(() => recorder.close());
   const metrics = openMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
   const service = serviceHandlers({
     publicUrl: () => settings.public_url ?? status.url,
@@ -125,6 +129,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     ...nouns,
     authority,
     idempotency,
+    recorder,
     metrics,
     handlers,
     lookups: lookupsOf({ ...stores, ...nouns }),
@@ -159,7 +164,8 @@ async function openNouns(
 ): Promise<Omit<Nouns, 'webhooks'>> {
   const { state, history, events } = stores;
   const keepMs = settings.keep_history;
-  const keys = openKeys(state);
+  const keys = openKeys(state, history, log);
+  closers.push(() => keys.close());
   const joinTokens = openJoinTokens(state, events, fingerprint);
   const audit = openAudit(history, settings.keep_audit);
   const records = openScheduleRecords(stores, keepMs);

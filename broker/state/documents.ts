@@ -24,6 +24,11 @@ const key = z.strictObject({
   tags: z.array(z.string()).nullable(),
   created_at: z.string(),
   expires_at: z.string().nullable(),
+  // Older states have none of these.
+  /** The key that made it; null where that is not known. */
+  created_by: keyId.nullable().default(null),
+  /** The secret before the last rotation, as long as it is good too. */
+  previous: z.strictObject({ hash: z.string(), until: z.string() }).nullable().default(null),
 });
 export type Key = z.output<typeof key>;
 

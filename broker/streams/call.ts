@@ -66,10 +66,12 @@ export function openCalls(keys: Keys, proven: (peer: string) => void, log: Logge
         proven(surface.getPeer());
         if (stopped) throw stopping;
         await run(call);
+        await call.settle();
         finish(undefined, trailersOf(requestId));
       } catch (error) {
         const why: unknown = gone.signal.aborted ? gone.signal.reason : error;
         const about = { request_id: requestId, path: surface.getPath() };
+        await call.settle(why);
         finish(refusalOf(toldFailure(why, about, log), requestId), trailersOf(requestId));
       } finally {
         open.delete(gone);
@@ -96,6 +98,7 @@ export class Call<Q, R> {
   readonly #surface: Surface;
   readonly #sink: Sink<R> | undefined;
   readonly #leaves: (() => void)[] = [];
+  readonly #visits: Visit<unknown>[] = [];
   /** One wait for all who send meanwhile. */
   #draining: Promise<void> | undefined;
 
@@ -128,7 +131,9 @@ export class Call<Q, R> {
   }
 
   knock<I>(entrance: Entrance<I>): Visit<I> {
-    return entrance.knock(this.asker);
+    const visit = entrance.knock(this.asker, this.requestId);
+    this.#visits.push(visit);
+    return visit;
   }
 
   /** May it do that? Judged again until the call is over, unless it is done at once. */
@@ -139,7 +144,7 @@ export class Call<Q, R> {
   ): Pick<Admitted<I>, 'input' | 'caller'> {
     const raw = { params: {}, query: {}, headers: {}, body: undefined, ...parts };
     visit.identify(raw);
-    const { leave, ...admitted } = visit.admit(raw, { id: this.requestId, gone: this.gone, lasts });
+    const { leave, ...admitted } = visit.admit(raw, { gone: this.gone, lasts });
     if (lasts) this.#leaves.push(leave);
     this.#surface.sendMetadata(trailersOf(this.requestId));
     return admitted;
@@ -169,6 +174,11 @@ export class Call<Q, R> {
   async within<T>(ms: number, turn: Promise<T>): Promise<T> {
     const cancel = after(ms, () => this.gone.abort(stalled));
     return turn.finally(cancel);
+  }
+
+  /** All that it asked for is on record when this resolves. */
+  async settle(error?: unknown): Promise<void> {
+    await Promise.all(this.#visits.map((visit) => visit.settle(error)));
   }
 
   leave(): void {

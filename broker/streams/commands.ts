@@ -65,7 +65,7 @@ export function commandCalls(rooms: CommandStreams) {
     const key = call.header('idempotency-key');
     const run = () => handlers.commands.create(input, caller);
     if (key === '') return commandId.parse((await run()).id);
-    const { reply } = await once(rooms.idempotency, {
+    const reply = await once(rooms.idempotency, {
       route: api.commands.create,
       caller,
       key,
@@ -126,8 +126,10 @@ export function commandCalls(rooms: CommandStreams) {
 
   async function deliver(call: ExecCall, command_id: CommandId, signal: string): Promise<void> {
     const raw = { params: { command_id }, body: { signal } };
-    const { input, caller } = call.admit(call.knock(signalling), raw, { lasts: false });
+    const visit = call.knock(signalling);
+    const { input, caller } = call.admit(visit, raw, { lasts: false });
     await insisting(caller.signal, [], async () => handlers.commands.signal(input, caller));
+    await visit.settle();
   }
 
   return {

@@ -93,7 +93,7 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
           throw new AppError('unavailable', `${mostWebhooks} webhooks exist already: remove some`);
         }
         draft.put('webhooks', webhook);
-        caller.made(draft, id);
+        caller.commit(draft, { webhook_id: id });
       });
       return shown(webhook, caller);
     },
@@ -122,6 +122,7 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
           refuseUnreached(reader, wish.machine_ids ?? []);
         }
         draft.put('webhooks', webhook);
+        caller.commit(draft);
         return { before, webhook };
       });
       await queue.follow(before, webhook);
@@ -131,6 +132,7 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
       await state.change((draft) => {
         find(input.webhook_id, caller, draft.get('webhooks', input.webhook_id));
         draft.remove('webhooks', input.webhook_id);
+        caller.commit(draft);
       });
       return { deleted: true };
     },

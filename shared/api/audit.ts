@@ -8,10 +8,17 @@ const audited = z
     at: timestamp,
     key_id: z.string(),
     key_name: z.string(),
-    action: z.string().meta({ examples: ['session.attach'] }),
+    action: z.string().meta({
+      description:
+        'The operation of this document; `sessions.input` and `sessions.leave` of a terminal’s client; `refusals`: how many were left out',
+      examples: ['sessions.attach'],
+    }),
     machine_id: z.string().nullable(),
-    what: z.record(z.string(), z.unknown()).meta({ description: 'Ids of what it was done to' }),
+    what: z
+      .record(z.string(), z.unknown())
+      .meta({ description: 'What it was done to: ids, paths, command lines; long ones are cut' }),
     request_id: z.string(),
+    address: z.string().meta({ description: 'Where it came from; empty over the broker’s own socket file' }),
     result: z.string().meta({ description: '`ok`, or the code of the refusal' }),
   })
   .meta({ id: 'AuditEntry' });
@@ -30,6 +37,7 @@ export const audit = {
       // Not looked up: what a revoked key did is what one wants to know.
       key: label(1, 200).optional().meta({ description: 'Id of a key, also of a revoked one' }),
       machine_id: machineId.optional(),
+      request_id: label(1, 64).optional(),
     },
     sort: ['created_at'],
     defaultSort: '-created_at',

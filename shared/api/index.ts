@@ -143,8 +143,11 @@ export interface Caller {
   reaches(machine: MachineId): boolean;
   /** Every machine this key reaches; undefined: all there are and were. */
   reachable(): readonly MachineId[] | undefined;
-  /** Ties the request's Idempotency-Key to what it made, in the commit that makes it. */
-  made(journal: Journal, id: string): void;
+  /**
+   * Puts the request into the commit of what it does: on record, and its Idempotency-Key with it. `made` names what was
+   * made, first of all what answers a repeat; `machines` are those it is about, where the request names none.
+   */
+  commit(journal: Journal, made?: Readonly<Record<string, string>>, machines?: readonly MachineId[]): void;
 }
 
 /** One function per route; a forgotten one does not compile. A WebSocket is led to what its ticket names. */

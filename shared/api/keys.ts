@@ -6,6 +6,7 @@ import {
   label,
   list,
   machineId,
+  milliseconds,
   scheduleId,
   scopes,
   single,
@@ -21,9 +22,20 @@ const key = z
     machine_ids: z.array(machineId).nullable(),
     tags: z.array(z.string()).nullable(),
     created_at: timestamp,
+    created_by: z.string().nullable().meta({ description: 'The key that made it, as far as that is known' }),
     expires_at: timestamp.nullable(),
+    last_used_at: timestamp
+      .nullable()
+      .meta({ description: 'Within a minute, after a restart of the broker' }),
+    last_used_ip: z.string().nullable().meta({ description: 'Empty over the broker’s own socket file' }),
   })
   .meta({ id: 'ApiKey' });
+
+const newKey = key.extend({ key: z.string() }).meta({ id: 'NewApiKey' });
+
+const scopeList = z.array(z.enum(scopes)).min(1).max(scopes.length);
+const machineIds = z.array(machineId).min(1).max(10_000);
+const day = 86_400_000;
 
 export const keys = {
   create: single({
@@ -33,12 +45,12 @@ export const keys = {
     summary: 'Make an API key; it is shown once and never stronger than the key that makes it',
     body: z.strictObject({
       name: label(1, 100),
-      scopes: z.array(z.enum(scopes)).min(1).max(scopes.length),
-      machine_ids: z.array(machineId).min(1).max(10_000).optional(),
+      scopes: scopeList,
+      machine_ids: machineIds.optional(),
       tags: tags.optional(),
       expires_at: instant.optional(),
     }),
-    reply: key.extend({ key: z.string() }).meta({ id: 'NewApiKey' }),
+    reply: newKey,
     status: 201,
     idempotency: 'secret',
   }),
@@ -50,12 +62,51 @@ export const keys = {
     defaultSort: '-created_at',
     reply: key,
   }),
+  get: single({
+    method: 'GET',
+    path: '/api-keys/{key_id}',
+    access: 'admin',
+    summary: 'Get an API key',
+    params: { key_id: keyId },
+    reply: key,
+  }),
   me: single({
     method: 'GET',
     path: '/auth/me',
     access: 'any key',
     summary: 'The key of this very request',
     reply: key,
+  }),
+  update: single({
+    method: 'PATCH',
+    path: '/api-keys/{key_id}',
+    access: 'admin',
+    summary:
+      'Change what an API key may; neither before nor after is it stronger than the key that changes it',
+    params: { key_id: keyId },
+    body: z.strictObject({
+      name: label(1, 100).optional(),
+      scopes: scopeList.optional(),
+      machine_ids: machineIds.nullable().optional().meta({ description: 'null lifts the limit' }),
+      tags: tags.nullable().optional().meta({ description: 'null lifts the limit' }),
+      expires_at: instant.nullable().optional().meta({ description: 'null: never' }),
+    }),
+    reply: key,
+  }),
+  rotate: single({
+    method: 'POST',
+    path: '/api-keys/{key_id}/rotate',
+    access: 'admin',
+    summary: 'Give an API key a new secret, shown once; its id and rights stay, and so does what it has open',
+    params: { key_id: keyId },
+    body: z.strictObject({
+      expires_at: instant.nullable().optional().meta({ description: 'null: never; as before unless told' }),
+      grace: milliseconds(0, 7 * day)
+        .default(0)
+        .meta({ description: 'Milliseconds that the secret before stays good; one before that never does' }),
+    }),
+    reply: newKey,
+    idempotency: 'secret',
   }),
   remove: single({
     method: 'DELETE',

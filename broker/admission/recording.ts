@@ -1,0 +1,147 @@
+// What a request does goes on record: in the commit of what it does, or by itself where that has none.
+import type { Deed } from '../../shared/api/audit.ts';
+import type { Caller, Journal } from '../../shared/api/index.ts';
+import type { MachineId } from '../../shared/api/route.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { Allowance } from '../allowance.ts';
+import type { History } from '../history.ts';
+import type { RawInput, Reader } from './input.ts';
+
+/** What a request is about, as far as it is known. */
+export interface About {
+  machines: readonly MachineId[];
+  what: Deed['what'];
+}
+
+/** Who asks. */
+export type Who = Pick<Deed, 'key_id' | 'key_name' | 'request_id' | 'address'>;
+
+/** One request in the record. */
+export interface Recording {
+  /** Puts it there in the commit of what it does. */
+  commit: Caller['commit'];
+  /** It is over: writes what no commit took along. Never rejects. */
+  settle(error?: unknown): Promise<void>;
+}
+
+export interface Recorder {
+  /** `about` is asked when something is written. */
+  begin(action: string, who: Who, about: () => About): Recording;
+  /** Tells how many refusals were left out. */
+  close(): void;
+}
+
+export interface RecorderRooms {
+  history: History;
+  /** Adds a row to a commit; one whose id is there already is left as it is. */
+  record(journal: Journal, deed: Deed, id?: string): void;
+}
+
+/** Refusals of one key that are written in a while; of the rest only the number. */
+const mostRefusals = 60;
+const minute = 60_000;
+
+export function openRecorder({ history, record }: RecorderRooms, log: Logger): Recorder {
+  const refusals = new Allowance<Deed>(mostRefusals, minute, (first, left_out) => {
+    const what = { left_out, since_request_id: first.request_id };
+    void write([{ ...first, action: 'refusals', machine_id: null, what }], newId('audit'));
+  });
+
+  /** What was done stays done, and is answered, though nobody could write it down. */
+  async function write(deeds: readonly Deed[], id: string): Promise<void> {
+    await history
+      .write((journal) => deeds.forEach((deed, n) => void record(journal, deed, n === 0 ? id : undefined)))
+      .catch((error: unknown) => log.error({ err: error, deeds }, 'what was done could not be written down'));
+  }
+
+  return {
+    begin(action, who, about) {
+      const id = newId('audit');
+      let committed = false;
+      let settled = false;
+      const deedsOf = (result: string, { machines, what }: About): Deed[] =>
+        (machines.length > 0 ? machines : [null]).map((machine_id) => ({
+          ...who,
+          action,
+          machine_id,
+          what,
+          result,
+        }));
+      return {
+        commit(journal, made = {}, machines) {
+          committed = true;
+          const known = about();
+          // Every machine has a row of its own: none of them needs the list.
+          const { machine_ids, ...rest } = known.what;
+          const what = { ...(machines ? rest : known.what), ...made };
+          const deeds = deedsOf('ok', { machines: machines ?? known.machines, what });
+          deeds.forEach((deed, n) => void record(journal, deed, n === 0 ? id : undefined));
+        },
+        async settle(error) {
+          if (settled || (committed && error === undefined)) return;
+          settled = true;
+          const deeds = deedsOf(resultOf(error), about());
+          const [first] = deeds;
+          if (first && isRefusal(error) && !refusals.take(first.key_id, first)) return;
+          // Under the id of the commit: where that was made after all, this adds nothing.
+          await write(deeds, id);
+        },
+      };
+    },
+    close: () => refusals.close(),
+  };
+}
+
+/** Of a request that only reads. */
+export const unrecorded: Recording = { commit: () => {}, settle: async () => {} };
+
+function resultOf(error: unknown): string {
+  if (error === undefined) return 'ok';
+  return error instanceof AppError ? error.code : 'internal_error';
+}
+
+/** Nothing was done. */
+function isRefusal(error: unknown): boolean {
+  return error instanceof AppError && error.status < 500;
+}
+
+/** What tells an owner what was done; never content, input, values of the environment, or secrets. */
+const telling = [
+  ...['path', 'path_encoding', 'source', 'destination', 'mode', 'owner', 'group', 'recursive', 'overwrite'],
+  ...['command', 'args', 'user', 'shell', 'signal', 'cron', 'timezone', 'enabled'],
+  ...['name', 'scopes', 'machine_ids', 'tags', 'events', 'expires_at', 'expires_in', 'grace'],
+];
+const longestText = 4_096;
+const longestList = 100;
+
+/** What of a request is told, from its parts as they came. */
+export function tellingOf(reader: Reader, raw: RawInput): Deed['what'] {
+  const ids = reader.subjects(raw).filter(({ noun }) => noun !== 'machine');
+  const parts = [raw.params, raw.query, raw.body].filter(isRecord);
+  const fields = telling.flatMap((name) => {
+    const part = parts.find((one) => Object.hasOwn(one, name));
+    const value = cut(part?.[name]);
+    return value === undefined ? [] : [[name, value] as const];
+  });
+  return Object.fromEntries([...ids.map(({ noun, id }) => [`${noun}_id`, cut(id)] as const), ...fields]);
+}
+
+function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null;
+}
+
+/** No longer than a row may be; undefined for what has no place there. */
+function cut(value: unknown): unknown {
+  if (typeof value === 'string') return value.slice(0, longestText).toWellFormed();
+  if (typeof value === 'number' || typeof value === 'boolean' || value === null) return value;
+  if (!Array.isArray(value)) return undefined;
+  let left = longestText;
+  const texts = value.slice(0, longestList).filter((item) => typeof item === 'string');
+  return texts.flatMap((text) => {
+    const short = text.slice(0, Math.max(0, left)).toWellFormed();
+    left -= text.length;
+    return short === '' && text !== '' ? [] : [short];
+  });
+}

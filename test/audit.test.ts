@@ -1,0 +1,274 @@
+// The record of who did what: nothing that changes or runs is missing from it, nothing secret is in it, and no flood.
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { pino } from 'pino';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { openAudit } from '../broker/audit.ts';
+import { brokerSettings } from '../broker/config.ts';
+import { openHistory } from '../broker/history.ts';
+import { startBroker } from '../broker/start/index.ts';
+import type { Deed } from '../shared/api/audit.ts';
+import { readSettings } from '../shared/settings.ts';
+import { leapingClock, soon } from './command-bench.ts';
+import { type House, openHouse, quiet, temporaryFolder } from './house.ts';
+import { all, line, refusalOf, streamsOf } from './streams-bench.ts';
+
+type Query = Parameters<House['client']['audit']['list']>[0];
+
+async function rows({ client }: House, query: Query = {}) {
+  return (await client.audit.list({ sort: 'created_at', limit: 100, ...query })).items;
+}
+
+/** `action result`, in the order in which it happened. */
+async function told(house: House, query: Query = {}): Promise<string[]> {
+  return (await rows(house, query)).map(({ action, result }) => `${action} ${result}`);
+}
+
+/** A house with one machine and a folder on it. */
+async function onMachine() {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  return { house, machine_id, folder: temporaryFolder('audit') };
+}
+
+// ---- What is refused
+
+describe('a refusal', () => {
+  test('is on record with its code for a good key, and is not for a stranger', async () => {
+    const { house, machine_id } = await onMachine();
+    const { key, client } = await house.keyed(['machines:write', 'commands:execute'], { tags: ['none'] });
+    const { id, name } = await client.keys.me();
+    const asked = [
+      ['PATCH', `/machines/${machine_id}`, { name: 'x' }],
+      ['POST', '/webhooks', {}],
+      ['POST', '/commands', '{"machine_id":'],
+      ['POST', '/commands', { command: 'true' }],
+      ['DELETE', '/commands/cmd_none', undefined],
+      ['GET', `/machines/${machine_id}`, undefined],
+      ['GET', '/api-keys', undefined],
+    ] as const;
+    for (const [method, path, body] of asked) {
+      expect((await house.call(method, path, { key, body })).status).toBeGreaterThanOrEqual(400);
+      expect((await house.call(method, path, { key: 'wrong', body })).status).toBe(401);
+    }
+    expect(await told(house, { key: id })).toEqual([
+      'machines.update forbidden',
+      'webhooks.create forbidden',
+      'commands.create invalid_request',
+      'commands.create validation_failed',
+      'commands.cancel command_not_found',
+    ]);
+    const [first] = await rows(house, { key: id });
+    expect(first).toMatchObject({ key_name: name, machine_id, what: {}, address: '127.0.0.1' });
+    expect((await told(house)).filter((row) => row.includes('unauthorized'))).toEqual([]);
+  });
+
+  test('of the machine is on record as well, and its request is found by its id', async () => {
+    const { house, machine_id, folder } = await onMachine();
+    const answer = await house.call('DELETE', `/machines/${machine_id}/files?path=${folder}/none`);
+    expect(answer.body.error.code).toBe('file_not_found');
+    const request_id = answer.headers.get('x-request-id') ?? '';
+    expect(await rows(house, { request_id })).toMatchObject([
+      {
+        action: 'files.remove',
+        machine_id,
+        what: { path: `${folder}/none` },
+        result: 'file_not_found',
+        request_id,
+      },
+    ]);
+  });
+
+  test('by the hundred makes sixty rows, and one that tells how many were left out', async () => {
+    const clock = leapingClock();
+    const house = await openHouse();
+    const { key, client } = await house.keyed(['machines:read']);
+    const { id } = await client.keys.me();
+    for (let n = 0; n < 70; n += 1) await house.call('POST', '/commands', { key, body: {} });
+    expect(await told(house, { key: id })).toEqual(Array(60).fill('commands.create forbidden'));
+    clock.leap(60_000);
+    const [last] = await rows(house, { key: id, action: 'refusals' });
+    expect(last).toMatchObject({ key_id: id, machine_id: null, what: { left_out: 10 }, result: 'forbidden' });
+    await house.call('POST', '/commands', { key, body: {} });
+    expect((await told(house, { key: id, action: 'commands.create' })).length).toBe(61);
+  });
+
+  test('of somebody without a good key is in the log, with its address and no secret, a few times a minute', async () => {
+    const clock = leapingClock();
+    const lines: string[] = [];
+    const argv = ['--data-dir', temporaryFolder('broker'), '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+    const log = pino({ level: 'warn' }, { write: (text: string) => void lines.push(text) });
+    const broker = await startBroker(readSettings(brokerSettings, { argv, env: {} }), log);
+    onTestFinished(() => broker.close());
+    for (let n = 0; n < 30; n += 1) {
+      const headers = { Authorization: 'Bearer service_apikey_guess' };
+      expect((await fetch(`${broker.url}/api/v1/auth/me`, { headers })).status).toBe(401);
+    }
+    clock.leap(60_000);
+    expect(lines.length).toBe(11);
+    expect(JSON.parse(lines[0] ?? '')).toMatchObject({ address: '127.0.0.1' });
+    expect(JSON.parse(lines[10] ?? '')).toMatchObject({ address: '127.0.0.1', more: 20 });
+    expect(lines.join('')).not.toContain('guess');
+  });
+});
+
+// ---- What was done
+
+test('what is written, run, typed and set is told by path and command line, never by content', async () => {
+  const { house, machine_id, folder } = await onMachine();
+  const secret = 'correct-horse-battery';
+  const { client } = house;
+  await client.files.write({ machine_id, path: join(folder, 'a'), content: secret });
+  await client.files.put({ machine_id, path: join(folder, 'b'), content: new Blob([secret]) });
+  await client.files.upload({ machine_id, path: join(folder, 'c'), content: new Blob([secret]) });
+  const late = new FormData();
+  late.set('file', new Blob([secret]));
+  late.set('path', join(folder, 'd'));
+  const headers = { Authorization: `Bearer ${house.key}` };
+  const url = `${house.url}/api/v1/machines/${machine_id}/files/upload`;
+  expect((await fetch(url, { method: 'POST', body: late, headers })).status).toBe(201);
+  await client.files.read({ machine_id, path: join(folder, 'a') });
+  await client.commands.create({ machine_id, command: 'cat', stdin: secret, env: { PASSWORD: secret } });
+  const cat = await client.commands.async({ machine_id, command: 'cat', input: true });
+  await soon(async () => (await client.commands.get({ command_id: cat.id })).status).toBe('running');
+  await client.commands.input({ command_id: cat.id, data: secret, end: true });
+  await client.webhooks.create({ url: `http://example.org/?${secret}`, events: ['command.*'], secret });
+  const found = await rows(house);
+  expect(found.slice(-8).map(({ action, what }) => [action, what.path ?? what.command ?? ''])).toEqual([
+    ['files.write', join(folder, 'a')],
+    ['files.put', join(folder, 'b')],
+    ['files.upload', join(folder, 'c')],
+    ['files.upload', join(folder, 'd')],
+    ['commands.create', 'cat'],
+    ['commands.async', 'cat'],
+    ['commands.input', ''],
+    ['webhooks.create', ''],
+  ]);
+  expect(found.slice(-8, -1).map((row) => row.machine_id)).toEqual(Array(7).fill(machine_id));
+  expect(JSON.stringify(found)).not.toContain(secret);
+});
+
+test('calls over gRPC are on record like those over REST, and what only reads is not', async () => {
+  const { house, machine_id, folder } = await onMachine();
+  const client = await streamsOf(house);
+  const path = join(folder, 'a');
+  const before = (await rows(house)).length;
+  await client.writeFile([{ open: { machine_id, path } }, { chunk: Buffer.from('x') }, { commit: {} }]);
+  await all(client.readFile({ machine_id, path }));
+  const asked = line<object>({ start: { machine_id, command: 'cat' } });
+  const heard = all(client.exec(asked.requests));
+  await soon(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(1);
+  asked.send({ signal: 'SIGTERM' });
+  await heard;
+  const failed = await refusalOf(client.exec([{ start: { machine_id: 'mach_none', command: 'true' } }]));
+  expect(failed.code).toBe('machine_not_found');
+  const found = (await rows(house)).slice(before);
+  expect(found.map(({ action, result }) => `${action} ${result}`)).toEqual([
+    'files.put ok',
+    'commands.create ok',
+    'commands.signal ok',
+    'commands.create machine_not_found',
+  ]);
+  expect(found[1]).toMatchObject({
+    machine_id,
+    what: { command: 'cat', command_id: expect.stringMatching(/^cmd_/) },
+  });
+  expect(found.map(({ address }) => address)).toEqual(Array(4).fill('127.0.0.1'));
+  expect(found[3]?.request_id).toBe(failed.requestId);
+});
+
+test('a declared change and its row are one commit', async () => {
+  const { house, machine_id } = await onMachine();
+  await house.client.machines.update({ machine_id, name: 'renamed' });
+  const { machines, outbox } = JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8'));
+  expect(machines[0].name).toBe('renamed');
+  const [row] = await rows(house, { action: 'machines.update' });
+  expect(outbox).toContainEqual(
+    expect.objectContaining({ kind: 'audit', id: row?.id, deed: expect.objectContaining({ machine_id }) }),
+  );
+});
+
+test('a command and its row are one transaction, without one more', async () => {
+  let writes = 0;
+  const house = await openHouse({
+    tuning: {
+      rooms({ history }) {
+        const { write } = history;
+        history.write = (change) => {
+          writes += 1;
+          return write(change);
+        };
+      },
+    },
+  });
+  const agent = await house.agent();
+  await agent.close();
+  await soon(async () => (await house.client.machines.list({ status: 'offline' })).total).toBe(1);
+  writes = 0;
+  const wish = { machine_id: agent.machineId, command: 'true', queue_for: 60_000 };
+  const { id } = await house.client.commands.async(wish);
+  expect(writes).toBe(1);
+  expect(await rows(house, { action: 'commands.async' })).toMatchObject([{ what: { command_id: id } }]);
+});
+
+test('a batch has a row for each of its machines, and a repeat says that it did nothing', async () => {
+  const house = await openHouse();
+  const machine_ids = [(await house.agent()).machineId, (await house.agent()).machineId];
+  const ask = () => house.client.batches.create({ machine_ids, command: 'true' }, { idempotencyKey: 'once' });
+  const { id } = await ask();
+  const found = await rows(house, { action: 'batches.create' });
+  expect(found.map(({ machine_id }) => machine_id)).toEqual(machine_ids);
+  expect(found[0]?.what).toEqual({ command: 'true', batch_id: id });
+  await ask();
+  const again = (await rows(house, { action: 'batches.create' })).slice(2);
+  expect(again).toMatchObject([{ result: 'ok', what: { replayed: true } }]);
+});
+
+// ---- Who may read it
+
+test('a limited admin reads what was done on its machines, and by itself; of what reached others only that', async () => {
+  const house = await openHouse();
+  const [mine, other] = [(await house.agent()).machineId, (await house.agent()).machineId];
+  const { key, client } = await house.keyed(['admin'], { machine_ids: [mine] });
+  expect(
+    (await house.call('GET', '/audit', { key: (await house.keyed(['machines:read'])).key })).status,
+  ).toBe(403);
+  const folder = temporaryFolder('audit');
+  await house.client.files.write({ machine_id: other, path: join(folder, 'theirs'), content: '' });
+  await house.client.files.write({ machine_id: mine, path: join(folder, 'mine'), content: '' });
+  const copy = { source: join(folder, 'theirs'), destination: join(folder, 'copied') };
+  await house.client.files.copy({ machine_id: other, ...copy, destination_machine_id: mine });
+  await house.client.joinTokens.create({});
+  await client.keys.create({ name: 'own', scopes: ['files:read'], machine_ids: [mine] });
+  const seen = await client.audit.list({ sort: 'created_at' });
+  expect(seen.items.map(({ action, machine_id, what }) => [action, machine_id, what.path])).toEqual([
+    ['files.write', mine, join(folder, 'mine')],
+    ['files.copy', mine, undefined],
+    ['keys.create', null, undefined],
+  ]);
+  expect(seen.total).toBe(3);
+  expect(JSON.stringify(seen)).not.toMatch(new RegExp(`${other}|theirs`));
+  const copied = await rows(house, { action: 'files.copy' });
+  expect(copied.map(({ machine_id }) => machine_id).sort()).toEqual([mine, other].sort());
+  expect(copied[0]?.what).toMatchObject(copy);
+  expect((await house.call('DELETE', '/audit', { key })).status).toBe(405);
+});
+
+test('it is kept by age and by number, the newest, and one deed is written once', async () => {
+  const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
+  onTestFinished(() => history.close());
+  const audit = openAudit(history, 3_600_000, 10);
+  const deed = (n: number): Deed => ({
+    ...{ key_id: 'key_one', key_name: 'one', machine_id: null, what: { n }, result: 'ok' },
+    ...{ action: 'machines.update', request_id: `req_${n}`, address: '' },
+  });
+  await history.write((journal) => {
+    for (let n = 0; n < 25; n += 1) audit.record(journal, deed(n), `aud_${n}`);
+    audit.record(journal, deed(99), 'aud_24');
+  });
+  await history.prune();
+  const kept = history.sql('SELECT what FROM audit ORDER BY rowid').all();
+  expect(kept.map(({ what }) => JSON.parse(String(what)).n)).toEqual([
+    15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
+  ]);
+});

@@ -1,0 +1,297 @@
+// API keys that change: what may be made of them and by whom, new secrets, and when they were used last.
+
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { describe, expect, test } from 'vitest';
+import { withBroker } from '../broker/cli/connect.ts';
+import { scopes } from '../shared/api/route.ts';
+import { farhand } from '../shared/sdk/index.ts';
+import { leapingClock } from './command-bench.ts';
+import { type Answer, call, type House, openHouse } from './house.ts';
+
+const hour = 3_600_000;
+const later = (hours: number): string => new Date(Date.now() + hours * hour).toISOString();
+const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.code];
+
+const knows = async (house: House, key: string): Promise<number> =>
+  (await house.call('GET', '/auth/me', { key })).status;
+
+/** Two machines, and admin keys that reach the one tagged `a` alone. */
+async function divided() {
+  const house = await openHouse();
+  const [inside, outside] = [await house.agent({ tags: 'a' }), await house.agent({ tags: 'b' })];
+  const byId = await house.keyed(['admin'], { machine_ids: [inside.machineId] });
+  const byTag = await house.keyed(['admin'], { tags: ['a'] });
+  return { house, inside: inside.machineId, outside: outside.machineId, byId, byTag };
+}
+
+describe('a change is refused', () => {
+  test('of a key that is stronger than the one that changes it, and so are its new secret and a look at it', async () => {
+    const { house, inside, outside, byId, byTag } = await divided();
+    const wider = [
+      await house.client.keys.create({ name: 'all', scopes: ['files:read'] }),
+      await house.client.keys.create({ name: 'two', scopes: ['files:read'], machine_ids: [inside, outside] }),
+      await house.client.keys.create({ name: 'tags', scopes: ['files:read'], tags: ['a', 'b'] }),
+    ];
+    for (const { key } of [byId, byTag]) {
+      for (const { id } of wider) {
+        const path = `/api-keys/${id}`;
+        // Made as narrow as the one that asks, it still is not its own.
+        const body = { name: 'mine', tags: ['a'] };
+        expect(refusal(await house.call('PATCH', path, { key, body }))).toEqual([403, 'forbidden']);
+        expect(refusal(await house.call('POST', `${path}/rotate`, { key }))).toEqual([403, 'forbidden']);
+        expect(refusal(await house.call('GET', path, { key }))).toEqual([403, 'forbidden']);
+      }
+    }
+    for (const { key } of wider) expect(await knows(house, key)).toBe(200);
+  });
+
+  test('that makes a key stronger than the one that changes it: itself, or another', async () => {
+    const { house, inside, outside, byId, byTag } = await divided();
+    const wishes = [
+      { machine_ids: null, tags: null },
+      { machine_ids: [inside, outside] },
+      { tags: ['a', 'b'] },
+    ];
+    for (const [limit, { key, client }] of Object.entries({ byId, byTag })) {
+      const own = await client.keys.me();
+      const limits = limit === 'byId' ? { machine_ids: [inside] } : { tags: ['a'] };
+      const other = await client.keys.create({ name: 'other', scopes: ['files:read'], ...limits });
+      for (const { id } of [own, other]) {
+        for (const body of wishes) {
+          const answer = await house.call('PATCH', `/api-keys/${id}`, { key, body });
+          expect([limit, body, ...refusal(answer)]).toEqual([limit, body, 403, 'forbidden']);
+        }
+      }
+      expect(await house.client.keys.get({ key_id: own.id })).toMatchObject(limits);
+    }
+  });
+
+  test('that lets a key outlive the one that changes it, by its end or by a new secret', async () => {
+    const house = await openHouse();
+    const expires_at = later(1);
+    const short = await house.client.keys.create({ name: 'short', scopes: ['admin'], expires_at });
+    const long = await house.client.keys.create({ name: 'long', scopes: ['files:read'] });
+    const ask = (id: string, how: string, body: object): Promise<Answer> =>
+      house.call(how === '' ? 'PATCH' : 'POST', `/api-keys/${id}${how}`, { key: short.key, body });
+    for (const id of [short.id, long.id]) {
+      for (const how of ['', '/rotate']) {
+        for (const wish of [{ expires_at: null }, { expires_at: later(2) }]) {
+          expect(refusal(await ask(id, how, wish))).toEqual([403, 'forbidden']);
+        }
+      }
+    }
+    // As it is it lasts longer, too.
+    expect(refusal(await ask(long.id, '/rotate', {}))).toEqual([403, 'forbidden']);
+    expect(await knows(house, long.key)).toBe(200);
+    expect((await ask(long.id, '', { expires_at })).status).toBe(200);
+  });
+
+  test('of what is no key, and of what a key has not', async () => {
+    const house = await openHouse();
+    const { id } = await house.client.keys.create({ name: 'one', scopes: ['files:read'] });
+    for (const [method, path] of [
+      ['GET', '/api-keys/key_none'],
+      ['PATCH', '/api-keys/key_none'],
+      ['POST', '/api-keys/key_none/rotate'],
+    ] as const) {
+      expect(refusal(await house.call(method, path))).toEqual([404, 'key_not_found']);
+    }
+    for (const body of [
+      { hash: 'x' },
+      { scopes: [] },
+      { machine_ids: [] },
+      { expires_at: 'soon' },
+      { name: '' },
+    ]) {
+      expect((await house.call('PATCH', `/api-keys/${id}`, { body })).status).toBe(422);
+    }
+    for (const body of [{ grace: -1 }, { grace: 8 * 24 * hour }, { name: 'x' }]) {
+      expect((await house.call('POST', `/api-keys/${id}/rotate`, { body })).status).toBe(422);
+    }
+  });
+});
+
+describe('a change', () => {
+  test('holds from its answer on, in both directions, and after a restart', async () => {
+    const { house, inside, outside } = await divided();
+    const made = await house.client.keys.create({
+      name: 'one',
+      scopes: ['machines:read'],
+      machine_ids: [inside],
+    });
+    const looks = (at: House): Promise<number[]> =>
+      Promise.all(
+        [inside, outside].map(
+          async (id) => (await at.call('GET', `/machines/${id}`, { key: made.key })).status,
+        ),
+      );
+    const change = (body: object) => house.client.keys.update({ key_id: made.id, ...body });
+    expect(await looks(house)).toEqual([200, 403]);
+    await change({ machine_ids: null });
+    expect(await looks(house)).toEqual([200, 200]);
+    await change({ tags: ['b'] });
+    expect(await looks(house)).toEqual([403, 200]);
+    await change({ scopes: ['files:read'] });
+    expect(await looks(house)).toEqual([403, 403]);
+    const expires_at = later(-1);
+    expect(await change({ name: 'two', expires_at })).toMatchObject({
+      ...{ id: made.id, name: 'two', scopes: ['files:read'], machine_ids: null, tags: ['b'], expires_at },
+    });
+    expect(await looks(house)).toEqual([401, 401]);
+    await house.broker.close();
+    const again = await openHouse({ dataDir: house.dataDir });
+    expect(await looks(again)).toEqual([401, 401]);
+  });
+
+  test('may make an admin weaker by its own hand, and ends it', async () => {
+    const { house, inside, byTag } = await divided();
+    const own = await byTag.client.keys.me();
+    await byTag.client.keys.update({ key_id: own.id, scopes: ['machines:read'] });
+    expect((await house.call('GET', `/machines/${inside}`, { key: byTag.key })).status).toBe(200);
+    expect((await house.call('GET', '/api-keys', { key: byTag.key })).status).toBe(403);
+  });
+});
+
+test('the last admin key may revoke itself: the broker’s own box makes another', async () => {
+  const house = await openHouse();
+  const own = await house.client.keys.me();
+  expect(await house.client.keys.remove({ key_id: own.id })).toEqual({ deleted: true, schedules: [] });
+  expect(await knows(house, house.key)).toBe(401);
+  const { key } = await withBroker({ dataDir: house.dataDir, url: undefined, apiKey: undefined }, (local) =>
+    local.keys.create({ name: 'again', scopes: ['admin'] }),
+  );
+  expect(await knows(house, key)).toBe(200);
+});
+
+test('only who has its secret hears that a key has expired', async () => {
+  const house = await openHouse();
+  const { key } = await house.client.keys.create({ name: 'x', scopes: ['admin'], expires_at: later(-1) });
+  const message = async (given: string): Promise<string> =>
+    (await house.call('GET', '/auth/me', { key: given })).body.error.message;
+  expect(await message(key)).toMatch(/expired/);
+  expect(await message(`${key.slice(0, -1)}_`)).not.toMatch(/expired/);
+});
+
+describe('a new secret', () => {
+  test('ends the one before at once, for the same key with the same rights', async () => {
+    const house = await openHouse();
+    const { key, ...made } = await house.client.keys.create({ name: 'ci', scopes: ['admin'], tags: ['a'] });
+    const { key: next, ...rotated } = await house.client.keys.rotate({ key_id: made.id });
+    expect([rotated, next === key]).toEqual([made, false]);
+    expect([await knows(house, key), await knows(house, next)]).toEqual([401, 200]);
+    await house.broker.close();
+    const again = await openHouse({ dataDir: house.dataDir });
+    expect([await knows(again, key), await knows(again, next)]).toEqual([401, 200]);
+  });
+
+  test('with a grace leaves the one before good until then, but not the one before that', async () => {
+    const clock = leapingClock();
+    const house = await openHouse();
+    const first = await house.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
+    const second = await house.client.keys.rotate({ key_id: first.id, grace: hour });
+    const all = async (...keys: { key: string }[]): Promise<number[]> =>
+      Promise.all(keys.map(({ key }) => knows(house, key)));
+    expect(await all(first, second)).toEqual([200, 200]);
+    const third = await house.client.keys.rotate({ key_id: first.id, grace: hour });
+    expect(await all(first, second, third)).toEqual([401, 200, 200]);
+    clock.leap(hour + 1);
+    expect(await all(first, second, third)).toEqual([401, 401, 200]);
+  });
+
+  test('is shown once: a repeat is a conflict, and no file has it', async () => {
+    const house = await openHouse();
+    const { id } = await house.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
+    const ask = (): Promise<Answer> =>
+      house.call('POST', `/api-keys/${id}/rotate`, {
+        headers: { 'Idempotency-Key': 'once' },
+        body: { grace: 9 },
+      });
+    const { data } = (await ask()).body;
+    const repeat = await ask();
+    expect([...refusal(repeat), repeat.body.error.details]).toEqual([409, 'conflict', { id }]);
+    expect(await knows(house, data.key)).toBe(200);
+    expect(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).not.toContain(data.key);
+    const shown = JSON.stringify(await house.client.keys.list());
+    expect(shown).not.toMatch(/hash|previous|until/);
+  });
+
+  test('keeps what waits for the key: its commands, schedules and webhooks', async () => {
+    const house = await openHouse();
+    const agent = await house.agent();
+    const machine_id = agent.machineId;
+    await agent.close();
+    const made = await house.client.keys.create({ name: 'ci', scopes: ['admin'] });
+    const client = farhand({ baseUrl: house.url, apiKey: made.key });
+    const waiting = await client.commands.async({ machine_id, command: 'true', queue_for: hour });
+    const { id: webhook_id } = await client.webhooks.create({
+      url: 'http://example.org/',
+      events: ['command.*'],
+    });
+    const schedule = await client.schedules.create({
+      machine_id,
+      name: 'x',
+      command: 'true',
+      cron: '@yearly',
+    });
+    await house.client.keys.rotate({ key_id: made.id });
+    expect((await house.client.commands.get({ command_id: waiting.id })).status).toBe('queued');
+    expect(await house.client.webhooks.get({ webhook_id })).toMatchObject({
+      enabled: true,
+      disabled_reason: null,
+    });
+    const { schedules } = await house.client.keys.remove({ key_id: made.id });
+    expect(schedules).toEqual([schedule.id]);
+    const { status, reason } = await house.client.commands.get({ command_id: waiting.id });
+    expect([status, reason]).toEqual(['cancelled', 'key_revoked']);
+    expect((await house.client.webhooks.get({ webhook_id })).disabled_reason).toBe('key_revoked');
+  });
+});
+
+test('a key’s last use is told, written once a minute, and never into the state', async () => {
+  const clock = leapingClock();
+  const house = await openHouse();
+  const { id: key_id, key } = await house.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
+  const generation = (): number =>
+    JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).generation;
+  const told = async (): Promise<number> =>
+    Date.parse((await house.client.keys.get({ key_id })).last_used_at ?? '');
+  const written = (): number => {
+    const history = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
+    const row = history.prepare('SELECT last_used_at AS at FROM key_uses WHERE key_id = ?').get(key_id);
+    history.close();
+    return Number(row?.at);
+  };
+  const before = generation();
+  await knows(house, key);
+  const [first, kept] = [await told(), written()];
+  expect(kept).toBe(first);
+  clock.leap(30_000);
+  await knows(house, key);
+  expect(await told()).toBeGreaterThanOrEqual(first + 30_000);
+  expect(written()).toBe(kept);
+  clock.leap(31_000);
+  await knows(house, key);
+  expect([await told(), generation()]).toEqual([written(), before]);
+  const last = written();
+  await house.broker.close();
+  const again = await openHouse({ dataDir: house.dataDir });
+  expect(await again.client.keys.get({ key_id })).toMatchObject({
+    last_used_at: new Date(last).toISOString(),
+    last_used_ip: '127.0.0.1',
+  });
+});
+
+test('the README tells what each scope is for, and the figures of all machines are for keys that reach them all', async () => {
+  const readme = readFileSync(join(import.meta.dirname, '../README.md'), 'utf8');
+  const chapter = readme.split('\n## Keys\n')[1]?.split('\n## ')[0] ?? '';
+  const told = [...chapter.matchAll(/^\| `([a-z]+(?::[a-z]+)?)` \|/gm)].map(([, scope]) => scope);
+  expect(told).toEqual([...scopes]);
+  const house = await openHouse();
+  const ask = async (limits: object): Promise<number> => {
+    const { key } = await house.keyed(['machines:read'], limits);
+    return (await call(`${house.url}/metrics`, 'GET', { key })).status;
+  };
+  expect([await ask({ tags: ['a'] }), await ask({})]).toEqual([403, 200]);
+});
