@@ -6,7 +6,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
 import { scopes } from '../shared/api/route.ts';
-import { farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock } from './command-bench.ts';
 import { type Answer, call, type House, openHouse } from './house.ts';
 
@@ -223,7 +223,7 @@ describe('a new secret', () => {
     const machine_id = agent.machineId;
     await agent.close();
     const made = await house.client.keys.create({ name: 'ci', scopes: ['admin'] });
-    const client = farhand({ baseUrl: house.url, apiKey: made.key });
+    const client = new Farhand({ baseUrl: house.url, apiKey: made.key });
     const waiting = await client.commands.async({ machine_id, command: 'true', queue_for: hour });
     const { id: webhook_id } = await client.webhooks.create({
       url: 'http://example.org/',

@@ -4,7 +4,7 @@ import { request } from 'node:http';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import type { Scope } from '../shared/api/route.ts';
-import { farhand } from '../shared/sdk/index.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock, soon } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { line, refusalOf, streamsOf } from './streams-bench.ts';
@@ -23,7 +23,7 @@ async function holding() {
     ...{ name: 'holder', scopes: needed, tags: ['ours'] },
     expires_at: new Date(Date.now() + hour).toISOString(),
   });
-  const client = farhand({ baseUrl: house.url, apiKey: made.key });
+  const client = new Farhand({ baseUrl: house.url, apiKey: made.key });
   const folder = temporaryFolder('held');
   const { id: command_id } = await client.commands.async({ machine_id, command: 'sleep 300' });
   const grpc = await streamsOf(house, made.key);

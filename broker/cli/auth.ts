@@ -30,6 +30,19 @@ export function addAuth(program: Command): void {
       return withClient(create)(options, command);
     });
   verb(auth, 'list-keys', 'all API keys').action(withClient(list));
+  verb(
+    auth,
+    'rotate-key <key>',
+    'give an API key a new secret, shown once; its id and rights stay',
+    'farhand auth rotate-key key_… --grace 1h',
+  )
+    .option('--grace <time>', 'how long the secret before stays good (default 0)', milliseconds('--grace'))
+    .option(
+      '--expires <time>',
+      'in how long it ends, such as 90d; as before unless told',
+      milliseconds('--expires'),
+    )
+    .action(withClient(rotate));
   verb(auth, 'revoke-key <key>', 'end an API key at once: its streams close, what it queued is cancelled')
     .option('--yes', 'do not ask')
     .action(withClient(revoke));
@@ -46,13 +59,26 @@ interface CreateOptions extends Common {
 async function create(client: Farhand, options: CreateOptions): Promise<void> {
   const { name, machine, tag, expires, output } = options;
   const machine_ids = machine && (await Promise.all(machine.map((one) => machineNamed(client, one))));
-  const expires_at = expires === undefined ? undefined : new Date(now() + expires).toISOString();
-  const limits = given({ machine_ids, tags: tag, expires_at });
+  const limits = given({ machine_ids, tags: tag, expires_at: inTime(expires) });
   const key = await client.keys.create({ name, scopes: readScopes(options.scopes), ...limits } as Parameters<
     Farhand['keys']['create']
   >[0]);
   print(output, key, () => [key.key, '', 'Keep it: it is not shown again.']);
 }
+
+type RotateOptions = Common & { grace?: number; expires?: number };
+
+async function rotate(
+  client: Farhand,
+  key_id: string,
+  { grace, expires, output }: RotateOptions,
+): Promise<void> {
+  const key = await client.keys.rotate({ key_id, ...given({ grace, expires_at: inTime(expires) }) });
+  print(output, key, () => [key.key, '', 'Keep it: it is not shown again.']);
+}
+
+const inTime = (ms: number | undefined): string | undefined =>
+  ms === undefined ? undefined : new Date(now() + ms).toISOString();
 
 function readScopes(text: string): Scope[] {
   return words(`${text}`).length === 0 ? [unknownScope(text)] : words(text).map(readScope);
@@ -74,6 +100,7 @@ async function list(client: Farhand, { output }: Common): Promise<void> {
     scopes: (one) => one.scopes.join(','),
     machines: ({ machine_ids, tags }) =>
       [...(machine_ids ?? []), ...(tags ?? []).map((tag) => `tag ${tag}`)].join(',') || 'all',
+    used: ({ last_used_at }) => when(last_used_at),
     expires: ({ expires_at }) => when(expires_at),
   });
 }

@@ -114,6 +114,7 @@ async function audit(
     action: (row) => row.action,
     result: ({ result }) => result,
     what: ({ what }) => summary(what),
+    from: ({ address }) => address,
     request: ({ request_id }) => request_id,
   });
 }
