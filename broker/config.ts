@@ -76,6 +76,14 @@ export const brokerSettings = {
     value: 'N',
     help: 'attempts in all, before the webhook is disabled (default 3)',
   },
+  packages: {
+    schema: z
+      .string()
+      .transform((path) => resolve(path))
+      .optional(),
+    value: 'DIR',
+    help: 'packages of agents to hand out (default: those that came with this broker)',
+  },
   log_level: logLevel,
   ...common,
 };

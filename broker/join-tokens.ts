@@ -11,6 +11,7 @@ import { newId, newSecret } from '../shared/ids.ts';
 import { joinTokenText } from '../shared/join-token.ts';
 import type { Events } from './events.ts';
 import { firstFacts } from './machines/vitals.ts';
+import type { Packages } from './packages/index.ts';
 import { pageOf } from './paging.ts';
 import type { Draft, JoinToken, Machine, State } from './state/index.ts';
 
@@ -35,7 +36,12 @@ const enrolment = z.object({
   agent_version: label(1, 64),
 });
 
-export function openJoinTokens(state: State, events: Events, fingerprint: string): JoinTokens {
+export function openJoinTokens(
+  state: State,
+  events: Events,
+  fingerprint: string,
+  packages: Pick<Packages, 'hash' | 'words'>,
+): JoinTokens {
   return {
     handlers: {
       async create(input, caller) {
@@ -56,7 +62,8 @@ export function openJoinTokens(state: State, events: Events, fingerprint: string
           draft.put('join_tokens', token);
           caller.commit(draft, { join_token_id: token.id });
         });
-        return { ...shown(token), token: joinTokenText(secret, fingerprint) };
+        const text = joinTokenText(secret, fingerprint, packages.hash);
+        return { ...shown(token), token: text, ...packages.words(text) };
       },
       list(input, caller) {
         refuseLimited(caller);

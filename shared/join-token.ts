@@ -1,11 +1,14 @@
-// A join token as text: a secret, and the pin of the broker that will take it.
+// A join token as text: a secret, the pin of the broker that will take it, and the hash of the packages it hands out.
 import { StartError } from './errors.ts';
 
-const form = /^farhand_join_([0-9A-Za-z]{43})\.([0-9a-f]{64})$/;
+const form = /^farhand_join_([0-9A-Za-z]{43})\.([0-9a-f]{64})(?:\.[0-9a-f]{64})?$/;
 
-/** The token that a person copies; `fingerprint` is the SHA-256 of the broker's CA in hexadecimal. */
-export function joinTokenText(secret: string, fingerprint: string): string {
-  return `farhand_join_${secret}.${fingerprint}`;
+/**
+ * The token that a person copies; `fingerprint` is the SHA-256 of the broker's CA in hexadecimal, `packages` that of its
+ * SHA256SUMS, for install.sh alone.
+ */
+export function joinTokenText(secret: string, fingerprint: string, packages: string | undefined): string {
+  return [`farhand_join_${secret}`, fingerprint, ...(packages ? [packages] : [])].join('.');
 }
 
 /** Takes a token apart. Throws StartError when it is not one. */

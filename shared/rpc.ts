@@ -8,13 +8,14 @@ import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agen
 import type { StreamsDefinition } from '../proto/types/farhand/client/v1/Streams.ts';
 import type { LinkDefinition } from '../proto/types/farhand/link/v1/Link.ts';
 import { AppError, isCode } from './errors.ts';
+import { home } from './home.ts';
 import { passing } from './scavenge.ts';
 
 const files = ['agent/v1/agent', 'link/v1/link', 'client/v1/client'];
 const protos = loadSync(
   files.map((name) => `farhand/${name}.proto`),
   {
-    includeDirs: [join(import.meta.dirname, '../proto')],
+    includeDirs: [join(home, 'proto')],
     keepCase: true,
     longs: Number,
     enums: String,

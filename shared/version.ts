@@ -1,7 +1,9 @@
 // The one version of all three programs.
-import { createRequire } from 'node:module';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { home } from './home.ts';
 
-const manifest: unknown = createRequire(import.meta.url)('../package.json');
+const manifest: unknown = JSON.parse(readFileSync(join(home, 'package.json'), 'utf8'));
 
 /** As in package.json. */
 export const version = hasVersion(manifest) ? manifest.version : 'unknown';

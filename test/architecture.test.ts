@@ -217,6 +217,7 @@ const sides: Rule[] = [
           'shared/clock',
           'shared/duration',
           'shared/tar',
+          'shared/home',
         ),
     ),
     breaks: [

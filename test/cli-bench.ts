@@ -1,14 +1,15 @@
-// The real `farhand` as a process, against a real broker.
-import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdirSync } from 'node:fs';
+// The real `farhand` as a process, bundled as it is shipped, against a real broker.
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished } from 'vitest';
 import { type House, temporaryFolder } from './house.ts';
 
-const main = join(import.meta.dirname, '../broker/cli/main.ts');
-/** Of this run of tests, so that each of its many programs is compiled once. */
-const cache = join(tmpdir(), `farhand-cli-cache-${process.pid}`);
+/** Of this file of tests: the bundle, and what was compiled of it. */
+const shipped = mkdtempSync(join(tmpdir(), 'farhand-cli-'));
+const main = join(shipped, 'lib/farhand.js');
+process.on('exit', () => rmSync(shipped, { recursive: true, force: true }));
 
 export interface Ending {
   code: number | null;
@@ -43,9 +44,10 @@ export interface Line {
 
 /** A command line of a person of this house; without one of somebody who is not logged in. */
 export function openLine(house?: Pick<House, 'url' | 'key'>): Line {
-  mkdirSync(cache, { recursive: true, mode: 0o700 });
+  const bundler = join(import.meta.dirname, '../scripts/bundle-cli.ts');
+  if (!existsSync(main)) execFileSync(process.execPath, [bundler, shipped]);
   const home = temporaryFolder('home');
-  const plain = { PATH: process.env.PATH, HOME: home, XDG_CACHE_HOME: cache };
+  const plain = { PATH: process.env.PATH, HOME: home, XDG_CACHE_HOME: shipped };
   const env = { ...plain, ...(house && { FARHAND_URL: house.url, FARHAND_API_KEY: house.key }) };
   const start = (verb: string, args: string[] = [], wish: Wish = {}): Running =>
     begin([...verb.split(' ').filter(Boolean), ...args], {

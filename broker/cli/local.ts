@@ -4,6 +4,7 @@ import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent } from 'undici';
 import { StartError } from '../../shared/errors.ts';
+import { brokerProgram } from '../../shared/home.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { through } from './tls.ts';
 
@@ -30,11 +31,8 @@ async function answers(client: Farhand): Promise<boolean> {
 
 /** Only a broker ever opens its state: start one that serves nothing but the socket file. */
 function startLocal(dataDir: string): Promise<ChildProcess> {
-  const main = join(import.meta.dirname, '../main.ts');
-  const child = spawn(process.execPath, [main, '--local', '--data-dir', dataDir, '--log-level', 'warn'], {
-    stdio: ['ignore', 'pipe', 'inherit'],
-    ...ownerOf(dataDir),
-  });
+  const args = [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn'];
+  const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'], ...ownerOf(dataDir) });
   return new Promise((resolve, reject) => {
     child.once('error', reject);
     child.once('exit', () =>

@@ -4,6 +4,7 @@ import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import type { Handlers } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
+import { shipped } from '../../shared/home.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
 import type { RequestMetrics } from './metrics.ts';
@@ -78,5 +79,7 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
 }
 
 function libraryDirectory(): string {
-  return dirname(createRequire(import.meta.url).resolve('swagger-ui-dist/package.json'));
+  return shipped('docs', () =>
+    dirname(createRequire(import.meta.url).resolve('swagger-ui-dist/package.json')),
+  );
 }

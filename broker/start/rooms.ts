@@ -25,6 +25,7 @@ import { openPresence, type Presence } from '../link/presence.ts';
 import { announce } from '../machines/announce.ts';
 import { machineHandlers } from '../machines/index.ts';
 import { openVitals, type Vitals } from '../machines/vitals.ts';
+import { openPackages, type Packages } from '../packages/index.ts';
 import { openSchedules, type Schedules } from '../schedules/index.ts';
 import { openScheduleRecords } from '../schedules/records.ts';
 import { openSessions, type Sessions } from '../sessions/index.ts';
@@ -65,6 +66,7 @@ interface Stores {
 }
 
 interface Nouns {
+  packages: Packages;
   keys: Keys;
   joinTokens: JoinTokens;
   commands: Commands;
@@ -166,14 +168,15 @@ async function openNouns(
   const keepMs = settings.keep_history;
   const keys = openKeys(state, history, log);
   closers.push(() => keys.close());
-  const joinTokens = openJoinTokens(state, events, fingerprint);
+  const publicUrl = (): string => settings.public_url ?? status.url;
+  const packages = openPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
+  const joinTokens = openJoinTokens(state, events, fingerprint, packages);
   const audit = openAudit(history, settings.keep_audit);
   const records = openScheduleRecords(stores, keepMs);
   const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended };
   const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };
   const commands = await openCommands(commandRooms, output, log);
   closers.push(() => commands.close());
-  const publicUrl = (): string => settings.public_url ?? status.url;
   const sessionRooms = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
   const sessions = openSessions(sessionRooms, { keepMs, publicUrl }, log);
   // Before anything is fired: what an earlier broker declared may still have to reach history.
@@ -181,13 +184,14 @@ async function openNouns(
   const schedules = openSchedules({ ...commandRooms, commands, records }, log);
   // Nothing is linked to a broker that only its own box can call: what is due waits for the next start.
   if (settings.local) schedules.stop();
-  return { keys, joinTokens, commands, schedules, sessions, audit };
+  return { keys, packages, joinTokens, commands, schedules, sessions, audit };
 }
 
 function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
   const contents = openBudget(maxContents, 'files are read as content');
   return {
     machines: machineHandlers(rooms),
+    packages: rooms.packages.handlers,
     joinTokens: rooms.joinTokens.handlers,
     files: fileHandlers({ ...rooms, log, contents }),
     commands: rooms.commands.handlers,

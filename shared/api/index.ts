@@ -8,6 +8,7 @@ import { files } from './files.ts';
 import { joinTokens } from './join-tokens.ts';
 import { keys } from './keys.ts';
 import { machines } from './machines.ts';
+import { packages } from './packages.ts';
 import type { KeyId, MachineId, Route, Scope } from './route.ts';
 import { schedules } from './schedules.ts';
 import { service } from './service.ts';
@@ -27,6 +28,7 @@ export const api = {
   keys,
   webhooks,
   audit,
+  packages,
   service,
 };
 export type Api = typeof api;

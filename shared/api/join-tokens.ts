@@ -28,7 +28,13 @@ export const joinTokens = {
       uses: z.int().min(1).max(10_000).default(1),
       tags: tags.optional(),
     }),
-    reply: joinToken.extend({ token: z.string() }).meta({ id: 'NewJoinToken' }),
+    reply: joinToken
+      .extend({
+        token: z.string(),
+        install: z.string().nullable().meta({ description: 'The line that installs the agent on a machine' }),
+        install_missing: z.string().nullable().meta({ description: 'Why there is no such line' }),
+      })
+      .meta({ id: 'NewJoinToken' }),
     status: 201,
     idempotency: 'secret',
   }),

@@ -11,7 +11,7 @@ import { type Connection, prepare, socketUrl } from './request.ts';
 import { send, textOf } from './send.ts';
 import type { Attached, CallSettings, ListResult, Namespaces } from './shape.ts';
 import { chunksOf, objectsOf } from './sse.ts';
-import { openTerminal, type TerminalSettings } from './terminal.ts';
+import type { TerminalSettings } from './terminal.ts';
 
 export { FarhandError } from './failure.ts';
 export type {
@@ -83,8 +83,11 @@ type Input = Record<string, unknown>;
 
 function methodOf(to: Connection, route: Route): unknown {
   if (route.kind === 'socket') {
-    return (attached: Attached, settings: TerminalSettings = {}) =>
-      openTerminal(to.webSocket(socketUrl(to, route, attached)), settings);
+    return async (attached: Attached, settings: TerminalSettings = {}) => {
+      // Only who opens one needs the schemas of its messages; before the socket, which would talk to nobody.
+      const { openTerminal } = await import('./terminal.ts');
+      return openTerminal(to.webSocket(socketUrl(to, route, attached)), settings);
+    };
   }
   const ask = askerOf(to, route);
   if (route.kind === 'list') return listed(ask);

@@ -1,0 +1,152 @@
+#!/bin/sh
+# Installs the Farhand agent of one broker on this machine, or the broker's version over an older one.
+#
+#   curl -fsSL https://BROKER/install.sh | sudo sh -s -- [OPTIONS]
+#
+#   --join-token T, --join-token-file F, or the variable FARHAND_JOIN_TOKEN   needed until the machine has joined
+#   --no-service                       only puts the program there: /usr/local/bin/farhand-agent
+#   all others                         go to `farhand-agent install`: --name, --tags, --allow, --root, --user
+#
+# Everything is in functions: of a script that is cut off on its way nothing runs.
+set -eu
+
+from=@FROM@
+pin=@PIN@
+broker=@BROKER@
+place=/opt/farhand-agent
+link=/usr/local/bin/farhand-agent
+
+fail() {
+  echo "install.sh: $*" >&2
+  exit 1
+}
+
+# fetch NAME FILE: from the broker, and nowhere else.
+fetch() {
+  if command -v curl >/dev/null; then
+    set -- -fsS -o "$2" "$from/$1"
+    if [ -n "$pin" ]; then set -- -k --pinnedpubkey "$pin" "$@"; fi
+    curl "$@"
+  elif [ -n "$pin" ]; then
+    fail "curl is needed: the broker has a certificate of its own, and wget knows no pins"
+  elif command -v wget >/dev/null; then
+    wget -q -O "$2" "$from/$1"
+  else
+    fail "curl or wget is needed"
+  fi || fail "$from/$1 cannot be fetched"
+}
+
+sum() {
+  sha256sum "$1" | cut -d ' ' -f 1
+}
+
+check_machine() {
+  [ "$(uname -s)" = Linux ] || fail "there are packages for Linux only"
+  [ "$(id -u)" = 0 ] || fail "run this as root, with sudo"
+  for program in sha256sum tar gzip mktemp readlink; do
+    command -v "$program" >/dev/null || fail "$program is needed"
+  done
+  case $(uname -m) in
+    x86_64 | amd64) arch=x64 ;;
+    aarch64 | arm64) arch=arm64 ;;
+    *) fail "there is no package for $(uname -m), only for x86_64 and aarch64" ;;
+  esac
+}
+
+# The third part of the token is the hash of SHA256SUMS. A machine that has joined may update without a token: then the
+# connection must be one that nobody else can speak on.
+check_sums() {
+  if [ -n "$token" ]; then
+    expected=$(printf %s "$token" | cut -d . -f 3)
+    [ -n "$expected" ] || fail "this join token was made by a broker without packages: make a new one"
+    [ "$(sum "$1")" = "$expected" ] || fail "the packages of $from are not those this join token was made with: make a new token"
+    return
+  fi
+  [ -e /var/lib/farhand-agent/identity.json ] || [ "$service" = no ] ||
+    fail "a join token is needed: --join-token-file FILE, or the variable FARHAND_JOIN_TOKEN"
+  case $from in
+    https://* | http://127.* | http://localhost | http://localhost[:/]* | 'http://[::1]'*) ;;
+    *) fail "over $from others could replace the packages: a join token is needed" ;;
+  esac
+}
+
+# unpack FOLDER: fetches, checks and unpacks what fits this machine; sets `version`.
+unpack() {
+  fetch packages/SHA256SUMS "$1/SHA256SUMS"
+  check_sums "$1/SHA256SUMS"
+  line=$(grep -E "^[0-9a-f]{64}  farhand-agent-[0-9A-Za-z.+-]+-linux-$arch\.tar\.gz\$" "$1/SHA256SUMS") ||
+    fail "the broker has no package for $arch"
+  file=${line#*  }
+  version=${file#farhand-agent-}
+  version=${version%"-linux-$arch.tar.gz"}
+  fetch "packages/$file" "$1/$file"
+  [ "$(sum "$1/$file")" = "${line%%  *}" ] || fail "$file is damaged: its SHA-256 is not that of SHA256SUMS"
+  tar -xzf "$1/$file" -C "$1" --no-same-owner
+  mv "$1/${file%.tar.gz}" "$1/program"
+  "$1/program/bin/farhand-agent" --version >/dev/null || fail "the agent does not run on this machine"
+}
+
+# put FOLDER: the new version takes the place of the old one in one step.
+put() {
+  rm -rf "$place/$version.old"
+  if [ -e "$place/$version" ]; then mv "$place/$version" "$place/$version.old"; fi
+  mv "$1/program" "$place/$version"
+  ln -sfn "$version" "$1/current"
+  mv -Tf "$1/current" "$place/current"
+  mkdir -p "${link%/*}"
+  ln -sfn "$place/current/bin/farhand-agent" "$link"
+}
+
+# Only the version that runs stays.
+sweep() {
+  for old in "$place"/*; do
+    case ${old##*/} in current | "$version" | "${folder##*/}") ;; *) rm -rf "$old" ;; esac
+  done
+}
+
+start() {
+  if [ "$service" = no ]; then
+    echo "farhand-agent $version is installed: $link"
+  elif [ "$#" = 0 ] && [ -z "$token" ] && [ -e /etc/systemd/system/farhand-agent.service ]; then
+    systemctl restart farhand-agent
+    echo "farhand-agent is now $version"
+  else
+    case " $* " in *" --broker"*) ;; *) set -- --broker "$broker" "$@" ;; esac
+    FARHAND_JOIN_TOKEN=$token "$link" install "$@"
+  fi
+}
+
+main() {
+  token=${FARHAND_JOIN_TOKEN:-}
+  service=yes
+  left=$#
+  while [ "$left" -gt 0 ]; do
+    word=$1
+    shift
+    left=$((left - 1))
+    case $word in
+      --join-token | --join-token-file)
+        [ "$left" -gt 0 ] || fail "$word needs a value"
+        if [ "$word" = --join-token ]; then token=$1; else token=$(cat "$1"); fi
+        shift
+        left=$((left - 1))
+        ;;
+      --join-token=*) token=${word#*=} ;;
+      --join-token-file=*) token=$(cat "${word#*=}") ;;
+      --no-service) service=no ;;
+      *) set -- "$@" "$word" ;;
+    esac
+  done
+  check_machine
+  umask 022
+  mkdir -p "$place"
+  folder=$(mktemp -d "$place/.new-XXXXXX")
+  trap 'rm -rf "$folder"' EXIT
+  trap 'exit 1' HUP INT TERM
+  unpack "$folder"
+  put "$folder"
+  start "$@"
+  sweep
+}
+
+main "$@"

@@ -1,0 +1,30 @@
+// A directory as a tar.gz that is the same, to the byte, whenever and wherever it is made.
+import { createHash } from 'node:crypto';
+import { createReadStream } from 'node:fs';
+import { basename, dirname } from 'node:path';
+import { pipeline } from 'node:stream/promises';
+import { run } from './ground.ts';
+
+/** When all files were changed, in seconds. */
+export const epoch = process.env.SOURCE_DATE_EPOCH ?? '1767225600';
+
+/** `level`: of gzip. */
+export async function archive(folder: string, file: string, level: number): Promise<void> {
+  const same = [
+    '--sort=name',
+    `--mtime=@${epoch}`,
+    '--owner=0',
+    '--group=0',
+    '--numeric-owner',
+    '--format=gnu',
+  ];
+  const modes = ['--mode=u+rwX,go+rX,go-w', '--hard-dereference'];
+  const zip = `--use-compress-program=gzip -n -${level}`;
+  await run('tar', ['-cf', file, ...same, ...modes, zip, '-C', dirname(folder), basename(folder)]);
+}
+
+export async function sha256Of(file: string): Promise<string> {
+  const hash = createHash('sha256');
+  await pipeline(createReadStream(file), hash);
+  return hash.digest('hex');
+}

@@ -1,0 +1,58 @@
+// What is not ours and not JavaScript: Node and the pty addon, for this kind of machine or another.
+import { createHash } from 'node:crypto';
+import { cpSync, existsSync, linkSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import { z } from 'zod';
+import { type Arch, readJson, root, run } from './ground.ts';
+
+const packList = z.tuple([z.object({ filename: z.string() })]);
+const lockFile = z.object({ packages: z.record(z.string(), z.unknown()) });
+const lockEntry = z.object({ version: z.string(), integrity: z.string() });
+
+const cache = join(root, 'dist/.cache');
+
+/** Puts `node` and the addon into a package. */
+export async function addBinaries(folder: string, arch: Arch): Promise<void> {
+  const node = await libraryOf(`node-linux-${arch}`);
+  place(join(node, 'bin/node'), join(folder, 'node'));
+  cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
+}
+
+export async function addPty(folder: string, arch: Arch): Promise<void> {
+  const name = `@lydell/node-pty-linux-${arch}`;
+  cpSync(await libraryOf(name), join(folder, 'node_modules', name), { recursive: true });
+}
+
+/** The directory of a library: installed, or fetched once for a machine that is not like this one. */
+async function libraryOf(name: string): Promise<string> {
+  const installed = join(root, 'node_modules', name);
+  if (existsSync(installed)) return installed;
+  const { version, integrity } = locked(name);
+  const folder = join(cache, `${name}-${version}`);
+  if (existsSync(folder)) return join(folder, 'package');
+  mkdirSync(`${folder}.new`, { recursive: true });
+  const told = await run('npm', ['pack', '--json', '--pack-destination', cache, `${name}@${version}`]);
+  const [packed] = packList.parse(JSON.parse(told));
+  const archive = join(cache, packed.filename);
+  const found = `sha512-${createHash('sha512').update(readFileSync(archive)).digest('base64')}`;
+  if (found !== integrity)
+    throw new Error(`${name}@${version} is not what package-lock.json names: ${found}`);
+  await run('tar', ['-xzf', archive, '-C', `${folder}.new`]);
+  await run('mv', [`${folder}.new`, folder]);
+  rmSync(archive);
+  return join(folder, 'package');
+}
+
+function locked(name: string): { version: string; integrity: string } {
+  const found = readJson(join(root, 'package-lock.json'), lockFile).packages[`node_modules/${name}`];
+  return lockEntry.parse(found);
+}
+
+/** A second name of the same file where that is possible. */
+function place(from: string, to: string): void {
+  try {
+    linkSync(from, to);
+  } catch {
+    cpSync(from, to);
+  }
+}

@@ -1,0 +1,114 @@
+// The programs and the library as bundles: lib/ of a package, with what they read at run time beside it.
+import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { dirname, join } from 'node:path';
+import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
+import { manifestSchema, readJson, root } from './ground.ts';
+import { routesAsData } from './routes.ts';
+
+const require = createRequire(import.meta.url);
+
+/** Each becomes lib/NAME.js. */
+const entries = {
+  'farhand-agent': 'agent/main.ts',
+  'farhand-broker': 'broker/main.ts',
+  farhand: 'broker/cli/main.ts',
+};
+export type Entry = keyof typeof entries;
+
+/** CommonJS libraries look for their protos at `../../proto` of themselves: that becomes proto/ beside lib/. */
+const banner = `import { createRequire as requireFrom } from 'node:module';
+const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
+
+/** Our texts are English; zod's other fifty languages would be a third of the agent. */
+const oneLanguage: Plugin = {
+  name: 'one language',
+  setup(esbuild) {
+    esbuild.onLoad({ filter: /\/zod\/v4\/locales\/index\.js$/ }, () => ({
+      contents: "export { default as en } from './en.js';",
+    }));
+  },
+};
+
+/** Errors of the SDK are those of the gRPC client: it uses the SDK's own file. */
+const sdkBeside: Plugin = {
+  name: 'the SDK beside',
+  setup(esbuild) {
+    esbuild.onResolve({ filter: /\/sdk\/index\.ts$/ }, () => ({ path: './sdk.js', external: true }));
+  },
+};
+
+const shape: BuildOptions = {
+  absWorkingDir: root,
+  bundle: true,
+  format: 'esm',
+  target: 'node22',
+  // Half of what V8 keeps of the text; names and short lines stay, for whoever reads a stack.
+  minifySyntax: true,
+  minifyWhitespace: true,
+  lineLimit: 120,
+  legalComments: 'none',
+  plugins: [oneLanguage, routesAsData],
+  logLevel: 'warning',
+};
+
+/** Fills lib/ of a package with programs, and puts beside it what they read. */
+export async function bundlePrograms(names: readonly Entry[], folder: string): Promise<void> {
+  const { metafile } = await build({
+    ...shape,
+    entryPoints: Object.fromEntries(names.map((name) => [name, entries[name]])),
+    outdir: join(folder, 'lib'),
+    chunkNames: 'part-[hash]',
+    splitting: true,
+    platform: 'node',
+    banner: { js: banner },
+    metafile: true,
+  });
+  addProtos(folder, names);
+  if (names.includes('farhand-broker')) addBrokerFiles(folder);
+  writeFileSync(join(folder, 'THIRD-PARTY.txt'), licencesOf(librariesOf(metafile)));
+  cpSync(join(root, 'LICENSE'), join(folder, 'LICENSE'));
+}
+
+/** `farhand` and `farhand/grpc`, for programs of other people; the first one runs in a browser too. */
+export async function bundleLibrary(folder: string): Promise<void> {
+  const outdir = join(folder, 'lib');
+  const sdk = { sdk: 'shared/sdk/index.ts' };
+  await build({ ...shape, entryPoints: sdk, outdir, platform: 'neutral' });
+  const grpc = { grpc: 'shared/grpc.ts' };
+  const plugins = [oneLanguage, routesAsData, sdkBeside];
+  await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
+}
+
+function addProtos(folder: string, names: readonly Entry[]): void {
+  cpSync(join(root, 'proto/farhand'), join(folder, 'proto/farhand'), { recursive: true });
+  if (!names.includes('farhand-broker')) return;
+  const health = dirname(require.resolve('grpc-health-check/package.json'));
+  cpSync(join(health, 'proto'), join(folder, 'proto'), { recursive: true });
+}
+
+function addBrokerFiles(folder: string): void {
+  cpSync(join(root, 'broker/packages/install.sh'), join(folder, 'install.sh'));
+  const library = dirname(require.resolve('swagger-ui-dist/package.json'));
+  mkdirSync(join(folder, 'docs'));
+  for (const file of ['swagger-ui-bundle.js', 'swagger-ui.css']) {
+    cpSync(join(library, file), join(folder, 'docs', file));
+  }
+}
+
+function librariesOf({ inputs }: Metafile): string[] {
+  const found = Object.keys(inputs).flatMap(
+    (file) => /^(.*node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(file)?.[1] ?? [],
+  );
+  return [...new Set([...found, 'node_modules/swagger-ui-dist'])].sort();
+}
+
+function licencesOf(libraries: string[]): string {
+  const texts = libraries.map((library) => {
+    const { name, version, license } = readJson(join(root, library, 'package.json'), manifestSchema);
+    const file = readdirSync(join(root, library)).find((entry) => /^licen[cs]e/i.test(entry));
+    const text = file ? readFileSync(join(root, library, file), 'utf8').trim() : '';
+    return `${name} ${version} (${license})\n\n${text}\n`;
+  });
+  return `Farhand contains these libraries.\n\n${texts.join(`\n${'-'.repeat(72)}\n\n`)}`;
+}

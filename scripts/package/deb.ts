@@ -1,0 +1,99 @@
+// A program's directory as a Debian package: below /usr/lib, with its launchers in /usr/bin. It starts nothing.
+import { chmodSync, cpSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { epoch } from './archive.ts';
+import { type Arch, run, version } from './ground.ts';
+import { type Program, programs } from './programs.ts';
+
+const debianArch: Record<Arch, string> = { x64: 'amd64', arm64: 'arm64' };
+
+export function debName(name: Program, arch: Arch): string {
+  return `${name}_${version}_${debianArch[arch]}.deb`;
+}
+
+/** `level`: of gzip. */
+export async function makeDeb(
+  name: Program,
+  arch: Arch,
+  from: { program: string; scratch: string; file: string; level: number },
+): Promise<void> {
+  const { program, scratch, file, level } = from;
+  mkdirSync(join(scratch, 'DEBIAN'), { recursive: true });
+  mkdirSync(join(scratch, 'usr/bin'), { recursive: true });
+  // Hard links: Node is large.
+  mkdirSync(join(scratch, 'usr/lib'));
+  await run('cp', ['-al', program, join(scratch, 'usr/lib', name)]);
+  for (const entry of programs[name].entries) {
+    symlinkSync(`../lib/${name}/bin/${entry}`, join(scratch, 'usr/bin', entry));
+  }
+  addCopyright(name, program, scratch);
+  writeFileSync(join(scratch, 'DEBIAN/control'), controlText(name, arch));
+  for (const [script, text] of Object.entries(scriptsOf(name))) {
+    writeFileSync(join(scratch, 'DEBIAN', script), text);
+    chmodSync(join(scratch, 'DEBIAN', script), 0o755);
+  }
+  const zip = ['-Zgzip', `-z${level}`];
+  await run('env', [
+    `SOURCE_DATE_EPOCH=${epoch}`,
+    'dpkg-deb',
+    '--root-owner-group',
+    ...zip,
+    '--build',
+    scratch,
+    file,
+  ]);
+}
+
+function addCopyright(name: Program, program: string, scratch: string): void {
+  const folder = join(scratch, 'usr/share/doc', name);
+  mkdirSync(folder, { recursive: true });
+  cpSync(join(program, 'LICENSE'), join(folder, 'copyright'));
+}
+
+function controlText(name: Program, arch: Arch): string {
+  return `Package: ${name}
+Version: ${version}
+Architecture: ${debianArch[arch]}
+Maintainer: The Farhand authors <farhand@localhost>
+Depends: libc6 (>= 2.28), libstdc++6
+Section: admin
+Priority: optional
+Description: ${programs[name].summary}
+ Brings a Node of its own. "${name} install" makes it a service.
+`;
+}
+
+/** A unit there may be is of `NAME install`: the package restarts it, and takes it along when it goes. */
+function scriptsOf(name: Program): Record<string, string> {
+  const isAgent = name === 'farhand-agent';
+  const settings = `/etc/farhand/${isAgent ? 'agent' : 'broker'}.toml`;
+  return {
+    postinst: `#!/bin/sh
+set -e
+# An upgrade: a service that runs becomes the new version.
+if [ "$1" = configure ] && [ -n "$2" ] && [ -d /run/systemd/system ]; then
+  systemctl try-restart ${name}.service || true
+fi
+`,
+    prerm: `#!/bin/sh
+set -e
+# The service goes with its program; what it knows stays until a purge.
+if [ "$1" = remove ] && [ -e /etc/systemd/system/${name}.service ] && [ -d /run/systemd/system ]; then
+  /usr/bin/${name} uninstall ${isAgent ? '--keep-data' : '--yes'}
+fi
+`,
+    postrm: `#!/bin/sh
+set -e
+if [ "$1" = purge ]; then
+  rm -rf /var/lib/${name} ${settings}
+  rmdir /etc/farhand 2>/dev/null || true
+  if getent passwd ${name} >/dev/null; then
+    accounthome=$(getent passwd ${name} | cut -d: -f6)
+    userdel ${name} || true
+    case $accounthome in /home/${name} | /var/lib/${name}) rm -rf "$accounthome" ;; esac
+  fi
+  if getent group ${name} >/dev/null; then groupdel ${name} || true; fi
+fi
+`,
+  };
+}

@@ -1,0 +1,35 @@
+// What every step of packaging stands on: the checkout, its version, and programs of the system.
+import { execFile } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { z } from 'zod';
+
+export { version } from '../../shared/version.ts';
+export const root = join(import.meta.dirname, '../..');
+
+/** As Node calls them. */
+export const arches = ['x64', 'arm64'] as const;
+export type Arch = (typeof arches)[number];
+
+const execute = promisify(execFile);
+
+/** Runs a program to its end and answers what it printed; throws what it complained of. */
+export async function run(file: string, args: string[], cwd: string = root): Promise<string> {
+  const { stdout } = await execute(file, args, { cwd, maxBuffer: 64 * 1024 * 1024 });
+  return stdout;
+}
+
+export function readJson<T extends z.ZodType>(file: string, schema: T): z.output<T> {
+  return schema.parse(JSON.parse(readFileSync(file, 'utf8')));
+}
+
+/** What a package.json says, as far as packages of ours repeat it. */
+export const manifestSchema = z.object({
+  name: z.string(),
+  version: z.string(),
+  description: z.string().optional(),
+  license: z.string(),
+  engines: z.record(z.string(), z.string()).optional(),
+  optionalDependencies: z.record(z.string(), z.string()).default({}),
+});

@@ -1,0 +1,62 @@
+// farhand for npm: the SDK with its types, and all three programs for the user's own Node.
+import { cpSync, mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { publint } from 'publint';
+import { formatMessage } from 'publint/utils';
+import { bundleLibrary, bundlePrograms } from './bundles.ts';
+import { declare } from './declarations.ts';
+import { manifestSchema, readJson, root, run, version } from './ground.ts';
+
+/** Answers the tarball. */
+export async function makeNpm(scratch: string, dist: string): Promise<string> {
+  const folder = join(scratch, 'farhand');
+  mkdirSync(folder, { recursive: true });
+  await bundlePrograms(['farhand', 'farhand-agent', 'farhand-broker'], folder);
+  await bundleLibrary(folder);
+  await declare(folder, scratch);
+  cpSync(join(root, 'README.md'), join(folder, 'README.md'));
+  cpSync(join(root, 'CHANGELOG.md'), join(folder, 'CHANGELOG.md'));
+  writeFileSync(join(folder, 'package.json'), manifest());
+  await run('npm', ['pack', '--ignore-scripts', '--pack-destination', dist], folder);
+  const tarball = join(dist, `farhand-${version}.tgz`);
+  await check(folder, tarball);
+  return tarball;
+}
+
+function manifest(): string {
+  const { name, description, license, engines, optionalDependencies } = readJson(
+    join(root, 'package.json'),
+    manifestSchema,
+  );
+  const terminals = Object.entries(optionalDependencies).filter(([library]) => library.includes('node-pty'));
+  const entry = (types: string, file: string) => ({
+    types: `./types/shared/${types}.d.ts`,
+    default: `./lib/${file}.js`,
+  });
+  const made = {
+    ...{ name, version, description, license, type: 'module', engines },
+    bin: Object.fromEntries(
+      ['farhand', 'farhand-agent', 'farhand-broker'].map((program) => [program, `lib/${program}.js`]),
+    ),
+    exports: {
+      '.': entry('sdk/index', 'sdk'),
+      './grpc': entry('grpc', 'grpc'),
+      './package.json': './package.json',
+    },
+    sideEffects: false,
+    optionalDependencies: Object.fromEntries(terminals),
+  };
+  return `${JSON.stringify(made, undefined, 2)}\n`;
+}
+
+/** What is wrong with it as a package is wrong with this build. */
+async function check(folder: string, tarball: string): Promise<void> {
+  const { messages, pkg } = await publint({ pkgDir: folder, strict: true, pack: false });
+  if (messages.length > 0) {
+    throw new Error(
+      messages.map((one) => `publint: ${formatMessage(one, pkg, { color: false })}`).join('\n'),
+    );
+  }
+  const attw = join(root, 'node_modules/.bin/attw');
+  await run(attw, ['--profile', 'esm-only', '--no-emoji', '--no-color', tarball]);
+}

@@ -1,0 +1,51 @@
+// farhand-agent and farhand-broker as directories that need nothing of the machine: Node, bundles and what they read.
+import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { addBinaries, addPty } from './binaries.ts';
+import { bundlePrograms, type Entry } from './bundles.ts';
+import { type Arch, version } from './ground.ts';
+
+/** Packages by name, with the programs in each and what Node is told to run them. */
+export const programs = {
+  'farhand-agent': { entries: ['farhand-agent'], summary: 'lets a Farhand broker reach this machine' },
+  'farhand-broker': { entries: ['farhand-broker', 'farhand'], summary: 'control plane for remote machines' },
+} as const satisfies Record<string, { entries: Entry[]; summary: string }>;
+export type Program = keyof typeof programs;
+
+/** An agent idles on machines that have other work to do; none of these takes speed from its transfers. */
+const agentFlags = '--optimize-for-size --max-semi-space-size=1 --v8-pool-size=0';
+
+/** Fills a new directory. */
+export async function makeProgram(name: Program, arch: Arch, folder: string): Promise<void> {
+  const { entries } = programs[name];
+  mkdirSync(join(folder, 'bin'), { recursive: true });
+  await bundlePrograms(entries, folder);
+  const manifest = { name, version, type: 'module', license: 'Apache-2.0' };
+  writeFileSync(join(folder, 'package.json'), `${JSON.stringify(manifest, undefined, 2)}\n`);
+  for (const entry of entries) addLauncher(folder, entry);
+  await addBinaries(folder, arch);
+  if (name === 'farhand-agent') await addPty(folder, arch);
+}
+
+/** The agents that a broker hands out. */
+export function addPackages(folder: string, packages: string): void {
+  cpSync(packages, join(folder, 'packages'), { recursive: true });
+}
+
+function addLauncher(folder: string, entry: Entry): void {
+  const launcher = join(folder, 'bin', entry);
+  writeFileSync(launcher, launcherText(entry));
+  chmodSync(launcher, 0o755);
+}
+
+/** `FARHAND_PROGRAM`: the name it was called by, which stays the same when another version takes this one's place. */
+function launcherText(entry: Entry): string {
+  const isAgent = entry === 'farhand-agent';
+  return `#!/bin/sh
+# Runs ${entry} with the Node of its own package.
+case $0 in /*) FARHAND_PROGRAM=$0 ;; *) FARHAND_PROGRAM=$PWD/$0 ;; esac
+export FARHAND_PROGRAM${isAgent ? ' MALLOC_ARENA_MAX=1' : ''}
+home=$(readlink -f "$0") && home=\${home%/bin/*} || exit 1
+exec "$home/node" ${isAgent ? `${agentFlags} ` : ''}"$home/lib/${entry}.js" "$@"
+`;
+}

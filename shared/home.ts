@@ -1,0 +1,17 @@
+// Where our own files lie: in a checkout, or in a package, whose bundled programs lie together in lib/.
+import { dirname, join } from 'node:path';
+
+/** Of this file: shared/home.ts in a checkout, some bundle in a package. */
+const here = import.meta.filename;
+const packaged = here.endsWith('.js');
+
+/** Holds package.json and proto/, in both. */
+export const home = dirname(import.meta.dirname);
+
+/** The file of a program, for who starts it as a process of its own. */
+export const brokerProgram = join(home, packaged ? 'lib/farhand-broker.js' : 'broker/main.ts');
+
+/** A directory that a package has, and a checkout somewhere else. */
+export function shipped(name: string, otherwise: () => string): string {
+  return packaged ? join(home, name) : otherwise();
+}
