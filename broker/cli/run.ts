@@ -1,5 +1,6 @@
 // One run of the command line: what was asked, and how a failure is told.
 import { CommanderError } from 'commander';
+import { AppError, errnoOf } from '../../shared/errors.ts';
 import { failure, nodeIsGood, wrongNode } from '../../shared/program.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
 import { clean } from './output.ts';
@@ -13,12 +14,16 @@ export async function run(argv: string[]): Promise<void> {
     // Commander has printed its own complaint; help and version are no failure.
     if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
     else if (error instanceof FarhandError) end(refusal(error), 1);
+    // What the system or an archive refuses needs no stack.
+    else if (error instanceof AppError || errnoOf(error)) end(`farhand: ${clean(messageOf(error))}`, 1);
     else {
       const { text, code } = failure('farhand', error);
       end(text, code);
     }
   }
 }
+
+const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
 function end(text: string, code: number): void {
   process.stderr.write(`${text}\n`);
