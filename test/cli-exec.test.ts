@@ -1,6 +1,6 @@
 // farhand exec: bytes, input, signals, exit codes, broken connections, many machines.
 import { createHash } from 'node:crypto';
-import { existsSync } from 'node:fs';
+import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
 import { openLine } from './cli-bench.ts';
@@ -133,6 +133,19 @@ describe('farhand exec on one machine', () => {
     expect((await house.client.commands.get({ command_id })).status).toMatch(/queued|running|completed/);
     await vi.waitFor(() => expect(existsSync(join(folder, 'done'))).toBe(true), patience);
   });
+});
+
+test('farhand exec loads little before it asks: no schemas, no second HTTP client, no other verb', async () => {
+  const { farhand } = await openScene();
+  // A guard of its 150 ms that no busy machine can fail.
+  const hook = `import { registerHooks } from 'node:module';
+    const load = (url, context, next) => { process.stderr.write('loads ' + url + '\\n'); return next(url, context); };
+    registerHooks({ load });`;
+  const env = { NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(hook)}` };
+  const { code, err } = await farhand('exec', ['web-1', '--', 'true'], { env });
+  const loaded = [...err.matchAll(/^loads file:\/\/(.*)$/gm)].map(([, file = '']) => statSync(file).size);
+  expect([code, loaded.length > 3]).toEqual([0, true]);
+  expect(loaded.reduce((sum, bytes) => sum + bytes, 0)).toBeLessThan(160_000);
 });
 
 describe('farhand exec on several machines', () => {
