@@ -1,7 +1,7 @@
 // What is observed: history.db. Opens, migrates, groups writes, prunes; each noun owns its tables and its SQL.
 import { createHash } from 'node:crypto';
 import { closeSync, openSync } from 'node:fs';
-import { DatabaseSync, type SQLOutputValue, type StatementSync } from 'node:sqlite';
+import { backup, DatabaseSync, type SQLOutputValue, type StatementSync } from 'node:sqlite';
 import type { Journal } from '../shared/api/index.ts';
 import { every, now } from '../shared/clock.ts';
 import { StartError } from '../shared/errors.ts';
@@ -66,12 +66,22 @@ export interface History {
   onEntry(kind: string, apply: (entry: never, transaction: HistoryTransaction) => void): void;
   /** Deletes what is older, in small steps, hourly. */
   retain(retention: Retention): void;
+  /** The database as it is now, which can be copied while it is written on. */
+  snapshot(): Snapshot;
   /** Prunes now (tests, and the hourly timer). */
   prune(): Promise<void>;
   close(): void;
 }
 
+/** To be copied once. */
+export interface Snapshot {
+  /** Resolves when the copy is on disk, for the eyes of this user alone. */
+  copyTo(file: string): Promise<void>;
+}
+
 const pruneStep = 500;
+/** Copied at once by another thread, which then lets others at the disk. */
+const copyPages = 256;
 const schemaVersion = 1;
 
 interface Pending {
@@ -204,6 +214,7 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
       appliers.set(kind, apply as (entry: Entry, transaction: HistoryTransaction) => void);
     },
     retain: (retention) => void retentions.push(retention),
+    snapshot: () => snapshotOf(file),
     prune,
     close() {
       stopPruning();
@@ -212,6 +223,23 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
     },
   };
   return history;
+}
+
+/** A reader of its own sees what was committed when it began, whatever is written after (WAL). */
+function snapshotOf(file: string): Snapshot {
+  const reader = new DatabaseSync(file, { readOnly: true });
+  reader.exec('BEGIN');
+  reader.prepare('SELECT id FROM installation').get();
+  return {
+    async copyTo(copy) {
+      try {
+        closeSync(openSync(copy, 'wx', 0o600));
+        await backup(reader, copy, { rate: copyPages });
+      } finally {
+        reader.close();
+      }
+    },
+  };
 }
 
 function setUp(database: DatabaseSync, file: string, installId: string): void {

@@ -12,7 +12,7 @@ const text = JSON.stringify({ id: 'evt_1', type: 'machine.online', timestamp: 't
 function signed(
   secret: string,
   { payload = text, at = Date.now() } = {},
-): WebhookDelivery & { headers: Record<string, string> } {
+): Omit<WebhookDelivery, 'headers'> & { headers: Record<string, string> } {
   const standard = secret.startsWith('whsec_')
     ? new Webhook(secret)
     : new Webhook(Buffer.from(secret), { format: 'raw' });

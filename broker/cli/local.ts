@@ -3,23 +3,40 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent } from 'undici';
+import { z } from 'zod';
 import { StartError } from '../../shared/errors.ts';
 import { brokerProgram } from '../../shared/home.ts';
+import { failureOf } from '../../shared/sdk/failure.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { through } from './tls.ts';
 
-export async function withSocket<T>(dataDir: string, use: (client: Farhand) => Promise<T>): Promise<T> {
+/** Asks for what is no part of the API: only the broker's own box may. */
+type Post = (path: string) => Promise<{ directory: string }>;
+
+export async function withSocket<T>(
+  dataDir: string,
+  use: (client: Farhand, post: Post) => Promise<T>,
+): Promise<T> {
   const way = through(new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } }));
   const client = new Farhand({ baseUrl: 'http://broker.sock', ...way.options });
   // Whoever does not answer here at once is not there.
   const probe = new Farhand({ baseUrl: 'http://broker.sock', retries: 0, ...way.options });
   const own = (await answers(probe)) ? undefined : await startLocal(dataDir);
   try {
-    return await use(client);
+    return await use(client, (path) => postTo(way.options.fetch, path));
   } finally {
     await way.close();
     if (own) await end(own);
   }
+}
+
+const local = z.object({ data: z.object({ directory: z.string() }) });
+
+async function postTo(ask: typeof fetch, path: string): Promise<{ directory: string }> {
+  const response = await ask(`http://broker.sock${path}`, { method: 'POST' });
+  const text = await response.text();
+  if (!response.ok) throw failureOf(response, text);
+  return local.parse(JSON.parse(text)).data;
 }
 
 async function answers(client: Farhand): Promise<boolean> {

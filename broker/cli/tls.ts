@@ -14,7 +14,7 @@ import type { FarhandOptions } from '../../shared/sdk/index.ts';
 import type { Where } from './where.ts';
 
 export interface Way {
-  options: Pick<FarhandOptions, 'fetch' | 'webSocket'>;
+  options: Required<Pick<FarhandOptions, 'fetch' | 'webSocket'>>;
   close(): Promise<void>;
 }
 

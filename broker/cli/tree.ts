@@ -21,6 +21,7 @@ const rooms: Readonly<Record<string, () => Promise<Add>>> = {
   audit: async () => (await import('./events.ts')).addAudit,
   auth: async () => (await import('./auth.ts')).addAuth,
   'join-tokens': async () => (await import('./join-tokens.ts')).addJoinTokens,
+  broker: async () => (await import('./broker.ts')).addBroker,
   doctor: async () => (await import('./doctor/index.ts')).addDoctor,
 };
 

@@ -20,10 +20,11 @@ import type { Logger } from '../../shared/logger.ts';
 import { authenticate } from '../admission/access.ts';
 import { requestIdFrom, toldFailure } from '../admission/failure.ts';
 import { askerOf, type DispatchRooms, dispatcher } from './dispatch.ts';
+import { addLocalRoutes, type LocalRooms } from './local.ts';
 import type { RequestMetrics } from './metrics.ts';
 import { openSocketDoor, type SocketRooms } from './websocket.ts';
 
-export interface AppOptions extends DispatchRooms, SocketRooms {
+export interface AppOptions extends DispatchRooms, SocketRooms, LocalRooms {
   handlers: Handlers;
   metrics: RequestMetrics;
 }
@@ -71,6 +72,7 @@ export function createHttpServer(options: AppOptions, local: boolean): Server {
         : dispatcher(noun, operation, route, handlers, options, local);
     router.register(path, [route.method], answer);
   }
+  if (local) addLocalRoutes(router, options);
   const app = new Koa();
   app.silent = true;
   app.use(envelope(log, options.metrics));

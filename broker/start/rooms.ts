@@ -10,6 +10,7 @@ import type { Lookups } from '../admission/access.ts';
 import { openIdempotency } from '../admission/idempotency.ts';
 import { openRecorder, type Recorder } from '../admission/recording.ts';
 import { type Audit, openAudit } from '../audit.ts';
+import { type Backups, openBackups } from '../backup.ts';
 import { type Commands, openCommands } from '../commands/index.ts';
 import type { BrokerSettings } from '../config.ts';
 import { type Events, openEvents } from '../events.ts';
@@ -83,6 +84,7 @@ export interface Rooms extends Stores, Nouns {
   metrics: RequestMetrics;
   handlers: Handlers;
   lookups: Lookups;
+  backups: Backups;
 }
 
 /** How a broker is opened. */
@@ -135,6 +137,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     metrics,
     handlers,
     lookups: lookupsOf({ ...stores, ...nouns }),
+    backups: await openBackups(settings.data_dir, stores),
   };
 }
 

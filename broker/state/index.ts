@@ -39,6 +39,8 @@ export interface State {
   watch(watcher: () => void): () => void;
   /** Says where the outbox goes, and sends what an earlier run left in it. */
   drainTo(apply: (entries: readonly Entry[]) => Promise<void>): Promise<void>;
+  /** Calls back once, while no commit is under way, with the text of state.json as it is on disk. */
+  between<T>(look: (text: string) => T): Promise<T>;
   /** Waits for commits under way. */
   close(): Promise<void>;
 }
@@ -89,6 +91,7 @@ interface Pending {
 function stateOver(low: Low<Documents>): State {
   let committed = collectionsOf(low.data);
   let queue: Pending[] = [];
+  let looks: (() => void)[] = [];
   let running: Promise<void> | undefined;
   const watchers = new Set<() => void>();
   let apply: ((entries: readonly Entry[]) => Promise<void>) | undefined;
@@ -96,9 +99,10 @@ function stateOver(low: Low<Documents>): State {
   let applied = 0;
 
   async function run(): Promise<void> {
-    while (queue.length > 0) {
-      const group = queue;
-      queue = [];
+    while (queue.length > 0 || looks.length > 0) {
+      const [group, looking] = [queue, looks];
+      [queue, looks] = [[], []];
+      for (const look of looking) look();
       await commit(group).catch((error: unknown) => {
         for (const member of group) member.reject(error);
       });
@@ -176,6 +180,18 @@ function stateOver(low: Low<Documents>): State {
           },
           resolve: () => resolve(result),
           reject,
+        });
+        running ??= run();
+      });
+    },
+    between(look) {
+      return new Promise((resolve, reject) => {
+        looks.push(() => {
+          try {
+            resolve(look(JSON.stringify(low.data)));
+          } catch (error) {
+            reject(error);
+          }
         });
         running ??= run();
       });

@@ -1,5 +1,5 @@
 // Who did what, over REST: an append-only record of every call that changes or runs something.
-import { z } from 'zod';
+import * as z from 'zod';
 import { instant, label, list, machineId, timestamp } from './route.ts';
 
 const audited = z

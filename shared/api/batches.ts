@@ -1,5 +1,5 @@
 // One command on many machines (batches).
-import { z } from 'zod';
+import * as z from 'zod';
 import { command, spec, wait } from './commands.ts';
 import { batchId, list, machineId, single, tags, timestamp } from './route.ts';
 

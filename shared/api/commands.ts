@@ -1,5 +1,5 @@
 // Commands over REST (spec 2.9, 4.5).
-import { z } from 'zod';
+import * as z from 'zod';
 import { signals } from '../signals.ts';
 import {
   batchId,

@@ -1,5 +1,5 @@
 // The event log over REST (spec 6).
-import { z } from 'zod';
+import * as z from 'zod';
 import { instant, list, machineId, outgoing, type Scope, shownAs, timestamp } from './route.ts';
 import { groups } from './webhooks.ts';
 

@@ -1,5 +1,5 @@
 // Files on a machine over REST (spec 2.4, 2.5, 4.2).
-import { z } from 'zod';
+import * as z from 'zod';
 import {
   growing,
   incoming,

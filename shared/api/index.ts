@@ -1,5 +1,5 @@
 // The REST contract: one table of routes. OpenAPI, the SDK and dispatch are derived from it.
-import type { z } from 'zod';
+import type * as z from 'zod';
 import { audit } from './audit.ts';
 import { batches } from './batches.ts';
 import { commands } from './commands.ts';

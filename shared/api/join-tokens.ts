@@ -1,5 +1,5 @@
 // Join tokens over REST: what a new machine shows to become one of ours.
-import { z } from 'zod';
+import * as z from 'zod';
 import { joinTokenId, label, list, milliseconds, single, tags, timestamp } from './route.ts';
 
 const joinToken = z

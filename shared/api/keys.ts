@@ -1,5 +1,5 @@
 // API keys over REST (spec 5).
-import { z } from 'zod';
+import * as z from 'zod';
 import {
   instant,
   keyId,

@@ -1,5 +1,5 @@
 // Machines over REST (spec 2.2, 2.3, 4.1).
-import { z } from 'zod';
+import * as z from 'zod';
 import { instant, label, list, machineId, queryNumber, single, tags, timestamp } from './route.ts';
 
 const listItem = z

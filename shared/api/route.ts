@@ -1,5 +1,5 @@
 // What a REST route is: data only. Schemas every noun shares live here too, above all the ids that authorisation reads.
-import { z } from 'zod';
+import * as z from 'zod';
 
 export const scopes = [
   'machines:read',

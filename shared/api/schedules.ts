@@ -1,5 +1,5 @@
 // Schedules over REST (spec 2.7, 2.8, 4.3): commands by cron, and what became of every time.
-import { z } from 'zod';
+import * as z from 'zod';
 import { environment } from './commands.ts';
 import {
   commandId,

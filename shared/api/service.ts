@@ -1,5 +1,5 @@
 // The broker itself over REST: what it is, how it feels, how to speak to it.
-import { z } from 'zod';
+import * as z from 'zod';
 import { raw, single } from './route.ts';
 
 export const service = {

@@ -1,5 +1,5 @@
 // Sessions over REST (spec 2.9, 4.5): terminals that outlive their clients.
-import { z } from 'zod';
+import * as z from 'zod';
 import { environment } from './commands.ts';
 import { label, list, machineId, milliseconds, sessionId, single, text, timestamp } from './route.ts';
 

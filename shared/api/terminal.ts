@@ -1,5 +1,5 @@
 // What travels over the WebSocket of a terminal, and the route that becomes one. Clients of any language read it in OpenAPI.
-import { z } from 'zod';
+import * as z from 'zod';
 import { signals } from '../signals.ts';
 import { sessionId, socket, text } from './route.ts';
 import { clientId, cols, rows, sessionStatuses } from './sessions.ts';

@@ -1,5 +1,5 @@
 // Webhooks over REST (spec 2.6, 4.4, 6): who is told what happened, and how that went.
-import { z } from 'zod';
+import * as z from 'zod';
 import {
   deliveryId,
   instant,

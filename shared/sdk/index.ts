@@ -29,11 +29,11 @@ export { SignatureError, verifyWebhook, type WebhookDelivery, type WebhookEvent 
 export interface FarhandOptions {
   /** Where the broker is, with or without `/api/v1`: `https://farhand.example.org`. */
   baseUrl: string;
-  apiKey?: string;
+  apiKey?: string | undefined;
   /** How often a call is tried again where that is safe; 0: never, and streams of events do not reconnect. */
-  retries?: number;
+  retries?: number | undefined;
   /** Told as User-Agent, where the platform allows it. */
-  userAgent?: string;
+  userAgent?: string | undefined;
   /** Another fetch, for a proxy or a socket file. */
   fetch?: typeof fetch;
   /** Another way to open a WebSocket, for the same. */

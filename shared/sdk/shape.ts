@@ -1,5 +1,5 @@
 // What calls of the SDK take and give, derived from the table of routes.
-import type { z } from 'zod';
+import type * as z from 'zod';
 import type { Api } from '../api/index.ts';
 import type { Route } from '../api/route.ts';
 import type { Terminal, TerminalSettings } from './terminal.ts';

@@ -1,5 +1,5 @@
 // Whether a delivery of a webhook is genuine, by WebCrypto alone: for receivers in Node, Deno, Workers and browsers.
-import { z } from 'zod';
+import * as z from 'zod';
 import { now } from '../clock.ts';
 
 /** A delivery as it came. */

@@ -1,0 +1,59 @@
+// A copy of everything that a broker needs to go on elsewhere, as it was at one moment, made while it works.
+import { existsSync } from 'node:fs';
+import { mkdir, readFile, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { writeDurably } from '../shared/durable-file.ts';
+import { AppError } from '../shared/errors.ts';
+import type { History } from './history.ts';
+import type { State } from './state/index.ts';
+
+export interface Backups {
+  /** Makes a copy inside the data directory, from where whoever asked takes it. Throws conflict while another is made. */
+  make(): Promise<{ directory: string }>;
+}
+
+/** Files beside the stores that hold keys; they are made once and never change. */
+const keys = ['authority.json', 'webhooks.key'];
+
+/** What a killed broker, or whoever should have taken it, left behind goes now. */
+export async function openBackups(
+  dataDir: string,
+  { state, history }: { state: State; history: History },
+): Promise<Backups> {
+  const directory = join(dataDir, 'backup');
+  await rm(directory, { recursive: true, force: true });
+  let making = false;
+
+  async function copy(): Promise<void> {
+    await rm(directory, { recursive: true, force: true });
+    await mkdir(directory, { mode: 0o700 });
+    // Of one moment: between two commits of state, whose entries are then in history or in its own outbox.
+    const { text, snapshot } = await state.between((committed) => ({
+      text: committed,
+      snapshot: history.snapshot(),
+    }));
+    await snapshot.copyTo(join(directory, 'history.db'));
+    for (const name of keys) {
+      const file = join(dataDir, name);
+      if (existsSync(file)) await writeDurably(join(directory, name), await readFile(file, 'utf8'));
+    }
+    // The last: without it no broker starts on such a directory.
+    await writeDurably(join(directory, 'state.json'), text);
+  }
+
+  return {
+    async make() {
+      if (making) throw new AppError('conflict', 'another backup is being made: wait for it');
+      making = true;
+      try {
+        await copy();
+      } catch (error) {
+        await rm(directory, { recursive: true, force: true });
+        throw error;
+      } finally {
+        making = false;
+      }
+      return { directory };
+    },
+  };
+}

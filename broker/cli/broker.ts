@@ -1,0 +1,86 @@
+// farhand broker: what concerns the broker's own box.
+import { existsSync, statSync } from 'node:fs';
+import { chown, copyFile, mkdir, open, readdir, rename, rm } from 'node:fs/promises';
+import { dirname, join, resolve, sep } from 'node:path';
+import type { Command } from 'commander';
+import { errnoOf, StartError, UsageError } from '../../shared/errors.ts';
+import { withSocket } from './local.ts';
+import { print } from './output.ts';
+import { type Common, verb } from './verb.ts';
+import { where } from './where.ts';
+
+interface BackupOptions extends Common {
+  to: string;
+}
+
+export function addBroker(program: Command): void {
+  const broker = program.command('broker').description('the broker on this box');
+  verb(
+    broker,
+    'backup',
+    'copy a broker’s state, history and keys, while it runs or not, into a new directory',
+    'farhand broker backup --data-dir /var/lib/farhand-broker --to /srv/backup/today',
+  )
+    .requiredOption('--to <dir>', 'where the copy goes; a broker starts on it as it is')
+    .action(async (options: BackupOptions) => {
+      const { dataDir } = where(options);
+      if (!dataDir) throw new UsageError('say which broker: --data-dir DIR, on its own box');
+      const made = await backup(resolve(dataDir), resolve(options.to));
+      print(options.output, made, () => [`${made.directory} (${made.bytes} bytes)`]);
+    });
+}
+
+async function backup(dataDir: string, to: string): Promise<{ directory: string; bytes: number }> {
+  if (`${to}${sep}`.startsWith(`${dataDir}${sep}`)) {
+    throw new UsageError('--to must lie outside of the data directory, or it would be lost with it');
+  }
+  if (existsSync(to)) throw new StartError(`${to} exists already: a backup goes into a new directory`, 1);
+  await mkdir(dirname(to), { recursive: true, mode: 0o700 });
+  await withSocket(dataDir, async (_client, post) => {
+    const { directory } = await post('/local/backup');
+    await take(directory, to);
+  });
+  const names = await readdir(to);
+  return { directory: to, bytes: names.reduce((sum, name) => sum + statSync(join(to, name)).size, 0) };
+}
+
+/** Under its own name it is whole or not there at all. */
+async function take(from: string, to: string): Promise<void> {
+  const beside = `${to}.partial`;
+  try {
+    await rename(from, to).catch(async (error: unknown) => {
+      if (errnoOf(error) !== 'EXDEV') throw error;
+      await rm(beside, { recursive: true, force: true });
+      await copyAll(from, beside);
+      await rename(beside, to);
+    });
+    await sync(dirname(to));
+  } finally {
+    for (const left of [from, beside]) await rm(left, { recursive: true, force: true });
+  }
+}
+
+/** To another file system; what root copies belongs to the broker's user. */
+async function copyAll(from: string, to: string): Promise<void> {
+  await mkdir(to, { mode: 0o700 });
+  const names = await readdir(from);
+  // A broker starts on nothing that lacks it.
+  for (const name of names.toSorted((a) => (a === 'state.json' ? 1 : -1))) {
+    await copyFile(join(from, name), join(to, name));
+    await sync(join(to, name));
+  }
+  if (process.getuid?.() === 0) {
+    const { uid, gid } = statSync(from);
+    for (const path of [...names.map((name) => join(to, name)), to]) await chown(path, uid, gid);
+  }
+  await sync(to);
+}
+
+async function sync(path: string): Promise<void> {
+  const handle = await open(path, 'r');
+  try {
+    await handle.sync();
+  } finally {
+    await handle.close();
+  }
+}

@@ -1,0 +1,123 @@
+// The README's programs in TypeScript, as they stand there: they are type-checked and run against a real broker.
+import { execFile, spawn } from 'node:child_process';
+import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { promisify } from 'node:util';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { temporaryFolder } from './house.ts';
+import { openToldHouse } from './receivers.ts';
+
+const root = join(import.meta.dirname, '..');
+const readme = readFileSync(join(root, 'README.md'), 'utf8');
+
+/** The blocks of TypeScript between two headings, in order. */
+function blocks(from: string, to: string): string[] {
+  const chapter = readme.split(`\n${from}\n`)[1]?.split(`\n${to}\n`)[0] ?? '';
+  const found = [...chapter.matchAll(/```ts\n(.*?)```/gs)].map(([, code = '']) => code);
+  if (found.length === 0) throw new Error(`no TypeScript between ${from} and ${to}`);
+  return found;
+}
+
+/** A project that has installed us. */
+function project(): string {
+  const folder = temporaryFolder('readme');
+  mkdirSync(join(folder, 'node_modules/@xterm'), { recursive: true });
+  symlinkSync(root, join(folder, 'node_modules/farhand'));
+  for (const name of ['@types', '@xterm/headless']) {
+    symlinkSync(join(root, 'node_modules', name), join(folder, 'node_modules', name));
+  }
+  writeFileSync(join(folder, 'package.json'), '{"type":"module"}');
+  const settings = { extends: join(root, 'tsconfig.json'), include: ['*.ts'] };
+  writeFileSync(join(folder, 'tsconfig.json'), JSON.stringify(settings));
+  return folder;
+}
+
+const prelude = `import headless from '@xterm/headless';
+const client = new Farhand({ baseUrl: process.env.FARHAND_URL ?? '', apiKey: process.env.FARHAND_API_KEY });
+const machine_id = process.env.M ?? '';
+const term = new headless.Terminal({ allowProposedApi: true, cols: 100, rows: 30 });
+const prompt = term.onWriteParsed(() => {
+  prompt.dispose();
+  term.input('exit 7\\r');
+});
+`;
+
+test('its programs are well typed, run, and do what they say', async () => {
+  const house = await openToldHouse();
+  const { machineId } = await house.agent({ name: 'web-1', tags: 'demo' });
+  const folder = project();
+  const port = await freePort();
+  writeFileSync(join(folder, 'ca.pem'), await house.client.service.ca());
+  const programs = {
+    'sdk.ts': blocks('## From TypeScript', '### A terminal')
+      .join('\n')
+      .replace('listen(9000', `listen(${port}`),
+    'terminal.ts': [
+      "import { Farhand } from 'farhand';\n",
+      prelude,
+      ...blocks('### A terminal', '## gRPC'),
+      'console.log(terminal.cols, ending);',
+    ].join(''),
+    'grpc.ts': blocks('## gRPC', '## What is kept, and where')
+      .join('\n')
+      .replace('127.0.0.1:8421', house.grpc),
+  };
+  for (const [name, code] of Object.entries(programs)) writeFileSync(join(folder, name), code);
+  const env = {
+    PATH: process.env.PATH,
+    FARHAND_URL: house.url,
+    FARHAND_API_KEY: house.key,
+    KEY: house.key,
+    M: machineId,
+  };
+  const start = (name: string) => {
+    const child = spawn(process.execPath, [name], { cwd: folder, env, stdio: ['ignore', 'pipe', 'inherit'] });
+    onTestFinished(() => void child.kill('SIGKILL'));
+    return { child, said: text(child.stdout) };
+  };
+  const [sdk, terminal, grpc] = [start('sdk.ts'), start('terminal.ts'), start('grpc.ts')];
+  // The last thing that it does is to listen.
+  const { id } = await house.client.webhooks.create({
+    url: `http://127.0.0.1:${port}/`,
+    events: ['*'],
+    secret: 'for both of us',
+    enabled: false,
+  });
+  await vi.waitFor(
+    async () => expect((await house.client.webhooks.test({ webhook_id: id })).status_code).toBe(200),
+    { timeout: 25_000, interval: 100 },
+  );
+  await house.client.webhooks.update({ webhook_id: id, secret: 'another' });
+  expect((await house.client.webhooks.test({ webhook_id: id })).status_code).toBe(401);
+  sdk.child.kill('SIGTERM');
+  const said = await sdk.said;
+  for (const line of [
+    /^web-1 .*load average/m,
+    /^1 of 1$/m,
+    /^output one$/m,
+    /^output two$/m,
+    /^exit /m,
+    /^command\.completed cmd_/m,
+    /^\d+ [0-9a-f]{64}$/m,
+    /^file_not_found 404 /m,
+    /^test \{/m,
+  ]) {
+    expect(said).toMatch(line);
+  }
+  expect(readFileSync(join(folder, 'services'))).toEqual(readFileSync('/etc/services'));
+  expect(await terminal.said).toMatch(/^100 \{[^}]*why: 'ended'[^}]*exit_code: 7/m);
+  expect(await grpc.said).toMatch(/load average.*\ncompleted 0\n$/);
+  await promisify(execFile)(join(root, 'node_modules/.bin/tsc'), ['-p', folder, '--noEmit']).catch(
+    (error: { stdout: string }) => expect.fail(error.stdout),
+  );
+}, 60_000);
+
+async function freePort(): Promise<number> {
+  const { createServer } = await import('node:net');
+  const server = createServer().listen(0, '127.0.0.1');
+  await new Promise((resolve) => server.once('listening', resolve));
+  const address = server.address();
+  await new Promise((resolve) => server.close(resolve));
+  return typeof address === 'object' && address ? address.port : 0;
+}
