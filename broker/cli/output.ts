@@ -95,7 +95,7 @@ function shown(value: Cell): string {
 }
 
 /** Colour where a person sees it and has not asked for none (https://no-color.org). */
-export function paint(style: 'bold' | 'dim' | 'green' | 'red' | 'yellow', text: string): string {
+function paint(style: 'bold' | 'dim' | 'green' | 'red' | 'yellow', text: string): string {
   const { NO_COLOR, FORCE_COLOR } = process.env;
   const wanted = NO_COLOR ? false : FORCE_COLOR ? FORCE_COLOR !== '0' : process.stdout.isTTY;
   return wanted ? styleText(style, text, { validateStream: false }) : text;

@@ -15,7 +15,7 @@ export function remoteIn(text: string): Remote | undefined {
   return match ? { machine: match[1] ?? '', path: match[2] || '~' } : undefined;
 }
 
-export function demandRemote(text: string): Remote {
+function demandRemote(text: string): Remote {
   const place = remoteIn(text);
   if (place) return place;
   throw new UsageError(`${text}: say machine:path, such as web-1:/etc/hosts`);
