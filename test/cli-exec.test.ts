@@ -182,7 +182,7 @@ describe('farhand exec on several machines', () => {
     const ends = out
       .trim()
       .split('\n')
-      .map((line) => JSON.parse(line).status);
-    expect([code, ends.sort()]).toEqual([1, ['expired', 'failed']]);
+      .map((line) => String(JSON.parse(line).status));
+    expect([code, ends.toSorted((a, b) => a.localeCompare(b))]).toEqual([1, ['expired', 'failed']]);
   });
 });

@@ -60,9 +60,7 @@ async function create(client: Farhand, options: CreateOptions): Promise<void> {
   const { name, machine, tag, expires, output } = options;
   const machine_ids = machine && (await Promise.all(machine.map((one) => machineNamed(client, one))));
   const limits = given({ machine_ids, tags: tag, expires_at: inTime(expires) });
-  const key = await client.keys.create({ name, scopes: readScopes(options.scopes), ...limits } as Parameters<
-    Farhand['keys']['create']
-  >[0]);
+  const key = await client.keys.create({ name, scopes: readScopes(options.scopes), ...limits });
   print(output, key, () => [key.key, '', 'Keep it: it is not shown again.']);
 }
 

@@ -93,7 +93,7 @@ async function output(
 ): Promise<void> {
   const { body } = await client.commands.output({ command_id, stream, ...(follow && { follow }) });
   if (body)
-    await pipeline(Readable.fromWeb(body as Parameters<typeof Readable.fromWeb>[0]), process.stdout, {
+    await pipeline(Readable.fromWeb(body), process.stdout, {
       end: false,
     });
 }

@@ -66,7 +66,8 @@ function lineOf({ timestamp, type, data }: Event): string {
   return [timestamp, type.padEnd(24), nameIn(data).padEnd(16), summary(data)].join('  ').trimEnd();
 }
 
-const nameIn = (data: Record<string, unknown>): string => clean(String(data.machine_name ?? '-'));
+const nameIn = (data: Record<string, unknown>): string =>
+  typeof data.machine_name === 'string' ? clean(data.machine_name) : '-';
 
 /** What there is besides the machine, in few words. */
 function summary(data: Record<string, unknown>): string {

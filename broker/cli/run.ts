@@ -50,7 +50,7 @@ function reasonOf(error: unknown): string {
 function issuesOf({ issues }: Readonly<Record<string, unknown>>): string[] {
   if (!Array.isArray(issues)) return [];
   return issues.map((issue: { path?: unknown; message?: unknown }) => {
-    const path = Array.isArray(issue.path) ? issue.path.join('.') : String(issue.path ?? '');
+    const path = Array.isArray(issue.path) ? issue.path.join('.') : JSON.stringify(issue.path ?? '');
     return `  ${clean(path)}: ${clean(String(issue.message))}`;
   });
 }

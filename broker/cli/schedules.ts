@@ -140,17 +140,17 @@ async function bodyOf(client: Farhand, shape: Shape): Promise<Record<string, unk
   return given({ ...plain, catch_up: catchUp, catch_up_window: catchUpWindow });
 }
 
-type Input<O extends 'create' | 'update'> = Parameters<Farhand['schedules'][O]>[0];
-
 async function create(client: Farhand, shape: Shape): Promise<void> {
   // What Commander has demanded is there; the broker judges the rest.
-  const made = await client.schedules.create((await bodyOf(client, shape)) as Input<'create'>);
+  const made = await client.schedules.create(
+    (await bodyOf(client, shape)) as Parameters<Farhand['schedules']['create']>[0],
+  );
   await show(shape.output, made);
 }
 
 async function update(client: Farhand, schedule_id: string, shape: Shape): Promise<void> {
   const body = { schedule_id, ...(await bodyOf(client, shape)) };
-  await show(shape.output, await client.schedules.update(body as Input<'update'>));
+  await show(shape.output, await client.schedules.update(body));
 }
 
 type Schedule = Awaited<ReturnType<Farhand['schedules']['get']>>;

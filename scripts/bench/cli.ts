@@ -31,7 +31,7 @@ await bench(async (folder) => {
         env,
         stdio: ['ignore', 'pipe', 'pipe'],
       });
-      if (status !== 0) throw new Error(`${name} ended with ${status}: ${stderr}`);
+      if (status !== 0) throw new Error(`${name} ended with ${status}: ${stderr.toString()}`);
     };
     await once();
     const took = await timed(times, once);

@@ -13,7 +13,11 @@ export async function unitState(name: string): Promise<Finding[]> {
   const args = ['show', name, `--property=${shown.join(',')}`];
   const told = await promisify(execFile)('systemctl', args, { timeout: 5_000 }).catch(() => undefined);
   if (!told) return [warn('service', 'systemctl does not answer', 'systemctl status tells why')];
-  const of = Object.fromEntries(told.stdout.split('\n').map((line) => line.split(/=(.*)/s).slice(0, 2)));
+  const of: Record<string, string | undefined> = Object.fromEntries(
+    told.stdout
+      .split('\n')
+      .map((line) => [line.split('=')[0] ?? '', line.slice(line.indexOf('=') + 1)] as const),
+  );
   if (of.LoadState === 'not-found') return [warn('service', `${name} is not installed`, `${name} install`)];
   const what = clean(
     [`${name} is ${of.ActiveState} (${of.SubState})`, of.StatusText].filter(Boolean).join(': '),

@@ -55,7 +55,7 @@ function read(told: string[], options: ExecOptions, argv: string[]): { machines:
     throw new UsageError('say either machines or --tag');
   const { timeout, cwd, env, user, queueFor } = options;
   const rest = given({ timeout, cwd, env, user, queue_for: queueFor });
-  return { machines, spec: { command, ...(args.length > 0 && { args }), ...rest } as Spec };
+  return { machines, spec: { command, ...(args.length > 0 && { args }), ...rest } };
 }
 
 async function start(client: Farhand, machines: string[], spec: Spec, options: ExecOptions): Promise<void> {

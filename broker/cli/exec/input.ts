@@ -27,7 +27,7 @@ export async function passInput(client: Farhand, command_id: string, over: Abort
   over.addEventListener('abort', leave);
   try {
     for await (const chunk of process.stdin) {
-      const bytes = Buffer.from(chunk);
+      const bytes = chunk as Buffer;
       for (let at = 0; at < bytes.length; at += pieceBytes)
         await send(bytes.subarray(at, at + pieceBytes), false);
     }
@@ -58,6 +58,6 @@ async function insist(send: () => Promise<unknown>, over: AbortSignal): Promise<
 /** All of standard input, for what takes it in one piece. */
 export async function readInput(): Promise<string> {
   const chunks: Buffer[] = [];
-  for await (const chunk of process.stdin) chunks.push(Buffer.from(chunk));
+  for await (const chunk of process.stdin) chunks.push(chunk as Buffer);
   return Buffer.concat(chunks).toString('utf8');
 }

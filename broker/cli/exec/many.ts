@@ -32,9 +32,7 @@ export async function runOnMany(
   const stdin = interactive ? await readInput() : undefined;
   const machine_ids = tags ? undefined : await Promise.all(machines.map((one) => machineNamed(client, one)));
   const wish = given({ machine_ids, tags, concurrency, max_failures, stdin });
-  const batch = await client.batches.create({ ...spec, ...wish, wait: 0 } as Parameters<
-    Farhand['batches']['create']
-  >[0]);
+  const batch = await client.batches.create({ ...spec, ...wish, wait: 0 });
   if (batch.results.length === 0) throw new UsageError('no machine is meant');
   if (detach) {
     if (output === 'json') await printFields(output, batch, {});

@@ -110,7 +110,7 @@ const linkIn = (entry: Entry): string =>
 async function cat(client: Farhand, places: string[], _: Common): Promise<void> {
   for (const place of places) {
     const { body } = await client.files.download(await resolve(client, place));
-    for await (const chunk of body ?? []) await write('stdout', chunk);
+    if (body) for await (const chunk of body as AsyncIterable<Uint8Array>) await write('stdout', chunk);
   }
 }
 
@@ -170,7 +170,7 @@ async function cp(client: Farhand, from: string, to: string, options: CopyOption
     destination: destination.path,
     overwrite: options.overwrite ?? false,
     ...(destination.machine_id !== source.machine_id && { destination_machine_id: destination.machine_id }),
-  } as Parameters<Farhand['files']['copy']>[0]);
+  });
   const { path, files_copied, bytes_copied } = copied;
   await printFields(options.output, copied, { path, files: files_copied, bytes: size(bytes_copied) });
 }
