@@ -3,7 +3,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent } from 'undici';
-import { z } from 'zod';
+import * as z from 'zod';
 import { StartError } from '../../shared/errors.ts';
 import { brokerProgram } from '../../shared/home.ts';
 import { failureOf } from '../../shared/sdk/failure.ts';

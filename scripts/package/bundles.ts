@@ -4,7 +4,7 @@ import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
 import { manifestSchema, readJson, root } from './ground.ts';
-import { routesAsData } from './routes.ts';
+import { routesAsData, terminalsLater } from './routes.ts';
 
 const require = createRequire(import.meta.url);
 
@@ -56,6 +56,7 @@ const shape: BuildOptions = {
 export async function bundlePrograms(names: readonly Entry[], folder: string): Promise<void> {
   const { metafile } = await build({
     ...shape,
+    plugins: [oneLanguage, routesAsData, terminalsLater],
     entryPoints: Object.fromEntries(names.map((name) => [name, entries[name]])),
     outdir: join(folder, 'lib'),
     chunkNames: 'part-[hash]',

@@ -52,3 +52,19 @@ export const routesAsData: Plugin = {
     );
   },
 };
+
+/** For programs, which are split in parts: a terminal comes with its schemas when one is opened. */
+export const terminalsLater: Plugin = {
+  name: 'terminals later',
+  setup(esbuild) {
+    esbuild.onResolve({ filter: /^\.\/attach\.ts$/ }, ({ importer, kind, resolveDir }) =>
+      importer.endsWith('/shared/sdk/index.ts') && kind === 'import-statement'
+        ? { path: 'attach', namespace: 'terminals-later', pluginData: resolveDir }
+        : undefined,
+    );
+    esbuild.onLoad({ filter: /.*/, namespace: 'terminals-later' }, ({ pluginData: resolveDir }) => ({
+      contents: `export const attachTerminal = async (...all) => (await import('./attach.ts')).attachTerminal(...all);`,
+      resolveDir: String(resolveDir),
+    }));
+  },
+};

@@ -2,12 +2,13 @@
 // browser.
 import { allRoutes } from '../api/index.ts';
 import type { Route } from '../api/route.ts';
+import { attachTerminal } from './attach.ts';
 import { wholeOrError } from './body.ts';
 import { envelopeOf, failureOf } from './failure.ts';
 import { type Following, follow } from './follow.ts';
 import { Lazy } from './lazy.ts';
 import { allItems } from './pages.ts';
-import { type Connection, prepare, socketUrl } from './request.ts';
+import { type Connection, prepare } from './request.ts';
 import { send, textOf } from './send.ts';
 import type { Attached, CallSettings, ListResult, Namespaces } from './shape.ts';
 import { chunksOf, objectsOf } from './sse.ts';
@@ -83,11 +84,7 @@ type Input = Record<string, unknown>;
 
 function methodOf(to: Connection, route: Route): unknown {
   if (route.kind === 'socket') {
-    return async (attached: Attached, settings: TerminalSettings = {}) => {
-      // Only who opens one needs the schemas of its messages; before the socket, which would talk to nobody.
-      const { openTerminal } = await import('./terminal.ts');
-      return openTerminal(to.webSocket(socketUrl(to, route, attached)), settings);
-    };
+    return (attached: Attached, settings?: TerminalSettings) => attachTerminal(to, route, attached, settings);
   }
   const ask = askerOf(to, route);
   if (route.kind === 'list') return listed(ask);
