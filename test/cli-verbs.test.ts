@@ -348,13 +348,13 @@ test('every verb says what it does, and has a test', async () => {
   const all = leaves(await openTree());
   const folder = import.meta.dirname;
   const sources = readdirSync(folder)
-    .filter((name) => /^(cli|shell).*\.test\.ts$/.test(name))
+    .filter((name) => /^(cli|shell|backup).*\.test\.ts$/.test(name))
     .map((name) => readFileSync(join(folder, name), 'utf8'))
     .join('\n');
   const isTested = (words: string): boolean =>
     new RegExp(`(farhand|line|local)(\\.\\w+)?\\(\\s*'${words}'`).test(sources) ||
     sources.includes(
-      `[${words
+      `${words
         .split(' ')
         .map((word) => `'${word}'`)
         .join(', ')}`,

@@ -49,9 +49,9 @@ function reasonOf(error: unknown): string {
 /** What was wrong with each field. */
 function issuesOf({ issues }: Readonly<Record<string, unknown>>): string[] {
   if (!Array.isArray(issues)) return [];
-  return issues.map((issue: { path?: unknown; message?: unknown }) => {
-    const path = Array.isArray(issue.path) ? issue.path.join('.') : JSON.stringify(issue.path ?? '');
-    return `  ${clean(path)}: ${clean(String(issue.message))}`;
+  return issues.map((issue: { path: string | string[]; message: string }) => {
+    const path = Array.isArray(issue.path) ? issue.path.join('.') : issue.path;
+    return `  ${clean(path)}: ${clean(issue.message)}`;
   });
 }
 
