@@ -308,7 +308,7 @@ function kept({ house, folder, agents }: Scene): Record<string, unknown> {
     files: [folder, house.dataDir, ...agents.map(({ dataDir }) => dataDir)].map((directory) =>
       readdirSync(directory, { recursive: true, encoding: 'utf8' })
         // A machine's own log is written a moment later.
-        .filter((name) => !/^activity\./.test(name))
+        .filter((name) => !name.startsWith('activity.'))
         .toSorted((a, b) => a.localeCompare(b)),
     ),
   };

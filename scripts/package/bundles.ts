@@ -4,6 +4,7 @@ import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
 import { manifestSchema, readJson, root } from './ground.ts';
+import { routesAsData, terminalsLater } from './routes.ts';
 
 const require = createRequire(import.meta.url);
 
@@ -47,7 +48,7 @@ const shape: BuildOptions = {
   minifyWhitespace: true,
   lineLimit: 120,
   legalComments: 'none',
-  plugins: [oneLanguage],
+  plugins: [oneLanguage, routesAsData],
   logLevel: 'warning',
 };
 
@@ -55,6 +56,7 @@ const shape: BuildOptions = {
 export async function bundlePrograms(names: readonly Entry[], folder: string): Promise<void> {
   const { metafile } = await build({
     ...shape,
+    plugins: [oneLanguage, routesAsData, terminalsLater],
     entryPoints: Object.fromEntries(names.map((name) => [name, entries[name]])),
     outdir: join(folder, 'lib'),
     chunkNames: 'part-[hash]',
@@ -75,7 +77,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
   const sdk = { sdk: 'shared/sdk/index.ts' };
   await build({ ...shape, entryPoints: sdk, outdir, platform: 'neutral' });
   const grpc = { grpc: 'shared/grpc.ts' };
-  const plugins = [oneLanguage, sdkBeside];
+  const plugins = [oneLanguage, routesAsData, sdkBeside];
   await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
 }
 
