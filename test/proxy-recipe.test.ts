@@ -1,4 +1,4 @@
-// The README's recipe for nginx, word for word but for its addresses: REST, a terminal and an agent's link through it.
+// Our recipe for nginx, word for word but for its addresses: REST, a terminal and an agent's link through it.
 import { execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -31,8 +31,8 @@ function replaced(config: string, pairs: [from: string, to: string][]): string {
 }
 
 function recipes(): [http: string, stream: string] {
-  const readme = readFileSync(join(import.meta.dirname, '../README.md'), 'utf8');
-  const [http = '', stream = '', ...more] = [...readme.matchAll(/```nginx\n([\s\S]*?)```/g)].map(
+  const page = readFileSync(join(import.meta.dirname, '../docs/broker.md'), 'utf8');
+  const [http = '', stream = '', ...more] = [...page.matchAll(/```nginx\n([\s\S]*?)```/g)].map(
     ([, config = '']) => config,
   );
   expect(more).toEqual([]);
@@ -65,7 +65,7 @@ async function nginx(folder: string, http: string, stream: string): Promise<void
 }
 
 test.skipIf(!isHere)(
-  'the README’s nginx passes on REST, streams, a terminal and an agent (Debian: nginx-light, libnginx-mod-stream)',
+  'the recipe’s nginx passes on REST, streams, a terminal and an agent (Debian: nginx-light, libnginx-mod-stream)',
   async () => {
     const folder = temporaryFolder('nginx');
     const [cert, key] = [join(folder, 'crt'), join(folder, 'key')];
