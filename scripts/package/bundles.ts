@@ -3,6 +3,7 @@ import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'nod
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
+import { protos } from '../../shared/protos.ts';
 import { manifestSchema, readJson, root } from './ground.ts';
 
 const require = createRequire(import.meta.url);
@@ -29,6 +30,18 @@ const oneLanguage: Plugin = {
   },
 };
 
+/** The parser of protos, which a program needs once, stays out of it with all that it would leave in memory. */
+const protosParsed: Plugin = {
+  name: 'protos parsed',
+  setup(esbuild) {
+    esbuild.onLoad({ filter: /\/shared\/protos\.ts$/ }, ({ path }) => ({
+      resolveDir: dirname(path),
+      contents: `import protobuf from 'protobufjs/light.js';
+        export const protos = protobuf.Root.fromJSON(${JSON.stringify(protos.toJSON())});`,
+    }));
+  },
+};
+
 /** Errors of the SDK are those of the gRPC client: it uses the SDK's own file. */
 const sdkBeside: Plugin = {
   name: 'the SDK beside',
@@ -47,7 +60,7 @@ const shape: BuildOptions = {
   minifyWhitespace: true,
   lineLimit: 120,
   legalComments: 'none',
-  plugins: [oneLanguage],
+  plugins: [oneLanguage, protosParsed],
   logLevel: 'warning',
 };
 
@@ -75,7 +88,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
   const sdk = { sdk: 'shared/sdk/index.ts' };
   await build({ ...shape, entryPoints: sdk, outdir, platform: 'neutral' });
   const grpc = { grpc: 'shared/grpc.ts' };
-  const plugins = [oneLanguage, sdkBeside];
+  const plugins = [oneLanguage, protosParsed, sdkBeside];
   await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
 }
 
