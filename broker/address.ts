@@ -1,4 +1,5 @@
-// Where somebody comes from: an address as it is told, logged and compared.
+// Where somebody comes from: an address as it is told, logged and compared, and which proxies are believed about it.
+import { BlockList, isIP, isIPv4 } from 'node:net';
 
 /** An IPv4 address that an IPv6 socket shows as a mapped one is shown as what it is (RFC 4291 section 2.5.5.2). */
 export function plainAddress(address: string): string {
@@ -8,4 +9,71 @@ export function plainAddress(address: string): string {
 /** The address of a gRPC peer, `HOST:PORT` or `[HOST]:PORT`. */
 export function peerAddress(peer: string): string {
   return plainAddress(peer.replace(/:\d+$/, '').replace(/^\[|\]$/g, ''));
+}
+
+export function isLoopback(host: string): boolean {
+  return host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'));
+}
+
+/** A range of addresses, as `10.0.0.0/8` or one address; undefined where the text is none. */
+export function networkOf(text: string): Network | undefined {
+  const [, given = '', length] = /^([^/%]+)(?:\/(\d{1,3}))?$/.exec(text) ?? [];
+  const address = plainAddress(given);
+  if (isIP(address) === 0) return undefined;
+  const most = isIPv4(address) ? 32 : 128;
+  const bits = length === undefined ? most : Number(length);
+  return bits > most ? undefined : { address, bits };
+}
+
+export interface Network {
+  address: string;
+  bits: number;
+}
+
+/** The proxies before us, which are believed when they tell whom they speak for; nobody else is. */
+export interface Proxies {
+  isTrusted(address: string): boolean;
+  /** Whom a peer speaks for: the last one in X-Forwarded-For that is no proxy of ours, else the peer itself. */
+  clientOf(peer: string, forwardedFor: string): string;
+  /** `https:` or `http:` as a trusted peer tells it in X-Forwarded-Proto. */
+  schemeOf(peer: string, forwardedProto: string): string | undefined;
+}
+
+export function openProxies(networks: readonly Network[]): Proxies {
+  const trusted = new BlockList();
+  for (const { address, bits } of networks) trusted.addSubnet(address, bits, familyOf(address));
+  const isTrusted = (text: string): boolean => {
+    const [address = ''] = text.split('%');
+    return isIP(address) !== 0 && trusted.check(address, familyOf(address));
+  };
+  return {
+    isTrusted,
+    clientOf(peer, forwardedFor) {
+      let client = peer;
+      const told = forwardedFor === '' ? [] : forwardedFor.split(',');
+      // Each hop appends whom it has seen: what stands before one that is not ours is only claimed.
+      while (isTrusted(client)) {
+        const before = hostIn(told.pop() ?? '');
+        if (before === undefined) break;
+        client = before;
+      }
+      return client;
+    },
+    schemeOf(peer, forwardedProto) {
+      const scheme = forwardedProto.split(',').at(-1)?.trim().toLowerCase() ?? '';
+      return isTrusted(peer) && /^https?$/.test(scheme) ? `${scheme}:` : undefined;
+    },
+  };
+}
+
+/** Some proxies add the port. */
+function hostIn(text: string): string | undefined {
+  const word = text.trim();
+  const [, bracketed, dotted] = /^(?:\[([^\]]+)\]|(\d+\.\d+\.\d+\.\d+))(?::\d{1,5})?$/.exec(word) ?? [];
+  const address = plainAddress(bracketed ?? dotted ?? word);
+  return isIP(address) === 0 || address.includes('%') ? undefined : address;
+}
+
+function familyOf(address: string): 'ipv4' | 'ipv6' {
+  return isIPv4(address) ? 'ipv4' : 'ipv6';
 }

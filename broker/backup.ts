@@ -13,7 +13,7 @@ export interface Backups {
 }
 
 /** Files beside the stores that hold keys; they are made once and never change. */
-const keys = ['authority.json', 'webhooks.key'];
+const keys = ['authority.json', 'rest-key.json', 'webhooks.key'];
 
 /** What a killed broker, or whoever should have taken it, left behind goes now. */
 export async function openBackups(

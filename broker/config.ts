@@ -12,6 +12,23 @@ import {
   size,
   words,
 } from '../shared/settings.ts';
+import { type Network, networkOf } from './address.ts';
+
+/** Requests a minute for each key. */
+const plans: Readonly<Record<string, number>> = { free: 100, pro: 1_000, enterprise: 10_000 };
+const ratePlan = z
+  .union([z.int(), z.string()])
+  .transform((value) => plans[value] ?? (/^\d{1,9}$/.test(String(value)) ? Number(value) : 0))
+  .refine((limit) => limit > 0, 'must be free, pro, enterprise or a number of requests per minute');
+
+const networks = z.array(z.string()).transform((list, context): Network[] =>
+  list.flatMap((text) => {
+    const network = networkOf(text);
+    if (network) return network;
+    context.addIssue(`${text} is neither an address nor a network such as 10.0.0.0/8`);
+    return [];
+  }),
+);
 
 const dataDir = z
   .string()
@@ -39,6 +56,23 @@ export const brokerSettings = {
     help: 'how people reach the REST API, where that differs from --http',
   },
   insecure_http: { schema: flag, help: 'serve REST without TLS on an address that others can reach' },
+  tls_cert: {
+    schema: z.string().min(1).optional(),
+    value: 'FILE',
+    help: 'serve REST over TLS with this certificate and its chain, in PEM; read again when it changes',
+  },
+  tls_key: { schema: z.string().min(1).optional(), value: 'FILE', help: 'the key of --tls-cert, in PEM' },
+  tls: { schema: flag, help: 'serve REST over TLS with a certificate of the broker’s own authority' },
+  trusted_proxy: {
+    schema: words.default([]).pipe(networks),
+    value: 'CIDR',
+    help: 'proxies that are believed about where a request comes from, with commas (default none)',
+  },
+  rate_limit: {
+    schema: ratePlan.optional(),
+    value: 'RATE',
+    help: 'requests per minute for each key: free (100), pro (1,000), enterprise (10,000) or N (default unlimited)',
+  },
   keep_history: {
     schema: z.string().default('30d').pipe(duration),
     value: 'TIME',

@@ -21,6 +21,8 @@ const minute = 60_000;
 
 export interface Keys {
   handlers: Handlers['keys'];
+  /** The good key of a secret, if it is one. */
+  find(presented: string): Key | undefined;
   /** The key behind a presented secret. Throws unauthorized, and tells the log where such a one came from. */
   authenticate(presented: string, address: string): Key;
   /** The key of this id as it is now. Throws unauthorized once it is revoked or expired. */
@@ -184,6 +186,10 @@ export function openKeys(state: State, history: History, log: Logger): Keys {
   }
 
   return {
+    find(presented) {
+      const key = bySecret(presented);
+      return key && !hasExpired(key) ? key : undefined;
+    },
     authenticate(presented, address) {
       const key = bySecret(presented);
       if (key && !hasExpired(key)) {

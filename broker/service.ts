@@ -1,6 +1,6 @@
 // farhand-broker install, status, uninstall: the broker as a service of systemd.
 import { existsSync } from 'node:fs';
-import { StartError } from '../shared/errors.ts';
+import { StartError, UsageError } from '../shared/errors.ts';
 import {
   flag,
   givenSettings,
@@ -8,7 +8,6 @@ import {
   type Invocation,
   readSettings,
   settingsText,
-  UsageError,
 } from '../shared/settings.ts';
 import {
   dataOf,

@@ -6,6 +6,7 @@ import { connect } from 'node:net';
 import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { Agent, fetch as undiciFetch } from 'undici';
 import { withBroker } from '../broker/cli/connect.ts';
 import { type BrokerSettings, brokerSettings } from '../broker/config.ts';
 import { nodeIsGood, wrongNode } from '../shared/program.ts';
@@ -52,14 +53,25 @@ async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
 }
 
 /** The key of the last start while it is good: what was made with it, such as schedules, works on. */
-async function lastKey(baseUrl: string): Promise<string | undefined> {
-  const apiKey = existsSync(keyFile) ? readFileSync(keyFile, 'utf8') : undefined;
+async function lastKey(baseUrl: string, ca: string[]): Promise<string | undefined> {
+  const [apiKey] = fileOf(existsSync(keyFile) ? keyFile : undefined);
   if (apiKey === undefined) return undefined;
-  const known = new Farhand({ baseUrl, apiKey }).keys.me();
-  return known.then(
-    () => apiKey,
-    () => undefined,
-  );
+  // It is this very box: whose certificate it is matters, not for which name.
+  const connect = { ca, allowPartialTrustChain: true, checkServerIdentity: () => undefined };
+  const dispatcher = new Agent({ connect });
+  const withCa = ((to: string, init: object) =>
+    undiciFetch(to, { ...init, dispatcher })) as unknown as typeof fetch;
+  const known = new Farhand({ baseUrl, apiKey, fetch: withCa }).keys.me();
+  return known
+    .then(
+      () => apiKey,
+      () => undefined,
+    )
+    .finally(() => void dispatcher.close());
+}
+
+function fileOf(path: string | undefined): string[] {
+  return path === undefined ? [] : [readFileSync(path, 'utf8')];
 }
 
 /** A key of that name that nobody has any more goes, so that keys do not pile up. */
@@ -89,10 +101,13 @@ async function main(settings: BrokerSettings): Promise<void> {
   const socket = join(dataDir, 'broker.sock');
   if (await isLive(socket)) throw new Error(`a broker runs on ${dataDir} already: end that one first`);
   run('broker/main.ts', argv);
-  await until(async () => (existsSync(socket) ? true : undefined));
-  const url = `http://${settings.http.host}:${settings.http.port}`;
-  await until(async () => ((await fetch(`${url}/readyz`)).ok ? true : undefined));
-  const key = (await lastKey(url)) ?? (await withBroker(where, freshKey));
+  await until(async () => ((await isLive(socket)) ? true : undefined));
+  await until(() => withBroker(where, (client) => client.service.readyz()));
+  const secured = settings.tls || settings.tls_cert !== undefined;
+  const url = `${secured ? 'https' : 'http'}://${settings.http.host}:${settings.http.port}`;
+  const info = await withBroker(where, (client) => client.service.info());
+  const ca = await withBroker(where, (client) => client.service.ca());
+  const key = (await lastKey(url, [ca, ...fileOf(settings.tls_cert)])) ?? (await withBroker(where, freshKey));
   const { token } = await withBroker(where, (client) => client.joinTokens.create({ name: keyName }));
   const agentData = join(data, 'agent');
   const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
@@ -110,10 +125,10 @@ async function main(settings: BrokerSettings): Promise<void> {
     const { items } = await withBroker(where, (client) => client.machines.list({ status: 'online' }));
     return items[0];
   });
-  process.stdout.write(greeting(url, key, machine.id));
+  process.stdout.write(greeting(url, info.tls_pin, key, machine.id));
 }
 
-function greeting(url: string, key: string, machineId: string): string {
+function greeting(url: string, pin: string | null, key: string, machineId: string): string {
   return `
 Farhand is up.
 
@@ -123,7 +138,7 @@ Farhand is up.
 
 Paste this:
 
-  curl -s -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status
+  curl -s${pin === null ? '' : ` -k --pinnedpubkey ${pin}`} -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status
 
 !! This demo agent runs as the same user as the broker (${userInfo().username}): whoever holds the key above
 !! can read and change whatever this user can, the broker's own data included. Install agents under a user of their own.

@@ -134,3 +134,8 @@ export class StartError extends Error {
     this.exitCode = exitCode;
   }
 }
+
+/** Wrong usage: exit code 2. */
+export class UsageError extends Error {
+  override readonly name = 'UsageError';
+}

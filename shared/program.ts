@@ -1,6 +1,5 @@
 // What the three programs share at their very top: which Node runs them, and how they tell of failure.
-import { StartError } from './errors.ts';
-import { UsageError } from './settings.ts';
+import { StartError, UsageError } from './errors.ts';
 
 /** Whether a Node version has the HTTP/2 fixes that the link needs: `>=22.23.2 <23 || >=24.18.1`, as in package.json. */
 export function nodeIsGood(version: string): boolean {

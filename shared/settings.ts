@@ -4,7 +4,8 @@ import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { parse as parseToml, stringify } from 'smol-toml';
 import * as z from 'zod';
-import { StartError } from './errors.ts';
+import { durationForm, parseDuration } from './duration.ts';
+import { StartError, UsageError } from './errors.ts';
 import { logLevels } from './logger.ts';
 
 export interface Setting<T extends z.ZodType = z.ZodType> {
@@ -29,18 +30,11 @@ export interface Invocation {
   env: Readonly<Record<string, string | undefined>>;
 }
 
-/** Wrong usage: exit code 2. */
-export class UsageError extends Error {
-  override readonly name = 'UsageError';
-}
-
-const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
-
 /** `300ms`, `5m`, `24h` as milliseconds. */
 export const duration = z
   .string()
-  .regex(/^\d{1,9}(ms|s|m|h|d)$/, 'must be a duration such as 300ms, 5m or 24h')
-  .transform((text) => Number.parseInt(text, 10) * (units[text.replace(/^\d+/, '')] ?? Number.NaN));
+  .regex(durationForm, 'must be a duration such as 300ms, 5m or 24h')
+  .transform(parseDuration);
 
 /** `512MiB`, `10GiB` as bytes. */
 export const size = z

@@ -11,6 +11,7 @@ import type { Deed } from '../shared/api/audit.ts';
 import { readSettings } from '../shared/settings.ts';
 import { leapingClock, soon } from './command-bench.ts';
 import { type House, openHouse, quiet, temporaryFolder } from './house.ts';
+import { giveAway } from './secrets.ts';
 import { all, line, refusalOf, streamsOf } from './streams-bench.ts';
 
 type Query = Parameters<House['client']['audit']['list']>[0];
@@ -133,6 +134,7 @@ test('what is written, run, typed and set is told by path and command line, neve
   await soon(async () => (await client.commands.get({ command_id: cat.id })).status).toBe('running');
   await client.commands.input({ command_id: cat.id, data: secret, end: true });
   await client.webhooks.create({ url: `http://example.org/?${secret}`, events: ['command.*'], secret });
+  giveAway(secret);
   const found = await rows(house);
   expect(found.slice(-8).map(({ action, what }) => [action, what.path ?? what.command ?? ''])).toEqual([
     ['files.write', join(folder, 'a')],

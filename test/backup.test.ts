@@ -5,7 +5,8 @@ import { existsSync, mkdtempSync, readdirSync, rmSync, statSync, watch } from 'n
 import { dirname, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, onTestFinished, test } from 'vitest';
-import { withBroker, withSocket } from '../broker/cli/connect.ts';
+import { withBroker } from '../broker/cli/connect.ts';
+import { withSocket } from '../broker/cli/local.ts';
 import { Farhand, type FarhandError } from '../shared/sdk/index.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';

@@ -339,6 +339,7 @@ describe('the npm tarball', () => {
         'CHANGELOG.md',
         'LICENSE',
         'README.md',
+        'SECURITY.md',
         'THIRD-PARTY.txt',
         'docs',
         'install.sh',

@@ -1,4 +1,4 @@
-// The README's programs in TypeScript, as they stand there: they are type-checked and run against a real broker.
+// Programs in TypeScript of the README and of docs/, as they stand there: they are type-checked and run against a real broker.
 import { execFile, spawn } from 'node:child_process';
 import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -9,13 +9,13 @@ import { temporaryFolder } from './house.ts';
 import { openToldHouse } from './receivers.ts';
 
 const root = join(import.meta.dirname, '..');
-const readme = readFileSync(join(root, 'README.md'), 'utf8');
 
-/** The blocks of TypeScript between two headings, in order. */
-function blocks(from: string, to: string): string[] {
-  const chapter = readme.split(`\n${from}\n`)[1]?.split(`\n${to}\n`)[0] ?? '';
+/** The blocks of TypeScript of a page between two headings, in order. */
+function blocks(page: string, from: string, to = 'the end'): string[] {
+  const text = `\n${readFileSync(join(root, page), 'utf8')}`;
+  const chapter = text.split(`\n${from}\n`)[1]?.split(`\n${to}\n`)[0] ?? '';
   const found = [...chapter.matchAll(/```ts\n(.*?)```/gs)].map(([, code = '']) => code);
-  if (found.length === 0) throw new Error(`no TypeScript between ${from} and ${to}`);
+  if (found.length === 0) throw new Error(`no TypeScript in ${page} between ${from} and ${to}`);
   return found;
 }
 
@@ -50,18 +50,16 @@ test('its programs are well typed, run, and do what they say', async () => {
   const port = await freePort();
   writeFileSync(join(folder, 'ca.pem'), await house.client.service.ca());
   const programs = {
-    'sdk.ts': blocks('## From TypeScript', '### A terminal')
+    'sdk.ts': blocks('README.md', '## From TypeScript', '### A terminal')
       .join('\n')
       .replace('listen(9000', `listen(${port}`),
     'terminal.ts': [
       "import { Farhand } from 'farhand';\n",
       prelude,
-      ...blocks('### A terminal', '## gRPC'),
+      ...blocks('README.md', '### A terminal', '## Everything else'),
       'console.log(terminal.cols, ending);',
     ].join(''),
-    'grpc.ts': blocks('## gRPC', '## What is kept, and where')
-      .join('\n')
-      .replace('127.0.0.1:8421', house.grpc),
+    'grpc.ts': blocks('docs/grpc.md', '# gRPC').join('\n').replace('127.0.0.1:8421', house.grpc),
   };
   for (const [name, code] of Object.entries(programs)) writeFileSync(join(folder, name), code);
   const env = {

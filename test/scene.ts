@@ -306,7 +306,10 @@ function kept({ house, folder, agents }: Scene): Record<string, unknown> {
     state: JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8')),
     history: rowsOf(join(house.dataDir, 'history.db')),
     files: [folder, house.dataDir, ...agents.map(({ dataDir }) => dataDir)].map((directory) =>
-      readdirSync(directory, { recursive: true, encoding: 'utf8' }).toSorted((a, b) => a.localeCompare(b)),
+      readdirSync(directory, { recursive: true, encoding: 'utf8' })
+        // A machine's own log is written a moment later.
+        .filter((name) => !name.startsWith('activity.'))
+        .toSorted((a, b) => a.localeCompare(b)),
     ),
   };
 }

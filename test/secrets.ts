@@ -2,7 +2,7 @@
 // answers. Every test that opens a house is searched when it ends.
 import { createPrivateKey } from 'node:crypto';
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
-import { join, relative } from 'node:path';
+import { basename, join, relative } from 'node:path';
 import { pino } from 'pino';
 import type { Logger } from '../shared/logger.ts';
 
@@ -135,7 +135,7 @@ function inDirectory(directory: string): string[] {
     const path = join(entry.parentPath, entry.name);
     const name = relative(directory, path);
     const named = found(Buffer.from(entry.name), `the name ${name}`);
-    const read = entry.isFile() && !ownFiles.includes(name);
+    const read = entry.isFile() && !ownFiles.includes(basename(name));
     return read ? [...named, ...found(contentOf(path), name)] : named;
   });
 }

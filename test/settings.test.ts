@@ -12,9 +12,9 @@ import { z } from 'zod';
 import { agentSettings } from '../agent/config.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { openAuthority } from '../broker/link/authority.ts';
-import { StartError } from '../shared/errors.ts';
+import { StartError, UsageError } from '../shared/errors.ts';
 import { nodeIsGood } from '../shared/program.ts';
-import { givenSettings, readSettings, settingsText, UsageError } from '../shared/settings.ts';
+import { givenSettings, readSettings, settingsText } from '../shared/settings.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 
 type Environment = Record<string, string>;

@@ -4,6 +4,7 @@ import { createServer, type IncomingMessage } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 import { WebSocket } from 'ws';
+import { openProxies } from '../broker/address.ts';
 import { type Attachment, openSocketDoor } from '../broker/http/websocket.ts';
 import type { ClientPort } from '../broker/sessions/client.ts';
 import { AppError } from '../shared/errors.ts';
@@ -28,7 +29,7 @@ export async function openDoor(publicUrl = '') {
     leave: () => void left.push('left'),
   };
   const redeem = (ticket: string) => (tickets.delete(ticket) ? attachment : undefined);
-  const door = openSocketDoor({ redeem, publicUrl: () => publicUrl, log: quiet });
+  const door = openSocketDoor({ redeem, publicUrl: () => publicUrl, proxies: openProxies([]), log: quiet });
   const shouldUpgradeCallback = (request: IncomingMessage) => door.admits(request);
   const server = createServer({ shouldUpgradeCallback }, (request, response) => {
     const refusal = door.refusal(request);

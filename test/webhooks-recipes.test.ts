@@ -1,4 +1,4 @@
-// What the README tells receivers to do, done: its recipes and the example verify what a real broker sends.
+// What docs/webhooks.md tells receivers to do, done: its recipes and the example verify what a real broker sends.
 import { spawn, spawnSync } from 'node:child_process';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -10,11 +10,11 @@ import { openReceiver, openToldHouse, type Received } from './receivers.ts';
 const root = join(import.meta.dirname, '..');
 const secret = 'a "secret" with $igns ~ and \\';
 
-/** The code of a language in the README's chapter. */
+/** The code of a language in that chapter. */
 function recipe(language: string): string {
-  const chapter = readFileSync(join(root, 'README.md'), 'utf8').split('## Webhooks')[1] ?? '';
+  const chapter = readFileSync(join(root, 'docs/webhooks.md'), 'utf8');
   const code = new RegExp(`\`\`\`${language}\n([^]*?)\`\`\``).exec(chapter)?.[1];
-  if (!code) throw new Error(`the README has no recipe in ${language}`);
+  if (!code) throw new Error(`the chapter has no recipe in ${language}`);
   return code;
 }
 

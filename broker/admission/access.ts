@@ -4,6 +4,7 @@ import { AppError, type Code } from '../../shared/errors.ts';
 import { holds, type Keys, localKey, reaches, watchRights } from '../keys.ts';
 import type { Key, State } from '../state/index.ts';
 import type { RawInput, Reader } from './input.ts';
+import type { Quota, Rates } from './rates.ts';
 import type { Recorder } from './recording.ts';
 
 /** For each noun with ids: whether one names something, and the machines behind it, of which a key must reach one. */
@@ -32,6 +33,26 @@ export interface Asker {
 export function authenticate({ authorization, local, address }: Asker, keys: Keys): Key {
   if (local) return localKey;
   return keys.authenticate(bearer.exec(authorization)?.[1] ?? '', address);
+}
+
+/** The good key that `Bearer KEY` holds, if it holds one. */
+export function keyIn(authorization: string, keys: Keys): Key | undefined {
+  const presented = bearer.exec(authorization)?.[1];
+  return presented === undefined ? undefined : keys.find(presented);
+}
+
+/** A request as it arrives is counted, once: against its key, or against its source where the key is wrong. */
+export async function count(
+  asker: Asker,
+  { keys, rates }: { keys: Keys; rates: Rates },
+): Promise<{ known: boolean; quota?: Quota | undefined }> {
+  if (asker.local) return { known: true };
+  // Who shows nothing tries nothing.
+  if (asker.authorization === '') return { known: false };
+  const key = keyIn(asker.authorization, keys);
+  if (key) return { known: true, quota: await rates.spend(key.id) };
+  await rates.strike(asker.address);
+  return { known: false };
 }
 
 export function requireScope(key: Key, { access }: Route): void {

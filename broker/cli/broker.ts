@@ -2,26 +2,26 @@
 import { existsSync, statSync } from 'node:fs';
 import { chown, copyFile, mkdir, open, readdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, resolve, sep } from 'node:path';
-import { type Command, Option } from 'commander';
-import { errnoOf, StartError } from '../../shared/errors.ts';
-import { UsageError } from '../../shared/settings.ts';
-import { type Where, withSocket } from './connect.ts';
-import { type Format, print } from './output.ts';
+import type { Command } from 'commander';
+import { errnoOf, StartError, UsageError } from '../../shared/errors.ts';
+import { withSocket } from './local.ts';
+import { print } from './output.ts';
+import { type Common, verb } from './verb.ts';
+import { where } from './where.ts';
 
-interface BackupOptions {
-  dataDir?: string;
+interface BackupOptions extends Common {
   to: string;
-  output: Format;
 }
 
-export function addBroker(program: Command, where: (options: { dataDir?: string }) => Where): void {
+export function addBroker(program: Command): void {
   const broker = program.command('broker').description('the broker on this box');
-  broker
-    .command('backup')
-    .description('copy a broker’s state, history and keys, while it runs or not, into a new directory')
-    .option('--data-dir <dir>', 'the broker’s data directory, on its own box')
+  verb(
+    broker,
+    'backup',
+    'copy a broker’s state, history and keys, while it runs or not, into a new directory',
+    'farhand broker backup --data-dir /var/lib/farhand-broker --to /srv/backup/today',
+  )
     .requiredOption('--to <dir>', 'where the copy goes; a broker starts on it as it is')
-    .addOption(new Option('-o, --output <format>').choices(['text', 'json']).default('text'))
     .action(async (options: BackupOptions) => {
       const { dataDir } = where(options);
       if (!dataDir) throw new UsageError('say which broker: --data-dir DIR, on its own box');

@@ -1,113 +1,37 @@
 // How the CLI reaches its broker: over HTTP with a key, or over the socket file in the broker's own data directory.
-import { type ChildProcess, spawn } from 'node:child_process';
-import { existsSync, statSync } from 'node:fs';
-import { join } from 'node:path';
-import { Agent, WebSocket as UndiciWebSocket, fetch as undiciFetch } from 'undici';
-import { z } from 'zod';
 import { StartError } from '../../shared/errors.ts';
-import { brokerProgram } from '../../shared/home.ts';
-import { failureOf } from '../../shared/sdk/failure.ts';
-import { Farhand, FarhandError } from '../../shared/sdk/index.ts';
-
-export interface Where {
-  /** The broker's data directory on this very box. */
-  dataDir: string | undefined;
-  url: string | undefined;
-  apiKey: string | undefined;
-}
+import { Farhand } from '../../shared/sdk/index.ts';
+import type { Where } from './where.ts';
 
 /** Calls `use` with a client; whatever was opened or started for it is ended afterwards. */
-export async function withBroker<T>(where: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
-  if (where.dataDir) return withSocket(where.dataDir, use);
-  if (!where.url || !where.apiKey) {
+export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
+  if (place.dataDir) return (await import('./local.ts')).withSocket(place.dataDir, use);
+  const { url, apiKey } = place;
+  if (!url || !apiKey) {
     throw new StartError(
-      'say which broker: FARHAND_URL and FARHAND_API_KEY, or --data-dir DIR on the broker’s own box',
+      'say which broker: farhand login URL, or FARHAND_URL and FARHAND_API_KEY, or --data-dir DIR on the broker’s own box',
     );
   }
-  const { url } = where;
-  return use(new Farhand({ baseUrl: url, apiKey: where.apiKey })).catch((error: unknown) => {
-    if (error instanceof FarhandError && error.code === 'no_answer' && error.status === 0) {
-      throw new StartError(`no broker answers at ${url}`, 1, { cause: error });
-    }
-    throw error;
-  });
-}
-
-/** Asks for what is no part of the API: only the broker's own box may. */
-type Post = (path: string) => Promise<{ directory: string }>;
-
-export async function withSocket<T>(
-  dataDir: string,
-  use: (client: Farhand, post: Post) => Promise<T>,
-): Promise<T> {
-  const socketPath = join(dataDir, 'broker.sock');
-  const dispatcher = new Agent({ connect: { socketPath } });
-  // undici's fetch is the global one with a dispatcher; only its types are its own.
-  const ownFetch = ((url: string, init: object) =>
-    undiciFetch(url, { ...init, dispatcher })) as unknown as typeof fetch;
-  const client = new Farhand({
-    baseUrl: 'http://broker.sock',
-    // Whoever does not answer here is not there.
-    retries: 0,
-    fetch: ownFetch,
-    webSocket: (url) => new UndiciWebSocket(url, { dispatcher }),
-  });
-  const own = (await answers(client)) ? undefined : await startLocal(dataDir);
+  demandSafe(place, url);
+  const way = place.pin || place.ca ? (await import('./tls.ts')).openWay(place) : undefined;
   try {
-    return await use(client, (path) => postTo(ownFetch, path));
+    return await use(new Farhand({ baseUrl: url, apiKey, ...way?.options }));
   } finally {
-    await dispatcher.close();
-    if (own) await end(own);
+    await way?.close();
   }
 }
 
-const local = z.object({ data: z.object({ directory: z.string() }) });
-
-async function postTo(ask: typeof fetch, path: string): Promise<{ directory: string }> {
-  const response = await ask(`http://broker.sock${path}`, { method: 'POST' });
-  const text = await response.text();
-  if (!response.ok) throw failureOf(response, text);
-  return local.parse(JSON.parse(text)).data;
-}
-
-async function answers(client: Farhand): Promise<boolean> {
-  return client.service.healthz().then(
-    () => true,
-    () => false,
+/** A key that is sent in the clear is everybody's. */
+function demandSafe({ insecure }: Where, url: string): void {
+  if (!URL.canParse(url) || !/^https?:$/.test(new URL(url).protocol)) {
+    throw new StartError(`${url} is no http or https URL of a broker`);
+  }
+  if (insecure || new URL(url).protocol === 'https:' || isLoopback(new URL(url).hostname)) return;
+  throw new StartError(
+    `${url} is plain http to another machine, which would show the key to the network: use https, or FARHAND_INSECURE=1 (login --insecure) where that network is yours`,
   );
 }
 
-/** Only a broker ever opens its state: start one that serves nothing but the socket file. */
-function startLocal(dataDir: string): Promise<ChildProcess> {
-  const child = spawn(
-    process.execPath,
-    [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn'],
-    {
-      stdio: ['ignore', 'pipe', 'inherit'],
-      ...ownerOf(dataDir),
-    },
-  );
-  return new Promise((resolve, reject) => {
-    child.once('error', reject);
-    child.once('exit', () =>
-      reject(new StartError(`the broker in ${dataDir} cannot be reached or started`, 1)),
-    );
-    // It prints the socket's path once it listens.
-    child.stdout.once('data', () => resolve(child));
-  });
-}
-
-/** As root, what is made in the directory must belong to its owner. */
-function ownerOf(dataDir: string): { uid?: number; gid?: number } {
-  if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};
-  const { uid, gid } = statSync(dataDir);
-  return { uid, gid };
-}
-
-function end(child: ChildProcess): Promise<void> {
-  return new Promise((resolve) => {
-    child.removeAllListeners('exit');
-    child.once('exit', () => resolve());
-    child.kill('SIGTERM');
-  });
+function isLoopback(host: string): boolean {
+  return /^(localhost|.*\.localhost|127(\.\d{1,3}){3}|\[::1\])$/.test(host);
 }

@@ -1,53 +1,74 @@
 // farhand join-tokens: what new machines show.
-import { type Command, Option } from 'commander';
-import { duration, UsageError } from '../../shared/settings.ts';
-import { type Where, withBroker } from './connect.ts';
-import { type Format, print } from './output.ts';
+import type { Command } from 'commander';
+import type { Farhand } from '../../shared/sdk/index.ts';
+import { demandYes } from './ask.ts';
+import { count, given, milliseconds, words } from './flags.ts';
+import { print, printFields, printTable, when } from './output.ts';
+import { type Common, every, verb, withClient } from './verb.ts';
 
-interface CreateOptions {
-  dataDir?: string;
-  name?: string;
-  expiresIn?: string;
-  uses?: string;
-  tags?: string;
-  output: Format;
-}
-
-export function addJoinTokens(program: Command, where: (options: { dataDir?: string }) => Where): void {
+export function addJoinTokens(program: Command): void {
   const tokens = program.command('join-tokens').description('tokens that let new machines join');
-  tokens
-    .command('create')
-    .description('make a join token; it is shown once')
-    .option('--data-dir <dir>', 'the broker’s data directory, on its own box')
+  verb(
+    tokens,
+    'create',
+    'make a join token; it is shown once',
+    'farhand join-tokens create --uses 20 --tags web --expires-in 24h',
+  )
     .option('--name <name>', 'what it is for')
-    .option('--expires-in <time>', 'such as 30m or 24h (default 1h)')
-    .option('--uses <count>', 'machines that may join with it (default 1)')
-    .option('--tags <list>', 'comma-separated; fixed for every machine that joins with it')
-    .addOption(new Option('-o, --output <format>').choices(['text', 'json']).default('text'))
-    .action(async (options: CreateOptions) => {
-      const { name, expiresIn, uses, tags } = options;
-      const input = {
-        ...(name !== undefined && { name }),
-        ...(expiresIn !== undefined && { expires_in: milliseconds(expiresIn) }),
-        ...(uses !== undefined && { uses: count(uses) }),
-        ...(tags !== undefined && { tags: tags.split(',') }),
-      };
-      const token = await withBroker(where(options), (client) => client.joinTokens.create(input));
-      print(options.output, token, () => [
-        token.token,
-        '',
-        `Good for ${token.uses} machine(s) until ${token.expires_at}.`,
-      ]);
-    });
+    .option('--expires-in <time>', 'such as 30m or 24h (default 1h)', milliseconds('--expires-in'))
+    .option('--uses <count>', 'machines that may join with it (default 1)', count('--uses'))
+    .option('--tags <list>', 'comma-separated; fixed for every machine that joins with it', words)
+    .action(withClient(create));
+  verb(tokens, 'list', 'all join tokens that are good').action(withClient(list));
+  verb(tokens, 'revoke <token>', 'withdraw a join token, by its id: nobody joins with it any more')
+    .option('--yes', 'do not ask')
+    .action(withClient(revoke));
 }
 
-function count(text: string): number {
-  if (/^[1-9]\d{0,4}$/.test(text)) return Number(text);
-  throw new UsageError(`--uses ${text}: must be a whole number from 1`);
+interface CreateOptions extends Common {
+  name?: string;
+  expiresIn?: number;
+  uses?: number;
+  tags?: string[];
 }
 
-function milliseconds(text: string): number {
-  const parsed = duration.safeParse(text);
-  if (parsed.success) return parsed.data;
-  throw new UsageError(`--expires-in ${text}: ${parsed.error.issues[0]?.message}`);
+async function create(
+  client: Farhand,
+  { name, expiresIn, uses, tags, output }: CreateOptions,
+): Promise<void> {
+  const token = await client.joinTokens.create(given({ name, expires_in: expiresIn, uses, tags }));
+  print(output, token, () => [
+    token.token,
+    '',
+    `Good for ${token.uses} machine(s) until ${token.expires_at}.`,
+    ...installing(token),
+  ]);
+}
+
+/** The line that installs an agent, from a broker that has packages; else why there is none. */
+function installing(token: { install: string | null; install_missing: string | null }): string[] {
+  if (token.install) return ['', 'On the new machine:', `  ${token.install}`];
+  return token.install_missing ? ['', `No line that installs an agent: ${token.install_missing}`] : [];
+}
+
+async function list(client: Farhand, { output }: Common): Promise<void> {
+  const tokens = await every((page) => client.joinTokens.list(page));
+  await printTable(output, tokens, {
+    id: ({ id }) => id,
+    name: ({ name }) => name,
+    left: ({ uses_left, uses }) => `${uses_left} of ${uses}`,
+    tags: ({ tags }) => tags?.join(','),
+    expires: ({ expires_at }) => when(expires_at),
+  });
+}
+
+async function revoke(
+  client: Farhand,
+  join_token_id: string,
+  options: Common & { yes?: boolean },
+): Promise<void> {
+  await demandYes(options.yes, `withdraw the join token ${join_token_id}`);
+  await printFields(options.output, await client.joinTokens.remove({ join_token_id }), {
+    withdrawn: join_token_id,
+  });
 }

@@ -1,47 +1,22 @@
 #!/usr/bin/env node
 // farhand: the command line, a client of the public API and nothing more.
-import { Command, CommanderError } from 'commander';
-import { failure, nodeIsGood, wrongNode } from '../../shared/program.ts';
-import { FarhandError } from '../../shared/sdk/index.ts';
-import { version } from '../../shared/version.ts';
-import { addAuth } from './auth.ts';
-import { addBroker } from './broker.ts';
-import type { Where } from './connect.ts';
-import { addJoinTokens } from './join-tokens.ts';
-import { addSessions } from './sessions.ts';
-import { addShell } from './shell.ts';
+import { statSync } from 'node:fs';
+import { enableCompileCache } from 'node:module';
+import { homedir } from 'node:os';
+import { join } from 'node:path';
 
-const program = new Command('farhand')
-  .description('Remote machines from the command line.')
-  .version(version)
-  .showHelpAfterError('See farhand --help.')
-  .exitOverride();
-addAuth(program, where);
-addJoinTokens(program, where);
-addShell(program, where);
-addSessions(program, where);
-addBroker(program, where);
-
-function where(options: { dataDir?: string }): Where {
-  const { FARHAND_DATA_DIR, FARHAND_URL: url, FARHAND_API_KEY: apiKey } = process.env;
-  return { dataDir: options.dataDir ?? (url ? undefined : FARHAND_DATA_DIR), url, apiKey };
-}
-
-async function main(): Promise<void> {
-  if (!nodeIsGood(process.version)) throw new Error(wrongNode);
-  await program.parseAsync();
-}
-
-main().catch((error: unknown) => {
-  // Commander has printed its own complaint; help and version are no failure.
-  if (error instanceof CommanderError) {
-    process.exitCode = error.exitCode === 0 ? 0 : 2;
-    return;
+/** What was compiled once need not be again; of a cache only where nobody else may write. */
+function keepCompiled(): void {
+  try {
+    const cache = process.env.XDG_CACHE_HOME || join(homedir(), '.cache');
+    const { uid, mode } = statSync(cache);
+    if (uid === process.getuid?.() && (mode & 0o022) === 0) enableCompileCache(join(cache, 'farhand'));
+  } catch {
+    // Slower, no more.
   }
-  const { text, code } =
-    error instanceof FarhandError
-      ? { text: `farhand: ${error.message} (${error.code}, request ${error.requestId})`, code: 1 }
-      : failure('farhand', error);
-  process.stderr.write(`${text}\n`);
-  process.exitCode = code;
-});
+}
+
+keepCompiled();
+// Only now, so that these are kept too.
+const { run } = await import('./run.ts');
+await run(process.argv);

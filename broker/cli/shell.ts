@@ -2,11 +2,12 @@
 import { once } from 'node:events';
 import { constants } from 'node:os';
 import type { Command } from 'commander';
-import { StartError } from '../../shared/errors.ts';
+import { StartError, UsageError } from '../../shared/errors.ts';
 import type { Ending, Farhand, Terminal, TerminalNote, TerminalSettings } from '../../shared/sdk/index.ts';
-import { UsageError } from '../../shared/settings.ts';
-import { type Where, withBroker } from './connect.ts';
+import { withBroker } from './connect.ts';
+import { machineNamed } from './named.ts';
 import { rawMode, watchModes } from './screen.ts';
+import { where } from './where.ts';
 
 interface ShellOptions {
   dataDir?: string;
@@ -22,7 +23,7 @@ const endOfInput = '\x04';
 const passedOn = ['TERM', 'COLORTERM'];
 const newline = 0x0a;
 
-export function addShell(program: Command, where: (options: { dataDir?: string }) => Where): void {
+export function addShell(program: Command): void {
   program
     .command('shell')
     .description('a terminal on a machine; Ctrl-] detaches, the session runs on')
@@ -30,6 +31,7 @@ export function addShell(program: Command, where: (options: { dataDir?: string }
     .option('--session <id>', 'attach to this session instead of opening one')
     .option('--observe', 'only look (with --session)')
     .option('--data-dir <dir>', 'the broker’s data directory, on its own box')
+    .addHelpText('after', '\nExamples:\n  farhand shell web-1\n  echo uptime | farhand shell web-1')
     .action(async (machine: string | undefined, options: ShellOptions) => {
       const { session, observe = false } = options;
       if ((machine === undefined) === (session === undefined)) {
@@ -54,25 +56,6 @@ async function openSession(client: Farhand, machine: string): Promise<string> {
     ...(process.stdout.isTTY && cols > 0 && rows > 0 && { cols, rows }),
   });
   return session_id;
-}
-
-/** The id of a machine that is told by id or by a name that only one has. */
-async function machineNamed(client: Farhand, text: string): Promise<string> {
-  if (text.startsWith('mach_')) return text;
-  const found: string[] = [];
-  for (let offset = 0, more = true; more; offset += 100) {
-    const page = await client.machines.list({ search: text, limit: 100, offset });
-    found.push(...page.items.filter(({ name }) => name === text).map(({ id }) => id));
-    more = page.has_more;
-  }
-  const [only, another] = found;
-  if (only === undefined) {
-    const { items } = await client.machines.list({ limit: 10, sort: 'name' });
-    const names = items.map(({ name }) => name).join(', ');
-    throw new StartError(`there is no machine ${text}${names && `; there is: ${names}`}`, 1);
-  }
-  if (another) throw new StartError(`several machines are called ${text}; say which: ${found.join(', ')}`, 1);
-  return only;
 }
 
 /** Shows a session until it ends or is detached; gives the exit code for this program. */

@@ -2,12 +2,15 @@
 import {
   createServer,
   type IncomingMessage,
+  type RequestListener,
   type Server,
   type ServerOptions,
   type ServerResponse,
 } from 'node:http';
+import { createServer as createTlsServer } from 'node:https';
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
+import type { SecureContextOptions } from 'node:tls';
 import Router from '@koa/router';
 import Koa, { type Context, type Next } from 'koa';
 import type { Handlers } from '../../shared/api/index.ts';
@@ -19,14 +22,29 @@ import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { authenticate } from '../admission/access.ts';
 import { requestIdFrom, toldFailure } from '../admission/failure.ts';
-import { askerOf, type DispatchRooms, dispatcher } from './dispatch.ts';
+import { type CrowdLimits, openCrowd } from './crowd.ts';
+import { type DispatchRooms, dispatcher } from './dispatch.ts';
+import { type Entering, type EnteringRooms, openEntering } from './entering.ts';
+import { headersOfAll } from './headers.ts';
 import { addLocalRoutes, type LocalRooms } from './local.ts';
 import type { RequestMetrics } from './metrics.ts';
 import { openSocketDoor, type SocketRooms } from './websocket.ts';
 
-export interface AppOptions extends DispatchRooms, SocketRooms, LocalRooms {
+export interface AppOptions extends DispatchRooms, EnteringRooms, SocketRooms, LocalRooms {
   handlers: Handlers;
   metrics: RequestMetrics;
+}
+
+/** What one server has of its own. */
+export interface Port {
+  /** Absent for the broker's own socket file, whose callers need no key. */
+  crowd?: CrowdLimits;
+  /** Time until a connection has said all headers of its first request. */
+  silentMs: number;
+  /** Serves over TLS. */
+  tls?: SecureContextOptions | undefined;
+  /** Browsers shall not come without TLS any more. */
+  pinned: boolean;
 }
 
 /** Characters of JSON that may wait for their readers, all answers together. */
@@ -48,20 +66,21 @@ const ofContent = [
 /** Limits of the HTTP server itself: a silent or endless request is cut. */
 const serverOptions: ServerOptions = {
   maxHeaderSize: 16 * 1024,
-  headersTimeout: 15_000,
   // An upload takes its time; JSON bodies have a limit of their own, and whoever stalls is cut.
   requestTimeout: 0,
   // An upload that is slower than its client then goes on in larger pieces.
   highWaterMark: 256 * 1024,
   keepAliveTimeout: 65_000,
-  connectionsCheckingInterval: 5_000,
   // We answer that ourselves, in the envelope.
   requireHostHeader: false,
 };
 
-/** An HTTP server over the table. `local`: it serves the broker's own socket file, whose callers need no key. */
-export function createHttpServer(options: AppOptions, local: boolean): Server {
+/** An HTTP server over the table. */
+export function createHttpServer(options: AppOptions, port: Port): Server {
   const { handlers, log } = options;
+  const crowd = port.crowd && openCrowd(port.crowd);
+  const entering = openEntering(options, crowd);
+  const headers = headersOfAll(port.pinned);
   const router = new Router({ strict: true, sensitive: true });
   const door = openSocketDoor(options);
   for (const { noun, operation, route } of allRoutes()) {
@@ -69,32 +88,65 @@ export function createHttpServer(options: AppOptions, local: boolean): Server {
     const answer =
       route.kind === 'socket'
         ? (ctx: Context) => Promise.reject(door.refusal(ctx.req))
-        : dispatcher(noun, operation, route, handlers, options, local);
+        : dispatcher(noun, operation, route, handlers, options, entering);
     router.register(path, [route.method], answer);
   }
-  if (local) addLocalRoutes(router, options);
+  if (!crowd) addLocalRoutes(router, options);
   const app = new Koa();
   app.silent = true;
-  app.use(envelope(log, options.metrics));
+  app.use(envelope(log, options.metrics, headers));
   app.use(router.routes());
-  app.use((ctx) => unknownRoute(ctx, router, options, local));
+  app.use((ctx) => unknownRoute(ctx, router, options, entering));
   const handle = app.callback();
   const answering = new WeakMap<Duplex, ServerResponse>();
   const take = (request: IncomingMessage, response: ServerResponse): void => {
+    // What came in the same breath as the end of its connection.
+    if (request.socket.destroyed) return;
+    if (crowd) {
+      const answered = crowd.ask(request.socket);
+      if (!answered) return;
+      response.once('close', answered);
+    }
     answering.set(request.socket, response);
     void handle(request, response);
   };
   const upgrading = { shouldUpgradeCallback: (request: IncomingMessage) => door.admits(request) };
-  const server = createServer({ ...serverOptions, ...upgrading }, take);
-  server.on('upgrade', (request, socket, head) => door.take(request, socket, head));
+  const server = serverOf(port, upgrading, take);
+  if (crowd) server.on('connection', (socket) => crowd.arrive(socket));
+  server.on('tlsClientError', (error: NodeJS.ErrnoException, socket: Socket) => {
+    const below = crowd?.below(socket);
+    if (error.code === 'ERR_SSL_HTTP_REQUEST' && below) refuseMalformed(error, below, headers);
+    else below?.destroy();
+  });
+  server.on('upgrade', (request, socket, head) => {
+    // Its ticket was as good as a key, and it never has its last answer.
+    crowd?.know(request.socket);
+    crowd?.ask(request.socket);
+    door.take(request, socket, head);
+  });
   // We ask for the body ourselves, once it is known to be wanted.
   server.on('checkContinue', take);
   // An expectation that nobody knows may be ignored (RFC 9110 section 10.1.1).
   server.on('checkExpectation', take);
   server.maxHeadersCount = 100;
   server.setTimeout(stalledMs, (socket) => cutStalled(socket, answering.get(socket)));
-  server.on('clientError', (error, socket) => refuseMalformed(error, socket));
-  server.on('connect', (_request, socket) => refuseMalformed(new Error('no tunnels here'), socket));
+  server.on('clientError', (error, socket) => refuseMalformed(error, socket, headers));
+  server.on('connect', (_request, socket) => refuseMalformed(new Error('no tunnels here'), socket, headers));
+  return server;
+}
+
+function serverOf({ silentMs, tls }: Port, own: ServerOptions, take: RequestListener): Server {
+  const options = {
+    ...serverOptions,
+    ...own,
+    headersTimeout: silentMs,
+    connectionsCheckingInterval: Math.min(5_000, silentMs),
+  };
+  if (!tls) return createServer(options, take);
+  const server = createTlsServer(
+    { ...options, ...tls, ALPNProtocols: ['http/1.1'], handshakeTimeout: silentMs },
+    take,
+  );
   return server;
 }
 
@@ -106,15 +158,14 @@ function cutStalled(socket: Socket, response: ServerResponse | undefined): void 
 }
 
 /** Names the request, times it, and turns whatever is thrown into the envelope. */
-function envelope(log: Logger, metrics: RequestMetrics) {
+function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record<string, string>>) {
   const answers = openBudget(maxHeldAnswers, 'answers wait for slow readers');
   return async (ctx: Context, next: Next): Promise<void> => {
     const started = monotonic();
     const requestId = requestIdFrom(ctx.get('x-request-id'));
     ctx.state.requestId = requestId;
     ctx.set('X-Request-Id', requestId);
-    ctx.set('X-Content-Type-Options', 'nosniff');
-    ctx.set('Cache-Control', 'no-store');
+    ctx.set({ ...headers });
     try {
       if (!ctx.headers.host && ctx.req.httpVersion === '1.1') {
         throw new AppError('invalid_request', 'an HTTP/1.1 request needs a Host header');
@@ -167,18 +218,24 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
   ctx.status = status;
   if (status === 401) ctx.set('WWW-Authenticate', 'Bearer');
   if (status === 503) ctx.set('Retry-After', '5');
+  if (status === 429) ctx.set('Retry-After', String(details.retry_after));
   // The rest of an oversized body is not read: the connection cannot be used again.
   if (status === 413) ctx.set('Connection', 'close');
   ctx.body = { error: { code, message, details } };
 }
 
 /** 401 before anything is told about what exists; then 405 with Allow, or 404. */
-function unknownRoute(ctx: Context, router: Router, options: AppOptions, local: boolean): void {
+async function unknownRoute(
+  ctx: Context,
+  router: Router,
+  { keys }: AppOptions,
+  entering: Entering,
+): Promise<void> {
   const layers = router.match(ctx.path, ctx.method).path;
   const open = allRoutes().some(
     ({ route }) => route.access === 'everybody' && `${route.base}${route.path}` === ctx.path,
   );
-  if (!open) authenticate(askerOf(ctx, local), options.keys);
+  if (!open) authenticate(await entering.counted(ctx), keys);
   const allowed = [...new Set(layers.flatMap((layer) => layer.methods))];
   if (allowed.length === 0)
     throw new AppError('route_not_found', 'there is nothing at this path; see /docs', { path: ctx.path });
@@ -187,16 +244,28 @@ function unknownRoute(ctx: Context, router: Router, options: AppOptions, local: 
 }
 
 /** What is not HTTP never reaches koa; it still gets the envelope. */
-function refuseMalformed(error: NodeJS.ErrnoException, socket: import('node:stream').Duplex): void {
+function refuseMalformed(
+  error: NodeJS.ErrnoException,
+  socket: Duplex,
+  headers: Readonly<Record<string, string>>,
+): void {
   if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
   const [status, code, message] =
     error.code === 'HPE_HEADER_OVERFLOW'
       ? ['413 Content Too Large', 'payload_too_large', 'the headers must not exceed 16 KiB']
-      : error.code === 'ERR_HTTP_REQUEST_TIMEOUT'
-        ? ['400 Bad Request', 'invalid_request', 'the request did not arrive in time']
-        : ['400 Bad Request', 'invalid_request', 'this is not a valid HTTP request'];
+      : error.code === 'ERR_SSL_HTTP_REQUEST'
+        ? ['400 Bad Request', 'invalid_request', 'this port speaks TLS: call it as https://']
+        : error.code === 'ERR_HTTP_REQUEST_TIMEOUT'
+          ? ['400 Bad Request', 'invalid_request', 'the request did not arrive in time']
+          : ['400 Bad Request', 'invalid_request', 'this is not a valid HTTP request'];
   const body = JSON.stringify({ error: { code, message, details: {} } });
-  socket.end(
-    `HTTP/1.1 ${status}\r\nX-Request-Id: ${newId('request')}\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: ${Buffer.byteLength(body)}\r\nConnection: close\r\n\r\n${body}`,
-  );
+  const head = {
+    ...headers,
+    'X-Request-Id': newId('request'),
+    'Content-Type': 'application/json; charset=utf-8',
+    'Content-Length': String(Buffer.byteLength(body)),
+    Connection: 'close',
+  };
+  const lines = Object.entries(head).map(([name, value]) => `${name}: ${value}\r\n`);
+  socket.end(`HTTP/1.1 ${status}\r\n${lines.join('')}\r\n${body}`);
 }

@@ -7,8 +7,7 @@ import type { Budget } from '../../shared/budget.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { plainAddress } from '../address.ts';
-import type { AccessRooms, Asker } from '../admission/access.ts';
+import type { AccessRooms } from '../admission/access.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
 import {
   entranceOf,
@@ -20,6 +19,7 @@ import {
 } from '../admission/index.ts';
 import { once } from '../admission/replay.ts';
 import { readJson } from './body.ts';
+import type { Entering } from './entering.ts';
 import { headersOf, queryOf } from './query.ts';
 import type { Spool } from './spool.ts';
 import { type Sender, senderOf } from './streams.ts';
@@ -45,21 +45,22 @@ interface Exchange {
 
 const bodyLimit = 1024 * 1024;
 
-/** Makes the koa handler of one route. `local`: the request came over the broker's own socket file. */
+/** Makes the koa handler of one route. */
 export function dispatcher(
   noun: string,
   operation: string,
   route: Route,
   handlers: Handlers,
   rooms: DispatchRooms,
-  local: boolean,
+  entering: Entering,
 ) {
   const entrance = entranceOf(route, rooms);
   const answer = answererOf(noun, operation, route, handlers, rooms);
   // Those that last are judged again while they do.
   const lasts = route.accepts !== undefined || route.waits === true || senderOf(route) !== undefined;
   return async (ctx: Context): Promise<void> => {
-    const visit = entrance.knock(askerOf(ctx, local), requestIdOf(ctx));
+    const asker = route.access === 'everybody' ? entering.askerOf(ctx) : await entering.counted(ctx);
+    const visit = entrance.knock(asker, requestIdOf(ctx));
     try {
       await attend(ctx, visit);
     } catch (error) {
@@ -85,11 +86,6 @@ export function dispatcher(
       body.close();
     }
   }
-}
-
-export function askerOf(ctx: Context, local: boolean): Asker {
-  const address = local ? '' : plainAddress(ctx.req.socket.remoteAddress ?? '');
-  return { authorization: ctx.get('authorization'), local, address };
 }
 
 /** Fires when the client goes before it has its answer. */

@@ -7,6 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/home.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
+import { pagePolicy } from './headers.ts';
 import type { RequestMetrics } from './metrics.ts';
 import { openapiText } from './openapi.ts';
 
@@ -16,6 +17,8 @@ export interface ServiceOptions {
   fingerprint: string;
   /** PEM. */
   ca: string;
+  /** `sha256//BASE64` of the REST certificate's key, or empty. */
+  pin(): string;
   ready(): boolean;
   metrics: RequestMetrics;
 }
@@ -42,16 +45,13 @@ const page = `<!doctype html>
 </html>
 `;
 const script = `SwaggerUIBundle({ url: 'api/v1/openapi.json', dom_id: '#page', deepLinking: true, validatorUrl: null });\n`;
-/** Nothing from outside, and no inline script. */
-const policy =
-  "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'";
-
 export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
   return {
     info: () => ({
       version,
       grpc_address: options.grpcAddress(),
       ca_fingerprint: options.fingerprint,
+      tls_pin: options.pin() || null,
       limits: { body_bytes: 1024 * 1024, file_content_bytes: contentBytes, page: 100 },
     }),
     ca: () => ({ type: 'application/x-pem-file', body: options.ca }),
@@ -66,7 +66,7 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
       throw new AppError('forbidden', 'figures of all machines are for keys that reach them all');
     },
     docs(_input, caller) {
-      caller.headers.set('Content-Security-Policy', policy);
+      caller.headers.set('Content-Security-Policy', pagePolicy);
       return { type: 'text/html', body: page };
     },
     async docsFile({ file }) {

@@ -7,6 +7,7 @@ import { maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { type Proxies, plainAddress } from '../address.ts';
 import type { ClientPort } from '../sessions/client.ts';
 import { portOf } from './client-port.ts';
 
@@ -24,6 +25,7 @@ export interface SocketRooms {
   redeem(ticket: string): Attachment | undefined;
   /** How people reach the API. */
   publicUrl(): string;
+  proxies: Proxies;
   log: Logger;
 }
 
@@ -100,7 +102,7 @@ function sessionOf({ method, url = '', headers }: IncomingMessage): string | und
 /** Everything that could be wrong comes before the ticket, which is used up by looking at it. */
 function admit(request: IncomingMessage, session: string, rooms: SocketRooms): Attachment {
   refuseMalformed(request);
-  refuseForeign(request, rooms.publicUrl());
+  refuseForeign(request, rooms);
   const ticket = new URLSearchParams(request.url?.split('?', 2)[1]).get('ticket') ?? '';
   const attachment = rooms.redeem(ticket);
   if (attachment?.session_id === session) return attachment;
@@ -122,13 +124,21 @@ function refuseMalformed({ headers }: IncomingMessage): void {
 }
 
 /** Somebody else's page must not speak for who looks at it; programs send no Origin. */
-function refuseForeign({ headers }: IncomingMessage, publicUrl: string): void {
-  const { origin, host } = headers;
+function refuseForeign(request: IncomingMessage, { publicUrl, proxies }: SocketRooms): void {
+  const { origin, host } = request.headers;
   if (origin === undefined) return;
   const from = URL.parse(origin);
-  const own = [publicUrl, `${from?.protocol}//${host}`].map((url) => URL.parse(url));
+  // A proxy that tells no scheme may have taken TLS off.
+  const scheme = schemeOf(request, proxies) ?? from?.protocol;
+  const own = [publicUrl(), `${scheme}//${host}`].map((url) => URL.parse(url));
   if (own.some((one) => one && one.host === from?.host && one.protocol === from.protocol)) return;
   throw new AppError('forbidden', 'pages of another origin may not open terminals here', { origin });
+}
+
+function schemeOf({ socket, headers }: IncomingMessage, proxies: Proxies): string | undefined {
+  if ('encrypted' in socket) return 'https:';
+  const forwarded = headers['x-forwarded-proto'];
+  return proxies.schemeOf(plainAddress(socket.remoteAddress ?? ''), String(forwarded ?? ''));
 }
 
 function notASocket(message: string): AppError {

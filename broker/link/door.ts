@@ -4,6 +4,7 @@ import type { AddressInfo, Socket } from 'node:net';
 import { createServer as createTlsServer, type TLSSocket } from 'node:tls';
 import {
   status as grpcStatus,
+  type Metadata,
   Server,
   ServerCredentials,
   type ServerDuplexStream,
@@ -15,31 +16,30 @@ import type { AnswerResponse } from '../../proto/types/farhand/link/v1/AnswerRes
 import type { EnrollRequest__Output } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
-import { after, every, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/rpc.ts';
-import { peerAddress } from '../address.ts';
+import { type Proxies, peerAddress } from '../address.ts';
+import type { Rates } from '../admission/rates.ts';
 import type { JoinTokens } from '../join-tokens.ts';
-import { type Authority, leafRenewalMs } from './authority.ts';
-import {
-  type ConnectRooms,
-  type ConnectSettings,
-  type ConnectStream,
-  type Guest,
-  serveConnect,
-} from './connect.ts';
+import type { Authority } from './authority.ts';
+import { type ConnectRooms, type ConnectSettings, type ConnectStream, serveConnect } from './connect.ts';
+import { type GuestLimits, Guests } from './guests.ts';
+import { renewLeaves } from './renewal.ts';
 import { widenWindows } from './windows.ts';
 
-export interface DoorOptions {
+export interface DoorOptions extends GuestLimits {
   host: string;
   port: number;
-  /** Milliseconds a connection has until it has shown a machine's key, a call id, a join token or an API key. */
-  proofMs: number;
-  /** Connections that may be unproven at once; past it the oldest of them is cut. */
-  maxUnproven: number;
   /** Milliseconds between pings, and until one that is not answered ends the connection: clients have no other heartbeat. */
   pingMs: number;
   pongMs: number;
+}
+
+export interface DoorRooms extends ConnectRooms {
+  authority: Authority;
+  joinTokens: JoinTokens;
+  proxies: Proxies;
+  rates: Rates;
 }
 
 /** What else is served here: adds itself to the server, and says which peers have shown that they belong here. */
@@ -51,8 +51,6 @@ export interface Door {
   close(): Promise<void>;
 }
 
-/** Time that last messages have to go out before a connection is cut. */
-const leavingMs = 300;
 const headerBytes = 16 * 1024;
 /** More than all lanes of a machine have in all. */
 const streamsPerConnection = 512;
@@ -60,13 +58,12 @@ const sessionMegabytes = 64;
 
 /** Opens the door. Rejects with a system error when the address cannot be had. */
 export async function openDoor(
-  authority: Authority,
-  joinTokens: JoinTokens,
-  rooms: ConnectRooms,
+  rooms: DoorRooms,
   options: DoorOptions,
   settings: ConnectSettings,
   beside: Beside,
 ): Promise<Door> {
+  const { authority } = rooms;
   shortenQueues();
   const guests = new Guests(options);
   const server = new Server({
@@ -79,7 +76,7 @@ export async function openDoor(
     'grpc.keepalive_time_ms': options.pingMs,
     'grpc.keepalive_timeout_ms': options.pongMs,
   });
-  server.addService(linkService, handlers(guests, joinTokens, rooms, settings));
+  server.addService(linkService, handlers(guests, rooms, settings));
   beside(server, (peer) => guests.proven(peer));
 
   // We end TLS ourselves: the sockets are then ours to cut, and a leaf can be renewed while running.
@@ -98,12 +95,11 @@ export async function openDoor(
   await listening(listener, options);
 
   const narrow = widenWindows();
-  const stopRenewing = every(leafRenewalMs, () => {
-    authority.leaf().then(
-      (leaf) => listener.setSecureContext(leaf),
-      (error: unknown) => rooms.log.error({ err: error }, 'the link certificate could not be renewed'),
-    );
-  });
+  const stopRenewing = renewLeaves(
+    () => authority.leaf(),
+    (leaf) => listener.setSecureContext(leaf),
+    rooms.log,
+  );
   return {
     port: (listener.address() as AddressInfo).port,
     async close() {
@@ -131,18 +127,21 @@ function listening(
   });
 }
 
-function handlers(
-  guests: Guests,
-  joinTokens: JoinTokens,
-  rooms: ConnectRooms,
-  settings: ConnectSettings,
-): LinkHandlers {
+function handlers(guests: Guests, rooms: DoorRooms, settings: ConnectSettings): LinkHandlers {
+  const { joinTokens, proxies, rates } = rooms;
+  const addressOf = (call: { getPeer(): string; metadata: Metadata }): string =>
+    proxies.clientOf(peerAddress(call.getPeer()), call.metadata.get('x-forwarded-for').join(','));
   return {
     Enroll(
       call: ServerUnaryCall<EnrollRequest__Output, EnrollResponse>,
       reply: sendUnaryData<EnrollResponse>,
     ) {
-      joinTokens.enroll(call.request, peerAddress(call.getPeer())).then(
+      const address = addressOf(call);
+      const enrolled = joinTokens.enroll(call.request, address).catch(async (error: unknown) => {
+        if (error instanceof AppError && error.code === 'unauthorized') await rates.strike(address);
+        throw error;
+      });
+      enrolled.then(
         (response) => {
           guests.proven(call.getPeer());
           reply(null, response);
@@ -152,7 +151,7 @@ function handlers(
     },
     Connect(stream: ConnectStream) {
       const peer = stream.getPeer();
-      serveConnect(stream, peerAddress(peer), guests.guest(peer), rooms, settings).catch((error: unknown) => {
+      serveConnect(stream, addressOf(stream), guests.guest(peer), rooms, settings).catch((error: unknown) => {
         rooms.log.warn({ err: error, peer }, 'a link broke off');
         stream.emit('error', { code: grpcStatus.INTERNAL, details: textOf(error) });
       });
@@ -168,67 +167,9 @@ function handlers(
   };
 }
 
-/** Open connections by peer address, and who of them has yet to show that they belong here. */
-class Guests {
-  readonly #sockets = new Map<string, Socket>();
-  readonly #unproven = new Map<string, () => void>();
-  readonly #options: DoorOptions;
-
-  constructor(options: DoorOptions) {
-    this.#options = options;
-  }
-
-  arrive(socket: Socket): void {
-    this.#makeRoom();
-    const peer = `${socket.remoteAddress}:${socket.remotePort}`;
-    this.#sockets.set(peer, socket);
-    this.#unproven.set(
-      peer,
-      after(this.#options.proofMs, () => socket.destroy()),
-    );
-    socket.on('error', () => socket.destroy());
-    socket.once('close', () => {
-      this.#sockets.delete(peer);
-      this.proven(peer);
-    });
-  }
-
-  proven(peer: string): void {
-    this.#unproven.get(peer)?.();
-    this.#unproven.delete(peer);
-  }
-
-  guest(peer: string): Guest {
-    return {
-      proven: () => this.proven(peer),
-      leave: () => void after(leavingMs, () => this.#sockets.get(peer)?.destroy()),
-    };
-  }
-
-  /** Whoever has idled longest goes: an honest agent needs milliseconds, a crowd that holds places has none left. */
-  #makeRoom(): void {
-    if (this.#unproven.size < this.#options.maxUnproven) return;
-    const [oldest = ''] = this.#unproven.keys();
-    this.#sockets.get(oldest)?.destroy();
-    this.proven(oldest);
-  }
-
-  /** Last messages get a moment to leave; then whoever stays is cut. */
-  async dismiss(): Promise<void> {
-    for (const cancel of this.#unproven.values()) cancel();
-    const left = new AbortController();
-    for (const socket of this.#sockets.values()) {
-      socket.once('close', () => {
-        if (this.#sockets.size === 0) left.abort();
-      });
-    }
-    if (this.#sockets.size > 0) await sleep(leavingMs, left.signal);
-    for (const socket of this.#sockets.values()) socket.destroy();
-  }
-}
-
 function enrolStatus(error: unknown): grpcStatus {
   if (!(error instanceof AppError)) return grpcStatus.UNAVAILABLE;
+  if (error.code === 'rate_limited') return grpcStatus.RESOURCE_EXHAUSTED;
   return error.code === 'unauthorized' ? grpcStatus.UNAUTHENTICATED : grpcStatus.INVALID_ARGUMENT;
 }
 

@@ -1,18 +1,22 @@
 // Wires a broker together and takes it apart again; knows everything, decides nothing.
 import { chmod, mkdir, rm } from 'node:fs/promises';
-import { type AddressInfo, isIP } from 'node:net';
+import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
+import { Server as TlsServer } from 'node:tls';
 import { openBudget } from '../../shared/budget.ts';
 import { StartError } from '../../shared/errors.ts';
 import { lockDirectory } from '../../shared/lock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { isLoopback } from '../address.ts';
+import { keyIn } from '../admission/access.ts';
 import type { BrokerSettings } from '../config.ts';
 import { createHttpServer } from '../http/app.ts';
 import { openSpool } from '../http/spool.ts';
 import { defaultSettings } from '../link/connect.ts';
-import { type Door, openDoor } from '../link/door.ts';
+import { type Beside, type Door, openDoor } from '../link/door.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { openStreams } from '../streams/index.ts';
+import { certificateOf } from './certificate.ts';
 import { address, cannotListen, listen, stopServer, tracked } from './listening.ts';
 import { type Closers, openRooms, type Rooms, type Status, type Tuning } from './rooms.ts';
 
@@ -40,6 +44,10 @@ const pings = { pingMs: 15_000, pongMs: 30_000 };
 const stalledMs = 70_000;
 /** Agents of a stopping broker come back spread over this. */
 const returnSpreadMs = 5_000;
+/** Connections of the HTTP port, those among them that have shown no key, and time for the headers of a first request. */
+const crowd = { connections: 4_096, strangers: 1_024 };
+const silentMs = 15_000;
+const certificateMs = 10_000;
 /** Bytes of large JSON bodies that arrive at once. */
 const maxBodies = 64 * 1024 * 1024;
 
@@ -88,7 +96,8 @@ async function assemble(
   const app = { ...rooms, spool, bodies, log, ...terminals };
 
   const socket = join(settings.data_dir, 'broker.sock');
-  const servers = [tracked(createHttpServer(app, true))];
+  const patience = tuning.silentMs ?? silentMs;
+  const servers = [tracked(createHttpServer(app, { silentMs: patience, pinned: false }))];
   let door: Door | undefined;
   closers.push(() => rm(socket, { force: true }));
   // Before anything listens: a start that fails gives back what it took.
@@ -106,12 +115,26 @@ async function assemble(
   if (!settings.local) {
     door = await doorOf(settings, tuning, rooms, streams.serve, log);
     status.grpc = address(settings.grpc.host, door.port);
-    const server = createHttpServer(app, false);
+    const certificate = await certificateOf(
+      settings,
+      rooms.authority,
+      tuning.certificateMs ?? certificateMs,
+      log,
+    );
+    const server = createHttpServer(app, {
+      crowd: tuning.crowd ?? crowd,
+      silentMs: patience,
+      tls: certificate?.context,
+      pinned: certificate?.isPublic ?? false,
+    });
+    if (certificate && server instanceof TlsServer)
+      closers.push(certificate.follow((one) => server.setSecureContext(one)));
     servers.push(tracked(server));
     await listen(server, { ...settings.http }, '--http');
     // A server that listens on a host and port has such an address.
     const { port } = server.address() as AddressInfo;
-    status.url = `http://${address(settings.http.host, port)}`;
+    status.url = `${certificate ? 'https' : 'http'}://${address(settings.http.host, port)}`;
+    status.pin = certificate?.pin ?? '';
     rooms.webhooks.start([port, door.port]);
   }
   status.ready = true;
@@ -132,26 +155,23 @@ function doorOf(
   { grpc }: BrokerSettings,
   tuning: Tuning,
   rooms: Rooms,
-  serve: Parameters<typeof openDoor>[5],
+  serve: Beside,
   log: Logger,
 ): Promise<Door> {
-  const { authority, joinTokens } = rooms;
+  const { authority, keys } = rooms;
   const link = { ...defaultSettings, ...tuning.link };
-  const connectRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
-  const limits = { ...pings, ...tuning.pings, proofMs: tuning.proofMs ?? proofMs, maxUnproven };
-  const opening = openDoor(authority, joinTokens, connectRooms, { ...grpc, ...limits }, link, serve);
+  const doorRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
+  const hasKey = (authorization: string): boolean => keyIn(authorization, keys) !== undefined;
+  const limits = { ...pings, ...tuning.pings, proofMs: tuning.proofMs ?? proofMs, maxUnproven, hasKey };
+  const opening = openDoor(doorRooms, { ...grpc, ...limits }, link, serve);
   return opening.catch((error: unknown) => {
     throw cannotListen(error, '--grpc', address(grpc.host, grpc.port));
   });
 }
 
-function refuseOpenHttp({ http, insecure_http, local }: BrokerSettings): void {
-  if (local || insecure_http || isLoopback(http.host)) return;
+function refuseOpenHttp({ http, insecure_http, local, tls, tls_cert }: BrokerSettings): void {
+  if (local || insecure_http || tls || tls_cert !== undefined || isLoopback(http.host)) return;
   throw new StartError(
-    `--http ${address(http.host, http.port)} would send keys in the clear: listen on 127.0.0.1 behind a TLS proxy, or say --insecure-http`,
+    `--http ${address(http.host, http.port)} would send keys in the clear: say --tls or --tls-cert and --tls-key, listen on 127.0.0.1 behind a TLS proxy, or say --insecure-http`,
   );
-}
-
-function isLoopback(host: string): boolean {
-  return host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'));
 }

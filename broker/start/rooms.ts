@@ -6,8 +6,10 @@ import type { MachineId } from '../../shared/api/route.ts';
 import { openBudget } from '../../shared/budget.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { openProxies, type Proxies } from '../address.ts';
 import type { Lookups } from '../admission/access.ts';
 import { openIdempotency } from '../admission/idempotency.ts';
+import { openRates, type Rates } from '../admission/rates.ts';
 import { openRecorder, type Recorder } from '../admission/recording.ts';
 import { type Audit, openAudit } from '../audit.ts';
 import { type Backups, openBackups } from '../backup.ts';
@@ -41,6 +43,11 @@ export interface Tuning {
   resolve?: NonNullable<WebhookSettings['resolve']>;
   rooms?(rooms: { history: History; events: Events }): void;
   stalledMs?: number;
+  /** Of the HTTP port: connections, and time for the headers of a first request. */
+  crowd?: { connections: number; strangers: number };
+  silentMs?: number;
+  /** How often the files of a certificate are looked at. */
+  certificateMs?: number;
 }
 
 /** Closes what was opened, the last first. */
@@ -85,6 +92,8 @@ export interface Rooms extends Stores, Nouns {
   handlers: Handlers;
   lookups: Lookups;
   backups: Backups;
+  proxies: Proxies;
+  rates: Rates;
 }
 
 /** How a broker is opened. */
@@ -124,10 +133,12 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     grpcAddress: () => status.grpc,
     fingerprint: authority.fingerprint,
     ca: authority.certificate,
+    pin: () => status.pin,
     ready: () => status.ready,
     metrics,
   });
   const handlers = { ...handlersOf({ ...stores, ...nouns }, log), service };
+  const proxies = openProxies(settings.trusted_proxy);
   return {
     ...stores,
     ...nouns,
@@ -138,6 +149,8 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     handlers,
     lookups: lookupsOf({ ...stores, ...nouns }),
     backups: await openBackups(settings.data_dir, stores),
+    proxies,
+    rates: openRates({ limit: settings.rate_limit, standsForMany: proxies.isTrusted }),
   };
 }
 

@@ -7,10 +7,11 @@ import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/pace.ts';
 import { drained } from '../../shared/rpc.ts';
-import { peerAddress } from '../address.ts';
-import { type Asker, authenticate } from '../admission/access.ts';
+import { type Proxies, peerAddress } from '../address.ts';
+import { type Asker, authenticate, count } from '../admission/access.ts';
 import { requestIdFrom, toldFailure } from '../admission/failure.ts';
 import type { Admitted, Entrance, RawInput, Visit } from '../admission/index.ts';
+import type { Rates } from '../admission/rates.ts';
 import type { Keys } from '../keys.ts';
 import { type Refusal, refusalOf, trailersOf } from './status.ts';
 
@@ -48,8 +49,16 @@ export interface Calls {
   stop(): void;
 }
 
+/** Who may call, and how often. */
+export interface CallRooms {
+  keys: Keys;
+  proxies: Proxies;
+  rates: Rates;
+  log: Logger;
+}
+
 /** `proven`: a connection has shown a good key. */
-export function openCalls(keys: Keys, proven: (peer: string) => void, log: Logger): Calls {
+export function openCalls(rooms: CallRooms, proven: (peer: string) => void): Calls {
   const open = new Set<AbortController>();
   let stopped = false;
   return {
@@ -60,9 +69,11 @@ export function openCalls(keys: Keys, proven: (peer: string) => void, log: Logge
       surface.once('cancelled', leave);
       if (surface.cancelled) leave();
       open.add(gone);
-      const call = new Call(surface, requestId, gone, ways) as Parameters<typeof run>[0];
+      const call = new Call(surface, requestId, gone, ways, rooms.proxies) as Parameters<typeof run>[0];
       try {
-        authenticate(call.asker, keys);
+        const { quota } = await count(call.asker, rooms);
+        if (quota?.refusal) throw quota.refusal;
+        authenticate(call.asker, rooms.keys);
         proven(surface.getPeer());
         if (stopped) throw stopping;
         await run(call);
@@ -72,7 +83,7 @@ export function openCalls(keys: Keys, proven: (peer: string) => void, log: Logge
         const why: unknown = gone.signal.aborted ? gone.signal.reason : error;
         const about = { request_id: requestId, path: surface.getPath() };
         await call.settle(why);
-        finish(refusalOf(toldFailure(why, about, log), requestId), trailersOf(requestId));
+        finish(refusalOf(toldFailure(why, about, rooms.log), requestId), trailersOf(requestId));
       } finally {
         open.delete(gone);
         surface.off('cancelled', leave);
@@ -107,11 +118,15 @@ export class Call<Q, R> {
     requestId: string,
     gone: AbortController,
     { messages, sink }: { messages?: Readable; sink?: Sink<R> },
+    proxies: Proxies,
   ) {
     this.asker = {
       authorization: textIn(surface.metadata, 'authorization'),
       local: false,
-      address: peerAddress(surface.getPeer()),
+      address: proxies.clientOf(
+        peerAddress(surface.getPeer()),
+        surface.metadata.get('x-forwarded-for').join(','),
+      ),
     };
     this.requestId = requestId;
     this.gone = gone;

@@ -5,14 +5,14 @@ import { HealthImplementation } from 'grpc-health-check';
 import type { StreamsHandlers } from '../../proto/types/farhand/client/v1/Streams.ts';
 import type { WriteFileResponse } from '../../proto/types/farhand/client/v1/WriteFileResponse.ts';
 import { streamsService } from '../../shared/rpc.ts';
-import { type Call, type Calls, openCalls, type Surface } from './call.ts';
+import { type Call, type CallRooms, type Calls, openCalls, type Surface } from './call.ts';
 import { type CommandStreams, commandCalls } from './commands.ts';
 import { eventCalls } from './events.ts';
 import { fileCalls } from './files.ts';
 import { type Joining, sessionCalls } from './sessions.ts';
 import type { Refusal } from './status.ts';
 
-export interface StreamsRooms extends CommandStreams {
+export interface StreamsRooms extends CommandStreams, CallRooms {
   sessions: Joining;
   /** Longest wait for a client that holds up a transfer. */
   stalledMs: number;
@@ -32,7 +32,7 @@ export function openStreams(rooms: StreamsRooms): Streams {
   let calls: Calls | undefined;
   return {
     serve(server, proven) {
-      calls = openCalls(rooms.keys, proven, rooms.log);
+      calls = openCalls(rooms, proven);
       server.addService(streamsService, handlersOf(rooms, calls));
       health.addToServer(server);
     },

@@ -5,6 +5,7 @@ import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
 import { protos } from '../../shared/protos.ts';
 import { manifestSchema, readJson, root } from './ground.ts';
+import { routesAsData, terminalsLater } from './routes.ts';
 
 const require = createRequire(import.meta.url);
 
@@ -60,7 +61,7 @@ const shape: BuildOptions = {
   minifyWhitespace: true,
   lineLimit: 120,
   legalComments: 'none',
-  plugins: [oneLanguage, protosParsed],
+  plugins: [oneLanguage, protosParsed, routesAsData],
   logLevel: 'warning',
 };
 
@@ -68,6 +69,7 @@ const shape: BuildOptions = {
 export async function bundlePrograms(names: readonly Entry[], folder: string): Promise<void> {
   const { metafile } = await build({
     ...shape,
+    plugins: [oneLanguage, routesAsData, terminalsLater],
     entryPoints: Object.fromEntries(names.map((name) => [name, entries[name]])),
     outdir: join(folder, 'lib'),
     chunkNames: 'part-[hash]',
@@ -90,7 +92,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
   const sdk = { sdk: 'shared/sdk/index.ts' };
   await build({ ...shape, entryPoints: sdk, outdir, platform: 'neutral' });
   const grpc = { grpc: 'shared/grpc.ts' };
-  const plugins = [oneLanguage, protosParsed, sdkBeside];
+  const plugins = [oneLanguage, protosParsed, routesAsData, sdkBeside];
   await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
 }
 

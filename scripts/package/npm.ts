@@ -15,7 +15,9 @@ export async function makeNpm(scratch: string, dist: string): Promise<string> {
   await bundleLibrary(folder);
   await declare(folder, scratch);
   cpSync(join(root, 'README.md'), join(folder, 'README.md'));
-  cpSync(join(root, 'CHANGELOG.md'), join(folder, 'CHANGELOG.md'));
+  for (const name of ['CHANGELOG.md', 'SECURITY.md', 'docs']) {
+    cpSync(join(root, name), join(folder, name), { recursive: true });
+  }
   writeFileSync(join(folder, 'package.json'), manifest());
   await run('npm', ['pack', '--ignore-scripts', '--pack-destination', dist], folder);
   const tarball = join(dist, `farhand-${version}.tgz`);

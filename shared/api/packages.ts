@@ -1,5 +1,5 @@
 // What a new machine fetches from its broker: the script that installs the agent, and the agent itself.
-import { z } from 'zod';
+import * as z from 'zod';
 import { outgoing, raw } from './route.ts';
 
 export const packages = {

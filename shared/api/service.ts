@@ -13,6 +13,9 @@ export const service = {
         version: z.string(),
         grpc_address: z.string(),
         ca_fingerprint: z.string().meta({ description: 'SHA-256 of the link’s own CA, hexadecimal' }),
+        tls_pin: z.string().nullable().meta({
+          description: 'For curl --pinnedpubkey: the key of the REST certificate, where it is our own',
+        }),
         limits: z.object({ body_bytes: z.number(), file_content_bytes: z.number(), page: z.number() }),
       })
       .meta({ id: 'Info' }),

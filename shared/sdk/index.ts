@@ -2,16 +2,17 @@
 // browser.
 import { allRoutes } from '../api/index.ts';
 import type { Route } from '../api/route.ts';
+import { attachTerminal } from './attach.ts';
 import { wholeOrError } from './body.ts';
 import { envelopeOf, failureOf } from './failure.ts';
 import { type Following, follow } from './follow.ts';
 import { Lazy } from './lazy.ts';
 import { allItems } from './pages.ts';
-import { type Connection, prepare, socketUrl } from './request.ts';
+import { type Connection, prepare } from './request.ts';
 import { send, textOf } from './send.ts';
 import type { Attached, CallSettings, ListResult, Namespaces } from './shape.ts';
 import { chunksOf, objectsOf } from './sse.ts';
-import { openTerminal, type TerminalSettings } from './terminal.ts';
+import type { TerminalSettings } from './terminal.ts';
 
 export { FarhandError } from './failure.ts';
 export type {
@@ -83,8 +84,7 @@ type Input = Record<string, unknown>;
 
 function methodOf(to: Connection, route: Route): unknown {
   if (route.kind === 'socket') {
-    return (attached: Attached, settings: TerminalSettings = {}) =>
-      openTerminal(to.webSocket(socketUrl(to, route, attached)), settings);
+    return (attached: Attached, settings?: TerminalSettings) => attachTerminal(to, route, attached, settings);
   }
   const ask = askerOf(to, route);
   if (route.kind === 'list') return listed(ask);

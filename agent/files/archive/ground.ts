@@ -3,10 +3,10 @@
 import { type BigIntStats, constants, readFileSync } from 'node:fs';
 import { type FileHandle, mkdir, open } from 'node:fs/promises';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
+import { entryFault } from '../../../shared/tar/index.ts';
 import { type Boundary, identityOf, type Kept } from '../beneath/boundary.ts';
 import { letGo, pathOf } from '../beneath/descent.ts';
 import { type Bytes, bytes, pathOnly } from '../beneath/path.ts';
-import { entryFault } from './reader.ts';
 
 const { O_DIRECTORY, O_NOFOLLOW, O_RDONLY } = constants;
 /** Directories held open at once. */

@@ -5,14 +5,19 @@ import { type FileHandle, link, lutimes, open, rename, symlink, unlink } from 'n
 import { posix } from 'node:path';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
+import {
+  demandInside,
+  demandTarget,
+  entryFault,
+  pathOfEntry,
+  type TarEntry,
+} from '../../../shared/tar/index.ts';
 import { type Bytes, bytes, shown } from '../beneath/path.ts';
 import { lookAt } from '../draft/index.ts';
 import { linkAs } from '../draft/place.ts';
 import { SideRoom } from '../draft/sideroom.ts';
 import type { Temporary } from '../draft/temporary.ts';
 import { type Ground, type Plot, setTimes } from './ground.ts';
-import { demandInside, demandTarget, pathOfEntry } from './names.ts';
-import { entryFault, type TarEntry } from './reader.ts';
 
 const { O_CREAT, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_WRONLY } = constants;
 /** A file up to this size is held in memory until it is on the disk. */

@@ -8,6 +8,7 @@ import { pipeline } from 'node:stream/promises';
 import { createGzip } from 'node:zlib';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { AgentMethods } from '../../../shared/rpc.ts';
+import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
 import { unlessAborted, untilAborted } from '../abort.ts';
 import { type Contents, isTorn, openContents } from '../beneath/contents.ts';
 import { letGo } from '../beneath/descent.ts';
@@ -17,7 +18,6 @@ import { type Bytes, bytes, fault, shown, targetOf } from '../beneath/path.ts';
 import { type Step, walk } from '../beneath/walk.ts';
 import { describe } from '../describe.ts';
 import type { AskPeople, People } from '../people.ts';
-import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from './header.ts';
 
 const chunkBytes = 256 * 1024;
 

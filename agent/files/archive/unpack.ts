@@ -9,6 +9,7 @@ import type { WriteArchiveResponse } from '../../../proto/types/farhand/agent/v1
 import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { AgentMethods } from '../../../shared/rpc.ts';
+import { readTar } from '../../../shared/tar/index.ts';
 import { failingAs, unlessAborted } from '../abort.ts';
 import type { Beneath, Entry } from '../beneath/index.ts';
 import { type Bytes, bytes, fault, pathOnly, shown, targetOf } from '../beneath/path.ts';
@@ -20,7 +21,6 @@ import type { Temporary } from '../draft/temporary.ts';
 import type { AskPeople } from '../people.ts';
 import { Ground } from './ground.ts';
 import { Landing } from './landing.ts';
-import { readTar } from './reader.ts';
 
 const { O_DIRECTORY, O_NOFOLLOW } = constants;
 

@@ -1,16 +1,9 @@
 // Paths of this room: one character per byte (latin1), so that names need not be UTF-8 and compare bytewise.
 import { posix } from 'node:path';
 import { AppError, type Code } from '../../../shared/errors.ts';
+import { type Bytes, bytes, fromText, shown } from '../../../shared/tar/index.ts';
 
-/** A path or name with one character per byte; never shown or handed to `fs` as it is. */
-export type Bytes = string;
-
-/** The form in which `fs` takes it. */
-export const bytes = (path: Bytes): Buffer => Buffer.from(path, 'latin1');
-/** The form for messages; bytes that are not UTF-8 become U+FFFD. */
-export const shown = (path: Bytes): string => bytes(path).toString();
-/** From text that is UTF-8, such as a setting. */
-export const fromText = (path: string): Bytes => Buffer.from(path).toString('latin1');
+export { type Bytes, bytes, fromText, shown };
 
 /** O_PATH, which Node does not name: such a handle reads nothing, never blocks and has no effect on devices. */
 export const pathOnly = 0o10000000;

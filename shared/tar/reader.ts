@@ -2,8 +2,8 @@
 // off, damaged or more than an honest archive needs is an error before it counts.
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
-import { AppError, errnoOf } from '../../../shared/errors.ts';
-import { type Bytes, shown } from '../beneath/path.ts';
+import { AppError, errnoOf } from '../errors.ts';
+import { type Bytes, shown } from './bytes.ts';
 import {
   blockBytes,
   decodeBlock,

@@ -1,6 +1,6 @@
 // The tar format: one entry's description as header blocks and back. ustar with pax records out; ustar, pax, GNU
 // and the oldest form in. Names stay bytes both ways, which tar-stream's pax records (UTF-8 text) do not keep.
-import { type Bytes, bytes } from '../beneath/path.ts';
+import { type Bytes, bytes } from './bytes.ts';
 
 export const blockBytes = 512;
 const octalLimits = { short: 0o7777777, long: 0o77777777777 };

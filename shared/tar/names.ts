@@ -1,5 +1,5 @@
 // Which names an archive may use: only such that lie in the directory it is unpacked into, wherever that is.
-import type { Bytes } from '../beneath/path.ts';
+import type { Bytes } from './bytes.ts';
 import { entryFault } from './reader.ts';
 
 /** As long as Linux takes paths and names; deeper than any tree that people have. */

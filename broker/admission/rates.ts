@@ -1,0 +1,105 @@
+// How often: requests of each key, where that is limited at all, and wrong keys from one source, which always are.
+import { createHmac, randomBytes } from 'node:crypto';
+import { isIPv6 } from 'node:net';
+import { RateLimiterMemory, RateLimiterRes } from 'rate-limiter-flexible';
+import type { KeyId } from '../../shared/api/route.ts';
+import { after, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { isLoopback } from '../address.ts';
+
+const windowSeconds = 60;
+/** Wrong keys, and wrong join tokens, that a source may show in a minute. */
+const wrongFromOne = 30;
+/** The same for an address that stands for many: of this very box, or of a proxy that names nobody. */
+const wrongFromMany = 1_000;
+/** Who was told to wait waits for being told again, too: trying on as fast as one can costs nobody else a thing. */
+const tellingMs = 500;
+/** What a key has left of its minute. */
+export interface Quota {
+  limit: number;
+  remaining: number;
+  /** When the minute is over, in seconds since 1970. */
+  reset: number;
+  /** It has spent more than it has. */
+  refusal: AppError | undefined;
+}
+
+export interface Rates {
+  /** Counts one request of a key; undefined where there is no limit. */
+  spend(key: KeyId): Promise<Quota | undefined>;
+  /** Counts something wrong that was shown from there. Throws rate_limited once it was too much. */
+  strike(address: string): Promise<void>;
+}
+
+export interface RateSettings {
+  /** Requests a minute for each key; unlimited where it is absent. */
+  limit?: number | undefined;
+  /** Whether an address is that of a proxy of ours, which may name nobody. */
+  standsForMany?: (address: string) => boolean;
+  /** Sources are counted in so many, so that a crowd of them takes no more memory; only the wrong share them. */
+  buckets?: number;
+}
+
+export function openRates({ limit, standsForMany = () => false, buckets = 16_384 }: RateSettings): Rates {
+  const requests = limit === undefined ? undefined : limiter(limit);
+  const fromOne = limiter(wrongFromOne);
+  const fromMany = limiter(wrongFromMany);
+  const bucketOf = bucketing(buckets);
+  return {
+    async spend(key) {
+      if (!requests) return undefined;
+      const { msBeforeNext, remainingPoints, consumedPoints } = await spent(requests, key);
+      const over = consumedPoints > requests.points;
+      return {
+        limit: requests.points,
+        remaining: remainingPoints,
+        reset: Math.ceil((now() + msBeforeNext) / 1_000),
+        refusal: over ? tooMany('this key has made too many requests', msBeforeNext) : undefined,
+      };
+    },
+    async strike(address) {
+      const many = isLoopback(address) || standsForMany(address);
+      const source = many ? fromMany : fromOne;
+      const { msBeforeNext, consumedPoints } = await spent(source, bucketOf(sourceOf(address)));
+      if (consumedPoints <= source.points) return;
+      if (consumedPoints > source.points + 1)
+        await new Promise<void>((resolve) => void after(tellingMs, resolve));
+      throw tooMany('too many wrong keys came from this address', msBeforeNext);
+    },
+  };
+}
+
+function limiter(points: number): RateLimiterMemory {
+  return new RateLimiterMemory({ points, duration: windowSeconds });
+}
+
+/** The library rejects with the count where it is too high. */
+async function spent(from: RateLimiterMemory, what: string): Promise<RateLimiterRes> {
+  return from.consume(what).catch((over: unknown) => {
+    if (over instanceof RateLimiterRes) return over;
+    throw over;
+  });
+}
+
+function tooMany(what: string, ms: number): AppError {
+  const retry_after = Math.max(1, Math.ceil(ms / 1_000));
+  return new AppError('rate_limited', `${what}: try again in ${retry_after} s`, { retry_after });
+}
+
+/** Nobody outside can tell which sources share one. */
+function bucketing(buckets: number): (source: string) => string {
+  const secret = randomBytes(32);
+  return (source) => String(createHmac('sha256', secret).update(source).digest().readUInt32BE() % buckets);
+}
+
+/** Whoever has one IPv6 address has its /64, too (RFC 6177). */
+function sourceOf(address: string): string {
+  const [plain = ''] = address.split('%');
+  if (!isIPv6(plain)) return plain;
+  const [head = '', tail] = plain.split('::');
+  const front = head.split(':').filter((part) => part !== '');
+  const back = tail === undefined ? [] : tail.split(':').filter((part) => part !== '');
+  const zeros = Array.from({ length: Math.max(0, 8 - front.length - back.length) }, () => '0');
+  const groups = [...front, ...zeros, ...back].slice(0, 4);
+  return groups.map((group) => group.replace(/^0+(?=.)/, '').toLowerCase()).join(':');
+}

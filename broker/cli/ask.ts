@@ -1,0 +1,34 @@
+// Questions to a person; a program says its answers by flags.
+import { UsageError } from '../../shared/errors.ts';
+
+/** Whether there is somebody to ask. */
+export const attended = (): boolean => process.stdin.isTTY && process.stderr.isTTY;
+
+/** Goes on only where it was said, by --yes or by a person. */
+export async function demandYes(yes: boolean | undefined, what: string): Promise<void> {
+  if (yes) return;
+  if (!attended()) throw new UsageError(`this would ${what}; say --yes`);
+  const { confirm } = await import('@clack/prompts');
+  const answer = await confirm({
+    message: `This will ${what}. Go on?`,
+    initialValue: false,
+    output: process.stderr,
+  });
+  if (answer !== true) throw new UsageError('nothing was done');
+}
+
+export async function askText(message: string): Promise<string> {
+  const { text } = await import('@clack/prompts');
+  return answered(await text({ message, output: process.stderr }));
+}
+
+/** Does not show what is typed. */
+export async function askSecret(message: string): Promise<string> {
+  const { password } = await import('@clack/prompts');
+  return answered(await password({ message, output: process.stderr }));
+}
+
+function answered(answer: unknown): string {
+  if (typeof answer === 'string' && answer !== '') return answer;
+  throw new UsageError('no answer; nothing was done');
+}

@@ -1,0 +1,141 @@
+// The broker as this command line sees it: reached, known, with a key that is good.
+import { now } from '../../../shared/clock.ts';
+import { Farhand, FarhandError } from '../../../shared/sdk/index.ts';
+import { version } from '../../../shared/version.ts';
+import { clean, span } from '../output.ts';
+import { every } from '../verb.ts';
+import type { Where } from '../where.ts';
+import { type Finding, fail, ok, reason, warn } from './finding.ts';
+import { hostPortOf, reachPort } from './reach.ts';
+
+const mostSkewMs = 30_000;
+const soonMs = 7 * 86_400_000;
+
+export async function examineBroker(place: Where): Promise<Finding[]> {
+  const { url, apiKey } = place;
+  if (!url || !URL.canParse(url)) {
+    return [fail('broker', url ? `${url} is no URL` : 'none is told', 'farhand login URL, or FARHAND_URL')];
+  }
+  const way = place.pin || place.ca ? (await import('../tls.ts')).openWay(place) : undefined;
+  try {
+    const reached = await reachUrl(url, way?.options.fetch ?? fetch);
+    if (reached.some(({ state }) => state === 'fail')) return reached;
+    if (!apiKey) return [...reached, fail('key', 'none is told', 'farhand login, or FARHAND_API_KEY')];
+    const client = new Farhand({ baseUrl: url, apiKey, retries: 0, ...way?.options });
+    return [...reached, ...clear(place, url), ...(await examineWithKey(client, url))];
+  } finally {
+    await way?.close();
+  }
+}
+
+async function reachUrl(url: string, ask: typeof fetch): Promise<Finding[]> {
+  try {
+    const before = now();
+    const response = await ask(`${url.replace(/\/+$/, '').replace(/\/api\/v1$/, '')}/readyz`, {
+      signal: AbortSignal.timeout(5_000),
+    });
+    await response.text();
+    return [readiness(url, response), ...clock(response, before)];
+  } catch (error) {
+    return [fail('broker', `${url} does not answer: ${clean(reason(error))}`, mendOf(reason(error)))];
+  }
+}
+
+function readiness(url: string, { ok: ready, status }: Response): Finding {
+  if (ready) return ok('broker', `${url} answers`);
+  if (status === 503) return warn('broker', `${url} takes no work just now`, 'wait, then look at its log');
+  return fail(
+    'broker',
+    `${url} answers ${status}`,
+    'is that a broker? Leave out everything after host and port',
+  );
+}
+
+function mendOf(why: string): string {
+  if (/self.signed|unable to (verify|get)|pinned|certificate|altnames/i.test(why)) {
+    return 'the broker’s own certificate: FARHAND_PIN=sha256//… (GET /info tells it as tls_pin) or FARHAND_CA=FILE';
+  }
+  if (/ENOTFOUND|EAI_AGAIN/.test(why)) return 'is the name right?';
+  if (/wrong version number|packet length/i.test(why)) return 'it speaks plain http: is the URL right?';
+  return 'does it run (farhand doctor --data-dir DIR there), is a firewall between, are host and port right?';
+}
+
+function clock({ headers }: Response, before: number): Finding[] {
+  const there = Date.parse(headers.get('date') ?? '');
+  if (Number.isNaN(there)) return [];
+  // The header has whole seconds.
+  const skew = Math.max(0, Math.abs(there - (before + now()) / 2) - 1000);
+  if (skew < mostSkewMs) return [ok('clock', 'as the broker’s')];
+  return [
+    warn(
+      'clock',
+      `${span(skew)} apart from the broker’s`,
+      'let both follow a time server (timedatectl set-ntp true)',
+    ),
+  ];
+}
+
+/** Said once more where somebody has allowed it. */
+function clear({ insecure }: Where, url: string): Finding[] {
+  if (!insecure || url.startsWith('https:')) return [];
+  return [warn('network', 'the key crosses it in the clear', 'serve https: farhand-broker --tls')];
+}
+
+async function examineWithKey(client: Farhand, url: string): Promise<Finding[]> {
+  try {
+    const me = await client.keys.me();
+    const info = await client.service.info();
+    return [
+      key(me),
+      sameVersion(info.version),
+      await grpcPort(info.grpc_address, url),
+      ...(await machines(client, me.scopes)),
+    ];
+  } catch (error) {
+    if (!(error instanceof FarhandError)) throw error;
+    return [fail('key', `${clean(error.message)} (${clean(error.code)})`, 'farhand login takes another one')];
+  }
+}
+
+function key({ name, scopes, expires_at }: Awaited<ReturnType<Farhand['keys']['me']>>): Finding {
+  const what = `${clean(name)}, may ${scopes.join(', ')}`;
+  const left = expires_at === null ? Number.POSITIVE_INFINITY : Date.parse(expires_at) - now();
+  return left > soonMs
+    ? ok('key', what)
+    : warn('key', `${what}; ends in ${span(left)}`, 'farhand auth create-key, farhand login');
+}
+
+function sameVersion(there: string): Finding {
+  if (there === version) return ok('version', version);
+  return warn(
+    'version',
+    `this is ${version}, the broker ${clean(there)}`,
+    'use the farhand of the broker’s version',
+  );
+}
+
+async function grpcPort(address: string, url: string): Promise<Finding> {
+  const told = hostPortOf(address);
+  if (!told) return warn('agents’ port', 'the broker tells none', 'start it with --grpc HOST:PORT');
+  // Where it listens everywhere, it is where the URL is.
+  const host = /^(0\.0\.0\.0|::)$/.test(told.host)
+    ? new URL(url).hostname.replace(/^\[|\]$/g, '')
+    : told.host;
+  try {
+    await reachPort(host, told.port);
+    return ok('agents’ port', `${host}:${told.port} answers`);
+  } catch (error) {
+    const what = `${host}:${told.port} does not answer from here: ${reason(error)}`;
+    return warn('agents’ port', what, 'agents need it: open it in the firewall between');
+  }
+}
+
+async function machines(client: Farhand, scopes: readonly string[]): Promise<Finding[]> {
+  if (!scopes.some((scope) => scope === 'admin' || scope === 'machines:read')) return [];
+  const { total } = await client.machines.list({ limit: 1 });
+  if (total === 0) return [warn('machines', 'there is none', 'farhand join-tokens create')];
+  const away = await every((page) => client.machines.list({ status: 'offline', sort: 'name', ...page }), 10);
+  if (away.length === 0) return [ok('machines', `all ${total} online`)];
+  const names = away.map(({ name }) => clean(name)).join(', ');
+  return [warn('machines', `offline: ${names}`, 'on each of them: farhand doctor --agent-data-dir DIR')];
+}

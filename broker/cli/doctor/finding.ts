@@ -1,0 +1,30 @@
+// What the doctor finds: how it is, and how it is mended.
+
+export interface Finding {
+  check: string;
+  state: 'ok' | 'warn' | 'fail';
+  what: string;
+  mend?: string;
+}
+
+export const ok = (check: string, what: string): Finding => ({ check, state: 'ok', what });
+export const warn = (check: string, what: string, mend: string): Finding => ({
+  check,
+  state: 'warn',
+  what,
+  mend,
+});
+export const fail = (check: string, what: string, mend: string): Finding => ({
+  check,
+  state: 'fail',
+  what,
+  mend,
+});
+
+/** The innermost cause in words. */
+export function reason(error: unknown): string {
+  let last: unknown = error;
+  while (last instanceof Error && last.cause !== undefined) last = last.cause;
+  if (last instanceof AggregateError && last.errors.length > 0) return reason(last.errors[0]);
+  return last instanceof Error ? last.message || String(last) : String(last);
+}

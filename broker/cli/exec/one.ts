@@ -1,0 +1,58 @@
+// A command on one machine: its output is ours, our input is its, and its exit code too.
+import type { Farhand } from '../../../shared/sdk/index.ts';
+import { machineNamed } from '../named.ts';
+import { printFields, say } from '../output.ts';
+import { follow, type Hearer } from './follow.ts';
+import { hasInput, passInput } from './input.ts';
+import type { ExecOptions, Spec } from './spec.ts';
+import { cancelOnSignals } from './stop.ts';
+import { exitCodeOf, explain, paintHint, tellGap, write } from './told.ts';
+
+export async function runOnOne(
+  client: Farhand,
+  machine: string,
+  spec: Spec,
+  { detach, interactive, output }: ExecOptions,
+): Promise<number> {
+  const input = !detach && (interactive || hasInput());
+  const machine_id = await machineNamed(client, machine);
+  const command = await client.commands.async({ machine_id, ...spec, ...(input && { input }) });
+  const command_id = command.id;
+  if (detach) {
+    if (output === 'json') await printFields(output, command, {});
+    else say(command_id);
+    return 0;
+  }
+  const over = new AbortController();
+  const stop = cancelOnSignals(() => client.commands.cancel({ command_id }));
+  try {
+    const passed = input ? passInput(client, command_id, over.signal) : undefined;
+    const end = await follow(client, command_id, output === 'json' ? asLines(command_id) : plain);
+    over.abort();
+    await passed;
+    if (output === 'json') say(JSON.stringify({ command_id, ...end }));
+    const why = explain(end);
+    if (why && stop.code() === undefined) paintHint(why);
+    return end.status === 'cancelled' ? (stop.code() ?? exitCodeOf(end)) : exitCodeOf(end);
+  } finally {
+    over.abort();
+    stop.forget();
+  }
+}
+
+const plain: Hearer = { output: write, gap: tellGap };
+
+/** For programs: an object a line. */
+export function asLines(command_id: string, more: Record<string, unknown> = {}): Hearer {
+  const line = (rest: Record<string, unknown>): string =>
+    `${JSON.stringify({ command_id, ...more, ...rest })}\n`;
+  return {
+    output(stream, bytes) {
+      const text = Buffer.from(bytes).toString('utf8');
+      const whole = Buffer.from(text).equals(bytes);
+      const shown = whole ? text : Buffer.from(bytes).toString('base64');
+      return write('stdout', line({ stream, data: shown, encoding: whole ? 'utf-8' : 'base64' }));
+    },
+    gap: (stream, dropped) => void write('stdout', line({ stream, dropped })),
+  };
+}

@@ -1,0 +1,251 @@
+// farhand files: look at, read, write, move and find files on machines; places as scp has them, machine:path.
+import { type Command, Option } from 'commander';
+import { StartError, UsageError } from '../../../shared/errors.ts';
+import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
+import { demandYes } from '../ask.ts';
+import { write } from '../exec/told.ts';
+import { count, given } from '../flags.ts';
+import { clean, print, printFields, printTable, say, size } from '../output.ts';
+import { type Common, verb, withClient } from '../verb.ts';
+import { remoteIn, resolve } from './place.ts';
+
+export function addFiles(program: Command): void {
+  const files = program.command('files').description('files on machines; machine:path as scp has it');
+  verb(
+    files,
+    'ls <place>',
+    'what is in a directory',
+    'farhand files ls web-1:/etc',
+    'farhand files ls web-1:    the home',
+  )
+    .option('-a, --all', 'hidden ones too')
+    .action(withClient(ls));
+  verb(files, 'cat <places...>', 'the bytes of files').action(withClient(cat));
+  verb(
+    files,
+    'put <from...>',
+    'send files or directories: put LOCAL... MACHINE:PATH; - is standard input',
+    'farhand files put site web-1:/srv/',
+    'tar c . | farhand files put - web-1:/tmp/all.tar',
+  )
+    .usage('[options] LOCAL... MACHINE:PATH')
+    .option('--mode <mode>', 'permissions of files, as 0644')
+    .option('-p, --parents', 'make directories that are missing')
+    .action(withClient(putAll));
+  verb(
+    files,
+    'get <from...>',
+    'fetch files or directories: get MACHINE:PATH... LOCAL; - is standard output',
+    'farhand files get web-1:/etc/hosts .',
+    'farhand files get web-1:/var/log - > log.tar     a directory there is a tar',
+  )
+    .usage('[options] MACHINE:PATH... LOCAL')
+    .action(withClient(getAll));
+  verb(
+    files,
+    'cp <from> <to>',
+    'copy; from here, to here, or between machines',
+    'farhand files cp web-1:/srv web-2:/srv',
+  )
+    .option('--overwrite', 'replace what is there')
+    .action(withClient(cp));
+  verb(files, 'mv <from> <to>', 'move or rename on one machine', 'farhand files mv web-1:/a web-1:/b')
+    .option('--overwrite', 'replace what is there')
+    .action(withClient(mv));
+  verb(files, 'rm <places...>', 'delete; links rather than what they lead to')
+    .option('-r, --recursive', 'directories with all that is in them')
+    .option('--yes', 'do not ask')
+    .action(withClient(rm));
+  verb(files, 'mkdir <place>', 'make a directory')
+    .option('-p, --parents', 'make those above too; one that exists is no failure')
+    .addOption(new Option('--mode <mode>', 'permissions, as 0755'))
+    .action(withClient(mkdir));
+  verb(
+    files,
+    'find <place>',
+    'search below a directory',
+    "farhand files find web-1:/var/log --name '*.log' --content error",
+  )
+    .option('--name <glob>', 'a pattern; with a slash over the whole path')
+    .option('--content <text>', 'text that a line must hold')
+    .option('-i, --ignore-case', 'case makes no difference')
+    .option('-a, --all', 'hidden ones too')
+    .option('--limit <count>', 'matches at most (1000)', count('--limit'))
+    .action(withClient(find));
+}
+
+type Entry = Awaited<ReturnType<Farhand['files']['stat']>>;
+
+async function ls(
+  client: Farhand,
+  place: string,
+  { all, output }: Common & { all?: boolean },
+): Promise<void> {
+  const where = await resolve(client, place);
+  const entries = await client.files.list({ ...where, ...(all && { hidden: true }) }).then(
+    ({ files }) => files,
+    async (error: unknown) => {
+      if (!(error instanceof FarhandError) || error.code !== 'not_a_directory') throw error;
+      return [await client.files.stat(where)];
+    },
+  );
+  await printTable(output, entries, {
+    mode: modeOf,
+    owner: ({ owner }) => owner,
+    group: ({ group }) => group,
+    size: (entry) => (entry.size === undefined ? null : size(entry.size)),
+    changed: ({ modified_at }) => modified_at.slice(0, 19).replace('T', ' '),
+    name: (entry) => `${nameIn(entry)}${entry.type === 'directory' ? '/' : ''}${linkIn(entry)}`,
+  });
+}
+
+const modeOf = ({ mode, setuid, setgid, sticky }: Entry): string =>
+  `${mode}${setuid ? 's' : ''}${setgid ? 'g' : ''}${sticky ? 't' : ''}`;
+const textOf = (text: string, { name_encoding }: Entry): string =>
+  name_encoding ? Buffer.from(text, 'base64').toString() : text;
+const nameIn = (entry: Entry): string => textOf(entry.name, entry);
+const linkIn = (entry: Entry): string =>
+  entry.link_target === undefined ? '' : ` -> ${textOf(entry.link_target, entry)}`;
+
+async function cat(client: Farhand, places: string[], _: Common): Promise<void> {
+  for (const place of places) {
+    const { body } = await client.files.download(await resolve(client, place));
+    if (body) for await (const chunk of body as AsyncIterable<Uint8Array>) await write('stdout', chunk);
+  }
+}
+
+/** Ctrl-C ends a transfer, and what it has begun is cleared away. */
+async function interruptible(transfer: (signal: AbortSignal) => Promise<void>): Promise<void> {
+  const leaving = new AbortController();
+  const names = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
+  const leave = (): void => leaving.abort(new StartError('interrupted; nothing half is left', 1));
+  for (const name of names) process.once(name, leave);
+  try {
+    await transfer(leaving.signal);
+  } catch (error) {
+    throw leaving.signal.aborted ? leaving.signal.reason : error;
+  } finally {
+    for (const name of names) process.off(name, leave);
+  }
+}
+
+function fromAndTo(told: string[]): { from: string[]; to: string } {
+  const to = told.at(-1);
+  if (to === undefined || told.length < 2) throw new UsageError('say from where and where to');
+  return { from: told.slice(0, -1), to };
+}
+
+type PutOptions = Common & { mode?: string; parents?: boolean };
+
+async function putAll(client: Farhand, told: string[], { mode, parents, output }: PutOptions): Promise<void> {
+  const { put } = await import('./transfer.ts');
+  const { from, to } = fromAndTo(told);
+  const paths: string[] = [];
+  await interruptible(async (signal) => {
+    for (const one of from) paths.push(await put(client, one, to, { ...given({ mode, parents }), signal }));
+  });
+  print(output, { paths }, () => []);
+}
+
+async function getAll(client: Farhand, told: string[], { output }: Common): Promise<void> {
+  const { get } = await import('./transfer.ts');
+  const { from, to } = fromAndTo(told);
+  const paths: string[] = [];
+  await interruptible(async (signal) => {
+    for (const one of from) paths.push(await get(client, one, to, signal));
+  });
+  if (to !== '-') print(output, { paths }, () => []);
+}
+
+type CopyOptions = Common & { overwrite?: boolean };
+
+async function cp(client: Farhand, from: string, to: string, options: CopyOptions): Promise<void> {
+  if (!remoteIn(from) && !remoteIn(to)) throw new UsageError('one of the two must be machine:path');
+  if (!remoteIn(from)) return putAll(client, [from, to], options);
+  if (!remoteIn(to)) return getAll(client, [from, to], options);
+  const [source, destination] = [await resolve(client, from), await resolve(client, to)];
+  const copied = await client.files.copy({
+    machine_id: source.machine_id,
+    source: source.path,
+    destination: destination.path,
+    overwrite: options.overwrite ?? false,
+    ...(destination.machine_id !== source.machine_id && { destination_machine_id: destination.machine_id }),
+  });
+  const { path, files_copied, bytes_copied } = copied;
+  await printFields(options.output, copied, { path, files: files_copied, bytes: size(bytes_copied) });
+}
+
+async function mv(
+  client: Farhand,
+  from: string,
+  to: string,
+  { overwrite, output }: CopyOptions,
+): Promise<void> {
+  const [source, destination] = [await resolve(client, from), await resolve(client, to)];
+  if (source.machine_id !== destination.machine_id) {
+    throw new UsageError('mv stays on one machine; between two: cp, then rm');
+  }
+  const moved = await client.files.move({
+    machine_id: source.machine_id,
+    source: source.path,
+    destination: destination.path,
+    overwrite: overwrite ?? false,
+  });
+  await printFields(output, moved, { path: moved.path });
+}
+
+type RemoveOptions = Common & { recursive?: boolean; yes?: boolean };
+
+async function rm(
+  client: Farhand,
+  places: string[],
+  { recursive = false, yes, output }: RemoveOptions,
+): Promise<void> {
+  const where = await Promise.all(places.map((place) => resolve(client, place)));
+  await demandYes(yes, `delete ${places.join(', ')}${recursive ? ' with all that is in it' : ''}`);
+  const removed: Awaited<ReturnType<Farhand['files']['remove']>>[] = [];
+  for (const one of where) removed.push(await client.files.remove({ ...one, recursive }));
+  print(output, removed, () => removed.map(({ path }) => `deleted ${clean(path)}`));
+}
+
+type MkdirOptions = Common & { parents?: boolean; mode?: string };
+
+async function mkdir(client: Farhand, place: string, { parents, mode, output }: MkdirOptions): Promise<void> {
+  const where = await resolve(client, place);
+  const made = await client.files
+    .mkdir({ ...where, ...given({ parents, mode }) })
+    .catch(async (error: unknown) => {
+      if (!parents || !(error instanceof FarhandError) || error.code !== 'already_exists') throw error;
+      const there = await client.files.stat(where);
+      if (there.type !== 'directory') throw error;
+      return there;
+    });
+  print(output, made, () => [`${clean(made.path)}/`]);
+}
+
+interface FindOptions extends Common {
+  name?: string;
+  content?: string;
+  ignoreCase?: boolean;
+  all?: boolean;
+  limit?: number;
+}
+
+async function find(client: Farhand, place: string, options: FindOptions): Promise<void> {
+  const { name, content, ignoreCase, all, limit, output } = options;
+  const where = await resolve(client, place);
+  const wish = given({ name, content, ignore_case: ignoreCase, hidden: all, limit });
+  for await (const found of await client.files.search({ ...where, ...wish })) {
+    if (output === 'json') say(JSON.stringify(found));
+    else if ('entry' in found) {
+      const { entry, line, text } = found;
+      const path = clean(textOf(entry.path, entry));
+      say(line === undefined ? path : `${path}:${line}:${clean(text ?? '')}`);
+    } else tellRest(found.end);
+  }
+}
+
+function tellRest({ truncated, unreadable }: { truncated: boolean; unreadable: number }): void {
+  if (truncated) process.stderr.write('farhand: there are more; --limit tells how many are shown\n');
+  if (unreadable > 0) process.stderr.write(`farhand: ${unreadable} could not be read\n`);
+}

@@ -1,0 +1,76 @@
+// The broker of a data directory on this very box, over its socket file; one is started if none runs.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { existsSync, statSync } from 'node:fs';
+import { join } from 'node:path';
+import { Agent } from 'undici';
+import * as z from 'zod';
+import { StartError } from '../../shared/errors.ts';
+import { brokerProgram } from '../../shared/home.ts';
+import { failureOf } from '../../shared/sdk/failure.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { through } from './tls.ts';
+
+/** Asks for what is no part of the API: only the broker's own box may. */
+type Post = (path: string) => Promise<{ directory: string }>;
+
+export async function withSocket<T>(
+  dataDir: string,
+  use: (client: Farhand, post: Post) => Promise<T>,
+): Promise<T> {
+  const way = through(new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } }));
+  const client = new Farhand({ baseUrl: 'http://broker.sock', ...way.options });
+  // Whoever does not answer here at once is not there.
+  const probe = new Farhand({ baseUrl: 'http://broker.sock', retries: 0, ...way.options });
+  const own = (await answers(probe)) ? undefined : await startLocal(dataDir);
+  try {
+    return await use(client, (path) => postTo(way.options.fetch, path));
+  } finally {
+    await way.close();
+    if (own) await end(own);
+  }
+}
+
+const local = z.object({ data: z.object({ directory: z.string() }) });
+
+async function postTo(ask: typeof fetch, path: string): Promise<{ directory: string }> {
+  const response = await ask(`http://broker.sock${path}`, { method: 'POST' });
+  const text = await response.text();
+  if (!response.ok) throw failureOf(response, text);
+  return local.parse(JSON.parse(text)).data;
+}
+
+async function answers(client: Farhand): Promise<boolean> {
+  return client.service.healthz().then(
+    () => true,
+    () => false,
+  );
+}
+
+/** Only a broker ever opens its state: start one that serves nothing but the socket file. */
+function startLocal(dataDir: string): Promise<ChildProcess> {
+  const args = [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn'];
+  const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'], ...ownerOf(dataDir) });
+  return new Promise((resolve, reject) => {
+    child.once('error', reject);
+    child.once('exit', () =>
+      reject(new StartError(`the broker in ${dataDir} cannot be reached or started`, 1)),
+    );
+    // It prints the socket's path once it listens.
+    child.stdout.once('data', () => resolve(child));
+  });
+}
+
+/** As root, what is made in the directory must belong to its owner. */
+function ownerOf(dataDir: string): { uid?: number; gid?: number } {
+  if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};
+  const { uid, gid } = statSync(dataDir);
+  return { uid, gid };
+}
+
+function end(child: ChildProcess): Promise<void> {
+  return new Promise((resolve) => {
+    child.removeAllListeners('exit');
+    child.once('exit', () => resolve());
+    child.kill('SIGTERM');
+  });
+}

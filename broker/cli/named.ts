@@ -1,0 +1,28 @@
+// Machines by id or by name, everywhere alike.
+import { StartError } from '../../shared/errors.ts';
+import type { Farhand } from '../../shared/sdk/index.ts';
+import { every } from './verb.ts';
+
+/** The id of a machine that is told by id or by a name that only one has. */
+export async function machineNamed(client: Farhand, text: string): Promise<string> {
+  if (text.startsWith('mach_')) return text;
+  const alike = await every((page) => client.machines.list({ search: text.slice(0, 200), ...page }));
+  const found = alike.filter(({ name }) => name === text).map(({ id }) => id);
+  const [only, another] = found;
+  if (only === undefined) throw new StartError(await noneNamed(client, text), 1);
+  if (another) throw new StartError(`several machines are called ${text}; say which: ${found.join(', ')}`, 1);
+  return only;
+}
+
+async function noneNamed(client: Farhand, text: string): Promise<string> {
+  const { items, has_more } = await client.machines.list({ limit: 10, sort: 'name' });
+  const names = items.map(({ name }) => name).join(', ');
+  return `there is no machine ${text}${names && `; there is: ${names}${has_more ? '…' : ''}`}`;
+}
+
+/** For what shows ids of machines: the name of each. */
+export async function namesOf(client: Farhand): Promise<(id: string | null) => string> {
+  const all = await every((page) => client.machines.list(page)).catch(() => []);
+  const names = new Map<string, string>(all.map(({ id, name }) => [id, name]));
+  return (id) => (id === null ? '-' : (names.get(id) ?? id));
+}

@@ -1,0 +1,66 @@
+// One run of the command line: what was asked, and how a failure is told.
+import { CommanderError } from 'commander';
+import { AppError, errnoOf } from '../../shared/errors.ts';
+import { failure, nodeIsGood, wrongNode } from '../../shared/program.ts';
+import { FarhandError } from '../../shared/sdk/index.ts';
+import { clean } from './output.ts';
+import { openTree } from './tree.ts';
+
+export async function run(argv: string[]): Promise<void> {
+  if (!nodeIsGood(process.version)) return end(`farhand: ${wrongNode}`, 1);
+  try {
+    await (await openTree(argv[2])).parseAsync(argv);
+  } catch (error) {
+    // Commander has printed its own complaint; help and version are no failure.
+    if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
+    else if (error instanceof FarhandError) end(refusal(error), 1);
+    // What the system or an archive refuses needs no stack.
+    else if (error instanceof AppError || errnoOf(error)) end(`farhand: ${clean(messageOf(error))}`, 1);
+    else {
+      const { text, code } = failure('farhand', error);
+      end(text, code);
+    }
+  }
+}
+
+const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
+
+function end(text: string, code: number): void {
+  process.stderr.write(`${text}\n`);
+  process.exitCode = code;
+}
+
+function refusal(error: FarhandError): string {
+  const { code, message, requestId, details } = error;
+  const request = requestId && `, request ${clean(requestId)}`;
+  const why = code === 'no_answer' ? reasonOf(error) : '';
+  const lines = [`farhand: ${clean(message)}${why} (${clean(code)}${request})`, ...issuesOf(details)];
+  const next = nextSteps[code];
+  return [...lines, ...(next ? [next] : [])].join('\n');
+}
+
+/** The innermost cause in words: what fetch itself tells is no more than that it failed. */
+function reasonOf(error: unknown): string {
+  let last: unknown = error;
+  while (last instanceof Error && last.cause !== undefined) last = last.cause;
+  return last instanceof Error && last !== error && last.message ? `: ${clean(last.message)}` : '';
+}
+
+/** What was wrong with each field. */
+function issuesOf({ issues }: Readonly<Record<string, unknown>>): string[] {
+  if (!Array.isArray(issues)) return [];
+  return issues.map((issue: { path: string | string[]; message: string }) => {
+    const path = Array.isArray(issue.path) ? issue.path.join('.') : issue.path;
+    return `  ${clean(path)}: ${clean(issue.message)}`;
+  });
+}
+
+/** Where the message alone does not tell what to do next. */
+const nextSteps: Readonly<Record<string, string>> = {
+  no_answer: 'farhand doctor looks closer.',
+  unauthorized: 'The key is not known there, was revoked or has expired: farhand login takes another one.',
+  forbidden: 'farhand whoami tells what this key may.',
+  machine_offline: 'farhand machines list tells who is online; exec --queue-for 10m waits for a machine.',
+  already_exists: 'Where it may be replaced, say --overwrite.',
+  internal_error: 'The broker’s log has more under that request.',
+};

@@ -1,0 +1,112 @@
+// The certificate of the REST API: from files, or of the broker's own authority with a key that outlives its leaves.
+import { readFile, stat } from 'node:fs/promises';
+import { hostname } from 'node:os';
+import { createSecureContext, type SecureContextOptions } from 'node:tls';
+import { every } from '../../shared/clock.ts';
+import { StartError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { BrokerSettings } from '../config.ts';
+import type { Authority } from '../link/authority.ts';
+import { renewLeaves } from '../link/renewal.ts';
+
+export interface Certificate {
+  context: SecureContextOptions;
+  /** `sha256//BASE64` of its key, where it is of our own authority; else empty. */
+  pin: string;
+  /** Whether browsers trust it. */
+  isPublic: boolean;
+  /** Calls with every newer one, which takes the place of the old without a connection dropped. The result stops that. */
+  follow(apply: (context: SecureContextOptions) => void): () => void;
+}
+
+interface Pair {
+  cert: string;
+  key: string;
+}
+
+/** Undefined where REST goes without TLS. `lookMs`: how often files are looked at. Throws StartError. */
+export async function certificateOf(
+  settings: BrokerSettings,
+  authority: Authority,
+  lookMs: number,
+  log: Logger,
+): Promise<Certificate | undefined> {
+  const { tls, tls_cert, tls_key } = settings;
+  if (tls && (tls_cert ?? tls_key)) throw new StartError('--tls and --tls-cert: choose one of them');
+  if (tls_cert !== undefined && tls_key !== undefined)
+    return fromFiles({ cert: tls_cert, key: tls_key }, lookMs, log);
+  if (tls_cert !== undefined) throw new StartError('--tls-cert needs --tls-key FILE, too');
+  if (tls_key !== undefined) throw new StartError('--tls-key needs --tls-cert FILE, too');
+  return tls ? ofAuthority(authority, namesOf(settings), log) : undefined;
+}
+
+async function ofAuthority(authority: Authority, names: string[], log: Logger): Promise<Certificate> {
+  const { pin, leaf } = await authority.rest(names);
+  return {
+    context: await leaf(),
+    pin,
+    isPublic: false,
+    follow: (apply) => renewLeaves(leaf, apply, log),
+  };
+}
+
+/** Under which names and addresses people may know this broker. */
+function namesOf({ public_url, http }: BrokerSettings): string[] {
+  const told = public_url === undefined ? [] : [new URL(public_url).hostname.replace(/^\[|\]$/g, '')];
+  const every = ['0.0.0.0', '::'];
+  const all = [...told, http.host, 'localhost', '127.0.0.1', '::1', hostname()];
+  return [...new Set(all)].filter((name) => name !== '' && !every.includes(name));
+}
+
+async function fromFiles(files: Pair, lookMs: number, log: Logger): Promise<Certificate> {
+  let version = await versionOf(files);
+  const context = await read(files).catch((error: unknown) => {
+    throw new StartError(`--tls-cert ${files.cert}, --tls-key ${files.key}: ${reasonOf(error)}`, 78, {
+      cause: error,
+    });
+  });
+  return {
+    context,
+    pin: '',
+    isPublic: true,
+    follow(apply) {
+      const look = async (): Promise<void> => {
+        const current = await versionOf(files);
+        if (current === version) return;
+        version = current;
+        apply(await read(files));
+        log.info(files, 'the TLS certificate was read again');
+      };
+      const failed = (error: unknown): void =>
+        log.error(
+          { ...files, reason: reasonOf(error) },
+          'the new TLS certificate is not good: the old one stays',
+        );
+      return every(lookMs, () => void look().catch(failed));
+    },
+  };
+}
+
+/** Throws where the two are no pair. */
+async function read({ cert, key }: Pair): Promise<SecureContextOptions> {
+  const context = { cert: await readFile(cert, 'utf8'), key: await readFile(key, 'utf8') };
+  createSecureContext(context);
+  return context;
+}
+
+/** Follows links, as certificate programs turn them. A file that is not there is a version, too. */
+async function versionOf({ cert, key }: Pair): Promise<string> {
+  const versions = [cert, key].map(async (file) => {
+    const found = await stat(file, { bigint: true }).catch(() => undefined);
+    return found ? `${found.dev} ${found.ino} ${found.size} ${found.mtimeNs}` : 'none';
+  });
+  return (await Promise.all(versions)).join(', ');
+}
+
+/** OpenSSL's words, made clear for what people get wrong. */
+function reasonOf(error: unknown): string {
+  const text = error instanceof Error ? error.message : String(error);
+  if (/key values mismatch/.test(text)) return 'the key does not belong to the certificate';
+  if (/no start line|PEM/i.test(text)) return `a file is not PEM (${text})`;
+  return text;
+}

@@ -1,0 +1,168 @@
+// A small process that attacks a broker in one of the ways, as fast as it can, until it is told to stop.
+import { connect as connectHttp2, constants } from 'node:http2';
+import { connect, type Socket } from 'node:net';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { connect as connectTls } from 'node:tls';
+
+export interface Target {
+  http: { host: string; port: number };
+  grpc: { host: string; port: number };
+  /** A key that may read machines. */
+  key: string;
+}
+
+type Assault = (target: Target) => Promise<void>;
+
+const enrol = {
+  ':method': 'POST',
+  ':path': '/farhand.link.v1.Link/Enroll',
+  'content-type': 'application/grpc',
+};
+
+const closed = (socket: Socket): Promise<void> =>
+  new Promise((resolve) => void socket.on('error', () => undefined).once('close', () => resolve()));
+
+/** So many at once, each begun again when it is cut. */
+async function crowd(count: number, one: () => Promise<void>): Promise<void> {
+  const again = async (): Promise<void> => {
+    for (;;) {
+      await one();
+      await sleep(1);
+    }
+  };
+  await Promise.all(Array.from({ length: count }, again));
+}
+
+/** Writes what `next` makes for as long as somebody reads it. */
+function pouring(socket: Socket, next: () => Buffer | string): Promise<void> {
+  const pour = (): void => {
+    while (!socket.destroyed && socket.write(next()));
+  };
+  socket.on('drain', pour).resume();
+  pour();
+  return closed(socket);
+}
+
+function post(target: Target, body: string, key = target.key): string {
+  return `POST /api/v1/join-tokens HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${key}\r\nContent-Type: application/json\r\nContent-Length: ${body.length}\r\n\r\n${body}`;
+}
+
+function overTls({ grpc }: Target) {
+  const socket = connectTls({ ...grpc, rejectUnauthorized: false, ALPNProtocols: ['h2'] });
+  socket.on('error', () => undefined);
+  return socket;
+}
+
+function session({ grpc }: Target) {
+  const opened = connectHttp2(`https://${grpc.host}:${grpc.port}`, { rejectUnauthorized: false });
+  opened.on('error', () => undefined);
+  return opened;
+}
+
+/** Calls `work` in turns on a connection until that is cut. */
+async function onSession(target: Target, work: (opened: ReturnType<typeof session>) => void): Promise<void> {
+  const opened = session(target);
+  const over = new Promise<void>((resolve) => opened.once('close', () => resolve()));
+  const turn = (): void => {
+    if (opened.destroyed || opened.closed) {
+      opened.destroy();
+      return;
+    }
+    work(opened);
+    setImmediate(turn);
+  };
+  opened.once('connect', turn);
+  await over;
+}
+
+function call(opened: ReturnType<typeof session>) {
+  const stream = opened.request(enrol);
+  stream.on('error', () => undefined);
+  return stream;
+}
+
+const preface = Buffer.concat([
+  Buffer.from('PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'),
+  Buffer.of(0, 0, 0, 4, 0, 0, 0, 0, 0),
+]);
+/** HEADERS that do not end, then CONTINUATION with one literal field of 100 bytes. */
+const unending = Buffer.of(0, 0, 1, 1, 0, 0, 0, 0, 1, 0x83);
+const more = Buffer.concat([Buffer.of(0, 0, 104, 9, 0, 0, 0, 0, 1, 0, 1, 0x78, 100), Buffer.alloc(100, 'x')]);
+
+export const assaults: Record<string, Assault> = {
+  'HTTP: 2,000 silent connections': ({ http }) => crowd(2_000, () => closed(connect(http))),
+  'HTTP: 500 slow headers': ({ http }) =>
+    crowd(500, () => {
+      const socket = connect(http);
+      socket.write('GET /healthz HTTP/1.1\r\nX: ');
+      const dripping = setInterval(() => socket.write('x'), 500);
+      return closed(socket).finally(() => clearInterval(dripping));
+    }),
+  'HTTP: wrong keys, 16 connections': (target) =>
+    crowd(16, () => {
+      const socket = connect(target.http);
+      const guess = (): void => void socket.write(post(target, '{}', 'service_apikey_wrong'));
+      socket.on('data', guess);
+      guess();
+      return closed(socket);
+    }),
+  'HTTP: pipelined requests, 4 connections': ({ http }) =>
+    crowd(4, () => pouring(connect(http), () => 'GET /healthz HTTP/1.1\r\nHost: b\r\n\r\n'.repeat(200))),
+  'HTTP: bodies of 1 MiB without end, one at a time': (target) =>
+    crowd(1, () => {
+      const socket = connect(target.http);
+      const bodies = [`{"tags":[${'0,'.repeat(500_000)}0]}`, `{"name":${'['.repeat(500_000)}`];
+      let n = 0;
+      const send = (): void => void socket.write(post(target, bodies[n++ % 2] ?? ''));
+      socket.on('data', send);
+      send();
+      return closed(socket);
+    }),
+  'gRPC: 1,000 silent connections': ({ grpc }) => crowd(1_000, () => closed(connect(grpc))),
+  'gRPC: TLS handshakes, 4 at once': (target) =>
+    crowd(4, () => {
+      const socket = overTls(target);
+      socket.once('secureConnect', () => socket.destroy());
+      return closed(socket);
+    }),
+  'gRPC: rapid reset, 4 connections': (target) =>
+    crowd(4, () =>
+      onSession(target, (opened) => {
+        for (let n = 0; n < 50; n += 1) call(opened).close(constants.NGHTTP2_CANCEL);
+      }),
+    ),
+  'gRPC: headers without end, 4 connections': (target) =>
+    crowd(4, () => {
+      const socket = overTls(target);
+      socket.write(preface);
+      socket.write(unending);
+      return pouring(socket, () => more);
+    }),
+  'gRPC: pings and settings, 4 connections': (target) =>
+    crowd(4, () =>
+      onSession(target, (opened) => {
+        for (let n = 0; n < 50; n += 1) opened.ping(() => undefined);
+        opened.settings({ initialWindowSize: 65_535 });
+      }),
+    ),
+  'gRPC: 5,000 streams, 4 connections': (target) =>
+    crowd(4, () =>
+      onSession(target, (opened) => {
+        for (let n = 0; n < 5_000 && !opened.destroyed; n += 1) call(opened);
+      }),
+    ),
+  'gRPC: large messages of nobody, 8 connections': (target) =>
+    crowd(8, () =>
+      onSession(target, (opened) => {
+        const stream = call(opened);
+        stream.write(Buffer.concat([Buffer.of(0, 0, 16, 0, 0), Buffer.alloc(512 * 1024)]));
+      }),
+    ),
+};
+
+const [name = '', target = '{}'] = process.argv.slice(2);
+const assault = assaults[name];
+if (assault) {
+  process.stderr.write('{"msg":"attacking"}\n');
+  await assault(JSON.parse(target) as Target);
+}

@@ -1,0 +1,92 @@
+// Attacks on a broker, one after another, while somebody reads every 20 ms: what that reader feels, and what stays in memory.
+//
+//   npx node scripts/bench/attack.ts                            eight minutes
+//   npx node scripts/bench/attack.ts --seconds 3 --rest 5 --only "rapid reset"
+//
+// The attacker is a process of its own on the same machine, so that it takes CPU from the broker as well.
+import { Agent, get } from 'node:http';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { parseArgs } from 'node:util';
+import { assaults } from './assaults.ts';
+import { at, bench, cost, type Farhand, program, startFarhand } from './programs.ts';
+import { rounded, Table } from './race.ts';
+
+const everyMs = 20;
+/** What a reader gives up after. */
+const patienceMs = 5_000;
+
+const { values } = parseArgs({
+  options: {
+    seconds: { type: 'string', default: '5' },
+    rest: { type: 'string', default: '30' },
+    only: { type: 'string', default: '' },
+  },
+});
+
+/** One read over a connection that is kept; milliseconds, or those of its patience. */
+function read({ http, key }: Farhand, agent: Agent): Promise<number> {
+  const begun = performance.now();
+  return new Promise((resolve) => {
+    const headers = { Authorization: `Bearer ${key}` };
+    const asked = get(`${http}/api/v1/machines`, { agent, headers, timeout: patienceMs }, (answer) => {
+      answer.resume().once('end', () => resolve(performance.now() - begun));
+    });
+    asked.once('timeout', () => asked.destroy());
+    asked.once('error', () => resolve(patienceMs));
+  });
+}
+
+interface Felt {
+  times: number[];
+  peak: number;
+}
+
+/** Reads for a while; each is due at its own time, so that a slow one delays none. */
+async function reading(farhand: Farhand, seconds: number): Promise<Felt> {
+  const agent = new Agent({ keepAlive: true });
+  const reads: Promise<number>[] = [];
+  let peak = 0;
+  const end = performance.now() + seconds * 1_000;
+  for (let due = performance.now(); due < end; due += everyMs) {
+    await sleep(Math.max(0, due - performance.now()));
+    reads.push(read(farhand, agent));
+    peak = Math.max(peak, cost(farhand.broker.pid).rss);
+  }
+  const times = (await Promise.all(reads)).sort((a, b) => a - b);
+  agent.destroy();
+  return { times, peak };
+}
+
+function endpoint(address: string): { host: string; port: number } {
+  const { hostname: host, port } = new URL(address.includes('://') ? address : `tcp://${address}`);
+  return { host, port: Number(port) };
+}
+
+await bench(async (folder) => {
+  const farhand = await startFarhand(folder);
+  const seconds = Number(values.seconds);
+  const table = new Table([
+    'attack',
+    'a read meanwhile: p50 / p99',
+    'RSS before and at most',
+    'after a rest',
+  ]);
+  const target = { http: endpoint(farhand.http), grpc: endpoint(farhand.grpc), key: farhand.key };
+  const row = (name: string, { times, peak }: Felt, before: number): void => {
+    const after = cost(farhand.broker.pid).rss;
+    const felt = `${rounded(at(times, 0.5))} / ${rounded(at(times, 0.99))} ms`;
+    const [was, most, is] = [before, peak, after].map((rss) => `${Math.round(rss)}`);
+    table.row(name, felt, `${was}, ${most} MiB`, `${is} MiB`);
+    console.error(`${name}: ${felt}, ${was}, ${most}, ${is} MiB`);
+  };
+  row('none', await reading(farhand, seconds), cost(farhand.broker.pid).rss);
+  for (const name of Object.keys(assaults).filter((one) => one.includes(values.only))) {
+    const before = cost(farhand.broker.pid).rss;
+    const attacker = await program('scripts/bench/assaults.ts', [name, JSON.stringify(target)], 'attacking');
+    const felt = await reading(farhand, seconds);
+    process.kill(-attacker.pid, 'SIGKILL');
+    await sleep(Number(values.rest) * 1_000);
+    row(name, felt, before);
+  }
+  table.print();
+});

@@ -1,0 +1,70 @@
+// The SDK in a bundle needs of the routes only how they are called: the names, not the schemas, which take zod and
+// 60 ms to build.
+import type { Plugin } from 'esbuild';
+import { allRoutes } from '../../shared/api/index.ts';
+
+const namesOf = (shape: object): Record<string, true> =>
+  Object.fromEntries(Object.keys(shape).map((name) => [name, true]));
+
+function plainRoutes() {
+  return allRoutes().map(({ noun, operation, route }) => {
+    const { method, path, base, kind, accepts, idempotency, lastEvent, params, query, headers, body } = route;
+    const shapes = { params: namesOf(params), query: namesOf(query), headers: namesOf(headers) };
+    const plain = {
+      method,
+      path,
+      base,
+      kind,
+      accepts,
+      idempotency,
+      lastEvent,
+      ...shapes,
+      body: body && true,
+    };
+    return { noun, operation, route: plain };
+  });
+}
+
+/** What the SDK imports of the routes is data; what of the SDK nobody uses is left out. */
+export const routesAsData: Plugin = {
+  name: 'routes as data',
+  setup(esbuild) {
+    esbuild.onResolve({ filter: /\/api\/index\.ts$/ }, ({ importer, kind }) =>
+      importer.endsWith('/shared/sdk/index.ts') && kind === 'import-statement'
+        ? { path: 'routes', namespace: 'routes-as-data' }
+        : undefined,
+    );
+    esbuild.onLoad({ filter: /.*/, namespace: 'routes-as-data' }, () => ({
+      contents: `const routes = ${JSON.stringify(plainRoutes())}; export const allRoutes = () => routes;`,
+    }));
+    esbuild.onResolve(
+      { filter: /^\.\/webhook\.ts$/ },
+      async ({ path, importer, resolveDir, kind, pluginData }) => {
+        if (pluginData === 'routes as data' || !importer.endsWith('/shared/sdk/index.ts')) return undefined;
+        const found = await esbuild.resolve(path, {
+          importer,
+          resolveDir,
+          kind,
+          pluginData: 'routes as data',
+        });
+        return { ...found, sideEffects: false };
+      },
+    );
+  },
+};
+
+/** For programs, which are split in parts: a terminal comes with its schemas when one is opened. */
+export const terminalsLater: Plugin = {
+  name: 'terminals later',
+  setup(esbuild) {
+    esbuild.onResolve({ filter: /^\.\/attach\.ts$/ }, ({ importer, kind, resolveDir }) =>
+      importer.endsWith('/shared/sdk/index.ts') && kind === 'import-statement'
+        ? { path: 'attach', namespace: 'terminals-later', pluginData: resolveDir }
+        : undefined,
+    );
+    esbuild.onLoad({ filter: /.*/, namespace: 'terminals-later' }, ({ pluginData: resolveDir }) => ({
+      contents: `export const attachTerminal = async (...all) => (await import('./attach.ts')).attachTerminal(...all);`,
+      resolveDir: String(resolveDir),
+    }));
+  },
+};

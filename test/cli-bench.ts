@@ -1,0 +1,108 @@
+// The real `farhand` as a process, bundled as it is shipped, against a real broker.
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { existsSync, mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, onTestFinished } from 'vitest';
+import { type House, temporaryFolder } from './house.ts';
+
+/** Of this file of tests: the bundle, and what was compiled of it. */
+const shipped = mkdtempSync(join(tmpdir(), 'farhand-cli-'));
+const main = join(shipped, 'lib/farhand.js');
+process.on('exit', () => rmSync(shipped, { recursive: true, force: true }));
+
+export interface Ending {
+  code: number | null;
+  signal: NodeJS.Signals | null;
+  stdout: Buffer;
+  out: string;
+  err: string;
+}
+
+export interface Wish {
+  input?: string | Buffer;
+  env?: Record<string, string | undefined>;
+  cwd?: string;
+}
+
+export interface Running {
+  child: ChildProcess;
+  ended: Promise<Ending>;
+  /** Resolves once this was written to standard output or standard error. */
+  says(pattern: RegExp): Promise<void>;
+}
+
+export interface Line {
+  /** `verb` is one text, such as 'machines list', so that a test can tell which verbs have tests. */
+  (verb: string, args?: string[], wish?: Wish): Promise<Ending>;
+  start(verb: string, args?: string[], wish?: Wish): Running;
+  /** Runs with -o json, expects success and gives what was printed. */
+  // biome-ignore lint/suspicious/noExplicitAny: the tests look into answers as a script would
+  json(verb: string, args?: string[], wish?: Wish): Promise<any>;
+  home: string;
+}
+
+/** A command line of a person of this house; without one of somebody who is not logged in. */
+export function openLine(house?: Pick<House, 'url' | 'key'>): Line {
+  const bundler = join(import.meta.dirname, '../scripts/bundle-cli.ts');
+  if (!existsSync(main)) execFileSync(process.execPath, [bundler, shipped]);
+  const home = temporaryFolder('home');
+  const plain = { PATH: process.env.PATH, HOME: home, XDG_CACHE_HOME: shipped };
+  const env = { ...plain, ...(house && { FARHAND_URL: house.url, FARHAND_API_KEY: house.key }) };
+  const start = (verb: string, args: string[] = [], wish: Wish = {}): Running =>
+    begin([...verb.split(' ').filter(Boolean), ...args], {
+      cwd: home,
+      ...wish,
+      env: { ...env, ...wish.env },
+    });
+  const line = (verb: string, args?: string[], wish?: Wish): Promise<Ending> => start(verb, args, wish).ended;
+  return Object.assign(line, {
+    start,
+    home,
+    async json(verb: string, args: string[] = [], wish?: Wish) {
+      const cut = args.indexOf('--');
+      const at = cut < 0 ? args.length : cut;
+      const { code, out, err } = await line(verb, args.toSpliced(at, 0, '-o', 'json'), wish);
+      expect([code, err], `${verb} ${args.join(' ')}`).toEqual([0, '']);
+      return JSON.parse(out);
+    },
+  });
+}
+
+function begin(argv: string[], { input, env, cwd }: Wish): Running {
+  const stdin = input === undefined ? 'ignore' : 'pipe';
+  const child = spawn(process.execPath, [main, ...argv], { env, cwd, stdio: [stdin, 'pipe', 'pipe'] });
+  onTestFinished(() => void child.kill('SIGKILL'));
+  // One that leaves early takes no more.
+  child.stdin?.on('error', () => {}).end(input);
+  const [out, err]: Buffer[][] = [[], []];
+  const lookers = new Set<() => void>();
+  for (const [stream, kept] of [
+    [child.stdout, out],
+    [child.stderr, err],
+  ] as const) {
+    stream?.on('data', (chunk: Buffer) => {
+      kept?.push(chunk);
+      for (const look of lookers) look();
+    });
+  }
+  const text = (kept: Buffer[] = []): string => Buffer.concat(kept).toString();
+  const ended = new Promise<Ending>((resolve) => {
+    child.once('close', (code, signal) => {
+      resolve({ code, signal, stdout: Buffer.concat(out ?? []), out: text(out), err: text(err) });
+    });
+  });
+  return {
+    child,
+    ended,
+    says: (pattern) =>
+      new Promise((resolve, reject) => {
+        const look = (): void => {
+          if (pattern.test(text(out)) || pattern.test(text(err))) resolve();
+        };
+        lookers.add(look);
+        look();
+        void ended.then(() => reject(new Error(`ended without ${pattern}: ${text(out)}${text(err)}`)));
+      }),
+  };
+}

@@ -1,0 +1,259 @@
+// farhand files: between here and machines, whole or not at all; and what a hostile machine cannot do here.
+import { spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import { createServer, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../shared/tar/index.ts';
+import { openLine } from './cli-bench.ts';
+import { openHouse, temporaryFolder } from './house.ts';
+
+async function openScene() {
+  const house = await openHouse();
+  const agent = await house.agent({ name: 'web-1' });
+  return {
+    house,
+    agent,
+    farhand: openLine(house),
+    there: temporaryFolder('there'),
+    here: temporaryFolder('here'),
+  };
+}
+
+/** A folder with what trees have. */
+function plant(folder: string): void {
+  mkdirSync(join(folder, 'deep/er'), { recursive: true });
+  mkdirSync(join(folder, 'empty'));
+  writeFileSync(join(folder, 'one'), 'one\n', { mode: 0o600 });
+  writeFileSync(join(folder, 'deep/er/run'), '#!/bin/sh\n', { mode: 0o755 });
+  writeFileSync(Buffer.concat([Buffer.from(`${folder}/`), Buffer.from([0xff, 0xfe])]), 'no UTF-8');
+  symlinkSync('deep/er/run', join(folder, 'link'));
+}
+
+const same = (a: string, b: string): void => {
+  const { status, stdout } = spawnSync('diff', ['-r', '--no-dereference', a, b], { encoding: 'utf8' });
+  expect([status, stdout]).toEqual([0, '']);
+};
+
+describe('farhand files', () => {
+  test('refuses what it cannot do before it begins, and leaves nothing half', async () => {
+    const { farhand, there, here } = await openScene();
+    mkdirSync(join(here, 'tree'));
+    mkdirSync(join(there, 'tree'));
+    writeFileSync(join(here, 'file'), 'kept');
+    const answers = await Promise.all([
+      farhand('files get', ['web-1:/no/such/file', here]),
+      farhand('files get', [`web-1:${there}/tree`, join(here, 'tree', '..', 'file')]),
+      farhand('files get', [`web-1:${there}/tree`, here]),
+      farhand('files put', [join(here, 'missing'), `web-1:${there}`]),
+      farhand('files put', ['-', `web-1:${there}`], { input: 'x' }),
+      farhand('files rm', [`web-1:${there}/tree`, 'web-9:/x', '--yes']),
+    ]);
+    for (const { code, err } of answers)
+      expect([code, err]).toEqual([1, expect.stringMatching(/^farhand: /)]);
+    expect([readdirSync(here).sort(), readdirSync(there)]).toEqual([['file', 'tree'], ['tree']]);
+    expect(readFileSync(join(here, 'file'), 'utf8')).toBe('kept');
+  });
+
+  test('puts and gets files, directories, standard input and output', async () => {
+    const { farhand, there, here } = await openScene();
+    plant(join(here, 'tree'));
+    writeFileSync(join(here, 'large'), Buffer.alloc(3_000_000, 'farhand '));
+    // What leads out is left out, and said.
+    symlinkSync('/etc/passwd', join(here, 'tree/out'));
+    const put = await farhand('files put', [join(here, 'tree'), join(here, 'large'), `web-1:${there}`]);
+    expect([put.code, put.err]).toEqual([0, expect.stringMatching(/^farhand: entry out: .*left out\n$/)]);
+    spawnSync('rm', [join(here, 'tree/out')]);
+    same(join(here, 'tree'), join(there, 'tree'));
+    expect(readFileSync(join(there, 'large'))).toEqual(readFileSync(join(here, 'large')));
+    expect(statSync(join(there, 'tree/deep/er/run')).mode & 0o777).toBe(0o755);
+
+    mkdirSync(join(here, 'back'));
+    const got = await farhand.json('files get', [
+      `web-1:${there}/tree`,
+      `web-1:${there}/large`,
+      join(here, 'back'),
+    ]);
+    expect(got.paths).toEqual([join(here, 'back/tree'), join(here, 'back/large')]);
+    same(join(here, 'tree'), join(here, 'back/tree'));
+    expect(statSync(join(here, 'back/tree/one')).mode & 0o777).toBe(0o600);
+
+    await farhand('files put', ['-', `web-1:${there}/new/in`, '--parents', '--mode', '0640'], {
+      input: Buffer.from([0, 255, 10]),
+    });
+    expect(statSync(join(there, 'new/in')).mode & 0o777).toBe(0o640);
+    const [cat, out, tar] = await Promise.all([
+      farhand('files cat', [`web-1:${there}/new/in`, `web-1:${there}/tree/one`]),
+      farhand('files get', [`web-1:${there}/new/in`, '-']),
+      farhand('files get', [`web-1:${there}/tree`, '-']),
+    ]);
+    expect(cat.stdout).toEqual(Buffer.from([0, 255, 10, ...Buffer.from('one\n')]));
+    expect(out.stdout).toEqual(Buffer.from([0, 255, 10]));
+    const listed = spawnSync('tar', ['t'], { input: tar.stdout, encoding: 'utf8' });
+    expect(listed.stdout).toContain('deep/er/run\n');
+  });
+
+  test('lists, copies, moves, makes, finds and deletes', async () => {
+    const { house, farhand, there } = await openScene();
+    await house.agent({ name: 'web-2' });
+    plant(join(there, 'tree'));
+    const list = await farhand('files ls', [`web-1:${there}/tree`]);
+    expect(list.out).toMatch(/^0600 +\S+ +\S+ +4 B +\d{4}-\d\d-\d\d [\d:]+ {2}one$/m);
+    expect(list.out).toMatch(/link -> deep\/er\/run$/m);
+    expect((await farhand('files ls', [`web-1:${there}/tree/one`])).out).toContain('one');
+    const copied = await farhand.json('files cp', [`web-1:${there}/tree`, `web-2:${there}/copy`]);
+    expect(copied).toMatchObject({ path: join(there, 'copy'), files_copied: 3 });
+    const [again, moved] = await Promise.all([
+      farhand('files cp', [`web-1:${there}/tree/one`, `web-2:${there}/copy/one`]),
+      farhand('files mv', [`web-1:${there}/tree/one`, `web-1:${there}/two`]),
+    ]);
+    expect([again.code, again.err]).toEqual([1, expect.stringMatching(/already_exists.*\n.*--overwrite/)]);
+    expect([moved.code, existsSync(join(there, 'two'))]).toEqual([0, true]);
+    expect((await farhand('files mkdir', [`web-1:${there}/a/b`])).code).toBe(1);
+    expect((await farhand.json('files mkdir', ['-p', `web-1:${there}/a/b`])).path).toBe(join(there, 'a/b'));
+    expect((await farhand('files mkdir', ['-p', `web-1:${there}/a/b`])).code).toBe(0);
+    const [found, matched] = await Promise.all([
+      farhand('files find', [`web-1:${there}`, '--name', 'run']),
+      farhand('files find', [`web-1:${there}`, '--content', 'ONE', '--ignore-case']),
+    ]);
+    expect(found.out.split('\n').sort()).toEqual([
+      '',
+      join(there, 'copy/deep/er/run'),
+      join(there, 'tree/deep/er/run'),
+    ]);
+    expect(matched.out).toContain(`${join(there, 'two')}:1:one\n`);
+    expect((await farhand('files rm', ['--yes', `web-1:${there}/copy`])).err).toContain(
+      'directory_not_empty',
+    );
+    await farhand.json('files rm', ['-r', '--yes', `web-1:${there}/copy`, `web-1:${there}/two`]);
+    expect(readdirSync(there).sort()).toEqual(['a', 'tree']);
+  });
+});
+
+// ---- A machine that means harm
+
+/** A broker as far as `files get` needs one, whose machine sends what the test likes. */
+async function openHostile(
+  send: (response: ServerResponse) => void,
+  type: 'file' | 'directory' = 'directory',
+) {
+  const server = createServer((request, response) => {
+    if (request.url?.includes('/download')) return send(response);
+    const entry = {
+      name: '../../evil',
+      path: '/x',
+      type,
+      mode: '7777',
+      owner: 'o',
+      group: 'g',
+      modified_at: '',
+    };
+    response.setHeader('Content-Type', 'application/json').end(JSON.stringify({ data: entry, meta: {} }));
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => server.closeAllConnections());
+  onTestFinished(() => void server.close());
+  const { port } = server.address() as AddressInfo;
+  return openLine({ url: `http://127.0.0.1:${port}`, key: 'service_apikey_x' });
+}
+
+type Entry = Partial<TarHeader> & Pick<TarHeader, 'kind' | 'name'> & { body?: string };
+
+function tarOf(entries: Entry[], end = endOfArchive): Buffer {
+  const plain = { mode: 0o6777, uid: 0, gid: 0, owner: '', group: '', mtimeNs: 0n };
+  const parts = entries.map(({ body = '', ...entry }) =>
+    Buffer.concat([
+      encodeHeader({ ...plain, size: body.length, ...entry }),
+      Buffer.from(body),
+      Buffer.alloc(paddingOf(body.length)),
+    ]),
+  );
+  return Buffer.concat([...parts, end]);
+}
+
+const file = (name: string, body = 'evil'): Entry => ({ kind: 'file', name, body });
+const link = (name: string, target: string): Entry => ({ kind: 'symlink', name, target });
+
+describe('a hostile machine', () => {
+  test('writes nothing outside the directory that is fetched, whatever its archive says', async () => {
+    const folder = temporaryFolder('victim');
+    const safe = join(folder, 'safe');
+    mkdirSync(safe);
+    const attacks: Record<string, Buffer> = {
+      'a name that leads up': tarOf([file('../safe/evil')]),
+      'a name from the root': tarOf([file(`${safe}/evil`)]),
+      'a name up from inside': tarOf([file('a/../../safe/evil')]),
+      'a file through a link': tarOf([link('a', 'b'), file('a/evil')]),
+      'a link through a link': tarOf([link('d/e/a', '../..'), link('d/e/a/b', '../../../safe/evil')]),
+      'the same name twice': tarOf([file('a'), file('a')]),
+      'a device': tarOf([{ kind: 'file', name: 'a' }]).fill('3', 156, 157),
+      'no end': tarOf([file('a')], Buffer.alloc(0)),
+      nothing: Buffer.alloc(0),
+    };
+    let archive: Buffer = Buffer.alloc(0);
+    const farhand = await openHostile((response) => void response.end(archive));
+    for (const [what, bytes] of Object.entries(attacks)) {
+      archive = bytes;
+      const { code, err } = await farhand('files get', ['mach_x:/x', join(folder, 'got')]);
+      expect([what, code, err]).toEqual([what, 1, expect.stringMatching(/^farhand: .*\n$/)]);
+      expect([what, readdirSync(folder), readdirSync(safe)]).toEqual([what, ['safe'], []]);
+    }
+  });
+
+  test('leaves no link that leads out, no hard link, and no right beyond plain ones', async () => {
+    const folder = temporaryFolder('victim');
+    const bytes = tarOf([
+      { kind: 'directory', name: './' },
+      link('passwd', '/etc/passwd'),
+      link('up', '../safe'),
+      link('good', 'd/plain'),
+      { kind: 'link', name: 'hard', target: '/etc/passwd' },
+      file('d/plain'),
+    ]);
+    const farhand = await openHostile((response) => void response.end(bytes));
+    const { code, err } = await farhand('files get', ['mach_x:/x', join(folder, 'got')]);
+    expect([code, err.match(/left out/g)?.length]).toEqual([0, 3]);
+    expect(readdirSync(join(folder, 'got')).sort()).toEqual(['d', 'good']);
+    expect(readlinkSync(join(folder, 'got/good'))).toBe('d/plain');
+    expect(lstatSync(join(folder, 'got/d/plain')).mode & 0o7000).toBe(0);
+  });
+
+  test('leaves nothing, and what was there before, when a file is cut off or the fetch is interrupted', async () => {
+    const folder = temporaryFolder('victim');
+    writeFileSync(join(folder, 'kept'), 'kept');
+    const begin = (response: ServerResponse): void => {
+      response.writeHead(200, { 'Content-Length': 1_000_000 }).write(Buffer.alloc(1000));
+    };
+    const cut = await openHostile((response) => {
+      begin(response);
+      setTimeout(() => response.destroy(), 50);
+    }, 'file');
+    const answer = await cut('files get', ['mach_x:/x', join(folder, 'kept')]);
+    expect([answer.code, answer.err]).toEqual([1, expect.stringMatching(/^farhand: /)]);
+    let asked = (): void => {};
+    const waiting = new Promise<void>((resolve) => {
+      asked = resolve;
+    });
+    const slow = await openHostile((response) => {
+      begin(response);
+      asked();
+    }, 'file');
+    const running = slow.start('files get', ['mach_x:/x', join(folder, 'kept')]);
+    await waiting;
+    running.child.kill('SIGINT');
+    expect((await running.ended).code).toBe(1);
+    expect([readdirSync(folder), readFileSync(join(folder, 'kept'), 'utf8')]).toEqual([['kept'], 'kept']);
+  });
+});

@@ -1,0 +1,178 @@
+// farhand login, whoami, logout and doctor: which broker, how it is known, and what is wrong.
+import { createHash, X509Certificate } from 'node:crypto';
+import { once } from 'node:events';
+import { chmodSync, existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { type AddressInfo, connect } from 'node:net';
+import { join } from 'node:path';
+import { createServer } from 'node:tls';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { openAuthority } from '../broker/link/authority.ts';
+import { openLine } from './cli-bench.ts';
+import { type House, openHouse, temporaryFolder } from './house.ts';
+
+/** https before a house, of an authority of its own; counts what comes through to the house. */
+async function openTls(house: House) {
+  const authority = await openAuthority(temporaryFolder('authority'), true);
+  const context = await authority.leaf();
+  const { hostname, port } = new URL(house.url);
+  let through = 0;
+  const server = createServer(context, (socket) => {
+    const behind = connect(Number(port), hostname);
+    socket.on('data', (bytes: Buffer) => {
+      through += bytes.length;
+    });
+    for (const one of [socket, behind]) one.on('error', () => {});
+    socket.on('close', () => behind.destroy());
+    socket.pipe(behind).pipe(socket);
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => void server.close());
+  const key = new X509Certificate(String(context.cert)).publicKey.export({ type: 'spki', format: 'der' });
+  return {
+    url: `https://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    pin: `sha256//${createHash('sha256').update(key).digest('base64')}`,
+    through: () => through,
+  };
+}
+
+const wrongPin = `sha256//${Buffer.alloc(32, 1).toString('base64')}`;
+
+describe('farhand login', () => {
+  test('keeps nothing where the key is wrong, nobody answers, or it would cross a network in the clear', async () => {
+    const house = await openHouse();
+    const farhand = openLine();
+    const answers = await Promise.all([
+      farhand('login', [house.url, '--key-stdin'], { input: 'service_apikey_wrong\n' }),
+      farhand('login', ['http://127.0.0.1:2', '--key-stdin'], { input: 'k\n' }),
+      farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: 'k\n' }),
+      farhand('login', [house.url, '--key-stdin'], { input: '\n' }),
+      farhand('login', [house.url, '--key-stdin', '--pin', 'md5//x'], { input: 'k\n' }),
+    ]);
+    expect(answers.map(({ code }) => code)).toEqual([1, 1, 78, 2, 78]);
+    expect(answers[2]?.err).toContain('show the key to the network');
+    expect(existsSync(join(farhand.home, '.config'))).toBe(false);
+  });
+
+  test('keeps broker and key for its owner alone; whoami tells them, the environment outweighs, logout forgets', async () => {
+    const house = await openHouse();
+    const limited = await house.keyed(['machines:read']);
+    const farhand = openLine();
+    const { code, out, err } = await farhand('login', [`${house.url}/`, '--key-stdin'], {
+      input: `${house.key}\n`,
+    });
+    expect([code, err, out]).toEqual([
+      0,
+      '',
+      expect.stringContaining(`Logged in to ${house.url} as test (admin)`),
+    ]);
+    const folder = join(farhand.home, '.config/farhand');
+    expect([statSync(folder).mode & 0o777, statSync(join(folder, 'config.json')).mode & 0o777]).toEqual([
+      0o700, 0o600,
+    ]);
+    expect(readdirSync(folder)).toEqual(['config.json']);
+    expect(await farhand.json('whoami')).toMatchObject({
+      broker: house.url,
+      name: 'test',
+      scopes: ['admin'],
+    });
+    const other = await farhand('whoami', [], { env: { FARHAND_API_KEY: limited.key } });
+    expect(other.out).toMatch(/^scopes +machines:read$/m);
+    // A key that was kept for one broker never goes to another.
+    const elsewhere = await farhand('whoami', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } });
+    expect([elsewhere.code, elsewhere.err]).toEqual([78, expect.stringContaining('say which broker')]);
+    expect((await farhand('logout')).code).toBe(0);
+    expect([readdirSync(folder), (await farhand('whoami')).code]).toEqual([[], 78]);
+    writeFileSync(join(folder, 'config.json'), 'no JSON');
+    expect((await farhand('whoami')).err).toContain('config.json is damaged');
+  });
+
+  test('knows a broker with a certificate of its own by its key, and sends nothing to any other', async () => {
+    const house = await openHouse();
+    const agent = await house.agent({ name: 'web-1' });
+    const tls = await openTls(house);
+    const farhand = openLine();
+    const input = `${house.key}\n`;
+    const [unknown, wrong] = await Promise.all([
+      farhand('login', [tls.url, '--key-stdin'], { input }),
+      farhand('login', [tls.url, '--key-stdin', '--pin', wrongPin], { input }),
+    ]);
+    expect([unknown.code, wrong.code]).toEqual([1, 1]);
+    expect(wrong.err).toContain(`another key than the pinned one (${tls.pin})`);
+    expect(tls.through()).toBe(0);
+    expect(
+      (await farhand('login', [tls.url, '--key-stdin', '--pin', `${wrongPin};${tls.pin}`], { input })).code,
+    ).toBe(0);
+    expect((await farhand('exec', ['web-1', '--', 'echo there'])).out).toBe('there\n');
+    // The WebSocket of a terminal too.
+    const shell = await farhand('shell', [agent.machineId], { input: 'exit 4\n' });
+    expect([shell.code, shell.err]).toEqual([4, '']);
+    const session = await house.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/cat' });
+    const before = tls.through();
+    const spoofed = await farhand('sessions attach', [session.session_id], {
+      env: { FARHAND_PIN: wrongPin },
+    });
+    expect([spoofed.code, tls.through()]).toEqual([1, before]);
+  });
+});
+
+describe('farhand doctor', () => {
+  test('tells what is wrong and how to mend it, and ends with 1', async () => {
+    const house = await openHouse();
+    const agent = await house.agent({ name: 'web-1' });
+    const tls = await openTls(house);
+    const farhand = openLine(house);
+    const alone = openLine();
+    const open = temporaryFolder('open');
+    chmodSync(open, 0o755);
+    const [nothing, silent, key, unpinned, loose, unjoined, foreign] = await Promise.all([
+      alone('doctor'),
+      farhand('doctor', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } }),
+      farhand('doctor', [], { env: { FARHAND_API_KEY: 'wrong' } }),
+      farhand('doctor', [], { env: { FARHAND_URL: tls.url } }),
+      alone('doctor', ['--data-dir', open]),
+      alone('doctor', ['--agent-data-dir', temporaryFolder('empty')]),
+      alone('doctor', ['--agent-data-dir', agent.dataDir, '--broker', new URL(tls.url).host]),
+    ]);
+    const told = [nothing, silent, key, unpinned, loose, unjoined, foreign].map(({ code, out }) => ({
+      code,
+      out,
+    }));
+    const says = [
+      /^fail +broker +none is told.*farhand login URL/ms,
+      /^fail +broker +http:\/\/127.0.0.1:2 does not answer.*does it run/ms,
+      /^fail +key .*unauthorized.*takes another one/ms,
+      /^fail +broker .*FARHAND_PIN/ms,
+      /^fail +directory +others may use .*chmod/ms,
+      /^fail +identity +this machine has not joined.*join-tokens create/ms,
+      /^fail +its broker .*another broker is there now/ms,
+    ];
+    for (const [at, one] of told.entries())
+      expect(one).toEqual({ code: 1, out: expect.stringMatching(says[at] ?? /x/) });
+  });
+
+  test('finds nothing where all is well, and warns of machines that are away', async () => {
+    const house = await openHouse();
+    const [agent, other] = [await house.agent({ name: 'web-1' }), await house.agent({ name: 'web-2' })];
+    const farhand = openLine(house);
+    const all = ['--data-dir', house.dataDir, '--agent-data-dir', agent.dataDir, '--broker', house.grpc];
+    const found: { state: string; check: string; what: string }[] = await farhand.json('doctor', all);
+    expect(found.filter(({ state }) => state === 'fail')).toEqual([]);
+    expect(found.map(({ check }) => check)).toEqual(
+      expect.arrayContaining([
+        'node',
+        'broker here',
+        'identity',
+        'its broker',
+        'broker',
+        'clock',
+        'key',
+        'version',
+        'machines',
+      ]),
+    );
+    await other.close();
+    const { code, out } = await farhand('doctor');
+    expect([code, out]).toEqual([0, expect.stringMatching(/^warn +machines +offline: web-2$/m)]);
+    expect(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).not.toContain(house.key);
+  });
+});

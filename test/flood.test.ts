@@ -1,0 +1,345 @@
+// Crowds and floods at both doors: whoever belongs here is served meanwhile, and nothing grows.
+import { once } from 'node:events';
+import { connect as connectHttp2 } from 'node:http2';
+import { connect, type Socket } from 'node:net';
+import { text } from 'node:stream/consumers';
+import { gzipSync } from 'node:zlib';
+import { status as grpcStatus } from '@grpc/grpc-js';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import type { Tuning } from '../broker/start/index.ts';
+import {
+  callFields,
+  endHeaders,
+  type FrameClient,
+  fields,
+  frame,
+  frameClient,
+  kinds,
+  messageHead,
+} from './frames.ts';
+import { type House, openHouse, temporaryFolder } from './house.ts';
+import { refusalOf, streamsOf } from './streams-bench.ts';
+
+// ---- HTTP
+
+async function dial(house: House): Promise<Socket> {
+  const { hostname, port } = new URL(house.url);
+  const socket = connect(Number(port), hostname);
+  onTestFinished(() => void socket.destroy());
+  socket.on('error', () => undefined);
+  await once(socket, 'connect');
+  return socket;
+}
+
+const closed = (socket: Socket): Promise<void> =>
+  new Promise((resolve) => socket.resume().once('close', () => resolve()));
+
+/** A request that has a key, on a connection that stays; resolves at the first bytes of its answer. */
+async function askOn(socket: Socket, house: House, path: string): Promise<string> {
+  socket.write(`GET /api/v1${path} HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${house.key}\r\n\r\n`);
+  const [bytes] = await Promise.race([
+    once(socket, 'data'),
+    once(socket, 'close').then(() => [Buffer.from('cut')]),
+  ]);
+  return String(bytes).split('\r\n')[0] ?? '';
+}
+
+const ok = 'HTTP/1.1 200 OK';
+
+test('a connection that says nothing, or its headers too slowly, is cut in time', async () => {
+  const house = await openHouse({ tuning: { silentMs: 300 } });
+  const silent = await dial(house);
+  const slow = await dial(house);
+  const dripping = setInterval(() => slow.write('X'), 50);
+  onTestFinished(() => clearInterval(dripping));
+  slow.write('GET /healthz HTTP/1.1\r\nHost: b\r\nX-Slow: ');
+  const [, answer] = await Promise.all([closed(silent), text(slow).catch(() => '')]);
+  expect(answer).toMatch(/^(HTTP\/1\.1 400 [\s\S]*did not arrive in time[\s\S]*)?$/);
+  expect((await house.call('GET', '/machines')).status).toBe(200);
+});
+
+const crowd: Tuning['crowd'] = { connections: 12, strangers: 6 };
+
+test('strangers who hold connections give way to newcomers, the longest silent first; who has a key stays', async () => {
+  const house = await openHouse({ tuning: { crowd } });
+  // One is idle, one hears events.
+  const [idle, busy] = [await dial(house), await dial(house)];
+  expect(await askOn(idle, house, '/machines')).toBe(ok);
+  expect(await askOn(busy, house, '/events/stream')).toBe(ok);
+  const strangers: Socket[] = [];
+  const gone = new Set<number>();
+  for (let n = 0; n < 20; n += 1) {
+    const socket = await dial(house);
+    void closed(socket).then(() => gone.add(n));
+    strangers.push(socket);
+  }
+  await vi.waitFor(() => expect(gone.size).toBe(14));
+  expect([...gone].toSorted((a, b) => a - b)).toEqual(Array.from({ length: 14 }, (_, n) => n));
+  expect([idle.destroyed, busy.destroyed]).toEqual([false, false]);
+  expect(await askOn(idle, house, '/machines')).toBe(ok);
+  expect((await house.call('GET', '/machines')).status).toBe(200);
+});
+
+test('where every place is taken by a key that waits for an answer, the newcomer goes; an idle one gives its place', async () => {
+  const house = await openHouse({ tuning: { crowd: { connections: 3, strangers: 3 } } });
+  const busy = [await dial(house), await dial(house)];
+  for (const socket of busy) expect(await askOn(socket, house, '/events/stream')).toBe(ok);
+  const idle = await dial(house);
+  const idleGone = closed(idle);
+  expect(await askOn(idle, house, '/machines')).toBe(ok);
+  const next = await dial(house);
+  await idleGone;
+  expect(await askOn(next, house, '/events/stream')).toBe(ok);
+  await closed(await dial(house));
+  expect([...busy, next].map((socket) => socket.destroyed)).toEqual([false, false, false]);
+  busy[0]?.destroy();
+  await vi.waitFor(async () => expect(await askOn(await dial(house), house, '/machines')).toBe(ok));
+});
+
+test('sixteen requests in one breath are answered in order; more than may wait end their connection', async () => {
+  const house = await openHouse();
+  const one = (n: number) => `GET /healthz HTTP/1.1\r\nHost: b\r\nX-Request-Id: n${n}\r\n\r\n`;
+  const breath = (count: number): string => Array.from({ length: count }, (_, n) => one(n)).join('');
+  const socket = await dial(house);
+  let heard = '';
+  socket.on('data', (bytes) => {
+    heard += String(bytes);
+  });
+  const ids = () => [...heard.matchAll(/X-Request-Id: n(\d+)/gi)].map(([, n]) => Number(n));
+  socket.write(breath(16));
+  const sixteen = Array.from({ length: 16 }, (_, n) => n);
+  await vi.waitFor(() => expect(ids()).toEqual(sixteen));
+  socket.write(breath(16));
+  await vi.waitFor(() => expect(ids()).toEqual([...sixteen, ...sixteen]));
+  const greedy = await dial(house);
+  greedy.write(breath(1_500));
+  await closed(greedy);
+  expect((await house.call('GET', '/machines')).status).toBe(200);
+});
+
+test('half a million array elements are refused without half a million sentences about them', async () => {
+  const house = await openHouse();
+  const tags = `[${'0,'.repeat(500_000)}0]`;
+  const { status, body } = await house.call('POST', '/join-tokens', { body: `{"tags":${tags}}` });
+  expect([status, body.error.code]).toEqual([422, 'validation_failed']);
+  expect(JSON.stringify(body).length).toBeLessThan(20_000);
+  expect((await house.call('GET', '/join-tokens')).body.meta.total).toBe(0);
+});
+
+test('every answer tells browsers to keep, frame and load nothing, whatever it is', async () => {
+  const house = await openHouse();
+  const socket = await dial(house);
+  socket.write('nonsense\r\n\r\n');
+  const [malformed] = await once(socket, 'data');
+  const wanted = {
+    'cache-control': 'no-store',
+    'content-security-policy': "default-src 'none'; frame-ancestors 'none'",
+    'cross-origin-resource-policy': 'same-origin',
+    'referrer-policy': 'no-referrer',
+    'x-content-type-options': 'nosniff',
+    'x-frame-options': 'DENY',
+  };
+  for (const [name, value] of Object.entries(wanted)) {
+    expect(String(malformed).toLowerCase()).toContain(`${name}: ${value.toLowerCase()}\r\n`);
+  }
+  for (const [method, path, key] of [
+    ['GET', '/healthz', null],
+    ['GET', '/docs', null],
+    ['GET', '/docs/page.js', null],
+    ['GET', '/api/v1/openapi.json', null],
+    ['GET', '/api/v1/machines', null],
+    ['GET', '/api/v1/machines', house.key],
+    ['GET', '/api/v1/nothing', house.key],
+    ['OPTIONS', '/api/v1/machines', house.key],
+    ['POST', '/api/v1/join-tokens', house.key],
+  ] as const) {
+    const { headers } = await fetch(house.url + path, {
+      method,
+      headers: key === null ? {} : { Authorization: `Bearer ${key}` },
+    });
+    const page = path === '/docs';
+    for (const [name, value] of Object.entries(wanted)) {
+      if (page && name === 'content-security-policy') {
+        expect(headers.get(name)).toMatch(/^default-src 'none';.*frame-ancestors 'none'$/);
+      } else expect([path, name, headers.get(name)]).toEqual([path, name, value]);
+    }
+    for (const silent of [
+      'server',
+      'x-powered-by',
+      'strict-transport-security',
+      'access-control-allow-origin',
+    ]) {
+      expect([path, silent, headers.get(silent)]).toEqual([path, silent, null]);
+    }
+  }
+});
+
+test('a page elsewhere can send a simple POST, and nothing comes of it', async () => {
+  const house = await openHouse();
+  for (const type of ['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data; boundary=x']) {
+    const headers = { 'Content-Type': type, Origin: 'https://evil.example' };
+    const without = await house.call('POST', '/join-tokens', { key: null, body: '{"uses":1}', headers });
+    const known = await house.call('POST', '/join-tokens', { body: '{"uses":1}', headers });
+    expect([type, without.status, known.status]).toEqual([type, 401, 400]);
+  }
+  expect((await house.call('GET', '/join-tokens')).body.meta.total).toBe(0);
+});
+
+// ---- gRPC
+
+const enrolPath = '/farhand.link.v1.Link/Enroll';
+
+/** A house with a machine, and the promise that it is served in the end as at the start. */
+async function besieged(tuning: Tuning = {}) {
+  const house = await openHouse({ tuning });
+  const { machineId: machine_id } = await house.agent();
+  const folder = temporaryFolder('besieged');
+  return {
+    house,
+    async standing(): Promise<void> {
+      const listed = await house.client.files.list({ machine_id, path: folder });
+      expect(listed).toBeTruthy();
+      expect((await house.client.machines.get({ machine_id })).status).toBe('online');
+    },
+  };
+}
+
+/** Sends what `next` makes until the broker closes, or `count` are sent. */
+async function pour(client: FrameClient, count: number, next: (n: number) => Buffer[]): Promise<number> {
+  let sent = 0;
+  while (sent < count && !client.socket.destroyed) {
+    const frames: Buffer[] = [];
+    for (let n = 0; n < 100; n += 1, sent += 1) frames.push(...next(sent));
+    await client.send(...frames);
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+  return sent;
+}
+
+test('streams that are opened and reset at once end their connection, and cost nobody else a thing', async () => {
+  const { house, standing } = await besieged();
+  const client = await frameClient(house.grpc);
+  const head = callFields(enrolPath);
+  const cancel = Buffer.of(0, 0, 0, 8);
+  await pour(client, 50_000, (n) => [
+    frame(kinds.headers, endHeaders, 2 * n + 1, head),
+    frame(kinds.reset, 0, 2 * n + 1, cancel),
+  ]);
+  await client.closed;
+  await standing();
+});
+
+test('headers that never end are cut off', async () => {
+  const { house, standing } = await besieged();
+  const client = await frameClient(house.grpc);
+  await client.send(frame(kinds.headers, 0, 1, callFields(enrolPath)));
+  const more = fields({ 'x-more': 'x'.repeat(100) });
+  const sent = await pour(client, 100_000, () => [frame(kinds.continuation, 0, 1, more)]);
+  await client.closed;
+  expect(sent).toBeLessThan(100_000);
+  await standing();
+});
+
+test.each([
+  ['pings', () => frame(kinds.ping, 0, 0, Buffer.alloc(8))],
+  ['settings', () => frame(kinds.settings, 0, 0, Buffer.of(0, 4, 0, 0, 255, 255))],
+  ['empty data', () => frame(kinds.data, 0, 1)],
+])('a flood of %s ends, whether its answers are read or not', async (_what, next) => {
+  const { house, standing } = await besieged({ proofMs: 1_500 });
+  const reading = await frameClient(house.grpc);
+  const deaf = await frameClient(house.grpc);
+  deaf.socket.pause();
+  await Promise.all(
+    [reading, deaf].map(async (client) => {
+      await client.send(frame(kinds.headers, endHeaders, 1, callFields(enrolPath)));
+      await pour(client, 200_000, () => [next()]);
+    }),
+  );
+  await standing();
+  deaf.socket.resume();
+  await Promise.all([reading.closed, deaf.closed]);
+});
+
+test('a connection without a key has 32 calls; the 33rd ends it, with a key it may have 512 at once', async () => {
+  const { house, standing } = await besieged();
+  const client = await frameClient(house.grpc);
+  const open = (n: number) => frame(kinds.headers, endHeaders, 2 * n + 1, callFields(enrolPath));
+  await client.send(...Array.from({ length: 32 }, (_, n) => open(n)));
+  const pinged = once(client.socket, 'data');
+  await client.send(frame(kinds.ping, 0, 0, Buffer.alloc(8)));
+  await pinged;
+  expect(client.socket.destroyed).toBe(false);
+  await client.send(open(32));
+  await client.closed;
+  const session = connectHttp2(`https://${house.grpc}`, { rejectUnauthorized: false });
+  onTestFinished(() => session.destroy());
+  const settings = await new Promise<{ maxConcurrentStreams?: number }>((resolve) =>
+    session.once('remoteSettings', resolve),
+  );
+  expect(settings.maxConcurrentStreams).toBe(512);
+  // All at once on one fresh connection: the first shows the key before any message is there.
+  const streams = await streamsOf(house);
+  const command_id = `cmd_${'0'.repeat(22)}`;
+  const refusals = Array.from({ length: 100 }, () => refusalOf(streams.followCommand({ command_id })));
+  const codes = (await Promise.all(refusals)).map(({ code }) => code);
+  expect(new Set(codes)).toEqual(new Set(['command_not_found']));
+  await standing();
+});
+
+test('bytes of messages that nobody has vouched for end their connection at 256 KiB', async () => {
+  const { house, standing } = await besieged({ proofMs: 60_000 });
+  const client = await frameClient(house.grpc);
+  const chunk = Buffer.alloc(16 * 1024);
+  await client.send(frame(kinds.headers, endHeaders, 1, callFields(enrolPath)));
+  await client.send(frame(kinds.data, 0, 1, messageHead(1024 * 1024)));
+  for (let n = 0; n < 60 && !client.socket.destroyed; n += 1) {
+    await client.send(frame(kinds.data, 0, 1, chunk));
+    await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+  await client.closed;
+  await standing();
+});
+
+test.each([
+  ['a message that says it is longer than any may be', messageHead(0xffffffff), Buffer.alloc(0)],
+  ['a message that is no protobuf', messageHead(4), Buffer.from('\xff\xff\xff\xff', 'latin1')],
+  ['a small message that unpacks to 64 MiB', null, gzipSync(Buffer.alloc(64 * 1024 * 1024))],
+])('%s is refused on its own', async (_what, head, body) => {
+  const { house, standing } = await besieged();
+  const session = connectHttp2(`https://${house.grpc}`, { rejectUnauthorized: false });
+  onTestFinished(() => session.destroy());
+  const call = session.request({
+    ':method': 'POST',
+    ':path': enrolPath,
+    'content-type': 'application/grpc',
+    te: 'trailers',
+    ...(head === null && { 'grpc-encoding': 'gzip' }),
+  });
+  call.on('error', () => undefined);
+  const status = new Promise<number>((resolve) => {
+    for (const name of ['response', 'trailers'] as const) {
+      call.on(name, (headers: Record<string, unknown>) => {
+        if (headers['grpc-status'] !== undefined) resolve(Number(headers['grpc-status']));
+      });
+    }
+  });
+  call.resume();
+  call.end(Buffer.concat([head ?? messageHead(body.length, true), body]));
+  expect([grpcStatus.RESOURCE_EXHAUSTED, grpcStatus.INTERNAL, grpcStatus.INVALID_ARGUMENT]).toContain(
+    await status,
+  );
+  await standing();
+});
+
+test('a crowd of silent connections at the agents’ door gives way to an agent', async () => {
+  const { house, standing } = await besieged();
+  const [host = '', port = ''] = house.grpc.split(':');
+  const sockets = Array.from({ length: 700 }, () => connect(Number(port), host));
+  for (const socket of sockets) socket.on('error', () => undefined);
+  onTestFinished(() => {
+    for (const socket of sockets) socket.destroy();
+  });
+  await Promise.all(sockets.map((socket) => once(socket, 'connect').catch(() => undefined)));
+  await house.agent({ name: 'late' });
+  await standing();
+});

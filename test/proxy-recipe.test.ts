@@ -1,0 +1,153 @@
+// Our recipe for nginx, word for word but for its addresses: REST, a terminal and an agent's link through it.
+import { execFileSync, spawn, spawnSync } from 'node:child_process';
+import { createHash, randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { request } from 'node:https';
+import { type AddressInfo, createServer } from 'node:net';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { type RawData, WebSocket } from 'ws';
+import { openHouse, temporaryFolder } from './house.ts';
+
+const streamModule = '/usr/lib/nginx/modules/ngx_stream_module.so';
+const isHere = spawnSync('nginx', ['-v']).status === 0 && existsSync(streamModule);
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  await new Promise((resolve) => server.close(resolve));
+  return port;
+}
+
+/** Each pair exactly once: a recipe that has changed is a test that has to. */
+function replaced(config: string, pairs: [from: string, to: string][]): string {
+  return pairs.reduce((done, [from, to]) => {
+    expect([from, done.split(from).length]).toEqual([from, 2]);
+    return done.replace(from, to);
+  }, config);
+}
+
+function recipes(): [http: string, stream: string] {
+  const page = readFileSync(join(import.meta.dirname, '../docs/broker.md'), 'utf8');
+  const [http = '', stream = '', ...more] = [...page.matchAll(/```nginx\n([\s\S]*?)```/g)].map(
+    ([, config = '']) => config,
+  );
+  expect(more).toEqual([]);
+  return [http, stream];
+}
+
+/** nginx in the foreground as the user who runs this, everything of it in a folder. */
+async function nginx(folder: string, http: string, stream: string): Promise<void> {
+  const paths = ['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi'].map(
+    (name) => `${name}_temp_path ${join(folder, name)};`,
+  );
+  const config = join(folder, 'nginx.conf');
+  writeFileSync(
+    config,
+    `load_module ${streamModule}; daemon off; master_process off; pid ${join(folder, 'pid')};
+     error_log stderr warn; events {} http { access_log off; ${paths.join(' ')}\n${http}\n}\n${stream}`,
+  );
+  const child = spawn('nginx', ['-p', folder, '-c', config], { stdio: ['ignore', 'ignore', 'pipe'] });
+  const gone = once(child, 'exit');
+  const said: string[] = [];
+  child.stderr.on('data', (bytes) => said.push(String(bytes)));
+  onTestFinished(async () => {
+    child.kill('SIGKILL');
+    await gone;
+  });
+  await vi.waitFor(() => {
+    expect([child.exitCode, said]).toEqual([null, expect.anything()]);
+    expect(existsSync(join(folder, 'pid'))).toBe(true);
+  });
+}
+
+test.skipIf(!isHere)(
+  'the recipe’s nginx passes on REST, streams, a terminal and an agent (Debian: nginx-light, libnginx-mod-stream)',
+  async () => {
+    const folder = temporaryFolder('nginx');
+    const [cert, key] = [join(folder, 'crt'), join(folder, 'key')];
+    const made = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
+    const named = ['-subj', '/CN=x', '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', key, '-out', cert];
+    execFileSync('openssl', ['req', '-x509', ...made, ...named], { stdio: 'ignore' });
+    const [restPort, linkPort] = [await freePort(), await freePort()];
+    const url = `https://127.0.0.1:${restPort}`;
+    const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1', '--public-url', url] });
+    const [http, stream] = recipes();
+    await nginx(
+      folder,
+      replaced(http, [
+        ['listen 443 ssl', `listen 127.0.0.1:${restPort} ssl`],
+        ['/etc/ssl/farhand.crt', cert],
+        ['/etc/ssl/farhand.key', key],
+        ['127.0.0.1:8420', new URL(house.url).host],
+      ]),
+      replaced(stream, [
+        ['listen 8421', `listen 127.0.0.1:${linkPort}`],
+        ['127.0.0.1:8431', house.grpc],
+      ]),
+    );
+    const ca = readFileSync(cert);
+    const ask = async (method: string, path: string, headers = {}, body?: Buffer | string) => {
+      const bearer = { Authorization: `Bearer ${house.key}`, 'Content-Type': 'application/json' };
+      // Not the proxy's own address, which is trusted.
+      const options = { method, ca, localAddress: '127.0.0.2', headers: { ...bearer, ...headers } };
+      const asked = request(`${url}/api/v1${path}`, options).end(body);
+      const [response] = await once(asked, 'response');
+      return response;
+    };
+    const json = async (...wish: Parameters<typeof ask>) => JSON.parse(await text(await ask(...wish))).data;
+
+    const { machineId: machine_id } = await house.agent({ through: `127.0.0.1:${linkPort}` });
+    expect(await json('GET', `/machines/${machine_id}`)).toMatchObject({ status: 'online' });
+
+    // A client that names another address is not believed: nobody has shown 30 wrong keys from there.
+    const lie = { 'X-Forwarded-For': '203.0.113.9', Authorization: 'Bearer service_apikey_wrong' };
+    for (let n = 0; n < 31; n += 1) {
+      const { statusCode } = (await ask('GET', '/machines', lie)).resume();
+      expect(statusCode).toBe(401);
+    }
+
+    const content = randomBytes(3 * 1024 * 1024);
+    const path = join(temporaryFolder('files'), 'content');
+    const files = `/machines/${machine_id}/files`;
+    const put = await json(
+      'PUT',
+      `${files}/raw?path=${path}`,
+      { 'Content-Type': 'application/x-any' },
+      content,
+    );
+    expect(put.sha256).toBe(createHash('sha256').update(content).digest('hex'));
+    const got = createHash('sha256');
+    for await (const bytes of await ask('GET', `${files}/download?path=${path}`)) got.update(bytes);
+    expect(got.digest('hex')).toBe(put.sha256);
+
+    const events = await ask('GET', '/events/stream');
+    expect(events.statusCode).toBe(200);
+    onTestFinished(() => events.destroy());
+    const { session_id } = await json(
+      'POST',
+      '/sessions',
+      {},
+      JSON.stringify({ machine_id, shell: '/bin/sh' }),
+    );
+    const heard = (await once(events, 'data')).join('');
+    expect(heard).toMatch(/session\./);
+
+    const { stream_url } = await json('POST', `/sessions/${session_id}/attach`);
+    expect(stream_url.startsWith(`wss://127.0.0.1:${restPort}/`)).toBe(true);
+    const terminal = new WebSocket(stream_url, { ca, origin: url });
+    onTestFinished(() => terminal.terminate());
+    let output = '';
+    // What `ws` gives is a Buffer unless told otherwise.
+    terminal.on('message', (data: RawData, binary: boolean) => {
+      if (binary) output += (data as Buffer).toString();
+    });
+    await once(terminal, 'open');
+    terminal.send(Buffer.from('echo $((6 * 7))-through\n'));
+    await vi.waitFor(() => expect(output).toContain('42-through'), { timeout: 5_000 });
+  },
+  20_000,
+);

@@ -1,0 +1,245 @@
+// Who is believed about where a request comes from, how often a key may ask, and what wrong keys lead to.
+import { randomBytes } from 'node:crypto';
+import {
+  credentials,
+  status as grpcStatus,
+  Metadata,
+  makeClientConstructor,
+  type ServiceError,
+} from '@grpc/grpc-js';
+import { expect, onTestFinished, test } from 'vitest';
+import { networkOf, openProxies } from '../broker/address.ts';
+import { openRates } from '../broker/admission/rates.ts';
+import { withBroker } from '../broker/cli/connect.ts';
+import { brokerSettings } from '../broker/config.ts';
+import { AppError } from '../shared/errors.ts';
+import { parseJoinToken } from '../shared/join-token.ts';
+import { linkServerName, linkService, streamsService } from '../shared/rpc.ts';
+import { readSettings } from '../shared/settings.ts';
+import { type Answer, call, type House, openHouse } from './house.ts';
+import { caOf, refusalOf, streamsOf } from './streams-bench.ts';
+
+const settingsOf = (...argv: string[]) => readSettings(brokerSettings, { argv, env: {} });
+
+const trusting = (...texts: string[]) => openProxies(texts.flatMap((text) => networkOf(text) ?? []));
+
+/** A call that a proxy on this box passes on for somebody. */
+function through(house: House, address: string, key: string | null, path = '/machines'): Promise<Answer> {
+  return house.call('GET', path, { key, headers: { 'X-Forwarded-For': address } });
+}
+
+/** One call over gRPC that a proxy on this box passes on for somebody; its status. */
+async function grpcCaller(house: House, service: typeof linkService | typeof streamsService) {
+  const Client = makeClientConstructor(service, 'called');
+  const ca = credentials.createSsl(Buffer.from(await caOf(house)));
+  const client = new Client(house.grpc, ca, { 'grpc.ssl_target_name_override': linkServerName });
+  onTestFinished(() => client.close());
+  return (method: string, request: object, address: string, key = ''): Promise<number> => {
+    const metadata = new Metadata();
+    metadata.set('x-forwarded-for', address);
+    if (key) metadata.set('authorization', `Bearer ${key}`);
+    return new Promise((resolve) => {
+      // The client has one method for each rpc of the service.
+      const call = client[method]?.bind(client) as (...args: unknown[]) => {
+        on(...args: unknown[]): unknown;
+      };
+      const done = (error: ServiceError | null): void => resolve(error?.code ?? grpcStatus.OK);
+      if (method === 'Enroll') call(request, metadata, done);
+      else call(request, metadata).on('error', done);
+    });
+  };
+}
+
+const told = ({ status, headers, body }: Answer) => [
+  status,
+  body.error?.code,
+  Number(headers.get('retry-after') ?? 0) > 0,
+];
+
+// ---- Proxies
+
+test('what is no network or rate stops the start and says so', () => {
+  for (const text of ['10.0.0.0/33', '10/8', 'nginx', '::1/129', '10.0.0.1,proxy']) {
+    expect(() => settingsOf('--trusted-proxy', text), text).toThrow(/trusted-proxy.*neither an address/);
+  }
+  for (const text of ['0', 'gold', '1e3', '1.5', '__proto__', '']) {
+    expect(() => settingsOf('--rate-limit', text), text).toThrow(/must be free, pro, enterprise/);
+  }
+  expect(settingsOf('--rate-limit', 'pro').rate_limit).toBe(1_000);
+  expect(settingsOf('--rate-limit', '7').rate_limit).toBe(7);
+  expect(settingsOf().rate_limit).toBe(undefined);
+  expect(settingsOf('--trusted-proxy', '10.0.0.0/8, ::1').trusted_proxy).toHaveLength(2);
+});
+
+test.each([
+  ['nobody is trusted', [], '10.0.0.1', '1.2.3.4', '10.0.0.1'],
+  ['the peer is not trusted', ['10.0.0.0/8'], '11.0.0.1', '1.2.3.4', '11.0.0.1'],
+  ['the peer is trusted', ['10.0.0.0/8'], '10.0.0.1', '1.2.3.4', '1.2.3.4'],
+  ['a client claims another before', ['10.0.0.0/8'], '10.0.0.1', '9.9.9.9, 1.2.3.4', '1.2.3.4'],
+  ['two proxies of ours in a row', ['10.0.0.0/8'], '10.0.0.1', '9.9.9.9,1.2.3.4,10.9.9.9', '1.2.3.4'],
+  ['only proxies of ours', ['10.0.0.0/8'], '10.0.0.1', '10.0.0.3, 10.0.0.2', '10.0.0.3'],
+  ['no header', ['10.0.0.0/8'], '10.0.0.1', '', '10.0.0.1'],
+  ['nonsense', ['10.0.0.0/8'], '10.0.0.1', 'unknown', '10.0.0.1'],
+  ['nonsense before a proxy of ours', ['10.0.0.0/8'], '10.0.0.1', '1.2.3.4, <x>, 10.0.0.2', '10.0.0.2'],
+  ['an empty word', ['10.0.0.0/8'], '10.0.0.1', '1.2.3.4, ,', '10.0.0.1'],
+  ['ports', ['10.0.0.0/8'], '10.0.0.1', '1.2.3.4:5678', '1.2.3.4'],
+  ['IPv6 with a port', ['::1'], '::1', '[2001:db8::1]:443', '2001:db8::1'],
+  ['a mapped address', ['127.0.0.1'], '127.0.0.1', '::ffff:1.2.3.4', '1.2.3.4'],
+  ['IPv6 networks', ['2001:db8::/32'], '2001:db8:1::1', '1.2.3.4', '1.2.3.4'],
+  ['a peer with a zone', ['fe80::/10'], 'fe80::1%eth0', '1.2.3.4', '1.2.3.4'],
+])('the client is told from its proxy: %s', (_what, networks, peer, header, expected) => {
+  expect(trusting(...networks).clientOf(peer, header)).toBe(expected);
+});
+
+test('a scheme is taken from a trusted peer alone, and only one that is one', () => {
+  const proxies = trusting('10.0.0.0/8');
+  expect(proxies.schemeOf('10.0.0.1', 'https')).toBe('https:');
+  expect(proxies.schemeOf('10.0.0.1', 'https, http')).toBe('http:');
+  for (const wrong of ['', 'javascript', 'https:'])
+    expect(proxies.schemeOf('10.0.0.1', wrong)).toBe(undefined);
+  expect(proxies.schemeOf('11.0.0.1', 'https')).toBe(undefined);
+});
+
+test('sources of wrong keys are those whom a trusted proxy names; without trust the header is air', async () => {
+  for (const [flags, expected] of [
+    [['--trusted-proxy', '127.0.0.1'], 429],
+    [[], 401],
+  ] as const) {
+    const house = await openHouse({ flags: [...flags] });
+    let last: Answer | undefined;
+    for (let n = 0; n <= 30; n += 1) last = await through(house, '203.0.113.9', 'service_apikey_wrong');
+    expect([flags, last?.status]).toEqual([flags, expected]);
+  }
+});
+
+// ---- Wrong keys
+
+test('after 30 wrong keys a source is told to wait; a good key from there works, and so do other sources', async () => {
+  const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1'] });
+  for (let n = 0; n < 30; n += 1) {
+    expect(told(await through(house, '203.0.113.9', `service_apikey_${n}`))).toEqual([
+      401,
+      'unauthorized',
+      false,
+    ]);
+  }
+  const over = await through(house, '203.0.113.9', 'service_apikey_wrong');
+  expect(told(over)).toEqual([429, 'rate_limited', true]);
+  expect(over.body.error.details.retry_after).toBe(Number(over.headers.get('retry-after')));
+  expect(over.body.error.details.retry_after).toBeLessThanOrEqual(60);
+  // Paths that do not exist and headers that are no key count alike.
+  expect((await through(house, '203.0.113.9', 'x', '/nothing')).status).toBe(429);
+  expect((await through(house, '203.0.113.9', house.key)).status).toBe(200);
+  expect((await through(house, '203.0.113.10', 'service_apikey_wrong')).status).toBe(401);
+  // Who shows nothing tries nothing, and what needs no key asks for none.
+  expect((await through(house, '203.0.113.9', null)).status).toBe(401);
+  const health = await call(`${house.url}/healthz`, 'GET', {
+    key: 'service_apikey_wrong',
+    headers: { 'X-Forwarded-For': '203.0.113.9' },
+  });
+  expect(health.status).toBe(200);
+});
+
+test('addresses of one IPv6 /64 are one source, of another one they are another', async () => {
+  const rates = openRates({});
+  for (let n = 0; n < 30; n += 1) await rates.strike(`2001:db8::${n}:1`);
+  await expect(rates.strike('2001:0db8:0:0:ffff::1')).rejects.toMatchObject({ code: 'rate_limited' });
+  await rates.strike('2001:db8:0:1::1');
+});
+
+test('an address that stands for many has more, but not without end', async () => {
+  const rates = openRates({ standsForMany: (address) => address === '10.0.0.1' });
+  for (const address of ['127.0.0.1', '10.0.0.1']) {
+    for (let n = 0; n < 1_000; n += 1) await rates.strike(address);
+    await expect(rates.strike(address)).rejects.toBeInstanceOf(AppError);
+  }
+});
+
+test('however many sources there are, they are counted in so many buckets and no more', async () => {
+  const rates = openRates({ buckets: 4 });
+  // Nobody comes twice, and all buckets together hold 120.
+  const strikes = Array.from({ length: 121 }, (_, n) => rates.strike(`10.0.0.${n}`));
+  await expect(Promise.all(strikes)).rejects.toMatchObject({ code: 'rate_limited' });
+});
+
+test('wrong join tokens are counted too, and a good one still works', async () => {
+  const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1'] });
+  const call = await grpcCaller(house, linkService);
+  const enrol = (token: string, address: string) =>
+    call(
+      'Enroll',
+      {
+        token,
+        public_key: randomBytes(32),
+        name: 'x',
+        host: { hostname: 'x', os: 'x', arch: 'x' },
+        agent_version: 'x',
+      },
+      address,
+    );
+  const from = '203.0.113.9';
+  for (let n = 0; n < 30; n += 1)
+    expect(await enrol('farhand_join_wrong', from)).toBe(grpcStatus.UNAUTHENTICATED);
+  expect(await enrol('farhand_join_wrong', from)).toBe(grpcStatus.RESOURCE_EXHAUSTED);
+  expect(await enrol(parseJoinToken(await house.joinToken()).secret, from)).toBe(grpcStatus.OK);
+  expect(await enrol('farhand_join_wrong', '203.0.113.10')).toBe(grpcStatus.UNAUTHENTICATED);
+  expect((await house.client.machines.list()).items[0]?.id).toBeTruthy();
+});
+
+// ---- Limits of keys
+
+test('without a limit no answer speaks of one', async () => {
+  const house = await openHouse();
+  const { headers } = await house.call('GET', '/machines');
+  expect([...headers.keys()].filter((name) => name.startsWith('x-ratelimit'))).toEqual([]);
+});
+
+test('a key that has spent its minute is 429 with the time to wait, another key and the socket file are not', async () => {
+  const house = await openHouse({ flags: ['--rate-limit', '5'] });
+  const { key } = await withBroker({ dataDir: house.dataDir, url: undefined, apiKey: undefined }, (local) =>
+    local.keys.create({ name: 'reader', scopes: ['machines:read'] }),
+  );
+  const before = Math.floor(Date.now() / 1_000);
+  // Refusals are answers to an authenticated request, too.
+  const paths = ['/machines', '/nothing', '/audit', '/machines/mach_x', '/auth/me'];
+  const statuses = [200, 404, 403, 404, 200];
+  for (const [n, path] of paths.entries()) {
+    const { status, headers } = await house.call('GET', path, { key });
+    const [limit, remaining, reset] = ['limit', 'remaining', 'reset'].map((name) =>
+      Number(headers.get(`x-ratelimit-${name}`)),
+    );
+    expect([path, status, limit, remaining]).toEqual([path, statuses[n], 5, 4 - n]);
+    expect(reset).toBeGreaterThanOrEqual(before);
+    expect(reset).toBeLessThanOrEqual(before + 65);
+  }
+  const over = await house.call('GET', '/machines', { key });
+  expect(told(over)).toEqual([429, 'rate_limited', true]);
+  expect(over.headers.get('x-ratelimit-remaining')).toBe('0');
+  expect(over.body.error.details).toEqual({ retry_after: Number(over.headers.get('retry-after')) });
+  expect((await house.call('GET', '/machines')).status).toBe(200);
+  expect((await call(`${house.url}/healthz`, 'GET', { key })).status).toBe(200);
+  const wrong = await house.call('GET', '/machines', { key: 'service_apikey_wrong' });
+  expect([wrong.status, wrong.headers.get('x-ratelimit-limit')]).toEqual([401, null]);
+  await withBroker({ dataDir: house.dataDir, url: undefined, apiKey: undefined }, async (local) => {
+    for (let n = 0; n < 10; n += 1) await local.machines.list();
+  });
+});
+
+test('calls over gRPC are counted with those over REST', async () => {
+  const house = await openHouse({ flags: ['--rate-limit', '3'] });
+  const client = await streamsOf(house);
+  // That took one to fetch the certificate authority.
+  await house.call('GET', '/machines');
+  await house.call('GET', '/machines');
+  const refusal = await refusalOf(client.events({}));
+  expect([refusal.code, refusal.details.retry_after]).toEqual(['rate_limited', expect.any(Number)]);
+});
+
+test('wrong keys over gRPC are counted with those over REST', async () => {
+  const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1'] });
+  for (let n = 0; n < 30; n += 1) await through(house, '203.0.113.9', 'service_apikey_wrong');
+  const call = await grpcCaller(house, streamsService);
+  const events = (address: string) => call('Events', {}, address, 'service_apikey_wrong');
+  expect(await events('203.0.113.9')).toBe(grpcStatus.RESOURCE_EXHAUSTED);
+  expect(await events('203.0.113.10')).toBe(grpcStatus.UNAUTHENTICATED);
+});

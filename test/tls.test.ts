@@ -1,0 +1,327 @@
+// TLS of the REST API: certificates from files and of the broker's own authority, pins, renewal, and what is refused.
+import { execFile, execFileSync } from 'node:child_process';
+import type { X509Certificate } from 'node:crypto';
+import { once } from 'node:events';
+import { readFileSync, renameSync, statSync, writeFileSync } from 'node:fs';
+import { request } from 'node:https';
+import { connect as connectPlain } from 'node:net';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { connect, type TLSSocket } from 'node:tls';
+import { promisify } from 'node:util';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { WebSocket } from 'ws';
+import { brokerSettings } from '../broker/config.ts';
+import { startBroker } from '../broker/start/index.ts';
+import { type Clock, setClock } from '../shared/clock.ts';
+import { readSettings } from '../shared/settings.ts';
+import { openHouse, quiet, temporaryFolder } from './house.ts';
+import { program } from './programs.ts';
+import { connectScripted, joinScripted } from './scripted-agent.ts';
+
+const day = 86_400_000;
+
+/** A certificate for loopback that nobody has signed but itself, and its key, as files. */
+function pair(folder: string, name: string): { cert: string; key: string } {
+  const [cert, key] = [join(folder, `${name}.crt`), join(folder, `${name}.key`)];
+  const kind = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
+  const names = ['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1,DNS:localhost'];
+  const files = ['-keyout', key, '-out', cert];
+  execFileSync('openssl', ['req', '-x509', ...kind, ...names, ...files], { stdio: 'ignore' });
+  return { cert, key };
+}
+
+/** A house whose REST API goes over TLS; its own client, which trusts no such certificate, is of no use. */
+const openSecure = (flags: string[], tuning = {}, dataDir?: string) =>
+  openHouse({ flags, tuning, ...(dataDir && { dataDir }) });
+
+async function securely(url: string, options: Parameters<typeof connect>[1] = {}): Promise<TLSSocket> {
+  const { hostname: host, port } = new URL(url);
+  const socket = connect({ host, port: Number(port), rejectUnauthorized: false, ...options });
+  onTestFinished(() => void socket.destroy());
+  socket.on('error', () => undefined);
+  await Promise.race([
+    once(socket, 'secureConnect'),
+    once(socket, 'close').then(() => Promise.reject(new Error('no TLS was agreed on'))),
+  ]);
+  return socket;
+}
+
+const certificateOf = async (url: string): Promise<X509Certificate> => {
+  const socket = await securely(url);
+  const certificate = socket.getPeerX509Certificate();
+  socket.destroy();
+  if (!certificate) throw new Error('no certificate was shown');
+  return certificate;
+};
+
+async function get(url: string, ca: string | undefined, headers = {}) {
+  const asked = request(url, { ca, headers, agent: false }).end();
+  const [response] = await once(asked, 'response');
+  return { status: response.statusCode, headers: response.headers, body: await text(response) };
+}
+
+const run = promisify(execFile);
+
+async function curl(...args: string[]): Promise<string> {
+  return (await run('curl', ['-sS', '--max-time', '10', ...args])).stdout;
+}
+
+/** A clock that goes as the real one does, moved; timers of a minute and more wait for the test. */
+function movedClock(): { move(ms: number): void; tick(): void } {
+  let shift = 0;
+  const waiting = new Set<() => void>();
+  const clock: Clock = {
+    now: () => Date.now() + shift,
+    monotonic: () => performance.now(),
+    after(ms, run) {
+      if (ms >= 60_000) {
+        waiting.add(run);
+        return () => void waiting.delete(run);
+      }
+      const timer = setTimeout(run, ms);
+      return () => clearTimeout(timer);
+    },
+  };
+  setClock(clock);
+  onTestFinished(() => setClock());
+  return {
+    move: (ms) => {
+      shift += ms;
+    },
+    tick() {
+      const due = [...waiting];
+      waiting.clear();
+      for (const run of due) run();
+    },
+  };
+}
+
+// ---- What does not start
+
+test('an address that others can reach needs TLS or the word that it goes without', async () => {
+  const start = (...flags: string[]) =>
+    startBroker(
+      readSettings(brokerSettings, {
+        argv: [
+          '--data-dir',
+          temporaryFolder('broker'),
+          '--http',
+          '0.0.0.0:0',
+          '--grpc',
+          '127.0.0.1:0',
+          ...flags,
+        ],
+        env: {},
+      }),
+      quiet,
+    );
+  await expect(start()).rejects.toMatchObject({ name: 'StartError', exitCode: 78, message: /in the clear/ });
+  for (const flags of [['--tls'], ['--insecure-http']]) await (await start(...flags)).close();
+});
+
+test('half a pair, two keys that do not belong together, no PEM, no file: 78 and a sentence that says which', async () => {
+  const folder = temporaryFolder('pair');
+  const [one, two] = [pair(folder, 'one'), pair(folder, 'two')];
+  const nonsense = join(folder, 'nonsense');
+  writeFileSync(nonsense, 'nonsense');
+  const told: [flags: string[], text: RegExp][] = [
+    [['--tls-cert', one.cert], /--tls-cert needs --tls-key/],
+    [['--tls-key', one.key], /--tls-key needs --tls-cert/],
+    [['--tls', '--tls-cert', one.cert, '--tls-key', one.key], /choose one/],
+    [['--tls-cert', one.cert, '--tls-key', two.key], /does not belong/],
+    [['--tls-cert', nonsense, '--tls-key', one.key], /not PEM/],
+    [['--tls-cert', join(folder, 'nothing'), '--tls-key', one.key], /ENOENT.*nothing/],
+  ];
+  for (const [flags, message] of told) {
+    const error = await openSecure(flags).catch((thrown: unknown) => thrown);
+    expect([flags, error]).toMatchObject([flags, { name: 'StartError', exitCode: 78 }]);
+    expect(String(error)).toMatch(message);
+  }
+});
+
+test('a damaged key of the REST API stops the start and is named', async () => {
+  const dataDir = temporaryFolder('broker');
+  const house = await openSecure(['--tls'], {}, dataDir);
+  await house.broker.close();
+  writeFileSync(join(dataDir, 'rest-key.json'), '{"private_key": 5}');
+  await expect(openSecure(['--tls'], {}, dataDir)).rejects.toThrow(/rest-key\.json is damaged/);
+});
+
+// ---- What is refused
+
+test('TLS older than 1.2 and other protocols than HTTP/1.1 are not agreed on', async () => {
+  const { url } = await openSecure(['--tls']);
+  await expect(
+    securely(url, { maxVersion: 'TLSv1.1', minVersion: 'TLSv1', ciphers: 'ALL:@SECLEVEL=0' }),
+  ).rejects.toThrow();
+  await expect(securely(url, { ALPNProtocols: ['h2'] })).rejects.toThrow();
+  expect((await securely(url, { ALPNProtocols: ['h2', 'http/1.1'] })).alpnProtocol).toBe('http/1.1');
+  expect((await securely(url, { maxVersion: 'TLSv1.2' })).getProtocol()).toBe('TLSv1.2');
+});
+
+test('plain HTTP on the TLS port is told so in the envelope; noise and silence are cut', async () => {
+  const { url } = await openSecure(['--tls'], { silentMs: 300 });
+  const { hostname, port } = new URL(url);
+  const say = async (bytes: string): Promise<string> => {
+    const socket = connectPlain(Number(port), hostname);
+    socket.on('error', () => undefined);
+    socket.write(bytes);
+    return text(socket).catch(() => '');
+  };
+  const answer = await say('GET /healthz HTTP/1.1\r\nHost: b\r\n\r\n');
+  expect(answer).toMatch(/^HTTP\/1\.1 400 [\s\S]*"invalid_request"[\s\S]*https:\/\//);
+  for (const bytes of ['\x16\x03\x01\x00\x05hello', '\x16\x03\x01', ''])
+    expect(await say(bytes)).not.toMatch(/HTTP/);
+});
+
+// ---- The broker's own authority
+
+test('the pin that the broker tells lets curl in without trust in any certificate, another pin does not', async () => {
+  const house = await openSecure(['--tls']);
+  const bearer = `Authorization: Bearer ${house.key}`;
+  await expect(curl(`${house.url}/healthz`)).rejects.toThrow(/certificate/);
+  const { tls_pin: pin } = JSON.parse(await curl('-k', '-H', bearer, `${house.url}/api/v1/info`)).data;
+  expect(pin).toMatch(/^sha256\/\/[+/0-9A-Za-z]{43}=$/);
+  expect(await curl('-k', '--pinnedpubkey', pin, `${house.url}/healthz`)).toBe('ok\n');
+  const other = `sha256//${Buffer.alloc(32).toString('base64')}`;
+  await expect(curl('-k', '--pinnedpubkey', other, `${house.url}/healthz`)).rejects.toThrow(/pinned/);
+  expect((await openHouse().then(({ client }) => client.service.info())).tls_pin).toBe(null);
+});
+
+test('the leaf names every way to this broker, and the agents’ own authority stands for it', async () => {
+  const house = await openSecure(['--tls', '--public-url', 'https://farhand.example.org:8443']);
+  const leaf = await certificateOf(house.url);
+  for (const name of ['farhand.example.org', 'localhost']) expect(leaf.checkHost(name)).toBe(name);
+  for (const address of ['127.0.0.1', '::1']) expect(leaf.checkIP(address)).toBe(address);
+  expect(leaf.checkHost('elsewhere.example.org')).toBe(undefined);
+  const { certificate: ca } = JSON.parse(readFileSync(join(house.dataDir, 'authority.json'), 'utf8'));
+  expect((await get(`${house.url}/healthz`, ca)).body).toBe('ok\n');
+  await expect(get(`${house.url}/healthz`, undefined)).rejects.toThrow();
+});
+
+test('the key is private, and outlives restarts and renewal: the pin stays, the leaf does not', async () => {
+  const clock = movedClock();
+  clock.move(-35 * day);
+  const dataDir = temporaryFolder('broker');
+  const first = await openSecure(['--tls'], {}, dataDir);
+  expect(statSync(join(dataDir, 'rest-key.json')).mode & 0o777).toBe(0o600);
+  const old = await certificateOf(first.url);
+  const kept = await securely(first.url);
+  clock.move(35 * day);
+  clock.tick();
+  await vi.waitFor(async () =>
+    expect((await certificateOf(first.url)).serialNumber).not.toBe(old.serialNumber),
+  );
+  const renewed = await certificateOf(first.url);
+  expect(renewed.validToDate.getTime() - Date.now()).toBeLessThanOrEqual(90 * day);
+  // The connection of before goes on.
+  kept.write('GET /healthz HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n');
+  expect(await text(kept)).toMatch(/^HTTP\/1\.1 200/);
+  await first.broker.close();
+  const again = await certificateOf((await openSecure(['--tls'], {}, dataDir)).url);
+  const keyOf = (one: X509Certificate) => one.publicKey.export({ format: 'pem', type: 'spki' });
+  expect([renewed, again].map(keyOf)).toEqual([keyOf(old), keyOf(old)]);
+});
+
+// ---- Files
+
+test('a certificate that is replaced is used without a restart; one that is no pair changes nothing', async () => {
+  const folder = temporaryFolder('pair');
+  const [one, two] = [pair(folder, 'one'), pair(folder, 'two')];
+  const { url, key } = await openSecure(['--tls-cert', one.cert, '--tls-key', one.key], {
+    certificateMs: 20,
+  });
+  const ca = readFileSync(one.cert, 'utf8');
+  const before = await get(`${url}/api/v1/info`, ca, { Authorization: `Bearer ${key}` });
+  expect(before.headers['strict-transport-security']).toMatch(/^max-age=\d{7,}/);
+  expect(JSON.parse(before.body).data.tls_pin).toBe(null);
+  const kept = await securely(url);
+  renameSync(two.cert, one.cert);
+  // It looks every 20 ms, and finds half of a pair.
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  expect((await certificateOf(url)).subject).toBe('CN=one');
+  renameSync(two.key, one.key);
+  await vi.waitFor(async () => expect((await certificateOf(url)).subject).toBe('CN=two'));
+  kept.write('GET /healthz HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n');
+  expect(await text(kept)).toMatch(/^HTTP\/1\.1 200/);
+});
+
+test('only a certificate from files makes browsers keep to TLS', async () => {
+  const { url } = await openSecure(['--tls']);
+  expect(await curl('-k', '-D', '-', `${url}/healthz`)).not.toMatch(/strict-transport/i);
+});
+
+test('a terminal goes over TLS, and only pages that came over TLS may open it', async () => {
+  const house = await openSecure(['--tls']);
+  const bearer = ['-H', `Authorization: Bearer ${house.key}`, '-H', 'Content-Type: application/json'];
+  const post = async (path: string, body: object) =>
+    JSON.parse(await curl('-k', ...bearer, '-d', JSON.stringify(body), `${house.url}/api/v1${path}`)).data;
+  const { token: joinToken } = await post('/join-tokens', {});
+  const { machineId: machine_id } = await house.agent({ joinToken });
+  const { session_id } = await post('/sessions', { machine_id, shell: '/bin/sh' });
+  const attach = async (): Promise<string> => (await post(`/sessions/${session_id}/attach`, {})).stream_url;
+  const origin = `http://${new URL(house.url).host}`;
+  const foreign = new WebSocket(await attach(), { rejectUnauthorized: false, origin });
+  const [error] = await once(foreign, 'error');
+  expect(String(error)).toMatch(/403/);
+  const address = await attach();
+  expect(address).toMatch(/^wss:/);
+  const own = new WebSocket(address, { rejectUnauthorized: false, origin: house.url });
+  onTestFinished(() => own.terminate());
+  await once(own, 'open');
+});
+
+// ---- The link's leaf
+
+test('a leaf of the link is renewed by wall time while agents stay linked, and those that dial later get in', async () => {
+  const clock = movedClock();
+  clock.move(-35 * day);
+  const house = await openHouse();
+  // As after a long sleep: wall time has gone on, the timers have not.
+  clock.move(35 * day);
+  const identity = await joinScripted(house);
+  const linked = await connectScripted(house.grpc, identity);
+  await linked.next('welcome');
+  const url = `https://${house.grpc}`;
+  const leaf = async () => {
+    const socket = await securely(url, { ALPNProtocols: ['h2'] });
+    const certificate = socket.getPeerX509Certificate();
+    socket.destroy();
+    return certificate;
+  };
+  const old = await leaf();
+  clock.tick();
+  await vi.waitFor(async () => expect((await leaf())?.serialNumber).not.toBe(old?.serialNumber));
+  const left = ((await leaf())?.validToDate.getTime() ?? 0) - Date.now();
+  expect(left).toBeGreaterThan(89 * day);
+  expect(left).toBeLessThanOrEqual(90 * day);
+  // That one has its time.
+  const fresh = await leaf();
+  clock.tick();
+  await new Promise((resolve) => setImmediate(resolve));
+  expect((await leaf())?.serialNumber).toBe(fresh?.serialNumber);
+  const { machine_id } = { machine_id: identity.machineId };
+  expect((await house.client.machines.get({ machine_id })).status).toBe('online');
+  const late = await connectScripted(house.grpc, await joinScripted(house, 'late'));
+  await late.next('welcome');
+});
+
+test('a clock that is set back makes a new leaf, too: one from the future is good for nobody', async () => {
+  const clock = movedClock();
+  const house = await openSecure(['--tls']);
+  clock.move(-2 * day);
+  const old = await certificateOf(house.url);
+  clock.tick();
+  await vi.waitFor(async () =>
+    expect((await certificateOf(house.url)).serialNumber).not.toBe(old.serialNumber),
+  );
+});
+
+test('a broker that is started as a program says https in its log', async () => {
+  const flags = ['--data-dir', temporaryFolder('broker'), '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const broker = program('broker/main.ts', [...flags, '--tls']);
+  expect((await broker.line('broker is up')).http).toMatch(/^https:\/\/127\.0\.0\.1:\d+$/);
+  broker.kill('SIGTERM');
+  expect(await once(broker, 'exit')).toEqual([0, null]);
+});
