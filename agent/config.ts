@@ -1,7 +1,7 @@
 // The agent's settings.
 import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
-import { z } from 'zod';
+import * as z from 'zod';
 import { label, tags } from '../shared/api/route.ts';
 import { common, hostPort, logLevel, type Settings, words } from '../shared/settings.ts';
 import { allCapabilities } from './capabilities.ts';

@@ -12,7 +12,7 @@ import { readFile } from 'node:fs/promises';
 import { arch, hostname } from 'node:os';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
-import { z } from 'zod';
+import * as z from 'zod';
 import { writeDurably } from '../shared/durable-file.ts';
 import { AppError, StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';

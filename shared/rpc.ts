@@ -1,35 +1,19 @@
-// The wire contract in code: loads the protos, derives typed stubs and handlers from them, and frames a
+// The wire contract in code: derives typed stubs and handlers from the protos, and frames a
 // streaming call the same way at both of its ends.
-import { join } from 'node:path';
 import { setDefaultHighWaterMark } from 'node:stream';
-import type { MethodDefinition } from '@grpc/grpc-js';
-import { loadSync } from '@grpc/proto-loader';
 import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agent/v1/Agent.ts';
 import type { StreamsDefinition } from '../proto/types/farhand/client/v1/Streams.ts';
 import type { LinkDefinition } from '../proto/types/farhand/link/v1/Link.ts';
 import { AppError, isCode } from './errors.ts';
-import { home } from './home.ts';
 import { passing } from './scavenge.ts';
+import { serviceOf, type WireMethod } from './wire.ts';
 
-const files = ['agent/v1/agent', 'link/v1/link', 'client/v1/client'];
-const protos = loadSync(
-  files.map((name) => `farhand/${name}.proto`),
-  {
-    includeDirs: [join(home, 'proto')],
-    keepCase: true,
-    longs: Number,
-    enums: String,
-    defaults: true,
-    oneofs: true,
-  },
-);
-
-// The generated types describe exactly what was loaded above.
-const loadedLink = protos['farhand.link.v1.Link'] as unknown as LinkDefinition;
-const agentService = protos['farhand.agent.v1.Agent'] as unknown as AgentDefinition;
+// The generated types describe exactly these services.
+const loadedLink = serviceOf('farhand.link.v1.Link') as unknown as LinkDefinition;
+const agentService = serviceOf('farhand.agent.v1.Agent');
 
 /** What clients stream from the broker. */
-export const streamsService = protos['farhand.client.v1.Streams'] as unknown as StreamsDefinition;
+export const streamsService = serviceOf('farhand.client.v1.Streams') as unknown as StreamsDefinition;
 
 /** The link service as grpc-js takes it; frames of Answer may come to it encoded. */
 export const linkService: LinkDefinition = {
@@ -146,26 +130,19 @@ export interface MethodShape {
 /** Every rpc of agent.proto by name. */
 export const methods: ReadonlyMap<string, MethodShape> = new Map(
   // Its messages are objects; which ones, AgentStub and AgentMethods say.
-  Object.entries(agentService as unknown as Record<string, LoadedMethod>).map(([name, definition]) => [
-    name,
-    shapeOf(name, definition),
-  ]),
+  Object.entries(agentService).map(([name, definition]) => [name, shapeOf(name, definition)]),
 );
 
-/** proto-loader gives the descriptors of both messages along. */
-type LoadedMethod = MethodDefinition<object, object> &
-  Record<'requestType' | 'responseType', { type: object }>;
-
-function shapeOf(name: string, definition: LoadedMethod): MethodShape {
+function shapeOf(name: string, definition: WireMethod): MethodShape {
   const shape = codecOf(name, definition);
   return {
     ...shape,
-    frameRequest: framerOf(chunkField(definition.requestType), shape.encodeRequest),
-    frameResponse: framerOf(chunkField(definition.responseType), shape.encodeResponse),
+    frameRequest: framerOf(definition.requestChunk, shape.encodeRequest),
+    frameResponse: framerOf(definition.responseChunk, shape.encodeResponse),
   };
 }
 
-function codecOf(name: string, definition: MethodDefinition<object, object>) {
+function codecOf(name: string, definition: WireMethod) {
   return {
     // The entries of the loaded service are exactly the rpcs that the generated types name.
     name: name as Method,
@@ -177,13 +154,6 @@ function codecOf(name: string, definition: MethodDefinition<object, object>) {
     encodeResponse: (response: unknown) => definition.responseSerialize(response as object),
     decodeResponse: (bytes: Buffer): unknown => definition.responseDeserialize(bytes),
   };
-}
-
-/** The number of a message's field `chunk`, if it has one. */
-function chunkField({ type }: { type: object }): number | undefined {
-  // google.protobuf.DescriptorProto, which proto-loader calls an object.
-  const { field = [] } = type as { field?: { name: string; number: number }[] };
-  return field.find(({ name }) => name === 'chunk')?.number;
 }
 
 /**

@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { parse as parseToml, stringify } from 'smol-toml';
-import { z } from 'zod';
+import * as z from 'zod';
 import { durationForm, parseDuration } from './duration.ts';
 import { StartError, UsageError } from './errors.ts';
 import { logLevels } from './logger.ts';

@@ -3,6 +3,7 @@ import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'nod
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
+import { protos } from '../../shared/protos.ts';
 import { manifestSchema, readJson, root } from './ground.ts';
 import { routesAsData, terminalsLater } from './routes.ts';
 
@@ -30,6 +31,18 @@ const oneLanguage: Plugin = {
   },
 };
 
+/** The parser of protos, which a program needs once, stays out of it with all that it would leave in memory. */
+const protosParsed: Plugin = {
+  name: 'protos parsed',
+  setup(esbuild) {
+    esbuild.onLoad({ filter: /\/shared\/protos\.ts$/ }, ({ path }) => ({
+      resolveDir: dirname(path),
+      contents: `import protobuf from 'protobufjs/light.js';
+        export const protos = protobuf.Root.fromJSON(${JSON.stringify(protos.toJSON())});`,
+    }));
+  },
+};
+
 /** Errors of the SDK are those of the gRPC client: it uses the SDK's own file. */
 const sdkBeside: Plugin = {
   name: 'the SDK beside',
@@ -48,7 +61,7 @@ const shape: BuildOptions = {
   minifyWhitespace: true,
   lineLimit: 120,
   legalComments: 'none',
-  plugins: [oneLanguage, routesAsData],
+  plugins: [oneLanguage, protosParsed, routesAsData],
   logLevel: 'warning',
 };
 
@@ -62,6 +75,8 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     chunkNames: 'part-[hash]',
     splitting: true,
     platform: 'node',
+    // grpc-js asks for it where a server tells of its channels; only the broker's health check has use for it.
+    external: names.includes('farhand-broker') ? [] : ['@grpc/proto-loader'],
     banner: { js: banner },
     metafile: true,
   });
@@ -77,7 +92,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
   const sdk = { sdk: 'shared/sdk/index.ts' };
   await build({ ...shape, entryPoints: sdk, outdir, platform: 'neutral' });
   const grpc = { grpc: 'shared/grpc.ts' };
-  const plugins = [oneLanguage, routesAsData, sdkBeside];
+  const plugins = [oneLanguage, protosParsed, routesAsData, sdkBeside];
   await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
 }
 

@@ -1,5 +1,5 @@
 // How a service is, for people and for programs.
-import { z } from 'zod';
+import * as z from 'zod';
 import { common } from '../settings.ts';
 import { version } from '../version.ts';
 import type { Report } from './index.ts';
