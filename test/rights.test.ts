@@ -151,6 +151,23 @@ describe('in the very commit that takes a right, it is not used any more:', () =
     });
   });
 
+  test('a webhook that tells more than a key may read since is neither turned to another place nor removed', async () => {
+    const { rooms, key, ask, together } = await openBench();
+    const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
+    const wish = { url: 'http://example.org/', events: ['command.*'] };
+    await ask(admin, 'webhooks.create', {}, wish)();
+    const [webhook_id = ''] = [...rooms.state.webhooks.keys()];
+    const outcomes = await together(
+      ask(admin, 'keys.update', { key_id: own.id }, { tags: ['a'] }),
+      ask(own, 'webhooks.update', { webhook_id }, { url: 'http://example.net/' }),
+      ask(own, 'webhooks.remove', { webhook_id }),
+    );
+    expect([...outcomes, rooms.state.webhooks.get(webhook_id)?.url]).toEqual([
+      ...['done', 'forbidden', 'forbidden'],
+      'http://example.org/',
+    ]);
+  });
+
   test('what is removed comes back by no change', async () => {
     const { rooms, key, machine, ask, together } = await openBench();
     const admin = await key('admin', ['admin']);

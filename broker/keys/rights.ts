@@ -151,15 +151,15 @@ export function whileAttachable(state: State) {
 
 /** What a key may at this moment, for whoever acts on its behalf; undefined once it is revoked or expired. */
 export function rightsIn(state: State) {
-  return (id: KeyId) => {
-    const key = goodKey(state, id);
+  return (id: KeyId, declared: Declared = state) => {
+    const key = goodKey(declared, id);
     return (
       key && {
         may: (scope: Scope) => holds(key, scope),
         // What names no machine is reached by nobody who is limited to some.
-        reaches: (machine: string) => reaches(key, machine as MachineId, state),
+        reaches: (machine: string) => reaches(key, machine as MachineId, declared),
         within: (other: KeyId) => {
-          const outer = goodKey(state, other);
+          const outer = goodKey(declared, other);
           return outer !== undefined && within(key, outer);
         },
       }
