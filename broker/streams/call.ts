@@ -107,7 +107,8 @@ export class Call<Q, R> {
   readonly #sink: Sink<R> | undefined;
   readonly #leaves: (() => void)[] = [];
   readonly #visits: Visit<unknown>[] = [];
-  #visitor: Visitor;
+  /** Who calls; their key once the call is counted. */
+  visitor: Visitor;
   /** One wait for all who send meanwhile. */
   #draining: Promise<void> | undefined;
 
@@ -119,7 +120,7 @@ export class Call<Q, R> {
     proxies: Proxies,
   ) {
     const forwarded = surface.metadata.get('x-forwarded-for').join(',');
-    this.#visitor = { address: proxies.clientOf(peerAddress(surface.getPeer()), forwarded), key: undefined };
+    this.visitor = { address: proxies.clientOf(peerAddress(surface.getPeer()), forwarded), key: undefined };
     this.requestId = requestId;
     this.gone = gone;
     this.messages = messages ? messagesOf(messages, gone.signal) : nothing();
@@ -139,14 +140,14 @@ export class Call<Q, R> {
 
   /** Counts it and looks for its key, once. Throws rate_limited or unauthorized. */
   async enter(rooms: CallRooms): Promise<void> {
-    const { address } = this.#visitor;
+    const { address } = this.visitor;
     const asker = { authorization: this.header('authorization'), local: false, address };
-    this.#visitor = await count(asker, rooms);
-    rooms.keys.admit(this.#visitor.key, address);
+    this.visitor = await count(asker, rooms);
+    rooms.keys.admit(this.visitor.key, address);
   }
 
   knock<I>(entrance: Entrance<I>): Visit<I> {
-    const visit = entrance.knock(this.#visitor, this.requestId);
+    const visit = entrance.knock(this.visitor, this.requestId);
     this.#visits.push(visit);
     return visit;
   }
