@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { z } from 'zod';
 import type { EnrollRequest__Output } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
-import type { Caller, Handlers } from '../shared/api/index.ts';
+import type { Handlers, Rights } from '../shared/api/index.ts';
 import { type JoinTokenId, label, type MachineId, tags } from '../shared/api/route.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
@@ -45,7 +45,6 @@ export function openJoinTokens(
   return {
     handlers: {
       async create(input, caller) {
-        refuseLimited(caller);
         const secret = newSecret();
         const token: JoinToken = {
           id: newId('joinToken') as JoinTokenId,
@@ -58,6 +57,7 @@ export function openJoinTokens(
           expires_at: iso(now() + input.expires_in),
         };
         await state.change((draft) => {
+          refuseLimited(caller.during(draft));
           dropExpired(draft);
           draft.put('join_tokens', token);
           caller.commit(draft, { join_token_id: token.id });
@@ -73,8 +73,8 @@ export function openJoinTokens(
         return { items: page.items.map(shown), total: page.total };
       },
       async remove(input, caller) {
-        refuseLimited(caller);
         await state.change((draft) => {
+          refuseLimited(caller.during(draft));
           if (!draft.get('join_tokens', input.join_token_id)) {
             throw new AppError('join_token_not_found', 'no such join token', {
               join_token_id: input.join_token_id,
@@ -111,8 +111,8 @@ export function openJoinTokens(
 }
 
 /** A new machine may get any tag: whoever is limited to some machines would widen what they reach. */
-function refuseLimited(caller: Caller): void {
-  if (!caller.reachable()) return;
+function refuseLimited({ reachable }: Rights): void {
+  if (!reachable()) return;
   throw new AppError('forbidden', 'a key limited to some machines cannot deal with join tokens');
 }
 

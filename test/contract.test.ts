@@ -2,8 +2,8 @@
 // forgotten. Who may call what is in matrix.test.ts. Every case is made from the table, so a new route is tested from its first day.
 import { expect, test } from 'vitest';
 import { z } from 'zod';
-import { type FoundId, readerOf } from '../broker/admission/input.ts';
-import { commandId, keyId, machineId, single } from '../shared/api/route.ts';
+import { readerOf } from '../broker/admission/input.ts';
+import { commandId, type IdNoun, keyId, machineId, single } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { call, openHouse } from './house.ts';
 import {
@@ -211,25 +211,32 @@ test('no route hides another: the path of each is matched by itself first', () =
 
 // ---- Every id in a request is one that dispatch checks
 
+interface Named {
+  noun: IdNoun;
+  id: string;
+}
+
+const named = (found: readonly Named[]): Named[] => found.map(({ noun, id }) => ({ noun, id }));
+
 test('every field of every route that is called an id is found by the reader that dispatch asks', () => {
   const ids = Object.fromEntries(nouns.map((noun) => [noun, `some ${noun}`])) as Ids;
   for (const { name, route } of table) {
-    const found = readerOf(route).ids(rawOf(route, ids, {}));
+    const found = named(readerOf(route).ids(rawOf(route, ids, {})));
     const expected = placesIn(route).map(({ noun }) => ({ noun, id: ids[noun] }));
     expect([name, found]).toEqual([name, expected]);
   }
 });
 
-function idsIn(body: z.ZodType, value: unknown): FoundId[] {
+function idsIn(body: z.ZodType, value: unknown): Named[] {
   const route = single({ method: 'POST', path: '/x', access: 'admin', summary: '', body, reply: z.null() });
-  return readerOf(route).ids({ params: {}, query: {}, headers: {}, body: value });
+  return named(readerOf(route).ids({ params: {}, query: {}, headers: {}, body: value }));
 }
 
-const a: FoundId = { noun: 'machine', id: 'a' };
-const b: FoundId = { noun: 'machine', id: 'b' };
+const a: Named = { noun: 'machine', id: 'a' };
+const b: Named = { noun: 'machine', id: 'b' };
 const id = machineId;
 
-test.each<[string, z.ZodType, unknown, FoundId[]]>([
+test.each<[string, z.ZodType, unknown, Named[]]>([
   ['an object', z.object({ id }), { id: 'a' }, [a]],
   ['a strict object', z.strictObject({ id }), { id: 'a', other: 'b' }, [a]],
   ['an object with a refinement', z.object({ id }).refine(() => true), { id: 'a' }, [a]],
@@ -304,7 +311,7 @@ test.each<[string, z.ZodType, unknown]>([
   ['an exact optional', z.object({ id: z.exactOptional(id) }), { id: 'a' }],
 ])('an id under %s is found, or refused when the broker starts', (_what, schema, value) => {
   expect(schema.safeParse(value).success).toBe(true);
-  let found: FoundId[];
+  let found: Named[];
   try {
     found = idsIn(schema, value);
   } catch (error) {

@@ -147,7 +147,7 @@ test('a path that does not exist is 401 without a key and 404 with one', async (
   expect([head.status, await head.text()]).toEqual([401, '']);
 });
 
-test('a method that a path does not have is 405 with Allow, and 401 without a key', async () => {
+test('a method that a path does not have is 405 with Allow, and 401 without a key that the path needs', async () => {
   const house = await openHouse();
   const methods = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS', 'PROPFIND'];
   const paths = Map.groupBy(allRoutes(), ({ route }) => `${route.base}${route.path}`);
@@ -162,8 +162,9 @@ test('a method that a path does not have is 405 with Allow, and 401 without a ke
       expect([method, path, refusal(answer)]).toEqual([method, path, '405 method_not_allowed']);
       const allow = answer.headers.get('allow')?.split(', ') ?? [];
       expect(allow.toSorted()).toEqual([...offered, ...(offered.includes('GET') ? ['HEAD'] : [])].toSorted());
-      if (routes.some(({ route }) => route.access === 'everybody')) continue;
-      expect([method, path, refusal(await call(url, method))]).toEqual([method, path, '401 unauthorized']);
+      const open = routes.some(({ route }) => route.access === 'everybody');
+      const expected = open ? '405 method_not_allowed' : '401 unauthorized';
+      expect([method, path, refusal(await call(url, method))]).toEqual([method, path, expected]);
     }
   }
 });

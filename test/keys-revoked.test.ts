@@ -7,7 +7,7 @@ import type { Scope } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock, soon } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
-import { line, refusalOf, streamsOf } from './streams-bench.ts';
+import { all, line, refusalOf, streamsOf } from './streams-bench.ts';
 
 const needed: Scope[] = [
   ...(['machines:read', 'files:read', 'files:write', 'commands:read', 'commands:execute'] as const),
@@ -111,6 +111,18 @@ test('a new secret ends nothing that the key has open: its id and rights are the
   // They are judged as before.
   await house.client.keys.remove({ key_id });
   expect(await leftOf(open)).toEqual([]);
+});
+
+test('a new secret leaves a call what it may do: its signals are delivered', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const { id: key_id, key } = await house.client.keys.create({ name: 'ci', scopes: ['commands:execute'] });
+  const asked = line<object>({ start: { machine_id, command: 'cat' } });
+  const heard = all((await streamsOf(house, key)).exec(asked.requests));
+  await soon(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(1);
+  await house.client.keys.rotate({ key_id });
+  asked.send({ signal: 'SIGTERM' });
+  expect((await heard).at(-1)).toMatchObject({ end: { signal: 'SIGTERM' } });
 });
 
 test('who follows all events and is limited meanwhile hears only of what is left to it', async () => {

@@ -235,6 +235,22 @@ test('calls over gRPC are counted with those over REST', async () => {
   expect([refusal.code, refusal.details.retry_after]).toEqual(['rate_limited', expect.any(Number)]);
 });
 
+test('calls that would change something are on record when their key has spent its minute', async () => {
+  const house = await openHouse({ flags: ['--rate-limit', '2'] });
+  const client = await streamsOf(house);
+  await house.call('GET', '/machines');
+  expect((await house.call('GET', '/machines')).status).toBe(429);
+  expect((await house.call('POST', '/join-tokens', { body: {} })).status).toBe(429);
+  await refusalOf(client.exec([{ start: { machine_id: 'mach_none', command: 'true' } }]));
+  const { items } = await withBroker({ dataDir: house.dataDir, url: undefined, apiKey: undefined }, (local) =>
+    local.audit.list({ sort: 'created_at' }),
+  );
+  expect(items.slice(1).map(({ action, result }) => [action, result])).toEqual([
+    ['joinTokens.create', 'rate_limited'],
+    ['commands.create', 'rate_limited'],
+  ]);
+});
+
 test('wrong keys over gRPC are counted with those over REST', async () => {
   const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1'] });
   for (let n = 0; n < 30; n += 1) await through(house, '203.0.113.9', 'service_apikey_wrong');

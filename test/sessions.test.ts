@@ -1,5 +1,6 @@
 // Sessions over REST: what is refused, each state with its event, who is attached.
 import { expect, test } from 'vitest';
+import type { Caller } from '../shared/api/index.ts';
 import { soon } from './command-bench.ts';
 import { openHouse } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
@@ -284,7 +285,7 @@ test('the record of who did what knows who opened, attached, typed and ended, an
 test('gRPC joins without a ticket, as far as its key reaches', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
-  const caller = {
+  const caller: Caller = {
     key_id: 'key_local' as never,
     key_name: 'somebody',
     request_id: 'req_1',
@@ -295,6 +296,7 @@ test('gRPC joins without a ticket, as far as its key reaches', async () => {
     reaches: () => true,
     reachable: () => undefined,
     commit: () => undefined,
+    during: () => caller,
   };
   const { sessions } = one.house.broker;
   const wish = { session_id, mode: 'operator' } as const;

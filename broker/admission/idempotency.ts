@@ -22,8 +22,8 @@ export interface Attempt {
   released(): Promise<void>;
 }
 
-/** What a repeat finds: an answer to give again, or the id of what was made. */
-export type Outcome = { attempt: Attempt } | { answer: unknown } | { madeId: string };
+/** What a repeat finds: an answer to give again, with the id of what was made, if anything was; or that id alone. */
+export type Outcome = { attempt: Attempt } | { answer: unknown; madeId: string | null } | { madeId: string };
 
 export interface Idempotency {
   /** Begins a keyed request. Throws conflict while the first is under way, idempotency_mismatch for another body. */
@@ -94,8 +94,9 @@ export function openIdempotency(history: History): Idempotency {
           throw new AppError('conflict', 'the first request with this Idempotency-Key is still under way', {
             under_way: true,
           });
-        if (row?.answer) return { answer: JSON.parse(String(row.answer)) };
-        if (row?.resource_id) return { madeId: String(row.resource_id) };
+        const madeId = row?.resource_id ? String(row.resource_id) : null;
+        if (row?.answer) return { answer: JSON.parse(String(row.answer)), madeId };
+        if (madeId !== null) return { madeId };
         // A row without either is a request that a crash cut off before it made anything.
         history
           .sql(

@@ -2,27 +2,28 @@
 import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
 import type { MachineId, Route } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
-import { holds, localKey, reachable, reaches } from '../keys.ts';
-import type { Key, State } from '../state/index.ts';
+import { currentKey, localKey, rightsOf } from '../keys/rights.ts';
+import { type Declared, foundBy, type Key, type State } from '../state/index.ts';
 import {
   type AccessRooms,
-  type Asker,
-  authenticate,
-  checkIds,
   implyMachine,
   judgeAgain,
+  judgeSubjects,
   requireScope,
+  type Subject,
+  subjectsOf,
+  type Visitor,
 } from './access.ts';
 import { type RawInput, type Reader, readerOf } from './input.ts';
-import { type About, type Recording, tellingOf, unrecorded, type Who } from './recording.ts';
-import { replayed } from './replay.ts';
+import { type About, tellingOf, unrecorded, type Who } from './recording.ts';
+import { type Made, replayed } from './replay.ts';
 
-export type { Asker, RawInput };
+export type { RawInput };
 
 /** The entrance of one route. */
 export interface Entrance<I> {
-  /** Key and scope, before anything else is looked at. Throws unauthorized or forbidden. */
-  knock(asker: Asker, requestId: string): Visit<I>;
+  /** Key, rate and scope, before anything else is looked at. Throws unauthorized, rate_limited or forbidden. */
+  knock(visitor: Visitor, requestId: string): Visit<I>;
 }
 
 /** One request that has shown a good key. */
@@ -53,11 +54,12 @@ export function entranceOf<R extends Route>(route: R, rooms: AccessRooms): Entra
   const reader = readerOf(route);
   const action = actionOf(route);
   return {
-    knock(asker, requestId) {
-      const key = route.access === 'everybody' ? localKey : authenticate(asker, rooms.keys);
-      const who = { request_id: requestId, address: asker.address, key_id: key.id, key_name: key.name };
-      const visit = visitOf({ route, reader, action }, who, key, rooms);
+    knock({ address, key: shown, quota }, requestId) {
+      const key = route.access === 'everybody' ? localKey : rooms.keys.admit(shown, address);
+      const who = { request_id: requestId, address, key_id: key.id, key_name: key.name };
+      const visit = visitOf({ route, reader, action }, who, rooms);
       try {
+        if (quota?.refusal) throw quota.refusal;
         requireScope(key, route);
       } catch (error) {
         void visit.settle(error);
@@ -75,46 +77,64 @@ interface Known<R> {
   action: string;
 }
 
+const nothing: RawInput = { params: {}, query: {}, headers: {}, body: undefined };
+
 function visitOf<R extends Route>(
   { route, reader, action }: Known<R>,
   who: Who,
-  key: Key,
   rooms: AccessRooms,
 ): Visit<Input<R>> {
+  const { state, lookups, recorder } = rooms;
   const open = route.access === 'everybody';
-  let about: About = { machines: [], what: {} };
+  let asked = nothing;
+  let subjects: Subject[] = [];
   let answer: Headers | undefined;
   const recording = changes(route)
-    ? rooms.recorder.begin(action, who, () => told(about, answer))
+    ? recorder.begin(action, who, () => told(aboutOf(subjects, asked), answer))
     : unrecorded;
+  const find = (raw: RawInput, declared: Declared): Subject[] =>
+    subjectsOf(reader.ids(raw), lookups, declared);
   const look = (raw: RawInput): void => {
-    if (recording !== unrecorded) about = aboutOf(reader, raw, rooms.lookups);
+    asked = raw;
+    subjects = find(raw, state);
+  };
+  // By its id: a new secret ends nothing that was let in with the one before.
+  const judge = (named: readonly Subject[], declared: Declared): Key => {
+    const key = currentKey(declared, who.key_id);
+    requireScope(key, route);
+    judgeSubjects(named, key, declared);
+    return key;
+  };
+  const commit: Caller['commit'] = (journal, ...names) => {
+    const found = foundBy(journal);
+    if (found) {
+      const named = find(asked, found);
+      judge(named, found);
+      subjects = named;
+    }
+    recording.commit(journal, ...names);
   };
   // The schemas of the route are what Input is derived from.
   const parse = (raw: RawInput): Input<R> => reader.parse(raw) as Input<R>;
-  const judge = (raw: RawInput): Key => {
-    // By its id: a new secret ends nothing that was let in with the one before.
-    const current = rooms.keys.current(key.id);
-    requireScope(current, route);
-    checkIds(reader, raw, current, rooms);
-    return current;
-  };
   return {
     identify(raw) {
       look(raw);
-      if (!open) checkIds(reader, raw, key, rooms);
+      if (!open) judge(subjects, state);
     },
     admit(raw, { gone, lasts }) {
-      look(raw);
-      const current = changes(route) ? judge(raw) : key;
+      if (changes(route)) {
+        look(raw);
+        judge(subjects, state);
+      }
+      const key = currentKey(state, who.key_id);
       if (route.impliesMachine) {
-        implyMachine(raw, current, rooms);
+        implyMachine(raw, key, state);
         look(raw);
       }
       const input = parse(raw);
-      const again = (): void => void judge(raw);
-      const leave = lasts && !open ? judgeAgain(current, rooms.state, again, ender(route, gone)) : () => {};
-      const caller = callerOf(current, who, gone.signal, recording, rooms.state);
+      const again = (): void => void judge(find(raw, state), state);
+      const leave = lasts && !open ? judgeAgain(key, state, again, ender(route, gone)) : () => {};
+      const caller = { ...callerOf(who, gone.signal, state), commit };
       answer = caller.headers;
       return { input, caller, leave };
     },
@@ -144,33 +164,25 @@ function told({ machines, what }: About, answer: Headers | undefined): About {
 }
 
 /** The machines that a request is about, and what is told of it. */
-function aboutOf(reader: Reader, raw: RawInput, lookups: AccessRooms['lookups']): About {
-  const subjects = reader.subjects(raw);
-  // Of the noun machine: its id, whether it names one or not.
-  const named = subjects
-    .filter(({ noun }) => noun === 'machine')
-    .map(({ id }) => id.slice(0, 200) as MachineId);
-  const behind = subjects.flatMap(({ noun, id }) => lookups[noun](id)?.machines ?? []);
-  const machine_ids = [...new Set(named)];
-  const what = tellingOf(reader, raw);
-  return {
-    machines: [...new Set([...named, ...behind])],
-    what: machine_ids.length > 1 ? { ...what, machine_ids } : what,
-  };
+function aboutOf(subjects: readonly Subject[], raw: RawInput): About {
+  const single = subjects.filter(({ listed }) => !listed);
+  const groups = single.flatMap(({ machines }) => (machines ? [machines.map((id) => id.slice(0, 200))] : []));
+  // Cut as they may be, they are still the ids that were named.
+  const machines = [...new Set(groups.flat())] as MachineId[];
+  const what = tellingOf(single, raw);
+  // What was done between several machines is told to whoever reaches them all.
+  const between = groups.length > 1 && machines.length > 1;
+  return { machines, what: between ? { ...what, machine_ids: machines } : what };
 }
 
-function callerOf(key: Key, who: Who, signal: AbortSignal, { commit }: Recording, state: State): Caller {
-  // As it is at that moment: whoever lasts may be limited meanwhile.
-  const present = (): Key => state.keys.get(key.id) ?? key;
+function callerOf(who: Who, signal: AbortSignal, state: State): Omit<Caller, 'commit'> {
   return {
     ...who,
-    key_id: key.id,
     signal,
     headers: new Headers(),
-    may: (scope) => holds(present(), scope),
-    reaches: (machine) => reaches(present(), machine, state),
-    reachable: () => reachable(present(), state),
-    commit,
+    // As it is at that moment: whoever lasts may be limited meanwhile.
+    ...rightsOf(state, who.key_id),
+    during: (change) => rightsOf(foundBy(change) ?? state, who.key_id),
   };
 }
 
@@ -192,19 +204,27 @@ export function handlerOf(handlers: Handlers, noun: string, operation: string): 
   return handler;
 }
 
-/** Gets one of a noun by its id, as a repeat is answered with it. */
-export function getterOf(
+/** What a repeat is answered with: how what was made is now, to whoever reaches it still. */
+export function madeBy(
   handlers: Handlers,
-  noun: string,
-  operation = 'get',
-): (id: string, caller: Caller) => unknown {
-  return (id, caller) => handlerOf(handlers, noun, operation)({ [idParamOf(noun, operation)]: id }, caller);
-}
-
-/** What the route that gets one of a noun calls its id. */
-function idParamOf(noun: string, operation: string): string {
-  const get = allRoutes().find((one) => one.noun === noun && one.operation === operation);
-  const [name] = Object.keys(get?.route.params ?? {});
-  if (name === undefined) throw new Error(`no ${noun}.${operation} to answer a repeat with`);
-  return name;
+  { noun, operation = 'get' }: { noun: string; operation?: string | undefined },
+  { state, lookups }: AccessRooms,
+): Made {
+  const route = allRoutes().find((one) => one.noun === noun && one.operation === operation)?.route;
+  const reader = route && readerOf(route);
+  const params = (id: string): RawInput['params'] => {
+    const [name] = Object.keys(route?.params ?? {});
+    if (name === undefined) throw new Error(`no ${noun}.${operation} to answer a repeat with`);
+    return { [name]: id };
+  };
+  const subjects = (id: string): Subject[] =>
+    subjectsOf(reader?.ids({ ...nothing, params: params(id) }) ?? [], lookups, state);
+  return {
+    get(id, caller) {
+      judgeSubjects(subjects(id), currentKey(state, caller.key_id), state);
+      return handlerOf(handlers, noun, operation)(params(id), caller);
+    },
+    reachedBy: (caller, id) =>
+      subjects(id).every(({ machines = [] }) => machines.every((machine) => caller.reaches(machine))),
+  };
 }

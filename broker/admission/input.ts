@@ -15,14 +15,14 @@ export interface RawInput {
 export interface FoundId {
   noun: IdNoun;
   id: string;
+  /** An item of a list: the others say what the request is about. */
+  listed: boolean;
 }
 
 /** What is known of one route beforehand. */
 export interface Reader {
   /** Every id in a request, read before anything else is checked. */
   ids(raw: RawInput): FoundId[];
-  /** Those that say what the request is about: not the items of lists. */
-  subjects(raw: RawInput): FoundId[];
   /** Parses all of it. Throws invalid_request for a bad query, validation_failed for a bad body. */
   parse(raw: RawInput): Record<string, unknown>;
 }
@@ -41,12 +41,11 @@ export function readerOf(route: Route): Reader {
     body: route.body ?? z.undefined(),
   };
   const places = Object.entries(parts).flatMap(([part, schema]) => placesIn(schema, [part]));
-  const single = places.filter(({ path }) => !path.includes('*'));
-  const idsAt = (raw: RawInput, where: readonly Place[]): FoundId[] =>
-    where.flatMap(({ noun, path }) => valuesAt(raw, path).map((id) => ({ noun, id })));
   return {
-    ids: (raw) => idsAt(raw, places),
-    subjects: (raw) => idsAt(raw, single),
+    ids: (raw) =>
+      places.flatMap(({ noun, path }) =>
+        valuesAt(raw, path).map((id) => ({ noun, id, listed: path.includes('*') })),
+      ),
     parse(raw) {
       const outer = {
         ...read(parts.params, raw.params, 'invalid_request', 'path'),

@@ -7,7 +7,7 @@ import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Allowance } from '../allowance.ts';
 import type { History } from '../history.ts';
-import type { RawInput, Reader } from './input.ts';
+import type { FoundId, RawInput } from './input.ts';
 
 /** What a request is about, as far as it is known. */
 export interface About {
@@ -16,7 +16,7 @@ export interface About {
 }
 
 /** Who asks. */
-export type Who = Pick<Deed, 'key_id' | 'key_name' | 'request_id' | 'address'>;
+export type Who = Pick<Caller, 'key_id' | 'key_name' | 'request_id' | 'address'>;
 
 /** One request in the record. */
 export interface Recording {
@@ -50,7 +50,7 @@ export function openRecorder({ history, record }: RecorderRooms, log: Logger): R
   });
 
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string): void {
-    for (const [n, deed] of deeds.entries()) record(journal, deed, n === 0 ? id : undefined);
+    for (const [n, deed] of deeds.entries()) record(journal, deed, n === 0 ? id : `${id}_${n}`);
   }
 
   /** What was done stays done, and is answered, though nobody could write it down. */
@@ -89,7 +89,7 @@ export function openRecorder({ history, record }: RecorderRooms, log: Logger): R
           const deeds = deedsOf(resultOf(error), about());
           const [first] = deeds;
           if (first && isRefusal(error) && !refusals.take(first.key_id, first)) return;
-          // Under the id of the commit: where that was made after all, this adds nothing.
+          // Under the ids of the commit: where that was made after all, this adds nothing.
           await write(deeds, id);
         },
       };
@@ -120,9 +120,9 @@ const telling = [
 const longestText = 4_096;
 const longestList = 100;
 
-/** What of a request is told, from its parts as they came. */
-export function tellingOf(reader: Reader, raw: RawInput): Deed['what'] {
-  const ids = reader.subjects(raw).filter(({ noun }) => noun !== 'machine');
+/** What of a request is told, from what it is about and its parts as they came. */
+export function tellingOf(subjects: readonly FoundId[], raw: RawInput): Deed['what'] {
+  const ids = subjects.filter(({ noun }) => noun !== 'machine');
   const parts = [raw.params, raw.query, raw.body].filter(isRecord);
   const fields = telling.flatMap((name) => {
     const part = parts.find((one) => Object.hasOwn(one, name));

@@ -19,8 +19,15 @@ export interface Keyed {
   /** Of a body that is not JSON. */
   content: Content<unknown> | undefined;
   run(): unknown;
-  /** How something that was made is now. */
-  get(id: string): unknown;
+  made: Made;
+}
+
+/** What requests to a route have made. */
+export interface Made {
+  /** How it is now. Throws where that is not for the caller to know. */
+  get(id: string, caller: Caller): unknown;
+  /** Whether the caller reaches every machine that the first answer may tell of. */
+  reachedBy(caller: Caller, id: string): boolean;
 }
 
 /** The reply; a header says so where it is that of an earlier request. */
@@ -31,9 +38,12 @@ export async function once(idempotency: Idempotency, keyed: Keyed): Promise<unkn
   const outcome = await idempotency.begin(caller.key_id, key, { method: route.method, path, body });
   if ('attempt' in outcome) return attempt(outcome.attempt, keyed);
   if ('answer' in outcome) {
-    if (keyed.content) await demandSame(keyed.content, outcome.answer);
+    const { answer, madeId } = outcome;
+    if (keyed.content) await demandSame(keyed.content, answer);
     caller.headers.set(replayed, 'true');
-    return outcome.answer;
+    if (madeId === null || keyed.made.reachedBy(caller, madeId)) return answer;
+    // Its key has lost some of that since: it hears what it may know now.
+    return keyed.made.get(madeId, caller);
   }
   if (route.idempotency === 'secret') {
     throw new AppError('conflict', 'this was made already, and its secret is shown once only', {
@@ -42,7 +52,7 @@ export async function once(idempotency: Idempotency, keyed: Keyed): Promise<unkn
   }
   // A crash came between the commit and the answer: tell how what was made is now.
   caller.headers.set(replayed, 'true');
-  return keyed.get(outcome.madeId);
+  return keyed.made.get(outcome.madeId, caller);
 }
 
 /** A longer answer is not kept: a repeat gets how what was made is then. */

@@ -66,10 +66,11 @@ export async function tell(
   await history.write((transaction) => events.emit(transaction, type, state.machines.get(machine), data));
 }
 
-/** The machine of an unprefixed route: dispatch has named the only one there is. */
+/** The machine of an unprefixed route: admission has named the only one there is. */
 export function demandMachine(named: MachineId | undefined): MachineId {
   if (named !== undefined) return named;
-  const message = 'say which: not exactly one machine is registered';
+  const message =
+    'say which: it may be left out only where one machine is registered and this key reaches it';
   throw new AppError('invalid_request', `machine_id: ${message}`, {
     issues: [{ path: 'machine_id', message }],
   });

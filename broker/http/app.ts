@@ -15,12 +15,12 @@ import Router from '@koa/router';
 import Koa, { type Context, type Next } from 'koa';
 import type { Handlers } from '../../shared/api/index.ts';
 import { allRoutes } from '../../shared/api/index.ts';
+import type { Route } from '../../shared/api/route.ts';
 import { type Budget, openBudget } from '../../shared/budget.ts';
 import { after, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { authenticate } from '../admission/access.ts';
 import { requestIdFrom, toldFailure } from '../admission/failure.ts';
 import { type CrowdLimits, openCrowd } from './crowd.ts';
 import { type DispatchRooms, dispatcher } from './dispatch.ts';
@@ -84,12 +84,11 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   const router = new Router({ strict: true, sensitive: true });
   const door = openSocketDoor(options);
   for (const { noun, operation, route } of allRoutes()) {
-    const path = `${route.base}${route.path.replaceAll(/\{(\w+)\}/g, ':$1')}`;
     const answer =
       route.kind === 'socket'
         ? (ctx: Context) => Promise.reject(door.refusal(ctx.req))
         : dispatcher(noun, operation, route, handlers, options, entering);
-    router.register(path, [route.method], answer);
+    router.register(patternOf(route), [route.method], answer);
   }
   if (!crowd) addLocalRoutes(router, options);
   const app = new Koa();
@@ -133,6 +132,11 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('clientError', (error, socket) => refuseMalformed(error, socket, headers));
   server.on('connect', (_request, socket) => refuseMalformed(new Error('no tunnels here'), socket, headers));
   return server;
+}
+
+/** A route's path as the router has it. */
+function patternOf({ base, path }: Route): string {
+  return `${base}${path.replaceAll(/\{(\w+)\}/g, ':$1')}`;
 }
 
 function serverOf({ silentMs, tls }: Port, own: ServerOptions, take: RequestListener): Server {
@@ -233,9 +237,13 @@ async function unknownRoute(
 ): Promise<void> {
   const layers = router.match(ctx.path, ctx.method).path;
   const open = allRoutes().some(
-    ({ route }) => route.access === 'everybody' && `${route.base}${route.path}` === ctx.path,
+    ({ route }) => route.access === 'everybody' && layers.some(({ path }) => path === patternOf(route)),
   );
-  if (!open) authenticate(await entering.counted(ctx), keys);
+  if (!open) {
+    const { key, address, quota } = await entering.counted(ctx);
+    keys.admit(key, address);
+    if (quota?.refusal) throw quota.refusal;
+  }
   const allowed = [...new Set(layers.flatMap((layer) => layer.methods))];
   if (allowed.length === 0)
     throw new AppError('route_not_found', 'there is nothing at this path; see /docs', { path: ctx.path });

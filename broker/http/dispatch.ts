@@ -11,9 +11,9 @@ import type { AccessRooms } from '../admission/access.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
 import {
   entranceOf,
-  getterOf,
   type Handler,
   handlerOf,
+  madeBy,
   type RawInput,
   type Visit,
 } from '../admission/index.ts';
@@ -59,8 +59,8 @@ export function dispatcher(
   // Those that last are judged again while they do.
   const lasts = route.accepts !== undefined || route.waits === true || senderOf(route) !== undefined;
   return async (ctx: Context): Promise<void> => {
-    const asker = route.access === 'everybody' ? entering.askerOf(ctx) : await entering.counted(ctx);
-    const visit = entrance.knock(asker, requestIdOf(ctx));
+    const visitor = route.access === 'everybody' ? entering.anybody(ctx) : await entering.counted(ctx);
+    const visit = entrance.knock(visitor, requestIdOf(ctx));
     try {
       await attend(ctx, visit);
     } catch (error) {
@@ -178,6 +178,7 @@ function answererOf(
 ): (exchange: Exchange) => Promise<void> {
   const handler = handlerOf(handlers, noun, operation);
   const send = senderOf(route);
+  const made = madeBy(handlers, { noun, operation: route.again }, rooms);
   if (route.kind === 'raw') return (exchange) => sendRaw(exchange, handler);
   if (send) return (exchange) => stream(exchange, send, handler, rooms.log);
   return async (exchange) => {
@@ -197,7 +198,7 @@ function answererOf(
       body: raw.body,
       content: input.content,
       run: () => handler(input, caller),
-      get: (id) => getterOf(handlers, noun, route.again)(id, caller),
+      made,
     });
     refuseLate(route, caller);
     sendObject(exchange, route, reply);

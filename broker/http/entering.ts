@@ -1,9 +1,10 @@
 // Who asks over HTTP: the address, as far as proxies are believed, and the count of requests before anything is looked at.
 import type { Context } from 'koa';
 import { type Proxies, plainAddress } from '../address.ts';
-import { type Asker, count } from '../admission/access.ts';
+import { count, type Visitor } from '../admission/access.ts';
 import type { Quota, Rates } from '../admission/rates.ts';
-import type { Keys } from '../keys.ts';
+import type { Keys } from '../keys/index.ts';
+import { hasExpired } from '../keys/rights.ts';
 import type { Crowd } from './crowd.ts';
 
 export interface EnteringRooms {
@@ -13,28 +14,27 @@ export interface EnteringRooms {
 }
 
 export interface Entering {
-  askerOf(ctx: Context): Asker;
-  /** The same, after counting. Throws rate_limited. */
-  counted(ctx: Context): Promise<Asker>;
+  /** Somebody whose key nobody looks at. */
+  anybody(ctx: Context): Visitor;
+  /** Whoever asks, after counting. Throws rate_limited. */
+  counted(ctx: Context): Promise<Visitor>;
 }
 
 /** `crowd`: none for the broker's own socket file, whose callers need no key and have no limit. */
 export function openEntering(rooms: EnteringRooms, crowd: Crowd | undefined): Entering {
-  const askerOf = (ctx: Context): Asker => {
-    const local = crowd === undefined;
+  const local = crowd === undefined;
+  const addressOf = (ctx: Context): string => {
     const peer = plainAddress(ctx.req.socket.remoteAddress ?? '');
-    const address = local ? '' : rooms.proxies.clientOf(peer, ctx.get('x-forwarded-for'));
-    return { authorization: ctx.get('authorization'), local, address };
+    return local ? '' : rooms.proxies.clientOf(peer, ctx.get('x-forwarded-for'));
   };
   return {
-    askerOf,
+    anybody: (ctx) => ({ address: addressOf(ctx), key: undefined }),
     async counted(ctx) {
-      const asker = askerOf(ctx);
-      const { known, quota } = await count(asker, rooms);
-      if (known) crowd?.know(ctx.req.socket);
-      if (quota) tell(ctx, quota);
-      if (quota?.refusal) throw quota.refusal;
-      return asker;
+      const asker = { authorization: ctx.get('authorization'), local, address: addressOf(ctx) };
+      const visitor = await count(asker, rooms);
+      if (visitor.key && !hasExpired(visitor.key)) crowd?.know(ctx.req.socket);
+      if (visitor.quota) tell(ctx, visitor.quota);
+      return visitor;
     },
   };
 }

@@ -5,7 +5,7 @@ import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import type { Presence } from '../link/presence.ts';
 import { pageOf } from '../paging.ts';
-import type { Machine, State } from '../state/index.ts';
+import type { Declared, Machine, State } from '../state/index.ts';
 import type { Vitals } from './vitals.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];
@@ -46,8 +46,8 @@ export function machineHandlers(rooms: {
     };
   }
 
-  function find(id: string): Machine {
-    const machine = state.machines.get(id);
+  function find(id: string, { machines }: Pick<Declared, 'machines'> = state): Machine {
+    const machine = machines.get(id);
     if (!machine) throw new AppError('machine_not_found', 'no such machine', { machine_id: id });
     return machine;
   }
@@ -118,15 +118,16 @@ export function machineHandlers(rooms: {
     },
     async update(input, caller) {
       const machine = await state.change((draft) => {
-        const before = draft.get('machines', input.machine_id) ?? find(input.machine_id);
-        if (input.tags && caller.reachable()) {
+        const before = find(input.machine_id, draft.before);
+        const rights = caller.during(draft);
+        if (input.tags && rights.reachable()) {
           throw new AppError(
             'forbidden',
             'tags decide what keys reach: a key limited to some machines changes none',
           );
         }
-        const limitedByTag = draft.all('keys').some((key) => key.tags !== null);
-        if (input.tags && limitedByTag && !caller.may('admin')) {
+        const limitedByTag = draft.all('keys').some((key) => key.tags !== null && key.tags.length > 0);
+        if (input.tags && limitedByTag && !rights.may('admin')) {
           throw new AppError('forbidden', 'tags decide what some keys reach: only admin may change them', {
             required_scope: 'admin',
           });
@@ -140,7 +141,7 @@ export function machineHandlers(rooms: {
     },
     async remove(input, caller) {
       await state.change((draft) => {
-        const machine = draft.get('machines', input.machine_id) ?? find(input.machine_id);
+        const machine = find(input.machine_id, draft.before);
         draft.remove('machines', machine.id);
         const run = draft.all('schedules').filter(({ machine_id }) => machine_id === machine.id);
         for (const { id } of run) draft.remove('schedules', id);

@@ -1,12 +1,12 @@
 // Schedules over REST: declared in the state, fired by the clock, every run kept in history.
-import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/index.ts';
+import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/index.ts';
 import type { MachineId, ScheduleId } from '../../shared/api/route.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { pageOf } from '../paging.ts';
-import type { Schedule, State } from '../state/index.ts';
+import type { Declared, Schedule, State } from '../state/index.ts';
 import { wordsOf } from './cron.ts';
 import { type Firing, openFiring } from './firing.ts';
 import { type LaunchRooms, openLauncher } from './launch.ts';
@@ -16,7 +16,7 @@ import { openWhen, type When } from './when.ts';
 export interface Schedules {
   handlers: Handlers['schedules'];
   /** The machine of a schedule, also of one that has gone and left runs. */
-  machineOf(id: string): MachineId | undefined;
+  machineOf(id: string, declared: Pick<Declared, 'schedules'>): MachineId | undefined;
   /** The machine of a run. */
   machineOfRun(id: string): MachineId | undefined;
   /** Nothing is fired any more. */
@@ -47,14 +47,14 @@ export function openSchedules(rooms: ScheduleRooms, log: Logger): Schedules {
   // The first zone of all takes 15 ms to find: nobody has to wait for it.
   openWhen('@daily', 'Europe/Berlin');
 
-  function find(id: string): Schedule {
-    const schedule = state.schedules.get(id);
+  function find(id: string, { schedules }: Pick<Declared, 'schedules'> = state): Schedule {
+    const schedule = schedules.get(id);
     if (schedule) return schedule;
     throw new AppError('schedule_not_found', 'no such schedule', { schedule_id: id });
   }
 
   return {
-    machineOf: (id) => state.schedules.get(id)?.machine_id ?? records.machineOf(id),
+    machineOf: (id, declared) => declared.schedules.get(id)?.machine_id ?? records.machineOf(id),
     machineOfRun: (id) => records.find(id)?.machine_id,
     stop: () => firing.stop(),
     handlers: {
@@ -104,29 +104,26 @@ export function openSchedules(rooms: ScheduleRooms, log: Logger): Schedules {
 
 function declaring(
   state: State,
-  find: (id: string) => Schedule,
+  find: (id: string, declared: Pick<Declared, 'schedules'>) => Schedule,
   shown: (schedule: Schedule, caller: Caller) => Detailed,
 ): Pick<Handlers['schedules'], 'create' | 'update' | 'remove'> {
   return {
     async create(input, caller) {
-      demandExecute(caller);
       const schedule = scheduleOf(input, caller);
-      openWhen(schedule.cron, schedule.timezone);
       await state.change((draft) => {
-        // It may have been removed since the request was judged.
-        demandMachine(draft.get('machines', schedule.machine_id) !== undefined, schedule.machine_id);
+        demandExecute(caller.during(draft));
+        openWhen(schedule.cron, schedule.timezone);
         draft.put('schedules', schedule);
         caller.commit(draft, { schedule_id: schedule.id });
       });
       return shown(schedule, caller);
     },
     async update({ schedule_id, ...changes }, caller) {
-      demandExecute(caller);
       const changed = await state.change((draft) => {
-        const before = draft.get('schedules', schedule_id) ?? find(schedule_id);
+        demandExecute(caller.during(draft));
+        const before = find(schedule_id, draft.before);
         const after = changedBy(before, changes, caller);
         openWhen(after.cron, after.timezone);
-        demandMachine(draft.get('machines', after.machine_id) !== undefined, after.machine_id);
         draft.put('schedules', after);
         caller.commit(draft);
         return after;
@@ -135,7 +132,7 @@ function declaring(
     },
     async remove({ schedule_id }, caller) {
       await state.change((draft) => {
-        const { id } = draft.get('schedules', schedule_id) ?? find(schedule_id);
+        const { id } = find(schedule_id, draft.before);
         draft.remove('schedules', id);
         caller.commit(draft);
       });
@@ -145,15 +142,11 @@ function declaring(
 }
 
 /** Whoever decides what runs must be one who may run it. */
-function demandExecute(caller: Caller): void {
-  if (caller.may('commands:execute')) return;
+function demandExecute({ may }: Rights): void {
+  if (may('commands:execute')) return;
   throw new AppError('forbidden', 'this needs a key with the scope commands:execute too', {
     required_scope: 'commands:execute',
   });
-}
-
-function demandMachine(found: boolean, machine_id: string): void {
-  if (!found) throw new AppError('machine_not_found', 'no such machine', { machine_id });
 }
 
 function scheduleOf(wish: Wish, { key_id }: Caller): Schedule {

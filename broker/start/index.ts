@@ -8,7 +8,7 @@ import { StartError } from '../../shared/errors.ts';
 import { lockDirectory } from '../../shared/lock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../address.ts';
-import { keyIn } from '../admission/access.ts';
+import { holdsKey } from '../admission/access.ts';
 import type { BrokerSettings } from '../config.ts';
 import { createHttpServer } from '../http/app.ts';
 import { openSpool } from '../http/spool.ts';
@@ -161,7 +161,7 @@ function doorOf(
   const { authority, keys } = rooms;
   const link = { ...defaultSettings, ...tuning.link };
   const doorRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
-  const hasKey = (authorization: string): boolean => keyIn(authorization, keys) !== undefined;
+  const hasKey = (authorization: string): boolean => holdsKey(authorization, keys);
   const limits = { ...pings, ...tuning.pings, proofMs: tuning.proofMs ?? proofMs, maxUnproven, hasKey };
   const opening = openDoor(doorRooms, { ...grpc, ...limits }, link, serve);
   return opening.catch((error: unknown) => {

@@ -21,7 +21,8 @@ import { type History, openHistory } from '../history.ts';
 import { openMetrics, type RequestMetrics } from '../http/metrics.ts';
 import { serviceHandlers } from '../http/service.ts';
 import { type JoinTokens, openJoinTokens } from '../join-tokens.ts';
-import { type Keys, mayRun, openKeys, rightsIn, whileAttachable } from '../keys.ts';
+import { type Keys, openKeys } from '../keys/index.ts';
+import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
 import { type Authority, openAuthority } from '../link/authority.ts';
 import type { ConnectSettings } from '../link/connect.ts';
 import { openPresence, type Presence } from '../link/presence.ts';
@@ -147,7 +148,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     recorder,
     metrics,
     handlers,
-    lookups: lookupsOf({ ...stores, ...nouns }),
+    lookups: lookupsOf(nouns),
     backups: await openBackups(settings.data_dir, stores),
     proxies,
     rates: openRates({ limit: settings.rate_limit, standsForMany: proxies.isTrusted }),
@@ -221,17 +222,17 @@ function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service
   };
 }
 
-function lookupsOf({ state, commands, schedules, sessions, webhooks }: Stores & Nouns): Lookups {
+function lookupsOf({ commands, schedules, sessions, webhooks }: Nouns): Lookups {
   return {
-    machine: (id) => state.machines.get(id) && {},
+    machine: (id, { machines }) => machines.get(id) && {},
     command: (id) => behind(commands.machineOf(id)),
     batch: (id) => behind(...commands.batches.machinesOf(id)),
-    schedule: (id) => behind(schedules.machineOf(id)),
+    schedule: (id, declared) => behind(schedules.machineOf(id, declared)),
     run: (id) => behind(schedules.machineOfRun(id)),
     session: (id) => behind(sessions.machineOf(id)),
-    key: (id) => state.keys.get(id) && {},
-    join_token: (id) => state.joinTokens.get(id) && {},
-    webhook: (id) => state.webhooks.get(id) && {},
+    key: (id, { keys }) => keys.get(id) && {},
+    join_token: (id, { joinTokens }) => joinTokens.get(id) && {},
+    webhook: (id, declared) => declared.webhooks.get(id) && {},
     delivery: (id) => (webhooks.hasDelivery(id) ? {} : undefined),
   };
 }

@@ -114,5 +114,13 @@ export interface Collections {
   schedules: Map<string, Schedule>;
   webhooks: Map<string, Webhook>;
 }
+/** The same at one moment, for whoever only reads: committed, or as a change under way found it. */
+export interface Declared {
+  readonly machines: ReadonlyMap<string, Machine>;
+  readonly keys: ReadonlyMap<string, Key>;
+  readonly joinTokens: ReadonlyMap<string, JoinToken>;
+  readonly schedules: ReadonlyMap<string, Schedule>;
+  readonly webhooks: ReadonlyMap<string, Webhook>;
+}
 export type Name = keyof Collections;
 export const names: readonly Name[] = ['machines', 'keys', 'join_tokens', 'schedules', 'webhooks'];

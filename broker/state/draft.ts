@@ -1,10 +1,12 @@
 // A change under way: what it sees and edits, apart from what is committed.
 import type { Journal } from '../../shared/api/index.ts';
 import type { Entry } from '../history.ts';
-import { type Collections, type Documents, type Name, names } from './documents.ts';
+import { type Collections, type Declared, type Documents, type Name, names } from './documents.ts';
 
 /** The declared things as a change sees and edits them. Replace documents, never edit one in place. */
 export interface Draft extends Journal {
+  /** As earlier changes left it, those of the same commit too: rights are judged from this. */
+  readonly before: Declared;
   get<N extends Name>(name: N, id: string): Documents[N][number] | undefined;
   all<N extends Name>(name: N): Documents[N][number][];
   put<N extends Name>(name: N, document: Documents[N][number]): void;
@@ -27,6 +29,7 @@ export function draftOf(base: Collections): { draft: Draft; entries: Entry[]; re
     entries,
     // A collection's name decides the type of its documents; the generic methods of Draft keep the two together.
     draft: {
+      before: { ...base, joinTokens: base.join_tokens },
       get: (name, id) => read(name).get(id),
       all: (name) => [...read(name).values()] as never,
       put: (name, document) => void write(name).set(document.id, document),
@@ -35,4 +38,13 @@ export function draftOf(base: Collections): { draft: Draft; entries: Entry[]; re
     },
     result: () => Object.fromEntries(names.map((name) => [name, read(name)])) as unknown as Collections,
   };
+}
+
+/** What a change found, if the journal is that of one: of a transaction of history there is nothing declared to find. */
+export function foundBy(journal: Journal): Declared | undefined {
+  return isDraft(journal) ? journal.before : undefined;
+}
+
+function isDraft(journal: Journal): journal is Draft {
+  return 'before' in journal;
 }

@@ -8,6 +8,7 @@ import { StartError } from '../../shared/errors.ts';
 import type { Entry } from '../history.ts';
 import {
   type Collections,
+  type Declared,
   type Documents,
   type JoinToken,
   type Key,
@@ -16,20 +17,16 @@ import {
   version,
   type Webhook,
 } from './documents.ts';
-import { type Draft, draftOf } from './draft.ts';
+import { type Draft, draftOf, foundBy } from './draft.ts';
 import { DurableFile, quoted } from './file.ts';
 
-export type { Draft, JoinToken, Key, Machine, Schedule, Webhook };
+export type { Declared, Draft, JoinToken, Key, Machine, Schedule, Webhook };
+export { foundBy };
 
-export interface State {
+/** What is committed. Never change it. */
+export interface State extends Declared {
   readonly installId: string;
   readonly generation: number;
-  /** What is committed. Never change these. */
-  readonly machines: ReadonlyMap<string, Machine>;
-  readonly keys: ReadonlyMap<string, Key>;
-  readonly joinTokens: ReadonlyMap<string, JoinToken>;
-  readonly schedules: ReadonlyMap<string, Schedule>;
-  readonly webhooks: ReadonlyMap<string, Webhook>;
   /**
    * Runs `edit` on a draft and resolves with its result once the change is on disk and its outbox in history.
    * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace.

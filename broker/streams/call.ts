@@ -8,11 +8,11 @@ import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/pace.ts';
 import { drained } from '../../shared/rpc.ts';
 import { type Proxies, peerAddress } from '../address.ts';
-import { type Asker, authenticate, count } from '../admission/access.ts';
+import { count, type Visitor } from '../admission/access.ts';
 import { requestIdFrom, toldFailure } from '../admission/failure.ts';
 import type { Admitted, Entrance, RawInput, Visit } from '../admission/index.ts';
 import type { Rates } from '../admission/rates.ts';
-import type { Keys } from '../keys.ts';
+import type { Keys } from '../keys/index.ts';
 import { type Refusal, refusalOf, trailersOf } from './status.ts';
 
 /** Time for the first message of a call that begins with one. */
@@ -71,9 +71,7 @@ export function openCalls(rooms: CallRooms, proven: (peer: string) => void): Cal
       open.add(gone);
       const call = new Call(surface, requestId, gone, ways, rooms.proxies) as Parameters<typeof run>[0];
       try {
-        const { quota } = await count(call.asker, rooms);
-        if (quota?.refusal) throw quota.refusal;
-        authenticate(call.asker, rooms.keys);
+        await call.enter(rooms);
         proven(surface.getPeer());
         if (stopped) throw stopping;
         await run(call);
@@ -100,7 +98,6 @@ export function openCalls(rooms: CallRooms, proven: (peer: string) => void): Cal
 
 /** A call under way; it takes messages Q and sends messages R. */
 export class Call<Q, R> {
-  readonly asker: Asker;
   readonly requestId: string;
   /** Fires when the client goes, its key may no longer, or the broker stops. */
   readonly gone: AbortController;
@@ -110,6 +107,8 @@ export class Call<Q, R> {
   readonly #sink: Sink<R> | undefined;
   readonly #leaves: (() => void)[] = [];
   readonly #visits: Visit<unknown>[] = [];
+  /** Who calls; their key once the call is counted. */
+  visitor: Visitor;
   /** One wait for all who send meanwhile. */
   #draining: Promise<void> | undefined;
 
@@ -120,14 +119,8 @@ export class Call<Q, R> {
     { messages, sink }: { messages?: Readable; sink?: Sink<R> },
     proxies: Proxies,
   ) {
-    this.asker = {
-      authorization: textIn(surface.metadata, 'authorization'),
-      local: false,
-      address: proxies.clientOf(
-        peerAddress(surface.getPeer()),
-        surface.metadata.get('x-forwarded-for').join(','),
-      ),
-    };
+    const forwarded = surface.metadata.get('x-forwarded-for').join(',');
+    this.visitor = { address: proxies.clientOf(peerAddress(surface.getPeer()), forwarded), key: undefined };
     this.requestId = requestId;
     this.gone = gone;
     this.messages = messages ? messagesOf(messages, gone.signal) : nothing();
@@ -145,8 +138,16 @@ export class Call<Q, R> {
     return textIn(this.#surface.metadata, name);
   }
 
+  /** Counts it and looks for its key, once. Throws rate_limited or unauthorized. */
+  async enter(rooms: CallRooms): Promise<void> {
+    const { address } = this.visitor;
+    const asker = { authorization: this.header('authorization'), local: false, address };
+    this.visitor = await count(asker, rooms);
+    rooms.keys.admit(this.visitor.key, address);
+  }
+
   knock<I>(entrance: Entrance<I>): Visit<I> {
-    const visit = entrance.knock(this.asker, this.requestId);
+    const visit = entrance.knock(this.visitor, this.requestId);
     this.#visits.push(visit);
     return visit;
   }

@@ -12,7 +12,7 @@ import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AccessRooms } from '../admission/access.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
-import { entranceOf, getterOf } from '../admission/index.ts';
+import { entranceOf, madeBy } from '../admission/index.ts';
 import { once } from '../admission/replay.ts';
 import { type Commands, offsetsIn } from '../commands/index.ts';
 import type { Call } from './call.ts';
@@ -37,6 +37,7 @@ export function commandCalls(rooms: CommandStreams) {
   const creating = entranceOf(api.commands.create, rooms);
   const following = entranceOf(api.commands.stream, rooms);
   const signalling = entranceOf(api.commands.signal, rooms);
+  const made = madeBy(handlers, { noun: 'commands' }, rooms);
 
   async function exec(call: ExecCall): Promise<void> {
     const visit = call.knock(creating);
@@ -74,7 +75,7 @@ export function commandCalls(rooms: CommandStreams) {
       body,
       content: undefined,
       run,
-      get: (id) => getterOf(handlers, 'commands')(id, caller),
+      made,
     });
     return api.commands.create.reply.pick({ id: true }).parse(reply).id;
   }

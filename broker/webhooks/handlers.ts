@@ -1,12 +1,12 @@
 // Webhooks over REST: made for what their key may read, changed by who may read as much, before and after.
-import type { Api, Caller, Handlers, Reply } from '../../shared/api/index.ts';
+import type { Api, Caller, Handlers, Reply, Rights } from '../../shared/api/index.ts';
 import type { MachineId, WebhookId } from '../../shared/api/route.ts';
 import { scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { pageOf } from '../paging.ts';
-import type { Webhook } from '../state/index.ts';
+import type { Declared, Webhook } from '../state/index.ts';
 import { type DeliveryRooms, deliveryHandlers, readerOf } from './deliveries.ts';
 import { type Guard, NotAllowed } from './guard.ts';
 import type { RightsOf } from './subscriptions.ts';
@@ -27,16 +27,17 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
   const { state, records, subscriptions, guard, vault, queue, rightsOf } = rooms;
 
   /** Whether a key may read all that a webhook tells: else it could have that sent to itself. */
-  function mayDeal(caller: Caller, webhook: Webhook): boolean {
+  function mayDeal(caller: Dealer, webhook: Webhook, declared: Declared = state): boolean {
     if (webhook.key_id === caller.key_id) return true;
-    const owner = rightsOf(webhook.key_id);
+    const owner = rightsOf(webhook.key_id, declared);
     const reaches = owner ? owner.within(caller.key_id) : caller.reachable() === undefined;
     return reaches && missingScope(caller, webhook.events) === undefined;
   }
 
-  function find(id: WebhookId, caller: Caller, webhook = state.webhooks.get(id)): Webhook {
+  function find(id: WebhookId, caller: Dealer, declared: Declared = state): Webhook {
+    const webhook = declared.webhooks.get(id);
     if (!webhook) throw new AppError('webhook_not_found', 'no such webhook', { webhook_id: id });
-    if (mayDeal(caller, webhook)) return webhook;
+    if (mayDeal(caller, webhook, declared)) return webhook;
     throw new AppError('forbidden', 'this webhook tells more than this key may read', { webhook_id: id });
   }
 
@@ -89,6 +90,7 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
         updated_at: iso(),
       };
       await state.change((draft) => {
+        demandScopes(caller.during(draft), input.events);
         if (draft.all('webhooks').length >= mostWebhooks) {
           throw new AppError('unavailable', `${mostWebhooks} webhooks exist already: remove some`);
         }
@@ -103,7 +105,8 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
       if (wish.url !== undefined) refuseLiteral(guard, wish.url);
       const sealed = typeof secret === 'string' ? await vault.seal(id, secret) : secret;
       const { before, webhook } = await state.change((draft) => {
-        const before = find(id, caller, draft.get('webhooks', id));
+        const dealer = { key_id: caller.key_id, ...caller.during(draft) };
+        const before = find(id, dealer, draft.before);
         const webhook: Webhook = {
           ...before,
           url: wish.url ?? before.url,
@@ -115,9 +118,9 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
           updated_at: iso(),
         };
         // One whose key is gone becomes that of who enables it.
-        if (wish.enabled && !rightsOf(before.key_id)) webhook.key_id = caller.key_id;
+        if (wish.enabled && !rightsOf(before.key_id, draft.before)) webhook.key_id = caller.key_id;
         // Not only its key: whoever changes it could have more sent to itself.
-        for (const reader of [caller, rightsOf(webhook.key_id) ?? caller]) {
+        for (const reader of [dealer, rightsOf(webhook.key_id, draft.before) ?? dealer]) {
           demandScopes(reader, webhook.events);
           refuseUnreached(reader, wish.machine_ids ?? []);
         }
@@ -130,7 +133,8 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
     },
     async remove(input, caller) {
       await state.change((draft) => {
-        find(input.webhook_id, caller, draft.get('webhooks', input.webhook_id));
+        const dealer = { key_id: caller.key_id, ...caller.during(draft) };
+        find(input.webhook_id, dealer, draft.before);
         draft.remove('webhooks', input.webhook_id);
         caller.commit(draft);
       });
@@ -140,7 +144,9 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
   };
 }
 
-type Reader = Pick<Caller, 'may'>;
+/** Who deals with one, with the right of that moment. */
+type Dealer = Rights & Pick<Caller, 'key_id'>;
+type Reader = Pick<Rights, 'may'>;
 
 /** The first scope that reading these events needs and that is not there. */
 function missingScope({ may }: Reader, events: readonly string[]) {
@@ -161,7 +167,7 @@ function demandScopes(reader: Reader, events: readonly string[]): void {
   );
 }
 
-function refuseUnreached({ reaches }: Pick<Caller, 'reaches'>, machines: readonly MachineId[]): void {
+function refuseUnreached({ reaches }: Pick<Rights, 'reaches'>, machines: readonly MachineId[]): void {
   const outside = machines.find((machine) => !reaches(machine));
   if (outside === undefined) return;
   throw new AppError('forbidden', 'the key of this webhook does not reach that machine', {

@@ -1,7 +1,7 @@
 // Which webhooks are to be told of an event, and whether they may: judged when it happens and at every attempt.
 import type { KeyId, Scope, WebhookId } from '../../shared/api/route.ts';
 import { names, scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
-import type { State, Webhook } from '../state/index.ts';
+import type { Declared, State, Webhook } from '../state/index.ts';
 import { type Signer, signerOf } from './sign.ts';
 import type { Vault } from './vault.ts';
 
@@ -13,8 +13,8 @@ export interface Rights {
   within(other: KeyId): boolean;
 }
 
-/** Of a key that is neither revoked nor expired. */
-export type RightsOf = (id: KeyId) => Rights | undefined;
+/** Of a key that is neither revoked nor expired: as it is committed, or as a change under way finds it. */
+export type RightsOf = (id: KeyId, declared?: Declared) => Rights | undefined;
 
 export type DisabledReason = 'attempts_failed' | 'key_revoked' | 'secret_unreadable';
 

@@ -130,8 +130,16 @@ export interface Journal {
   append(entry: { kind: string }): void;
 }
 
-/** Who is asking, with what right, and how to answer besides the data. */
-export interface Caller {
+/** What a key may at one moment. Once it is revoked or expired, asking throws unauthorized. */
+export interface Rights {
+  may(scope: Scope): boolean;
+  reaches(machine: MachineId): boolean;
+  /** Every machine this key reaches; undefined: all there are and were. */
+  reachable(): readonly MachineId[] | undefined;
+}
+
+/** Who is asking, with what right at this moment, and how to answer besides the data. */
+export interface Caller extends Rights {
   key_id: KeyId;
   key_name: string;
   request_id: string;
@@ -141,13 +149,12 @@ export interface Caller {
   signal: AbortSignal;
   /** Headers of the answer. */
   headers: Headers;
-  may(scope: Scope): boolean;
-  reaches(machine: MachineId): boolean;
-  /** Every machine this key reaches; undefined: all there are and were. */
-  reachable(): readonly MachineId[] | undefined;
+  /** The right that a change of what is declared finds: an earlier one of the same commit may have taken some. */
+  during(change: Journal): Rights;
   /**
    * Puts the request into the commit of what it does: on record, and its Idempotency-Key with it. `made` names what was
-   * made, first of all what answers a repeat; `machines` are those it is about, where the request names none.
+   * made, first of all what answers a repeat; `machines` are those it is about, where the request names none. Where
+   * that changes what is declared, key and ids are judged once more from what it finds: throws as admission does.
    */
   commit(journal: Journal, made?: Readonly<Record<string, string>>, machines?: readonly MachineId[]): void;
 }

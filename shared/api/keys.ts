@@ -9,6 +9,7 @@ import {
   milliseconds,
   scheduleId,
   scopes,
+  shownAs,
   single,
   tags,
   timestamp,
@@ -35,6 +36,17 @@ const newKey = key.extend({ key: z.string() }).meta({ id: 'NewApiKey' });
 
 const scopeList = z.array(z.enum(scopes)).min(1).max(scopes.length);
 const machineIds = z.array(machineId).min(1).max(10_000);
+/** A limit to no tag at all would be a key that reaches nothing. */
+const limitingTags = tags
+  .refine((values) => values.length > 0, 'must hold at least one')
+  .meta(
+    shownAs({
+      type: 'array',
+      minItems: 1,
+      maxItems: 50,
+      items: { type: 'string', minLength: 1, maxLength: 64 },
+    }),
+  );
 const day = 86_400_000;
 
 export const keys = {
@@ -47,7 +59,7 @@ export const keys = {
       name: label(1, 100),
       scopes: scopeList,
       machine_ids: machineIds.optional(),
-      tags: tags.optional(),
+      tags: limitingTags.optional(),
       expires_at: instant.optional(),
     }),
     reply: newKey,
@@ -88,7 +100,7 @@ export const keys = {
       name: label(1, 100).optional(),
       scopes: scopeList.optional(),
       machine_ids: machineIds.nullable().optional().meta({ description: 'null lifts the limit' }),
-      tags: tags.nullable().optional().meta({ description: 'null lifts the limit' }),
+      tags: limitingTags.nullable().optional().meta({ description: 'null lifts the limit' }),
       expires_at: instant.nullable().optional().meta({ description: 'null: never' }),
     }),
     reply: key,

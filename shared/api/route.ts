@@ -300,11 +300,18 @@ const isDay = (text: string): boolean =>
   Number(text.slice(8, 10)) <=
   new Date(Date.UTC(Number(text.slice(0, 4)), Number(text.slice(5, 7)), 0)).getUTCDate();
 
-/** An instant given in ISO 8601. */
+/** With an offset from UTC it may lie in a year of five digits, which ISO 8601 writes otherwise. */
+const isOfFourDigits = (text: string): boolean => new Date(text).toISOString().length === 24;
+
+/** An instant given in ISO 8601, of the years 0000 to 9999 in UTC. */
 export const instant = z
   .string()
   .refine(
-    (value) => /^\d{4}-\d\d-\d\dT/.test(value) && !Number.isNaN(Date.parse(value)) && isDay(value),
+    (value) =>
+      /^\d{4}-\d\d-\d\dT/.test(value) &&
+      !Number.isNaN(Date.parse(value)) &&
+      isDay(value) &&
+      isOfFourDigits(value),
     'must be an ISO 8601 timestamp',
   )
   .transform((value) => new Date(value))

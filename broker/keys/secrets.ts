@@ -1,0 +1,44 @@
+// Secrets of keys: how one is made, what is kept of it, and which key is behind one that is shown.
+import { createHash, timingSafeEqual } from 'node:crypto';
+import { now } from '../../shared/clock.ts';
+import { newSecret } from '../../shared/ids.ts';
+import type { Key, State } from '../state/index.ts';
+
+/** Spec section 5: the literal every key starts with. */
+const literal = 'service_apikey_';
+
+export function newKeySecret(): string {
+  return `${literal}${newSecret()}`;
+}
+
+export function hashOf(secret: string): string {
+  return createHash('sha256').update(secret).digest('hex');
+}
+
+/** Finds the key of a secret by its hash, in an index that is made anew only when the committed keys changed. */
+export function secretIndex(state: State): (presented: string) => Key | undefined {
+  let from: State['keys'] | undefined;
+  let index = new Map<string, { key: Key; until: number }>();
+  return (presented) => {
+    if (!presented.startsWith(literal)) return undefined;
+    if (from !== state.keys) index = secretsOf(state.keys);
+    from = state.keys;
+    const hash = hashOf(presented);
+    const found = index.get(hash);
+    if (!found || found.until <= now()) return undefined;
+    const { key } = found;
+    // Whatever the index does with its time, what is compared takes the same.
+    const known = [key.hash, key.previous?.hash ?? key.hash];
+    return known.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hash))) ? key : undefined;
+  };
+}
+
+function secretsOf(keys: State['keys']): Map<string, { key: Key; until: number }> {
+  const previous = [...keys.values()].flatMap((key) =>
+    key.previous ? [[key.previous.hash, { key, until: Date.parse(key.previous.until) }] as const] : [],
+  );
+  const present = [...keys.values()].map(
+    (key) => [key.hash, { key, until: Number.POSITIVE_INFINITY }] as const,
+  );
+  return new Map([...previous, ...present]);
+}

@@ -1,0 +1,365 @@
+// Rights that change while a request is under way, or after: what it then does, and what a repeat and the record tell.
+import crypto from 'node:crypto';
+import { syncBuiltinESMExports } from 'node:module';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { entranceOf, handlerOf } from '../broker/admission/index.ts';
+import { openRecorder } from '../broker/admission/recording.ts';
+import { openAudit } from '../broker/audit.ts';
+import { brokerSettings } from '../broker/config.ts';
+import { type History, openHistory } from '../broker/history.ts';
+import { type Closers, openRooms } from '../broker/start/rooms.ts';
+import type { Key, Machine } from '../broker/state/index.ts';
+import { allRoutes } from '../shared/api/index.ts';
+import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
+import { readSettings } from '../shared/settings.ts';
+import { type House, openHouse, quiet, temporaryFolder } from './house.ts';
+
+const day = 86_400_000;
+
+/** The rooms of a broker without its doors: what is asked in one breath is committed together, in this order. */
+async function openBench() {
+  const closers: Closers = [];
+  onTestFinished(async () => {
+    for (const close of closers.reverse()) await close();
+  });
+  const argv = ['--data-dir', temporaryFolder('rights')];
+  const rooms = await openRooms({
+    settings: readSettings(brokerSettings, { argv, env: {} }),
+    tuning: {},
+    status: { ready: true, url: '', grpc: '', pin: '' },
+    closers,
+    log: quiet,
+  });
+  closers.push(() => rooms.schedules.stop());
+
+  async function key(name: string, scopes: Scope[], more: Partial<Key> = {}): Promise<Key> {
+    const made: Key = {
+      id: `key_${name}` as KeyId,
+      ...{ name, hash: name, scopes, machine_ids: null, tags: null, previous: null },
+      ...{ created_at: new Date().toISOString(), created_by: null, expires_at: null, ...more },
+    };
+    await rooms.state.change((draft) => draft.put('keys', made));
+    return made;
+  }
+
+  async function machine(name: string, tags: string[] = []): Promise<MachineId> {
+    const id = `mach_${name}` as MachineId;
+    const created_at = new Date().toISOString();
+    const made: Machine = { id, name, tags, public_key: name, join_token_id: 'join_x' as never, created_at };
+    await rooms.state.change((draft) => draft.put('machines', made));
+    return id;
+  }
+
+  /** A request that has been let in; the result has its handler act. */
+  function ask(by: Key, action: string, params: object, body: object = {}): () => Promise<unknown> {
+    const [noun = '', operation = ''] = action.split('.');
+    const route = allRoutes().find((one) => one.noun === noun && one.operation === operation)?.route;
+    if (!route) throw new Error(`no ${action}`);
+    const visit = entranceOf(route, rooms).knock({ address: '', key: by }, `req_${by.name}`);
+    const raw = { params: { ...params }, query: {}, headers: {}, body: route.body && { ...body } };
+    visit.identify(raw);
+    const { input, caller } = visit.admit(raw, { gone: new AbortController(), lasts: false });
+    return async () => handlerOf(rooms.handlers, noun, operation)(input, caller);
+  }
+
+  /** Their outcomes, when all are committed at once. */
+  async function together(...deeds: (() => Promise<unknown>)[]): Promise<unknown[]> {
+    const first = rooms.state.change(() => undefined);
+    const outcomes = await Promise.allSettled(deeds.map((act) => act()));
+    await first;
+    return outcomes.map((one) => (one.status === 'fulfilled' ? 'done' : one.reason.code));
+  }
+  return { rooms, key, machine, ask, together };
+}
+
+describe('in the very commit that takes a right, it is not used any more:', () => {
+  test('a key that is limited by tags gives its machine no more of them', async () => {
+    const { rooms, key, machine, ask, together } = await openBench();
+    const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
+    const machine_id = await machine('one', ['a']);
+    const outcomes = await together(
+      ask(admin, 'keys.update', { key_id: own.id }, { tags: ['a'] }),
+      ask(own, 'machines.update', { machine_id }, { tags: ['a', 'b'] }),
+    );
+    expect([...outcomes, rooms.state.machines.get(machine_id)?.tags]).toEqual(['done', 'forbidden', ['a']]);
+  });
+
+  test('a key that is revoked, expired or no admin makes, changes and removes nothing', async () => {
+    const { rooms, key, machine, ask, together } = await openBench();
+    const admin = await key('admin', ['admin']);
+    const machine_id = await machine('one');
+    const [made, kept] = [await key('made', ['files:read']), rooms.state];
+    await ask(admin, 'joinTokens.create', {})();
+    const [join_token_id = ''] = [...kept.joinTokens.keys()];
+    const ends: [string, string, object][] = [
+      ['keys.remove', 'unauthorized', {}],
+      ['keys.update', 'unauthorized', { expires_at: '2001-01-01T00:00:00Z' }],
+      ['keys.update', 'forbidden', { scopes: ['machines:read'] }],
+    ];
+    for (const [n, [how, code, body]] of ends.entries()) {
+      const own = await key(`own${n}`, ['admin']);
+      const before = { ...kept, keys: [...kept.keys.keys()].filter((id) => id !== own.id) };
+      const outcomes = await together(
+        ask(admin, how, { key_id: own.id }, body),
+        ask(own, 'joinTokens.create', {}),
+        ask(own, 'joinTokens.remove', { join_token_id }),
+        ask(own, 'machines.remove', { machine_id }),
+        ask(own, 'machines.update', { machine_id }, { name: 'x' }),
+        ask(own, 'keys.remove', { key_id: made.id }),
+        ask(own, 'keys.create', {}, { name: 'x', scopes: ['files:read'] }),
+        ask(own, 'webhooks.create', {}, { url: 'http://example.org/', events: ['command.*'] }),
+      );
+      expect([how, ...outcomes]).toEqual([how, 'done', ...Array(7).fill(code)]);
+      expect([...kept.keys.keys()].filter((id) => id !== own.id)).toEqual(before.keys);
+      expect([kept.joinTokens.size, kept.machines.get(machine_id)?.name]).toEqual([1, 'one']);
+    }
+  });
+
+  test('a key that is limited makes and removes no join tokens', async () => {
+    const { rooms, key, ask, together } = await openBench();
+    const admin = await key('admin', ['admin']);
+    await ask(admin, 'joinTokens.create', {})();
+    const [join_token_id = ''] = [...rooms.state.joinTokens.keys()];
+    const own = await key('own', ['admin']);
+    const outcomes = await together(
+      ask(admin, 'keys.update', { key_id: own.id }, { tags: ['a'] }),
+      ask(own, 'joinTokens.create', {}),
+      ask(own, 'joinTokens.remove', { join_token_id }),
+    );
+    expect(outcomes).toEqual(['done', 'forbidden', 'forbidden']);
+    expect([...rooms.state.joinTokens.keys()]).toEqual([join_token_id]);
+  });
+
+  test('a schedule that is moved away is neither changed nor removed by who does not reach it there', async () => {
+    const { rooms, key, machine, ask, together } = await openBench();
+    const [a, b] = [await machine('a', ['a']), await machine('b')];
+    const admin = await key('admin', ['admin']);
+    const own = await key('own', ['schedules:write', 'commands:execute'], { tags: ['a'] });
+    const wish = { machine_id: a, name: 'x', command: 'theirs', cron: '@yearly' };
+    await ask(admin, 'schedules.create', {}, wish)();
+    const [schedule_id = ''] = [...rooms.state.schedules.keys()];
+    const outcomes = await together(
+      ask(admin, 'schedules.update', { schedule_id }, { machine_id: b }),
+      ask(own, 'schedules.update', { schedule_id }, { command: 'mine' }),
+      ask(own, 'schedules.update', { schedule_id }, { machine_id: a, command: 'mine' }),
+      ask(own, 'schedules.remove', { schedule_id }),
+    );
+    expect(outcomes).toEqual(['done', 'forbidden', 'forbidden', 'forbidden']);
+    expect(rooms.state.schedules.get(schedule_id)).toMatchObject({
+      ...{ machine_id: b, command: 'theirs', requested_by: admin.id },
+    });
+  });
+
+  test('a webhook that tells more than a key may read since is neither turned to another place nor removed', async () => {
+    const { rooms, key, ask, together } = await openBench();
+    const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
+    const wish = { url: 'http://example.org/', events: ['command.*'] };
+    await ask(admin, 'webhooks.create', {}, wish)();
+    const [webhook_id = ''] = [...rooms.state.webhooks.keys()];
+    const outcomes = await together(
+      ask(admin, 'keys.update', { key_id: own.id }, { tags: ['a'] }),
+      ask(own, 'webhooks.update', { webhook_id }, { url: 'http://example.net/' }),
+      ask(own, 'webhooks.remove', { webhook_id }),
+    );
+    expect([...outcomes, rooms.state.webhooks.get(webhook_id)?.url]).toEqual([
+      ...['done', 'forbidden', 'forbidden'],
+      'http://example.org/',
+    ]);
+  });
+
+  test('what is removed comes back by no change', async () => {
+    const { rooms, key, machine, ask, together } = await openBench();
+    const admin = await key('admin', ['admin']);
+    const machine_id = await machine('one');
+    const wish = { machine_id, name: 'x', command: 'true', cron: '@yearly' };
+    await ask(admin, 'schedules.create', {}, wish)();
+    const [schedule_id = ''] = [...rooms.state.schedules.keys()];
+    const outcomes = await together(
+      ask(admin, 'machines.remove', { machine_id }),
+      ask(admin, 'machines.update', { machine_id }, { name: 'back' }),
+      ask(admin, 'schedules.update', { schedule_id }, { name: 'back' }),
+      ask(admin, 'schedules.create', {}, wish),
+    );
+    expect(outcomes).toEqual(['done', 'machine_not_found', 'schedule_not_found', 'machine_not_found']);
+    expect([rooms.state.machines.size, rooms.state.schedules.size]).toEqual([0, 0]);
+  });
+});
+
+test('a request under way sees nothing more once its key is revoked', async () => {
+  const { key, machine, ask } = await openBench();
+  const [admin, own] = [await key('admin', ['admin']), await key('own', ['machines:read'])];
+  await machine('one');
+  const list = ask(own, 'machines.list', {});
+  expect(await list()).toMatchObject({ total: 1 });
+  await ask(admin, 'keys.remove', { key_id: own.id })();
+  await expect(list()).rejects.toMatchObject({ code: 'unauthorized' });
+});
+
+test('a key that expires makes none that lasts beyond the year 9999, though that sorts before it', async () => {
+  const { key, ask, together } = await openBench();
+  const short = await key('short', ['admin'], { expires_at: new Date(Date.now() + day).toISOString() });
+  const { id: key_id } = await key('long', ['files:read'], { expires_at: '+010000-01-01T23:58:59.000Z' });
+  const outcomes = await together(
+    ask(short, 'keys.update', { key_id }, { name: 'x' }),
+    ask(short, 'keys.rotate', { key_id }),
+  );
+  expect(outcomes).toEqual(['forbidden', 'forbidden']);
+  const unwritable = { expires_at: '9999-12-31T23:59:59-23:59' };
+  const wishes: [string, object, object][] = [
+    ['keys.create', {}, { name: 'x', scopes: ['files:read'], ...unwritable }],
+    ['keys.update', { key_id: short.id }, unwritable],
+    ['keys.rotate', { key_id: short.id }, unwritable],
+    ['keys.update', { key_id: short.id }, { expires_at: '0000-01-01T00:00:00+00:01' }],
+  ];
+  for (const [action, params, body] of wishes) {
+    expect(() => ask(short, action, params, body)).toThrow(/expires_at: must be an ISO 8601 timestamp/);
+  }
+});
+
+test('a key is limited to one tag at least, and an older one to none holds nobody up', async () => {
+  const { key, machine, ask, together } = await openBench();
+  const admin = await key('admin', ['admin']);
+  const writer = await key('writer', ['machines:write']);
+  const machine_id = await machine('one');
+  const wish = { name: 'x', scopes: ['files:read'], tags: [] };
+  expect(() => ask(admin, 'keys.create', {}, wish)).toThrow(/tags: must hold at least one/);
+  expect(() => ask(admin, 'keys.update', { key_id: writer.id }, { tags: [] })).toThrow(/tags/);
+  const tag = ask(writer, 'machines.update', { machine_id }, { tags: ['a'] });
+  await key('older', ['files:read'], { tags: [] });
+  expect(await together(tag)).toEqual(['done']);
+  await key('tagged', ['files:read'], { tags: ['a'] });
+  expect(await together(tag)).toEqual(['forbidden']);
+});
+
+test('what was committed after all is on record once, on each of its machines', async () => {
+  const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
+  onTestFinished(() => history.close());
+  const { record } = openAudit(history, day);
+  const recorder = openRecorder({ history, record }, quiet);
+  onTestFinished(() => recorder.close());
+  const who = { key_id: 'key_one' as KeyId, key_name: 'one', request_id: 'req_one', address: '' };
+  const machines = ['mach_a', 'mach_b'] as MachineId[];
+  const recording = recorder.begin('files.copy', who, () => ({ machines, what: {} }));
+  await history.write((journal) => recording.commit(journal));
+  // Nobody heard of the commit: to the one who asked it has failed.
+  await recording.settle(new Error('the disk was slow to say so'));
+  const rows = history.sql('SELECT machine_id, result FROM audit ORDER BY rowid').all();
+  expect(rows).toEqual(machines.map((machine_id) => ({ machine_id, result: 'ok' })));
+});
+
+/** A key that reaches `inside` alone, and a schedule of its own that was moved `outside`. */
+async function movedAway() {
+  let history: History | undefined;
+  const house = await openHouse({
+    tuning: {
+      rooms(rooms) {
+        ({ history } = rooms);
+      },
+    },
+  });
+  const [inside, outside] = [(await house.agent()).machineId, (await house.agent()).machineId];
+  const scopes: Scope[] = ['schedules:write', 'schedules:read', 'commands:execute'];
+  const { key } = await house.keyed(scopes, { machine_ids: [inside] });
+  const body = { machine_id: inside, name: 'x', command: 'true', cron: '@yearly' };
+  const ask = () => house.call('POST', '/schedules', { key, body, headers: { 'Idempotency-Key': 'once' } });
+  const schedule_id = String((await ask()).body.data.id);
+  const move = () =>
+    house.client.schedules.update({
+      schedule_id,
+      machine_id: outside,
+      command: 'theirs',
+      env: { A: 'theirs' },
+    });
+  return { house, inside, outside, ask, schedule_id, move, forget: () => forgetAnswers(history) };
+}
+
+/** As a crash between the commit and the answer leaves it. */
+function forgetAnswers(history: History | undefined): void {
+  history?.sql('UPDATE idempotency SET answer = NULL').run();
+}
+
+test('a repeat tells nothing of what was made once that is on a machine which its key does not reach', async () => {
+  const { ask, schedule_id, move, forget } = await movedAway();
+  expect((await ask()).body.data.id).toBe(schedule_id);
+  await move();
+  for (const crash of [() => undefined, forget]) {
+    crash();
+    const answer = await ask();
+    expect([answer.status, answer.body.error?.code]).toEqual([403, 'forbidden']);
+    expect(JSON.stringify(answer.body)).not.toContain('theirs');
+  }
+});
+
+test('a batch is told again without the machines that its key has lost', async () => {
+  const house = await openHouse();
+  const machines = [await house.agent({ tags: 'ours' }), await house.agent({ tags: 'ours' })];
+  const [left = '', gone = ''] = machines.map(({ machineId }) => machineId);
+  const { key } = await house.keyed(['commands:execute'], { tags: ['ours'] });
+  const wish = { key, body: { tags: ['ours'], command: 'true' }, headers: { 'Idempotency-Key': 'once' } };
+  const told = async (): Promise<string[]> => {
+    const { results } = (await house.call('POST', '/commands/batch', wish)).body.data;
+    return results.map(({ machine_id }: { machine_id: string }) => machine_id).sort();
+  };
+  expect([await told(), await told()]).toEqual(Array(2).fill([left, gone].sort()));
+  await house.client.machines.update({ machine_id: gone, tags: [] });
+  expect(await told()).toEqual([left]);
+});
+
+test('a change that moves something between machines is told to whoever reaches both', async () => {
+  const { house, inside, outside, schedule_id, move } = await movedAway();
+  await move();
+  const { key } = await house.keyed(['admin'], { machine_ids: [inside] });
+  const seen = await house.call('GET', '/audit?action=schedules.update', { key });
+  expect(seen.body.data).toMatchObject([{ machine_id: inside, what: {} }]);
+  expect(JSON.stringify(seen.body.data)).not.toContain('theirs');
+  const all = await house.client.audit.list({ action: 'schedules.update' });
+  expect(new Set(all.items.map(({ machine_id }) => machine_id))).toEqual(new Set([inside, outside]));
+  expect(all.items[0]?.what).toMatchObject({ schedule_id, command: 'theirs' });
+});
+
+test('whoever leaves the machine out hears nothing of how many there are', async () => {
+  const house = await openHouse();
+  const { key } = await house.keyed(['files:read', 'files:write'], { tags: ['none'] });
+  const ask = async (how: { key?: string } = {}): Promise<unknown[]> => {
+    const answers = [
+      await house.call('GET', '/files?path=/', how),
+      await house.call('PUT', '/files/content', { ...how, body: { path: '/nowhere', content: '' } }),
+    ];
+    return answers.map(({ status, body }) => [status, body.error?.code, body.error?.message]);
+  };
+  const none = await ask({ key });
+  expect(none[0]).toMatchObject([400, 'invalid_request', expect.stringMatching(/machine_id: say which/)]);
+  expect(new Set(none.map(String)).size).toBe(1);
+  expect(await ask()).toEqual(none);
+  await house.agent();
+  expect(await ask({ key })).toEqual(none);
+  expect((await house.call('GET', '/files?path=/')).status).toBe(200);
+  await house.agent();
+  expect(await ask({ key })).toEqual(none);
+  expect(await ask()).toEqual(none);
+});
+
+test('a request costs one look-up of its key', async () => {
+  const house = await openHouse();
+  await lookups(house);
+  expect(await lookups(house)).toBe(1);
+});
+
+/** Hashes that are made while one request is answered. */
+async function lookups(house: House): Promise<number> {
+  const { createHash } = crypto;
+  let made = 0;
+  crypto.createHash = (...args) => {
+    made += 1;
+    return createHash(...args);
+  };
+  syncBuiltinESMExports();
+  try {
+    expect((await house.call('GET', '/auth/me')).status).toBe(200);
+  } finally {
+    crypto.createHash = createHash;
+    syncBuiltinESMExports();
+  }
+  return made;
+}
