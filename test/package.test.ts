@@ -11,6 +11,7 @@ import {
   readFileSync,
   rmSync,
   statSync,
+  symlinkSync,
   writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -279,6 +280,17 @@ describe('the Debian packages', () => {
 });
 
 describe('the npm tarball', () => {
+  test('is made in a fresh clone, where nothing was generated before', async () => {
+    const clone = temporaryFolder('clone');
+    const { stdout } = await execute('git', ['ls-files', '-z'], { cwd: root });
+    const files = stdout.split('\0').filter((name) => name && existsSync(join(root, name)));
+    for (const name of files) cpSync(join(root, name), join(clone, name));
+    symlinkSync(join(root, 'node_modules'), join(clone, 'node_modules'));
+    const make = ['scripts/package.ts', '--only', 'npm', '--to', clone];
+    const { stdout: told } = await execute(process.execPath, make, { cwd: clone });
+    expect(told).toBe(`${join(clone, `farhand-${version}.tgz`)}\n`);
+  }, 60_000);
+
   test('installs without a network, runs, and gives a program its types', async () => {
     const folder = temporaryFolder('npm');
     writeFileSync(join(folder, 'package.json'), '{"name": "consumer", "private": true, "type": "module"}');
