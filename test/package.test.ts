@@ -163,6 +163,43 @@ describe('a broker from its package', () => {
     expect(install_missing).toContain('TLS');
   });
 
+  test.each([
+    ['http://127.0.0.1:0', 'On this very box'],
+    ['https://farhand.example.org', 'On the new machine'],
+  ])('with %s prints a line, and says for whom it is: %s', async (url, heading) => {
+    const { farhand, dataDir } = await openBox(...(url.startsWith('https') ? ['--public-url', url] : []));
+    const said = await farhand('join-tokens', 'create', '--data-dir', dataDir);
+    expect(said).toContain(`\n${heading}`);
+    expect(said.includes(`curl -fsSL --proto '=https' ${url}/install.sh`)).toBe(url.startsWith('https'));
+  });
+
+  test('gives no line where it does not know how it is reached', async () => {
+    const { farhand, dataDir } = await openBox('--http', '0.0.0.0:0', '--tls');
+    const made = await farhand('join-tokens', 'create', '--data-dir', dataDir, '-o', 'json');
+    const { install, install_missing } = JSON.parse(made);
+    expect([install, install_missing]).toEqual([null, expect.stringContaining('--public-url')]);
+  });
+
+  test('names the machine in the line of a token that is for one, whatever the name', async () => {
+    const { client } = await openBox();
+    const name = "it's $(one) --broker";
+    const many = await client.joinTokens.create({ name: 'web', uses: 2 });
+    expect(many.install).toMatch(/ \| sudo sh$/);
+    const { install } = await client.joinTokens.create({ name });
+    const echoed = install?.replace(/^.* \| sudo sh -s --/, "printf '%s\\n'");
+    expect((await execute('sh', ['-c', echoed ?? ''])).stdout).toBe(`--name=${name}\n`);
+  });
+
+  test('gives a line that fails where the script cannot be fetched', async () => {
+    const { client } = await openBox();
+    const { install } = await client.joinTokens.create({});
+    const line = install?.replace('/install.sh', '/nothing.sh').replace('sudo sh', 'sh') ?? '';
+    await expect(execute('sh', ['-c', line])).rejects.toMatchObject({
+      code: 1,
+      stderr: expect.stringContaining('URL returned error'),
+    });
+  });
+
   test('does not start on a directory without packages', async () => {
     const broker = run(join(brokerHome, 'bin/farhand-broker'), [
       '--data-dir',
@@ -240,17 +277,31 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     const { install } = await client.joinTokens.create({});
     expect(install).toMatch(/^\{ echo FARHAND_JOIN_TOKEN=/);
     const line = asRoot(install ?? '', '--no-service');
-    const look = 'farhand-agent --version; ls /opt/farhand-agent; readlink /usr/local/bin/farhand-agent';
-    const { text } = await elsewhere(`${line} && ${line} && PATH=/usr/local/bin:$PATH; ${look}`);
+    const left = 'mkdir /opt/farhand-agent/.new-killed';
+    const look = 'farhand-agent --version; ls -A /opt/farhand-agent; readlink /usr/local/bin/farhand-agent';
+    const { text } = await elsewhere(`${line} && ${left} && ${line} && PATH=/usr/local/bin:$PATH; ${look}`);
     const said = `farhand-agent ${version} is installed: /usr/local/bin/farhand-agent`;
     expect(text.trim().split('\n')).toEqual([
       said,
       said,
       version,
-      version,
+      expect.stringMatching(/^[\d.]+-\w+$/),
       'current',
       '/opt/farhand-agent/current/bin/farhand-agent',
     ]);
+  });
+
+  test('puts the old version back when the new one cannot become a service', async () => {
+    const { client } = await openBox();
+    const { install } = await client.joinTokens.create({});
+    const good = asRoot(install ?? '', '--no-service');
+    const bad = asRoot(install ?? '', '--no-such-flag');
+    const look = 'ls -A /opt/farhand-agent; readlink /opt/farhand-agent/current';
+    const { code, text } = await elsewhere(`${good}; ${look}; ${bad} || { ${look}; exit 5; }`);
+    const lines = text.trim().split('\n');
+    expect([code, text]).toEqual([5, expect.stringContaining('the version from before is back')]);
+    expect(lines.slice(-3)).toEqual(lines.slice(1, 4));
+    expect(lines.at(-1)).toBe(lines.at(-3));
   });
 });
 

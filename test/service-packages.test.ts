@@ -111,6 +111,15 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(again).toMatchObject({ code: 0 });
     expect(await property('MainPID')).not.toBe(before);
     await online();
+    const program = await box.run('readlink', '/opt/farhand-agent/current');
+    const failed = await box.run(
+      'sh',
+      '-c',
+      `curl -fsSL http://${http}/install.sh | sh -s -- --no-such-flag`,
+    );
+    expect(failed).toMatchObject({ code: 2, stderr: expect.stringContaining('from before is back') });
+    expect(await box.run('readlink', '/opt/farhand-agent/current')).toEqual(program);
+    await online();
     expect(await box.run('farhand-agent', 'uninstall')).toMatchObject({ code: 0, stderr: '' });
     expect(await traces('farhand-agent')).toBe('');
   });
