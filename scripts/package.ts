@@ -26,7 +26,6 @@ const packages = join(dist, 'packages');
 async function main(): Promise<void> {
   if (wanted.length === 0) throw new Error(`--arch is one of ${arches.join(', ')}`);
   mkdirSync(dist, { recursive: true });
-  // Beside what is made of it: hard links save a copy of Node each time.
   const scratch = mkdtempSync(join(dist, '.making-'));
   try {
     if (kinds.includes('npm')) {

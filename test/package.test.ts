@@ -139,7 +139,9 @@ describe('a broker from its package', () => {
     const { token } = await client.joinTokens.create({});
     const dataDir = temporaryFolder('packaged-agent');
     const where = ['--broker', grpc, '--join-token', token, '--data-dir', dataDir];
-    await told(run(join(agentHome, 'bin/farhand-agent'), where), 'linked');
+    const agent = run(join(agentHome, 'bin/farhand-agent'), where);
+    await told(agent, 'linked');
+    expect(readFileSync(`/proc/${agent.pid}/comm`, 'utf8')).toBe('farhand-agent\n');
     const machine_id = (await client.machines.list({ status: 'online' })).items[0]!.id;
     const command = await client.commands.create({ machine_id, command: 'echo "$0 $PATH $FARHAND_PROGRAM"' });
     expect(command.stdout).not.toContain(made);
@@ -326,6 +328,9 @@ describe('the Debian packages', () => {
       await execute('dpkg-deb', ['--extract', deb, folder]);
       const { stdout } = await execute(join(folder, 'usr/bin', name), ['--version'], { env: plain });
       expect(stdout).toBe(`${version}\n`);
+      const { stdout: told } = await execute('dpkg-deb', ['--field', deb, 'Installed-Size']);
+      const { stdout: used } = await execute('du', ['-sk', '--apparent-size', folder]);
+      expect(Math.abs(Number(told) / Number.parseInt(used, 10) - 1)).toBeLessThan(0.02);
     },
   );
 });
@@ -363,6 +368,17 @@ describe('the npm tarball', () => {
     for (const name of ['farhand-agent', 'farhand-broker']) {
       const { stdout } = await execute(join(folder, 'node_modules/.bin', name), ['--version'], { env });
       expect([name, stdout.trim()]).toEqual([name, version]);
+    }
+    // As an older Node is, which has not what the programs load.
+    const old = ['--no-experimental-sqlite', '--import', `data:text/javascript,${olderNode}`];
+    for (const name of ['farhand', 'farhand-agent', 'farhand-broker']) {
+      const bin = join(folder, 'node_modules/.bin', name);
+      await expect(execute(process.execPath, [...old, bin, '--version'])).rejects.toMatchObject({
+        code: 1,
+        stderr: expect.stringMatching(new RegExp(`^${name}: this needs Node 22.* this is v20.20.2\\n$`)),
+      });
+      // They are loaded by it, and have no word of its own time.
+      expect(readFileSync(bin, 'utf8')).not.toMatch(/\bawait\b|\?\?|^import /m);
     }
     mkdirSync(join(folder, 'node_modules/@types'), { recursive: true });
     cpSync(join(root, 'node_modules/@types/node'), join(folder, 'node_modules/@types/node'), {
@@ -404,6 +420,7 @@ describe('the npm tarball', () => {
         'README.md',
         'SECURITY.md',
         'THIRD-PARTY.txt',
+        'bin',
         'docs',
         'install.sh',
         'lib',
@@ -416,6 +433,8 @@ describe('the npm tarball', () => {
     for (const file of readdirSync(lib)) expect(readFileSync(join(lib, file), 'utf8')).not.toContain(root);
   });
 });
+
+const olderNode = "Object.defineProperty(process,'version',{value:'v20.20.2'})";
 
 /** What a user of the package writes; the commented line proves that the types say something. */
 const consumer = `import { Farhand, FarhandError } from 'farhand';
