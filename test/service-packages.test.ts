@@ -98,12 +98,13 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
   });
 
   test('one line installs the agent from the broker, the same again upgrades it, and uninstall leaves nothing', async () => {
-    const { install } = (await api('POST', '/join-tokens', {})).body.data;
+    const { install } = (await api('POST', '/join-tokens', { name: 'web-1' })).body.data;
     // There is no sudo in there, and no need for it.
     const line = install.replace('sudo sh', 'sh');
     const installed = await box.run('sh', '-c', line);
     expect(installed).toMatchObject({ code: 0 });
     machine = await machineId();
+    expect((await api('GET', `/machines/${machine}`)).body.data.name).toBe('web-1');
     expect(await says('id -un')).toBe('farhand-agent\n');
     expect(await property('ExecStart')).toContain('path=/usr/local/bin/farhand-agent ;');
     const before = await property('MainPID');
