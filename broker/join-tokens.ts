@@ -62,7 +62,7 @@ export function openJoinTokens(
           draft.put('join_tokens', token);
           caller.commit(draft, { join_token_id: token.id });
         });
-        const text = joinTokenText(secret, fingerprint, packages.hash);
+        const text = joinTokenText(secret, fingerprint, packages.hash());
         return { ...shown(token), token: text, ...packages.words(text) };
       },
       list(input, caller) {

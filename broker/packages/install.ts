@@ -35,8 +35,9 @@ export function wordsFor(token: string, { url, pin }: Reached): Words {
       install_missing: `over ${url} others could replace what the machine runs: give the broker TLS, or --public-url with https`,
     };
   }
+  const only = protocol === 'https:' ? " --proto '=https'" : '';
   const pinned = pin ? ` -k --pinnedpubkey ${pin}` : '';
-  const script = `curl -fsSL${pinned} ${quoted(`${trimmed(url)}/install.sh`)}`;
+  const script = `curl${only} -fsSL${pinned} ${quoted(`${trimmed(url)}/install.sh`)}`;
   return { install: `{ echo FARHAND_JOIN_TOKEN=${token}; ${script}; } | sudo sh`, install_missing: null };
 }
 
