@@ -73,6 +73,7 @@ const reading = {
       encoding: z.enum(['utf-8', 'base64']),
     })
     .meta({ id: 'FileContent' }),
+  waits: true,
 } as const;
 const whole = { min: Number.MIN_SAFE_INTEGER, max: Number.MAX_SAFE_INTEGER };
 const readPart = {
@@ -90,6 +91,7 @@ const writing = {
   headers: ifMatch,
   reply: z.object({ ...givenPath, size: z.number(), created: z.boolean() }).meta({ id: 'FileWritten' }),
   bodyLimit: 16 * 1024 * 1024,
+  waits: true,
 } as const;
 const content = {
   ...askedPath,
@@ -117,6 +119,7 @@ const removing = {
   access: 'files:write',
   summary: 'Delete a file, a symlink (never its target) or a directory',
   reply: z.object({ ...givenPath, deleted: z.literal(true) }).meta({ id: 'FileDeleted' }),
+  waits: true,
 } as const;
 const removed = { ...askedPath, recursive: queryBoolean.default(false) };
 
@@ -174,6 +177,7 @@ export const files = {
     params,
     query: { ...askedPath, checksum: z.literal('sha256').optional() },
     reply: entry.extend({ sha256: sha256.optional() }).meta({ id: 'FileStat' }),
+    waits: true,
   }),
   change: single({
     method: 'PATCH',
@@ -209,6 +213,7 @@ export const files = {
     body: z.strictObject(fromTo),
     reply: entry,
     idempotency: 'replay',
+    waits: true,
   }),
   copy: single({
     method: 'POST',
@@ -220,6 +225,7 @@ export const files = {
     reply: entry.extend({ files_copied: z.number(), bytes_copied: z.number() }).meta({ id: 'FileCopied' }),
     status: 201,
     idempotency: 'replay',
+    waits: true,
   }),
 
   upload: incoming({

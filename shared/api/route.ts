@@ -73,7 +73,7 @@ export interface Route<
   bodyLimit?: number;
   /** `machine_id` may be left out while exactly one machine is registered. */
   impliesMachine?: boolean;
-  /** It may wait for long before it answers: the key is judged again meanwhile. */
+  /** It may be long before it answers: the key is judged again meanwhile. */
   waits?: boolean;
   /** Of server-sent events: the one after which nothing comes. Without it they have no end. */
   lastEvent?: string;
