@@ -190,26 +190,46 @@ test('a declared change and its row are one commit', async () => {
   );
 });
 
-test('a command and its row are one transaction, without one more', async () => {
-  let writes = 0;
+/** A house that counts the transactions of its history. */
+async function counting() {
+  const count = { writes: 0 };
   const house = await openHouse({
     tuning: {
       rooms({ history }) {
         const { write } = history;
         history.write = (change) => {
-          writes += 1;
+          count.writes += 1;
           return write(change);
         };
       },
     },
   });
+  return { house, count };
+}
+
+test('a change of a file, its event and its row are one transaction', async () => {
+  const { house, count } = await counting();
+  const { machineId: machine_id } = await house.agent();
+  const path = join(temporaryFolder('audit'), 'file');
+  await house.client.files.write({ machine_id, path, content: 'x' });
+  count.writes = 0;
+  await house.client.files.write({ machine_id, path, content: 'y' });
+  await house.client.files.remove({ machine_id, path });
+  expect(count.writes).toBe(2);
+  expect(await told(house, { machine_id })).toEqual(['files.write ok', 'files.write ok', 'files.remove ok']);
+  const { items } = await house.client.events.list({ machine_id, sort: 'created_at' });
+  expect(items.slice(-3).map(({ type }) => type)).toEqual(['file.uploaded', 'file.uploaded', 'file.deleted']);
+});
+
+test('a command and its row are one transaction, without one more', async () => {
+  const { house, count } = await counting();
   const agent = await house.agent();
   await agent.close();
   await soon(async () => (await house.client.machines.list({ status: 'offline' })).total).toBe(1);
-  writes = 0;
+  count.writes = 0;
   const wish = { machine_id: agent.machineId, command: 'true', queue_for: 60_000 };
   const { id } = await house.client.commands.async(wish);
-  expect(writes).toBe(1);
+  expect(count.writes).toBe(1);
   expect(await rows(house, { action: 'commands.async' })).toMatchObject([{ what: { command_id: id } }]);
 });
 
