@@ -12,7 +12,7 @@ import { readSettings } from '../shared/settings.ts';
 import { leapingClock, soon } from './command-bench.ts';
 import { type House, openHouse, quiet, temporaryFolder } from './house.ts';
 import { giveAway } from './secrets.ts';
-import { all, line, refusalOf, streamsOf } from './streams-bench.ts';
+import { all, hearing, line, refusalOf, streamsOf } from './streams-bench.ts';
 
 type Query = Parameters<House['client']['audit']['list']>[0];
 
@@ -177,6 +177,26 @@ test('calls over gRPC are on record like those over REST, and what only reads is
   });
   expect(found.map(({ address }) => address)).toEqual(Array(4).fill('127.0.0.1'));
   expect(found[3]?.request_id).toBe(failed.requestId);
+});
+
+test('the same signal over gRPC is on record once a minute, each other one too', async () => {
+  const { house, machine_id } = await onMachine();
+  const client = await streamsOf(house);
+  const command = "trap 'echo caught' USR1; echo ready; while :; do sleep 0.05; done";
+  const asked = line<object>({ start: { machine_id, command } });
+  const { heard, take } = hearing();
+  let sent = 0;
+  for await (const { output } of client.exec(asked.requests)) {
+    take(output);
+    const lines = heard.stdout.toString().split('\n').length - 1;
+    if (lines > sent) asked.send({ signal: lines < 4 ? 'SIGUSR1' : 'SIGKILL' });
+    sent = lines;
+  }
+  const signals = await rows(house, { action: 'commands.signal' });
+  expect(signals.map(({ what, result }) => [what.signal, result])).toEqual([
+    ['SIGUSR1', 'ok'],
+    ['SIGKILL', 'ok'],
+  ]);
 });
 
 test('a declared change and its row are one commit', async () => {
