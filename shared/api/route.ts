@@ -285,6 +285,16 @@ export function text(max: number) {
     .refine((value) => value.isWellFormed() && !value.includes('\0'), 'must not hold NUL or lone surrogates');
 }
 
+/** The body of a change: at least one of these fields must be there, of all of them unless told. */
+export function someOf<B extends z.ZodObject>(
+  body: B,
+  fields: readonly string[] = Object.keys(body.shape),
+): B {
+  const given = (sent: Record<string, unknown>): boolean => fields.some((name) => sent[name] !== undefined);
+  const error = `must hold at least one of ${fields.join(', ')}`;
+  return body.refine(given, { error, when: ({ issues }) => issues.length === 0 }).meta({ minProperties: 1 });
+}
+
 const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold a comma');
 /** At most 50 tags, kept unique and in the order given. */
 export const tags = z
