@@ -10,6 +10,7 @@ import {
   queryBoolean,
   queryNumber,
   single,
+  someOf,
   timestamp,
 } from './route.ts';
 
@@ -185,12 +186,15 @@ export const files = {
     access: 'files:write',
     summary: 'Change mode, owner or group',
     params,
-    body: z.strictObject({
-      ...askedPath,
-      mode: mode.optional(),
-      owner: z.string().min(1).max(100).optional().meta({ description: 'A name or a number' }),
-      group: z.string().min(1).max(100).optional().meta({ description: 'A name or a number' }),
-    }),
+    body: someOf(
+      z.strictObject({
+        ...askedPath,
+        mode: mode.optional(),
+        owner: z.string().min(1).max(100).optional().meta({ description: 'A name or a number' }),
+        group: z.string().min(1).max(100).optional().meta({ description: 'A name or a number' }),
+      }),
+      ['mode', 'owner', 'group'],
+    ),
     reply: entry,
   }),
   mkdir: single({
