@@ -22,7 +22,7 @@ import { openMetrics, type RequestMetrics } from '../http/metrics.ts';
 import { serviceHandlers } from '../http/service.ts';
 import { type JoinTokens, openJoinTokens } from '../join-tokens.ts';
 import { type Keys, mayRun, openKeys, rightsIn, whileAttachable } from '../keys.ts';
-import { type Authority, openAuthority } from '../link/authority.ts';
+import { type Authority, authorityFiles, openAuthority } from '../link/authority.ts';
 import type { ConnectSettings } from '../link/connect.ts';
 import { openPresence, type Presence } from '../link/presence.ts';
 import { announce } from '../machines/announce.ts';
@@ -34,6 +34,7 @@ import { openScheduleRecords } from '../schedules/records.ts';
 import { openSessions, type Sessions } from '../sessions/index.ts';
 import { openState, type State } from '../state/index.ts';
 import { openWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
+import { vaultFile } from '../webhooks/vault.ts';
 
 /** For tests and benches: timing that cannot wait 45 s, names that resolve to what they say, events by the thousand. */
 export interface Tuning {
@@ -148,7 +149,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     metrics,
     handlers,
     lookups: lookupsOf({ ...stores, ...nouns }),
-    backups: await openBackups(settings.data_dir, stores),
+    backups: await openBackups(settings.data_dir, stores, [...authorityFiles, vaultFile]),
     proxies,
     rates: openRates({ limit: settings.rate_limit, standsForMany: proxies.isTrusted }),
   };
