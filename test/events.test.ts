@@ -144,7 +144,7 @@ for (const [name, way] of Object.entries(ways)) {
     const command = all.findIndex(({ type }) => type === 'command.started');
     const expected = all.slice(command).filter(({ type }) => /^(machine|file)\./.test(type));
     expect(expected.map(({ type }) => type)).toContain('file.uploaded');
-    const after = all.slice(0, command).findLast(({ type }) => /^machine\./.test(type))?.id ?? '';
+    const after = all.slice(0, command).findLast(({ type }) => type.startsWith('machine.'))?.id ?? '';
     expect(await some(expected.length, follow({ after }))).toEqual(expected);
     const unreadable = refusalOf(some(1, follow({ after: all[command]?.id ?? '' })));
     expect(await unreadable).toMatchObject({ code: 'range_not_satisfiable' });
