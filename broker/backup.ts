@@ -12,13 +12,14 @@ export interface Backups {
   make(): Promise<{ directory: string }>;
 }
 
-/** Files beside the stores that hold keys; they are made once and never change. */
-const keys = ['authority.json', 'rest-key.json', 'webhooks.key'];
-
-/** What a killed broker, or whoever should have taken it, left behind goes now. */
+/**
+ * What a killed broker, or whoever should have taken it, left behind goes now. `keyFiles`: beside the stores; they are
+ * made once and never change.
+ */
 export async function openBackups(
   dataDir: string,
   { state, history }: { state: State; history: History },
+  keyFiles: readonly string[],
 ): Promise<Backups> {
   const directory = join(dataDir, 'backup');
   await rm(directory, { recursive: true, force: true });
@@ -33,7 +34,7 @@ export async function openBackups(
       snapshot: history.snapshot(),
     }));
     await snapshot.copyTo(join(directory, 'history.db'));
-    for (const name of keys) {
+    for (const name of keyFiles) {
       const file = join(dataDir, name);
       if (existsSync(file)) await writeDurably(join(directory, name), await readFile(file, 'utf8'));
     }

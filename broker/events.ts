@@ -85,10 +85,10 @@ export function openEvents(history: History, keepMs: number): Events {
     });
   });
 
-  /** Where a follower begins: after an event of its machines, of whatever type, or after all there are. */
+  /** Where a follower begins: after an event that it may read, or after all there are. */
   function begin({ last_event_id }: FollowInput, caller: Caller): number {
     if (last_event_id === undefined) return newest();
-    const [where, values] = allOf([['id = ?', last_event_id], reachableOnly(caller.reachable())]);
+    const [where, values] = allOf([['id = ?', last_event_id], ...readableOnly(caller)]);
     const seq = history.sql(`SELECT seq FROM events WHERE ${where}`).get(...values)?.seq;
     if (seq !== undefined) return Number(seq);
     throw new AppError(
@@ -103,7 +103,7 @@ export function openEvents(history: History, keepMs: number): Events {
   }
 
   function newestId(caller: Caller): string | undefined {
-    const [where, values] = allOf([reachableOnly(caller.reachable())]);
+    const [where, values] = allOf(readableOnly(caller));
     const row = history.sql(`SELECT id FROM events WHERE ${where} ORDER BY seq DESC LIMIT 1`).get(...values);
     return row && textIn(row, 'id');
   }

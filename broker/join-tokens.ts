@@ -62,7 +62,7 @@ export function openJoinTokens(
           draft.put('join_tokens', token);
           caller.commit(draft, { join_token_id: token.id });
         });
-        const text = joinTokenText(secret, fingerprint, packages.hash);
+        const text = joinTokenText(secret, fingerprint, packages.hash());
         // What is for one machine has that machine's name.
         const name = input.uses === 1 ? input.name : undefined;
         return { ...shown(token), token: text, ...packages.words(text, name) };

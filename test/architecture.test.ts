@@ -345,6 +345,7 @@ const rooms: [libraries: string[], rooms: string[]][] = [
       'zod-openapi',
       '@fastify/busboy',
       'mime',
+      'raw-body',
       'ws',
     ],
     ['broker/http'],
@@ -360,7 +361,8 @@ const rooms: [libraries: string[], rooms: string[]][] = [
   [['smol-toml'], ['shared/settings']],
   [['@peculiar/x509', 'reflect-metadata'], ['broker/link/authority']],
   [['pino'], ['shared/logger']],
-  [['commander'], ['broker/cli']],
+  [['commander', '@clack/prompts', 'cli-table3'], ['broker/cli']],
+  [['nanoid'], ['shared/ids']],
 ];
 
 const libraries: Rule[] = rooms.flatMap(([names, homes]) =>

@@ -12,7 +12,7 @@ import { readSettings } from '../shared/settings.ts';
 import { leapingClock, soon } from './command-bench.ts';
 import { type House, openHouse, quiet, temporaryFolder } from './house.ts';
 import { giveAway } from './secrets.ts';
-import { all, line, refusalOf, streamsOf } from './streams-bench.ts';
+import { all, hearing, line, refusalOf, streamsOf } from './streams-bench.ts';
 
 type Query = Parameters<House['client']['audit']['list']>[0];
 
@@ -179,6 +179,26 @@ test('calls over gRPC are on record like those over REST, and what only reads is
   expect(found[3]?.request_id).toBe(failed.requestId);
 });
 
+test('the same signal over gRPC is on record once a minute, each other one too', async () => {
+  const { house, machine_id } = await onMachine();
+  const client = await streamsOf(house);
+  const command = "trap 'echo caught' USR1; echo ready; while :; do sleep 0.05; done";
+  const asked = line<object>({ start: { machine_id, command } });
+  const { heard, take } = hearing();
+  let sent = 0;
+  for await (const { output } of client.exec(asked.requests)) {
+    take(output);
+    const lines = heard.stdout.toString().split('\n').length - 1;
+    if (lines > sent) asked.send({ signal: lines < 4 ? 'SIGUSR1' : 'SIGKILL' });
+    sent = lines;
+  }
+  const signals = await rows(house, { action: 'commands.signal' });
+  expect(signals.map(({ what, result }) => [what.signal, result])).toEqual([
+    ['SIGUSR1', 'ok'],
+    ['SIGKILL', 'ok'],
+  ]);
+});
+
 test('a declared change and its row are one commit', async () => {
   const { house, machine_id } = await onMachine();
   await house.client.machines.update({ machine_id, name: 'renamed' });
@@ -190,26 +210,55 @@ test('a declared change and its row are one commit', async () => {
   );
 });
 
-test('a command and its row are one transaction, without one more', async () => {
-  let writes = 0;
+/** A house that counts the transactions of its history, and those of them that tell of something. */
+async function counting() {
+  const count = { writes: 0, telling: 0 };
   const house = await openHouse({
     tuning: {
       rooms({ history }) {
         const { write } = history;
         history.write = (change) => {
-          writes += 1;
-          return write(change);
+          count.writes += 1;
+          return write((transaction) => {
+            let tells = 0;
+            const append: typeof transaction.append = (entry) => {
+              tells = 1;
+              transaction.append(entry);
+            };
+            const result = change({ ...transaction, append });
+            count.telling += tells;
+            return result;
+          });
         };
       },
     },
   });
+  return { house, count };
+}
+
+test('a change of a file, its event and its row are one transaction', async () => {
+  const { house, count } = await counting();
+  const { machineId: machine_id } = await house.agent();
+  const path = join(temporaryFolder('audit'), 'file');
+  await house.client.files.write({ machine_id, path, content: 'x' });
+  count.telling = 0;
+  await house.client.files.write({ machine_id, path, content: 'y' });
+  await house.client.files.remove({ machine_id, path });
+  expect(count.telling).toBe(2);
+  expect(await told(house, { machine_id })).toEqual(['files.write ok', 'files.write ok', 'files.remove ok']);
+  const { items } = await house.client.events.list({ machine_id, sort: 'created_at' });
+  expect(items.slice(-3).map(({ type }) => type)).toEqual(['file.uploaded', 'file.uploaded', 'file.deleted']);
+});
+
+test('a command and its row are one transaction, without one more', async () => {
+  const { house, count } = await counting();
   const agent = await house.agent();
   await agent.close();
   await soon(async () => (await house.client.machines.list({ status: 'offline' })).total).toBe(1);
-  writes = 0;
+  count.writes = 0;
   const wish = { machine_id: agent.machineId, command: 'true', queue_for: 60_000 };
   const { id } = await house.client.commands.async(wish);
-  expect(writes).toBe(1);
+  expect(count.writes).toBe(1);
   expect(await rows(house, { action: 'commands.async' })).toMatchObject([{ what: { command_id: id } }]);
 });
 

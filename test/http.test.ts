@@ -4,12 +4,13 @@ import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
+import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test, vi } from 'vitest';
 import { queryOf } from '../broker/http/query.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import { codes, isCode } from '../shared/errors.ts';
 import { type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
-import { joinScripted, type ScriptedAgent, scriptedMachine } from './scripted-agent.ts';
+import { joinScripted, type ScriptedAgent, scriptedMachine, statusOf } from './scripted-agent.ts';
 
 const mebibyte = 1024 * 1024;
 
@@ -883,6 +884,30 @@ test.each([
   expect(await agent.next('cancel')).toEqual({ call_id });
   await expectAlive(house);
 });
+
+test.each(['says nothing yet', 'has begun'])(
+  'asking for the head of a watch ends it, though its machine %s, and the connection takes more',
+  async (how) => {
+    const house = await openHouse();
+    const agent = await scriptedMachine(house);
+    const asked = (way: string, more: string): string =>
+      `${way} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${house.key}\r\n${more}\r\n`;
+    // fetch would hang up after it: the next request of this connection is what waits.
+    const socket = await dialHttp(house);
+    const told = everything(socket);
+    socket.write(asked(`HEAD /api/v1/machines/${agent.identity.machineId}/files/watch?path=/x`, ''));
+    socket.write(asked('GET /healthz', 'Connection: close\r\n'));
+    const { call_id, method } = await agent.next('call');
+    expect(method).toBe('WatchFiles');
+    const stream = how === 'has begun' ? agent.answer(call_id) : undefined;
+    stream?.write({ message: agent.encode('WatchFiles', { path: Buffer.from('/x') }) });
+    const over = stream ? statusOf(stream) : agent.next('cancel');
+    expect(await over).toEqual(stream ? grpcStatus.CANCELLED : { call_id });
+    expect((await told).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
+  },
+  // Less than the quiet time after which a stream says that it lives.
+  5_000,
+);
 
 interface StartedCommand {
   id: string;

@@ -157,7 +157,11 @@ describe('a change', () => {
 test('the last admin key may revoke itself: the broker’s own box makes another', async () => {
   const house = await openHouse();
   const own = await house.client.keys.me();
-  expect(await house.client.keys.remove({ key_id: own.id })).toEqual({ deleted: true, schedules: [] });
+  expect(await house.client.keys.remove({ key_id: own.id })).toEqual({
+    deleted: true,
+    schedules: [],
+    webhooks: [],
+  });
   expect(await knows(house, house.key)).toBe(401);
   const { key } = await withBroker({ dataDir: house.dataDir, url: undefined, apiKey: undefined }, (local) =>
     local.keys.create({ name: 'again', scopes: ['admin'] }),
@@ -241,8 +245,8 @@ describe('a new secret', () => {
       enabled: true,
       disabled_reason: null,
     });
-    const { schedules } = await house.client.keys.remove({ key_id: made.id });
-    expect(schedules).toEqual([schedule.id]);
+    const { schedules, webhooks } = await house.client.keys.remove({ key_id: made.id });
+    expect([schedules, webhooks]).toEqual([[schedule.id], [webhook_id]]);
     const { status, reason } = await house.client.commands.get({ command_id: waiting.id });
     expect([status, reason]).toEqual(['cancelled', 'key_revoked']);
     expect((await house.client.webhooks.get({ webhook_id })).disabled_reason).toBe('key_revoked');

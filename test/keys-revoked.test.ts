@@ -1,5 +1,5 @@
 // What a key has open when it loses its right: each of it is closed within a second, whatever carries it.
-import { readdirSync } from 'node:fs';
+import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
@@ -7,6 +7,7 @@ import type { Scope } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock, soon } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
+import { scriptedMachine } from './scripted-agent.ts';
 import { all, line, refusalOf, streamsOf } from './streams-bench.ts';
 
 const needed: Scope[] = [
@@ -137,3 +138,54 @@ test('who follows all events and is limited meanwhile hears only of what is left
     await house.client.commands.create({ machine_id: machineId, command: 'true' });
   expect((await first).value?.data.data.machine_id).toBe(left.machineId);
 });
+
+test('work on files is given up on its machine, and answered with 401, when its key is revoked', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const { key, client } = await house.keyed(['files:read', 'files:write']);
+  const { id: key_id } = await client.keys.me();
+  const two = { source: '/a', destination: '/b' };
+  const asked: [string, string, string, unknown?][] = [
+    ['CopyFile', 'POST', 'files/copy', two],
+    ['MoveFile', 'POST', 'files/move', two],
+    ['RemoveFile', 'DELETE', 'files?path=/a&recursive=true'],
+    ['WriteFile', 'PUT', 'files/content', { path: '/a', content: '' }],
+    ['StatFile', 'GET', 'files/stat?path=/a&checksum=sha256'],
+    ['ReadFile', 'GET', 'files/content?path=/a'],
+  ];
+  const answers: Promise<{ status: number }>[] = [];
+  const calls: string[] = [];
+  for (const [name, method, path, body] of asked) {
+    answers.push(house.call(method, `/machines/${agent.identity.machineId}/${path}`, { key, body }));
+    const call = await agent.next('call');
+    expect(call.method).toBe(name);
+    calls.push(call.call_id);
+  }
+  await house.client.keys.remove({ key_id });
+  const statuses = (await Promise.all(answers)).map(({ status }) => status);
+  expect(statuses).toEqual(asked.map(() => 401));
+  const cancelled: string[] = [];
+  for (const _ of calls) cancelled.push((await agent.next('cancel')).call_id);
+  expect(cancelled.sort()).toEqual(calls.sort());
+});
+
+test.each(['on its machine', 'to another machine'])(
+  'a copy of many files %s ends with its key within a second, and leaves nothing',
+  async (where) => {
+    const house = await openHouse();
+    const [{ machineId: machine_id }, other] = [await house.agent(), await house.agent()];
+    const { key, client } = await house.keyed(['files:read', 'files:write']);
+    const { id: key_id } = await client.keys.me();
+    const [from, to] = [temporaryFolder('many'), temporaryFolder('copied')];
+    mkdirSync(join(from, 'tree'));
+    for (let n = 0; n < 4_000; n += 1) writeFileSync(join(from, 'tree', String(n)), 'x');
+    const across = where === 'on its machine' ? {} : { destination_machine_id: other.machineId };
+    const body = { source: join(from, 'tree'), destination: join(to, 'tree'), ...across };
+    const copy = house.call('POST', `/machines/${machine_id}/files/copy`, { key, body });
+    await soon(() => readdirSync(to).length).toBe(1);
+    await house.client.keys.remove({ key_id });
+    const left = await leftOf({ copy });
+    expect([left, (await copy).status]).toEqual([[], 401]);
+    await soon(() => readdirSync(to)).toEqual([]);
+  },
+);

@@ -109,7 +109,10 @@ describe('401', () => {
     const made = await house.client.keys.create({ name: 'brief', scopes: ['machines:read'] });
     expect((await house.call('GET', '/machines', { key: made.key })).status).toBe(200);
     const removed = await house.call('DELETE', `/api-keys/${made.id}`);
-    expect([removed.status, removed.body.data]).toEqual([200, { deleted: true, schedules: [] }]);
+    expect([removed.status, removed.body.data]).toEqual([
+      200,
+      { deleted: true, schedules: [], webhooks: [] },
+    ]);
     expect(refusal(await house.call('GET', '/machines', { key: made.key }))).toEqual([401, 'unauthorized']);
     expect(refusal(await house.call('DELETE', `/api-keys/${made.id}`))).toEqual([404, 'key_not_found']);
     await house.broker.close();

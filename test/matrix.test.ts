@@ -225,6 +225,9 @@ function placesOf({ known, here, house }: Scene): Record<string, { wish?: Ask; f
   const { path = '' } = known;
   const write = () => house.client.files.write({ machine_id: here.machine, path, content: '' });
   return {
+    // A change of nothing is none.
+    'machines.update': { wish: { body: { name: 'renamed' } } },
+    'files.change': { wish: { body: { path, mode: '0644' } } },
     'files.mkdir': { wish: { body: { path: `${path}.made` } } },
     'files.copy': { wish: { body: { source: path, destination: `${path}.copy` } } },
     'files.search': { wish: { query: { name: '*', path: dirname(path) } } },

@@ -17,7 +17,7 @@ import { parseJoinToken } from '../shared/join-token.ts';
 import { linkServerName, linkService, streamsService } from '../shared/rpc.ts';
 import { readSettings } from '../shared/settings.ts';
 import { type Answer, call, type House, openHouse } from './house.ts';
-import { caOf, refusalOf, streamsOf } from './streams-bench.ts';
+import { caOf, line, refusalOf, streamsOf } from './streams-bench.ts';
 
 const settingsOf = (...argv: string[]) => readSettings(brokerSettings, { argv, env: {} });
 
@@ -249,6 +249,19 @@ test('calls that would change something are on record when their key has spent i
     ['joinTokens.create', 'rate_limited'],
     ['commands.create', 'rate_limited'],
   ]);
+});
+
+test('each signal of a call over gRPC is counted as a request', async () => {
+  const house = await openHouse({ flags: ['--rate-limit', '6'] });
+  const local = { dataDir: house.dataDir, url: undefined, apiKey: undefined };
+  const joinToken = (await withBroker(local, (client) => client.joinTokens.create({}))).token;
+  const { machineId: machine_id } = await house.agent({ joinToken });
+  const client = await streamsOf(house);
+  // With the certificate authority and the call itself that is the limit.
+  const signals = Array.from({ length: 5 }, () => ({ signal: 'SIGUSR1' }));
+  const asked = line<object>({ start: { machine_id, command: "trap '' USR1; cat" } }, ...signals);
+  const refusal = await refusalOf(client.exec(asked.requests));
+  expect([refusal.code, refusal.details.retry_after]).toEqual(['rate_limited', expect.any(Number)]);
 });
 
 test('wrong keys over gRPC are counted with those over REST', async () => {

@@ -157,3 +157,14 @@ async function freePort(): Promise<number> {
   await new Promise((resolve) => server.close(resolve));
   return typeof address === 'object' && address ? address.port : 0;
 }
+
+test('the table of libraries names every one that is installed with us', () => {
+  const { dependencies, optionalDependencies } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'));
+  const chapter = readFileSync(join(root, 'README.md'), 'utf8').split('\n## Libraries')[1] ?? '';
+  const named = chapter
+    .split('\n')
+    .filter((row) => row.startsWith('|'))
+    .flatMap((row) => row.split(/[|,;\s()]+/));
+  const installed = Object.keys({ ...dependencies, ...optionalDependencies });
+  expect(installed.filter((name) => !named.includes(name))).toEqual([]);
+});

@@ -191,6 +191,35 @@ describe('a key deals only with webhooks that tell what it may read itself', () 
   });
 });
 
+test('one that is sent elsewhere is that of the key which did so: it tells what that may read, as long as that lives', async () => {
+  const house = await openToldHouse();
+  const [first, second] = [await openReceiver(), await openReceiver()];
+  const maker = await house.client.keys.create({
+    name: 'maker',
+    scopes: ['webhooks:write', 'machines:read'],
+  });
+  const mover = await house.client.keys.create({
+    name: 'mover',
+    scopes: ['webhooks:write', 'machines:read'],
+  });
+  const asked = { url: first.url, events: ['machine.*'] };
+  const made = await house.call('POST', '/webhooks', { key: maker.key, body: asked });
+  const webhook_id = made.body.data.id;
+  const patch = (key: string, body: object) => house.call('PATCH', `/webhooks/${webhook_id}`, { key, body });
+  // What goes to the same receiver stays that of its key, whoever narrows it.
+  await patch(mover.key, { ...asked, events: ['machine.online', 'machine.offline'] });
+  await patch(mover.key, { url: second.url });
+  await patch(maker.key, { events: ['machine.*'] });
+  expect((await house.client.keys.remove({ key_id: maker.id })).webhooks).toEqual([]);
+  await house.happen('machine.online');
+  await second.heard(1);
+  expect((await house.client.keys.remove({ key_id: mover.id })).webhooks).toEqual([webhook_id]);
+  await house.happen('machine.offline');
+  const { enabled, disabled_reason } = await house.client.webhooks.get({ webhook_id });
+  expect([enabled, disabled_reason]).toEqual([false, 'key_revoked']);
+  expect([first.types(), second.types()]).toEqual([[], ['machine.online']]);
+});
+
 test('one whose key was revoked says so and is that of who enables it', async () => {
   const house = await openToldHouse();
   const receiver = await openReceiver();

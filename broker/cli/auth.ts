@@ -107,9 +107,16 @@ async function revoke(client: Farhand, key_id: string, options: Common & { yes?:
   await demandYes(options.yes, `revoke the key ${key_id}`);
   const answer = await client.keys.remove({ key_id });
   await printFields(options.output, answer, { revoked: key_id });
-  if (answer.schedules.length > 0 && options.output === 'text') {
+  const { schedules, webhooks } = answer;
+  if (options.output !== 'text') return;
+  if (schedules.length > 0) {
     hint(
-      `These schedules ran with its right and run no more until another key changes them: ${answer.schedules.join(', ')}`,
+      `These schedules ran with its right and run no more until another key changes them: ${schedules.join(', ')}`,
+    );
+  }
+  if (webhooks.length > 0) {
+    hint(
+      `These webhooks told with its right and tell no more until another key enables them: ${webhooks.join(', ')}`,
     );
   }
 }

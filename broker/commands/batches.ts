@@ -13,7 +13,7 @@ import { commandOf, specOf, type Wish } from './draft.ts';
 import { type Command, listedBytes, type Records, type Status, type Tally } from './records.ts';
 import { current } from './run.ts';
 import type { Rooms, Runs } from './runs.ts';
-import { listed } from './shown.ts';
+import { listed, shownTo } from './shown.ts';
 import { cancelWaitMs } from './supervision.ts';
 import type { Turns } from './turns.ts';
 
@@ -98,7 +98,7 @@ export function openBatches(
         batch,
         reached.map(({ status, finished_at }) => ({ status, finished_at, n: 1 })),
       ),
-      results: reached.map(listed),
+      results: reached.map((command) => shownTo(caller, listed(command))),
     };
   }
 

@@ -23,7 +23,7 @@ import {
 } from './records.ts';
 import { current, type Run, runOf, waits } from './run.ts';
 import { openRuns, type Rooms, type Runs } from './runs.ts';
-import { listed, shown } from './shown.ts';
+import { listed, shown, shownTo } from './shown.ts';
 import { cancelWaitMs } from './supervision.ts';
 import { Turns } from './turns.ts';
 
@@ -215,10 +215,11 @@ function steering(
   return {
     async cancel({ command_id }, caller) {
       const run = runs.get(command_id);
-      if (!run) return shown(knownCommand(records, command_id));
-      await runs.cancel(run, caller);
-      await runs.ended(run, cancelWaitMs);
-      return shown(await current(run));
+      if (run) {
+        await runs.cancel(run, caller);
+        await runs.ended(run, cancelWaitMs);
+      }
+      return shownTo(caller, shown(run ? await current(run) : knownCommand(records, command_id)));
     },
     async purge({ machine_id }) {
       const waiting = runs.waitingFor(machine_id);
@@ -236,7 +237,7 @@ function steering(
       const { machine_id } = running(command_id).command;
       const { stub } = presence.get(machine_id);
       await stub.signalProcess({ id: command_id, signal }, { request_id: caller.request_id, caller });
-      return recordOf(command_id, known);
+      return shownTo(caller, await recordOf(command_id, known));
     },
   };
 }

@@ -1,4 +1,5 @@
 // A command as REST shows it.
+import type { Caller } from '../../shared/api/index.ts';
 import { iso } from '../../shared/clock.ts';
 import { type Command, type CommandRecord, listedBytes } from './records.ts';
 
@@ -24,6 +25,14 @@ export function shown(command: Command): CommandRecord {
     finished_at: finished_at === null ? null : iso(finished_at),
     queued_until: queue_until === null || status !== 'queued' ? null : iso(queue_until),
   };
+}
+
+/** What a caller may know of one that it steers: output takes commands:read, but for whoever ran it. */
+export function shownTo(caller: Caller, record: CommandRecord): CommandRecord {
+  if (caller.may('commands:read') || record.requested_by === caller.key_id) return record;
+  const { stdout_bytes, stderr_bytes } = record;
+  const cut = { stdout_truncated: stdout_bytes > 0, stderr_truncated: stderr_bytes > 0 };
+  return { ...record, stdout: '', stderr: '', ...cut };
 }
 
 /** Milliseconds from its start to its end; null where it has not both. */

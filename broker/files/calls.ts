@@ -56,14 +56,18 @@ export function stubOf({ presence }: FileRooms, machine: MachineId): AgentStub {
   return presence.get(machine).stub;
 }
 
-/** Commits an event about a file; what a caller was promised to hear is on disk when it resolves. */
+/** Commits an event about a file, and with it that the caller did it: both are on disk when it resolves. */
 export async function tell(
   { state, history, events }: FileRooms,
+  caller: Caller,
   type: FileEvent,
   machine: MachineId,
   data: Record<string, unknown>,
 ): Promise<void> {
-  await history.write((transaction) => events.emit(transaction, type, state.machines.get(machine), data));
+  await history.write((transaction) => {
+    events.emit(transaction, type, state.machines.get(machine), data);
+    caller.commit(transaction);
+  });
 }
 
 /** The machine of an unprefixed route: admission has named the only one there is. */

@@ -51,7 +51,7 @@ async function copyAcross(
         ? await copyDirectory(from, to, paths, caller, reader)
         : await copyOne(from, to, paths, source.mode, caller, reader);
     const at = demandEntry(copied.entry);
-    await tell(rooms, 'file.uploaded', input.destination_machine_id, {
+    await tell(rooms, caller, 'file.uploaded', input.destination_machine_id, {
       ...pathOf(at.path),
       size: copied.bytes,
     });

@@ -148,7 +148,7 @@ async function open(
   // Who fetches a file in parts has it when its last byte has come.
   const complete = length === undefined || offset + length >= entry.size;
   const told = (size: number): void => {
-    if (complete) tellDownloaded(rooms, input.machine_id, entry.path, size);
+    if (complete) tellDownloaded(rooms, caller, input.machine_id, entry.path, size);
   };
   return {
     status: wish.kind === 'part' ? 206 : 200,
@@ -178,7 +178,7 @@ async function downloadArchive(rooms: FileRooms, input: DownloadInput, caller: C
   const { entry } = head;
   return {
     filename: `${nameOf(entry.path) || 'root'}.${archive}`,
-    bytes: chunksOf(rest, (size) => tellDownloaded(rooms, machine_id, entry.path, size)),
+    bytes: chunksOf(rest, (size) => tellDownloaded(rooms, caller, machine_id, entry.path, size)),
   };
 }
 
@@ -197,11 +197,12 @@ function describe(caller: Caller, etag: string, modified_at_ms: number): void {
 /** Best effort: the bytes are gone already. */
 function tellDownloaded(
   rooms: FileRooms,
+  caller: Caller,
   machine: DownloadInput['machine_id'],
   path: Buffer,
   size: number,
 ): void {
-  tell(rooms, 'file.downloaded', machine, { ...pathOf(path), size }).catch((error: unknown) => {
+  tell(rooms, caller, 'file.downloaded', machine, { ...pathOf(path), size }).catch((error: unknown) => {
     rooms.log.warn({ err: error, machine_id: machine }, 'a download was not told of');
   });
 }

@@ -96,7 +96,7 @@ export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing
       const { entry, summary } = await stubOf(rooms, machine_id).writeArchive(requests, bulk(caller));
       const { files, bytes, sha256 } = demandSummary(summary);
       const at = pathOf(demandEntry(entry).path);
-      await tell(rooms, 'file.uploaded', machine_id, { ...at, size: bytes });
+      await tell(rooms, caller, 'file.uploaded', machine_id, { ...at, size: bytes });
       return { ...at, files, bytes, sha256 };
     },
   };
@@ -137,7 +137,7 @@ async function writeContent(rooms: FileRooms, input: Input<Route<'write'>>, call
   const written = await stubOf(rooms, input.machine_id).writeFile(requests, short(caller));
   caller.headers.set('ETag', soundEtag(written.etag));
   const at = pathOf(written.path);
-  await tell(rooms, 'file.uploaded', input.machine_id, { ...at, size: written.size });
+  await tell(rooms, caller, 'file.uploaded', input.machine_id, { ...at, size: written.size });
   return { ...at, size: written.size, created: written.created };
 }
 
@@ -154,7 +154,7 @@ async function store(
   caller.headers.set('ETag', soundEtag(written.etag));
   const at = pathOf(written.path);
   const { size, created, sha256 } = written;
-  await tell(rooms, 'file.uploaded', machine, { ...at, size });
+  await tell(rooms, caller, 'file.uploaded', machine, { ...at, size });
   return { ...at, size, created, sha256 };
 }
 
@@ -187,6 +187,6 @@ async function removeFile(rooms: FileRooms, input: Input<Route<'remove'>>, calle
   const request = { path: bytesOf(input.path, input.path_encoding), recursive };
   const { path, size } = await stubOf(rooms, machine_id).removeFile(request, long(caller));
   const at = pathOf(path);
-  await tell(rooms, 'file.deleted', machine_id, { ...at, size, recursive });
+  await tell(rooms, caller, 'file.deleted', machine_id, { ...at, size, recursive });
   return { deleted: true as const, ...at };
 }

@@ -41,6 +41,8 @@ interface Exchange {
   input: Input;
   raw: RawInput;
   caller: Caller;
+  /** Fires when nobody waits for the answer any more. */
+  gone: AbortController;
 }
 
 const bodyLimit = 1024 * 1024;
@@ -80,7 +82,7 @@ export function dispatcher(
       // An object of the parts that the route names.
       const given = input as Input;
       if (body.incoming) given.content = contentOf(body.incoming, visit, raw);
-      await answer({ ctx, input: given, raw, caller }).finally(leave);
+      await answer({ ctx, input: given, raw, caller, gone: client.gone }).finally(leave);
     } finally {
       client.forget();
       body.close();
@@ -211,7 +213,7 @@ function refuseLate({ waits }: Route, { signal }: Caller): void {
 }
 
 async function stream(
-  { ctx, input, caller }: Exchange,
+  { ctx, input, caller, gone }: Exchange,
   send: Sender,
   handler: Handler,
   log: Logger,
@@ -223,7 +225,8 @@ async function stream(
     // A refusal may have something to say there, too (RFC 9110 section 14.4).
     ctx.set(Object.fromEntries(caller.headers));
   }
-  await send({ ctx, caller, meta: metaOf(caller), log }, reply);
+  const leave = (): void => gone.abort(new AppError('unavailable', 'nobody reads on'));
+  await send({ ctx, caller, meta: metaOf(caller), log, leave }, reply);
 }
 
 function metaOf(caller: Caller) {

@@ -18,6 +18,8 @@ export interface Outgoing {
   /** Of the envelope, where there is one. */
   meta: object;
   log: Logger;
+  /** Nobody reads on: ends whatever the answer waits for. */
+  leave(): void;
 }
 
 /** Sends what the handler of a route gave back, to its end. */
@@ -135,16 +137,23 @@ async function pour(
   const { res } = out.ctx;
   out.ctx.respond = false;
   if (quiet) res.flushHeaders();
+  const head = out.ctx.method === 'HEAD';
+  if (head) {
+    res.end();
+    // What comes first may be long in coming: it is waited for no more, and what was opened for it is closed.
+    out.leave();
+  }
   let sent = 0;
   try {
     for await (const chunk of chunks) {
-      if (out.ctx.method === 'HEAD') break;
+      if (head) return;
       sent += chunk.length;
       if (!res.write(chunk)) await drained(res, out.caller.signal);
     }
     if (length !== undefined && sent !== length) throw new Error(`${sent} bytes came instead of ${length}`);
     res.end();
   } catch (error) {
+    if (head) return;
     const { request_id, signal } = out.caller;
     if (!signal.aborted) out.log.warn({ err: error, request_id }, 'an answer was cut off');
     res.destroy();

@@ -130,14 +130,14 @@ export function openKeys(state: State, history: History, log: Logger): Keys {
         return { ...shown(key), key: secret };
       },
       async remove({ key_id }, caller) {
-        const schedules = await state.change((draft) => {
+        const stopped = await state.change((draft) => {
           const key = find(key_id, caller, draft.before);
           draft.remove('keys', key.id);
           caller.commit(draft);
           return stoppedWith(key, state, caller);
         });
         uses.forget(key_id);
-        return { deleted: true, schedules };
+        return { deleted: true, ...stopped };
       },
     },
   };
@@ -177,9 +177,11 @@ function refuseMore(key: Key, own: Key): void {
   });
 }
 
-/** Schedules that ran with the right of this key, and won't any more. */
-function stoppedWith({ id }: Key, state: State, caller: Caller): string[] {
-  return [...state.schedules.values()]
-    .filter((one) => one.requested_by === id && one.enabled && caller.reaches(one.machine_id))
-    .map((one) => one.id);
+/** Schedules that ran, and webhooks that told, with the right of this key, and won't any more. */
+function stoppedWith({ id }: Key, state: State, caller: Caller) {
+  const ran = [...state.schedules.values()].filter(
+    (one) => one.requested_by === id && one.enabled && caller.reaches(one.machine_id),
+  );
+  const told = [...state.webhooks.values()].filter((one) => one.key_id === id && one.enabled);
+  return { schedules: ran.map((one) => one.id), webhooks: told.map((one) => one.id) };
 }

@@ -22,6 +22,10 @@ const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
 const stored = z.strictObject({ certificate: z.string(), private_key: z.string() });
 const storedKey = z.strictObject({ private_key: z.string() });
 
+/** What it keeps in the data directory: the authority itself, and the key of --tls. */
+const [authorityFile, restKeyFile] = ['authority.json', 'rest-key.json'] as const;
+export const authorityFiles = [authorityFile, restKeyFile];
+
 export interface Authority {
   /** SHA-256 of the CA certificate in DER, hexadecimal: what a join token pins. */
   readonly fingerprint: string;
@@ -35,7 +39,7 @@ export interface Authority {
 
 /** Reads the authority of a directory, or makes it where nothing was ever declared. Throws StartError when it is lost. */
 export async function openAuthority(directory: string, mayMake: boolean): Promise<Authority> {
-  const file = join(directory, 'authority.json');
+  const file = join(directory, authorityFile);
   if (!existsSync(file)) {
     if (!mayMake) {
       throw new StartError(
@@ -44,7 +48,7 @@ export async function openAuthority(directory: string, mayMake: boolean): Promis
     }
     await makeAuthority(file);
   }
-  return readAuthority(file, join(directory, 'rest-key.json'));
+  return readAuthority(file, join(directory, restKeyFile));
 }
 
 async function makeAuthority(file: string): Promise<void> {

@@ -1,6 +1,6 @@
 // The packages of agents that this broker hands out, and how a machine gets one with a single line.
 import { createHash } from 'node:crypto';
-import { createReadStream, existsSync, readFileSync } from 'node:fs';
+import { createReadStream, existsSync, readFileSync, statSync } from 'node:fs';
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/index.ts';
@@ -11,7 +11,7 @@ import { type Reached, scriptFor, type Words, wordsFor } from './install.ts';
 export interface Packages {
   handlers: Handlers['packages'];
   /** SHA-256 of SHA256SUMS in hexadecimal, which join tokens carry; undefined where there are no packages. */
-  hash: string | undefined;
+  hash(): string | undefined;
   /** The line that installs the agent with this token, under a name if one is told; or why there is none. */
   words(token: string, name?: string): Words;
 }
@@ -31,15 +31,15 @@ interface Offer {
 
 /** `directory`: as told by the settings. Throws StartError when what is told is not there. */
 export function openPackages(directory: string | undefined, reached: () => Reached): Packages {
-  const offer = offerIn(directory ?? usual(), directory !== undefined);
+  const offered = offering(directory ?? usual(), directory !== undefined);
   return {
     handlers: {
       script() {
-        demand(offer);
+        demand(offered());
         return { type: 'text/x-shellscript', body: scriptFor(reached()) };
       },
       async file({ file, if_none_match }, caller) {
-        const { directory: folder, files } = demand(offer);
+        const { directory: folder, files } = demand(offered());
         const hash = files.get(file);
         if (!hash)
           throw new AppError('route_not_found', `there is no such package; see ${sumsFile}`, { file });
@@ -48,12 +48,12 @@ export function openPackages(directory: string | undefined, reached: () => Reach
         if (if_none_match?.includes(etag)) return { status: 304, filename: file };
         const path = join(folder, file);
         const { size } = await stat(path);
-        return { filename: file, length: size, bytes: createReadStream(path)[Symbol.asyncIterator]() };
+        return { filename: file, length: size, bytes: contentsOf(path) };
       },
     },
-    hash: offer?.hash,
+    hash: () => offered()?.hash,
     words: (token, name) =>
-      offer ? wordsFor(token, name, reached()) : { install: null, install_missing: missing },
+      offered() ? wordsFor(token, name, reached()) : { install: null, install_missing: missing },
   };
 }
 
@@ -63,6 +63,40 @@ const missing =
 function demand(offer: Offer | undefined): Offer {
   if (offer) return offer;
   throw new AppError('route_not_found', missing);
+}
+
+/** Opened by whoever takes the first byte: what is never begun, as with HEAD, has nothing to close. */
+async function* contentsOf(path: string): AsyncGenerator<Uint8Array> {
+  yield* createReadStream(path);
+}
+
+/** What lies there now: read again when its list changes, as `npm run package` beside a running broker does. */
+function offering(directory: string, told: boolean): () => Offer | undefined {
+  let known = markOf(directory);
+  let offer = offerIn(directory, told);
+  return () => {
+    const mark = markOf(directory);
+    if (mark !== known) offer = soundOffer(directory);
+    // One that was not sound may become so as it is.
+    known = offer ? mark : '';
+    return offer;
+  };
+}
+
+/** Another list is another file, or one of another time; empty where there is none. */
+function markOf(directory: string): string {
+  const { ino, mtimeMs, size } = statSync(join(directory, sumsFile), { throwIfNoEntry: false }) ?? {};
+  return ino === undefined ? '' : `${ino} ${mtimeMs} ${size}`;
+}
+
+/** A list that names what is not there is none: somebody is at work on it, or has broken it. */
+function soundOffer(directory: string): Offer | undefined {
+  try {
+    return offerIn(directory, false);
+  } catch (error) {
+    if (error instanceof StartError) return undefined;
+    throw error;
+  }
 }
 
 function offerIn(directory: string, told: boolean): Offer | undefined {

@@ -128,7 +128,10 @@ function declaring(
         caller.commit(draft);
         return after;
       });
-      return shown(changed, caller);
+      const answer = shown(changed, caller);
+      // Who may not look does not look by changing something else.
+      const known = caller.may('schedules:read') || changes.env !== undefined;
+      return known ? answer : { ...answer, env: null };
     },
     async remove({ schedule_id }, caller) {
       await state.change((draft) => {

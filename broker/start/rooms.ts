@@ -23,7 +23,7 @@ import { serviceHandlers } from '../http/service.ts';
 import { type JoinTokens, openJoinTokens } from '../join-tokens.ts';
 import { type Keys, openKeys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
-import { type Authority, openAuthority } from '../link/authority.ts';
+import { type Authority, authorityFiles, openAuthority } from '../link/authority.ts';
 import type { ConnectSettings } from '../link/connect.ts';
 import { openPresence, type Presence } from '../link/presence.ts';
 import { announce } from '../machines/announce.ts';
@@ -35,6 +35,7 @@ import { openScheduleRecords } from '../schedules/records.ts';
 import { openSessions, type Sessions } from '../sessions/index.ts';
 import { openState, type State } from '../state/index.ts';
 import { openWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
+import { vaultFile } from '../webhooks/vault.ts';
 
 /** For tests and benches: timing that cannot wait 45 s, names that resolve to what they say, events by the thousand. */
 export interface Tuning {
@@ -149,7 +150,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     metrics,
     handlers,
     lookups: lookupsOf(nouns),
-    backups: await openBackups(settings.data_dir, stores),
+    backups: await openBackups(settings.data_dir, stores, [...authorityFiles, vaultFile]),
     proxies,
     rates: openRates({ limit: settings.rate_limit, standsForMany: proxies.isTrusted }),
   };

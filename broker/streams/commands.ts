@@ -7,12 +7,13 @@ import type { FollowCommandRequest__Output } from '../../proto/types/farhand/cli
 import type { FollowCommandResponse } from '../../proto/types/farhand/client/v1/FollowCommandResponse.ts';
 import { api, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
 import { type CommandId, commandId } from '../../shared/api/route.ts';
-import { sleep } from '../../shared/clock.ts';
+import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AccessRooms } from '../admission/access.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
 import { entranceOf, madeBy } from '../admission/index.ts';
+import type { Rates } from '../admission/rates.ts';
 import { once } from '../admission/replay.ts';
 import { type Commands, offsetsIn } from '../commands/index.ts';
 import type { Call } from './call.ts';
@@ -21,6 +22,7 @@ export interface CommandStreams extends AccessRooms {
   handlers: Handlers;
   commands: Pick<Commands, 'follow'>;
   idempotency: Idempotency;
+  rates: Rates;
   log: Logger;
 }
 
@@ -31,6 +33,8 @@ type Part = FollowCommandResponse & ExecResponse;
 const passing: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
 const firstWaitMs = 10;
 const longestWaitMs = 500;
+/** Of the same signal one is on record in this time, as of typing. */
+const recordMs = 60_000;
 
 export function commandCalls(rooms: CommandStreams) {
   const { handlers, commands } = rooms;
@@ -91,11 +95,12 @@ export function commandCalls(rooms: CommandStreams) {
   /** Gives the command what its client sends, in order and no faster than it is read. Never rejects. */
   async function feed(call: ExecCall, command_id: CommandId, caller: Caller): Promise<void> {
     let offset = 0;
+    const signalled = new Map<string, number>();
     try {
       for await (const { message, stdin, signal } of call.messages) {
         if (message === 'stdin')
           offset = await give(command_id, stdin ?? Buffer.alloc(0), offset, false, caller);
-        else if (message === 'signal') await deliver(call, command_id, signal ?? '');
+        else if (message === 'signal') await deliver(call, command_id, signal ?? '', signalled);
         else throw new AppError('invalid_request', 'after the first message comes stdin or signal');
       }
       await give(command_id, Buffer.alloc(0), offset, true, caller);
@@ -125,11 +130,26 @@ export function commandCalls(rooms: CommandStreams) {
     return offset + bytes.length;
   }
 
-  async function deliver(call: ExecCall, command_id: CommandId, signal: string): Promise<void> {
-    const raw = { params: { command_id }, body: { signal } };
-    const visit = call.knock(signalling);
-    const { input, caller } = call.admit(visit, raw, { lasts: false });
-    await insisting(caller.signal, [], async () => handlers.commands.signal(input, caller));
+  /** As a request of its own, and counted as one; `signalled` tells when which signal was recorded. */
+  async function deliver(
+    call: ExecCall,
+    command_id: CommandId,
+    signal: string,
+    signalled: Map<string, number>,
+  ): Promise<void> {
+    const visit = signalling.knock(call.visitor, call.requestId);
+    try {
+      const raw = { params: { command_id }, body: { signal } };
+      const { input, caller } = call.admit(visit, raw, { lasts: false });
+      const quota = await rooms.rates.spend(caller.key_id);
+      if (quota?.refusal) throw quota.refusal;
+      await insisting(caller.signal, [], async () => handlers.commands.signal(input, caller));
+    } catch (error) {
+      await visit.settle(error);
+      throw error;
+    }
+    if (monotonic() - (signalled.get(signal) ?? Number.NEGATIVE_INFINITY) < recordMs) return;
+    signalled.set(signal, monotonic());
     await visit.settle();
   }
 

@@ -117,8 +117,9 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
           armed: wish.enabled ? before.armed + 1 : before.armed,
           updated_at: iso(),
         };
-        // One whose key is gone becomes that of who enables it.
-        if (wish.enabled && !rightsOf(before.key_id, draft.before)) webhook.key_id = caller.key_id;
+        // It is that of who says where it goes; and one whose key is gone, of who enables it.
+        const taken = webhook.url !== before.url || (wish.enabled && !rightsOf(before.key_id, draft.before));
+        if (taken) webhook.key_id = caller.key_id;
         // Not only its key: whoever changes it could have more sent to itself.
         for (const reader of [dealer, rightsOf(webhook.key_id, draft.before) ?? dealer]) {
           demandScopes(reader, webhook.events);

@@ -12,12 +12,15 @@ export interface Vault {
   open(webhookId: string, sealed: string): string | undefined;
 }
 
+/** In the data directory. */
+export const vaultFile = 'webhooks.key';
+
 const cipher = 'aes-256-gcm';
 const [keyBytes, ivBytes, tagBytes] = [32, 12, 16];
 
 /** Throws StartError for a damaged key file; one that is missing is needed only by what it encrypted. */
 export function openVault(directory: string): Vault {
-  const file = join(directory, 'webhooks.key');
+  const file = join(directory, vaultFile);
   let key = existsSync(file) ? read(file) : undefined;
   let making: Promise<Buffer> | undefined;
 

@@ -10,6 +10,7 @@ import {
   queryBoolean,
   queryNumber,
   single,
+  someOf,
   timestamp,
 } from './route.ts';
 
@@ -73,6 +74,7 @@ const reading = {
       encoding: z.enum(['utf-8', 'base64']),
     })
     .meta({ id: 'FileContent' }),
+  waits: true,
 } as const;
 const whole = { min: Number.MIN_SAFE_INTEGER, max: Number.MAX_SAFE_INTEGER };
 const readPart = {
@@ -90,6 +92,7 @@ const writing = {
   headers: ifMatch,
   reply: z.object({ ...givenPath, size: z.number(), created: z.boolean() }).meta({ id: 'FileWritten' }),
   bodyLimit: 16 * 1024 * 1024,
+  waits: true,
 } as const;
 const content = {
   ...askedPath,
@@ -117,6 +120,7 @@ const removing = {
   access: 'files:write',
   summary: 'Delete a file, a symlink (never its target) or a directory',
   reply: z.object({ ...givenPath, deleted: z.literal(true) }).meta({ id: 'FileDeleted' }),
+  waits: true,
 } as const;
 const removed = { ...askedPath, recursive: queryBoolean.default(false) };
 
@@ -174,6 +178,7 @@ export const files = {
     params,
     query: { ...askedPath, checksum: z.literal('sha256').optional() },
     reply: entry.extend({ sha256: sha256.optional() }).meta({ id: 'FileStat' }),
+    waits: true,
   }),
   change: single({
     method: 'PATCH',
@@ -181,12 +186,15 @@ export const files = {
     access: 'files:write',
     summary: 'Change mode, owner or group',
     params,
-    body: z.strictObject({
-      ...askedPath,
-      mode: mode.optional(),
-      owner: z.string().min(1).max(100).optional().meta({ description: 'A name or a number' }),
-      group: z.string().min(1).max(100).optional().meta({ description: 'A name or a number' }),
-    }),
+    body: someOf(
+      z.strictObject({
+        ...askedPath,
+        mode: mode.optional(),
+        owner: z.string().min(1).max(100).optional().meta({ description: 'A name or a number' }),
+        group: z.string().min(1).max(100).optional().meta({ description: 'A name or a number' }),
+      }),
+      ['mode', 'owner', 'group'],
+    ),
     reply: entry,
   }),
   mkdir: single({
@@ -209,6 +217,7 @@ export const files = {
     body: z.strictObject(fromTo),
     reply: entry,
     idempotency: 'replay',
+    waits: true,
   }),
   copy: single({
     method: 'POST',
@@ -220,6 +229,7 @@ export const files = {
     reply: entry.extend({ files_copied: z.number(), bytes_copied: z.number() }).meta({ id: 'FileCopied' }),
     status: 201,
     idempotency: 'replay',
+    waits: true,
   }),
 
   upload: incoming({

@@ -11,8 +11,10 @@ import {
   scopes,
   shownAs,
   single,
+  someOf,
   tags,
   timestamp,
+  webhookId,
 } from './route.ts';
 
 const key = z
@@ -96,13 +98,15 @@ export const keys = {
     summary:
       'Change what an API key may; neither before nor after is it stronger than the key that changes it',
     params: { key_id: keyId },
-    body: z.strictObject({
-      name: label(1, 100).optional(),
-      scopes: scopeList.optional(),
-      machine_ids: machineIds.nullable().optional().meta({ description: 'null lifts the limit' }),
-      tags: limitingTags.nullable().optional().meta({ description: 'null lifts the limit' }),
-      expires_at: instant.nullable().optional().meta({ description: 'null: never' }),
-    }),
+    body: someOf(
+      z.strictObject({
+        name: label(1, 100).optional(),
+        scopes: scopeList.optional(),
+        machine_ids: machineIds.nullable().optional().meta({ description: 'null lifts the limit' }),
+        tags: limitingTags.nullable().optional().meta({ description: 'null lifts the limit' }),
+        expires_at: instant.nullable().optional().meta({ description: 'null: never' }),
+      }),
+    ),
     reply: key,
   }),
   rotate: single({
@@ -131,6 +135,9 @@ export const keys = {
       schedules: z
         .array(scheduleId)
         .meta({ description: 'Those it changed last: they do not run until another key changes them' }),
+      webhooks: z
+        .array(webhookId)
+        .meta({ description: 'Those it owns: they tell nothing until another key enables them' }),
     }),
   }),
 };

@@ -73,7 +73,7 @@ export interface Route<
   bodyLimit?: number;
   /** `machine_id` may be left out while exactly one machine is registered. */
   impliesMachine?: boolean;
-  /** It may wait for long before it answers: the key is judged again meanwhile. */
+  /** It may be long before it answers: the key is judged again meanwhile. */
   waits?: boolean;
   /** Of server-sent events: the one after which nothing comes. Without it they have no end. */
   lastEvent?: string;
@@ -283,6 +283,16 @@ export function text(max: number) {
     .string()
     .max(max)
     .refine((value) => value.isWellFormed() && !value.includes('\0'), 'must not hold NUL or lone surrogates');
+}
+
+/** The body of a change: at least one of these fields must be there, of all of them unless told. */
+export function someOf<B extends z.ZodObject>(
+  body: B,
+  fields: readonly string[] = Object.keys(body.shape),
+): B {
+  const given = (sent: Record<string, unknown>): boolean => fields.some((name) => sent[name] !== undefined);
+  const error = `must hold at least one of ${fields.join(', ')}`;
+  return body.refine(given, { error, when: ({ issues }) => issues.length === 0 }).meta({ minProperties: 1 });
 }
 
 const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold a comma');

@@ -13,6 +13,7 @@ import {
   runId,
   scheduleId,
   single,
+  someOf,
   text,
   timestamp,
 } from './route.ts';
@@ -191,7 +192,7 @@ export const schedules = {
     access: 'schedules:write',
     summary: 'Change a schedule; takes commands:execute too',
     params: { schedule_id: scheduleId },
-    body: creation.partial(),
+    body: someOf(creation.partial()),
     reply: detailed,
   }),
   remove: single({

@@ -8,6 +8,7 @@ import {
   queryBoolean,
   type Scope,
   single,
+  someOf,
   text,
   timestamp,
   webhookId,
@@ -188,15 +189,18 @@ export const webhooks = {
     method: 'PATCH',
     path: '/webhooks/{webhook_id}',
     access: 'webhooks:write',
-    summary: 'Change a webhook; enabled: true also forgives what failed',
+    summary:
+      'Change a webhook; enabled: true also forgives what failed, another url makes it that of this key',
     params,
-    body: z.strictObject({
-      url: url.optional(),
-      events: events.optional(),
-      secret: secret.nullable().optional(),
-      enabled: z.boolean().optional(),
-      machine_ids: machine_ids.nullable().optional(),
-    }),
+    body: someOf(
+      z.strictObject({
+        url: url.optional(),
+        events: events.optional(),
+        secret: secret.nullable().optional(),
+        enabled: z.boolean().optional(),
+        machine_ids: machine_ids.nullable().optional(),
+      }),
+    ),
     reply: webhook,
   }),
   remove: single({

@@ -1,0 +1,74 @@
+// Packages as a running broker hands them out: none stays open that nobody takes, and what is made anew is what it offers.
+import { createHash } from 'node:crypto';
+import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { wordsFor } from '../broker/packages/install.ts';
+import { call, openHouse, temporaryFolder } from './house.ts';
+
+const name = 'farhand-agent-linux-x64.tar.gz';
+
+function sha256(text: string): string {
+  return createHash('sha256').update(text).digest('hex');
+}
+
+/** As `npm run package` leaves them, with this content; answers the hash of the list. */
+function pack(directory: string, content: string): string {
+  const list = `${sha256(content)}  ${name}\n`;
+  rmSync(join(directory, 'SHA256SUMS'), { force: true });
+  writeFileSync(join(directory, name), content);
+  writeFileSync(join(directory, 'SHA256SUMS'), list);
+  return sha256(list);
+}
+
+/** Files below a directory that this process has open. */
+function openBelow(directory: string): string[] {
+  return readdirSync('/proc/self/fd').flatMap((fd) => {
+    try {
+      const target = readlinkSync(`/proc/self/fd/${fd}`);
+      return target.startsWith(directory) ? [target] : [];
+    } catch {
+      return []; // Closed meanwhile.
+    }
+  });
+}
+
+test('asking for the head of a package opens none, also when it goes meanwhile', async () => {
+  const directory = temporaryFolder('packages');
+  pack(directory, 'x'.repeat(100_000));
+  const house = await openHouse({ flags: ['--packages', directory] });
+  const url = `${house.url}/packages/${name}`;
+  for (let n = 0; n < 20; n += 1) {
+    const { status, headers, body } = await call(url, 'HEAD');
+    expect([status, headers.get('content-length'), body]).toEqual([200, '100000', '']);
+  }
+  expect(openBelow(directory)).toEqual([]);
+  rmSync(join(directory, name));
+  expect((await call(url, 'GET')).status).toBe(500);
+  expect((await call(`${house.url}/healthz`, 'GET')).status).toBe(200);
+});
+
+test('packages that are made anew beside a running broker are those that it offers, and tokens name them', async () => {
+  const directory = temporaryFolder('packages');
+  const first = pack(directory, 'old');
+  const house = await openHouse({ flags: ['--packages', directory] });
+  expect(await house.joinToken()).toContain(`.${first}`);
+  const second = pack(directory, 'new and longer');
+  const { headers, body } = await call(`${house.url}/packages/${name}`, 'GET');
+  expect([headers.get('etag'), body]).toEqual([`"${sha256('new and longer')}"`, 'new and longer']);
+  expect(await house.joinToken()).toContain(`.${second}`);
+  // While they are being made there are none.
+  writeFileSync(join(directory, 'SHA256SUMS'), `${sha256('x')}  farhand-agent-other.tar.gz\n`);
+  expect((await call(`${house.url}/packages/${name}`, 'GET')).status).toBe(404);
+  expect((await house.client.joinTokens.create({})).install_missing).toContain('npm run package');
+  writeFileSync(join(directory, 'farhand-agent-other.tar.gz'), 'x');
+  expect((await call(`${house.url}/packages/farhand-agent-other.tar.gz`, 'GET')).body).toBe('x');
+});
+
+test('the line takes nothing but https where the broker speaks it', () => {
+  const line = (url: string) => wordsFor('TOKEN', undefined, { url, grpc: '', pin: '' }).install;
+  expect(line('https://broker.example.org')).toContain(
+    "curl -fsSL --proto '=https' https://broker.example.org/",
+  );
+  expect(line('http://127.0.0.1:8420')).toContain('curl -fsSL http://');
+});

@@ -1,0 +1,71 @@
+// What a key learns by changing things that it may not read: no output, no environment, and nothing by changing nothing.
+import { expect, test } from 'vitest';
+import type { Scope } from '../shared/api/route.ts';
+import { openHouse } from './house.ts';
+
+test('a change of nothing is refused for every noun, and takes no schedule over', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const wish = { machine_id, name: 'yearly', command: 'true', cron: '@yearly' };
+  const { id: schedule_id, requested_by } = await house.client.schedules.create(wish);
+  const { id: webhook_id } = await house.client.webhooks.create({
+    url: 'https://example.org/',
+    events: ['machine.*'],
+  });
+  const scopes: Scope[] = ['machines:write', 'schedules:write', 'webhooks:write', 'files:write'];
+  const { key } = await house.keyed([...scopes, 'machines:read', 'commands:execute']);
+  for (const [path, body = {}, by = key] of [
+    [`/machines/${machine_id}`],
+    [`/schedules/${schedule_id}`],
+    [`/webhooks/${webhook_id}`],
+    [`/machines/${machine_id}/files`, { path: '/' }],
+    [`/api-keys/${(await house.client.keys.me()).id}`, {}, house.key],
+  ] as const) {
+    const { status, body: answer } = await house.call('PATCH', path, { key: by, body });
+    expect([path, status, answer.error?.code]).toEqual([path, 422, 'validation_failed']);
+  }
+  expect((await house.client.schedules.get({ schedule_id })).requested_by).toBe(requested_by);
+});
+
+test('whoever may not read schedules sees of an environment what it set itself', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const wish = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
+  const { id: schedule_id } = await house.client.schedules.create(wish);
+  const writer = await house.keyed(['schedules:write', 'commands:execute']);
+  const reader = await house.keyed(['schedules:write', 'schedules:read', 'commands:execute']);
+  expect((await writer.client.schedules.update({ schedule_id, name: 'x' })).env).toBeNull();
+  expect((await reader.client.schedules.update({ schedule_id, name: 'y' })).env).toEqual({ PIN: '1234' });
+  const own = { PIN: '5678' };
+  expect((await writer.client.schedules.update({ schedule_id, env: own })).env).toEqual(own);
+  expect((await house.client.schedules.get({ schedule_id })).env).toEqual(own);
+});
+
+test('whoever may not read commands sees the output of those alone that it ran itself', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const { client } = await house.keyed(['commands:execute']);
+  const run = { machine_id, command: 'echo out; echo err >&2' };
+  const foreign = await house.client.commands.create(run);
+  const own = await client.commands.create(run);
+  expect(own.stdout).toBe('out\n');
+  const outputs = async (command_id: string) => {
+    const { status, stdout, stderr, stdout_bytes, stdout_truncated } = await client.commands.cancel({
+      command_id,
+    });
+    return [status, stdout, stderr, stdout_bytes, stdout_truncated];
+  };
+  expect(await outputs(own.id)).toEqual(['completed', 'out\n', 'err\n', 4, false]);
+  expect(await outputs(foreign.id)).toEqual(['completed', '', '', 4, true]);
+  const { id: batch_id } = await house.client.batches.create({
+    machine_ids: [machine_id],
+    command: 'echo out',
+  });
+  expect((await client.batches.cancel({ batch_id })).results).toMatchObject([
+    { status: 'completed', stdout: '' },
+  ]);
+  const reader = await house.keyed(['commands:execute', 'commands:read']);
+  expect((await reader.client.batches.cancel({ batch_id })).results).toMatchObject([{ stdout: 'out\n' }]);
+  const batch = await client.batches.create({ machine_ids: [machine_id], command: 'echo out' });
+  expect(batch.results).toMatchObject([{ stdout: 'out\n' }]);
+});
