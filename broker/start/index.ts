@@ -1,11 +1,11 @@
 // Wires a broker together and takes it apart again; knows everything, decides nothing.
-import { chmod, mkdir, rm } from 'node:fs/promises';
+import { chmod, rm } from 'node:fs/promises';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { Server as TlsServer } from 'node:tls';
 import { openBudget } from '../../shared/budget.ts';
 import { StartError } from '../../shared/errors.ts';
-import { lockDirectory } from '../../shared/lock.ts';
+import { takeDirectory } from '../../shared/lock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../address.ts';
 import { keyIn } from '../admission/access.ts';
@@ -59,9 +59,7 @@ export async function startBroker(
 ): Promise<Broker> {
   refuseOpenHttp(settings);
   const directory = settings.data_dir;
-  await mkdir(directory, { recursive: true, mode: 0o700 });
-  await chmod(directory, 0o700);
-  const closers: (() => unknown)[] = [lockDirectory(directory, 'broker')];
+  const closers: (() => unknown)[] = [takeDirectory(directory, 'broker')];
   let closing: Promise<void> | undefined;
   const close = (): Promise<void> => {
     closing ??= closeAll(closers);
