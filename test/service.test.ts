@@ -9,6 +9,7 @@ import { keepLinked, type LinkOptions } from '../agent/link/index.ts';
 import { service as agentService, agentUnit } from '../agent/service.ts';
 import { service as brokerService, brokerUnit } from '../broker/service.ts';
 import { openNotify } from '../shared/notify.ts';
+import { version } from '../shared/version.ts';
 import { execute } from './container.ts';
 import { fakeClock } from './fake-clock.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
@@ -139,8 +140,8 @@ describe('a program that systemd has started', () => {
     await told;
     await notify.ending('ended');
     expect([await next(), await next(), await next(), await next()]).toEqual([
-      'READY=1 | STATUS=waits',
-      'READY=1 | STATUS=two lines',
+      `READY=1 | STATUS=waits (${version})`,
+      `READY=1 | STATUS=two lines (${version})`,
       'STOPPING=1 | STATUS=stops',
       'STOPPING=1 | STATUS=ended',
     ]);
@@ -152,7 +153,7 @@ describe('a program that systemd has started', () => {
     let alive = true;
     const notify = openNotify({ NOTIFY_SOCKET: socket, WATCHDOG_USEC: '60000000' }, 1, quiet);
     notify.up('up', () => alive);
-    expect(await next()).toBe('READY=1 | STATUS=up');
+    expect(await next()).toBe(`READY=1 | STATUS=up (${version})`);
     await clock.advance(30_000);
     expect(await next()).toBe('WATCHDOG=1');
     alive = false;

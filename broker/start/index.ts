@@ -84,7 +84,7 @@ async function assemble(
   closers: Closers,
   close: () => Promise<void>,
 ): Promise<Broker> {
-  const status: Status = { ready: false, url: '', grpc: '', pin: '' };
+  const status: Status = { ready: false, url: '', grpc: '', publicGrpc: '', pin: '' };
   const rooms = await openRooms({ settings, tuning, status, closers, log });
   const { events, presence, commands, schedules, sessions } = rooms;
   const streams = openStreams({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
@@ -113,6 +113,9 @@ async function assemble(
   if (!settings.local) {
     door = await doorOf(settings, tuning, rooms, streams.serve, log);
     status.grpc = address(settings.grpc.host, door.port);
+    status.publicGrpc = settings.public_grpc
+      ? address(settings.public_grpc.host, settings.public_grpc.port)
+      : '';
     const certificate = await certificateOf(
       settings,
       rooms.authority,
