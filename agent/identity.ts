@@ -14,7 +14,7 @@ import { join } from 'node:path';
 import { connect } from 'node:tls';
 import { z } from 'zod';
 import { writeDurably } from '../shared/durable-file.ts';
-import { AppError, StartError } from '../shared/errors.ts';
+import { AppError, errnoOf, StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { rawPublicKey } from '../shared/proof.ts';
 import { linkServerName } from '../shared/rpc.ts';
@@ -175,8 +175,19 @@ function splitAddress(broker: string): { host: string; port: number } {
 
 /** May pass: the caller tries again. */
 function unreachable(broker: string, cause?: Error): AppError {
-  return new AppError('unavailable', `the broker at ${broker} cannot be reached`, {}, { cause });
+  const why = reasons[errnoOf(cause) ?? ''] ?? `cannot be reached (${errnoOf(cause) ?? 'no answer'})`;
+  return new AppError('unavailable', `${broker} ${why}`, {}, { cause });
 }
+
+const noDoor = 'is no door for agents: they dial the port of the broker’s --grpc, 8421 unless told otherwise';
+/** What people get wrong, in words; the first two are what HTTPS and plain HTTP answer there. */
+const reasons: Readonly<Record<string, string>> = {
+  ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: noDoor,
+  ERR_SSL_WRONG_VERSION_NUMBER: noDoor,
+  ERR_SSL_PACKET_LENGTH_TOO_LONG: noDoor,
+  ECONNREFUSED: 'refuses: nobody listens there',
+  ENOTFOUND: 'is unknown: no such host',
+};
 
 function wrongBroker(broker: string): StartError {
   return new StartError(

@@ -172,7 +172,7 @@ async function enrolled(
       if (!(error instanceof AppError)) throw error;
       waits();
       const ms = wait.next();
-      log.warn({ err: error, retry_ms: Math.round(ms) }, 'cannot join yet; trying again');
+      log.warn({ reason: error.message, retry_ms: Math.round(ms) }, 'cannot join yet; trying again');
       await sleep(ms, signal);
     }
   }

@@ -30,6 +30,10 @@ const networks = z.array(z.string()).transform((list, context): Network[] =>
   }),
 );
 
+/** An address that paths can be put behind. */
+const isWhole = (text: string): boolean =>
+  /^https?:\/\/[^/?#@\s][^?#@\s]*$/i.test(text) && URL.canParse(text);
+
 const dataDir = z
   .string()
   .min(1)
@@ -51,7 +55,7 @@ export const brokerSettings = {
     help: 'where agents dial in (default 0.0.0.0:8421)',
   },
   public_url: {
-    schema: z.url().optional(),
+    schema: z.string().refine(isWhole, 'say it whole, such as https://HOST:8420').optional(),
     value: 'URL',
     help: 'how people reach the REST API, where that differs from --http',
   },

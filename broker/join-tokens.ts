@@ -63,7 +63,9 @@ export function openJoinTokens(
           caller.commit(draft, { join_token_id: token.id });
         });
         const text = joinTokenText(secret, fingerprint, packages.hash);
-        return { ...shown(token), token: text, ...packages.words(text) };
+        // What is for one machine has that machine's name.
+        const name = input.uses === 1 ? input.name : undefined;
+        return { ...shown(token), token: text, ...packages.words(text, name) };
       },
       list(input, caller) {
         refuseLimited(caller);

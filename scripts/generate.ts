@@ -1,6 +1,6 @@
 // Generates the TypeScript types of the wire contract into proto/types (not committed: nothing needs them at run time).
 import { execFileSync } from 'node:child_process';
-import { rmSync } from 'node:fs';
+import { globSync, mkdtempSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 
 const root = join(import.meta.dirname, '..');
@@ -9,9 +9,23 @@ const options =
   '--keepCase --longs=Number --enums=String --defaults --oneofs --grpcLib=@grpc/grpc-js --targetFileExtension=.ts --importFileExtension=.ts';
 const protos = ['agent/v1/agent', 'link/v1/link', 'client/v1/client'].map((name) => `farhand/${name}.proto`);
 
-rmSync(target, { recursive: true, force: true });
-execFileSync(
-  join(root, 'node_modules/.bin/proto-loader-gen-types'),
-  [...options.split(' '), '-I', join(root, 'proto'), '-O', target, ...protos],
-  { stdio: 'inherit' },
-);
+const fresh = mkdtempSync(join(root, 'proto/types.new-'));
+try {
+  execFileSync(
+    join(root, 'node_modules/.bin/proto-loader-gen-types'),
+    [...options.split(' '), '-I', 'proto', '-O', fresh, ...protos],
+    { cwd: root, stdio: 'inherit' },
+  );
+  // Somebody else may be reading them: what is the same stays as it is.
+  if (textIn(fresh) !== textIn(target)) {
+    rmSync(target, { recursive: true, force: true });
+    renameSync(fresh, target);
+  }
+} finally {
+  rmSync(fresh, { recursive: true, force: true });
+}
+
+function textIn(folder: string): string {
+  const files = globSync('**/*.ts', { cwd: folder }).sort();
+  return files.map((name) => `${name}\n${readFileSync(join(folder, name), 'utf8')}`).join('\n');
+}

@@ -4,7 +4,7 @@ import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { archive, sha256Of } from './package/archive.ts';
 import { debName, makeDeb } from './package/deb.ts';
-import { type Arch, arches, root, version } from './package/ground.ts';
+import { type Arch, arches, root, run, version } from './package/ground.ts';
 import { makeNpm } from './package/npm.ts';
 import { addPackages, makeProgram, type Program } from './package/programs.ts';
 
@@ -26,10 +26,13 @@ const packages = join(dist, 'packages');
 async function main(): Promise<void> {
   if (wanted.length === 0) throw new Error(`--arch is one of ${arches.join(', ')}`);
   mkdirSync(dist, { recursive: true });
-  // Beside what is made of it: hard links save a copy of Node each time.
   const scratch = mkdtempSync(join(dist, '.making-'));
   try {
-    if (kinds.includes('npm')) tell(await makeNpm(scratch, dist));
+    if (kinds.includes('npm')) {
+      // Its types are told in terms of the wire's, which a fresh clone has not.
+      await run(process.execPath, ['scripts/generate.ts']);
+      tell(await makeNpm(scratch, dist));
+    }
     if (kinds.includes('tar') || kinds.includes('deb')) await makePrograms(scratch);
   } finally {
     rmSync(scratch, { recursive: true, force: true });

@@ -23,13 +23,17 @@ const watch = process.argv.includes('--watch');
 const own = ['--data-dir', join(data, 'broker'), '--grpc', '127.0.0.1:8421', '--log-level', 'warn'];
 const argv = [...own, ...process.argv.slice(2).filter((word) => word !== '--watch')];
 const children: ChildProcess[] = [];
+const isHelp = argv.includes('--help');
 let stopping = false;
 
 function run(main: string, args: string[]): void {
   const child = spawn(process.execPath, [...(watch ? ['--watch'] : []), join(root, main), ...args], {
     stdio: 'inherit',
   });
-  child.once('exit', (code) => stop(code ?? 1));
+  child.once('exit', (code, signal) => {
+    if (!stopping && !isHelp) tell(`${main} ended with ${code ?? signal}`);
+    stop(code ?? 1);
+  });
   children.push(child);
 }
 
@@ -41,7 +45,11 @@ function stop(code: number): void {
   for (const child of children.reverse()) child.kill('SIGTERM');
 }
 
-/** Waits until `look` finds something; a program that ended meanwhile has told why. */
+function tell(text: string): void {
+  process.stderr.write(`npm start: ${text}\n`);
+}
+
+/** Waits until `look` finds something; throws where that is over, or this program stops. */
 async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
   const deadline = Date.now() + patienceMs;
   while (!stopping && Date.now() < deadline) {
@@ -49,7 +57,7 @@ async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
     if (found !== undefined) return found;
     await sleep(100);
   }
-  throw new Error(stopping ? 'a program ended; see above' : `nothing came up within ${patienceMs / 1000} s`);
+  throw new Error(stopping ? 'stopped' : `nothing came up within ${patienceMs / 1000} s`);
 }
 
 /** The key of the last start while it is good: what was made with it, such as schedules, works on. */
@@ -153,9 +161,10 @@ if (!nodeIsGood(process.version)) {
 }
 process.once('SIGINT', () => stop(0));
 process.once('SIGTERM', () => stop(0));
-if (argv.includes('--help')) run('broker/main.ts', argv);
+if (isHelp) run('broker/main.ts', argv);
 else
   main(readSettings(brokerSettings, { argv, env: process.env })).catch((error: unknown) => {
-    process.stderr.write(`npm start: ${error instanceof Error ? error.message : String(error)}\n`);
+    // Who stops has said why.
+    if (!stopping) tell(error instanceof Error ? error.message : String(error));
     stop(1);
   });

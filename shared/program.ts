@@ -1,4 +1,5 @@
 // What the three programs share at their very top: which Node runs them, and how they tell of failure.
+import { writeFileSync } from 'node:fs';
 import { errnoOf, StartError, UsageError } from './errors.ts';
 
 /** Whether a Node version has the HTTP/2 fixes that the link needs: `>=22.23.2 <23 || >=24.18.1`, as in package.json. */
@@ -15,6 +16,15 @@ export function letReadersGo(): void {
   process.stdout.on('error', (error) => {
     if (errnoOf(error) !== 'EPIPE') throw error;
   });
+}
+
+/** The name that `ps` and `systemctl status` show for this process; process.title would hide its arguments. */
+export function nameProcess(name: string): void {
+  try {
+    writeFileSync('/proc/self/comm', name);
+  } catch {
+    // It runs as well under another one.
+  }
 }
 
 /** The line to print and the code to exit with: 2 for usage, 78 for configuration, 1 for the rest. */

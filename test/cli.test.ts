@@ -453,6 +453,8 @@ describe('SIGTERM ends an agent with 0 within 10 s', () => {
     const agent = start('agent', args);
     const [line] = await agent.said(/^.*cannot join yet.*$/m);
     expect(line).not.toContain('a'.repeat(43));
+    expect(line).toContain('nobody listens there');
+    expect(line).not.toContain('stack');
     expect((await stop(agent))[0]).toMatchObject({ code: 0, signal: null });
   });
 

@@ -11,6 +11,7 @@ import {
   readFileSync,
   rmSync,
   statSync,
+  symlinkSync,
   writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -138,7 +139,9 @@ describe('a broker from its package', () => {
     const { token } = await client.joinTokens.create({});
     const dataDir = temporaryFolder('packaged-agent');
     const where = ['--broker', grpc, '--join-token', token, '--data-dir', dataDir];
-    await told(run(join(agentHome, 'bin/farhand-agent'), where), 'linked');
+    const agent = run(join(agentHome, 'bin/farhand-agent'), where);
+    await told(agent, 'linked');
+    expect(readFileSync(`/proc/${agent.pid}/comm`, 'utf8')).toBe('farhand-agent\n');
     const machine_id = (await client.machines.list({ status: 'online' })).items[0]!.id;
     const command = await client.commands.create({ machine_id, command: 'echo "$0 $PATH $FARHAND_PROGRAM"' });
     expect(command.stdout).not.toContain(made);
@@ -160,6 +163,43 @@ describe('a broker from its package', () => {
     const { install, install_missing } = await client.joinTokens.create({});
     expect(install).toBeNull();
     expect(install_missing).toContain('TLS');
+  });
+
+  test.each([
+    ['http://127.0.0.1:0', 'On this very box'],
+    ['https://farhand.example.org', 'On the new machine'],
+  ])('with %s prints a line, and says for whom it is: %s', async (url, heading) => {
+    const { farhand, dataDir } = await openBox(...(url.startsWith('https') ? ['--public-url', url] : []));
+    const said = await farhand('join-tokens', 'create', '--data-dir', dataDir);
+    expect(said).toContain(`\n${heading}`);
+    expect(said.includes(`curl -fsSL --proto '=https' ${url}/install.sh`)).toBe(url.startsWith('https'));
+  });
+
+  test('gives no line where it does not know how it is reached', async () => {
+    const { farhand, dataDir } = await openBox('--http', '0.0.0.0:0', '--tls');
+    const made = await farhand('join-tokens', 'create', '--data-dir', dataDir, '-o', 'json');
+    const { install, install_missing } = JSON.parse(made);
+    expect([install, install_missing]).toEqual([null, expect.stringContaining('--public-url')]);
+  });
+
+  test('names the machine in the line of a token that is for one, whatever the name', async () => {
+    const { client } = await openBox();
+    const name = "it's $(one) --broker";
+    const many = await client.joinTokens.create({ name: 'web', uses: 2 });
+    expect(many.install).toMatch(/ \| sudo sh$/);
+    const { install } = await client.joinTokens.create({ name });
+    const echoed = install?.replace(/^.* \| sudo sh -s --/, "printf '%s\\n'");
+    expect((await execute('sh', ['-c', echoed ?? ''])).stdout).toBe(`--name=${name}\n`);
+  });
+
+  test('gives a line that fails where the script cannot be fetched', async () => {
+    const { client } = await openBox();
+    const { install } = await client.joinTokens.create({});
+    const line = install?.replace('/install.sh', '/nothing.sh').replace('sudo sh', 'sh') ?? '';
+    await expect(execute('sh', ['-c', line])).rejects.toMatchObject({
+      code: 1,
+      stderr: expect.stringContaining('URL returned error'),
+    });
   });
 
   test('does not start on a directory without packages', async () => {
@@ -239,17 +279,31 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     const { install } = await client.joinTokens.create({});
     expect(install).toMatch(/^\{ echo FARHAND_JOIN_TOKEN=/);
     const line = asRoot(install ?? '', '--no-service');
-    const look = 'farhand-agent --version; ls /opt/farhand-agent; readlink /usr/local/bin/farhand-agent';
-    const { text } = await elsewhere(`${line} && ${line} && PATH=/usr/local/bin:$PATH; ${look}`);
+    const left = 'mkdir /opt/farhand-agent/.new-killed';
+    const look = 'farhand-agent --version; ls -A /opt/farhand-agent; readlink /usr/local/bin/farhand-agent';
+    const { text } = await elsewhere(`${line} && ${left} && ${line} && PATH=/usr/local/bin:$PATH; ${look}`);
     const said = `farhand-agent ${version} is installed: /usr/local/bin/farhand-agent`;
     expect(text.trim().split('\n')).toEqual([
       said,
       said,
       version,
-      version,
+      expect.stringMatching(/^[\d.]+-\w+$/),
       'current',
       '/opt/farhand-agent/current/bin/farhand-agent',
     ]);
+  });
+
+  test('puts the old version back when the new one cannot become a service', async () => {
+    const { client } = await openBox();
+    const { install } = await client.joinTokens.create({});
+    const good = asRoot(install ?? '', '--no-service');
+    const bad = asRoot(install ?? '', '--no-such-flag');
+    const look = 'ls -A /opt/farhand-agent; readlink /opt/farhand-agent/current';
+    const { code, text } = await elsewhere(`${good}; ${look}; ${bad} || { ${look}; exit 5; }`);
+    const lines = text.trim().split('\n');
+    expect([code, text]).toEqual([5, expect.stringContaining('the version from before is back')]);
+    expect(lines.slice(-3)).toEqual(lines.slice(1, 4));
+    expect(lines.at(-1)).toBe(lines.at(-3));
   });
 });
 
@@ -274,11 +328,25 @@ describe('the Debian packages', () => {
       await execute('dpkg-deb', ['--extract', deb, folder]);
       const { stdout } = await execute(join(folder, 'usr/bin', name), ['--version'], { env: plain });
       expect(stdout).toBe(`${version}\n`);
+      const { stdout: told } = await execute('dpkg-deb', ['--field', deb, 'Installed-Size']);
+      const { stdout: used } = await execute('du', ['-sk', '--apparent-size', folder]);
+      expect(Math.abs(Number(told) / Number.parseInt(used, 10) - 1)).toBeLessThan(0.02);
     },
   );
 });
 
 describe('the npm tarball', () => {
+  test('is made in a fresh clone, where nothing was generated before', async () => {
+    const clone = temporaryFolder('clone');
+    const { stdout } = await execute('git', ['ls-files', '-z'], { cwd: root });
+    const files = stdout.split('\0').filter((name) => name && existsSync(join(root, name)));
+    for (const name of files) cpSync(join(root, name), join(clone, name));
+    symlinkSync(join(root, 'node_modules'), join(clone, 'node_modules'));
+    const make = ['scripts/package.ts', '--only', 'npm', '--to', clone];
+    const { stdout: told } = await execute(process.execPath, make, { cwd: clone });
+    expect(told).toBe(`${join(clone, `farhand-${version}.tgz`)}\n`);
+  }, 60_000);
+
   test('installs without a network, runs, and gives a program its types', async () => {
     const folder = temporaryFolder('npm');
     writeFileSync(join(folder, 'package.json'), '{"name": "consumer", "private": true, "type": "module"}');
@@ -300,6 +368,17 @@ describe('the npm tarball', () => {
     for (const name of ['farhand-agent', 'farhand-broker']) {
       const { stdout } = await execute(join(folder, 'node_modules/.bin', name), ['--version'], { env });
       expect([name, stdout.trim()]).toEqual([name, version]);
+    }
+    // As an older Node is, which has not what the programs load.
+    const old = ['--no-experimental-sqlite', '--import', `data:text/javascript,${olderNode}`];
+    for (const name of ['farhand', 'farhand-agent', 'farhand-broker']) {
+      const bin = join(folder, 'node_modules/.bin', name);
+      await expect(execute(process.execPath, [...old, bin, '--version'])).rejects.toMatchObject({
+        code: 1,
+        stderr: expect.stringMatching(new RegExp(`^${name}: this needs Node 22.* this is v20.20.2\\n$`)),
+      });
+      // They are loaded by it, and have no word of its own time.
+      expect(readFileSync(bin, 'utf8')).not.toMatch(/\bawait\b|\?\?|^import /m);
     }
     mkdirSync(join(folder, 'node_modules/@types'), { recursive: true });
     cpSync(join(root, 'node_modules/@types/node'), join(folder, 'node_modules/@types/node'), {
@@ -341,6 +420,7 @@ describe('the npm tarball', () => {
         'README.md',
         'SECURITY.md',
         'THIRD-PARTY.txt',
+        'bin',
         'docs',
         'install.sh',
         'lib',
@@ -353,6 +433,8 @@ describe('the npm tarball', () => {
     for (const file of readdirSync(lib)) expect(readFileSync(join(lib, file), 'utf8')).not.toContain(root);
   });
 });
+
+const olderNode = "Object.defineProperty(process,'version',{value:'v20.20.2'})";
 
 /** What a user of the package writes; the commented line proves that the types say something. */
 const consumer = `import { Farhand, FarhandError } from 'farhand';

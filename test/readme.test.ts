@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
 import { expect, onTestFinished, test, vi } from 'vitest';
+import { openTree } from '../broker/cli/tree.ts';
 import { temporaryFolder } from './house.ts';
 import { openToldHouse } from './receivers.ts';
 
@@ -110,6 +111,43 @@ test('its programs are well typed, run, and do what they say', async () => {
     (error: { stdout: string }) => expect.fail(error.stdout),
   );
 }, 60_000);
+
+/** Calls of our programs in the lines of shell of a page, but for what a command of `exec` has. */
+function callsIn(page: string): { program: string; words: string[] }[] {
+  const shell = [...readFileSync(join(root, page), 'utf8').matchAll(/```sh\n(.*?)```/gs)];
+  const lines = shell.flatMap(([, code = '']) => code.split(/\n|&&/));
+  return lines.flatMap((line) => {
+    const [, program, rest = ''] =
+      /^ *(?:sudo )?(farhand(?:-agent|-broker)?) (.*?)(?: -- .*| +#.*)?$/.exec(line) ?? [];
+    return program ? [{ program, words: rest.split(/ +/) }] : [];
+  });
+}
+
+const isFlag = (word: string): boolean => word.startsWith('--');
+
+test('its lines of shell, and those of docs/, call verbs and flags that there are', async () => {
+  const help = async (main: string): Promise<string> =>
+    (await promisify(execFile)(process.execPath, [join(root, main), 'install', '--help'])).stdout;
+  const [tree, agent, broker] = await Promise.all([
+    openTree(),
+    help('agent/main.ts'),
+    help('broker/main.ts'),
+  ]);
+  const services = `${agent}${broker} --yes --purge --keep-data `;
+  const calls = ['README.md', 'docs/install.md', 'docs/broker.md'].flatMap(callsIn);
+  expect(calls.length).toBeGreaterThan(12);
+  for (const { program, words } of calls) {
+    if (program !== 'farhand') {
+      expect(['install', 'status', 'uninstall']).toContain(words[0]);
+      for (const flag of words.filter(isFlag)) expect(services).toContain(` ${flag} `);
+      continue;
+    }
+    const noun = tree.commands.find((one) => one.name() === words[0]);
+    const verb = noun?.commands.length ? noun.commands.find((one) => one.name() === words[1]) : noun;
+    const known = verb?.options.map(({ long }) => long);
+    expect([words.join(' '), known]).toEqual([words.join(' '), expect.arrayContaining(words.filter(isFlag))]);
+  }
+});
 
 async function freePort(): Promise<number> {
   const { createServer } = await import('node:net');

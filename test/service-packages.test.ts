@@ -98,18 +98,28 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
   });
 
   test('one line installs the agent from the broker, the same again upgrades it, and uninstall leaves nothing', async () => {
-    const { install } = (await api('POST', '/join-tokens', {})).body.data;
+    const { install } = (await api('POST', '/join-tokens', { name: 'web-1' })).body.data;
     // There is no sudo in there, and no need for it.
     const line = install.replace('sudo sh', 'sh');
     const installed = await box.run('sh', '-c', line);
     expect(installed).toMatchObject({ code: 0 });
     machine = await machineId();
+    expect((await api('GET', `/machines/${machine}`)).body.data.name).toBe('web-1');
     expect(await says('id -un')).toBe('farhand-agent\n');
     expect(await property('ExecStart')).toContain('path=/usr/local/bin/farhand-agent ;');
     const before = await property('MainPID');
     const again = await box.run('sh', '-c', `curl -fsSL http://${http}/install.sh | sh`);
     expect(again).toMatchObject({ code: 0 });
     expect(await property('MainPID')).not.toBe(before);
+    await online();
+    const program = await box.run('readlink', '/opt/farhand-agent/current');
+    const failed = await box.run(
+      'sh',
+      '-c',
+      `curl -fsSL http://${http}/install.sh | sh -s -- --no-such-flag`,
+    );
+    expect(failed).toMatchObject({ code: 2, stderr: expect.stringContaining('from before is back') });
+    expect(await box.run('readlink', '/opt/farhand-agent/current')).toEqual(program);
     await online();
     expect(await box.run('farhand-agent', 'uninstall')).toMatchObject({ code: 0, stderr: '' });
     expect(await traces('farhand-agent')).toBe('');

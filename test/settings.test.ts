@@ -10,6 +10,7 @@ import { createServer as createTlsServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { z } from 'zod';
 import { agentSettings } from '../agent/config.ts';
+import { openIdentity } from '../agent/identity.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { openAuthority } from '../broker/link/authority.ts';
 import { StartError, UsageError } from '../shared/errors.ts';
@@ -65,7 +66,15 @@ describe('a bad value is refused by the name of its flag', () => {
     ['--http', '127.0.0.1:-1', 'HOST:PORT'],
     ['--http', '127.0.0.1:80a', 'HOST:PORT'],
     ['--grpc', 'http://127.0.0.1:8421', 'HOST:PORT'],
-    ['--public-url', 'not a url', 'URL'],
+    ['--public-url', 'not a url', 'https://HOST:8420'],
+    ['--public-url', 'farhand.example.org:8420', 'https://HOST:8420'],
+    ['--public-url', '//farhand.example.org', 'https://HOST:8420'],
+    ['--public-url', 'https:///', 'https://HOST:8420'],
+    ['--public-url', 'https://:8420', 'https://HOST:8420'],
+    ['--public-url', 'https://farhand.example.org:84200', 'https://HOST:8420'],
+    ['--public-url', 'https://me@farhand.example.org', 'https://HOST:8420'],
+    ['--public-url', 'https://farhand.example.org?a=b', 'https://HOST:8420'],
+    ['--public-url', 'ftp://farhand.example.org', 'https://HOST:8420'],
     ['--keep-history', '30', 'duration'],
     ['--keep-history', '-1d', 'duration'],
     ['--keep-history', '1.5h', 'duration'],
@@ -287,6 +296,7 @@ describe('the real programs', () => {
   test.each<[Program, string[], Environment, string]>([
     ['farhand-broker', ['--http', 'x'], {}, '--http "x"'],
     ['farhand-broker', ['--http', '0.0.0.0:0'], {}, '--insecure-http'],
+    ['farhand-broker', ['--tls', '--insecure-http'], {}, 'not together with --tls'],
     ['farhand-broker', [], { FARHAND_KEEP_EVENTS: 'x' }, '--keep-events "x"'],
     ['farhand-agent', [], {}, '--broker is needed'],
     ['farhand-agent', ['--broker', '127.0.0.1:1'], {}, '--join-token'],
@@ -366,6 +376,23 @@ describe('REST in the clear', () => {
       expect((await house.call('GET', '/auth/me')).status).toBe(200);
     },
   );
+});
+
+test('an agent that waits to join says in words what is wrong with the address, and keeps nothing', async () => {
+  const [plain, secure] = [await openHouse(), await openHouse({ flags: ['--tls'] })];
+  const cases: [string, string, RegExp][] = [
+    [plain.url, await plain.joinToken(), /is no door for agents: they dial the port of .* 8421/],
+    [secure.url, await plain.joinToken(), /is no door for agents: they dial the port of .* 8421/],
+    ['http://127.0.0.1:1', await plain.joinToken(), /nobody listens there/],
+  ];
+  for (const [url, joinToken, words] of cases) {
+    const dataDir = temporaryFolder('agent');
+    const { host } = new URL(url);
+    const opening = openIdentity(dataDir, { broker: host, joinToken, name: undefined, tags: [] });
+    await expect(opening).rejects.toMatchObject({ message: expect.stringMatching(words) });
+    await expect(opening).rejects.toMatchObject({ message: expect.stringContaining(`${host} `) });
+    expect(readdirSync(dataDir)).toEqual([]);
+  }
 });
 
 interface Impostor {

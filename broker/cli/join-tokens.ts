@@ -14,7 +14,7 @@ export function addJoinTokens(program: Command): void {
     'make a join token; it is shown once',
     'farhand join-tokens create --uses 20 --tags web --expires-in 24h',
   )
-    .option('--name <name>', 'what it is for')
+    .option('--name <name>', 'what it is for; of one for a single machine, that machine’s name')
     .option('--expires-in <time>', 'such as 30m or 24h (default 1h)', milliseconds('--expires-in'))
     .option('--uses <count>', 'machines that may join with it (default 1)', count('--uses'))
     .option('--tags <list>', 'comma-separated; fixed for every machine that joins with it', words)
@@ -45,10 +45,16 @@ async function create(
   ]);
 }
 
+const ownBox = /https?:\/\/(localhost|127\.[\d.]+|\[::1\])[:/]/;
+
 /** The line that installs an agent, from a broker that has packages; else why there is none. */
 function installing(token: { install: string | null; install_missing: string | null }): string[] {
-  if (token.install) return ['', 'On the new machine:', `  ${token.install}`];
-  return token.install_missing ? ['', `No line that installs an agent: ${token.install_missing}`] : [];
+  const { install, install_missing } = token;
+  if (!install) return install_missing ? ['', `No line that installs an agent: ${install_missing}`] : [];
+  const where = ownBox.test(install)
+    ? 'On this very box (for others, tell the broker its name: --public-url https://HOST:8420)'
+    : 'On the new machine';
+  return ['', `${where}; as root without sudo, leave that word out:`, `  ${install}`];
 }
 
 async function list(client: Farhand, { output }: Common): Promise<void> {

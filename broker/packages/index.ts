@@ -12,8 +12,8 @@ export interface Packages {
   handlers: Handlers['packages'];
   /** SHA-256 of SHA256SUMS in hexadecimal, which join tokens carry; undefined where there are no packages. */
   hash: string | undefined;
-  /** The line that installs the agent with this token, or why there is none. */
-  words(token: string): Words;
+  /** The line that installs the agent with this token, under a name if one is told; or why there is none. */
+  words(token: string, name?: string): Words;
 }
 
 const sumsFile = 'SHA256SUMS';
@@ -52,7 +52,8 @@ export function openPackages(directory: string | undefined, reached: () => Reach
       },
     },
     hash: offer?.hash,
-    words: (token) => (offer ? wordsFor(token, reached()) : { install: null, install_missing: missing }),
+    words: (token, name) =>
+      offer ? wordsFor(token, name, reached()) : { install: null, install_missing: missing },
   };
 }
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the Farhand agent of one broker on this machine, or the broker's version over an older one.
 #
-#   curl -fsSL https://BROKER/install.sh | sudo sh -s -- [OPTIONS]
+#   curl --proto '=https' -fsSL https://BROKER/install.sh | sudo sh -s -- [OPTIONS]
 #
 #   --join-token T, --join-token-file F, or the variable FARHAND_JOIN_TOKEN   needed until the machine has joined
 #   --no-service                       only puts the program there: /usr/local/bin/farhand-agent
@@ -25,6 +25,7 @@ fail() {
 fetch() {
   if command -v curl >/dev/null; then
     set -- -fsS -o "$2" "$from/$1"
+    case $from in https://*) set -- --proto '=https' "$@" ;; esac
     if [ -n "$pin" ]; then set -- -k --pinnedpubkey "$pin" "$@"; fi
     curl "$@"
   elif [ -n "$pin" ]; then
@@ -86,22 +87,31 @@ unpack() {
   "$1/program/bin/farhand-agent" --version >/dev/null || fail "the agent does not run on this machine"
 }
 
-# put FOLDER: the new version takes the place of the old one in one step.
+# put FOLDER: the new version takes the place of the old one in one step, under a name that nothing had before.
 put() {
-  rm -rf "$place/$version.old"
-  if [ -e "$place/$version" ]; then mv "$place/$version" "$place/$version.old"; fi
-  mv "$1/program" "$place/$version"
-  ln -sfn "$version" "$1/current"
-  mv -Tf "$1/current" "$place/current"
+  name=$version-${1##*/.new-}
+  mv "$1/program" "$place/$name"
+  point "$name"
   mkdir -p "${link%/*}"
   ln -sfn "$place/current/bin/farhand-agent" "$link"
 }
 
-# Only the version that runs stays.
+# point NAME: what `current` is from now on.
+point() {
+  rm -f "$folder/current"
+  ln -s "$1" "$folder/current"
+  mv -Tf "$folder/current" "$place/current"
+}
+
+# Only the version that runs stays; what killed runs have left goes too.
 sweep() {
-  for old in "$place"/*; do
-    case ${old##*/} in current | "$version" | "${folder##*/}") ;; *) rm -rf "$old" ;; esac
+  for old in "$place"/* "$place"/.new-*; do
+    case ${old##*/} in current | "$name" | "${folder##*/}") ;; *) rm -rf "$old" ;; esac
   done
+}
+
+is_running() {
+  [ "$service" = yes ] && systemctl is-active --quiet farhand-agent
 }
 
 start() {
@@ -110,14 +120,26 @@ start() {
   elif [ "$#" = 0 ] && [ -z "$token" ] && [ -e /etc/systemd/system/farhand-agent.service ]; then
     systemctl restart farhand-agent && echo "farhand-agent is now $version"
   else
-    case " $* " in *" --broker"*) ;; *) set -- --broker "$broker" "$@" ;; esac
+    [ "$told" = yes ] || set -- --broker "$broker" "$@"
     FARHAND_JOIN_TOKEN=$token "$link" install "$@"
   fi
+}
+
+# Whatever ends this before the new version runs: the old one, if there is one, is back.
+leave() {
+  if [ -n "$name" ] && [ -n "$before" ]; then
+    point "$before"
+    rm -rf "${place:?}/$name"
+    if [ "$ran" = yes ] || is_running; then systemctl restart farhand-agent || true; fi
+    echo "install.sh: that failed; the version from before is back" >&2
+  fi
+  rm -rf "$folder"
 }
 
 main() {
   token=${FARHAND_JOIN_TOKEN:-}
   service=yes
+  told=no
   left=$#
   while [ "$left" -gt 0 ]; do
     word=$1
@@ -133,6 +155,10 @@ main() {
       --join-token=*) token=${word#*=} ;;
       --join-token-file=*) token=$(cat "${word#*=}") ;;
       --no-service) service=no ;;
+      --broker | --broker=*)
+        told=yes
+        set -- "$@" "$word"
+        ;;
       *) set -- "$@" "$word" ;;
     esac
   done
@@ -140,14 +166,20 @@ main() {
   umask 022
   mkdir -p "$place"
   folder=$(mktemp -d "$place/.new-XXXXXX")
-  trap 'rm -rf "$folder"' EXIT
+  name=
+  before=
+  trap leave EXIT
   trap 'exit 1' HUP INT TERM
   unpack "$folder"
+  before=$(readlink "$place/current") || before=
+  ran=no
+  if is_running; then ran=yes; fi
   put "$folder"
   code=0
   start "$@" || code=$?
+  [ "$code" = 0 ] || exit "$code"
+  before=
   sweep
-  exit "$code"
 }
 
 main "$@"

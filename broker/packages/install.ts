@@ -26,20 +26,31 @@ const template = (): string =>
     'utf8',
   );
 
-/** The token goes in by the pipe, behind a builtin of the shell: no list of processes ever shows it. */
-export function wordsFor(token: string, { url, pin }: Reached): Words {
-  if (!url)
-    return { install: null, install_missing: 'the broker does not run: make the token while it does' };
+/**
+ * The token goes in by the pipe, behind a builtin of the shell: no list of processes ever shows it. Where the script
+ * cannot be fetched the pipe ends with 1. `name`: of the machine.
+ */
+export function wordsFor(token: string, name: string | undefined, { url, pin }: Reached): Words {
+  if (!url) return without('the broker does not run: make the token while it does');
   const { protocol, hostname } = new URL(url);
-  if (protocol !== 'https:' && !isLoopback(hostname)) {
-    return {
-      install: null,
-      install_missing: `over ${url} others could replace what the machine runs: give the broker TLS, or --public-url with https`,
-    };
-  }
+  if (everyAddress.includes(hostname))
+    return without('the broker does not know its name: start it with --public-url https://HOST:8420');
+  if (protocol !== 'https:' && !isLoopback(hostname))
+    return without(
+      `over ${url} others could replace what the machine runs: give the broker TLS, or --public-url with https`,
+    );
+  const secured = protocol === 'https:' ? ` --proto '=https'` : '';
   const pinned = pin ? ` -k --pinnedpubkey ${pin}` : '';
-  const script = `curl -fsSL${pinned} ${quoted(`${trimmed(url)}/install.sh`)}`;
-  return { install: `{ echo FARHAND_JOIN_TOKEN=${token}; ${script}; } | sudo sh`, install_missing: null };
+  const script = `curl -fsSL${secured}${pinned} ${quoted(`${trimmed(url)}/install.sh`)} || echo exit 1`;
+  const options = name === undefined ? '' : ` -s -- --name=${quoted(name)}`;
+  const install = `{ echo FARHAND_JOIN_TOKEN=${token}; ${script}; } | sudo sh${options}`;
+  return { install, install_missing: null };
+}
+
+const everyAddress = ['0.0.0.0', '[::]'];
+
+function without(install_missing: string): Words {
+  return { install: null, install_missing };
 }
 
 export function scriptFor({ url, grpc, publicGrpc, pin }: Reached): string {

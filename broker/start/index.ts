@@ -171,7 +171,12 @@ function doorOf(
 }
 
 function refuseOpenHttp({ http, insecure_http, local, tls, tls_cert }: BrokerSettings): void {
-  if (local || insecure_http || tls || tls_cert !== undefined || isLoopback(http.host)) return;
+  const secured = tls || tls_cert !== undefined;
+  if (secured && insecure_http)
+    throw new StartError(
+      '--insecure-http is REST without TLS: not together with --tls or --tls-cert, choose one',
+    );
+  if (local || insecure_http || secured || isLoopback(http.host)) return;
   throw new StartError(
     `--http ${address(http.host, http.port)} would send keys in the clear: say --tls or --tls-cert and --tls-key, listen on 127.0.0.1 behind a TLS proxy, or say --insecure-http`,
   );

@@ -1,6 +1,6 @@
 // What is not ours and not JavaScript: Node and the pty addon, for this kind of machine or another.
 import { createHash } from 'node:crypto';
-import { cpSync, existsSync, linkSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
+import { constants, copyFileSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { z } from 'zod';
 import { type Arch, readJson, root, run } from './ground.ts';
@@ -14,7 +14,8 @@ const cache = join(root, 'dist/.cache');
 /** Puts `node` and the addon into a package. */
 export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   const node = await libraryOf(`node-linux-${arch}`);
-  place(join(node, 'bin/node'), join(folder, 'node'));
+  // No hard link: tar stops where a file gets another name under its hands, and another packaging would give it one.
+  copyFileSync(join(node, 'bin/node'), join(folder, 'node'), constants.COPYFILE_FICLONE);
   cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
 }
 
@@ -46,13 +47,4 @@ async function libraryOf(name: string): Promise<string> {
 function locked(name: string): { version: string; integrity: string } {
   const found = readJson(join(root, 'package-lock.json'), lockFile).packages[`node_modules/${name}`];
   return lockEntry.parse(found);
-}
-
-/** A second name of the same file where that is possible. */
-function place(from: string, to: string): void {
-  try {
-    linkSync(from, to);
-  } catch {
-    cpSync(from, to);
-  }
 }

@@ -81,6 +81,30 @@ export async function bundleLibrary(folder: string): Promise<void> {
   await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
 }
 
+/**
+ * bin/NAME.js for whatever Node a user has: one that is too old is told so before it meets what it cannot load. Has
+ * only words that Node 12 knows.
+ */
+export async function bundleDoors(names: readonly Entry[], folder: string): Promise<void> {
+  for (const name of names) {
+    const contents = `import { nodeIsGood, wrongNode } from './shared/program.ts';
+if (nodeIsGood(process.version)) void import('../lib/${name}.js');
+else {
+  console.error('${name}: ' + wrongNode);
+  process.exitCode = 1;
+}`;
+    await build({
+      ...shape,
+      stdin: { contents, resolveDir: root },
+      target: 'node12.20',
+      external: ['../lib/*'],
+      platform: 'node',
+      banner: { js: '#!/usr/bin/env node' },
+      outfile: join(folder, 'bin', `${name}.js`),
+    });
+  }
+}
+
 function addProtos(folder: string, names: readonly Entry[]): void {
   cpSync(join(root, 'proto/farhand'), join(folder, 'proto/farhand'), { recursive: true });
   if (!names.includes('farhand-broker')) return;

@@ -1,5 +1,5 @@
 // A program's directory as a Debian package: below /usr/lib, with its launchers in /usr/bin. It starts nothing.
-import { chmodSync, cpSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { chmodSync, cpSync, mkdirSync, readdirSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { epoch } from './archive.ts';
 import { type Arch, run, version } from './ground.ts';
@@ -27,7 +27,7 @@ export async function makeDeb(
     symlinkSync(`../lib/${name}/bin/${entry}`, join(scratch, 'usr/bin', entry));
   }
   addCopyright(name, program, scratch);
-  writeFileSync(join(scratch, 'DEBIAN/control'), controlText(name, arch));
+  writeFileSync(join(scratch, 'DEBIAN/control'), controlText(name, arch, kibibytesIn(join(scratch, 'usr'))));
   for (const [script, text] of Object.entries(scriptsOf(name))) {
     writeFileSync(join(scratch, 'DEBIAN', script), text);
     chmodSync(join(scratch, 'DEBIAN', script), 0o755);
@@ -50,11 +50,21 @@ function addCopyright(name: Program, program: string, scratch: string): void {
   cpSync(join(program, 'LICENSE'), join(folder, 'copyright'));
 }
 
-function controlText(name: Program, arch: Arch): string {
+/** As Debian counts: every file in whole kibibytes, everything else as one. */
+function kibibytesIn(folder: string): number {
+  const entries = readdirSync(folder, { recursive: true, withFileTypes: true });
+  const sizes = entries.map((entry) =>
+    entry.isFile() ? Math.ceil(statSync(join(entry.parentPath, entry.name)).size / 1024) : 1,
+  );
+  return sizes.reduce((sum, size) => sum + size, 1);
+}
+
+function controlText(name: Program, arch: Arch, kibibytes: number): string {
   return `Package: ${name}
 Version: ${version}
 Architecture: ${debianArch[arch]}
 Maintainer: The Farhand authors <farhand@localhost>
+Installed-Size: ${kibibytes}
 Depends: libc6 (>= 2.28), libstdc++6
 Section: admin
 Priority: optional

@@ -3,15 +3,18 @@ import { cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { publint } from 'publint';
 import { formatMessage } from 'publint/utils';
-import { bundleLibrary, bundlePrograms } from './bundles.ts';
+import { bundleDoors, bundleLibrary, bundlePrograms, type Entry } from './bundles.ts';
 import { declare } from './declarations.ts';
 import { manifestSchema, readJson, root, run, version } from './ground.ts';
+
+const programs: Entry[] = ['farhand', 'farhand-agent', 'farhand-broker'];
 
 /** Answers the tarball. */
 export async function makeNpm(scratch: string, dist: string): Promise<string> {
   const folder = join(scratch, 'farhand');
   mkdirSync(folder, { recursive: true });
-  await bundlePrograms(['farhand', 'farhand-agent', 'farhand-broker'], folder);
+  await bundlePrograms(programs, folder);
+  await bundleDoors(programs, folder);
   await bundleLibrary(folder);
   await declare(folder, scratch);
   cpSync(join(root, 'README.md'), join(folder, 'README.md'));
@@ -37,9 +40,7 @@ function manifest(): string {
   });
   const made = {
     ...{ name, version, description, license, type: 'module', engines },
-    bin: Object.fromEntries(
-      ['farhand', 'farhand-agent', 'farhand-broker'].map((program) => [program, `lib/${program}.js`]),
-    ),
+    bin: Object.fromEntries(programs.map((program) => [program, `bin/${program}.js`])),
     exports: {
       '.': entry('sdk/index', 'sdk'),
       './grpc': entry('grpc', 'grpc'),

@@ -21,7 +21,9 @@ export const joinTokens = {
     access: 'admin',
     summary: 'Make a join token; it is shown once',
     body: z.strictObject({
-      name: label(1, 100).optional(),
+      name: label(1, 100).optional().meta({
+        description: 'What it is for; of a token for one machine, the name that `install` gives that machine',
+      }),
       expires_in: milliseconds(1_000, 30 * 86_400_000)
         .default(3_600_000)
         .meta({ description: 'Milliseconds until it expires' }),
