@@ -63,9 +63,13 @@ async function uninstallAgent(from: Invocation): Promise<number> {
   const { keep_data } = readSettings(uninstallSettings, from);
   needSystemd('uninstall', true);
   const machine = await machineIn(dataOf(agent)).catch(() => undefined);
-  // It may fail at the last: a user whom somebody still is.
-  const ours = await uninstall(agent, keep_data).finally(removeProgram).then(hasNoProgram);
-  const rest = `, and nothing of it is left${ours ? '' : ' but the program itself'}`;
+  try {
+    await uninstall(agent, keep_data);
+  } finally {
+    // Also where a user stays whom somebody still is.
+    await removeProgram();
+  }
+  const rest = `, and nothing of it is left${hasProgram() ? ' but the program itself' : ''}`;
   say(`${agent.name} is uninstalled${keep_data ? '; its data, settings and account are kept' : rest}.`);
   if (machine && !machine.removed && !keep_data) {
     say(
@@ -147,8 +151,8 @@ async function removeProgram(): Promise<void> {
   await rm(place, { recursive: true, force: true });
 }
 
-/** Whether nothing can start this program any more. */
-const hasNoProgram = (): boolean => !existsSync(import.meta.filename);
+/** Whether this program is still there. */
+const hasProgram = (): boolean => existsSync(import.meta.filename);
 
 /** What goes into the file: not the token, which lies apart and goes once it was used. */
 function kept({ join_token: _, ...given }: Record<string, unknown>): Record<string, unknown> {

@@ -140,11 +140,8 @@ export function helpText(program: string, purpose: string, table: Record<string,
   // One with a value says more than a switch.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
-  const ways = example && [
-    '',
-    `Each flag can also be set as ${variable(example)} and so on, or in a TOML file; --no-… takes a switch back.`,
-  ];
-  return [`${program}: ${purpose}`, '', ...rows, ...(ways ?? []), ''].join('\n');
+  const ways = `Each flag can also be set as ${variable(example ?? '')} and so on, or in a TOML file; --no-… takes a switch back.`;
+  return [`${program}: ${purpose}`, '', ...rows, ...(example ? ['', ways] : []), ''].join('\n');
 }
 
 function names(table: Record<string, Setting>): string[] {

@@ -84,6 +84,9 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(refused.stderr).toContain('Nothing of it is left but the program itself.');
     expect(await traces('farhand-broker')).toEqual([]);
     expect((await broker('status')).code).toBe(3);
+    const pair = ['--tls-cert', '/root/x.pem', '--tls-key', '/root/x.pem'];
+    const unread = await broker('install', '--http', '0.0.0.0:8420', ...pair);
+    expect(unread.stderr).toContain('farhand-broker, must be able to read both');
   });
 
   test('a program that the service would not see is refused', async () => {
@@ -243,7 +246,9 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
 
   test('what a command says in the name of the agent is shown without what a terminal obeys', async () => {
     await online();
-    await exec('systemd-notify --status="$(printf \'evil\\033[2Jtext\')"; sleep 1');
+    await exec(
+      'NOTIFY_SOCKET=/run/systemd/notify systemd-notify --status="$(printf \'evil\\033[2Jtext\')"; sleep 1',
+    );
     const { stdout } = await agent('status');
     expect(stdout).toContain('evil\ufffd[2Jtext');
     expect(stdout).not.toContain('\u001b');

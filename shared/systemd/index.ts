@@ -51,7 +51,7 @@ const settleMs = 30_000;
 const mostRestarts = 3;
 
 export const dataOf = ({ name }: Service): string => `/var/lib/${name}`;
-export const unitOf = ({ name }: Service): string => `/etc/systemd/system/${name}.service`;
+const unitOf = ({ name }: Service): string => `/etc/systemd/system/${name}.service`;
 export const settingsOf = ({ name }: Service): string => `/etc/farhand/${name.replace('farhand-', '')}.toml`;
 
 /** Takes back what was done, the last first. */
