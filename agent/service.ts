@@ -68,16 +68,15 @@ async function uninstallAgent(from: Invocation): Promise<number> {
   } finally {
     // Also where a user stays whom somebody still is.
     await removeProgram();
+    if (machine && !machine.removed && !keep_data)
+      say(`${recordStays} farhand machines remove ${machine.machineId}`);
   }
   const rest = `, and nothing of it is left${hasProgram() ? ' but the program itself' : ''}`;
   say(`${agent.name} is uninstalled${keep_data ? '; its data, settings and account are kept' : rest}.`);
-  if (machine && !machine.removed && !keep_data) {
-    say(
-      `The broker keeps its record of this machine until somebody says: farhand machines remove ${machine.machineId}`,
-    );
-  }
   return 0;
 }
+
+const recordStays = 'The broker keeps its record of this machine until somebody says:';
 
 const isLinked = ({ active, status }: State): boolean =>
   active === 'active' && linkIn(status)?.machineId !== undefined;

@@ -278,6 +278,15 @@ test('a start that fails at its last address gives back the others', async () =>
 });
 
 describe('the real programs', () => {
+  test.each(['agent', 'broker'])('farhand-%s goes on when nobody reads what it says', async (side) => {
+    const fifo = join(temporaryFolder('fifo'), 'out');
+    const gone = 'mkfifo "$0" && { (exec 3<"$0") & } && exec >"$0" && wait && exec "$@"';
+    const program = [process.execPath, join(import.meta.dirname, `../${side}/main.ts`), '--help'];
+    const child = spawn('sh', ['-c', gone, fifo, ...program], { stdio: ['ignore', 'ignore', 'pipe'] });
+    const [stderr, [code]] = await Promise.all([text(child.stderr), once(child, 'exit')]);
+    expect([code, stderr]).toEqual([0, '']);
+  });
+
   test.each<[Program, string[]]>([
     ['farhand-broker', ['--no-such-flag']],
     ['farhand-broker', ['start']],
