@@ -3,7 +3,7 @@ import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
 import * as z from 'zod';
 import { label, tags } from '../shared/api/route.ts';
-import { common, hostPort, logLevel, type Settings, words } from '../shared/settings.ts';
+import { common, flag, hostPort, logLevel, type Settings, words } from '../shared/settings.ts';
 import { allCapabilities } from './capabilities.ts';
 
 const dataDir = z
@@ -13,6 +13,16 @@ const dataDir = z
     process.getuid?.() === 0 ? '/var/lib/farhand-agent' : join(homedir(), '.local/state/farhand-agent'),
   )
   .transform((path) => resolve(path));
+
+/** Told to `install`, which keeps them beside the others. */
+export const serviceSettings = {
+  user: {
+    schema: z.string().optional(),
+    value: 'NAME',
+    help: 'who the agent is, and its commands (default farhand-agent, made if missing; root must be said)',
+  },
+  allow_sudo: { schema: flag, help: 'commands may gain rights, as sudo does; nothing is locked then' },
+};
 
 export const agentSettings = {
   broker: {
@@ -44,6 +54,8 @@ export const agentSettings = {
     help: 'no file outside is touched (default /; several with commas)',
   },
   log_level: logLevel,
+  user: { ...serviceSettings.user, fileOnly: true },
+  allow_sudo: { ...serviceSettings.allow_sudo, fileOnly: true },
   ...common,
 };
 export type AgentSettings = Settings<typeof agentSettings>;

@@ -27,6 +27,10 @@ const stored = z.strictObject({
   private_key: z.string(),
   ca_certificate: z.string(),
   fingerprint: z.string(),
+  /** SHA-256 of the join token it was made with. */
+  token_hash: z.string().optional(),
+  /** The broker has removed this machine: another join token makes it a new one. */
+  removed: z.boolean().optional(),
 });
 type Stored = z.output<typeof stored>;
 
@@ -49,30 +53,53 @@ export interface Wish {
 
 /** Reads the identity of a data directory, or enrols with a join token. Throws StartError when neither works. */
 export async function openIdentity(directory: string, wish: Wish): Promise<Identity> {
-  const file = join(directory, 'identity.json');
-  const found = existsSync(file) ? await read(file) : undefined;
-  if (found?.machine_id) return identityOf(found, found.machine_id);
-  if (!wish.joinToken) {
+  const file = fileIn(directory);
+  const found = await read(file);
+  const token = wish.joinToken ? parseJoinToken(wish.joinToken) : undefined;
+  if (found?.machine_id && !(token && mayReplace(found, token.secret))) {
+    return identityOf(found, found.machine_id);
+  }
+  if (!token) {
     throw new StartError('this machine has not joined a broker yet: start once with --join-token TOKEN');
   }
-  const { secret, fingerprint } = parseJoinToken(wish.joinToken);
+  const { secret, fingerprint } = token;
   const ca = await pinnedAuthority(wish.broker, fingerprint);
-  const pending: Stored =
-    found?.fingerprint === fingerprint
-      ? found
-      : {
-          machine_id: null,
-          private_key: generateKeyPairSync('ed25519')
-            .privateKey.export({ format: 'pem', type: 'pkcs8' })
-            .toString(),
-          ca_certificate: ca,
-          fingerprint,
-        };
-  await writeDurably(file, JSON.stringify(pending));
+  const isRepeat = found?.machine_id === null && found.fingerprint === fingerprint;
+  const pending = { ...(isRepeat ? found : freshKey(ca, fingerprint)), token_hash: hashOf(secret) };
+  // The old one goes once there is a new one: a token that is refused changes nothing.
+  if (!found?.machine_id) await writeDurably(file, JSON.stringify(pending));
   const machineId = await enroll(wish, secret, pending);
   await writeDurably(file, JSON.stringify({ ...pending, machine_id: machineId }));
   return identityOf(pending, machineId);
 }
+
+function freshKey(ca: string, fingerprint: string): Stored {
+  const { privateKey } = generateKeyPairSync('ed25519');
+  const pem = privateKey.export({ format: 'pem', type: 'pkcs8' }).toString();
+  return { machine_id: null, private_key: pem, ca_certificate: ca, fingerprint };
+}
+
+/** The token that it came with does not bring a removed machine back, however many uses it has. */
+const mayReplace = ({ removed, token_hash }: Stored, secret: string): boolean =>
+  removed === true && token_hash !== hashOf(secret);
+
+/** Remembers that the broker does not want this machine any more. */
+export async function markRemoved(directory: string): Promise<void> {
+  const found = await read(fileIn(directory));
+  if (found) await writeDurably(fileIn(directory), JSON.stringify({ ...found, removed: true }));
+}
+
+/** As which machine a data directory has joined, if it has. */
+export async function machineIn(
+  directory: string,
+): Promise<{ machineId: string; fingerprint: string; removed: boolean } | undefined> {
+  const found = await read(fileIn(directory));
+  if (!found?.machine_id) return undefined;
+  return { machineId: found.machine_id, fingerprint: found.fingerprint, removed: found.removed === true };
+}
+
+const fileIn = (directory: string): string => join(directory, 'identity.json');
+const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
 async function enroll(wish: Wish, secret: string, pending: Stored): Promise<string> {
   const publicKey = rawPublicKey(createPublicKey(pending.private_key));
@@ -96,7 +123,8 @@ function identityOf(from: Stored, machineId: string): Identity {
   };
 }
 
-async function read(file: string): Promise<Stored> {
+async function read(file: string): Promise<Stored | undefined> {
+  if (!existsSync(file)) return undefined;
   const text = await readFile(file, 'utf8');
   const parsed = stored.safeParse(parseJson(text));
   if (parsed.success) return parsed.data;

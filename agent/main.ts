@@ -2,7 +2,7 @@
 // farhand-agent: reads flags and signals; start.ts does the rest.
 import { createLogger } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
-import { failure, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
+import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
 import { isVerb, linkText, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
@@ -62,4 +62,5 @@ function fail(error: unknown): void {
 }
 
 process.on('unhandledRejection', fail);
+letReadersGo();
 main().catch(fail);

@@ -1,53 +1,36 @@
 // farhand-agent install, status, uninstall: the agent as a service of systemd.
 import { existsSync } from 'node:fs';
-import { readFile, realpath, rm } from 'node:fs/promises';
+import { readFile, readlink, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import * as z from 'zod';
 import { StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import {
   flag,
-  givenSettings,
-  helpText,
   type Invocation,
+  parseSettings,
   readSettings,
   type Settings,
   settingsText,
 } from '../shared/settings.ts';
 import {
-  contentOf,
   dataOf,
   install,
   needSystemd,
-  place,
-  report,
   type State,
   settingsOf,
   uninstall,
-  unitOf,
   unitText,
 } from '../shared/systemd/index.ts';
-import { reportText, statusSettings } from '../shared/systemd/report.ts';
+import { gathered, perform, say, statusOf } from '../shared/systemd/service.ts';
 import { linkIn, type Verb } from '../shared/systemd/verbs.ts';
-import { agentSettings } from './config.ts';
+import { agentSettings, serviceSettings } from './config.ts';
+import { checkRoots } from './files/index.ts';
+import { machineIn } from './identity.ts';
 
 const agent = { name: 'farhand-agent', home: '/home/farhand-agent' };
 const tokenFile = join(dataOf(agent), 'join-token');
 
-const installSettings = {
-  ...agentSettings,
-  user: {
-    schema: z.string().optional(),
-    value: 'NAME',
-    help: `who the agent is, and its commands (default ${agent.name}, made if missing; root must be said)`,
-    flagOnly: true,
-  },
-  allow_sudo: {
-    schema: flag,
-    help: 'commands may gain rights, as sudo does; nothing is locked then',
-    flagOnly: true,
-  },
-};
+const installSettings = { ...agentSettings, ...serviceSettings };
 type InstallSettings = Settings<typeof installSettings>;
 
 const uninstallSettings = {
@@ -57,61 +40,63 @@ const uninstallSettings = {
 
 /** Does it and says so; the result is the exit code. `command`: this very program. */
 export async function service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number> {
-  if (from.argv.includes('--help')) return help(verb);
-  if (verb === 'install') return await installAgent(from, command);
-  if (verb === 'status') return await tellStatus(from);
-  const { keep_data } = readSettings(uninstallSettings, from);
-  await uninstall(agent, keep_data);
-  await removeProgram(command[0] ?? '');
-  say(
-    `${agent.name} is uninstalled${keep_data ? '; its data, settings and account are kept' : ', and nothing of it is left'}.`,
-    'The broker keeps its record of this machine until somebody removes it there.',
-  );
-  return 0;
-}
-
-function help(verb: Verb): number {
-  const tables = { install: installSettings, status: statusSettings, uninstall: uninstallSettings };
-  const purposes = {
-    install: 'makes this machine’s agent a service of systemd, or changes the settings of one',
-    status: 'tells how the service is; exits with 0 while it runs, with 3 else',
-    uninstall: 'stops the service and takes away all that it has on this machine',
+  const deeds = {
+    install: {
+      purpose: 'makes this machine’s agent a service of systemd, or changes the settings of one',
+      settings: installSettings,
+      run: (told: Invocation) => installAgent(told, command),
+    },
+    status: statusOf(agent, isLinked, (found) => {
+      const { broker = null, machineId = null } = linkIn(found.status) ?? {};
+      return { broker, machine_id: machineId, linked: isLinked(found) };
+    }),
+    uninstall: {
+      purpose: 'stops the service and takes away all that it has on this machine',
+      settings: uninstallSettings,
+      run: uninstallAgent,
+    },
   };
-  process.stdout.write(helpText(`${agent.name} ${verb}`, purposes[verb], tables[verb]));
+  return await perform(agent, verb, deeds, from);
+}
+
+async function uninstallAgent(from: Invocation): Promise<number> {
+  const { keep_data } = readSettings(uninstallSettings, from);
+  needSystemd('uninstall', true);
+  const machine = await machineIn(dataOf(agent)).catch(() => undefined);
+  try {
+    await uninstall(agent, keep_data);
+  } finally {
+    // Also where a user stays whom somebody still is.
+    await removeProgram();
+    if (machine && !machine.removed && !keep_data)
+      say(`${recordStays} farhand machines remove ${machine.machineId}`);
+  }
+  const rest = `, and nothing of it is left${hasProgram() ? ' but the program itself' : ''}`;
+  say(`${agent.name} is uninstalled${keep_data ? '; its data, settings and account are kept' : rest}.`);
   return 0;
 }
 
-async function tellStatus(from: Invocation): Promise<number> {
-  const { output } = readSettings(statusSettings, from);
-  const found = await report(agent, isLinked);
-  const { broker = null, machineId = null } = linkIn(found.status) ?? {};
-  const linked = { broker, machine_id: machineId, linked: found.settled };
-  process.stdout.write(reportText(agent.name, found, linked, output));
-  return found.active === 'active' ? 0 : 3;
-}
+const recordStays = 'The broker keeps its record of this machine until somebody says:';
 
 const isLinked = ({ active, status }: State): boolean =>
   active === 'active' && linkIn(status)?.machineId !== undefined;
 
 async function installAgent(from: Invocation, command: readonly string[]): Promise<number> {
-  const told = withOldSettings(from);
-  const settings = readSettings(installSettings, told);
+  const given = gathered(agent, installSettings, from);
+  const settings = parseSettings(installSettings, given);
   const token = await tokenOf(settings);
   needSystemd('install', true);
-  if (!token && !existsSync(join(settings.data_dir, 'identity.json'))) {
-    throw new StartError(
-      'this machine has not joined a broker yet: --join-token-file FILE is needed, or FARHAND_JOIN_TOKEN',
-    );
-  }
-  const { user, free } = await whose(settings);
+  await checkRoots(settings.root);
+  await checkMachine(token);
+  const { user = agent.name, allow_sudo } = settings;
+  const words = [...command, '--config', settingsOf(agent)];
   const found = await install(agent, {
     user,
-    unit: (systemd) =>
-      agentUnit({ command: [...command, '--config', settingsOf(agent)], user, free, systemd }),
-    settings: settingsText(agentSettings, kept(givenSettings(installSettings, told))),
-    async prepare({ uid, gid }) {
-      if (token) await place(tokenFile, { text: token, mode: 0o600, uid, gid });
-    },
+    command: words,
+    hidden: user === 'root' ? [] : ['/root'],
+    unit: (systemd) => agentUnit({ command: words, user, free: user === 'root' || allow_sudo, systemd }),
+    settings: settingsText(installSettings, { ...kept(given), user }),
+    secret: token ? { file: tokenFile, text: token } : undefined,
     settled: isLinked,
   });
   say(`${agent.name} is installed and runs as ${user}: ${found.status}.`);
@@ -124,18 +109,19 @@ async function installAgent(from: Invocation, command: readonly string[]): Promi
   return 1;
 }
 
-/** What an earlier install was told counts unless it is told anew. */
-function withOldSettings({ argv, env }: Invocation): Invocation {
-  const old = existsSync(settingsOf(agent)) ? ['--config', settingsOf(agent)] : [];
-  return { argv: [...old, ...argv], env };
-}
-
-/** Who it is, and whether that one may gain rights; as it was before, unless told. */
-async function whose({ user, allow_sudo }: InstallSettings): Promise<{ user: string; free: boolean }> {
-  const unit = user === undefined ? (await contentOf(unitOf(agent)))?.text : undefined;
-  const name = user ?? /^User=(.+)$/m.exec(unit ?? '')?.[1] ?? agent.name;
-  const wasFree = unit !== undefined && !unit.includes('NoNewPrivileges=yes');
-  return { user: name, free: name === 'root' || allow_sudo || wasFree };
+/** A machine needs a token, or one that an earlier install has left, or a broker that it has joined; one broker. */
+async function checkMachine(token: string): Promise<void> {
+  const machine = await machineIn(dataOf(agent));
+  if (!machine && !token && !existsSync(tokenFile)) {
+    throw new StartError(
+      'this machine has not joined a broker yet: --join-token-file FILE is needed, or FARHAND_JOIN_TOKEN',
+    );
+  }
+  if (!machine || machine.removed || !token) return;
+  if (parseJoinToken(token).fingerprint === machine.fingerprint) return;
+  throw new StartError(
+    `this machine has joined another broker than that of the join token: ${agent.name} uninstall comes first`,
+  );
 }
 
 /** Throws StartError when it is none. */
@@ -149,7 +135,7 @@ async function tokenOf({ data_dir, join_token, join_token_file: file }: InstallS
 }
 
 async function textIn(file: string): Promise<string | undefined> {
-  // An earlier install has named one that went with its token.
+  // An earlier install has put it there; it goes with its use.
   if (file === tokenFile) return undefined;
   return await readFile(file, 'utf8').catch((error: unknown) => {
     throw new StartError(`--join-token-file ${file}: ${String(error)}`);
@@ -157,18 +143,19 @@ async function textIn(file: string): Promise<string | undefined> {
 }
 
 /** What install.sh has put there goes as well; of a package its manager takes care. */
-async function removeProgram(program: string): Promise<void> {
-  const place = `/opt/${agent.name}`;
-  const real = await realpath(program).catch(() => '');
-  if (!real.startsWith(`${place}/`)) return;
-  await rm(program, { force: true });
+async function removeProgram(): Promise<void> {
+  const [place, link] = [`/opt/${agent.name}`, `/usr/local/bin/${agent.name}`];
+  const target = await readlink(link).catch(() => '');
+  if (target.startsWith(`${place}/`)) await rm(link, { force: true });
   await rm(place, { recursive: true, force: true });
 }
 
+/** Whether this program is still there. */
+const hasProgram = (): boolean => existsSync(import.meta.filename);
+
 /** What goes into the file: not the token, which lies apart and goes once it was used. */
-function kept(given: Record<string, unknown>): Record<string, unknown> {
-  const { config: _, join_token: _token, user: _user, allow_sudo: _sudo, ...rest } = given;
-  return { ...rest, data_dir: dataOf(agent), join_token_file: tokenFile };
+function kept({ join_token: _, ...given }: Record<string, unknown>): Record<string, unknown> {
+  return { ...given, data_dir: dataOf(agent), join_token_file: tokenFile };
 }
 
 interface AgentUnit {
@@ -208,8 +195,4 @@ export function agentUnit({ command, user, free, systemd }: AgentUnit): string {
     ...(free ? ['# Commands may gain rights, or have them all: nothing is locked.'] : locks),
   ];
   return unitText({ description: 'Farhand agent', command, user, state: agent.name, systemd, lines });
-}
-
-function say(...lines: string[]): void {
-  process.stdout.write(`${lines.join('\n')}\n`);
 }

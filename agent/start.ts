@@ -1,21 +1,21 @@
 // Wires an agent together and takes it apart again.
-import { chmod, mkdir, readFile, rm } from 'node:fs/promises';
+import { readFile, rm } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { backoff } from '../shared/backoff.ts';
 import { monotonic, sleep } from '../shared/clock.ts';
 import { AppError, errnoOf, StartError } from '../shared/errors.ts';
-import { lockDirectory } from '../shared/lock.ts';
+import { takeDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
 import type { AgentMethods } from '../shared/rpc.ts';
-import { type Activity, openActivity } from './activity/index.ts';
+import { openActivity } from './activity/index.ts';
 import { belongingsOf } from './belongings.ts';
 import type { AgentSettings } from './config.ts';
-import { openFiles } from './files/index.ts';
-import { type Identity, openIdentity } from './identity.ts';
-import { keepLinked } from './link/index.ts';
+import { checkRoots, openFiles } from './files/index.ts';
+import { type Identity, markRemoved, openIdentity } from './identity.ts';
+import { keepLinked, Removed } from './link/index.ts';
 import { openMetrics } from './metrics.ts';
-import { openProcesses, type Processes } from './processes/index.ts';
+import { openProcesses } from './processes/index.ts';
 
 export interface Agent {
   machineId: string;
@@ -27,28 +27,49 @@ export interface Agent {
   close(): Promise<void>;
 }
 
+/** Closes what was opened, the last first. */
+type Closers = (() => unknown)[];
+
 /** Starts an agent: enrols if need be, then stays linked until closed. `changed` hears first that it waits. Throws StartError. */
 export async function startAgent(
   settings: AgentSettings,
   log: Logger,
   changed?: (linked: boolean) => void,
 ): Promise<Agent> {
-  const directory = settings.data_dir;
-  await mkdir(directory, { recursive: true, mode: 0o700 });
-  await chmod(directory, 0o700);
   warnOfShell(settings, log);
-  const unlock = lockDirectory(directory, 'agent');
+  const closers: Closers = [takeDirectory(settings.data_dir, 'agent')];
+  try {
+    return await assemble(settings, log, closers, changed);
+  } catch (error) {
+    await closeAll(closers);
+    throw error;
+  }
+}
+
+async function closeAll(closers: Closers): Promise<void> {
+  for (const closer of closers.reverse()) await closer();
+}
+
+async function assemble(
+  settings: AgentSettings,
+  log: Logger,
+  closers: Closers,
+  changed?: (linked: boolean) => void,
+): Promise<Agent> {
+  const directory = settings.data_dir;
   const stopping = new AbortController();
   const waits = (): void => changed?.(false);
-  const identity = await joined(settings, log, stopping.signal, waits).catch((error: unknown) => {
-    unlock();
-    throw error;
-  });
+  // Before a join token is used up.
+  await checkRoots(settings.root);
+  const identity = await joined(settings, log, stopping.signal, waits);
+  const activity = await openActivity(directory, log);
+  closers.push(() => activity.close());
   const processes = await openProcesses({
     directory: join(directory, 'processes'),
     log,
     mayRunAs: settings.allow.includes('user'),
   });
+  closers.push(() => processes.stop());
   const { secret, program } = belongingsOf(settings);
   const files = await openFiles({
     roots: settings.root,
@@ -60,7 +81,6 @@ export async function startAgent(
     log,
   });
   const metrics = openMetrics();
-  const activity = await openActivity(directory, log);
   const handlers: AgentMethods = {
     ...files,
     ...processes,
@@ -88,7 +108,7 @@ export async function startAgent(
     },
     stopping.signal,
   );
-  const ended = finishing(linked, processes, activity, unlock);
+  const ended = finishing(linked, directory, closers);
   // Whoever holds the agent may look at `ended` late.
   ended.catch(() => undefined);
   return {
@@ -102,18 +122,14 @@ export async function startAgent(
   };
 }
 
-async function finishing(
-  linked: Promise<void>,
-  processes: Processes,
-  activity: Activity,
-  unlock: () => void,
-): Promise<void> {
+async function finishing(linked: Promise<void>, directory: string, closers: Closers): Promise<void> {
   try {
     await linked;
+  } catch (error) {
+    if (error instanceof Removed) await markRemoved(directory);
+    throw error;
   } finally {
-    await processes.stop();
-    await activity.close();
-    unlock();
+    await closeAll(closers);
   }
 }
 

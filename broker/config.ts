@@ -59,6 +59,11 @@ export const brokerSettings = {
     value: 'URL',
     help: 'how people reach the REST API, where that differs from --http',
   },
+  public_grpc: {
+    schema: z.string().pipe(hostPort).optional(),
+    value: 'HOST:PORT',
+    help: 'how agents reach this broker, where that differs from --grpc',
+  },
   insecure_http: { schema: flag, help: 'serve REST without TLS on an address that others can reach' },
   tls_cert: {
     schema: z.string().min(1).optional(),

@@ -2,7 +2,7 @@
 // farhand-broker: reads flags and signals; start/ does the rest.
 import { createLogger } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
-import { failure, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
+import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
 import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
@@ -54,4 +54,5 @@ function fail(error: unknown): void {
 }
 
 process.on('unhandledRejection', fail);
+letReadersGo();
 main().catch(fail);

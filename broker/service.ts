@@ -1,24 +1,8 @@
 // farhand-broker install, status, uninstall: the broker as a service of systemd.
-import { existsSync } from 'node:fs';
 import { StartError, UsageError } from '../shared/errors.ts';
-import {
-  flag,
-  givenSettings,
-  helpText,
-  type Invocation,
-  readSettings,
-  settingsText,
-} from '../shared/settings.ts';
-import {
-  dataOf,
-  install,
-  needSystemd,
-  report,
-  settingsOf,
-  uninstall,
-  unitText,
-} from '../shared/systemd/index.ts';
-import { reportText, statusSettings } from '../shared/systemd/report.ts';
+import { flag, type Invocation, parseSettings, readSettings, settingsText } from '../shared/settings.ts';
+import { dataOf, install, needSystemd, settingsOf, uninstall, unitText } from '../shared/systemd/index.ts';
+import { gathered, perform, say, statusOf } from '../shared/systemd/service.ts';
 import type { Verb } from '../shared/systemd/verbs.ts';
 import { type BrokerSettings, brokerSettings } from './config.ts';
 
@@ -32,24 +16,20 @@ const uninstallSettings = {
 
 /** Does it and says so; the result is the exit code. `command`: this very program. */
 export async function service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number> {
-  if (from.argv.includes('--help')) return help(verb);
-  if (verb === 'install') return await installBroker(from, command);
-  if (verb === 'uninstall') return await uninstallBroker(from);
-  const { output } = readSettings(statusSettings, from);
-  const found = await report(broker, ({ active }) => active === 'active');
-  process.stdout.write(reportText(broker.name, found, {}, output));
-  return found.settled ? 0 : 3;
-}
-
-function help(verb: Verb): number {
-  const tables = { install: brokerSettings, status: statusSettings, uninstall: uninstallSettings };
-  const purposes = {
-    install: 'makes the broker a service of systemd, or changes the settings of one',
-    status: 'tells how the service is; exits with 0 while it runs, with 3 else',
-    uninstall: 'stops the service and takes it away; its data stays unless --purge is said',
+  const deeds = {
+    install: {
+      purpose: 'makes the broker a service of systemd, or changes the settings of one',
+      settings: brokerSettings,
+      run: (told: Invocation) => installBroker(told, command),
+    },
+    status: statusOf(broker, ({ active }) => active === 'active'),
+    uninstall: {
+      purpose: 'stops the service and takes it away; its data stays unless --purge is said',
+      settings: uninstallSettings,
+      run: uninstallBroker,
+    },
   };
-  process.stdout.write(helpText(`${broker.name} ${verb}`, purposes[verb], tables[verb]));
-  return 0;
+  return await perform(broker, verb, deeds, from);
 }
 
 async function uninstallBroker(from: Invocation): Promise<number> {
@@ -58,15 +38,13 @@ async function uninstallBroker(from: Invocation): Promise<number> {
   if (!yes) throw new UsageError(`this stops the broker of all its agents${loss}: say --yes`);
   await uninstall(broker, !purge);
   const kept = `; ${dataOf(broker)}, its settings and its account are kept`;
-  process.stdout.write(`${broker.name} is uninstalled${purge ? ', and nothing of it is left' : kept}.\n`);
+  say(`${broker.name} is uninstalled${purge ? ', and nothing is left but the program itself' : kept}.`);
   return 0;
 }
 
-async function installBroker({ argv, env }: Invocation, command: readonly string[]): Promise<number> {
-  // What an earlier install was told counts unless it is told anew.
-  const old = existsSync(settingsOf(broker)) ? ['--config', settingsOf(broker)] : [];
-  const told = { argv: [...old, ...argv], env };
-  const settings = readSettings(brokerSettings, told);
+async function installBroker(from: Invocation, command: readonly string[]): Promise<number> {
+  const given = gathered(broker, brokerSettings, from);
+  const settings = parseSettings(brokerSettings, given);
   if (settings.data_dir !== dataOf(broker)) {
     throw new StartError(`--data-dir: as a service the broker keeps its data in ${dataOf(broker)}`);
   }
@@ -74,22 +52,21 @@ async function installBroker({ argv, env }: Invocation, command: readonly string
     throw new StartError('--local and --new-history are for one start by hand, not for a service');
   }
   needSystemd('install', true);
-  const { config: _, ...given } = givenSettings(brokerSettings, told);
+  const words = [...command, '--config', settingsOf(broker)];
   const found = await install(broker, {
     user: broker.name,
-    unit: (systemd) =>
-      brokerUnit({
-        command: [...command, '--config', settingsOf(broker)],
-        lowPort: hasLowPort(settings),
-        systemd,
-      }),
+    command: words,
+    // ProtectHome of its unit.
+    hidden: ['/home', '/root', '/run/user'],
+    unit: (systemd) => brokerUnit({ command: words, lowPort: hasLowPort(settings), systemd }),
     settings: settingsText(brokerSettings, { ...given, data_dir: dataOf(broker) }),
     settled: ({ status }) => status !== '',
   });
-  process.stdout.write(`${broker.name} is installed and runs: ${found.status}.
-Settings: ${settingsOf(broker)}. Its log: journalctl -u ${broker.name}. How it is: ${broker.name} status.
-A first key: farhand auth create-key --data-dir ${dataOf(broker)} --name me
-`);
+  say(
+    `${broker.name} is installed and runs: ${found.status}.`,
+    `Settings: ${settingsOf(broker)}. Its log: journalctl -u ${broker.name}. How it is: ${broker.name} status.`,
+    `A first key: farhand auth create-key --data-dir ${dataOf(broker)} --name me`,
+  );
   return 0;
 }
 

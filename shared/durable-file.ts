@@ -1,22 +1,27 @@
-// Writes a private file so that after any crash it is the old or the new one, whole.
+// Writes a file so that after any crash it is the old or the new one, whole; a private one unless told otherwise.
 import { randomBytes } from 'node:crypto';
-import { open, readdir, rename, rm } from 'node:fs/promises';
+import { type FileHandle, open, readdir, rename, rm } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 
+export interface Draft {
+  /** 0600 unless told. */
+  mode?: number;
+  /** Whoever writes it, unless told. */
+  owner?: { uid: number; gid: number };
+  /** Runs once the new content is safe beside the old. */
+  beforeRename?(): Promise<void>;
+}
+
 /**
- * Replaces a file; it is 0600 from its first byte and on disk when this resolves. A failure leaves the old one and
- * nothing else. `beforeRename` runs once the new content is safe beside the old.
+ * Replaces a file; it is 0600 from its first byte, then as told, and on disk when this resolves. A failure leaves the
+ * old one and nothing else.
  */
-export async function writeDurably(
-  file: string,
-  text: string,
-  beforeRename: () => Promise<void> = async () => {},
-): Promise<void> {
+export async function writeDurably(file: string, text: string, draft: Draft = {}): Promise<void> {
   const directory = dirname(file);
   const temporary = join(directory, `${prefixOf(file)}${randomBytes(8).toString('hex')}`);
   try {
-    await fill(temporary, text);
-    await beforeRename();
+    await fill(temporary, text, draft);
+    await draft.beforeRename?.();
     await rename(temporary, file);
     await syncDirectory(directory);
   } catch (error) {
@@ -34,14 +39,21 @@ export async function removeLeftovers(file: string): Promise<void> {
 
 const prefixOf = (file: string): string => `.${basename(file)}-`;
 
-async function fill(path: string, text: string): Promise<void> {
+async function fill(path: string, text: string, { mode, owner }: Draft): Promise<void> {
   const handle = await open(path, 'wx', 0o600);
   try {
     await handle.writeFile(text);
+    await belong(handle, mode, owner);
     await handle.sync();
   } finally {
     await handle.close();
   }
+}
+
+/** By handle: the directory may be somebody else's, who could put a link in the place of the name. */
+async function belong(handle: FileHandle, mode: Draft['mode'], owner: Draft['owner']): Promise<void> {
+  if (owner) await handle.chown(owner.uid, owner.gid);
+  if (mode !== undefined) await handle.chmod(mode);
 }
 
 async function syncDirectory(directory: string): Promise<void> {

@@ -2,6 +2,7 @@
 import { execFile } from 'node:child_process';
 import { every } from './clock.ts';
 import type { Logger } from './logger.ts';
+import { version } from './version.ts';
 
 export interface Notify {
   /** It is up, and `text` says how; the manager ends it once `alive` is no longer true. Later calls only tell the text. */
@@ -30,7 +31,8 @@ export function openNotify(env: Environment, pid: number, log: Logger): Notify {
   return {
     up(text, alive) {
       if (over) return;
-      void tell('READY=1', `STATUS=${line(text)}`);
+      // Which version runs: the file it was started from may hold a newer one by now.
+      void tell('READY=1', `STATUS=${line(text)} (${version})`);
       if (!watched || !(watchdogMs > 0)) return;
       beats ??= every(watchdogMs / 2, () => {
         if (alive()) void tell('WATCHDOG=1');

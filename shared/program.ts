@@ -1,6 +1,6 @@
 // What the three programs share at their very top: which Node runs them, and how they tell of failure.
 import { writeFileSync } from 'node:fs';
-import { StartError, UsageError } from './errors.ts';
+import { errnoOf, StartError, UsageError } from './errors.ts';
 
 /** Whether a Node version has the HTTP/2 fixes that the link needs: `>=22.23.2 <23 || >=24.18.1`, as in package.json. */
 export function nodeIsGood(version: string): boolean {
@@ -9,6 +9,13 @@ export function nodeIsGood(version: string): boolean {
     minor > wantedMinor || (minor === wantedMinor && patch >= wantedPatch);
   if (major === 22) return atLeast(23, 2);
   return major > 24 || (major === 24 && atLeast(18, 1));
+}
+
+/** Whoever reads no further, as `head` does, has heard enough: what is under way goes on. */
+export function letReadersGo(): void {
+  process.stdout.on('error', (error) => {
+    if (errnoOf(error) !== 'EPIPE') throw error;
+  });
 }
 
 /** The name that `ps` and `systemctl status` show for this process; process.title would hide its arguments. */

@@ -18,6 +18,8 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   help: string;
   /** Means something on the command line only. */
   flagOnly?: boolean;
+  /** Stands in the file for another verb: this program passes over it. */
+  fileOnly?: boolean;
 }
 
 export type Settings<Table extends Record<string, Setting>> = {
@@ -85,7 +87,14 @@ export function readSettings<Table extends Record<string, Setting>>(
   table: Table,
   from: Invocation,
 ): Settings<Table> {
-  const given = givenSettings(table, from);
+  return parseSettings(table, givenSettings(table, from));
+}
+
+/** The same for what was gathered in another way. */
+export function parseSettings<Table extends Record<string, Setting>>(
+  table: Table,
+  given: Record<string, unknown>,
+): Settings<Table> {
   const entries = names(table).map((name) => {
     const value = given[name];
     const parsed = table[name]?.schema.safeParse(value);
@@ -101,7 +110,7 @@ export function readSettings<Table extends Record<string, Setting>>(
 /** What of a table is set anywhere, as it was written; `readSettings` tells whether it is good. */
 export function givenSettings(table: Record<string, Setting>, from: Invocation): Record<string, unknown> {
   const flags = readFlags(table, from.argv);
-  const variables = Object.fromEntries(names(table).map((name) => [name, from.env[variable(name)]]));
+  const variables = Object.fromEntries(flagged(table).map((name) => [name, from.env[variable(name)]]));
   const file = readFile(flags.config ?? variables.config, table);
   const entries = names(table).map((name): [string, unknown] => [
     name,
@@ -113,7 +122,8 @@ export function givenSettings(table: Record<string, Setting>, from: Invocation):
 /** Settings as a file that `--config` takes; where it is read another directory may be the current one. */
 export function settingsText(table: Record<string, Setting>, values: Record<string, unknown>): string {
   const isPath = (name: string): boolean => ['FILE', 'DIR'].includes(table[name]?.value ?? '');
-  const entries = Object.entries(values).map(([name, value]): [string, unknown] => [
+  const lasting = Object.entries(values).filter(([name]) => !table[name]?.flagOnly);
+  const entries = lasting.map(([name, value]): [string, unknown] => [
     name,
     isPath(name) && typeof value === 'string' ? resolve(value) : value,
   ]);
@@ -122,22 +132,25 @@ export function settingsText(table: Record<string, Setting>, values: Record<stri
 
 /** The help text of a program: one line per setting. */
 export function helpText(program: string, purpose: string, table: Record<string, Setting>): string {
-  const rows = names(table).map((name) => {
-    const { value, help } = table[name] ?? { help: '' };
-    return `  ${`${dashed(name)}${value ? ` ${value}` : ''}`.padEnd(30)} ${help}`;
+  const rows = flagged(table).map((name) => {
+    const { value, short, help } = table[name] ?? { help: '' };
+    const forms = `${short ? `-${short}, ` : ''}${dashed(name)}${value ? ` ${value}` : ''}`;
+    return `  ${forms.padEnd(30)} ${help}`;
   });
-  return [
-    `${program}: ${purpose}`,
-    '',
-    ...rows,
-    '',
-    `Each flag can also be set as ${variable('data_dir')} and so on, or in a TOML file.`,
-    '',
-  ].join('\n');
+  // One with a value says more than a switch.
+  const others = flagged(table).filter((name) => !table[name]?.flagOnly);
+  const example = others.find((name) => table[name]?.value) ?? others[0];
+  const ways = `Each flag can also be set as ${variable(example ?? '')} and so on, or in a TOML file; --no-… takes a switch back.`;
+  return [`${program}: ${purpose}`, '', ...rows, ...(example ? ['', ways] : []), ''].join('\n');
 }
 
 function names(table: Record<string, Setting>): string[] {
   return Object.keys(table);
+}
+
+/** Those that are flags of this program. */
+function flagged(table: Record<string, Setting>): string[] {
+  return names(table).filter((name) => !table[name]?.fileOnly);
 }
 
 function dashed(name: string): string {
@@ -153,7 +166,7 @@ function readFlags(
   argv: readonly string[],
 ): Record<string, string | boolean | undefined> {
   const options = Object.fromEntries(
-    names(table).map((name) => [
+    flagged(table).map((name) => [
       dashed(name).slice(2),
       {
         type: table[name]?.value ? ('string' as const) : ('boolean' as const),
@@ -162,7 +175,13 @@ function readFlags(
     ]),
   );
   try {
-    const { values } = parseArgs({ args: [...argv], options, strict: true, allowPositionals: false });
+    const { values } = parseArgs({
+      args: [...argv],
+      options,
+      strict: true,
+      allowPositionals: false,
+      allowNegative: true,
+    });
     // Without `multiple` in the options there are no arrays among the values.
     return Object.fromEntries(
       Object.entries(values).map(([name, value]) => [name.replaceAll('-', '_'), value as string | boolean]),

@@ -214,6 +214,7 @@ const sides: Rule[] = [
           'shared/settings',
           'shared/program',
           'shared/version',
+          'shared/clean',
           'shared/clock',
           'shared/duration',
           'shared/tar',

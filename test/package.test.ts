@@ -265,10 +265,13 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     const { url } = await openBox();
     const script = await (await fetch(`${url}/install.sh`)).text();
     const file = join(temporaryFolder('cut'), 'install.sh');
-    const body = script.slice(0, script.lastIndexOf('main "$@"'));
-    const cuts = Array.from({ length: 12 }, (_, n) => Math.floor((body.length * (n + 1)) / 12));
+    // Here and there, and at every byte of what is behind the last function; its last brace makes it whole.
+    const end = script.lastIndexOf('}');
+    const last = script.lastIndexOf('\n}\n');
+    const cuts = Array.from({ length: 12 }, (_, n) => Math.floor((last * (n + 1)) / 12));
+    for (let cut = last; cut <= end; cut++) cuts.push(cut);
     for (const cut of cuts) {
-      writeFileSync(file, body.slice(0, cut));
+      writeFileSync(file, script.slice(0, cut));
       const { text } = await elsewhere(`sh ${file} --no-service >/dev/null 2>&1; ls -A /opt`);
       expect([cut, text.trim()]).toEqual([cut, '']);
     }

@@ -3,6 +3,7 @@ import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
+import { version } from '../shared/version.ts';
 import { bootContainer, type Container, type Ran } from './container.ts';
 import { type Answer, call } from './house.ts';
 
@@ -80,13 +81,28 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const refused = await broker('install', '--http', '0.0.0.0:8420');
     expect(refused.code).toBe(1);
     expect(refused.stderr).toContain('--insecure-http');
-    expect(refused.stderr).toContain('Nothing of it is left.');
+    expect(refused.stderr).toContain('\n  farhand-broker: --http');
+    expect(refused.stderr).toContain('Nothing of it is left but the program itself.');
     expect(await traces('farhand-broker')).toEqual([]);
     expect((await broker('status')).code).toBe(3);
+    const pair = ['--tls-cert', '/root/x.pem', '--tls-key', '/root/x.pem'];
+    const unread = await broker('install', '--http', '0.0.0.0:8420', ...pair);
+    expect(unread.stderr).toContain('farhand-broker, must be able to read both');
+  });
+
+  test('a program that the service would not see is refused', async () => {
+    const launcher = 'printf "#!/bin/sh\\n" > /root/farhand && chmod +x /root/farhand';
+    await box.run('sh', '-c', launcher);
+    const where = ['FARHAND_PROGRAM=/root/farhand', node, '/opt/farhand/broker/main.ts', 'install'];
+    const refused = await box.run('env', ...where);
+    expect(refused).toMatchObject({ code: 78, stderr: expect.stringContaining('nothing below /root') });
+    await box.run('rm', '/root/farhand');
   });
 
   test('the broker is installed, runs as a user of its own, and says where it listens', async () => {
-    const installed = await broker('install', '--http', http, '--grpc', grpc);
+    // By a root who is private.
+    const line = `umask 077; ${node} /opt/farhand/broker/main.ts install --http ${http} --grpc ${grpc} | head -n 1`;
+    const installed = await box.run('sh', '-c', line);
     expect(installed).toMatchObject({ code: 0, stderr: '' });
     const { code, stdout } = await broker('status', '-o', 'json');
     expect(code).toBe(0);
@@ -96,6 +112,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
       enabled: true,
       user: 'farhand-broker',
       status: `REST on http://${http}, agents on ${grpc}`,
+      version,
     });
     expect(await property('farhand-broker', 'Type')).toBe('notify');
     const made = await cli('auth', 'create-key', '--name', 'test');
@@ -109,6 +126,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(refused.code).toBe(1);
     expect(refused.stderr).toContain('join token is unknown');
     expect(refused.stderr).not.toContain(token);
+    expect(refused.stderr).not.toContain('could be taken back');
     const without = await agent('install', '--broker', grpc);
     expect(without).toMatchObject({ code: 78, stderr: expect.stringContaining('--join-token-file') });
     expect(await traces('farhand-agent')).toEqual([]);
@@ -199,12 +217,44 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
   test('install again changes settings, keeps the others, and a bad one leaves the old installation', async () => {
     const bad = await agent('install', '--allow', 'everything');
     expect(bad.code).toBe(78);
+    const nowhere = await agent('install', '--root', '/none');
+    expect(nowhere).toMatchObject({ code: 78, stderr: expect.stringContaining('/none') });
     expect(await agent('install', '--allow', 'metrics,exec')).toMatchObject({ code: 0, stderr: '' });
     const { data } = (await api('GET', `/machines/${machine}`)).body;
     expect(data.capabilities.toSorted()).toEqual(['exec', 'metrics']);
     expect(data.name).toBe('box');
     const lost = await broker('install', '--http', '0.0.0.0:8420');
     expect(lost.stderr).toContain('What was installed before is back.');
+    expect(lost.stderr).not.toContain('broker is up');
+    await online();
+    // A file has its own say, setting by setting: the lock stays.
+    await box.run('sh', '-c', 'printf \'log_level = "debug"\\n\' > /root/more.toml');
+    expect(await agent('install', '--config', '/root/more.toml')).toMatchObject({ code: 0, stderr: '' });
+    const kept = await box.run('cat', '/etc/farhand/agent.toml');
+    expect(kept.stdout).toContain('allow = "metrics,exec"');
+    expect(kept.stdout).toContain('log_level = "debug"');
+  });
+
+  test('rights that were given stay until they are taken back, and what an administrator added does as well', async () => {
+    const dropIn = '/etc/systemd/system/farhand-agent.service.d/own.conf';
+    await box.run('sh', '-c', `mkdir -p ${dropIn.replace('/own.conf', '')} && echo '[Service]' > ${dropIn}`);
+    expect(await agent('install', '--allow-sudo')).toMatchObject({ code: 0 });
+    expect(await agent('install', '--user', 'farhand-agent')).toMatchObject({ code: 0 });
+    expect(await property('farhand-agent', 'NoNewPrivileges')).toBe('no');
+    expect(await agent('install', '--no-allow-sudo')).toMatchObject({ code: 0 });
+    expect(await property('farhand-agent', 'NoNewPrivileges')).toBe('yes');
+    expect((await box.run('cat', dropIn)).stdout).toBe('[Service]\n');
+  });
+
+  test('what a command says in the name of the agent is shown without what a terminal obeys', async () => {
+    await online();
+    await exec(
+      'NOTIFY_SOCKET=/run/systemd/notify systemd-notify --status="$(printf \'evil\\033[2Jtext\')"; sleep 1',
+    );
+    const { stdout } = await agent('status');
+    expect(stdout).toContain('evil\ufffd[2Jtext');
+    expect(stdout).not.toContain('\u001b');
+    await box.run('systemctl', 'restart', 'farhand-agent');
     await online();
   });
 
@@ -232,9 +282,22 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const { code, stdout } = await agent('status');
     expect(code).toBe(3);
     expect(stdout).toContain('does not want this machine any more');
+    expect(await agent('install', '--join-token', await joinToken())).toMatchObject({ code: 0 });
+    const again = JSON.parse((await agent('status', '-o', 'json')).stdout);
+    expect(again).toMatchObject({ linked: true });
+    expect(again.machine_id).not.toBe(machine);
+    machine = again.machine_id;
   });
 
   test('nothing is left of an agent that is uninstalled, nor of a purged broker', async () => {
+    const left = box.run('runuser', '-u', 'farhand-agent', '--', 'sleep', '87004');
+    await vi.waitFor(() => expect(sleepers(87_004)).toHaveLength(1));
+    const held = await agent('uninstall');
+    expect(held).toMatchObject({ code: 1, stderr: expect.stringContaining('uninstall once more') });
+    expect(held.stdout).toContain(`farhand machines remove ${machine}\n`);
+    expect((await box.run('ls', '/var/lib/farhand-agent')).code).toBe(2);
+    for (const pid of sleepers(87_004)) process.kill(pid);
+    await left;
     expect(await agent('uninstall')).toMatchObject({ code: 0, stderr: '' });
     expect(await traces('farhand-agent')).toEqual([]);
     expect((await broker('uninstall')).code).toBe(2);

@@ -77,10 +77,13 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await property('ExecStart')).toContain('path=/usr/bin/farhand-agent ;');
   });
 
-  test('an upgrade restarts the service, which is the same machine', async () => {
+  test('an upgrade restarts the service with the unit of its version, and it is the same machine', async () => {
     const before = await property('MainPID');
+    const unit = '/etc/systemd/system/farhand-agent.service';
+    await box.run('sed', '-i', 's/^Description=.*/Description=old/', unit);
     expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
     expect(await property('MainPID')).not.toBe(before);
+    expect(await property('Description')).toBe('Farhand agent');
     await online();
     expect(await machineId()).toBe(machine);
   });
@@ -89,9 +92,26 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await box.run('dpkg', '--remove', 'farhand-agent')).toMatchObject({ code: 0 });
     expect((await box.run('systemctl', 'is-active', 'farhand-agent')).stdout.trim()).toBe('inactive');
     expect(await traces('identity.json')).toBe('/var/lib/farhand-agent/identity.json\n');
-    expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
+    const back = await box.run('dpkg', '--install', '/root/farhand-agent.deb');
+    expect(back).toMatchObject({ code: 0, stderr: expect.not.stringContaining('try-restart') });
     expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
     expect(await machineId()).toBe(machine);
+    // The one line over it: the service starts what that has brought, with the settings it had.
+    const settings = await box.run('cat', '/etc/farhand/agent.toml');
+    const moved = await box.run('sh', '-c', `curl -fsSL http://${http}/install.sh | sh`);
+    expect(moved).toMatchObject({ code: 0 });
+    expect(await property('ExecStart')).toContain('path=/usr/local/bin/farhand-agent ;');
+    expect((await box.run('cat', '/etc/farhand/agent.toml')).stdout).toBe(settings.stdout);
+    // The package leaves alone what is not its own any more.
+    expect(await box.run('dpkg', '--purge', 'farhand-agent')).toMatchObject({ code: 0 });
+    await online();
+    expect(await machineId()).toBe(machine);
+    expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
+    expect(await box.run('/usr/bin/farhand-agent', 'install')).toMatchObject({ code: 0 });
+    // Another program in /opt goes with the service, whichever of the two takes it away.
+    expect(await box.run('/usr/bin/farhand-agent', 'uninstall', '--keep-data')).toMatchObject({ code: 0 });
+    expect((await box.run('ls', '/opt/farhand-agent', '/usr/local/bin/farhand-agent')).code).toBe(2);
+    expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
     expect(await box.run('dpkg', '--purge', 'farhand-agent')).toMatchObject({ code: 0 });
     expect(await traces('farhand-agent')).toBe('');
     expect((await box.run('getent', 'passwd', 'farhand-agent')).code).toBe(2);

@@ -1,14 +1,17 @@
 // The units of both programs as systemd judges them, and what a program tells the systemd that started it.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdirSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { existsSync, mkdirSync, statSync, writeFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { keepLinked, type LinkOptions } from '../agent/link/index.ts';
 import { service as agentService, agentUnit } from '../agent/service.ts';
+import { scriptFor } from '../broker/packages/install.ts';
 import { service as brokerService, brokerUnit } from '../broker/service.ts';
 import { openNotify } from '../shared/notify.ts';
+import { contentOf, place } from '../shared/systemd/files.ts';
+import { version } from '../shared/version.ts';
 import { execute } from './container.ts';
 import { fakeClock } from './fake-clock.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
@@ -47,6 +50,42 @@ describe('install refuses, before it touches anything,', () => {
     const failure = brokerService('uninstall', invocation('--purge'), command);
     await expect(failure).rejects.toThrow('/var/lib/farhand-broker');
   });
+});
+
+describe('what root keeps for a service', () => {
+  const content = {
+    text: 'x = 1\n',
+    mode: 0o640,
+    uid: process.getuid?.() ?? 0,
+    gid: process.getgid?.() ?? 0,
+  };
+  const modeOf = (path: string): number => statSync(path).mode & 0o7777;
+
+  test('can be reached by it whatever the umask of root', async () => {
+    const file = join(temporaryFolder('etc'), 'farhand/agent.toml');
+    const before = process.umask(0o077);
+    await place(file, content).finally(() => process.umask(before));
+    expect([modeOf(dirname(file)), modeOf(file)]).toEqual([0o755, 0o640]);
+    expect(await contentOf(file)).toEqual(content);
+  });
+
+  test('leaves a directory as it is that was there before, and goes without a trace', async () => {
+    const file = join(temporaryFolder('etc'), 'agent.toml');
+    await place(file, content);
+    expect(modeOf(dirname(file))).toBe(0o700);
+    await place(file, undefined);
+    expect(existsSync(dirname(file))).toBe(false);
+  });
+});
+
+test('where agents reach a broker is told as it was said, to them and to whoever asks', async () => {
+  const { client } = await openHouse({ flags: ['--public-grpc', '[2001:db8::1]:443'] });
+  expect((await client.service.info()).grpc_address).toBe('[2001:db8::1]:443');
+  const reached = { url: 'https://b.example', grpc: '0.0.0.0:8421', publicGrpc: '', pin: '' };
+  expect(scriptFor(reached)).toContain('broker=b.example:8421\n');
+  expect(scriptFor({ ...reached, publicGrpc: 'agents.example:443' })).toContain(
+    'broker=agents.example:443\n',
+  );
 });
 
 describe('a unit', () => {
@@ -139,8 +178,8 @@ describe('a program that systemd has started', () => {
     await told;
     await notify.ending('ended');
     expect([await next(), await next(), await next(), await next()]).toEqual([
-      'READY=1 | STATUS=waits',
-      'READY=1 | STATUS=two lines',
+      `READY=1 | STATUS=waits (${version})`,
+      `READY=1 | STATUS=two lines (${version})`,
       'STOPPING=1 | STATUS=stops',
       'STOPPING=1 | STATUS=ended',
     ]);
@@ -152,7 +191,7 @@ describe('a program that systemd has started', () => {
     let alive = true;
     const notify = openNotify({ NOTIFY_SOCKET: socket, WATCHDOG_USEC: '60000000' }, 1, quiet);
     notify.up('up', () => alive);
-    expect(await next()).toBe('READY=1 | STATUS=up');
+    expect(await next()).toBe(`READY=1 | STATUS=up (${version})`);
     await clock.advance(30_000);
     expect(await next()).toBe('WATCHDOG=1');
     alive = false;

@@ -15,7 +15,7 @@ import { brokerSettings } from '../broker/config.ts';
 import { openAuthority } from '../broker/link/authority.ts';
 import { StartError, UsageError } from '../shared/errors.ts';
 import { nodeIsGood } from '../shared/program.ts';
-import { givenSettings, readSettings, settingsText } from '../shared/settings.ts';
+import { givenSettings, helpText, readSettings, settingsText } from '../shared/settings.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 
 type Environment = Record<string, string>;
@@ -278,6 +278,15 @@ test('a start that fails at its last address gives back the others', async () =>
 });
 
 describe('the real programs', () => {
+  test.each(['agent', 'broker'])('farhand-%s goes on when nobody reads what it says', async (side) => {
+    const fifo = join(temporaryFolder('fifo'), 'out');
+    const gone = 'mkfifo "$0" && { (exec 3<"$0") & } && exec >"$0" && wait && exec "$@"';
+    const program = [process.execPath, join(import.meta.dirname, `../${side}/main.ts`), '--help'];
+    const child = spawn('sh', ['-c', gone, fifo, ...program], { stdio: ['ignore', 'ignore', 'pipe'] });
+    const [stderr, [code]] = await Promise.all([text(child.stderr), once(child, 'exit')]);
+    expect([code, stderr]).toEqual([0, '']);
+  });
+
   test.each<[Program, string[]]>([
     ['farhand-broker', ['--no-such-flag']],
     ['farhand-broker', ['start']],
@@ -463,4 +472,29 @@ describe('an agent whose broker has another authority than its join token pins',
     await impostor.refused;
     expect(impostor.heard).toBe(0);
   });
+});
+
+describe('help', () => {
+  const row = { schema: z.string().optional(), help: 'h' };
+
+  test('speaks of variables and files only where a setting may come from them, and names short forms', () => {
+    const output = { ...row, value: 'FORM', short: 'o', flagOnly: true };
+    const text = helpText('p', 'does', { output });
+    expect(text).toContain('  -o, --output FORM ');
+    expect(text).not.toContain('FARHAND_');
+    expect(helpText('p', 'does', { output, place: { ...row, value: 'DIR' } })).toContain('FARHAND_PLACE');
+  });
+});
+
+test('what stands in a file for another verb is passed over, and is no flag', () => {
+  const file = fileWith('user = "me"\nallow_sudo = true');
+  expect(agent(['--config', file]).broker).toBe('127.0.0.1:1');
+  expect(failureOf(() => agent(['--user', 'me']))).toBeInstanceOf(UsageError);
+  expect(agent([], { FARHAND_USER: 'me' }).user).toBeUndefined();
+});
+
+test('a switch is taken back by its --no- form', () => {
+  const file = fileWith('tls = true');
+  expect(broker(['--config', file]).tls).toBe(true);
+  expect(broker(['--config', file, '--no-tls']).tls).toBe(false);
 });

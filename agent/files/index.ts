@@ -1,6 +1,6 @@
 // The files room of the agent: lists, reads, writes and arranges files inside the roots that the machine's owner allows.
 import { access } from 'node:fs/promises';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentCall, AgentMethods } from '../../shared/rpc.ts';
 import { openPacker, openUnpacker } from './archive/index.ts';
@@ -59,6 +59,15 @@ export type Files = Pick<
   | 'searchFiles'
   | 'watchFiles'
 >;
+
+/** Throws StartError when a root cannot be used. */
+export async function checkRoots(roots: string[]): Promise<void> {
+  await Boundary.open(roots, []).catch((error: unknown) => {
+    throw new StartError(`--root: ${error instanceof Error ? error.message : String(error)}`, 78, {
+      cause: error,
+    });
+  });
+}
 
 /** Fails when a root cannot be used; removes temporary files of a killed agent. */
 export async function openFiles(options: FilesOptions): Promise<Files> {

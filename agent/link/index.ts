@@ -42,6 +42,15 @@ export interface LinkOptions {
 /** Why a link ended, and how long to stay away at least. */
 type Ending = { kind: 'lost' } | { kind: 'wait'; ms: number } | { kind: 'removed'; reason: string };
 
+/** The broker has removed this machine. */
+export class Removed extends StartError {
+  constructor(reason: string) {
+    super(
+      `the broker does not want this machine any more (${reason}): stopping for good; a new join token makes it a machine again`,
+    );
+  }
+}
+
 const instanceId = newId('link');
 /** An agent that was fenced off by its double stays away longer than a mere loss, so that the two do not wrestle. */
 const fencedMs = 30_000;
@@ -64,11 +73,7 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
       options.log.warn({ err: error }, 'the link broke');
       return { kind: 'lost' };
     });
-    if (ending.kind === 'removed') {
-      throw new StartError(
-        `the broker does not want this machine any more (${ending.reason}): stopping for good`,
-      );
-    }
+    if (ending.kind === 'removed') throw new Removed(ending.reason);
     const ms = ending.kind === 'wait' ? ending.ms : wait.next();
     options.turned?.(ms + patienceMs);
     if (!signal.aborted) options.log.info({ retry_ms: Math.round(ms) }, 'no link; trying again');

@@ -1,6 +1,9 @@
 // How the CLI speaks: tables for people, JSON for programs.
 import { styleText } from 'node:util';
+import { clean } from '../../shared/clean.ts';
 import { now } from '../../shared/clock.ts';
+
+export { clean };
 
 export type Format = 'text' | 'json';
 type Cell = string | number | boolean | null | undefined;
@@ -58,14 +61,6 @@ async function table(rows: string[][]): Promise<string> {
     .split('\n')
     .map((line) => line.trimEnd())
     .join('\n');
-}
-
-// biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is taken out
-const control = /[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
-
-/** Text of a machine may hold what a terminal obeys, or what turns its order around. */
-export function clean(text: string): string {
-  return text.replace(control, '\ufffd');
 }
 
 const tints: Readonly<Record<string, 'green' | 'red' | 'yellow'>> = {

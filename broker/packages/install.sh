@@ -63,7 +63,7 @@ check_sums() {
     [ "$(sum "$1")" = "$expected" ] || fail "the packages of $from are not those this join token was made with: make a new token"
     return
   fi
-  [ -e /var/lib/farhand-agent/identity.json ] || [ "$service" = no ] ||
+  [ -e /var/lib/farhand-agent/identity.json ] || [ -e /var/lib/farhand-agent/join-token ] || [ "$service" = no ] ||
     fail "a join token is needed: --join-token-file FILE, or the variable FARHAND_JOIN_TOKEN"
   case $from in
     https://* | http://127.* | http://localhost | http://localhost[:/]* | 'http://[::1]'*) ;;
@@ -114,13 +114,18 @@ is_running() {
   [ "$service" = yes ] && systemctl is-active --quiet farhand-agent
 }
 
+# Whether this machine has settings with a broker, and has joined the one that the token, if there is any, pins.
+knows_broker() {
+  grep -q '^broker = ' /etc/farhand/agent.toml 2>/dev/null || return 1
+  [ -z "$token" ] || grep -qF "$(printf %s "$token" | cut -d . -f 2)" /var/lib/farhand-agent/identity.json 2>/dev/null
+}
+
+# An update, too: the unit is written anew, and starts this program, whatever it started before.
 start() {
   if [ "$service" = no ]; then
     echo "farhand-agent $version is installed: $link"
-  elif [ "$#" = 0 ] && [ -z "$token" ] && [ -e /etc/systemd/system/farhand-agent.service ]; then
-    systemctl restart farhand-agent && echo "farhand-agent is now $version"
   else
-    [ "$told" = yes ] || set -- --broker "$broker" "$@"
+    [ "$told" = yes ] || knows_broker || set -- --broker "$broker" "$@"
     FARHAND_JOIN_TOKEN=$token "$link" install "$@"
   fi
 }
@@ -182,4 +187,5 @@ main() {
   sweep
 }
 
-main "$@"
+# In braces: cut off within this line it is none.
+{ main "$@"; }

@@ -9,6 +9,8 @@ export interface Reached {
   url: string;
   /** HOST:PORT where agents dial in; empty when it takes none. */
   grpc: string;
+  /** How agents reach it, where that was told; else empty. */
+  publicGrpc: string;
   /** `sha256//BASE64` of the key behind the URL, where its certificate is the broker's own; else empty. */
   pin: string;
 }
@@ -51,9 +53,9 @@ function without(install_missing: string): Words {
   return { install: null, install_missing };
 }
 
-export function scriptFor({ url, grpc, pin }: Reached): string {
+export function scriptFor({ url, grpc, publicGrpc, pin }: Reached): string {
   const port = grpc.slice(grpc.lastIndexOf(':') + 1);
-  const broker = grpc ? `${new URL(url).hostname}:${port}` : '';
+  const broker = publicGrpc || (grpc && `${new URL(url).hostname}:${port}`);
   const values: Record<string, string> = { FROM: trimmed(url), PIN: pin, BROKER: broker };
   return template().replace(/@(FROM|PIN|BROKER)@/g, (_whole, name: string) => quoted(values[name] ?? ''));
 }

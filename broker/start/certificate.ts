@@ -1,9 +1,9 @@
 // The certificate of the REST API: from files, or of the broker's own authority with a key that outlives its leaves.
 import { readFile, stat } from 'node:fs/promises';
-import { hostname } from 'node:os';
+import { hostname, userInfo } from 'node:os';
 import { createSecureContext, type SecureContextOptions } from 'node:tls';
 import { every } from '../../shared/clock.ts';
-import { StartError } from '../../shared/errors.ts';
+import { errnoOf, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { BrokerSettings } from '../config.ts';
 import type { Authority } from '../link/authority.ts';
@@ -103,9 +103,11 @@ async function versionOf({ cert, key }: Pair): Promise<string> {
   return (await Promise.all(versions)).join(', ');
 }
 
-/** OpenSSL's words, made clear for what people get wrong. */
+/** The words of OpenSSL and the system, made clear for what people get wrong. */
 function reasonOf(error: unknown): string {
   const text = error instanceof Error ? error.message : String(error);
+  if (errnoOf(error) === 'EACCES')
+    return `the broker's user, ${userInfo().username}, must be able to read both (${text})`;
   if (/key values mismatch/.test(text)) return 'the key does not belong to the certificate';
   if (/no start line|PEM/i.test(text)) return `a file is not PEM (${text})`;
   return text;

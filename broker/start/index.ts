@@ -1,11 +1,11 @@
 // Wires a broker together and takes it apart again; knows everything, decides nothing.
-import { chmod, mkdir, rm } from 'node:fs/promises';
+import { chmod, rm } from 'node:fs/promises';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { Server as TlsServer } from 'node:tls';
 import { openBudget } from '../../shared/budget.ts';
 import { StartError } from '../../shared/errors.ts';
-import { lockDirectory } from '../../shared/lock.ts';
+import { takeDirectory } from '../../shared/lock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../address.ts';
 import { holdsKey } from '../admission/access.ts';
@@ -59,9 +59,7 @@ export async function startBroker(
 ): Promise<Broker> {
   refuseOpenHttp(settings);
   const directory = settings.data_dir;
-  await mkdir(directory, { recursive: true, mode: 0o700 });
-  await chmod(directory, 0o700);
-  const closers: (() => unknown)[] = [lockDirectory(directory, 'broker')];
+  const closers: (() => unknown)[] = [takeDirectory(directory, 'broker')];
   let closing: Promise<void> | undefined;
   const close = (): Promise<void> => {
     closing ??= closeAll(closers);
@@ -86,7 +84,7 @@ async function assemble(
   closers: Closers,
   close: () => Promise<void>,
 ): Promise<Broker> {
-  const status: Status = { ready: false, url: '', grpc: '', pin: '' };
+  const status: Status = { ready: false, url: '', grpc: '', publicGrpc: '', pin: '' };
   const rooms = await openRooms({ settings, tuning, status, closers, log });
   const { events, presence, commands, schedules, sessions } = rooms;
   const streams = openStreams({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
@@ -115,6 +113,9 @@ async function assemble(
   if (!settings.local) {
     door = await doorOf(settings, tuning, rooms, streams.serve, log);
     status.grpc = address(settings.grpc.host, door.port);
+    status.publicGrpc = settings.public_grpc
+      ? address(settings.public_grpc.host, settings.public_grpc.port)
+      : '';
     const certificate = await certificateOf(
       settings,
       rooms.authority,

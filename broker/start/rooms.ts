@@ -62,6 +62,8 @@ export interface Status {
   url: string;
   /** HOST:PORT where agents dial in. */
   grpc: string;
+  /** How they reach it, where that is another one; else empty. */
+  publicGrpc: string;
   /** `sha256//BASE64` of the key of the REST API's certificate, where it is of the broker's own authority; else empty. */
   pin: string;
 }
@@ -132,7 +134,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   const metrics = openMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
   const service = serviceHandlers({
     publicUrl: () => settings.public_url ?? status.url,
-    grpcAddress: () => status.grpc,
+    grpcAddress: () => status.publicGrpc || status.grpc,
     fingerprint: authority.fingerprint,
     ca: authority.certificate,
     pin: () => status.pin,

@@ -25,7 +25,7 @@ export class DurableFile implements Adapter<Documents> {
   }
 
   write(data: Documents): Promise<void> {
-    return writeDurably(this.#file, JSON.stringify(data), () => this.#keepLast());
+    return writeDurably(this.#file, JSON.stringify(data), { beforeRename: () => this.#keepLast() });
   }
 
   /** The generation before stays beside the new one, under its own name for recovery. */

@@ -73,28 +73,35 @@ Description: ${programs[name].summary}
 `;
 }
 
-/** A unit there may be is of `NAME install`: the package restarts it, and takes it along when it goes. */
+/** A unit there may be is of `NAME install`, perhaps of another way to install: the package cares for its own alone. */
 function scriptsOf(name: Program): Record<string, string> {
   const isAgent = name === 'farhand-agent';
   const settings = `/etc/farhand/${isAgent ? 'agent' : 'broker'}.toml`;
+  const units = '/etc/systemd/system';
+  const unit = `${units}/${name}.service`;
+  const isOurs = `grep -q '^ExecStart=/usr/bin/${name} ' ${unit} 2>/dev/null`;
+  const added = [`${unit}.d`, `${units}.control/${name}.service.d`, `/run/systemd/system/${name}.service.d`];
   return {
     postinst: `#!/bin/sh
 set -e
-# An upgrade: a service that runs becomes the new version.
-if [ "$1" = configure ] && [ -n "$2" ] && [ -d /run/systemd/system ]; then
-  systemctl try-restart ${name}.service || true
+# An upgrade: a service that runs becomes the new version, with the unit of that version.
+if [ "$1" = configure ] && [ -n "$2" ] && [ -d /run/systemd/system ] && ${isOurs}; then
+  if systemctl is-active --quiet ${name}.service; then /usr/bin/${name} install || true; fi
 fi
 `,
     prerm: `#!/bin/sh
 set -e
 # The service goes with its program; what it knows stays until a purge.
-if [ "$1" = remove ] && [ -e /etc/systemd/system/${name}.service ] && [ -d /run/systemd/system ]; then
+if [ "$1" = remove ] && [ -d /run/systemd/system ] && ${isOurs}; then
   /usr/bin/${name} uninstall ${isAgent ? '--keep-data' : '--yes'}
 fi
 `,
     postrm: `#!/bin/sh
 set -e
-if [ "$1" = purge ]; then
+# What is of another installation stays as it is.
+if [ "$1" = purge ] && { [ ! -e ${unit} ] || ${isOurs}; }; then
+  rm -f ${unit} ${units}/multi-user.target.wants/${name}.service
+  rm -rf ${added.join(' ')}
   rm -rf /var/lib/${name} ${settings}
   rmdir /etc/farhand 2>/dev/null || true
   if getent passwd ${name} >/dev/null; then

@@ -2,7 +2,7 @@
 import { StartError } from '../errors.ts';
 import { must, run } from './control.ts';
 
-export interface Account {
+interface Account {
   name: string;
   uid: number;
   gid: number;
@@ -22,12 +22,12 @@ export async function haveAccount(name: string, own: boolean, home: string | und
   return { ...made, fresh: true };
 }
 
-/** Takes it away again, with its group and home. */
+/** Takes it away again, with its group and home. Throws StartError while a process of it runs. */
 export async function removeAccount(name: string, home: string | undefined): Promise<void> {
+  if (home) await must('rm', ['-rf', '--', home]);
   if (await lookUp(name)) await must('userdel', [name]);
   // It may have got other members.
   if ((await run('getent', ['group', name])).code === 0) await must('groupdel', [name]);
-  if (home) await must('rm', ['-rf', '--', home]);
 }
 
 async function lookUp(name: string): Promise<Omit<Account, 'fresh'> | undefined> {

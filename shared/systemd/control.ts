@@ -1,6 +1,7 @@
 // systemd itself, by its own programs.
 import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
+import { clean } from '../clean.ts';
 import { StartError } from '../errors.ts';
 
 export interface State {
@@ -10,8 +11,10 @@ export interface State {
   installed: boolean;
   enabled: boolean;
   since: string;
-  /** What the program says of itself. */
+  /** What the program says of itself: of an agent that is not root, whatever its commands want it to say. */
   status: string;
+  /** The version that runs, as it says. */
+  version: string | undefined;
   /** `success`, or how it ended. */
   result: string;
   exitStatus: number;
@@ -76,12 +79,14 @@ export async function stateOf(name: string): Promise<State> {
   const text = await must('systemctl', ['show', name, `--property=${Object.values(shown).join(',')}`]);
   const values = new Map(text.split('\n').map((line): [string, string] => split(line)));
   const value = (key: keyof typeof shown): string => values.get(shown[key]) ?? '';
+  const [, status = '', version] = /^(.*?)(?: \((\d[\w.+-]*)\))?$/.exec(clean(value('status'))) ?? [];
   return {
     active: value('active'),
     installed: value('load') !== 'not-found',
     enabled: value('enabled') === 'enabled',
     since: value('since'),
-    status: value('status'),
+    status,
+    version,
     result: value('result'),
     exitStatus: Number(value('exitStatus')),
     restarts: Number(value('restarts')),
@@ -96,7 +101,22 @@ function split(line: string): [string, string] {
 
 /** What it said last; empty for who may not read the journal. */
 export async function lastLines(name: string, count: number): Promise<string[]> {
-  const args = [`--unit=${name}`, `--lines=${count}`, '--output=cat', '--no-pager', '--quiet'];
+  return await journal(name, `--lines=${count}`);
+}
+
+/** What it said since then (ms): the end, and before that what went wrong first. */
+export async function complaints(name: string, since: number): Promise<string[]> {
+  const lines = await journal(name, `--since=@${(since / 1_000).toFixed(3)}`);
+  const end = lines.slice(-10);
+  const first = lines.find((line) => line.startsWith(`${name}: `) || /^{"level":[56]0,/.test(line));
+  return first === undefined || end.includes(first) ? end : [first, '…', ...end];
+}
+
+async function journal(name: string, which: string): Promise<string[]> {
+  const args = [`--unit=${name}`, which, '--output=cat', '--no-pager', '--quiet'];
   const { stdout } = await run('journalctl', args);
-  return stdout.split('\n').filter((line) => line !== '');
+  return stdout
+    .split('\n')
+    .filter((line) => line !== '')
+    .map(clean);
 }

@@ -1,7 +1,7 @@
 // Files that root keeps for a service: replaced whole, and put back as they were.
-import { randomBytes } from 'node:crypto';
-import { mkdir, open, rename, rm, rmdir } from 'node:fs/promises';
+import { chmod, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { dirname } from 'node:path';
+import { writeDurably } from '../durable-file.ts';
 import { errnoOf } from '../errors.ts';
 
 export interface Content {
@@ -31,18 +31,9 @@ export async function place(file: string, content: Content | undefined): Promise
 }
 
 async function write(file: string, { text, mode, uid, gid }: Content): Promise<void> {
-  await mkdir(dirname(file), { recursive: true, mode: 0o755 });
-  const temporary = `${file}.${randomBytes(8).toString('hex')}`;
-  try {
-    // By handle: the directory may be somebody else's, who could put a link in the place of the name.
-    await using handle = await open(temporary, 'wx', 0o600);
-    await handle.writeFile(text);
-    await handle.chown(uid, gid);
-    await handle.chmod(mode);
-    await handle.sync();
-    await rename(temporary, file);
-  } catch (error) {
-    await rm(temporary, { force: true });
-    throw error;
-  }
+  const directory = dirname(file);
+  const made = await mkdir(directory, { recursive: true });
+  // Whatever the umask of who installs: the service has to get in.
+  if (made) await chmod(directory, 0o755);
+  await writeDurably(file, text, { mode, owner: { uid, gid } });
 }
