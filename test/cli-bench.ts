@@ -19,8 +19,11 @@ export interface Ending {
   err: string;
 }
 
+/** As input: standard input that stays open, and brings nothing. */
+export const open = Symbol('open');
+
 export interface Wish {
-  input?: string | Buffer;
+  input?: string | Buffer | typeof open;
   env?: Record<string, string | undefined>;
   cwd?: string;
 }
@@ -74,7 +77,8 @@ function begin(argv: string[], { input, env, cwd }: Wish): Running {
   const child = spawn(process.execPath, [main, ...argv], { env, cwd, stdio: [stdin, 'pipe', 'pipe'] });
   onTestFinished(() => void child.kill('SIGKILL'));
   // One that leaves early takes no more.
-  child.stdin?.on('error', () => {}).end(input);
+  child.stdin?.on('error', () => {});
+  if (input !== open) child.stdin?.end(input);
   const [out, err]: Buffer[][] = [[], []];
   const lookers = new Set<() => void>();
   for (const [stream, kept] of [

@@ -31,10 +31,13 @@ describe('the command line', () => {
       ['files cat', ['/etc/hosts'], /say machine:path/],
       ['files put', ['alone'], /say from where and where to/],
       ['webhooks redeliver', ['hook_1'], /say either a delivery, or --since/],
-      ['login', ['http://127.0.0.1:1'], /say the URL, and --key-stdin/],
+      ['login', ['http://127.0.0.1:1'], /to ask: say --key-stdin/],
+      ['login', [], /say the URL, and --key-stdin/],
+      ['constructor', [], /unknown command/],
+      ['files find', ['web-1:/'], /--name or --content/],
     ];
     const env = { FARHAND_URL: 'http://127.0.0.1:1', FARHAND_API_KEY: 'k' };
-    for (const batch of [wrong.slice(0, 6), wrong.slice(6)]) {
+    for (const batch of [wrong.slice(0, 6), wrong.slice(6, 12), wrong.slice(12)]) {
       await Promise.all(
         batch.map(async ([verb, args, said]) => {
           const { code, err, out } = await farhand(verb, args, { env });
@@ -49,12 +52,16 @@ describe('the command line', () => {
   test('says what to do where no broker is told, none answers, and where one refuses', async () => {
     const { house, farhand } = await openScene();
     const limited = await house.keyed(['machines:read']);
-    const [nowhere, nobody, stranger, limits] = await Promise.all([
+    const [spaced, noUrl, nowhere, nobody, stranger, limits] = await Promise.all([
+      farhand('machines list', [], { env: { FARHAND_API_KEY: 'a b' } }),
+      farhand('machines list', [], { env: { FARHAND_URL: 'http://me:word@127.0.0.1:2' } }),
       openLine()('machines list'),
       farhand('machines list', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } }),
       farhand('machines list', [], { env: { FARHAND_API_KEY: 'service_apikey_unknown' } }),
       farhand('auth list-keys', [], { env: { FARHAND_API_KEY: limited.key } }),
     ]);
+    for (const { code, err } of [spaced, noUrl])
+      expect([code, err]).toEqual([78, expect.stringMatching(/^farhand: .*FARHAND_API_KEY.*\n$/)]);
     expect([nowhere.code, nowhere.err]).toEqual([78, expect.stringContaining('farhand login URL')]);
     expect([nobody.code, nobody.err]).toEqual([
       1,

@@ -27,7 +27,7 @@ export function addAuth(program: Command): void {
     .action((options: CreateOptions, command: Command) => {
       // Before a broker is started for it.
       readScopes(options.scopes);
-      return withClient(create)(options, command);
+      return withClient(create, { mayBegin: true })(options, command);
     });
   verb(auth, 'list-keys', 'all API keys').action(withClient(list));
   verb(

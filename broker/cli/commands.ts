@@ -1,12 +1,11 @@
 // farhand commands and farhand batches: what runs, and what ran.
-import { Readable } from 'node:stream';
-import { pipeline } from 'node:stream/promises';
 import { type Command, Option } from 'commander';
 import { now } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { given, limitOption, since } from './flags.ts';
 import { machineNamed, namesOf } from './named.ts';
 import { type Format, printFields, printTable, size, span, when } from './output.ts';
+import { write } from './told.ts';
 import { type Common, every, verb, withClient } from './verb.ts';
 
 export function addCommands(program: Command): void {
@@ -92,10 +91,7 @@ async function output(
   { stream, follow }: Common & { stream: 'stdout' | 'stderr'; follow?: boolean },
 ): Promise<void> {
   const { body } = await client.commands.output({ command_id, stream, ...(follow && { follow }) });
-  if (body)
-    await pipeline(Readable.fromWeb(body), process.stdout, {
-      end: false,
-    });
+  if (body) for await (const chunk of body as AsyncIterable<Uint8Array>) await write('stdout', chunk);
 }
 
 export function addBatches(program: Command): void {

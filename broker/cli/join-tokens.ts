@@ -18,7 +18,7 @@ export function addJoinTokens(program: Command): void {
     .option('--expires-in <time>', 'such as 30m or 24h (default 1h)', milliseconds('--expires-in'))
     .option('--uses <count>', 'machines that may join with it (default 1)', count('--uses'))
     .option('--tags <list>', 'comma-separated; fixed for every machine that joins with it', words)
-    .action(withClient(create));
+    .action(withClient(create, { mayBegin: true }));
   verb(tokens, 'list', 'all join tokens that are good').action(withClient(list));
   verb(tokens, 'revoke <token>', 'withdraw a join token, by its id: nobody joins with it any more')
     .option('--yes', 'do not ask')
@@ -40,7 +40,7 @@ async function create(
   print(output, token, () => [
     token.token,
     '',
-    `Good for ${token.uses} machine(s) until ${token.expires_at}.`,
+    `Good for ${token.uses === 1 ? 'one machine' : `${token.uses} machines`} until ${token.expires_at}.`,
     ...installing(token),
   ]);
 }

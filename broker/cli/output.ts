@@ -1,6 +1,7 @@
 // How the CLI speaks: tables for people, JSON for programs.
 import { styleText } from 'node:util';
 import { now } from '../../shared/clock.ts';
+import { put } from './told.ts';
 
 export type Format = 'text' | 'json';
 type Cell = string | number | boolean | null | undefined;
@@ -12,12 +13,12 @@ export function print(format: Format, result: unknown, lines: () => string[]): v
 
 /** One line, or several; of nothing nothing. */
 export function say(text: string): void {
-  if (text !== '') process.stdout.write(`${text}\n`);
+  if (text !== '') put('stdout', `${text}\n`);
 }
 
 /** For a person who watches; never in the way of what is piped on. */
 export function hint(text: string): void {
-  process.stderr.write(`${text}\n`);
+  put('stderr', `${text}\n`);
 }
 
 /** A list: as JSON an array, else a table with a row for each. */
@@ -61,7 +62,7 @@ async function table(rows: string[][]): Promise<string> {
 }
 
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is taken out
-const control = /[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const control = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069]/g;
 
 /** Text of a machine may hold what a terminal obeys, or what turns its order around. */
 export function clean(text: string): string {

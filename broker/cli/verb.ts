@@ -3,7 +3,7 @@ import { type Command, Option } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { withBroker } from './connect.ts';
 import type { Format } from './output.ts';
-import { where } from './where.ts';
+import { type Where, where } from './where.ts';
 
 export interface Common {
   dataDir?: string;
@@ -29,12 +29,13 @@ export function verb(parent: Command, words: string, what: string, ...examples: 
 /** What a verb does, with a client before its arguments and options. */
 export function withClient<A extends [...unknown[], Common]>(
   use: (client: Farhand, ...args: A) => Promise<void>,
+  more: Pick<Where, 'mayBegin'> = {},
 ) {
   return async (...all: [...A, Command]): Promise<void> => {
     // Commander gives the command itself last, its options before that.
     const args = all.slice(0, -1) as unknown as A;
     const options = args.at(-1) as Common;
-    await withBroker(where(options), (client) => use(client, ...args));
+    await withBroker({ ...where(options), ...more }, (client) => use(client, ...args));
   };
 }
 

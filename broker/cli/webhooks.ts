@@ -5,6 +5,7 @@ import { StartError, UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { demandYes } from './ask.ts';
 import { collect, given, limitOption, since, words } from './flags.ts';
+import { readInput } from './input.ts';
 import { machineNamed } from './named.ts';
 import { type Format, printFields, printTable, span, when } from './output.ts';
 import { type Common, every, verb, withClient } from './verb.ts';
@@ -76,9 +77,7 @@ async function bodyOf(client: Farhand, { events, machine, secretStdin, enable, d
 }
 
 async function readSecret(): Promise<string> {
-  let text = '';
-  for await (const chunk of process.stdin.setEncoding('utf8')) text += chunk;
-  return text.replace(/\r?\n$/, '');
+  return (await readInput(4096, 'a secret is one line')).replace(/\r?\n$/, '');
 }
 
 type Input<O extends 'create' | 'update'> = Parameters<Farhand['webhooks'][O]>[0];

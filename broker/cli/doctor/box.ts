@@ -2,6 +2,7 @@
 import { readFile, stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
 import { size } from '../output.ts';
+import { refusedIn } from '../owner.ts';
 import { type Finding, fail, ok, reason, warn } from './finding.ts';
 import { hostPortOf, reachBroker, reachPort, reachSocketFile } from './reach.ts';
 import { unitState } from './unit.ts';
@@ -96,6 +97,8 @@ async function configured(): Promise<string | undefined> {
 
 /** It and what is in it must be its owner's alone, and there must be room. */
 async function directory(dataDir: string, files: string[]): Promise<Finding[]> {
+  const refused = refusedIn(dataDir);
+  if (refused) return [fail('directory', refused, 'sudo farhand doctor …')];
   const there = await stat(dataDir).catch((error: unknown) => reason(error));
   if (typeof there === 'string')
     return [fail('directory', there, 'is --data-dir right, and may you read it?')];
