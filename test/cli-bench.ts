@@ -26,6 +26,10 @@ export interface Wish {
   input?: string | Buffer | typeof open;
   env?: Record<string, string | undefined>;
   cwd?: string;
+  /** Where standard output goes instead: an open file. */
+  stdout?: number;
+  /** A program that runs it. */
+  through?: string[];
 }
 
 export interface Running {
@@ -72,9 +76,10 @@ export function openLine(house?: Pick<House, 'url' | 'key'>): Line {
   });
 }
 
-function begin(argv: string[], { input, env, cwd }: Wish): Running {
+function begin(argv: string[], { input, env, cwd, stdout = -1, through = [] }: Wish): Running {
   const stdin = input === undefined ? 'ignore' : 'pipe';
-  const child = spawn(process.execPath, [main, ...argv], { env, cwd, stdio: [stdin, 'pipe', 'pipe'] });
+  const [file = '', ...args] = [...through, process.execPath, main, ...argv];
+  const child = spawn(file, args, { env, cwd, stdio: [stdin, stdout < 0 ? 'pipe' : stdout, 'pipe'] });
   onTestFinished(() => void child.kill('SIGKILL'));
   // One that leaves early takes no more.
   child.stdin?.on('error', () => {});
