@@ -1,6 +1,6 @@
 // The broker as this command line sees it: reached, known, with a key that is good.
 import { now } from '../../../shared/clock.ts';
-import { Farhand, FarhandError } from '../../../shared/sdk/index.ts';
+import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import { version } from '../../../shared/version.ts';
 import { clean, span } from '../output.ts';
 import { every } from '../verb.ts';
@@ -21,7 +21,7 @@ export async function examineBroker(place: Where): Promise<Finding[]> {
     const reached = await reachUrl(url, way?.options.fetch ?? fetch);
     if (reached.some(({ state }) => state === 'fail')) return reached;
     if (!apiKey) return [...reached, fail('key', 'none is told', 'farhand login, or FARHAND_API_KEY')];
-    const client = new Farhand({ baseUrl: url, apiKey, retries: 0, ...way?.options });
+    const client = openClient({ baseUrl: url, apiKey, retries: 0, ...way?.options });
     return [...reached, ...clear(place, url), ...(await examineWithKey(client, url))];
   } finally {
     await way?.close();
@@ -137,5 +137,11 @@ async function machines(client: Farhand, scopes: readonly string[]): Promise<Fin
   const away = await every((page) => client.machines.list({ status: 'offline', sort: 'name', ...page }), 10);
   if (away.length === 0) return [ok('machines', `all ${total} online`)];
   const names = away.map(({ name }) => clean(name)).join(', ');
-  return [warn('machines', `offline: ${names}`, 'on each of them: farhand doctor --agent-data-dir DIR')];
+  return [
+    warn(
+      'machines',
+      `offline: ${names}`,
+      'on each of them: farhand-agent status; journalctl -u farhand-agent',
+    ),
+  ];
 }
