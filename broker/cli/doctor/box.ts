@@ -52,7 +52,8 @@ export async function examineAgentBox(dataDir: string, told: string | undefined)
 async function identity(dataDir: string, told: string | undefined): Promise<Finding[]> {
   const found = await readIdentity(join(dataDir, 'identity.json'));
   if (typeof found === 'string') {
-    const mend = 'farhand join-tokens create, then farhand-agent --join-token TOKEN --broker HOST:PORT';
+    const join = 'farhand join-tokens create, then farhand-agent --join-token TOKEN --broker HOST:PORT';
+    const mend = found.endsWith('is damaged') ? `remove it and join again: ${join}` : join;
     return [fail('identity', found, mend)];
   }
   const joined = ok('identity', found.machine_id);
@@ -74,13 +75,19 @@ async function identity(dataDir: string, told: string | undefined): Promise<Find
 }
 
 async function readIdentity(file: string): Promise<{ machine_id: string; ca_certificate: string } | string> {
+  let text: string;
   try {
-    const value: unknown = JSON.parse(await readFile(file, 'utf8'));
-    if (isIdentity(value)) return value;
-    return `${file} is damaged`;
+    text = await readFile(file, 'utf8');
   } catch (error) {
     return `this machine has not joined: ${reason(error)}`;
   }
+  try {
+    const value: unknown = JSON.parse(text);
+    if (isIdentity(value)) return value;
+  } catch {
+    // Said below.
+  }
+  return `${file} is damaged`;
 }
 
 function isIdentity(value: unknown): value is { machine_id: string; ca_certificate: string } {
