@@ -351,7 +351,17 @@ function leaves(command: Command, path: string[] = []): { words: string; command
   return below.flatMap((one) => leaves(one, [...path, one.name()]));
 }
 
-test('every verb says what it does, and has a test', async () => {
+/** What --help prints. */
+function helpOf(command: Command): string {
+  let text = '';
+  const writeOut = (more: string): void => {
+    text += more;
+  };
+  command.configureOutput({ writeOut }).outputHelp();
+  return text;
+}
+
+test('every verb says what it does, has examples in its help, and has a test', async () => {
   const all = leaves(await openTree());
   const folder = import.meta.dirname;
   const sources = readdirSync(folder)
@@ -369,4 +379,9 @@ test('every verb says what it does, and has a test', async () => {
   expect(all.length).toBeGreaterThan(50);
   expect(all.filter(({ words }) => !isTested(words)).map(({ words }) => words)).toEqual([]);
   expect(all.filter(({ command }) => command.description() === '').map(({ words }) => words)).toEqual([]);
+  const bare = all.filter(
+    ({ words, command }) =>
+      !helpOf(command).includes(`Examples:\n  `) || !helpOf(command).includes(`farhand ${words}`),
+  );
+  expect(bare.map(({ words }) => words)).toEqual([]);
 });

@@ -16,12 +16,19 @@ export function addCommands(program: Command): void {
     .option('--since <time>', 'not before, such as 2h (ago)', since('--since', now))
     .addOption(limitOption(50))
     .action(withClient(list));
-  verb(commands, 'get <command>', 'one command, and how it went').action(withClient(get));
+  verb(commands, 'get <command>', 'one command, and how it went', 'farhand commands get cmd_…').action(
+    withClient(get),
+  );
   verb(commands, 'output <command>', 'the bytes that it wrote', 'farhand commands output cmd_… --follow')
     .addOption(new Option('--stream <stream>').choices(['stdout', 'stderr']).default('stdout'))
     .option('-f, --follow', 'until it ends')
     .action(withClient(output));
-  verb(commands, 'cancel <command>', 'end a command and everything that it started').action(
+  verb(
+    commands,
+    'cancel <command>',
+    'end a command and everything that it started',
+    'farhand commands cancel cmd_…',
+  ).action(
     withClient(async (client, command_id: string, options: Common) =>
       show(options.output, await client.commands.cancel({ command_id })),
     ),
@@ -96,12 +103,22 @@ async function output(
 
 export function addBatches(program: Command): void {
   const batches = program.command('batches').description('commands on many machines');
-  verb(batches, 'get <batch>', 'one batch, and how it went on each machine').action(
+  verb(
+    batches,
+    'get <batch>',
+    'one batch, and how it went on each machine',
+    'farhand batches get batch_…',
+  ).action(
     withClient(async (client, batch_id: string, options: Common) =>
       showBatch(client, options.output, await client.batches.get({ batch_id })),
     ),
   );
-  verb(batches, 'cancel <batch>', 'what waits never runs, what runs is ended').action(
+  verb(
+    batches,
+    'cancel <batch>',
+    'what waits never runs, what runs is ended',
+    'farhand batches cancel batch_…',
+  ).action(
     withClient(async (client, batch_id: string, options: Common) =>
       showBatch(client, options.output, await client.batches.cancel({ batch_id })),
     ),

@@ -19,8 +19,13 @@ export function addJoinTokens(program: Command): void {
     .option('--uses <count>', 'machines that may join with it (default 1)', count('--uses'))
     .option('--tags <list>', 'comma-separated; fixed for every machine that joins with it', words)
     .action(withClient(create, { mayBegin: true }));
-  verb(tokens, 'list', 'all join tokens that are good').action(withClient(list));
-  verb(tokens, 'revoke <token>', 'withdraw a join token, by its id: nobody joins with it any more')
+  verb(tokens, 'list', 'all join tokens that are good', 'farhand join-tokens list').action(withClient(list));
+  verb(
+    tokens,
+    'revoke <token>',
+    'withdraw a join token, by its id: nobody joins with it any more',
+    'farhand join-tokens revoke join_… --yes',
+  )
     .option('--yes', 'do not ask')
     .action(withClient(revoke));
 }

@@ -90,16 +90,24 @@ async function firstLine(): Promise<string> {
 }
 
 export function addLogout(program: Command): void {
-  verb(program, 'logout', 'forget the broker and the key of farhand login').action(({ output }: Common) => {
-    const there = forgetSaved();
-    print(output, { logged_out: there }, () => [
-      there ? 'Forgotten here; the key itself is still good.' : 'Nothing was kept.',
-    ]);
-  });
+  verb(program, 'logout', 'forget the broker and the key of farhand login', 'farhand logout').action(
+    ({ output }: Common) => {
+      const there = forgetSaved();
+      print(output, { logged_out: there }, () => [
+        there ? 'Forgotten here; the key itself is still good.' : 'Nothing was kept.',
+      ]);
+    },
+  );
 }
 
 export function addWhoami(program: Command): void {
-  verb(program, 'whoami', 'which broker, which key, and what it may').action(async (options: Common) => {
+  verb(
+    program,
+    'whoami',
+    'which broker, which key, and what it may',
+    'farhand whoami',
+    'farhand whoami --data-dir /var/lib/farhand-broker    its pin too, for --pin elsewhere',
+  ).action(async (options: Common) => {
     const place = where(options);
     await withBroker(place, async (client) => {
       const [me, { tls_pin }] = [await client.keys.me(), await client.service.info()];

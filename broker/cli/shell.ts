@@ -7,6 +7,7 @@ import { machineNamed } from './named.ts';
 import { rawMode, watchModes } from './screen.ts';
 import { onStop } from './stop.ts';
 import { write } from './told.ts';
+import { bareVerb } from './verb.ts';
 import { where } from './where.ts';
 
 interface ShellOptions {
@@ -24,14 +25,15 @@ const passedOn = ['TERM', 'COLORTERM'];
 const newline = 0x0a;
 
 export function addShell(program: Command): void {
-  program
-    .command('shell')
-    .description('a terminal on a machine; Ctrl-] detaches, the session runs on')
-    .argument('[machine]', 'id or name of the machine')
+  const examples = ['farhand shell web-1', 'echo uptime | farhand shell web-1'] as const;
+  bareVerb(
+    program,
+    'shell [machine]',
+    'a terminal on a machine; Ctrl-] detaches, the session runs on',
+    ...examples,
+  )
     .option('--session <id>', 'attach to this session instead of opening one')
     .option('--observe', 'only look (with --session)')
-    .option('--data-dir <dir>', 'the broker’s data directory, on its own box')
-    .addHelpText('after', '\nExamples:\n  farhand shell web-1\n  echo uptime | farhand shell web-1')
     .action(async (machine: string | undefined, options: ShellOptions) => {
       const { session, observe = false } = options;
       if ((machine === undefined) === (session === undefined)) {

@@ -11,19 +11,26 @@ export interface Common {
 }
 
 /** A verb below a noun; `words` as Commander has them: `get <machine>`. */
-export function verb(parent: Command, words: string, what: string, ...examples: string[]): Command {
-  const made = parent
+export function verb(...all: Parameters<typeof bareVerb>): Command {
+  return bareVerb(...all).addOption(
+    new Option('-o, --output <format>', 'text, or json for programs')
+      .choices(['text', 'json'])
+      .default('text'),
+  );
+}
+
+/** One that shows a terminal, and nothing for programs. */
+export function bareVerb(
+  parent: Command,
+  words: string,
+  what: string,
+  ...examples: [string, ...string[]]
+): Command {
+  return parent
     .command(words)
     .description(what)
     .option('--data-dir <dir>', 'the broker’s data directory, on its own box')
-    .addOption(
-      new Option('-o, --output <format>', 'text, or json for programs')
-        .choices(['text', 'json'])
-        .default('text'),
-    );
-  if (examples.length > 0)
-    made.addHelpText('after', `\nExamples:\n${examples.map((line) => `  ${line}`).join('\n')}`);
-  return made;
+    .addHelpText('after', `\nExamples:\n${examples.map((line) => `  ${line}`).join('\n')}`);
 }
 
 /** What a verb does, with a client before its arguments and options. */

@@ -12,8 +12,13 @@ import { type Common, every, verb, withClient } from './verb.ts';
 
 export function addWebhooks(program: Command): void {
   const webhooks = program.command('webhooks').description('who is told what happened');
-  verb(webhooks, 'list', 'all webhooks').action(withClient(list));
-  verb(webhooks, 'get <webhook>', 'one webhook, and how its last delivery went').action(
+  verb(webhooks, 'list', 'all webhooks', 'farhand webhooks list').action(withClient(list));
+  verb(
+    webhooks,
+    'get <webhook>',
+    'one webhook, and how its last delivery went',
+    'farhand webhooks get hook_…',
+  ).action(
     withClient(async (client, webhook_id: string, { output }: Common) =>
       show(output, await client.webhooks.get({ webhook_id })),
     ),
@@ -26,15 +31,30 @@ export function addWebhooks(program: Command): void {
       'farhand webhooks create https://example.org/hook --events "machine.*,command.failed" --secret-stdin < secret',
     ),
   ).action(withClient(create));
-  shaped(verb(webhooks, 'update <webhook>', 'change what is told; --enable also forgives what failed'))
+  shaped(
+    verb(
+      webhooks,
+      'update <webhook>',
+      'change what is told; --enable also forgives what failed',
+      'farhand webhooks update hook_… --events "machine.*" --enable',
+    ),
+  )
     .option('--url <url>', 'where to')
     .option('--enable', 'deliver again')
     .option('--disable', 'deliver no more')
     .action(withClient(update));
-  verb(webhooks, 'test <webhook>', 'send a test event now; fails when it does not arrive').action(
-    withClient(test),
-  );
-  verb(webhooks, 'deliveries <webhook>', 'what was, or is to be, delivered')
+  verb(
+    webhooks,
+    'test <webhook>',
+    'send a test event now; fails when it does not arrive',
+    'farhand webhooks test hook_…',
+  ).action(withClient(test));
+  verb(
+    webhooks,
+    'deliveries <webhook>',
+    'what was, or is to be, delivered',
+    'farhand webhooks deliveries hook_… --status failed',
+  )
     .option('--status <status>', 'pending, delivered or failed')
     .option('--since <time>', 'not before, such as 2h (ago)', since('--since', now))
     .addOption(limitOption(50))
@@ -47,7 +67,7 @@ export function addWebhooks(program: Command): void {
   )
     .option('--since <time>', 'all since then, such as 6h (ago)', since('--since', now))
     .action(withClient(redeliver));
-  verb(webhooks, 'delete <webhook>', 'remove it at once')
+  verb(webhooks, 'delete <webhook>', 'remove it at once', 'farhand webhooks delete hook_… --yes')
     .option('--yes', 'do not ask')
     .action(withClient(remove));
 }

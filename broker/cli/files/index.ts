@@ -21,7 +21,9 @@ export function addFiles(program: Command): void {
   )
     .option('-a, --all', 'hidden ones too')
     .action(withClient(ls));
-  verb(files, 'cat <places...>', 'the bytes of files').action(withClient(cat));
+  verb(files, 'cat <places...>', 'the bytes of files', 'farhand files cat web-1:/etc/hosts').action(
+    withClient(cat),
+  );
   verb(
     files,
     'put <from...>',
@@ -53,11 +55,16 @@ export function addFiles(program: Command): void {
   verb(files, 'mv <from> <to>', 'move or rename on one machine', 'farhand files mv web-1:/a web-1:/b')
     .option('--overwrite', 'replace what is there')
     .action(withClient(mv));
-  verb(files, 'rm <places...>', 'delete; links rather than what they lead to')
+  verb(
+    files,
+    'rm <places...>',
+    'delete; links rather than what they lead to',
+    'farhand files rm -r --yes web-1:/srv/old',
+  )
     .option('-r, --recursive', 'directories with all that is in them')
     .option('--yes', 'do not ask')
     .action(withClient(rm));
-  verb(files, 'mkdir <place>', 'make a directory')
+  verb(files, 'mkdir <place>', 'make a directory', 'farhand files mkdir -p web-1:/srv/site/img')
     .option('-p, --parents', 'make those above too; one that exists is no failure')
     .addOption(new Option('--mode <mode>', 'permissions, as 0755').argParser(permissions))
     .action(withClient(mkdir));
