@@ -40,7 +40,10 @@ function refusal(error: FarhandError): string {
   const { code, message, requestId, details } = error;
   const request = requestId && `, request ${clean(requestId)}`;
   const why = code === 'no_answer' ? reasonOf(error) : '';
-  const lines = [`farhand: ${clean(message)}${why} (${clean(code)}${request})`, ...issuesOf(details)];
+  const lines = [
+    `farhand: ${clean(message)}${why} (${clean(code)}${request})`,
+    ...issuesOf(details, message),
+  ];
   const next = nextSteps[code];
   return [...lines, ...(next ? [next] : [])].join('\n');
 }
@@ -52,10 +55,11 @@ function reasonOf(error: unknown): string {
   return last instanceof Error && last !== error && last.message ? `: ${clean(last.message)}` : '';
 }
 
-/** What was wrong with each field. */
-function issuesOf({ issues }: Readonly<Record<string, unknown>>): string[] {
+/** What was wrong with each field, where the message has not told it. */
+function issuesOf({ issues }: Readonly<Record<string, unknown>>, told: string): string[] {
   if (!Array.isArray(issues)) return [];
-  return issues.filter(isIssue).map(({ path, message }) => {
+  const more = issues.filter(isIssue).filter(({ message }) => !told.includes(message));
+  return more.map(({ path, message }) => {
     const where = Array.isArray(path) ? path.join('.') : String(path);
     return `  ${clean(where)}: ${clean(message)}`;
   });

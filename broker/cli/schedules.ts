@@ -23,6 +23,11 @@ export function addSchedules(program: Command): void {
       show(output, await client.schedules.get({ schedule_id })),
     ),
   );
+  addChanges(schedules);
+  addRuns(schedules);
+}
+
+function addChanges(schedules: Command): void {
   shaped(
     verb(
       schedules,
@@ -56,6 +61,17 @@ export function addSchedules(program: Command): void {
       ),
     );
   }
+  verb(
+    schedules,
+    'delete <schedule>',
+    'remove it: what runs goes on, its history stays',
+    'farhand schedules delete sched_… --yes',
+  )
+    .option('--yes', 'do not ask')
+    .action(withClient(remove));
+}
+
+function addRuns(schedules: Command): void {
   verb(schedules, 'run <schedule>', 'run it now', 'farhand schedules run sched_…').action(withClient(run));
   verb(
     schedules,
@@ -76,14 +92,6 @@ export function addSchedules(program: Command): void {
     .option('--timezone <zone>', 'an IANA name', 'UTC')
     .option('--count <count>', 'times wanted', count('--count'), 5)
     .action(withClient(preview));
-  verb(
-    schedules,
-    'delete <schedule>',
-    'remove it: what runs goes on, its history stays',
-    'farhand schedules delete sched_… --yes',
-  )
-    .option('--yes', 'do not ask')
-    .action(withClient(remove));
 }
 
 interface Shape extends Common {

@@ -43,6 +43,13 @@ export function addWebhooks(program: Command): void {
     .option('--enable', 'deliver again')
     .option('--disable', 'deliver no more')
     .action(withClient(update));
+  addDeliveries(webhooks);
+  verb(webhooks, 'delete <webhook>', 'remove it at once', 'farhand webhooks delete hook_… --yes')
+    .option('--yes', 'do not ask')
+    .action(withClient(remove));
+}
+
+function addDeliveries(webhooks: Command): void {
   verb(
     webhooks,
     'test <webhook>',
@@ -67,9 +74,6 @@ export function addWebhooks(program: Command): void {
   )
     .option('--since <time>', 'all since then, such as 6h (ago)', since('--since', now))
     .action(withClient(redeliver));
-  verb(webhooks, 'delete <webhook>', 'remove it at once', 'farhand webhooks delete hook_… --yes')
-    .option('--yes', 'do not ask')
-    .action(withClient(remove));
 }
 
 interface Shape extends Common {

@@ -24,6 +24,23 @@ export function addFiles(program: Command): void {
   verb(files, 'cat <places...>', 'the bytes of files', 'farhand files cat web-1:/etc/hosts').action(
     withClient(cat),
   );
+  addTransfers(files);
+  addChanges(files);
+  verb(
+    files,
+    'find <place>',
+    'search below a directory',
+    "farhand files find web-1:/var/log --name '*.log' --content error",
+  )
+    .option('--name <glob>', 'a pattern; with a slash over the whole path')
+    .option('--content <text>', 'text that a line must hold')
+    .option('-i, --ignore-case', 'case makes no difference')
+    .option('-a, --all', 'hidden ones too')
+    .option('--limit <count>', 'matches at most (1000)', count('--limit'))
+    .action(withClient(find));
+}
+
+function addTransfers(files: Command): void {
   verb(
     files,
     'put <from...>',
@@ -44,6 +61,9 @@ export function addFiles(program: Command): void {
   )
     .usage('[options] MACHINE:PATH... LOCAL')
     .action(withClient(getAll));
+}
+
+function addChanges(files: Command): void {
   verb(
     files,
     'cp <from> <to>',
@@ -68,18 +88,6 @@ export function addFiles(program: Command): void {
     .option('-p, --parents', 'make those above too; one that exists is no failure')
     .addOption(new Option('--mode <mode>', 'permissions, as 0755').argParser(permissions))
     .action(withClient(mkdir));
-  verb(
-    files,
-    'find <place>',
-    'search below a directory',
-    "farhand files find web-1:/var/log --name '*.log' --content error",
-  )
-    .option('--name <glob>', 'a pattern; with a slash over the whole path')
-    .option('--content <text>', 'text that a line must hold')
-    .option('-i, --ignore-case', 'case makes no difference')
-    .option('-a, --all', 'hidden ones too')
-    .option('--limit <count>', 'matches at most (1000)', count('--limit'))
-    .action(withClient(find));
 }
 
 type Entry = Awaited<ReturnType<Farhand['files']['stat']>>;
