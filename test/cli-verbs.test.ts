@@ -102,7 +102,7 @@ describe('the command line', () => {
     const folder = temporaryFolder('names');
     await house.client.commands.create({
       machine_id: agent.machineId,
-      command: `mkdir ${folder}/x; touch "${folder}/x/$(printf 'a\\033[2Jb')"`,
+      command: `mkdir ${folder}/x; touch "${folder}/x/$(printf 'a\\033[2Jb')" "${folder}/x/c\u061c\u200b\u2028d"`,
     });
     const [piped, forced, both] = await Promise.all([
       farhand('files ls', [`web-1:${folder}/x`]),
@@ -110,6 +110,7 @@ describe('the command line', () => {
       farhand('machines list', [], { env: { FORCE_COLOR: '1', NO_COLOR: '1' } }),
     ]);
     expect(piped.out).toContain('a\ufffd[2Jb');
+    expect(piped.out).toContain('c\ufffd\ufffd\ufffdd');
     expect(piped.out + both.out).not.toContain('\u001b');
     expect(forced.out).toContain('\u001b[32monline');
   });
@@ -150,9 +151,14 @@ test('machines are listed, looked at, tagged, renamed and removed, by id or by n
   ]);
   expect([ambiguous.code, ambiguous.err]).toEqual([
     1,
-    expect.stringContaining('several machines are called db-1'),
+    expect.stringMatching(/several machines are called db-1.* \(online, seen .* ago\), /),
   ]);
   expect(strange.code).toBe(2);
+  const [, strangely] = [await house.agent({ name: 'mach_db' }), await house.agent({ name: 'eu:db' })];
+  expect((await farhand.json('machines get', ['mach_db'])).name).toBe('mach_db');
+  const { err } = await farhand('files cat', ['eu:db:/etc/hosts']);
+  expect(err).toContain(`where a name has a colon say the id: ${strangely.machineId} (eu:db)`);
+  for (const name of ['mach_db', strangely.machineId]) await farhand.json('machines remove', [name, '--yes']);
   expect(await farhand.json('machines remove', [agent.machineId, '--yes'])).toEqual({ deleted: true });
   expect((await house.client.machines.list()).total).toBe(1);
 });
@@ -240,7 +246,10 @@ test('schedules are made, changed, switched, run, looked at and removed', async 
     2,
     expect.stringContaining("'--cron <expression>' not specified"),
   ]);
-  expect([bad.code, bad.err]).toEqual([1, expect.stringMatching(/validation_failed.*\n {2}cron: /)]);
+  expect([bad.code, bad.err]).toEqual([
+    1,
+    expect.stringMatching(/^farhand: .*cron: .*validation_failed.*\n$/),
+  ]);
   const made = await farhand.json('schedules create', [
     ...[
       ...shape,
