@@ -1,8 +1,8 @@
 // A backup is whole or not there, of one moment though everything is written on, and a broker starts on it as it is.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdtempSync, readdirSync, rmSync, statSync, watch } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, watch } from 'node:fs';
+import { basename, dirname, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
@@ -80,10 +80,12 @@ async function fill(client: Farhand, machine_id: string, count: number): Promise
 }
 
 /** Resolves once a path is there, or when the backup has ended without. */
+/** Something whose name begins so. */
 async function appears(path: string, { ended }: Backup): Promise<void> {
   const watcher = watch(dirname(path));
+  const begins = (name: string): boolean => name.startsWith(basename(path));
   const there = new Promise<void>((resolve) => {
-    const look = (): void => void (existsSync(path) && resolve());
+    const look = (): void => void (readdirSync(dirname(path)).some(begins) && resolve());
     watcher.on('change', look);
     look();
   });
@@ -156,8 +158,10 @@ test.runIf(otherDisk)(
     const shm = mkdtempSync('/dev/shm/farhand-backup-');
     onTestFinished(() => rmSync(shm, { recursive: true, force: true }));
     const to = join(shm, 'copy');
+    // Somebody's own.
+    mkdirSync(`${to}.partial`);
     const first = backup(['--data-dir', dataDir, '--to', to]);
-    await appears(`${to}.partial`, first);
+    await appears(`${to}.partial-`, first);
     first.child.kill('SIGKILL');
     await first.ended;
     if (existsSync(to)) {
@@ -165,7 +169,8 @@ test.runIf(otherDisk)(
       rmSync(to, { recursive: true });
     }
     const { code, stdout } = await backup(['--data-dir', dataDir, '--to', to, '-o', 'json']).ended;
-    expect([code, readdirSync(shm), filesOf(to)]).toEqual([0, ['copy'], whole]);
+    const left = readdirSync(shm).filter((name) => !name.startsWith('copy.partial-'));
+    expect([code, left.sort(), filesOf(to)]).toEqual([0, ['copy', 'copy.partial'], whole]);
     expect(JSON.parse(stdout)).toMatchObject({ directory: to, bytes: expect.any(Number) });
     expect(existsSync(join(dataDir, 'backup'))).toBe(false);
   },

@@ -19,10 +19,17 @@ export interface Ending {
   err: string;
 }
 
+/** As input: standard input that stays open, and brings nothing. */
+export const open = Symbol('open');
+
 export interface Wish {
-  input?: string | Buffer;
+  input?: string | Buffer | typeof open;
   env?: Record<string, string | undefined>;
   cwd?: string;
+  /** Where standard output goes instead: an open file. */
+  stdout?: number;
+  /** A program that runs it. */
+  through?: string[];
 }
 
 export interface Running {
@@ -69,12 +76,14 @@ export function openLine(house?: Pick<House, 'url' | 'key'>): Line {
   });
 }
 
-function begin(argv: string[], { input, env, cwd }: Wish): Running {
+function begin(argv: string[], { input, env, cwd, stdout = -1, through = [] }: Wish): Running {
   const stdin = input === undefined ? 'ignore' : 'pipe';
-  const child = spawn(process.execPath, [main, ...argv], { env, cwd, stdio: [stdin, 'pipe', 'pipe'] });
+  const [file = '', ...args] = [...through, process.execPath, main, ...argv];
+  const child = spawn(file, args, { env, cwd, stdio: [stdin, stdout < 0 ? 'pipe' : stdout, 'pipe'] });
   onTestFinished(() => void child.kill('SIGKILL'));
   // One that leaves early takes no more.
-  child.stdin?.on('error', () => {}).end(input);
+  child.stdin?.on('error', () => {});
+  if (input !== open) child.stdin?.end(input);
   const [out, err]: Buffer[][] = [[], []];
   const lookers = new Set<() => void>();
   for (const [stream, kept] of [

@@ -171,7 +171,10 @@ describe('farhand exec on several machines', () => {
       0,
       ['', 'other-1 | to both', 'web-1   | to both'],
     ]);
-    expect(none.code).not.toBe(0);
+    expect([none.code, none.err]).toEqual([
+      1,
+      expect.stringMatching(/^farhand: .*no machine has them all.*\n$/),
+    ]);
   });
 
   test('starts no more machines once too many failed', async () => {

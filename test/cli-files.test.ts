@@ -15,9 +15,9 @@ import {
 import { createServer, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
-import { describe, expect, onTestFinished, test } from 'vitest';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../shared/tar/index.ts';
-import { openLine } from './cli-bench.ts';
+import { open, openLine, type Running } from './cli-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 
 async function openScene() {
@@ -115,10 +115,8 @@ describe('farhand files', () => {
     expect((await farhand('files ls', [`web-1:${there}/tree/one`])).out).toContain('one');
     const copied = await farhand.json('files cp', [`web-1:${there}/tree`, `web-2:${there}/copy`]);
     expect(copied).toMatchObject({ path: join(there, 'copy'), files_copied: 3 });
-    const [again, moved] = await Promise.all([
-      farhand('files cp', [`web-1:${there}/tree/one`, `web-2:${there}/copy/one`]),
-      farhand('files mv', [`web-1:${there}/tree/one`, `web-1:${there}/two`]),
-    ]);
+    const again = await farhand('files cp', [`web-1:${there}/tree/one`, `web-2:${there}/copy/one`]);
+    const moved = await farhand('files mv', [`web-1:${there}/tree/one`, `web-1:${there}/two`]);
     expect([again.code, again.err]).toEqual([1, expect.stringMatching(/already_exists.*\n.*--overwrite/)]);
     expect([moved.code, existsSync(join(there, 'two'))]).toEqual([0, true]);
     expect((await farhand('files mkdir', [`web-1:${there}/a/b`])).code).toBe(1);
@@ -142,7 +140,89 @@ describe('farhand files', () => {
   });
 });
 
+describe('farhand files, where something is in the way', () => {
+  test('puts several things into a directory only, each under a name of its own', async () => {
+    const { farhand, there, here } = await openScene();
+    for (const folder of ['a', 'b']) mkdirSync(join(here, folder));
+    for (const path of ['a/x', 'b/x', 'b/y']) writeFileSync(join(here, path), path);
+    const [a, b, y] = ['a/x', 'b/x', 'b/y'].map((path) => join(here, path)) as [string, string, string];
+    const answers = await Promise.all([
+      farhand('files put', [a, y, `web-1:${there}/new`]),
+      farhand('files put', [a, b, `web-1:${there}`]),
+      farhand('files get', [`web-1:${a}`, `web-1:${y}`, join(here, 'new')]),
+      farhand('files get', [`web-1:${a}`, `web-1:${b}`, here]),
+    ]);
+    expect(answers.map(({ code }) => code)).toEqual([2, 2, 2, 2]);
+    expect([readdirSync(there), readdirSync(here).sort()]).toEqual([[], ['a', 'b']]);
+  });
+
+  test('copies and moves into a directory, and replaces on either side only with --overwrite', async () => {
+    const { farhand, there, here } = await openScene();
+    mkdirSync(join(there, 'into'));
+    for (const path of ['one', 'two']) writeFileSync(join(there, path), path);
+    writeFileSync(join(here, 'one'), 'mine');
+    const [up, down] = await Promise.all([
+      farhand('files cp', [join(here, 'one'), `web-1:${there}`]),
+      farhand('files cp', [`web-1:${there}/one`, here]),
+    ]);
+    for (const { code, err } of [up, down])
+      expect([code, err]).toEqual([1, expect.stringContaining('--overwrite')]);
+    expect([join(here, 'one'), join(there, 'one')].map((path) => readFileSync(path, 'utf8'))).toEqual([
+      'mine',
+      'one',
+    ]);
+    await farhand.json('files cp', [join(here, 'one'), `web-1:${there}`, '--overwrite']);
+    expect(readFileSync(join(there, 'one'), 'utf8')).toBe('mine');
+    await farhand.json('files cp', [`web-1:${there}/two`, join(here, 'one'), '--overwrite']);
+    expect(readFileSync(join(here, 'one'), 'utf8')).toBe('two');
+    await farhand.json('files cp', [`web-1:${there}/one`, `web-1:${there}/into`]);
+    await farhand.json('files mv', [`web-1:${there}/two`, `web-1:${there}/into`]);
+    expect(readdirSync(join(there, 'into')).sort()).toEqual(['one', 'two']);
+  });
+
+  test('puts a tree with the mode that is told, through a link to it, under names as long as they may be', async () => {
+    const { farhand, there, here } = await openScene();
+    const long = 'ü'.repeat(127);
+    plant(join(here, 'tree'));
+    writeFileSync(join(here, long), 'long');
+    symlinkSync('tree', join(here, 'link'));
+    const put = ['link', long].map((name) => join(here, name));
+    await farhand.json('files put', [...put, `web-1:${there}`, '--mode', '0600']);
+    expect(statSync(join(there, 'link/deep/er/run')).mode & 0o777).toBe(0o600);
+    expect(readdirSync(join(there, 'link/deep'))).toEqual(['er']);
+    const back = temporaryFolder('back');
+    await farhand.json('files get', [`web-1:${there}/${long}`, back]);
+    expect(readdirSync(back)).toEqual([long]);
+    expect((await farhand('files put', [...put, `web-1:${there}`, '--mode', 'rw'])).code).toBe(2);
+  });
+
+  test('ends when the machine refuses what standard input never brings, and on Ctrl-C', async () => {
+    const { farhand, there } = await openScene();
+    const quiet = (path: string): Running => {
+      const running = farhand.start('files put', ['-', `web-1:${path}`], { input: open });
+      running.child.stdin?.write('x');
+      return running;
+    };
+    const refused = await quiet(`${there}/no/such/x`).ended;
+    expect([refused.code, refused.err]).toEqual([1, expect.stringContaining('file_not_found')]);
+    const waiting = quiet(`${there}/x`);
+    await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
+    waiting.child.kill('SIGINT');
+    expect((await waiting.ended).code).toBe(130);
+    await vi.waitFor(() => expect(readdirSync(there)).toEqual([]), { timeout: 15_000 });
+  });
+
+  test('tells what cannot be read here as that', async () => {
+    const { farhand, there, here } = await openScene();
+    // No file of /proc/self/mem can be read from its begin.
+    const { code, err } = await farhand('files put', ['/proc/self/mem', `web-1:${there}/x`], { cwd: here });
+    expect([code, err]).toEqual([1, expect.stringMatching(/^farhand: E\w+.*read\n$/)]);
+  });
+});
+
 // ---- A machine that means harm
+
+const id = `mach_${'x'.repeat(22)}`;
 
 /** A broker as far as `files get` needs one, whose machine sends what the test likes. */
 async function openHostile(
@@ -206,7 +286,7 @@ describe('a hostile machine', () => {
     const farhand = await openHostile((response) => void response.end(archive));
     for (const [what, bytes] of Object.entries(attacks)) {
       archive = bytes;
-      const { code, err } = await farhand('files get', ['mach_x:/x', join(folder, 'got')]);
+      const { code, err } = await farhand('files get', [`${id}:/x`, join(folder, 'got')]);
       expect([what, code, err]).toEqual([what, 1, expect.stringMatching(/^farhand: .*\n$/)]);
       expect([what, readdirSync(folder), readdirSync(safe)]).toEqual([what, ['safe'], []]);
     }
@@ -223,7 +303,7 @@ describe('a hostile machine', () => {
       file('d/plain'),
     ]);
     const farhand = await openHostile((response) => void response.end(bytes));
-    const { code, err } = await farhand('files get', ['mach_x:/x', join(folder, 'got')]);
+    const { code, err } = await farhand('files get', [`${id}:/x`, join(folder, 'got')]);
     expect([code, err.match(/left out/g)?.length]).toEqual([0, 3]);
     expect(readdirSync(join(folder, 'got')).sort()).toEqual(['d', 'good']);
     expect(readlinkSync(join(folder, 'got/good'))).toBe('d/plain');
@@ -237,10 +317,10 @@ describe('a hostile machine', () => {
       response.writeHead(200, { 'Content-Length': 1_000_000 }).write(Buffer.alloc(1000));
     };
     const cut = await openHostile((response) => {
-      begin(response);
-      setTimeout(() => response.destroy(), 50);
+      response.writeHead(200, { 'Content-Length': 1_000_000 });
+      response.write(Buffer.alloc(1000), () => response.destroy());
     }, 'file');
-    const answer = await cut('files get', ['mach_x:/x', join(folder, 'kept')]);
+    const answer = await cut('files get', [`${id}:/x`, join(folder, 'kept')]);
     expect([answer.code, answer.err]).toEqual([1, expect.stringMatching(/^farhand: /)]);
     let asked = (): void => {};
     const waiting = new Promise<void>((resolve) => {
@@ -250,10 +330,12 @@ describe('a hostile machine', () => {
       begin(response);
       asked();
     }, 'file');
-    const running = slow.start('files get', ['mach_x:/x', join(folder, 'kept')]);
+    const running = slow.start('files get', [`${id}:/x`, join(folder, 'kept')]);
     await waiting;
+    // One more must not keep it from clearing away.
     running.child.kill('SIGINT');
-    expect((await running.ended).code).toBe(1);
+    running.child.kill('SIGINT');
+    expect((await running.ended).code).toBe(130);
     expect([readdirSync(folder), readFileSync(join(folder, 'kept'), 'utf8')]).toEqual([['kept'], 'kept']);
   });
 });

@@ -7,13 +7,13 @@ import { join } from 'node:path';
 import { createServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { openAuthority } from '../broker/link/authority.ts';
-import { openLine } from './cli-bench.ts';
+import { open, openLine } from './cli-bench.ts';
 import { type House, openHouse, temporaryFolder } from './house.ts';
 
 /** https before a house, of an authority of its own; counts what comes through to the house. */
 async function openTls(house: House) {
   const authority = await openAuthority(temporaryFolder('authority'), true);
-  const context = await authority.leaf();
+  const context = await (await authority.rest(['127.0.0.1'])).leaf();
   const { hostname, port } = new URL(house.url);
   let through = 0;
   const server = createServer(context, (socket) => {
@@ -30,6 +30,7 @@ async function openTls(house: House) {
   const key = new X509Certificate(String(context.cert)).publicKey.export({ type: 'spki', format: 'der' });
   return {
     url: `https://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    ca: authority.certificate,
     pin: `sha256//${createHash('sha256').update(key).digest('base64')}`,
     through: () => through,
   };
@@ -97,12 +98,18 @@ describe('farhand login', () => {
       farhand('login', [tls.url, '--key-stdin', '--pin', wrongPin], { input }),
     ]);
     expect([unknown.code, wrong.code]).toEqual([1, 1]);
+    expect(unknown.err).toContain('say --pin sha256//…; farhand whoami --data-dir DIR');
     expect(wrong.err).toContain(`another key than the pinned one (${tls.pin})`);
     expect(tls.through()).toBe(0);
     expect(
       (await farhand('login', [tls.url, '--key-stdin', '--pin', `${wrongPin};${tls.pin}`], { input })).code,
     ).toBe(0);
     expect((await farhand('exec', ['web-1', '--', 'echo there'])).out).toBe('there\n');
+    // However its URL is told, and with another key, it is the same broker with the same pin.
+    for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`]) {
+      const env = { FARHAND_URL, FARHAND_API_KEY: house.key };
+      expect((await farhand('machines list', [], { env })).code).toBe(0);
+    }
     // The WebSocket of a terminal too.
     const shell = await farhand('shell', [agent.machineId], { input: 'exit 4\n' });
     expect([shell.code, shell.err]).toEqual([4, '']);
@@ -115,6 +122,30 @@ describe('farhand login', () => {
   });
 });
 
+test('farhand login hears the environment, keeps whole paths, and asks for no key before it has met its broker', async () => {
+  const house = await openHouse();
+  const tls = await openTls(house);
+  const farhand = openLine();
+  const input = `${house.key}\n`;
+  const saved = () => JSON.parse(readFileSync(join(farhand.home, '.config/farhand/config.json'), 'utf8'));
+  const pinned = await farhand('login', [`${tls.url}/`, '--key-stdin'], {
+    input,
+    env: { FARHAND_PIN: tls.pin },
+  });
+  expect([pinned.code, saved()]).toEqual([0, { url: tls.url, api_key: house.key, pin: tls.pin }]);
+  writeFileSync(join(farhand.home, 'ca.pem'), tls.ca);
+  expect((await farhand('login', [tls.url, '--key-stdin', '--ca', 'ca.pem'], { input })).code).toBe(0);
+  expect(saved().ca).toBe(join(farhand.home, 'ca.pem'));
+  expect((await farhand('whoami', [], { cwd: '/' })).code).toBe(0);
+  // Nobody gives these a key.
+  const [agents, clear] = await Promise.all([
+    farhand('login', ['https://127.0.0.1:8421', '--key-stdin'], { input: open }),
+    farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: open }),
+  ]);
+  expect([agents.code, agents.err]).toEqual([1, expect.stringContaining('the REST API is at 8420')]);
+  expect([clear.code, clear.err]).toEqual([78, expect.stringContaining('show the key')]);
+});
+
 describe('farhand doctor', () => {
   test('tells what is wrong and how to mend it, and ends with 1', async () => {
     const house = await openHouse();
@@ -124,7 +155,11 @@ describe('farhand doctor', () => {
     const alone = openLine();
     const open = temporaryFolder('open');
     chmodSync(open, 0o755);
-    const [nothing, silent, key, unpinned, loose, unjoined, foreign] = await Promise.all([
+    const damaged = temporaryFolder('damaged');
+    writeFileSync(join(damaged, 'identity.json'), '{', { mode: 0o600 });
+    const [spaced, broken, nothing, silent, key, unpinned, loose, unjoined, foreign] = await Promise.all([
+      farhand('doctor', [], { env: { FARHAND_API_KEY: 'a b' } }),
+      alone('doctor', ['--agent-data-dir', damaged]),
       alone('doctor'),
       farhand('doctor', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } }),
       farhand('doctor', [], { env: { FARHAND_API_KEY: 'wrong' } }),
@@ -133,11 +168,15 @@ describe('farhand doctor', () => {
       alone('doctor', ['--agent-data-dir', temporaryFolder('empty')]),
       alone('doctor', ['--agent-data-dir', agent.dataDir, '--broker', new URL(tls.url).host]),
     ]);
-    const told = [nothing, silent, key, unpinned, loose, unjoined, foreign].map(({ code, out }) => ({
-      code,
-      out,
-    }));
+    const told = [spaced, broken, nothing, silent, key, unpinned, loose, unjoined, foreign].map(
+      ({ code, out }) => ({
+        code,
+        out,
+      }),
+    );
     const says = [
+      /^fail +key +apiKey must be visible ASCII/m,
+      /^fail +identity +\S+ is damaged.*remove it and join again/ms,
       /^fail +broker +none is told.*farhand login URL/ms,
       /^fail +broker +http:\/\/127.0.0.1:2 does not answer.*does it run/ms,
       /^fail +key .*unauthorized.*takes another one/ms,

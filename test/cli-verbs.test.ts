@@ -31,10 +31,13 @@ describe('the command line', () => {
       ['files cat', ['/etc/hosts'], /say machine:path/],
       ['files put', ['alone'], /say from where and where to/],
       ['webhooks redeliver', ['hook_1'], /say either a delivery, or --since/],
-      ['login', ['http://127.0.0.1:1'], /say the URL, and --key-stdin/],
+      ['login', ['http://127.0.0.1:1'], /to ask: say --key-stdin/],
+      ['login', [], /say the URL, and --key-stdin/],
+      ['constructor', [], /unknown command/],
+      ['files find', ['web-1:/'], /--name or --content/],
     ];
     const env = { FARHAND_URL: 'http://127.0.0.1:1', FARHAND_API_KEY: 'k' };
-    for (const batch of [wrong.slice(0, 6), wrong.slice(6)]) {
+    for (const batch of [wrong.slice(0, 6), wrong.slice(6, 12), wrong.slice(12)]) {
       await Promise.all(
         batch.map(async ([verb, args, said]) => {
           const { code, err, out } = await farhand(verb, args, { env });
@@ -49,12 +52,16 @@ describe('the command line', () => {
   test('says what to do where no broker is told, none answers, and where one refuses', async () => {
     const { house, farhand } = await openScene();
     const limited = await house.keyed(['machines:read']);
-    const [nowhere, nobody, stranger, limits] = await Promise.all([
+    const [spaced, noUrl, nowhere, nobody, stranger, limits] = await Promise.all([
+      farhand('machines list', [], { env: { FARHAND_API_KEY: 'a b' } }),
+      farhand('machines list', [], { env: { FARHAND_URL: 'http://me:word@127.0.0.1:2' } }),
       openLine()('machines list'),
       farhand('machines list', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } }),
       farhand('machines list', [], { env: { FARHAND_API_KEY: 'service_apikey_unknown' } }),
       farhand('auth list-keys', [], { env: { FARHAND_API_KEY: limited.key } }),
     ]);
+    for (const { code, err } of [spaced, noUrl])
+      expect([code, err]).toEqual([78, expect.stringMatching(/^farhand: .*FARHAND_API_KEY.*\n$/)]);
     expect([nowhere.code, nowhere.err]).toEqual([78, expect.stringContaining('farhand login URL')]);
     expect([nobody.code, nobody.err]).toEqual([
       1,
@@ -95,7 +102,7 @@ describe('the command line', () => {
     const folder = temporaryFolder('names');
     await house.client.commands.create({
       machine_id: agent.machineId,
-      command: `mkdir ${folder}/x; touch "${folder}/x/$(printf 'a\\033[2Jb')"`,
+      command: `mkdir ${folder}/x; touch "${folder}/x/$(printf 'a\\033[2Jb')" "${folder}/x/c\u061c\u200b\u2028d"`,
     });
     const [piped, forced, both] = await Promise.all([
       farhand('files ls', [`web-1:${folder}/x`]),
@@ -103,6 +110,7 @@ describe('the command line', () => {
       farhand('machines list', [], { env: { FORCE_COLOR: '1', NO_COLOR: '1' } }),
     ]);
     expect(piped.out).toContain('a\ufffd[2Jb');
+    expect(piped.out).toContain('c\ufffd\ufffd\ufffdd');
     expect(piped.out + both.out).not.toContain('\u001b');
     expect(forced.out).toContain('\u001b[32monline');
   });
@@ -143,9 +151,14 @@ test('machines are listed, looked at, tagged, renamed and removed, by id or by n
   ]);
   expect([ambiguous.code, ambiguous.err]).toEqual([
     1,
-    expect.stringContaining('several machines are called db-1'),
+    expect.stringMatching(/several machines are called db-1.* \(online, seen .* ago\), /),
   ]);
   expect(strange.code).toBe(2);
+  const [, strangely] = [await house.agent({ name: 'mach_db' }), await house.agent({ name: 'eu:db' })];
+  expect((await farhand.json('machines get', ['mach_db'])).name).toBe('mach_db');
+  const { err } = await farhand('files cat', ['eu:db:/etc/hosts']);
+  expect(err).toContain(`where a name has a colon say the id: ${strangely.machineId} (eu:db)`);
+  for (const name of ['mach_db', strangely.machineId]) await farhand.json('machines remove', [name, '--yes']);
   expect(await farhand.json('machines remove', [agent.machineId, '--yes'])).toEqual({ deleted: true });
   expect((await house.client.machines.list()).total).toBe(1);
 });
@@ -233,7 +246,10 @@ test('schedules are made, changed, switched, run, looked at and removed', async 
     2,
     expect.stringContaining("'--cron <expression>' not specified"),
   ]);
-  expect([bad.code, bad.err]).toEqual([1, expect.stringMatching(/validation_failed.*\n {2}cron: /)]);
+  expect([bad.code, bad.err]).toEqual([
+    1,
+    expect.stringMatching(/^farhand: .*cron: .*validation_failed.*\n$/),
+  ]);
   const made = await farhand.json('schedules create', [
     ...[
       ...shape,
@@ -344,7 +360,17 @@ function leaves(command: Command, path: string[] = []): { words: string; command
   return below.flatMap((one) => leaves(one, [...path, one.name()]));
 }
 
-test('every verb says what it does, and has a test', async () => {
+/** What --help prints. */
+function helpOf(command: Command): string {
+  let text = '';
+  const writeOut = (more: string): void => {
+    text += more;
+  };
+  command.configureOutput({ writeOut }).outputHelp();
+  return text;
+}
+
+test('every verb says what it does, has examples in its help, and has a test', async () => {
   const all = leaves(await openTree());
   const folder = import.meta.dirname;
   const sources = readdirSync(folder)
@@ -362,4 +388,9 @@ test('every verb says what it does, and has a test', async () => {
   expect(all.length).toBeGreaterThan(50);
   expect(all.filter(({ words }) => !isTested(words)).map(({ words }) => words)).toEqual([]);
   expect(all.filter(({ command }) => command.description() === '').map(({ words }) => words)).toEqual([]);
+  const bare = all.filter(
+    ({ words, command }) =>
+      !helpOf(command).includes(`Examples:\n  `) || !helpOf(command).includes(`farhand ${words}`),
+  );
+  expect(bare.map(({ words }) => words)).toEqual([]);
 });

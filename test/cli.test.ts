@@ -1,10 +1,21 @@
 // The real programs as processes: the command line, one broker per directory, and how they end.
+
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
-import { chownSync, existsSync, readdirSync, readFileSync, statSync, truncateSync } from 'node:fs';
+import { once } from 'node:events';
+import {
+  chownSync,
+  existsSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  truncateSync,
+  writeFileSync,
+} from 'node:fs';
 import { readFile } from 'node:fs/promises';
-import { connect } from 'node:net';
+import { connect, createServer } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { withSocket } from '../broker/cli/local.ts';
 import { openState } from '../broker/state/index.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { call, openHouse, temporaryFolder } from './house.ts';
@@ -85,7 +96,7 @@ async function startBroker(dataDir = temporaryFolder('broker')): Promise<Running
 /** What the command line prints as JSON. */
 async function json<T>(args: string[], env: Environment = {}): Promise<T> {
   const { code, stdout, stderr } = await run('cli', [...args, '-o', 'json'], env);
-  expect([code, stderr]).toEqual([0, '']);
+  expect([code, stderr.replace(/^farhand: .* is new: .*\n/, '')]).toEqual([0, '']);
   return JSON.parse(stdout) as T;
 }
 
@@ -199,6 +210,45 @@ describe('the command line ends', () => {
     expect(stderr).toContain(`cp -p ${dataDir}/state.json.last ${dataDir}/state.json`);
     expect(processesWith(dataDir)).toEqual([]);
   });
+});
+
+test('a data directory that was mistyped does not become a broker', async () => {
+  const [none, other] = [join(temporaryFolder('none'), 'none'), temporaryFolder('other')];
+  writeFileSync(join(other, 'notes'), 'mine');
+  const answers = await Promise.all([
+    run('cli', ['machines', 'list', '--data-dir', none]),
+    run('cli', ['broker', 'backup', '--data-dir', none, '--to', `${none}-copy`]),
+    run('cli', ['auth', 'create-key', '--data-dir', other]),
+  ]);
+  for (const { code, stderr } of answers)
+    expect([code, stderr]).toEqual([78, expect.stringContaining('there is no broker’s data in')]);
+  expect([existsSync(none), existsSync(`${none}-copy`), readdirSync(other)]).toEqual([
+    false,
+    false,
+    ['notes'],
+  ]);
+});
+
+test('a broker that is stuck is told as one, and no other is started beside it', async () => {
+  const dataDir = temporaryFolder('stuck');
+  const server = createServer(() => {}).listen(join(dataDir, 'broker.sock'));
+  await once(server, 'listening');
+  onTestFinished(() => void server.close());
+  const asked = withSocket(dataDir, (client) => client.keys.me(), { patienceMs: 50 });
+  await expect(asked).rejects.toThrow('runs, but does not answer');
+  expect(processesWith(dataDir)).toEqual([]);
+});
+
+test.skipIf(process.getuid?.() !== 0)('who may not use a data directory is told whose it is', async () => {
+  const dataDir = temporaryFolder('foreign');
+  chownSync(dataDir, 65_534, 65_534);
+  const drop = ['--reuid=12345', '--clear-groups', process.execPath, join(root, mains.cli)];
+  const told = ['machines list', 'auth create-key', 'doctor'].map((verb) => {
+    const args = [...drop, ...verb.split(' '), '--data-dir', dataDir];
+    return spawnSync('setpriv', args, { encoding: 'utf8', env: { PATH: process.env.PATH, HOME: '/' } });
+  });
+  for (const { status, stdout, stderr } of told)
+    expect([status, `${stdout}${stderr}`]).toEqual([1, expect.stringMatching(/belongs to nobody: say sudo/)]);
 });
 
 describe('farhand auth create-key', () => {

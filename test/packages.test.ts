@@ -66,7 +66,8 @@ test('packages that are made anew beside a running broker are those that it offe
 });
 
 test('the line takes nothing but https where the broker speaks it', () => {
-  const line = (url: string) => wordsFor('TOKEN', undefined, { url, grpc: '', pin: '' }).install;
+  const line = (url: string) =>
+    wordsFor('TOKEN', undefined, { url, grpc: '', publicGrpc: '', pin: '' }).install;
   expect(line('https://broker.example.org')).toContain(
     "curl -fsSL --proto '=https' https://broker.example.org/",
   );

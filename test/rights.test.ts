@@ -27,7 +27,7 @@ async function openBench() {
   const rooms = await openRooms({
     settings: readSettings(brokerSettings, { argv, env: {} }),
     tuning: {},
-    status: { ready: true, url: '', grpc: '', pin: '' },
+    status: { ready: true, url: '', grpc: '', publicGrpc: '', pin: '' },
     closers,
     log: quiet,
   });

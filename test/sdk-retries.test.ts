@@ -148,6 +148,9 @@ test('Retry-After is waited for; more than a minute of it is the caller’s own 
       refuse(429, 'rate_limited')(response);
     };
   };
+  const date = new Date(Date.now() + 3_600_000).toUTCString();
+  const dated = await failure((await scripted(later(date))).client.machines.list());
+  expect(dated.retryAfter).toBeGreaterThan(3_500_000);
   const { came, client } = await scripted(later('1'), later('61'));
   const started = performance.now();
   const error = await failure(client.machines.list());

@@ -2,6 +2,7 @@
 import { createHmac } from 'node:crypto';
 import { Webhook } from 'standardwebhooks';
 import { expect, onTestFinished, test, vi } from 'vitest';
+import { webhooks } from '../shared/api/webhooks.ts';
 import { SignatureError, verifyWebhook, type WebhookDelivery } from '../shared/sdk/index.ts';
 import { openReceiver, openToldHouse, type Received } from './receivers.ts';
 
@@ -53,6 +54,11 @@ test.each(secrets)('with the secret %s nothing but the genuine delivery is taken
       headers: without('webhook-id', 'webhook-timestamp', 'webhook-signature'),
       tolerance: 60_000,
     },
+    'no trio': { headers: without('webhook-id', 'webhook-timestamp', 'webhook-signature') },
+    'part of the trio though any age will do': {
+      headers: without('webhook-signature'),
+      tolerance: Number.POSITIVE_INFINITY,
+    },
     'a tolerance that is passed': { ...signed(secret, { at: Date.now() - 20_000 }), tolerance: 10_000 },
     'what is no event': signed(secret, { payload: '{"id":1}' }),
     'what is no JSON': signed(secret, { payload: 'x' }),
@@ -73,10 +79,22 @@ test.each(secrets)('with the secret %s nothing but the genuine delivery is taken
     await verifyWebhook({ ...good, headers: { ...good.headers, 'webhook-signature': several } }),
   ).toEqual(event);
   const plain = without('webhook-id', 'webhook-timestamp', 'webhook-signature');
-  expect(await verifyWebhook({ ...good, headers: plain })).toEqual(event);
+  const ageless = { ...good, headers: plain, tolerance: Number.POSITIVE_INFINITY };
+  expect(await verifyWebhook(ageless)).toEqual(event);
   const late = signed(secret, { at: Date.now() - 3_000_000 });
   expect(await verifyWebhook({ ...late, tolerance: 4_000_000 })).toEqual(event);
 });
+
+test.each(['', 'whsec_', 'whsec_abcde', 'whsec_ab-_', 'whsec_====', 'whsec_a b='])(
+  'the secret "%s", which is none, takes no delivery, and no webhook is made with it',
+  async (secret) => {
+    const hex = createHmac('sha256', secret).update(text).digest('hex');
+    const headers = { ...signed('other').headers, 'x-service-signature': `sha256=${hex}` };
+    await expect(verifyWebhook({ payload: text, headers, secret })).rejects.toThrow(SignatureError);
+    const body = { url: 'https://example.org/', events: ['*'], secret };
+    expect(webhooks.create.body?.safeParse(body).success).toBe(false);
+  },
+);
 
 test('the secret is in no message', async () => {
   const secret = 'do not tell';

@@ -169,7 +169,7 @@ describe('through pipes, farhand shell', () => {
       [['shell', 'web-1', '--session', 'sess_x'], 2, /say either/],
       [['shell', 'web-1', '--observe'], 2, /--observe needs --session/],
       [['shell', 'web'], 1, /there is no machine web; there is: \w/],
-      [['shell', 'mach_none'], 1, /no such machine/],
+      [['shell', 'mach_none'], 1, /there is no machine mach_none/],
       [['shell', '--session', 'sess_none'], 1, /no such session/],
       [['shell', 'twin'], 1, new RegExp(twins.map(({ machineId }) => machineId).join('|'))],
     ];
@@ -213,7 +213,7 @@ describe('through pipes, farhand shell', () => {
     await once(child.stdout, 'data');
     child.stdout.destroy();
     const [code] = await once(child, 'exit');
-    expect(code).toBe(0);
+    expect(code).toBe(141);
     await house.client.sessions.end({ session_id });
   });
 

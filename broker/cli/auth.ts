@@ -27,9 +27,9 @@ export function addAuth(program: Command): void {
     .action((options: CreateOptions, command: Command) => {
       // Before a broker is started for it.
       readScopes(options.scopes);
-      return withClient(create)(options, command);
+      return withClient(create, { mayBegin: true })(options, command);
     });
-  verb(auth, 'list-keys', 'all API keys').action(withClient(list));
+  verb(auth, 'list-keys', 'all API keys', 'farhand auth list-keys').action(withClient(list));
   verb(
     auth,
     'rotate-key <key>',
@@ -43,7 +43,12 @@ export function addAuth(program: Command): void {
       milliseconds('--expires'),
     )
     .action(withClient(rotate));
-  verb(auth, 'revoke-key <key>', 'end an API key at once: its streams close, what it queued is cancelled')
+  verb(
+    auth,
+    'revoke-key <key>',
+    'end an API key at once: its streams close, what it queued is cancelled',
+    'farhand auth revoke-key key_… --yes',
+  )
     .option('--yes', 'do not ask')
     .action(withClient(revoke));
 }

@@ -1,6 +1,6 @@
 // farhand broker: what concerns the broker's own box.
 import { existsSync, statSync } from 'node:fs';
-import { chown, copyFile, mkdir, open, readdir, rename, rm } from 'node:fs/promises';
+import { chown, copyFile, mkdir, mkdtemp, open, readdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, resolve, sep } from 'node:path';
 import type { Command } from 'commander';
 import { errnoOf, StartError, UsageError } from '../../shared/errors.ts';
@@ -46,23 +46,22 @@ async function backup(dataDir: string, to: string): Promise<{ directory: string;
 
 /** Under its own name it is whole or not there at all. */
 async function take(from: string, to: string): Promise<void> {
-  const beside = `${to}.partial`;
+  let beside: string | undefined;
   try {
     await rename(from, to).catch(async (error: unknown) => {
       if (errnoOf(error) !== 'EXDEV') throw error;
-      await rm(beside, { recursive: true, force: true });
+      beside = await mkdtemp(`${to}.partial-`);
       await copyAll(from, beside);
       await rename(beside, to);
     });
     await sync(dirname(to));
   } finally {
-    for (const left of [from, beside]) await rm(left, { recursive: true, force: true });
+    for (const left of [from, beside]) if (left) await rm(left, { recursive: true, force: true });
   }
 }
 
 /** To another file system; what root copies belongs to the broker's user. */
 async function copyAll(from: string, to: string): Promise<void> {
-  await mkdir(to, { mode: 0o700 });
   const names = await readdir(from);
   // A broker starts on nothing that lacks it.
   for (const name of names.toSorted((a) => (a === 'state.json' ? 1 : -1))) {

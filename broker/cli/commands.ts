@@ -1,12 +1,11 @@
 // farhand commands and farhand batches: what runs, and what ran.
-import { Readable } from 'node:stream';
-import { pipeline } from 'node:stream/promises';
 import { type Command, Option } from 'commander';
 import { now } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { given, limitOption, since } from './flags.ts';
 import { machineNamed, namesOf } from './named.ts';
 import { type Format, printFields, printTable, size, span, when } from './output.ts';
+import { write } from './told.ts';
 import { type Common, every, verb, withClient } from './verb.ts';
 
 export function addCommands(program: Command): void {
@@ -17,12 +16,19 @@ export function addCommands(program: Command): void {
     .option('--since <time>', 'not before, such as 2h (ago)', since('--since', now))
     .addOption(limitOption(50))
     .action(withClient(list));
-  verb(commands, 'get <command>', 'one command, and how it went').action(withClient(get));
+  verb(commands, 'get <command>', 'one command, and how it went', 'farhand commands get cmd_…').action(
+    withClient(get),
+  );
   verb(commands, 'output <command>', 'the bytes that it wrote', 'farhand commands output cmd_… --follow')
     .addOption(new Option('--stream <stream>').choices(['stdout', 'stderr']).default('stdout'))
     .option('-f, --follow', 'until it ends')
     .action(withClient(output));
-  verb(commands, 'cancel <command>', 'end a command and everything that it started').action(
+  verb(
+    commands,
+    'cancel <command>',
+    'end a command and everything that it started',
+    'farhand commands cancel cmd_…',
+  ).action(
     withClient(async (client, command_id: string, options: Common) =>
       show(options.output, await client.commands.cancel({ command_id })),
     ),
@@ -92,20 +98,27 @@ async function output(
   { stream, follow }: Common & { stream: 'stdout' | 'stderr'; follow?: boolean },
 ): Promise<void> {
   const { body } = await client.commands.output({ command_id, stream, ...(follow && { follow }) });
-  if (body)
-    await pipeline(Readable.fromWeb(body), process.stdout, {
-      end: false,
-    });
+  if (body) for await (const chunk of body as AsyncIterable<Uint8Array>) await write('stdout', chunk);
 }
 
 export function addBatches(program: Command): void {
   const batches = program.command('batches').description('commands on many machines');
-  verb(batches, 'get <batch>', 'one batch, and how it went on each machine').action(
+  verb(
+    batches,
+    'get <batch>',
+    'one batch, and how it went on each machine',
+    'farhand batches get batch_…',
+  ).action(
     withClient(async (client, batch_id: string, options: Common) =>
       showBatch(client, options.output, await client.batches.get({ batch_id })),
     ),
   );
-  verb(batches, 'cancel <batch>', 'what waits never runs, what runs is ended').action(
+  verb(
+    batches,
+    'cancel <batch>',
+    'what waits never runs, what runs is ended',
+    'farhand batches cancel batch_…',
+  ).action(
     withClient(async (client, batch_id: string, options: Common) =>
       showBatch(client, options.output, await client.batches.cancel({ batch_id })),
     ),

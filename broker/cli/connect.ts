@@ -1,23 +1,43 @@
 // How the CLI reaches its broker: over HTTP with a key, or over the socket file in the broker's own data directory.
 import { StartError } from '../../shared/errors.ts';
-import { Farhand } from '../../shared/sdk/index.ts';
+import { Farhand, type FarhandOptions } from '../../shared/sdk/index.ts';
 import type { Where } from './where.ts';
 
 /** Calls `use` with a client; whatever was opened or started for it is ended afterwards. */
 export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
-  if (place.dataDir) return (await import('./local.ts')).withSocket(place.dataDir, use);
+  const { dataDir, mayBegin } = place;
+  if (dataDir) return (await import('./local.ts')).withSocket(dataDir, use, { mayBegin });
   const { url, apiKey } = place;
   if (!url || !apiKey) {
     throw new StartError(
       'say which broker: farhand login URL, or FARHAND_URL and FARHAND_API_KEY, or --data-dir DIR on the broker’s own box',
     );
   }
+  return withUrl({ ...place, url }, use);
+}
+
+/** The same over HTTP alone, and before there is a key too. */
+export async function withUrl<T>(
+  place: Where & { url: string },
+  use: (client: Farhand) => Promise<T>,
+): Promise<T> {
+  const { url, apiKey } = place;
   demandSafe(place, url);
   const way = place.pin || place.ca ? (await import('./tls.ts')).openWay(place) : undefined;
   try {
-    return await use(new Farhand({ baseUrl: url, apiKey, ...way?.options }));
+    return await use(openClient({ baseUrl: url, apiKey, ...way?.options }));
   } finally {
     await way?.close();
+  }
+}
+
+/** What the SDK says of a key or an address that cannot be one is for who has told it. */
+export function openClient(options: FarhandOptions): Farhand {
+  try {
+    return new Farhand(options);
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;
+    throw new StartError(`${error.message} (FARHAND_URL and FARHAND_API_KEY, or farhand login)`);
   }
 }
 

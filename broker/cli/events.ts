@@ -4,7 +4,8 @@ import { now } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { given, limitOption, since } from './flags.ts';
 import { machineNamed } from './named.ts';
-import { clean, printTable, say, when } from './output.ts';
+import { clean, printTable, when } from './output.ts';
+import { lost, write } from './told.ts';
 import { type Common, every, verb, withClient } from './verb.ts';
 
 export function addEvents(program: Command): void {
@@ -51,14 +52,16 @@ type Event = Awaited<ReturnType<Farhand['events']['list']>>['items'][number];
 async function follow(client: Farhand, { type, output }: EventOptions, machine_id?: string): Promise<void> {
   const leaving = new AbortController();
   process.once('SIGINT', () => leaving.abort());
-  process.stdout.once('error', () => leaving.abort());
+  const signal = AbortSignal.any([leaving.signal, lost]);
   try {
     const stream = await client.events.stream(given({ types: type, machine_id }) as object, {
-      signal: leaving.signal,
+      signal,
     });
-    for await (const { data } of stream) say(output === 'json' ? JSON.stringify(data) : lineOf(data));
+    for await (const { data } of stream) {
+      await write('stdout', `${output === 'json' ? JSON.stringify(data) : lineOf(data)}\n`);
+    }
   } catch (error) {
-    if (!leaving.signal.aborted) throw error;
+    if (!signal.aborted) throw error;
   }
 }
 

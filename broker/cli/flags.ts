@@ -34,6 +34,12 @@ export const variables = (text: string, before: Record<string, string> = {}): Re
   return { ...before, [text.slice(0, at)]: text.slice(at + 1) };
 };
 
+/** Permissions, as 0644. */
+export const permissions = (text: string): string => {
+  if (/^[0-7]{3,4}$/.test(text)) return text;
+  throw new UsageError(`--mode ${text}: must be 3 or 4 octal digits`);
+};
+
 /** An instant, or how long ago: 2h. */
 export const since =
   (flag: string, now: () => number) =>

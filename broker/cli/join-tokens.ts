@@ -18,9 +18,14 @@ export function addJoinTokens(program: Command): void {
     .option('--expires-in <time>', 'such as 30m or 24h (default 1h)', milliseconds('--expires-in'))
     .option('--uses <count>', 'machines that may join with it (default 1)', count('--uses'))
     .option('--tags <list>', 'comma-separated; fixed for every machine that joins with it', words)
-    .action(withClient(create));
-  verb(tokens, 'list', 'all join tokens that are good').action(withClient(list));
-  verb(tokens, 'revoke <token>', 'withdraw a join token, by its id: nobody joins with it any more')
+    .action(withClient(create, { mayBegin: true }));
+  verb(tokens, 'list', 'all join tokens that are good', 'farhand join-tokens list').action(withClient(list));
+  verb(
+    tokens,
+    'revoke <token>',
+    'withdraw a join token, by its id: nobody joins with it any more',
+    'farhand join-tokens revoke join_… --yes',
+  )
     .option('--yes', 'do not ask')
     .action(withClient(revoke));
 }
@@ -40,7 +45,7 @@ async function create(
   print(output, token, () => [
     token.token,
     '',
-    `Good for ${token.uses} machine(s) until ${token.expires_at}.`,
+    `Good for ${token.uses === 1 ? 'one machine' : `${token.uses} machines`} until ${token.expires_at}.`,
     ...installing(token),
   ]);
 }

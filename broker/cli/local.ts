@@ -1,6 +1,6 @@
 // The broker of a data directory on this very box, over its socket file; one is started if none runs.
 import { type ChildProcess, spawn } from 'node:child_process';
-import { existsSync, statSync } from 'node:fs';
+import { existsSync, readdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent } from 'undici';
 import * as z from 'zod';
@@ -8,6 +8,8 @@ import { StartError } from '../../shared/errors.ts';
 import { brokerProgram } from '../../shared/home.ts';
 import { failureOf } from '../../shared/sdk/failure.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
+import { hint } from './output.ts';
+import { demandAccess } from './owner.ts';
 import { through } from './tls.ts';
 
 /** Asks for what is no part of the API: only the broker's own box may. */
@@ -16,13 +18,15 @@ type Post = (path: string) => Promise<{ directory: string }>;
 export async function withSocket<T>(
   dataDir: string,
   use: (client: Farhand, post: Post) => Promise<T>,
+  { mayBegin = false, patienceMs = 3_000 }: { mayBegin?: boolean | undefined; patienceMs?: number } = {},
 ): Promise<T> {
+  demandAccess(dataDir);
   const way = through(new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } }));
   const client = new Farhand({ baseUrl: 'http://broker.sock', ...way.options });
-  // Whoever does not answer here at once is not there.
   const probe = new Farhand({ baseUrl: 'http://broker.sock', retries: 0, ...way.options });
-  const own = (await answers(probe)) ? undefined : await startLocal(dataDir);
+  let own: ChildProcess | undefined;
   try {
+    if (!(await runs(probe, dataDir, patienceMs))) own = await startLocal(dataDir, mayBegin);
     return await use(client, (path) => postTo(way.options.fetch, path));
   } finally {
     await way.close();
@@ -39,15 +43,24 @@ async function postTo(ask: typeof fetch, path: string): Promise<{ directory: str
   return local.parse(JSON.parse(text)).data;
 }
 
-async function answers(client: Farhand): Promise<boolean> {
-  return client.service.healthz().then(
+/** Nobody listens, or somebody answers; who listens and is silent is stuck, and holds the directory. */
+async function runs(client: Farhand, dataDir: string, patienceMs: number): Promise<boolean> {
+  const signal = AbortSignal.timeout(patienceMs);
+  return client.service.healthz({}, { signal }).then(
     () => true,
-    () => false,
+    () => {
+      if (!signal.aborted) return false;
+      throw new StartError(
+        `the broker of ${dataDir} runs, but does not answer: systemctl status farhand-broker and its log tell more`,
+        1,
+      );
+    },
   );
 }
 
 /** Only a broker ever opens its state: start one that serves nothing but the socket file. */
-function startLocal(dataDir: string): Promise<ChildProcess> {
+function startLocal(dataDir: string, mayBegin: boolean): Promise<ChildProcess> {
+  demandData(dataDir, mayBegin);
   const args = [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn'];
   const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'], ...ownerOf(dataDir) });
   return new Promise((resolve, reject) => {
@@ -58,6 +71,14 @@ function startLocal(dataDir: string): Promise<ChildProcess> {
     // It prints the socket's path once it listens.
     child.stdout.once('data', () => resolve(child));
   });
+}
+
+/** A directory that was mistyped must not become a broker of its own; the first key may come before its first start. */
+function demandData(dataDir: string, mayBegin: boolean): void {
+  if (existsSync(join(dataDir, 'state.json'))) return;
+  const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
+  if (!mayBegin || !isNew) throw new StartError(`there is no broker’s data in ${dataDir}`);
+  hint(`farhand: ${dataDir} is new: the data of a new broker begins there`);
 }
 
 /** As root, what is made in the directory must belong to its owner. */

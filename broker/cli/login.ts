@@ -1,14 +1,17 @@
 // farhand login, logout, whoami: which broker this is the command line of, and with whose right.
+import { resolve } from 'node:path';
 import type { Command } from 'commander';
-import { UsageError } from '../../shared/errors.ts';
-import type { Farhand } from '../../shared/sdk/index.ts';
+import { StartError, UsageError } from '../../shared/errors.ts';
+import { reasonOf } from '../../shared/sdk/failure.ts';
+import { type Farhand, FarhandError } from '../../shared/sdk/index.ts';
 import { askSecret, askText, attended } from './ask.ts';
-import { withBroker } from './connect.ts';
+import { withBroker, withUrl } from './connect.ts';
 import { given } from './flags.ts';
+import { readInput } from './input.ts';
 import { hint, print, printFields, when } from './output.ts';
-import { forgetSaved, type Saved, savedAt, writeSaved } from './saved.ts';
+import { forgetSaved, savedAt, writeSaved } from './saved.ts';
 import { type Common, verb } from './verb.ts';
-import { type Where, where } from './where.ts';
+import { brokerUrl, type Where, where } from './where.ts';
 
 interface LoginOptions extends Common {
   keyStdin?: boolean;
@@ -33,14 +36,16 @@ export function addLogin(program: Command): void {
 }
 
 async function login(told: string | undefined, options: LoginOptions): Promise<void> {
-  const { keyStdin, pin, ca, insecure, output } = options;
-  if (!keyStdin && !attended()) throw new UsageError('nobody is here to ask: say the URL, and --key-stdin');
-  const url = (told ?? (await askText('Where is the broker? (https://…)'))).replace(/\/+$/, '');
+  const { keyStdin, output } = options;
+  if (!keyStdin && !attended()) {
+    throw new UsageError(`nobody is here to ask: say ${told ? '' : 'the URL, and '}--key-stdin`);
+  }
+  const url = brokerUrl(told ?? (await askText('Where is the broker? (https://…)')));
+  const place = { dataDir: undefined, url, apiKey: undefined, ...knownBy(options) };
+  await meet(place);
   const api_key = keyStdin ? await firstLine() : await askSecret('API key');
-  const saved: Saved = { url, api_key, ...given({ pin, ca, insecure }) };
-  const place: Where = { dataDir: undefined, url, apiKey: api_key, pin, ca, insecure };
-  const me = await withBroker(place, (client) => client.keys.me());
-  writeSaved(saved);
+  const me = await withUrl({ ...place, apiKey: api_key }, (client) => client.keys.me());
+  writeSaved({ url, api_key, ...given(knownBy(options)) });
   print(output, me, () => [
     `Logged in to ${url} as ${me.name} (${me.scopes.join(', ')}); kept in ${savedAt()}.`,
   ]);
@@ -49,29 +54,65 @@ async function login(told: string | undefined, options: LoginOptions): Promise<v
   }
 }
 
+/** How its certificate is known; what is kept must mean the same from everywhere. */
+function knownBy({ pin, ca, insecure }: LoginOptions) {
+  const { FARHAND_PIN, FARHAND_CA, FARHAND_INSECURE } = process.env;
+  const file = ca ?? (FARHAND_CA || undefined);
+  return {
+    pin: pin ?? (FARHAND_PIN || undefined),
+    ca: file === undefined ? undefined : resolve(file),
+    insecure: insecure ?? (FARHAND_INSECURE === '1' || undefined),
+  };
+}
+
+/** Before a key is asked for: whether it is a broker, and the one that is meant. */
+async function meet(place: Where & { url: string }): Promise<void> {
+  try {
+    await withUrl(place, (client) => client.service.healthz());
+  } catch (error) {
+    if (!(error instanceof FarhandError) || error.code !== 'no_answer') throw error;
+    const advice = adviceOn(place, reasonOf(error.cause) ?? '');
+    if (!advice) throw error;
+    throw new StartError(`${error.message}: ${advice}`, 1, { cause: error });
+  }
+}
+
+function adviceOn({ url, pin, ca }: Where & { url: string }, why: string): string | undefined {
+  if (new URL(url).port === '8421') return '8421 is the port of agents; the REST API is at 8420';
+  if (pin || ca || !/CERT|VERIFY|ISSUER|SELF_SIGNED/.test(why)) return undefined;
+  return 'where its certificate is the broker’s own, say --pin sha256//…; farhand whoami --data-dir DIR on its box shows it';
+}
+
 async function firstLine(): Promise<string> {
-  let text = '';
-  for await (const chunk of process.stdin.setEncoding('utf8')) text += chunk;
-  const [line = ''] = text.split('\n');
+  const [line = ''] = (await readInput(64 * 1024, 'a key is one line')).split('\n');
   if (line.trim() === '') throw new UsageError('standard input holds no key');
   return line.trim();
 }
 
 export function addLogout(program: Command): void {
-  verb(program, 'logout', 'forget the broker and the key of farhand login').action(({ output }: Common) => {
-    const there = forgetSaved();
-    print(output, { logged_out: there }, () => [
-      there ? 'Forgotten here; the key itself is still good.' : 'Nothing was kept.',
-    ]);
-  });
+  verb(program, 'logout', 'forget the broker and the key of farhand login', 'farhand logout').action(
+    ({ output }: Common) => {
+      const there = forgetSaved();
+      print(output, { logged_out: there }, () => [
+        there ? 'Forgotten here; the key itself is still good.' : 'Nothing was kept.',
+      ]);
+    },
+  );
 }
 
 export function addWhoami(program: Command): void {
-  verb(program, 'whoami', 'which broker, which key, and what it may').action(async (options: Common) => {
+  verb(
+    program,
+    'whoami',
+    'which broker, which key, and what it may',
+    'farhand whoami',
+    'farhand whoami --data-dir /var/lib/farhand-broker    its pin too, for --pin elsewhere',
+  ).action(async (options: Common) => {
     const place = where(options);
     await withBroker(place, async (client) => {
-      const me = await client.keys.me();
-      await printFields(options.output, { broker: brokerOf(place), ...me }, fieldsOf(place, me));
+      const [me, { tls_pin }] = [await client.keys.me(), await client.service.info()];
+      const fields = { ...fieldsOf(place, me), pin: tls_pin };
+      await printFields(options.output, { broker: brokerOf(place), ...me, tls_pin }, fields);
     });
   });
 }

@@ -21,10 +21,13 @@ export function addMachines(program: Command): void {
     .option('--status <status>', 'online or offline')
     .option('--search <text>', 'part of the name')
     .action(withClient(list));
-  verb(machines, 'get <machine>', 'one machine').action(withClient(get));
-  verb(machines, 'status <machine>', 'how it is now: processor, memory, disks, network').action(
-    withClient(status),
-  );
+  verb(machines, 'get <machine>', 'one machine', 'farhand machines get web-1').action(withClient(get));
+  verb(
+    machines,
+    'status <machine>',
+    'how it is now: processor, memory, disks, network',
+    'farhand machines status web-1',
+  ).action(withClient(status));
   verb(
     machines,
     'tag <action> <machine> <tags...>',
@@ -33,8 +36,18 @@ export function addMachines(program: Command): void {
     'farhand machines tag remove web-1 eu',
     'farhand machines tag set web-1 db',
   ).action(withClient(tag));
-  verb(machines, 'rename <machine> <name>', 'give it another name').action(withClient(rename));
-  verb(machines, 'remove <machine>', 'remove it: its agent stops for good, its history stays')
+  verb(
+    machines,
+    'rename <machine> <name>',
+    'give it another name',
+    'farhand machines rename web-1 web-2',
+  ).action(withClient(rename));
+  verb(
+    machines,
+    'remove <machine>',
+    'remove it: its agent stops for good, its history stays',
+    'farhand machines remove web-1 --yes',
+  )
     .option('--yes', 'do not ask')
     .action(withClient(remove));
 }

@@ -1,17 +1,32 @@
 // Machines by id or by name, everywhere alike.
 import { StartError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
+import { when } from './output.ts';
 import { every } from './verb.ts';
 
 /** The id of a machine that is told by id or by a name that only one has. */
 export async function machineNamed(client: Farhand, text: string): Promise<string> {
-  if (text.startsWith('mach_')) return text;
+  if (isId(text)) return text;
   const alike = await every((page) => client.machines.list({ search: text.slice(0, 200), ...page }));
-  const found = alike.filter(({ name }) => name === text).map(({ id }) => id);
+  const found = alike.filter(({ name }) => name === text);
   const [only, another] = found;
-  if (only === undefined) throw new StartError(await noneNamed(client, text), 1);
-  if (another) throw new StartError(`several machines are called ${text}; say which: ${found.join(', ')}`, 1);
-  return only;
+  if (only === undefined) throw new StartError(withColon(alike, text) ?? (await noneNamed(client, text)), 1);
+  if (another) {
+    const each = found.map(({ id, status, last_seen }) => `${id} (${status}, seen ${when(last_seen)})`);
+    throw new StartError(`several machines are called ${text}; say which: ${each.join(', ')}`, 1);
+  }
+  return only.id;
+}
+
+/** A machine may be called mach_web as well. */
+const isId = (text: string): boolean => /^mach_[0-9A-Za-z]{22}$/.test(text);
+
+/** In machine:path a name ends at its first colon. */
+function withColon(alike: { id: string; name: string }[], text: string): string | undefined {
+  const meant = alike.filter(({ name }) => name.startsWith(`${text}:`));
+  if (meant.length === 0) return undefined;
+  const ids = meant.map(({ id, name }) => `${id} (${name})`).join(', ');
+  return `there is no machine ${text}; where a name has a colon say the id: ${ids}`;
 }
 
 async function noneNamed(client: Farhand, text: string): Promise<string> {

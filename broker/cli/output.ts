@@ -2,6 +2,7 @@
 import { styleText } from 'node:util';
 import { clean } from '../../shared/clean.ts';
 import { now } from '../../shared/clock.ts';
+import { put } from './told.ts';
 
 export { clean };
 
@@ -15,12 +16,12 @@ export function print(format: Format, result: unknown, lines: () => string[]): v
 
 /** One line, or several; of nothing nothing. */
 export function say(text: string): void {
-  if (text !== '') process.stdout.write(`${text}\n`);
+  if (text !== '') put('stdout', `${text}\n`);
 }
 
 /** For a person who watches; never in the way of what is piped on. */
 export function hint(text: string): void {
-  process.stderr.write(`${text}\n`);
+  put('stderr', `${text}\n`);
 }
 
 /** A list: as JSON an array, else a table with a row for each. */

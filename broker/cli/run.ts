@@ -3,17 +3,23 @@ import { CommanderError } from 'commander';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { failure, nodeIsGood, wrongNode } from '../../shared/program.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
-import { clean } from './output.ts';
+import { clean, hint } from './output.ts';
+import { Interrupted } from './stop.ts';
+import { OutputLost, watchOutputs } from './told.ts';
 import { openTree } from './tree.ts';
 
 export async function run(argv: string[]): Promise<void> {
   if (!nodeIsGood(process.version)) return end(`farhand: ${wrongNode}`, 1);
+  watchOutputs();
   try {
     await (await openTree(argv[2])).parseAsync(argv);
   } catch (error) {
     // Commander has printed its own complaint; help and version are no failure.
     if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
     else if (error instanceof FarhandError) end(refusal(error), 1);
+    else if (error instanceof Interrupted) end(`farhand: ${error.message}`, error.exitCode);
+    // Told where it happened.
+    else if (error instanceof OutputLost) process.exitCode = error.exitCode;
     // What the system or an archive refuses needs no stack.
     else if (error instanceof AppError || errnoOf(error)) end(`farhand: ${clean(messageOf(error))}`, 1);
     else {
@@ -26,7 +32,7 @@ export async function run(argv: string[]): Promise<void> {
 const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
 function end(text: string, code: number): void {
-  process.stderr.write(`${text}\n`);
+  hint(text);
   process.exitCode = code;
 }
 
@@ -34,7 +40,10 @@ function refusal(error: FarhandError): string {
   const { code, message, requestId, details } = error;
   const request = requestId && `, request ${clean(requestId)}`;
   const why = code === 'no_answer' ? reasonOf(error) : '';
-  const lines = [`farhand: ${clean(message)}${why} (${clean(code)}${request})`, ...issuesOf(details)];
+  const lines = [
+    `farhand: ${clean(message)}${why} (${clean(code)}${request})`,
+    ...issuesOf(details, message),
+  ];
   const next = nextSteps[code];
   return [...lines, ...(next ? [next] : [])].join('\n');
 }
@@ -46,13 +55,20 @@ function reasonOf(error: unknown): string {
   return last instanceof Error && last !== error && last.message ? `: ${clean(last.message)}` : '';
 }
 
-/** What was wrong with each field. */
-function issuesOf({ issues }: Readonly<Record<string, unknown>>): string[] {
+/** What was wrong with each field, where the message has not told it. */
+function issuesOf({ issues }: Readonly<Record<string, unknown>>, told: string): string[] {
   if (!Array.isArray(issues)) return [];
-  return issues.map((issue: { path: string | string[]; message: string }) => {
-    const path = Array.isArray(issue.path) ? issue.path.join('.') : issue.path;
-    return `  ${clean(path)}: ${clean(issue.message)}`;
+  const more = issues.filter(isIssue).filter(({ message }) => !told.includes(message));
+  return more.map(({ path, message }) => {
+    const where = Array.isArray(path) ? path.join('.') : String(path);
+    return `  ${clean(where)}: ${clean(message)}`;
   });
+}
+
+function isIssue(value: unknown): value is { path: unknown; message: string } {
+  if (typeof value !== 'object' || value === null || !('path' in value) || !('message' in value))
+    return false;
+  return typeof value.message === 'string';
 }
 
 /** Where the message alone does not tell what to do next. */

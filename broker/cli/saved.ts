@@ -52,7 +52,7 @@ export function writeSaved(saved: Saved): void {
   mkdirSync(dirname(file), { recursive: true, mode: 0o700 });
   const draft = `${file}.${process.pid}`;
   try {
-    writeFileSync(draft, `${JSON.stringify(saved, null, 2)}\n`, { mode: 0o600, flag: 'wx' });
+    writeFileSync(draft, `${JSON.stringify(saved, null, 2)}\n`, { mode: 0o600, flag: 'wx', flush: true });
     renameSync(draft, file);
   } finally {
     rmSync(draft, { force: true });

@@ -10,14 +10,24 @@ import { type Common, every, verb, withClient } from './verb.ts';
 
 export function addSchedules(program: Command): void {
   const schedules = program.command('schedules').description('commands by cron');
-  verb(schedules, 'list', 'all schedules')
+  verb(schedules, 'list', 'all schedules', 'farhand schedules list --machine db-1')
     .option('--machine <machine>', 'of this machine')
     .action(withClient(list));
-  verb(schedules, 'get <schedule>', 'one schedule, and when it runs next').action(
+  verb(
+    schedules,
+    'get <schedule>',
+    'one schedule, and when it runs next',
+    'farhand schedules get sched_…',
+  ).action(
     withClient(async (client, schedule_id: string, { output }: Common) =>
       show(output, await client.schedules.get({ schedule_id })),
     ),
   );
+  addChanges(schedules);
+  addRuns(schedules);
+}
+
+function addChanges(schedules: Command): void {
   shaped(
     verb(
       schedules,
@@ -44,14 +54,31 @@ export function addSchedules(program: Command): void {
       schedules,
       `${name} <schedule>`,
       enabled ? 'let it run by its cron' : 'let it run only by hand',
+      `farhand schedules ${name} sched_…`,
     ).action(
       withClient(async (client, schedule_id: string, { output }: Common) =>
         show(output, await client.schedules.update({ schedule_id, enabled })),
       ),
     );
   }
-  verb(schedules, 'run <schedule>', 'run it now').action(withClient(run));
-  verb(schedules, 'history <schedule>', 'what became of its times, the latest first')
+  verb(
+    schedules,
+    'delete <schedule>',
+    'remove it: what runs goes on, its history stays',
+    'farhand schedules delete sched_… --yes',
+  )
+    .option('--yes', 'do not ask')
+    .action(withClient(remove));
+}
+
+function addRuns(schedules: Command): void {
+  verb(schedules, 'run <schedule>', 'run it now', 'farhand schedules run sched_…').action(withClient(run));
+  verb(
+    schedules,
+    'history <schedule>',
+    'what became of its times, the latest first',
+    'farhand schedules history sched_… --since 7d --status failed',
+  )
     .option('--since <time>', 'not before, such as 7d (ago)', since('--since', now))
     .option('--status <status>', 'running, completed, failed, timeout, cancelled, skipped, missed or lost')
     .addOption(limitOption(50))
@@ -65,9 +92,6 @@ export function addSchedules(program: Command): void {
     .option('--timezone <zone>', 'an IANA name', 'UTC')
     .option('--count <count>', 'times wanted', count('--count'), 5)
     .action(withClient(preview));
-  verb(schedules, 'delete <schedule>', 'remove it: what runs goes on, its history stays')
-    .option('--yes', 'do not ask')
-    .action(withClient(remove));
 }
 
 interface Shape extends Common {

@@ -3,21 +3,31 @@ import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { printFields, printTable, when } from './output.ts';
 import { show } from './shell.ts';
-import { type Common, verb, withClient } from './verb.ts';
+import { bareVerb, type Common, verb, withClient } from './verb.ts';
 
 export function addSessions(program: Command): void {
   const sessions = program.command('sessions').description('terminals on machines');
-  verb(sessions, 'list', 'sessions that have not ended, the latest first')
+  verb(sessions, 'list', 'sessions that have not ended, the latest first', 'farhand sessions list --all')
     .option('--all', 'the latest hundred, ended ones too')
     .action(withClient(list));
-  verb(sessions, 'attach <session>', 'show a session here; Ctrl-] detaches')
+  bareVerb(
+    sessions,
+    'attach <session>',
+    'show a session here; Ctrl-] detaches',
+    'farhand sessions attach sess_… --observe',
+  )
     .option('--observe', 'only look')
     .action(
       withClient(async (client, session: string, { observe }: Common & { observe?: boolean }) => {
         process.exitCode = await show(client, session, observe ?? false);
       }),
     );
-  verb(sessions, 'end <session>', 'end a session and everything that runs in it').action(
+  verb(
+    sessions,
+    'end <session>',
+    'end a session and everything that runs in it',
+    'farhand sessions end sess_…',
+  ).action(
     withClient(async (client, session_id: string, { output }: Common) => {
       const ended = await client.sessions.end({ session_id });
       await printFields(output, ended, { session: ended.session_id, status: ended.status });

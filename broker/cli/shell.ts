@@ -1,12 +1,13 @@
 // farhand shell: a terminal on a machine, in the one this runs in; or through pipes.
-import { once } from 'node:events';
-import { constants } from 'node:os';
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import type { Ending, Farhand, Terminal, TerminalNote, TerminalSettings } from '../../shared/sdk/index.ts';
 import { withBroker } from './connect.ts';
 import { machineNamed } from './named.ts';
 import { rawMode, watchModes } from './screen.ts';
+import { onStop } from './stop.ts';
+import { write } from './told.ts';
+import { bareVerb } from './verb.ts';
 import { where } from './where.ts';
 
 interface ShellOptions {
@@ -24,14 +25,15 @@ const passedOn = ['TERM', 'COLORTERM'];
 const newline = 0x0a;
 
 export function addShell(program: Command): void {
-  program
-    .command('shell')
-    .description('a terminal on a machine; Ctrl-] detaches, the session runs on')
-    .argument('[machine]', 'id or name of the machine')
+  const examples = ['farhand shell web-1', 'echo uptime | farhand shell web-1'] as const;
+  bareVerb(
+    program,
+    'shell [machine]',
+    'a terminal on a machine; Ctrl-] detaches, the session runs on',
+    ...examples,
+  )
     .option('--session <id>', 'attach to this session instead of opening one')
     .option('--observe', 'only look (with --session)')
-    .option('--data-dir <dir>', 'the broker’s data directory, on its own box')
-    .addHelpText('after', '\nExamples:\n  farhand shell web-1\n  echo uptime | farhand shell web-1')
     .action(async (machine: string | undefined, options: ShellOptions) => {
       const { session, observe = false } = options;
       if ((machine === undefined) === (session === undefined)) {
@@ -113,25 +115,19 @@ async function drive(
   const input = observe ? watchOnly(terminal) : typeInto(terminal);
   const left = (): void => terminal.detach();
   // Of a window that was closed, say.
-  for (const stream of [process.stdin, process.stdout]) stream.on('error', left);
+  process.stdin.on('error', left);
   try {
     for await (const bytes of terminal.output) {
       see(bytes);
-      if (!process.stdout.write(bytes)) await taken();
+      await write('stdout', bytes).catch(left);
       input.answer(bytes);
     }
     return await terminal.ended;
   } finally {
     input.stop();
     restore();
-    for (const stream of [process.stdin, process.stdout]) stream.off('error', left);
+    process.stdin.off('error', left);
   }
-}
-
-/** Resolves when standard output takes more, or never will. */
-function taken(): Promise<unknown> {
-  const { stdout } = process;
-  return stdout.writable ? once(stdout, 'drain').catch(() => {}) : Promise.resolve();
 }
 
 interface Typing {
@@ -194,20 +190,12 @@ function watchOnly(terminal: Terminal): Typing {
 /** Signals that would end this program detach it first, so that the terminal it runs in is put back. */
 function stopSignals() {
   const leaving = new AbortController();
-  let caught: NodeJS.Signals | undefined;
-  const leave = (signal: NodeJS.Signals): void => {
-    caught = signal;
+  let caught: number | undefined;
+  const forget = onStop((code) => {
+    caught = code;
     leaving.abort();
-  };
-  const names = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
-  for (const name of names) process.on(name, leave);
-  return {
-    signal: leaving.signal,
-    code: () => caught && 128 + constants.signals[caught],
-    forget() {
-      for (const name of names) process.off(name, leave);
-    },
-  };
+  });
+  return { signal: leaving.signal, code: () => caught, forget };
 }
 
 const again = (session_id: string): string =>

@@ -33,7 +33,7 @@ export async function openTree(noun?: string): Promise<Command> {
     .showHelpAfterError('See farhand --help.')
     .addHelpText('after', `\n${where}`)
     .exitOverride();
-  const only = noun === undefined ? undefined : rooms[noun];
+  const only = noun !== undefined && Object.hasOwn(rooms, noun) ? rooms[noun] : undefined;
   const adds = await Promise.all((only ? [only] : Object.values(rooms)).map((load) => load()));
   for (const add of adds) add(program);
   return program;

@@ -5,14 +5,20 @@ import { StartError, UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { demandYes } from './ask.ts';
 import { collect, given, limitOption, since, words } from './flags.ts';
+import { readInput } from './input.ts';
 import { machineNamed } from './named.ts';
 import { type Format, printFields, printTable, span, when } from './output.ts';
 import { type Common, every, verb, withClient } from './verb.ts';
 
 export function addWebhooks(program: Command): void {
   const webhooks = program.command('webhooks').description('who is told what happened');
-  verb(webhooks, 'list', 'all webhooks').action(withClient(list));
-  verb(webhooks, 'get <webhook>', 'one webhook, and how its last delivery went').action(
+  verb(webhooks, 'list', 'all webhooks', 'farhand webhooks list').action(withClient(list));
+  verb(
+    webhooks,
+    'get <webhook>',
+    'one webhook, and how its last delivery went',
+    'farhand webhooks get hook_…',
+  ).action(
     withClient(async (client, webhook_id: string, { output }: Common) =>
       show(output, await client.webhooks.get({ webhook_id })),
     ),
@@ -25,15 +31,37 @@ export function addWebhooks(program: Command): void {
       'farhand webhooks create https://example.org/hook --events "machine.*,command.failed" --secret-stdin < secret',
     ),
   ).action(withClient(create));
-  shaped(verb(webhooks, 'update <webhook>', 'change what is told; --enable also forgives what failed'))
+  shaped(
+    verb(
+      webhooks,
+      'update <webhook>',
+      'change what is told; --enable also forgives what failed',
+      'farhand webhooks update hook_… --events "machine.*" --enable',
+    ),
+  )
     .option('--url <url>', 'where to')
     .option('--enable', 'deliver again')
     .option('--disable', 'deliver no more')
     .action(withClient(update));
-  verb(webhooks, 'test <webhook>', 'send a test event now; fails when it does not arrive').action(
-    withClient(test),
-  );
-  verb(webhooks, 'deliveries <webhook>', 'what was, or is to be, delivered')
+  addDeliveries(webhooks);
+  verb(webhooks, 'delete <webhook>', 'remove it at once', 'farhand webhooks delete hook_… --yes')
+    .option('--yes', 'do not ask')
+    .action(withClient(remove));
+}
+
+function addDeliveries(webhooks: Command): void {
+  verb(
+    webhooks,
+    'test <webhook>',
+    'send a test event now; fails when it does not arrive',
+    'farhand webhooks test hook_…',
+  ).action(withClient(test));
+  verb(
+    webhooks,
+    'deliveries <webhook>',
+    'what was, or is to be, delivered',
+    'farhand webhooks deliveries hook_… --status failed',
+  )
     .option('--status <status>', 'pending, delivered or failed')
     .option('--since <time>', 'not before, such as 2h (ago)', since('--since', now))
     .addOption(limitOption(50))
@@ -46,9 +74,6 @@ export function addWebhooks(program: Command): void {
   )
     .option('--since <time>', 'all since then, such as 6h (ago)', since('--since', now))
     .action(withClient(redeliver));
-  verb(webhooks, 'delete <webhook>', 'remove it at once')
-    .option('--yes', 'do not ask')
-    .action(withClient(remove));
 }
 
 interface Shape extends Common {
@@ -76,9 +101,7 @@ async function bodyOf(client: Farhand, { events, machine, secretStdin, enable, d
 }
 
 async function readSecret(): Promise<string> {
-  let text = '';
-  for await (const chunk of process.stdin.setEncoding('utf8')) text += chunk;
-  return text.replace(/\r?\n$/, '');
+  return (await readInput(4096, 'a secret is one line')).replace(/\r?\n$/, '');
 }
 
 type Input<O extends 'create' | 'update'> = Parameters<Farhand['webhooks'][O]>[0];

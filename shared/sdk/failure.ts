@@ -1,5 +1,7 @@
 // What a call rejects with: a refusal that the broker told, or that no answer of the broker came.
 
+import { now } from '../clock.ts';
+
 /**
  * A failure told by the broker, with its code, HTTP status and request id. With the code `no_answer` none came: the
  * connection failed (status 0), or something between answered in its place.
@@ -32,11 +34,16 @@ export class FarhandError extends Error {
 export function failureOf(response: Response, text: string): FarhandError {
   const { status, headers } = response;
   const requestId = headers.get('x-request-id') ?? '';
-  const seconds = Number(headers.get('retry-after') || Number.NaN);
-  const retryAfter = seconds >= 0 ? seconds * 1000 : undefined;
+  const retryAfter = waitIn(headers.get('retry-after') ?? '');
   const message = `something that is not the broker answered ${status}`;
   const told = toldIn(text) ?? { code: 'no_answer', message, details: {} };
   return new FarhandError(status, requestId, told, { retryAfter });
+}
+
+/** Seconds, or a date (RFC 9110, section 10.2.3). */
+function waitIn(text: string): number | undefined {
+  const ms = /^\d+$/.test(text) ? Number(text) * 1000 : Math.max(0, Date.parse(text) - now());
+  return Number.isNaN(ms) ? undefined : ms;
 }
 
 function toldIn(text: string) {

@@ -9,7 +9,14 @@ const waits = { first: 500, most: 8_000 };
 /** Whoever is asked to wait for longer decides for himself. */
 const longestWait = 60_000;
 /** Nothing was sent: nobody was reached. */
-const neverSent = ['ECONNREFUSED', 'EHOSTUNREACH', 'ENETUNREACH', 'EAI_AGAIN', 'UND_ERR_CONNECT_TIMEOUT'];
+const neverSent = [
+  'ECONNREFUSED',
+  'ENOTFOUND',
+  'EHOSTUNREACH',
+  'ENETUNREACH',
+  'EAI_AGAIN',
+  'UND_ERR_CONNECT_TIMEOUT',
+];
 
 /** Resolves with what `read` makes of a success. */
 export async function send<T>(

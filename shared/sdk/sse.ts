@@ -2,18 +2,33 @@
 import { sleep } from '../clock.ts';
 import type { ReceivedEvent } from './shape.ts';
 
+/** No route answers with one that is near it. */
+const longestLine = 64 * 1024 * 1024;
+
 /** Lines of a body, without their ends: LF, CRLF or CR. What follows the last end was cut off. */
 async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<string> {
   const decoder = new TextDecoder();
-  let rest = '';
+  // Of a line that has no end so far.
+  let begun: string[] = [];
+  let length = 0;
+  let half = '';
   for await (const chunk of chunks) {
-    const text = rest + decoder.decode(chunk, { stream: true });
+    const text = half + decoder.decode(chunk, { stream: true });
     // A CR at the end may be half of a CRLF.
-    const lines = text.split(/\r\n|\n|\r(?!$)/);
-    rest = lines.pop() ?? '';
-    yield* lines;
+    half = text.endsWith('\r') ? '\r' : '';
+    const [first = '', ...more] = text.slice(0, text.length - half.length).split(/\r\n|\n|\r/);
+    begun.push(first);
+    length += first.length;
+    const last = more.pop();
+    if (last !== undefined) {
+      yield begun.join('');
+      yield* more;
+      begun = [last];
+      length = last.length;
+    }
+    if (length > longestLine) throw new Error(`a line has more than ${longestLine} characters`);
   }
-  if (rest.endsWith('\r')) yield rest.slice(0, -1);
+  if (half) yield begun.join('');
 }
 
 /** One object a line. */

@@ -9,8 +9,8 @@ export interface WebhookDelivery {
   headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
   secret: string;
   /**
-   * Milliseconds that its timestamp may differ from now, 5 minutes unless told. A delivery without a timestamp is taken
-   * only where this is not given.
+   * Milliseconds that its timestamp may differ from now, 5 minutes unless told. With Infinity any age will do, and a
+   * delivery without a timestamp too: then whoever has heard one may send it again.
    */
   tolerance?: number;
 }
@@ -35,6 +35,7 @@ const defaultTolerance = 300_000;
 /** Resolves with the event of a genuine delivery; rejects with SignatureError for any other. */
 export async function verifyWebhook(delivery: WebhookDelivery): Promise<WebhookEvent> {
   const { payload, headers, secret } = delivery;
+  const key = standardKeyOf(secret);
   const body = typeof payload === 'string' ? new TextEncoder().encode(payload) : payload;
   const given = (name: string): string | undefined => headerOf(headers, name);
   const signature = /^sha256=([0-9a-f]{64})$/.exec(given('x-service-signature') ?? '')?.[1];
@@ -42,7 +43,7 @@ export async function verifyWebhook(delivery: WebhookDelivery): Promise<WebhookE
   if (!(await signs(new TextEncoder().encode(secret), fromHex(signature), body))) {
     throw new SignatureError('X-Service-Signature does not fit the body: another secret, or another body');
   }
-  await checkTimestamp(delivery, body, given);
+  await checkTimestamp(delivery, key, body, given);
   const parsed = event.safeParse(parse(body));
   if (!parsed.success) throw new SignatureError('the body is no event');
   return parsed.data;
@@ -50,24 +51,26 @@ export async function verifyWebhook(delivery: WebhookDelivery): Promise<WebhookE
 
 /** The trio of Standard Webhooks: its signature covers the timestamp, so that an old delivery cannot be made young. */
 async function checkTimestamp(
-  { secret, tolerance }: WebhookDelivery,
+  { tolerance = defaultTolerance }: WebhookDelivery,
+  key: Uint8Array<ArrayBuffer>,
   body: Uint8Array<ArrayBuffer>,
   given: (name: string) => string | undefined,
 ): Promise<void> {
   const [id, seconds, signatures] = ['webhook-id', 'webhook-timestamp', 'webhook-signature'].map(given);
-  if (id === undefined && seconds === undefined && signatures === undefined && tolerance === undefined)
-    return;
+  const none = id === undefined && seconds === undefined && signatures === undefined;
+  if (none && tolerance === Number.POSITIVE_INFINITY) return;
+  if (none)
+    throw new SignatureError('the headers webhook-id, webhook-timestamp and webhook-signature are missing');
   const head = new TextEncoder().encode(`${id}.${seconds}.`);
   const signed = new Uint8Array(head.length + body.length);
   signed.set(head);
   signed.set(body, head.length);
-  const key = standardKeyOf(secret);
   const all = (signatures ?? '').split(' ').filter((one) => one.startsWith('v1,'));
   const fit = await Promise.all(all.map((one) => signs(key, fromBase64(one.slice(3)), signed)));
   if (!fit.includes(true))
     throw new SignatureError('webhook-signature does not fit the timestamp and the body');
   const age = Math.abs(now() - Number(seconds) * 1000);
-  if (!(age <= (tolerance ?? defaultTolerance))) {
+  if (!(age <= tolerance)) {
     throw new SignatureError('the delivery is too old or from the future: is the clock right?');
   }
 }
@@ -85,7 +88,10 @@ async function signs(
 
 /** Behind whsec_ there is base64; any other secret is the key itself. */
 function standardKeyOf(secret: string): Uint8Array<ArrayBuffer> {
-  return secret.startsWith('whsec_') ? fromBase64(secret.slice(6)) : new TextEncoder().encode(secret);
+  const key = secret.startsWith('whsec_') ? fromBase64(secret.slice(6)) : new TextEncoder().encode(secret);
+  // WebCrypto takes no key without bytes.
+  if (key.length === 0) throw new SignatureError('the secret is empty, or no base64 behind whsec_');
+  return key;
 }
 
 function headerOf(headers: WebhookDelivery['headers'], name: string): string | undefined {
@@ -101,6 +107,8 @@ function fromHex(text: string): Uint8Array<ArrayBuffer> {
 
 function fromBase64(text: string): Uint8Array<ArrayBuffer> {
   try {
+    // atob forgives what was not filled up.
+    if (text.length % 4 !== 0) return new Uint8Array();
     return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   } catch {
     return new Uint8Array();

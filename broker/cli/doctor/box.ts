@@ -2,6 +2,7 @@
 import { readFile, stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
 import { size } from '../output.ts';
+import { refusedIn } from '../owner.ts';
 import { type Finding, fail, ok, reason, warn } from './finding.ts';
 import { hostPortOf, reachBroker, reachPort, reachSocketFile } from './reach.ts';
 import { unitState } from './unit.ts';
@@ -51,7 +52,8 @@ export async function examineAgentBox(dataDir: string, told: string | undefined)
 async function identity(dataDir: string, told: string | undefined): Promise<Finding[]> {
   const found = await readIdentity(join(dataDir, 'identity.json'));
   if (typeof found === 'string') {
-    const mend = 'farhand join-tokens create, then farhand-agent --join-token TOKEN --broker HOST:PORT';
+    const join = 'farhand join-tokens create, then farhand-agent --join-token TOKEN --broker HOST:PORT';
+    const mend = found.endsWith('is damaged') ? `remove it and join again: ${join}` : join;
     return [fail('identity', found, mend)];
   }
   const joined = ok('identity', found.machine_id);
@@ -73,13 +75,19 @@ async function identity(dataDir: string, told: string | undefined): Promise<Find
 }
 
 async function readIdentity(file: string): Promise<{ machine_id: string; ca_certificate: string } | string> {
+  let text: string;
   try {
-    const value: unknown = JSON.parse(await readFile(file, 'utf8'));
-    if (isIdentity(value)) return value;
-    return `${file} is damaged`;
+    text = await readFile(file, 'utf8');
   } catch (error) {
     return `this machine has not joined: ${reason(error)}`;
   }
+  try {
+    const value: unknown = JSON.parse(text);
+    if (isIdentity(value)) return value;
+  } catch {
+    // Said below.
+  }
+  return `${file} is damaged`;
 }
 
 function isIdentity(value: unknown): value is { machine_id: string; ca_certificate: string } {
@@ -96,6 +104,8 @@ async function configured(): Promise<string | undefined> {
 
 /** It and what is in it must be its owner's alone, and there must be room. */
 async function directory(dataDir: string, files: string[]): Promise<Finding[]> {
+  const refused = refusedIn(dataDir);
+  if (refused) return [fail('directory', refused, 'sudo farhand doctor …')];
   const there = await stat(dataDir).catch((error: unknown) => reason(error));
   if (typeof there === 'string')
     return [fail('directory', there, 'is --data-dir right, and may you read it?')];

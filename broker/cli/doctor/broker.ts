@@ -1,7 +1,9 @@
 // The broker as this command line sees it: reached, known, with a key that is good.
 import { now } from '../../../shared/clock.ts';
-import { Farhand, FarhandError } from '../../../shared/sdk/index.ts';
+import { StartError } from '../../../shared/errors.ts';
+import { type Farhand, FarhandError, type FarhandOptions } from '../../../shared/sdk/index.ts';
 import { version } from '../../../shared/version.ts';
+import { openClient } from '../connect.ts';
 import { clean, span } from '../output.ts';
 import { every } from '../verb.ts';
 import type { Where } from '../where.ts';
@@ -21,8 +23,8 @@ export async function examineBroker(place: Where): Promise<Finding[]> {
     const reached = await reachUrl(url, way?.options.fetch ?? fetch);
     if (reached.some(({ state }) => state === 'fail')) return reached;
     if (!apiKey) return [...reached, fail('key', 'none is told', 'farhand login, or FARHAND_API_KEY')];
-    const client = new Farhand({ baseUrl: url, apiKey, retries: 0, ...way?.options });
-    return [...reached, ...clear(place, url), ...(await examineWithKey(client, url))];
+    const keyed = await examineWithKey({ baseUrl: url, apiKey, retries: 0, ...way?.options });
+    return [...reached, ...clear(place, url), ...keyed];
   } finally {
     await way?.close();
   }
@@ -81,17 +83,21 @@ function clear({ insecure }: Where, url: string): Finding[] {
   return [warn('network', 'the key crosses it in the clear', 'serve https: farhand-broker --tls')];
 }
 
-async function examineWithKey(client: Farhand, url: string): Promise<Finding[]> {
+async function examineWithKey(options: FarhandOptions): Promise<Finding[]> {
   try {
+    const client = openClient(options);
     const me = await client.keys.me();
     const info = await client.service.info();
     return [
       key(me),
       sameVersion(info.version),
-      await grpcPort(info.grpc_address, url),
+      await grpcPort(info.grpc_address, options.baseUrl),
       ...(await machines(client, me.scopes)),
     ];
   } catch (error) {
+    // A key that cannot be one, such as two lines.
+    if (error instanceof StartError)
+      return [fail('key', clean(error.message), 'farhand login takes another one')];
     if (!(error instanceof FarhandError)) throw error;
     return [fail('key', `${clean(error.message)} (${clean(error.code)})`, 'farhand login takes another one')];
   }
@@ -137,5 +143,11 @@ async function machines(client: Farhand, scopes: readonly string[]): Promise<Fin
   const away = await every((page) => client.machines.list({ status: 'offline', sort: 'name', ...page }), 10);
   if (away.length === 0) return [ok('machines', `all ${total} online`)];
   const names = away.map(({ name }) => clean(name)).join(', ');
-  return [warn('machines', `offline: ${names}`, 'on each of them: farhand doctor --agent-data-dir DIR')];
+  return [
+    warn(
+      'machines',
+      `offline: ${names}`,
+      'on each of them: farhand-agent status; journalctl -u farhand-agent',
+    ),
+  ];
 }

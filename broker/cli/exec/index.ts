@@ -37,7 +37,7 @@ export function addExec(program: Command): void {
       `
 Output comes as it is written, input goes along unless it is a terminal. Ctrl-C cancels the command with all that
 it started; once more leaves at once. Ends with the exit code of the command, 128 + n for signal n, 124 after
---timeout, 130 after Ctrl-C, 1 where it could not run or nobody knows; on several machines 0 or 1.`,
+--timeout, 130 after Ctrl-C, 1 where it could not run or nobody knows; on several machines 0 or 1, and with -i\ntheir input is text of 48 KiB at most.`,
     )
     .action((told: string[], options: ExecOptions, command: Command) => {
       const { machines, spec } = read(told, options, process.argv);

@@ -1,15 +1,21 @@
 // What is typed or piped here goes to a command there, each byte once and in order.
-import { fstatSync } from 'node:fs';
+import { fstatSync, statSync } from 'node:fs';
+import { isatty } from 'node:tty';
 import { sleep } from '../../../shared/clock.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 
-/** A terminal is somebody's who may not mean it; /dev/null has nothing to say. */
+/** A terminal is somebody's who may not mean it; one that is closed has nothing to say. */
 export function hasInput(): boolean {
   try {
-    return !fstatSync(0).isCharacterDevice();
+    return !isatty(0) && !isNothing();
   } catch {
     return false;
   }
+}
+
+/** /dev/null: a command that is started without input need not wait for its end. */
+function isNothing(): boolean {
+  return fstatSync(0).rdev === statSync('/dev/null').rdev && fstatSync(0).isCharacterDevice();
 }
 
 const pieceBytes = 256 * 1024;
@@ -53,11 +59,4 @@ async function insist(send: () => Promise<unknown>, over: AbortSignal): Promise<
       await sleep(pauseMs, over);
     }
   }
-}
-
-/** All of standard input, for what takes it in one piece. */
-export async function readInput(): Promise<string> {
-  const chunks: Buffer[] = [];
-  for await (const chunk of process.stdin) chunks.push(chunk as Buffer);
-  return Buffer.concat(chunks).toString('utf8');
 }

@@ -2,19 +2,24 @@
 import { UsageError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { given } from '../flags.ts';
+import { readInput } from '../input.ts';
 import { machineNamed, namesOf } from '../named.ts';
 import { clean, hint, printFields, say } from '../output.ts';
+import { exitCodeOf, explain, tellOutput } from './ending.ts';
 import { type End, follow, type Hearer, type OutputStream } from './follow.ts';
-import { readInput } from './input.ts';
 import { asLines } from './one.ts';
 import type { ExecOptions, Spec } from './spec.ts';
 import { cancelOnSignals } from './stop.ts';
-import { exitCodeOf, explain, write } from './told.ts';
 
 /** Each is a connection; the others are followed in their turn. */
 const followedAtOnce = 32;
 /** A line that has no end so far. */
 const longestLine = 64 * 1024;
+
+/** Of the 64 KiB that a batch may have in all. */
+const mostInput = 48 * 1024;
+const whatElse =
+  'several machines take text of 48 KiB at most; put a file there first, and let the command read it';
 
 interface Member {
   command_id: string;
@@ -29,7 +34,7 @@ export async function runOnMany(
   options: ExecOptions,
 ): Promise<number> {
   const { tag: tags, concurrency, maxFailures: max_failures, interactive, detach, output } = options;
-  const stdin = interactive ? await readInput() : undefined;
+  const stdin = interactive ? await readInput(mostInput, whatElse) : undefined;
   const machine_ids = tags ? undefined : await Promise.all(machines.map((one) => machineNamed(client, one)));
   const wish = given({ machine_ids, tags, concurrency, max_failures, stdin });
   const batch = await client.batches.create({ ...spec, ...wish, wait: 0 });
@@ -74,7 +79,9 @@ function underName(name: string): Hearer & { flush(): Promise<void> } {
   const rest: Record<OutputStream, string> = { stdout: '', stderr: '' };
   const decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
   const put = (stream: OutputStream, lines: string[]): Promise<void> =>
-    lines.length > 0 ? write(stream, lines.map((line) => `${name} | ${line}\n`).join('')) : Promise.resolve();
+    lines.length > 0
+      ? tellOutput(stream, lines.map((line) => `${name} | ${line}\n`).join(''))
+      : Promise.resolve();
   return {
     async output(stream, bytes) {
       const lines = (rest[stream] + decoders[stream].decode(bytes, { stream: true })).split('\n');

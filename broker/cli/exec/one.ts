@@ -2,11 +2,11 @@
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { machineNamed } from '../named.ts';
 import { printFields, say } from '../output.ts';
+import { exitCodeOf, explain, paintHint, tellGap, tellOutput } from './ending.ts';
 import { follow, type Hearer } from './follow.ts';
 import { hasInput, passInput } from './input.ts';
 import type { ExecOptions, Spec } from './spec.ts';
 import { cancelOnSignals } from './stop.ts';
-import { exitCodeOf, explain, paintHint, tellGap, write } from './told.ts';
 
 export async function runOnOne(
   client: Farhand,
@@ -40,7 +40,7 @@ export async function runOnOne(
   }
 }
 
-const plain: Hearer = { output: write, gap: tellGap };
+const plain: Hearer = { output: tellOutput, gap: tellGap };
 
 /** For programs: an object a line. */
 export function asLines(command_id: string, more: Record<string, unknown> = {}): Hearer {
@@ -51,8 +51,8 @@ export function asLines(command_id: string, more: Record<string, unknown> = {}):
       const text = Buffer.from(bytes).toString('utf8');
       const whole = Buffer.from(text).equals(bytes);
       const shown = whole ? text : Buffer.from(bytes).toString('base64');
-      return write('stdout', line({ stream, data: shown, encoding: whole ? 'utf-8' : 'base64' }));
+      return tellOutput('stdout', line({ stream, data: shown, encoding: whole ? 'utf-8' : 'base64' }));
     },
-    gap: (stream, dropped) => void write('stdout', line({ stream, dropped })),
+    gap: (stream, dropped) => void tellOutput('stdout', line({ stream, dropped })),
   };
 }

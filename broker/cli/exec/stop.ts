@@ -1,8 +1,7 @@
 // Ctrl-C while a command runs somewhere: the first one cancels it, the next one leaves.
-import { constants } from 'node:os';
-import { paintHint } from './told.ts';
-
-const names = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
+import { onStop } from '../stop.ts';
+import { lost, OutputLost } from '../told.ts';
+import { paintHint } from './ending.ts';
 
 /** Cancels on a signal, or when nobody reads what is written any more. `code` is then this program's. */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
@@ -14,20 +13,20 @@ export function cancelOnSignals(cancel: () => Promise<unknown>) {
       paintHint(`cannot be cancelled: ${error instanceof Error ? error.message : String(error)}`);
     });
   };
-  const onSignal = (name: NodeJS.Signals): void => {
+  const forget = onStop((as) => {
     if (process.stderr.isTTY && code === undefined) paintHint('cancelling; once more leaves it to itself');
-    stop(128 + constants.signals[name]);
+    stop(as);
+  });
+  const onLost = (): void => {
+    if (code === undefined) stop(lost.reason instanceof OutputLost ? lost.reason.exitCode : 1);
   };
-  const onClosed = (): void => {
-    if (code === undefined) stop(128 + constants.signals.SIGPIPE);
-  };
-  for (const name of names) process.on(name, onSignal);
-  process.stdout.on('error', onClosed);
+  if (lost.aborted) onLost();
+  lost.addEventListener('abort', onLost);
   return {
     code: () => code,
     forget() {
-      for (const name of names) process.off(name, onSignal);
-      process.stdout.off('error', onClosed);
+      forget();
+      lost.removeEventListener('abort', onLost);
     },
   };
 }

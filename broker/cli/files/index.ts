@@ -1,13 +1,14 @@
 // farhand files: look at, read, write, move and find files on machines; places as scp has them, machine:path.
 import { type Command, Option } from 'commander';
-import { StartError, UsageError } from '../../../shared/errors.ts';
+import { UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import { demandYes } from '../ask.ts';
-import { write } from '../exec/told.ts';
-import { count, given } from '../flags.ts';
-import { clean, print, printFields, printTable, say, size } from '../output.ts';
+import { count, given, permissions } from '../flags.ts';
+import { clean, hint, print, printFields, printTable, say, size } from '../output.ts';
+import { Interrupted, onStop } from '../stop.ts';
+import { write } from '../told.ts';
 import { type Common, verb, withClient } from '../verb.ts';
-import { remoteIn, resolve } from './place.ts';
+import { inside, remoteIn, resolve } from './place.ts';
 
 export function addFiles(program: Command): void {
   const files = program.command('files').description('files on machines; machine:path as scp has it');
@@ -20,46 +21,11 @@ export function addFiles(program: Command): void {
   )
     .option('-a, --all', 'hidden ones too')
     .action(withClient(ls));
-  verb(files, 'cat <places...>', 'the bytes of files').action(withClient(cat));
-  verb(
-    files,
-    'put <from...>',
-    'send files or directories: put LOCAL... MACHINE:PATH; - is standard input',
-    'farhand files put site web-1:/srv/',
-    'tar c . | farhand files put - web-1:/tmp/all.tar',
-  )
-    .usage('[options] LOCAL... MACHINE:PATH')
-    .option('--mode <mode>', 'permissions of files, as 0644')
-    .option('-p, --parents', 'make directories that are missing')
-    .action(withClient(putAll));
-  verb(
-    files,
-    'get <from...>',
-    'fetch files or directories: get MACHINE:PATH... LOCAL; - is standard output',
-    'farhand files get web-1:/etc/hosts .',
-    'farhand files get web-1:/var/log - > log.tar     a directory there is a tar',
-  )
-    .usage('[options] MACHINE:PATH... LOCAL')
-    .action(withClient(getAll));
-  verb(
-    files,
-    'cp <from> <to>',
-    'copy; from here, to here, or between machines',
-    'farhand files cp web-1:/srv web-2:/srv',
-  )
-    .option('--overwrite', 'replace what is there')
-    .action(withClient(cp));
-  verb(files, 'mv <from> <to>', 'move or rename on one machine', 'farhand files mv web-1:/a web-1:/b')
-    .option('--overwrite', 'replace what is there')
-    .action(withClient(mv));
-  verb(files, 'rm <places...>', 'delete; links rather than what they lead to')
-    .option('-r, --recursive', 'directories with all that is in them')
-    .option('--yes', 'do not ask')
-    .action(withClient(rm));
-  verb(files, 'mkdir <place>', 'make a directory')
-    .option('-p, --parents', 'make those above too; one that exists is no failure')
-    .addOption(new Option('--mode <mode>', 'permissions, as 0755'))
-    .action(withClient(mkdir));
+  verb(files, 'cat <places...>', 'the bytes of files', 'farhand files cat web-1:/etc/hosts').action(
+    withClient(cat),
+  );
+  addTransfers(files);
+  addChanges(files);
   verb(
     files,
     'find <place>',
@@ -72,6 +38,56 @@ export function addFiles(program: Command): void {
     .option('-a, --all', 'hidden ones too')
     .option('--limit <count>', 'matches at most (1000)', count('--limit'))
     .action(withClient(find));
+}
+
+function addTransfers(files: Command): void {
+  verb(
+    files,
+    'put <from...>',
+    'send files or directories: put LOCAL... MACHINE:PATH; - is standard input',
+    'farhand files put site web-1:/srv/',
+    'tar c . | farhand files put - web-1:/tmp/all.tar',
+  )
+    .usage('[options] LOCAL... MACHINE:PATH')
+    .option('--mode <mode>', 'permissions of files, as 0644, also of those in directories', permissions)
+    .option('-p, --parents', 'make directories that are missing')
+    .action(withClient(putAll));
+  verb(
+    files,
+    'get <from...>',
+    'fetch files or directories: get MACHINE:PATH... LOCAL; - is standard output',
+    'farhand files get web-1:/etc/hosts .',
+    'farhand files get web-1:/var/log - > log.tar     a directory there is a tar',
+  )
+    .usage('[options] MACHINE:PATH... LOCAL')
+    .action(withClient(getAll));
+}
+
+function addChanges(files: Command): void {
+  verb(
+    files,
+    'cp <from> <to>',
+    'copy; from here, to here, or between machines; into a directory where one is there',
+    'farhand files cp web-1:/srv/site web-2:/srv/',
+  )
+    .option('--overwrite', 'replace what is there')
+    .action(withClient(cp));
+  verb(files, 'mv <from> <to>', 'move or rename on one machine', 'farhand files mv web-1:/a web-1:/b')
+    .option('--overwrite', 'replace what is there')
+    .action(withClient(mv));
+  verb(
+    files,
+    'rm <places...>',
+    'delete; links rather than what they lead to',
+    'farhand files rm -r --yes web-1:/srv/old',
+  )
+    .option('-r, --recursive', 'directories with all that is in them')
+    .option('--yes', 'do not ask')
+    .action(withClient(rm));
+  verb(files, 'mkdir <place>', 'make a directory', 'farhand files mkdir -p web-1:/srv/site/img')
+    .option('-p, --parents', 'make those above too; one that exists is no failure')
+    .addOption(new Option('--mode <mode>', 'permissions, as 0755').argParser(permissions))
+    .action(withClient(mkdir));
 }
 
 type Entry = Awaited<ReturnType<Farhand['files']['stat']>>;
@@ -115,17 +131,16 @@ async function cat(client: Farhand, places: string[], _: Common): Promise<void> 
 }
 
 /** Ctrl-C ends a transfer, and what it has begun is cleared away. */
-async function interruptible(transfer: (signal: AbortSignal) => Promise<void>): Promise<void> {
+async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const leaving = new AbortController();
-  const names = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
-  const leave = (): void => leaving.abort(new StartError('interrupted; nothing half is left', 1));
-  for (const name of names) process.once(name, leave);
+  // To the end: one more Ctrl-C must not leave half of it.
+  const forget = onStop((code) => leaving.abort(new Interrupted(code)));
   try {
-    await transfer(leaving.signal);
+    return await transfer(leaving.signal);
   } catch (error) {
     throw leaving.signal.aborted ? leaving.signal.reason : error;
   } finally {
-    for (const name of names) process.off(name, leave);
+    forget();
   }
 }
 
@@ -135,25 +150,23 @@ function fromAndTo(told: string[]): { from: string[]; to: string } {
   return { from: told.slice(0, -1), to };
 }
 
-type PutOptions = Common & { mode?: string; parents?: boolean };
+type PutOptions = Common & { mode?: string; parents?: boolean; overwrite?: boolean };
 
-async function putAll(client: Farhand, told: string[], { mode, parents, output }: PutOptions): Promise<void> {
-  const { put } = await import('./transfer.ts');
+async function putAll(client: Farhand, told: string[], options: PutOptions): Promise<void> {
+  const { mode, parents, overwrite, output } = options;
   const { from, to } = fromAndTo(told);
-  const paths: string[] = [];
-  await interruptible(async (signal) => {
-    for (const one of from) paths.push(await put(client, one, to, { ...given({ mode, parents }), signal }));
-  });
+  const { putEach } = await import('./put.ts');
+  const wish = given({ mode, create_parents: parents, overwrite });
+  const paths = await interruptible((signal) => putEach(client, from, to, wish, signal));
   print(output, { paths }, () => []);
 }
 
-async function getAll(client: Farhand, told: string[], { output }: Common): Promise<void> {
-  const { get } = await import('./transfer.ts');
+type GetOptions = Common & { overwrite?: boolean };
+
+async function getAll(client: Farhand, told: string[], { overwrite, output }: GetOptions): Promise<void> {
   const { from, to } = fromAndTo(told);
-  const paths: string[] = [];
-  await interruptible(async (signal) => {
-    for (const one of from) paths.push(await get(client, one, to, signal));
-  });
+  const { getEach } = await import('./get.ts');
+  const paths = await interruptible((signal) => getEach(client, from, to, overwrite ?? true, signal));
   if (to !== '-') print(output, { paths }, () => []);
 }
 
@@ -161,14 +174,16 @@ type CopyOptions = Common & { overwrite?: boolean };
 
 async function cp(client: Farhand, from: string, to: string, options: CopyOptions): Promise<void> {
   if (!remoteIn(from) && !remoteIn(to)) throw new UsageError('one of the two must be machine:path');
-  if (!remoteIn(from)) return putAll(client, [from, to], options);
-  if (!remoteIn(to)) return getAll(client, [from, to], options);
-  const [source, destination] = [await resolve(client, from), await resolve(client, to)];
+  const overwrite = options.overwrite ?? false;
+  if (!remoteIn(from)) return putAll(client, [from, to], { ...options, overwrite });
+  if (!remoteIn(to)) return getAll(client, [from, to], { ...options, overwrite });
+  const source = await resolve(client, from);
+  const destination = await inside(client, await resolve(client, to), source.path);
   const copied = await client.files.copy({
     machine_id: source.machine_id,
     source: source.path,
     destination: destination.path,
-    overwrite: options.overwrite ?? false,
+    overwrite,
     ...(destination.machine_id !== source.machine_id && { destination_machine_id: destination.machine_id }),
   });
   const { path, files_copied, bytes_copied } = copied;
@@ -181,10 +196,11 @@ async function mv(
   to: string,
   { overwrite, output }: CopyOptions,
 ): Promise<void> {
-  const [source, destination] = [await resolve(client, from), await resolve(client, to)];
-  if (source.machine_id !== destination.machine_id) {
+  const [source, target] = [await resolve(client, from), await resolve(client, to)];
+  if (source.machine_id !== target.machine_id) {
     throw new UsageError('mv stays on one machine; between two: cp, then rm');
   }
+  const destination = await inside(client, target, source.path);
   const moved = await client.files.move({
     machine_id: source.machine_id,
     source: source.path,
@@ -233,6 +249,8 @@ interface FindOptions extends Common {
 
 async function find(client: Farhand, place: string, options: FindOptions): Promise<void> {
   const { name, content, ignoreCase, all, limit, output } = options;
+  if (name === undefined && content === undefined)
+    throw new UsageError('say what to find: --name or --content');
   const where = await resolve(client, place);
   const wish = given({ name, content, ignore_case: ignoreCase, hidden: all, limit });
   for await (const found of await client.files.search({ ...where, ...wish })) {
@@ -246,6 +264,6 @@ async function find(client: Farhand, place: string, options: FindOptions): Promi
 }
 
 function tellRest({ truncated, unreadable }: { truncated: boolean; unreadable: number }): void {
-  if (truncated) process.stderr.write('farhand: there are more; --limit tells how many are shown\n');
-  if (unreadable > 0) process.stderr.write(`farhand: ${unreadable} could not be read\n`);
+  if (truncated) hint('farhand: there are more; --limit tells how many are shown');
+  if (unreadable > 0) hint(`farhand: ${unreadable} could not be read`);
 }

@@ -15,12 +15,13 @@ import { clean, hint } from '../output.ts';
 
 const chunkBytes = 256 * 1024;
 
-export async function* packed(directory: string): AsyncGenerator<Uint8Array> {
-  yield* below(fromText(directory), './');
+/** With a mode every file has that one. */
+export async function* packed(directory: string, mode?: number): AsyncGenerator<Uint8Array> {
+  yield* below(fromText(directory), './', mode);
   yield endOfArchive;
 }
 
-async function* below(at: Bytes, name: Bytes): AsyncGenerator<Uint8Array> {
+async function* below(at: Bytes, name: Bytes, mode?: number): AsyncGenerator<Uint8Array> {
   const stats = await lstat(bytes(at), { bigint: true });
   const about = {
     name,
@@ -36,12 +37,12 @@ async function* below(at: Bytes, name: Bytes): AsyncGenerator<Uint8Array> {
     yield encodeHeader({ ...about, kind: 'directory' });
     const inside = await readdir(bytes(at), { encoding: 'buffer' });
     for (const child of inside.map((one) => one.toString('latin1')).sort()) {
-      yield* below(`${at}/${child}`, name === './' ? child : `${name.replace(/\/$/, '')}/${child}`);
+      yield* below(`${at}/${child}`, name === './' ? child : `${name.replace(/\/$/, '')}/${child}`, mode);
     }
   } else if (stats.isSymbolicLink()) {
     const target = (await readlink(bytes(at), { encoding: 'buffer' })).toString('latin1');
     if (leadsInside(name, target)) yield encodeHeader({ ...about, kind: 'symlink', target });
-  } else if (stats.isFile()) yield* contents(at, about);
+  } else if (stats.isFile()) yield* contents(at, { ...about, mode: mode ?? about.mode });
   else hint(`farhand: ${clean(shown(at))} is no file, directory or symlink: left out`);
 }
 

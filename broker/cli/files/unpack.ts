@@ -1,7 +1,7 @@
 // A tar from a machine into a new local directory. The machine may be hostile: nothing lands outside, nothing goes
 // through a link, no file gets more than plain permissions; and it is there as a whole or not at all.
 import { chmod, lstat, mkdir, mkdtemp, open, rename, rm, symlink } from 'node:fs/promises';
-import { basename, dirname, join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { AppError, StartError } from '../../../shared/errors.ts';
 import {
   type Bytes,
@@ -25,7 +25,7 @@ export async function unpackNew(chunks: AsyncIterable<Buffer>, directory: string
   if (await lstat(directory).catch(() => undefined)) {
     throw new StartError(`${directory} exists: a directory is fetched under a new name only`, 1);
   }
-  const draft = await mkdtemp(join(dirname(directory), `.${basename(directory).slice(0, 200)}.`));
+  const draft = await mkdtemp(join(dirname(directory), '.farhand-'));
   try {
     await fill(fromText(draft), chunks);
     await rename(draft, directory);

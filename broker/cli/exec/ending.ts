@@ -1,6 +1,6 @@
 // What is told of a command besides its output: how it ended, and what is lost.
-import { once } from 'node:events';
 import { clean, hint } from '../output.ts';
+import { OutputLost, write } from '../told.ts';
 import type { End, OutputStream } from './follow.ts';
 
 /** The exit code of this program for the end of a command. */
@@ -23,11 +23,11 @@ export function paintHint(text: string): void {
   hint(`farhand: ${text}`);
 }
 
-/** At the pace of who reads it. */
-export async function write(stream: OutputStream, bytes: Uint8Array | string): Promise<void> {
-  const out = process[stream];
-  if (out.destroyed || out.write(bytes)) return;
-  await Promise.race([once(out, 'drain'), once(out, 'close')]).catch(() => {});
+/** Where nobody takes it any more the command is being cancelled (stop.ts): only its end is waited for. */
+export async function tellOutput(stream: OutputStream, bytes: Uint8Array | string): Promise<void> {
+  await write(stream, bytes).catch((error: unknown) => {
+    if (!(error instanceof OutputLost)) throw error;
+  });
 }
 
 export function tellGap(stream: OutputStream, count: number): void {

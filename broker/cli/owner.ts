@@ -1,0 +1,31 @@
+// Whose a data directory is: who is not its owner sees other illnesses than it has.
+import { accessSync, constants, readFileSync, statSync } from 'node:fs';
+import { errnoOf, StartError } from '../../shared/errors.ts';
+
+export function demandAccess(directory: string): void {
+  const why = refusedIn(directory);
+  if (why) throw new StartError(why, 1);
+}
+
+/** What to tell whoever may not use it; undefined where it may be used, or is not there. */
+export function refusedIn(directory: string): string | undefined {
+  try {
+    accessSync(directory, constants.R_OK | constants.W_OK | constants.X_OK);
+    return undefined;
+  } catch (error) {
+    if (!['EACCES', 'EPERM'].includes(errnoOf(error) ?? '')) return undefined;
+    return `${directory} belongs to ${ownerOf(directory)}: say sudo farhand …`;
+  }
+}
+
+function ownerOf(directory: string): string {
+  try {
+    const { uid } = statSync(directory);
+    const line = readFileSync('/etc/passwd', 'utf8')
+      .split('\n')
+      .find((one) => one.split(':')[2] === String(uid));
+    return line?.split(':')[0] ?? `user ${uid}`;
+  } catch {
+    return 'somebody else';
+  }
+}

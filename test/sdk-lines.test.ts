@@ -1,0 +1,46 @@
+// Bytes of an answer as lines and events, however they are cut.
+import { expect, test } from 'vitest';
+import { eventsOf, objectsOf } from '../shared/sdk/sse.ts';
+
+const encoder = new TextEncoder();
+
+async function* cut(text: string, size: number): AsyncGenerator<Uint8Array> {
+  const bytes = encoder.encode(text);
+  for (let at = 0; at < bytes.length; at += size) yield bytes.subarray(at, at + size);
+}
+
+async function all<T>(items: AsyncIterable<T>): Promise<T[]> {
+  const found: T[] = [];
+  for await (const item of items) found.push(item);
+  return found;
+}
+
+test('what follows the last end of a line was cut off, and is none', async () => {
+  expect(await all(objectsOf(cut('{"a":1}\n{"a":2}', 4)))).toEqual([{ a: 1 }]);
+  expect(await all(eventsOf(cut('data: 1\n\ndata: 2\n', 4)))).toHaveLength(1);
+});
+
+test.each(['\n', '\r\n', '\r'])('lines that end with %j are the same in pieces of any size', async (end) => {
+  const text = ['id: 7', 'event: told', ': a comment', 'data: {"text":', 'data: "Grüße"}', '', ''].join(end);
+  for (const size of [1, 2, 3, 5, 1000]) {
+    expect(await all(eventsOf(cut(text, size)))).toEqual([
+      { id: '7', event: 'told', data: { text: 'Grüße' } },
+    ]);
+    expect(await all(objectsOf(cut(`1${end}${end}"zwei"${end}`, size)))).toEqual([1, 'zwei']);
+  }
+});
+
+test('a long line in many pieces takes no longer than its bytes', { timeout: 8_000 }, async () => {
+  const [text] = await all(objectsOf(cut(`"${'x'.repeat(16_000_000)}"\n`, 512)));
+  expect(String(text)).toHaveLength(16_000_000);
+});
+
+test('a line without an end is given up before it fills the memory', async () => {
+  const piece = encoder.encode('x'.repeat(8 * 1024 * 1024));
+  let given = 0;
+  async function* endless(): AsyncGenerator<Uint8Array> {
+    for (; given < 100; given += 1) yield piece;
+  }
+  await expect(all(objectsOf(endless()))).rejects.toThrow('characters');
+  expect(given).toBeLessThan(10);
+});
