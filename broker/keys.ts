@@ -1,12 +1,12 @@
 // API keys: made, shown once, kept as hashes, and what each may do.
 import { createHash, timingSafeEqual } from 'node:crypto';
+import { Allowance } from '../shared/allowance.ts';
 import type { Caller, Handlers } from '../shared/api/index.ts';
 import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
 import { after, iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import { newId, newSecret } from '../shared/ids.ts';
 import type { Logger } from '../shared/logger.ts';
-import { Allowance } from './allowance.ts';
 import type { History } from './history.ts';
 import { openKeyUses } from './key-uses.ts';
 import { pageOf } from './paging.ts';
