@@ -36,7 +36,7 @@ export async function startAgent(
   const directory = settings.data_dir;
   await mkdir(directory, { recursive: true, mode: 0o700 });
   await chmod(directory, 0o700);
-  warnOfShell(settings, log);
+  warnOfLocks(settings, log);
   const unlock = lockDirectory(directory, 'agent');
   const stopping = new AbortController();
   const waits = (): void => changed?.(false);
@@ -49,6 +49,8 @@ export async function startAgent(
     log,
     mayRunAs: settings.allow.includes('user'),
   });
+  // Before the files, which look at once at what is not theirs.
+  const activity = await openActivity(directory, log);
   const { secret, program } = belongingsOf(settings);
   const files = await openFiles({
     roots: settings.root,
@@ -60,7 +62,6 @@ export async function startAgent(
     log,
   });
   const metrics = openMetrics();
-  const activity = await openActivity(directory, log);
   const handlers: AgentMethods = {
     ...files,
     ...processes,
@@ -172,12 +173,18 @@ async function textIn(file: string): Promise<string | undefined> {
   }
 }
 
-function warnOfShell({ allow, root }: AgentSettings, log: Logger): void {
+function warnOfLocks({ allow, root }: AgentSettings, log: Logger): void {
   const shell = allow.includes('exec') || allow.includes('terminal');
   const lock = root.join() !== '/' || !allow.includes('files:read') || !allow.includes('files:write');
   if (shell && lock) {
     log.warn(
       'exec or terminal is allowed: a shell is this user, so the locks on files hold nobody back who may use it',
+    );
+  }
+  const everywhere = process.getuid?.() === 0 && root.includes('/') && allow.includes('files:write');
+  if (everywhere && !shell) {
+    log.warn(
+      'root that may write everywhere is a shell, too (cron, units, passwords): the locks on exec and terminal hold nobody back; give --root, or another user',
     );
   }
 }
