@@ -57,7 +57,7 @@ test('two agents of one identity make one event in a minute, lines without numbe
   await house.broker.close();
   const again = await openHouse({ dataDir: house.dataDir });
   const { items } = await again.client.events.list({ type: 'machine.fenced' });
-  expect(items.map(({ data }) => data.more).sort()).toEqual([58, undefined]);
+  expect(items.map(({ data }) => data.more)).toEqual(expect.arrayContaining([58, undefined]));
 });
 
 test('a hello whose facts cannot be frees its connection and says so once, not with each of its faults', async () => {
@@ -88,10 +88,7 @@ test('a late answer to a call that was given up is not held against the machine'
   const path = Buffer.from('/a');
   const asked = [
     calls.stub.statFile({ path, sha256: false }, options),
-    calls.stub
-      .readFile({ path } as never, options)
-      [Symbol.asyncIterator]()
-      .next(),
+    calls.stub.readFile({ path }, options)[Symbol.asyncIterator]().next(),
   ];
   gone.abort();
   await Promise.allSettled(asked);

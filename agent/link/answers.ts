@@ -87,8 +87,10 @@ export function openAnswers(options: AnswersOptions): Answers {
 
   function take(call: Call__Output): void {
     // One id twice would go round the caps; its answer belongs to the first.
-    if (!callId.test(call.call_id) || open.has(call.call_id))
-      return void warn(call, 'the broker’s id of a call is taken, or none: nothing is done');
+    if (!callId.test(call.call_id) || open.has(call.call_id)) {
+      warn(call, 'the broker’s id of a call is taken, or none: nothing is done');
+      return;
+    }
     const shape = methods.get(call.method);
     const abort = new AbortController();
     const cancelDeadline = call.deadline_ms

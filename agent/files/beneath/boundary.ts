@@ -110,7 +110,7 @@ export class Boundary {
       ancestry(at),
       this.unconfined ? [] : Promise.all(this.#roots.map(identifyIfThere)),
       showsProcess(at, name, this.#processes()),
-      this.#fences.refresh(),
+      this.#fences.refresh(name),
     ]);
     return { name, chain, roots, fences: this.#fences.all(), ownProcess };
   }

@@ -14,6 +14,8 @@ export interface Fence {
   self: string | undefined;
   parent: string | undefined;
   name: Bytes;
+  /** All but its last step is there. */
+  whole: boolean;
 }
 
 /** How long what was seen is believed; a name stays forbidden all the while. */
@@ -30,7 +32,7 @@ interface Known {
 export class Fences {
   readonly #paths: Bytes[];
   readonly #known = new Map<Bytes, Known>();
-  readonly #waiting = new Set<Bytes>();
+  readonly #waiting = new Map<Bytes, Promise<void>>();
   #lookedAt = Number.NEGATIVE_INFINITY;
   #inside = new Set<string>();
   #insideAt = Number.NEGATIVE_INFINITY;
@@ -39,13 +41,28 @@ export class Fences {
     this.#paths = paths;
   }
 
-  /** What was seen last is of the last second, as far as the disks answer. */
-  async refresh(): Promise<void> {
-    if (monotonic() - this.#lookedAt < trustMs) return;
+  /**
+   * What was seen last is of the last second, as far as the disks answer; of this moment where more of a path may be
+   * there by now than was, and `name` may be what it still lacks.
+   */
+  async refresh(name?: Bytes): Promise<void> {
+    if (monotonic() - this.#lookedAt < trustMs) {
+      const lacking = name === undefined ? [] : this.#paths.filter((path) => this.#lacks(path, name));
+      if (lacking.length > 0) await this.#lookInTime(lacking);
+      return;
+    }
     this.#lookedAt = monotonic();
+    await this.#lookInTime(this.#paths);
+  }
+
+  #lacks(path: Bytes, name: Bytes): boolean {
+    return this.#known.get(path)?.fence.whole !== true && path.split('/').includes(name);
+  }
+
+  async #lookInTime(paths: Bytes[]): Promise<void> {
     const { promise: tooLong, resolve } = Promise.withResolvers<void>();
     const cancel = after(patienceMs, resolve);
-    await Promise.race([this.#look(), tooLong]).finally(cancel);
+    await Promise.race([this.#look(paths), tooLong]).finally(cancel);
   }
 
   all(): Fence[] {
@@ -67,17 +84,19 @@ export class Fences {
     return this.#inside;
   }
 
-  async #look(): Promise<void> {
+  async #look(paths: Bytes[]): Promise<void> {
     const seen = new Seen();
-    await Promise.all(
-      this.#paths.map(async (path) => {
-        // Else each look would leave one more thread with the disk that hangs.
-        if (this.#waiting.has(path)) return;
-        this.#waiting.add(path);
-        this.#known.set(path, await seen.known(path));
-        this.#waiting.delete(path);
-      }),
-    );
+    // Begun again each time, a look would leave one more thread with the disk that hangs.
+    await Promise.all(paths.map((path) => this.#waiting.get(path) ?? this.#lookAt(path, seen)));
+  }
+
+  #lookAt(path: Bytes, seen: Seen): Promise<void> {
+    const looking = seen.known(path).then((known) => {
+      this.#known.set(path, known);
+      this.#waiting.delete(path);
+    });
+    this.#waiting.set(path, looking);
+    return looking;
   }
 }
 
@@ -111,11 +130,12 @@ class Seen {
     const above = posix.dirname(path);
     const [self, parent] = [await this.#stat(path), await this.#stat(above)];
     // Where more than the last step is missing, the first missing one must not be made either.
-    if (!parent && above !== path) return this.#fence(above);
+    if (!parent && above !== path) return { ...(await this.#fence(above)), whole: false };
     return {
       self: self && identityOf(self),
       parent: parent && identityOf(parent),
       name: posix.basename(path),
+      whole: true,
     };
   }
 
