@@ -10,18 +10,43 @@ export interface Belongings {
 }
 
 const unit = 'farhand-agent.service';
-const units = '/etc/systemd/system';
 
-/** Where systemd looks for the agent's service, for what adds to it, and for what starts it. */
+/** Where systemd looks for units (`systemd-analyze unit-paths`), and for its own settings. */
+const unitDirectories = [
+  ...['system.control', 'system', 'system.attached'].flatMap((one) => [
+    `/etc/systemd/${one}`,
+    `/run/systemd/${one}`,
+  ]),
+  ...['transient', 'generator.early', 'generator', 'generator.late'].map((one) => `/run/systemd/${one}`),
+  ...['/usr/local/lib', '/usr/lib', '/lib'].map((one) => `${one}/systemd/system`),
+];
+const settingDirectories = ['/etc/systemd', '/run/systemd', '/usr/local/lib/systemd', '/usr/lib/systemd'];
+
+/** The agent's service, what adds to it, and what starts it. */
 const service = [
-  ...[units, '/run/systemd/system', '/usr/lib/systemd/system'].flatMap((directory) => [
+  ...unitDirectories.flatMap((directory) => [
     `${directory}/${unit}`,
     `${directory}/${unit}.d`,
+    `${directory}/farhand-.service.d`,
   ]),
-  `${units}/farhand-.service.d`,
-  `${units}.control/${unit}.d`,
-  `${units}/multi-user.target.wants/${unit}`,
+  `/etc/systemd/system/multi-user.target.wants/${unit}`,
   '/etc/default/farhand-agent',
+];
+
+/** What adds to every service, so to the agent's too. */
+const everyService = [
+  ...unitDirectories.map((directory) => `${directory}/service.d`),
+  ...settingDirectories.flatMap((directory) => [`${directory}/system.conf`, `${directory}/system.conf.d`]),
+];
+
+/** What lies in the data directory, by itself: mounted elsewhere it is not seen to lie there. */
+const parts = [
+  'identity.json',
+  'lock.db',
+  'temporary.journal',
+  'processes',
+  ...['journal', 'output', 'pipes'].map((name) => `processes/${name}`),
+  ...['', '.1', '.2', '.3', '.4', '.next'].map((age) => `activity${age}.log`),
 ];
 
 /** Where packages put the program. */
@@ -42,9 +67,8 @@ interface Places {
 export function belongingsOf({ data_dir, config, join_token_file }: Places): Belongings {
   const told = [config, join_token_file].flatMap((path) => (path ? [resolve(path)] : []));
   return {
-    // The file by itself, too: mounted elsewhere it is not seen to lie in the directory.
-    secret: [data_dir, join(data_dir, 'identity.json'), ...told, ...service],
-    program: [process.execPath, ...own(import.meta.filename), ...installed],
+    secret: [data_dir, ...parts.map((part) => join(data_dir, part)), ...told, ...service],
+    program: [process.execPath, ...own(import.meta.filename), ...installed, ...everyService],
   };
 }
 

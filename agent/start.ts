@@ -36,7 +36,7 @@ export async function startAgent(
   log: Logger,
   changed?: (linked: boolean) => void,
 ): Promise<Agent> {
-  warnOfShell(settings, log);
+  warnOfLocks(settings, log);
   const closers: Closers = [takeDirectory(settings.data_dir, 'agent')];
   try {
     return await assemble(settings, log, closers, changed);
@@ -188,12 +188,18 @@ async function textIn(file: string): Promise<string | undefined> {
   }
 }
 
-function warnOfShell({ allow, root }: AgentSettings, log: Logger): void {
+function warnOfLocks({ allow, root }: AgentSettings, log: Logger): void {
   const shell = allow.includes('exec') || allow.includes('terminal');
   const lock = root.join() !== '/' || !allow.includes('files:read') || !allow.includes('files:write');
   if (shell && lock) {
     log.warn(
       'exec or terminal is allowed: a shell is this user, so the locks on files hold nobody back who may use it',
+    );
+  }
+  const everywhere = process.getuid?.() === 0 && root.includes('/') && allow.includes('files:write');
+  if (everywhere && !shell) {
+    log.warn(
+      'root that may write everywhere is a shell, too (cron, units, passwords): the locks on exec and terminal hold nobody back; give --root, or another user',
     );
   }
 }

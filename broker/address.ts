@@ -11,10 +11,6 @@ export function peerAddress(peer: string): string {
   return plainAddress(peer.replace(/:\d+$/, '').replace(/^\[|\]$/g, ''));
 }
 
-export function isLoopback(host: string): boolean {
-  return host === 'localhost' || host === '::1' || (isIP(host) === 4 && host.startsWith('127.'));
-}
-
 /** A range of addresses, as `10.0.0.0/8` or one address; undefined where the text is none. */
 export function networkOf(text: string): Network | undefined {
   const [, given = '', length] = /^([^/%]+)(?:\/(\d{1,3}))?$/.exec(text) ?? [];

@@ -64,10 +64,13 @@ const tables = [
 /** Read at once by whoever follows: what a slow reader holds in memory. */
 const batch = 100;
 
+/** What machines or callers without end could fill the disk with; the oldest go, whatever their age. */
+const mostRows = 1_000_000;
+
 /** Opens the event room; events older than `keepMs` go. */
-export function openEvents(history: History, keepMs: number): Events {
+export function openEvents(history: History, keepMs: number, keepRows = mostRows): Events {
   history.migrate('events', tables);
-  history.retain({ table: 'events', column: 'created_at', keepMs });
+  history.retain({ table: 'events', column: 'created_at', keepMs, keepRows });
   const listeners = new Set<(event: Event) => void>();
   const recorders: Parameters<Events['within']>[0][] = [];
   const happened = new Wake();

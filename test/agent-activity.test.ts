@@ -112,7 +112,7 @@ test('it is private, out of reach of the file API, and a command is in it before
   const { machineId: machine_id, dataDir } = agent;
   const file = join(dataDir, 'activity.log');
   await house.call('POST', '/commands', { body: { machine_id, command: 'true' } });
-  await expect.poll(() => readdirSync(dataDir), { timeout: 5_000 }).toContain('activity.log');
+  await expect.poll(() => readFileSync(file, 'utf8'), { timeout: 5_000 }).toContain('StartProcess');
   expect(statSync(file).mode & 0o777).toBe(0o600);
   expect(of(read(file), 'StartProcess')).toHaveLength(2);
   const files = `/machines/${machine_id}/files`;

@@ -87,6 +87,10 @@ const waysToFile: Way[] = [
     'a hard link to another file there',
     ({ data, folder }) => linked(join(data, 'temporary.journal'), join(folder, 'hard')),
   ],
+  [
+    'a hard link to a file further down',
+    ({ data, folder }) => linked(join(data, 'processes/journal'), join(folder, 'hard')),
+  ],
   ['the configuration', ({ config }) => config],
   ['a hard link to the configuration', ({ config, folder }) => linked(config, join(folder, 'hard'))],
 ];
@@ -105,6 +109,20 @@ const waysByMount: Way[] = [
     ({ data, folder }) => {
       mkdirSync(join(folder, 'mount'));
       return `${mounted(data, join(folder, 'mount'))}/identity.json`;
+    },
+  ],
+  [
+    'a bind mount of what lies in it',
+    ({ data, folder }) => {
+      mkdirSync(join(folder, 'mount'));
+      return `${mounted(join(data, 'processes'), join(folder, 'mount'))}/journal`;
+    },
+  ],
+  [
+    'a bind mount of its log',
+    ({ data, folder }) => {
+      writeFileSync(join(folder, 'mount'), '');
+      return mounted(join(data, 'activity.log'), join(folder, 'mount'));
     },
   ],
   [
@@ -435,6 +453,17 @@ describe('what the kernel shows of the agent', () => {
   });
 });
 
+/** Where systemd itself says that it looks, if it is here. */
+function unitPaths(): string[] {
+  try {
+    return execFileSync('systemd-analyze', ['unit-paths'], { encoding: 'utf8', stdio: 'pipe' })
+      .trim()
+      .split('\n');
+  } catch {
+    return [];
+  }
+}
+
 describe('the program', () => {
   const never = new AbortController().signal;
   const name = (path: string) => ({ path: Buffer.from(path) });
@@ -508,8 +537,14 @@ describe('the program', () => {
           '/etc/systemd/system/farhand-agent.service.d',
           '/etc/systemd/system/multi-user.target.wants/farhand-agent.service',
         ],
+        '/usr/local/lib/systemd/system/farhand-agent.service',
       ]),
     );
+    for (const directory of unitPaths()) {
+      for (const name of ['farhand-agent.service', 'farhand-agent.service.d', 'farhand-.service.d'])
+        expect(secret).toContain(`${directory}/${name}`);
+      expect(program).toContain(`${directory}/service.d`);
+    }
     expect(program).toContain(process.execPath);
   });
 });

@@ -47,6 +47,8 @@ export interface House {
   url: string;
   grpc: string;
   key: string;
+  /** Lines of the broker's own log. */
+  log: readonly string[];
   /** With an admin key. */
   client: Farhand;
   joinToken(): Promise<string>;
@@ -109,6 +111,7 @@ export async function openHouse(
     url,
     grpc,
     key,
+    log: silence.lines,
     client,
     joinToken,
     agent: async (agent = {}) => openAgent(grpc, agent, agent.joinToken ?? (await joinToken())),

@@ -229,7 +229,7 @@ test('the key is private, and outlives restarts and renewal: the pin stays, the 
 test('a certificate that is replaced is used without a restart; one that is no pair changes nothing', async () => {
   const folder = temporaryFolder('pair');
   const [one, two] = [pair(folder, 'one'), pair(folder, 'two')];
-  const { url, key } = await openSecure(['--tls-cert', one.cert, '--tls-key', one.key], {
+  const { url, key, log } = await openSecure(['--tls-cert', one.cert, '--tls-key', one.key], {
     certificateMs: 20,
   });
   const ca = readFileSync(one.cert, 'utf8');
@@ -238,8 +238,7 @@ test('a certificate that is replaced is used without a restart; one that is no p
   expect(JSON.parse(before.body).data.tls_pin).toBe(null);
   const kept = await securely(url);
   renameSync(two.cert, one.cert);
-  // It looks every 20 ms, and finds half of a pair.
-  await new Promise((resolve) => setTimeout(resolve, 100));
+  await vi.waitFor(() => expect(log.join('')).toContain('the old one stays'));
   expect((await certificateOf(url)).subject).toBe('CN=one');
   renameSync(two.key, one.key);
   await vi.waitFor(async () => expect((await certificateOf(url)).subject).toBe('CN=two'));

@@ -10,7 +10,7 @@ type FirstOf<Request> = Request extends AsyncIterable<infer One> ? One : Request
 interface Deed<Request> {
   /** Of the request, or of the first where there are many. */
   tell(request: Request): Told;
-  /** It may last: a line as it starts, too. */
+  /** It is there to last: a line as it starts, too, and not only where it takes long. */
   lasts?: true;
 }
 

@@ -21,6 +21,7 @@ export function openChanger(beneath: Beneath, people: AskPeople, home: Bytes): A
     const { path } = target;
     return failingAs(path, signal, async () => {
       demandMode(request.mode);
+      demandChange(request);
       const known = await people();
       const { uid, gid } = ownerOf(request, known);
       const entry = await beneath.entry(path);
@@ -38,6 +39,12 @@ export function openChanger(beneath: Beneath, people: AskPeople, home: Bytes): A
       }
     });
   };
+}
+
+/** Without one it would be a look at the file, which is another right. */
+function demandChange({ mode, owner, group }: ChangeFileRequest__Output): void {
+  if ([mode, owner, group].every((one) => one === undefined))
+    throw new AppError('invalid_request', 'say what to change: mode, owner or group');
 }
 
 function ownerOf({ owner, group }: ChangeFileRequest__Output, people: People): { uid: number; gid: number } {

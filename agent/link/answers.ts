@@ -2,6 +2,7 @@
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
+import { Allowance } from '../../shared/allowance.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
@@ -56,6 +57,12 @@ const mostWatching = 32;
 /** Calls that take no place in a lane: answered by a reply, and those whose end the broker has not heard of yet. */
 const mostSmall = 128;
 
+/** Ids as the broker makes them: they go into headers. */
+const callId = /^[\x21-\x7e]{1,64}$/;
+/** Warnings about calls that are refused: so many of each in a minute, and then a number. */
+const mostWarnings = 10;
+const minute = 60_000;
+
 /** Somebody sits there and waits for each key. */
 const quick = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
@@ -72,15 +79,25 @@ type Handler = (request: unknown, call: AgentCall) => Promise<unknown> | AsyncIt
 export function openAnswers(options: AnswersOptions): Answers {
   const { handlers, capabilities, maxOpen, line, log, activity, reply, roomy } = options;
   const open = new Map<string, AbortController>();
+  const warnings = new Allowance<string>(mostWarnings, minute, (text, more) => log.warn({ more }, text));
+
+  function warn({ request_id, method }: Call__Output, text: string): void {
+    if (warnings.take(text, text)) log.warn({ request_id, method }, text);
+  }
 
   function take(call: Call__Output): void {
+    // One id twice would go round the caps; its answer belongs to the first.
+    if (!callId.test(call.call_id) || open.has(call.call_id)) {
+      warn(call, 'the broker’s id of a call is taken, or none: nothing is done');
+      return;
+    }
     const shape = methods.get(call.method);
     const abort = new AbortController();
     const cancelDeadline = call.deadline_ms
       ? after(call.deadline_ms, () => abort.abort(timedOut()))
       : () => {};
     const refusal = refuse(shape, call);
-    const entry = activity.begin(call);
+    const entry = activity.begin(call, refusal !== undefined);
     if (refusal) tellRefused(entry, shape, call);
     log.debug({ request_id: call.request_id, call_id: call.call_id, method: call.method }, 'call');
     open.set(call.call_id, abort);
@@ -111,10 +128,7 @@ export function openAnswers(options: AnswersOptions): Answers {
     const any = needed[shape.name];
     const [capability] = any;
     if (!any.some((one) => capabilities.includes(one))) {
-      log.warn(
-        { request_id: call.request_id, method: call.method },
-        'refused: the owner of this machine does not allow it',
-      );
+      warn(call, 'refused: the owner of this machine does not allow it');
       return new AppError('permission_denied', `the owner of this machine does not allow ${capability}`, {
         capability,
       });
@@ -142,7 +156,9 @@ export function openAnswers(options: AnswersOptions): Answers {
     const { call_id, request_id } = call;
     const { signal } = abort;
     const request = requestOf(shape, call.request, entry);
-    const response = shape.encodeResponse(await handlerOf(shape)(request, { call_id, request_id, signal }));
+    const answer = await handlerOf(shape)(request, { call_id, request_id, signal });
+    entry.done();
+    const response = shape.encodeResponse(answer);
     if (response.length > smallMessageBytes) throw new AppError('internal_error', 'the answer is too large');
     return response;
   }
@@ -211,7 +227,9 @@ export function openAnswers(options: AnswersOptions): Answers {
     const { call_id, request_id } = call;
     const result = handlerOf(shape)(await request(), { call_id, request_id, signal: abort.signal });
     if (!shape.serverStreams) {
-      yield shape.frameResponse(await result);
+      const response = await result;
+      entry.done();
+      yield shape.frameResponse(response);
       return;
     }
     // A server-streaming handler of AgentMethods returns an AsyncIterable.
@@ -236,6 +254,7 @@ export function openAnswers(options: AnswersOptions): Answers {
     cancel: (callId) => open.get(callId)?.abort(gaveUp),
     close() {
       for (const abort of open.values()) abort.abort(gone());
+      warnings.close();
     },
   };
 }
@@ -244,7 +263,7 @@ export function openAnswers(options: AnswersOptions): Answers {
 function tellRefused(entry: Entry, shape: MethodShape | undefined, call: Call__Output): void {
   if (!shape || shape.clientStreams || call.request_follows) return;
   try {
-    entry.asked(shape.decodeRequest(call.request), true);
+    entry.asked(shape.decodeRequest(call.request));
   } catch {
     // Of what cannot be read only the method is told.
   }

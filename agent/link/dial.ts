@@ -18,6 +18,7 @@ import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { callKey, linkServerName, linkService, windowBytes } from '../../shared/rpc.ts';
+import { said } from './said.ts';
 
 export type ControlStream = ClientDuplexStream<ConnectRequest, ConnectResponse__Output>;
 export type AnswerStream = ClientDuplexStream<AnswerRequest, AnswerResponse__Output>;
@@ -90,6 +91,6 @@ const final = new Set<number>([grpcStatus.UNAUTHENTICATED, grpcStatus.INVALID_AR
 
 function enrolError(error: ServiceError | null): Error {
   if (error && final.has(error.code))
-    return new StartError(`the broker refused this machine: ${error.details}`);
-  return new AppError('unavailable', `joining failed: ${error?.details ?? 'no answer'}`);
+    return new StartError(`the broker refused this machine: ${said(error.details)}`);
+  return new AppError('unavailable', `joining failed: ${said(error?.details ?? 'no answer')}`);
 }

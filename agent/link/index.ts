@@ -18,6 +18,7 @@ import type { Capability } from '../capabilities.ts';
 import type { Identity } from '../identity.ts';
 import { type Answers, openAnswers } from './answers.ts';
 import { type ControlStream, type Dial, dial } from './dial.ts';
+import { said } from './said.ts';
 
 export interface LinkOptions {
   broker: string;
@@ -59,6 +60,11 @@ const openCalls = 32;
 /** Messages that wait on the control stream before answers avoid it: at most 2 MiB of them. */
 const mostWaiting = 32;
 const greetingMs = 10_000;
+/** What a broker may wish: it cannot keep us busy with beating and measuring, nor hold on to us while it says nothing. */
+const shortestBeatMs = 50;
+const longestBeatMs = 60_000;
+const longestSilenceMs = 300_000;
+const shortestReportMs = 1_000;
 /** Over what the next sign of life should take: a busy machine is slow, not dead. */
 const patienceMs = 60_000;
 const farewellMs = 1_000;
@@ -151,10 +157,10 @@ class Session {
     if (message.call) this.#call(message.call);
     if (message.cancel) this.#answers.cancel(message.cancel.call_id);
     if (message.drain) return { kind: 'wait', ms: message.drain.retry_after_ms };
-    if (message.removed) return { kind: 'removed', reason: message.removed.reason };
+    if (message.removed) return { kind: 'removed', reason: said(message.removed.reason) };
     if (!message.fenced) return undefined;
     log.error(
-      { reason: message.fenced.reason },
+      { reason: said(message.fenced.reason) },
       'another agent uses this machine’s identity: is this a cloned machine?',
     );
     return { kind: 'wait', ms: fencedMs };
@@ -186,9 +192,16 @@ class Session {
   #begin(heartbeatMs: number, silenceMs: number): void {
     if (this.#welcomed) return;
     this.#welcomed = true;
-    this.#silenceMs = silenceMs;
-    this.#stopBeating = every(heartbeatMs, () => {
-      this.#options.report().then(
+    this.#silenceMs = Math.min(silenceMs, longestSilenceMs);
+    const beatMs = Math.min(Math.max(heartbeatMs, shortestBeatMs), longestBeatMs);
+    let reportedAt = Number.NEGATIVE_INFINITY;
+    const report = async (): Promise<Metrics | null> => {
+      if (monotonic() - reportedAt < shortestReportMs) return null;
+      reportedAt = monotonic();
+      return this.#options.report();
+    };
+    this.#stopBeating = every(beatMs, () => {
+      report().then(
         (metrics) => this.#send({ heartbeat: { metrics } }),
         (error: unknown) => this.#options.log.warn({ err: error }, 'no report'),
       );
@@ -199,7 +212,8 @@ class Session {
   }
 
   #call(call: Call__Output): void {
-    if (this.#welcomed) this.#answers.take(call);
+    const { method, request_id } = call;
+    if (this.#welcomed) this.#answers.take({ ...call, method: said(method), request_id: said(request_id) });
   }
 
   #watch(): void {

@@ -5,7 +5,7 @@ import { RateLimiterMemory, RateLimiterRes } from 'rate-limiter-flexible';
 import type { KeyId } from '../../shared/api/route.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { isLoopback } from '../address.ts';
+import { isLoopback } from '../../shared/loopback.ts';
 
 const windowSeconds = 60;
 /** Wrong keys, and wrong join tokens, that a source may show in a minute. */

@@ -1,11 +1,12 @@
 // What a request does goes on record: in the commit of what it does, or by itself where that has none.
+
+import { Allowance } from '../../shared/allowance.ts';
 import type { Deed } from '../../shared/api/audit.ts';
 import type { Caller, Journal } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Allowance } from '../allowance.ts';
 import type { History } from '../history.ts';
 import type { FoundId, RawInput } from './input.ts';
 

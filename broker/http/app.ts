@@ -44,7 +44,7 @@ export interface Port {
   /** Serves over TLS. */
   tls?: SecureContextOptions | undefined;
   /** Browsers shall not come without TLS any more. */
-  pinned: boolean;
+  hsts: boolean;
 }
 
 /** Characters of JSON that may wait for their readers, all answers together. */
@@ -80,7 +80,7 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   const { handlers, log } = options;
   const crowd = port.crowd && openCrowd(port.crowd);
   const entering = openEntering(options, crowd);
-  const headers = headersOfAll(port.pinned);
+  const headers = headersOfAll(port.hsts);
   const router = new Router({ strict: true, sensitive: true });
   const door = openSocketDoor(options);
   for (const { noun, operation, route } of allRoutes()) {
@@ -174,6 +174,7 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record
       if (!ctx.headers.host && ctx.req.httpVersion === '1.1') {
         throw new AppError('invalid_request', 'an HTTP/1.1 request needs a Host header');
       }
+      refuseCoded(ctx.req);
       await next();
       if (isPlain(ctx.body)) sendJson(ctx, answers);
     } catch (error) {
@@ -192,6 +193,13 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record
       'request',
     );
   };
+}
+
+/** Node undoes chunks and no other coding: what comes in one would be taken for what it holds. */
+function refuseCoded({ headers }: IncomingMessage): void {
+  const coding = headers['transfer-encoding']?.trim().toLowerCase() ?? 'chunked';
+  if (coding !== 'chunked')
+    throw new AppError('invalid_request', 'send the body as it is, or with Transfer-Encoding: chunked alone');
 }
 
 function linger(request: IncomingMessage): void {
@@ -260,7 +268,11 @@ function refuseMalformed(
   if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
   const [status, code, message] =
     error.code === 'HPE_HEADER_OVERFLOW'
-      ? ['413 Content Too Large', 'payload_too_large', 'the headers must not exceed 16 KiB']
+      ? [
+          '413 Content Too Large',
+          'payload_too_large',
+          'there must not be more than 100 headers, nor more than 16 KiB of them',
+        ]
       : error.code === 'ERR_SSL_HTTP_REQUEST'
         ? ['400 Bad Request', 'invalid_request', 'this port speaks TLS: call it as https://']
         : error.code === 'ERR_HTTP_REQUEST_TIMEOUT'

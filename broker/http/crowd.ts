@@ -90,7 +90,7 @@ export function openCrowd(limits: CrowdLimits): Crowd {
   };
 }
 
-/** With TLS the connection that arrives and the one that asks are two objects, with one address. */
-function peerOf({ remoteAddress, remotePort }: Socket): string {
-  return `${remoteAddress} ${remotePort}`;
+/** With TLS the connection that arrives and the one that asks are two objects, with the same two ends. */
+function peerOf({ remoteAddress, remotePort, localAddress, localPort }: Socket): string {
+  return `${remoteAddress} ${remotePort} ${localAddress} ${localPort}`;
 }

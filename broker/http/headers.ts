@@ -14,7 +14,7 @@ const always = {
   'X-Frame-Options': 'DENY',
 };
 
-/** `pinned`: browsers are told to come only over TLS from now on, which needs a certificate that they trust. */
-export function headersOfAll(pinned: boolean): Readonly<Record<string, string>> {
-  return pinned ? { ...always, 'Strict-Transport-Security': 'max-age=31536000' } : always;
+/** `hsts`: browsers are told to come only over TLS from now on, which needs a certificate that they trust. */
+export function headersOfAll(hsts: boolean): Readonly<Record<string, string>> {
+  return hsts ? { ...always, 'Strict-Transport-Security': 'max-age=31536000' } : always;
 }

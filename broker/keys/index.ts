@@ -1,11 +1,12 @@
 // API keys: made, shown once, kept as hashes, and what each may do.
+
+import { Allowance } from '../../shared/allowance.ts';
 import type { Caller, Handlers } from '../../shared/api/index.ts';
 import type { KeyId } from '../../shared/api/route.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Allowance } from '../allowance.ts';
 import type { History } from '../history.ts';
 import { openKeyUses } from '../key-uses.ts';
 import { pageOf } from '../paging.ts';

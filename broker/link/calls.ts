@@ -58,6 +58,9 @@ const answerWithinMs = 10_000;
 /** Small calls that may wait at once; past it the machine is too busy to take more. */
 const maxPending = 1024;
 
+/** Calls given up whose late answers are not held against the machine. */
+const mostGiven = 4_096;
+
 interface Pending {
   settle(reply: Reply__Output | AppError): void;
 }
@@ -74,7 +77,15 @@ export function openCalls(settings: CallsOptions): Calls {
     terminal: new Set(),
     watch: new Set(),
   };
+  /** Given up a while ago: the machine may have answered before it heard of that. */
+  const given = new Set<string>();
   let closed = false;
+
+  function remember(call_id: string): void {
+    given.add(call_id);
+    const [oldest = ''] = given;
+    if (given.size > mostGiven) given.delete(oldest);
+  }
 
   const lost = (): AppError =>
     new AppError(
@@ -131,6 +142,7 @@ export function openCalls(settings: CallsOptions): Calls {
       };
       const abandon = (reason: AppError): void => {
         settle(reason);
+        remember(call_id);
         if (!closed) send({ cancel: { call_id } });
       };
       const giveUp = (): void => abandon(abortError(options.signal));
@@ -226,6 +238,7 @@ export function openCalls(settings: CallsOptions): Calls {
         signal.removeEventListener('abort', aborted);
       };
       const fail = (reason: unknown): void => {
+        if (announced.has(call_id)) remember(call_id);
         settle();
         reject(reason);
       };
@@ -304,7 +317,7 @@ export function openCalls(settings: CallsOptions): Calls {
       const streaming = announced.get(reply.call_id);
       waiting?.settle(reply);
       streaming?.(reply);
-      return waiting !== undefined || streaming !== undefined;
+      return waiting !== undefined || streaming !== undefined || given.delete(reply.call_id);
     },
     get open() {
       return Object.values(lanes).reduce((sum, lane) => sum + lane.size, pending.size);

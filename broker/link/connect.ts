@@ -7,28 +7,29 @@ import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectR
 import type { Heartbeat__Output } from '../../proto/types/farhand/link/v1/Heartbeat.ts';
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
 import { after, every, monotonic, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { verifyProof } from '../../shared/proof.ts';
 import { methods, protocolVersion } from '../../shared/rpc.ts';
-import type { Events } from '../events.ts';
-import type { History } from '../history.ts';
 import type { Vitals } from '../machines/vitals.ts';
 import type { Machine, State } from '../state/index.ts';
 import { type Calls, openCalls, type Switchboard } from './calls.ts';
+import type { Fences } from './fences.ts';
+import type { Notices } from './notices.ts';
 import { keptProcesses, type Link, type Presence } from './presence.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 
 export interface ConnectRooms {
   state: State;
-  history: History;
-  events: Events;
   presence: Presence;
   vitals: Vitals;
   switchboard: Switchboard;
   fingerprint: string;
+  notices: Notices;
+  fences: Fences;
   log: Logger;
 }
 
@@ -65,6 +66,10 @@ const helloMs = 5_000;
 const maxUnreadBytes = 4 * 1024 * 1024;
 /** Ids that a machine makes are written into records of ours. */
 const plainId = /^[\x20-\x7e]{0,200}$/;
+/** What newId makes of a machine. */
+const machineId = /^mach_[0-9A-Za-z]{22}$/;
+/** So many as a machine may tell of, and one that shows there are more. */
+const mostCapabilities = 64 + 1;
 /** Messages that nobody has asked for and that may come at once; so many more come in the time of a heartbeat. */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;
@@ -96,11 +101,20 @@ export async function serveConnect(
   const first = await messages.next().finally(cancelPatience);
   const hello = first.done ? undefined : first.value.hello;
   if (!hello) return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
+  if (!machineId.test(hello.machine_id)) return refuse(stream, grpcStatus.INVALID_ARGUMENT, noId);
+  const { notices } = rooms;
   const machine = rooms.state.machines.get(hello.machine_id);
-  if (!machine) return dismissUnknown(stream, hello, rooms.log);
+  if (!machine) {
+    notices.stranger(
+      address,
+      { machine_id: hello.machine_id },
+      'an agent of no registered machine was told to stop',
+    );
+    return dismissUnknown(stream);
+  }
   const proof = { nonce, machine_id: machine.id, fingerprint: rooms.fingerprint };
   if (!verifyProof(proof, hello.signature, Buffer.from(machine.public_key, 'base64'))) {
-    rooms.log.warn({ machine_id: machine.id, address }, 'an agent failed its challenge');
+    notices.stranger(address, { machine_id: machine.id }, 'an agent failed its challenge');
     return refuse(
       stream,
       grpcStatus.UNAUTHENTICATED,
@@ -115,17 +129,32 @@ export async function serveConnect(
     );
   }
   if (![hello.instance_id, hello.journal_id].every((id) => plainId.test(id)))
-    return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'an id in this hello cannot be one');
+    return refuse(stream, grpcStatus.INVALID_ARGUMENT, noId);
   guest.proven();
-  await new Session(stream, machine, hello, guest, rooms, settings).run(messages, address);
+  if (!rooms.fences.admit(machine.id)) {
+    guest.leave();
+    return refuse(stream, grpcStatus.RESOURCE_EXHAUSTED, 'this machine links too often: wait a minute');
+  }
+  await new Session(stream, machine, hello, guest, rooms, settings)
+    .run(messages, address)
+    .catch((error: unknown) => {
+      notices.machine('warn', machine.id, { address, err: error }, 'a link broke off');
+      guest.leave();
+      refuse(stream, grpcStatus.INTERNAL, textOf(error));
+    });
 }
+
+const noId = 'an id in this hello cannot be one';
 
 function refuse(stream: ConnectStream, code: grpcStatus, details: string): void {
   stream.emit('error', { code, details });
 }
 
-function dismissUnknown(stream: ConnectStream, hello: Hello__Output, log: Logger): void {
-  log.warn({ machine_id: hello.machine_id }, 'an agent of no registered machine was told to stop');
+export function textOf(error: unknown): string {
+  return error instanceof AppError ? error.message : 'unexpected failure, see the broker’s log';
+}
+
+function dismissUnknown(stream: ConnectStream): void {
   stream.write({ removed: { reason: 'this machine is not registered here' } });
   stream.end();
 }
@@ -144,7 +173,6 @@ class Session implements Link {
   readonly #guest: Guest;
   readonly #rooms: ConnectRooms;
   readonly #settings: ConnectSettings;
-  readonly #log: Logger;
   readonly #calls: Calls;
   #heardAt = monotonic();
   #ended = false;
@@ -171,7 +199,6 @@ class Session implements Link {
     this.journalId = hello.journal_id;
     this.methods = hello.methods.filter((name) => methods.has(name));
     this.processIds = keptProcesses(hello.process_ids);
-    this.#log = rooms.log.child({ machine_id: machine.id, link_id: this.id });
     const open = Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls);
     this.#calls = openCalls({
       machineId: machine.id,
@@ -207,15 +234,16 @@ class Session implements Link {
 
   async run(messages: AsyncIterator<ConnectRequest__Output>, address: string): Promise<void> {
     const { state, presence, vitals, log } = this.#rooms;
-    const { host, agent_version, capabilities, metrics } = this.#hello;
+    const { host, agent_version, metrics } = this.#hello;
+    const capabilities = this.#hello.capabilities.slice(0, mostCapabilities);
     const facts = { hostname: host?.hostname ?? '', os: host?.os ?? '', arch: host?.arch ?? '' };
     await vitals.hello(this.machineId, { ...facts, agent_version, capabilities, ip: address }, metrics);
     // It may have been removed while its facts were written.
     if (!state.machines.has(this.machineId)) return this.dismiss('this machine was removed');
     this.#welcome();
     const older = presence.add(this);
-    if (older) await this.#recordFence(older);
-    this.#log.info({ address, agent_version }, 'machine linked');
+    if (older) this.#recordFence(older);
+    this.#note('info', 'machine linked', { address, agent_version });
     const stopBeating = every(this.#settings.heartbeatMs, () => {
       this.#unasked = Math.max(0, this.#unasked - unaskedPerBeat);
       this.#reports = 0;
@@ -268,14 +296,14 @@ class Session implements Link {
   #endure(): void {
     this.#unasked += 1;
     if (this.#unasked <= mostUnasked) return;
-    this.#log.warn('the agent sends more than anybody has asked for');
+    this.#note('warn', 'the agent sends more than anybody has asked for');
     this.#end();
   }
 
   /** Looked at often, so that silence is noticed when it is over the limit and not a heartbeat later. */
   #watch(): void {
     if (monotonic() - this.#heardAt < this.#settings.silenceMs) return;
-    this.#log.warn('machine fell silent');
+    this.#note('warn', 'machine fell silent');
     this.#end();
   }
 
@@ -288,7 +316,7 @@ class Session implements Link {
       this.#unread -= bytes;
     });
     if (this.#unread <= maxUnreadBytes) return;
-    this.#log.warn('the agent does not read its control stream');
+    this.#note('warn', 'the agent does not read its control stream');
     this.#end();
   }
 
@@ -305,16 +333,18 @@ class Session implements Link {
     this.#calls.close();
     this.#stream.end();
     this.#guest.leave();
-    this.#log.info('machine unlinked');
+    this.#note('info', 'machine unlinked');
+  }
+
+  #note(level: 'info' | 'warn', text: string, more = {}): void {
+    this.#rooms.notices.machine(level, this.machineId, { link_id: this.id, ...more }, text);
   }
 
   /** A cloned machine shows as another agent process that takes over a link which still lives. */
-  async #recordFence(older: Link): Promise<void> {
+  #recordFence(older: Link): void {
     if (older.instanceId === this.instanceId) return;
-    const { history, events } = this.#rooms;
-    this.#log.warn({ fenced: older.id }, 'two agents use one identity; the older was fenced off');
-    await history.write((transaction) => {
-      events.emit(transaction, 'machine.fenced', this.#machine, { fenced_link: older.id, link_id: this.id });
-    });
+    const text = 'two agents use one identity; the older was fenced off';
+    this.#note('warn', text, { fenced: older.id });
+    this.#rooms.fences.fenced({ machine: this.#machine, fenced_link: older.id, link_id: this.id });
   }
 }

@@ -1,6 +1,6 @@
 // The door agents and clients come through: TLS, limits, and five seconds to prove oneself.
 import type { EventEmitter } from 'node:events';
-import type { AddressInfo, Socket } from 'node:net';
+import type { AddressInfo, ListenOptions, Socket } from 'node:net';
 import { createServer as createTlsServer, type TLSSocket } from 'node:tls';
 import {
   status as grpcStatus,
@@ -20,10 +20,20 @@ import { AppError } from '../../shared/errors.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/rpc.ts';
 import { type Proxies, peerAddress } from '../address.ts';
 import type { Rates } from '../admission/rates.ts';
+import type { Events } from '../events.ts';
+import type { History } from '../history.ts';
 import type { JoinTokens } from '../join-tokens.ts';
 import type { Authority } from './authority.ts';
-import { type ConnectRooms, type ConnectSettings, type ConnectStream, serveConnect } from './connect.ts';
+import {
+  type ConnectRooms,
+  type ConnectSettings,
+  type ConnectStream,
+  serveConnect,
+  textOf,
+} from './connect.ts';
+import { openFences } from './fences.ts';
 import { type GuestLimits, Guests } from './guests.ts';
+import { openNotices } from './notices.ts';
 import { renewLeaves } from './renewal.ts';
 import { widenWindows } from './windows.ts';
 
@@ -35,7 +45,9 @@ export interface DoorOptions extends GuestLimits {
   pongMs: number;
 }
 
-export interface DoorRooms extends ConnectRooms {
+export interface DoorRooms extends Omit<ConnectRooms, 'notices' | 'fences'> {
+  history: History;
+  events: Events;
   authority: Authority;
   joinTokens: JoinTokens;
   proxies: Proxies;
@@ -55,6 +67,8 @@ const headerBytes = 16 * 1024;
 /** More than all lanes of a machine have in all. */
 const streamsPerConnection = 512;
 const sessionMegabytes = 64;
+/** Connections that wait to be taken: where they find no room their clients try again a second later. */
+const backlog = 4_096;
 
 /** Opens the door. Rejects with a system error when the address cannot be had. */
 export async function openDoor(
@@ -63,8 +77,11 @@ export async function openDoor(
   settings: ConnectSettings,
   beside: Beside,
 ): Promise<Door> {
-  const { authority } = rooms;
+  const { authority, log } = rooms;
   shortenQueues();
+  const leaf = await authority.leaf();
+  const notices = openNotices(log);
+  const fences = openFences(rooms, log);
   const guests = new Guests(options);
   const server = new Server({
     'grpc.max_concurrent_streams': streamsPerConnection,
@@ -76,7 +93,7 @@ export async function openDoor(
     'grpc.keepalive_time_ms': options.pingMs,
     'grpc.keepalive_timeout_ms': options.pongMs,
   });
-  server.addService(linkService, handlers(guests, rooms, settings));
+  server.addService(linkService, handlers(guests, { ...rooms, notices, fences }, settings));
   beside(server, (peer) => guests.proven(peer));
 
   // We end TLS ourselves: the sockets are then ours to cut, and a leaf can be renewed while running.
@@ -84,7 +101,7 @@ export async function openDoor(
   const listener = createTlsServer({
     ALPNProtocols: ['h2'],
     handshakeTimeout: options.proofMs,
-    ...(await authority.leaf()),
+    ...leaf,
   });
   listener.on('connection', (socket: Socket) => guests.arrive(socket));
   listener.on('secureConnection', (socket: TLSSocket) => {
@@ -92,13 +109,16 @@ export async function openDoor(
     injector.injectConnection(socket);
   });
   listener.on('tlsClientError', (_error, socket) => socket.destroy());
-  await listening(listener, options);
+  await listening(listener, options).catch(async (error: unknown) => {
+    await guests.dismiss();
+    throw error;
+  });
 
   const narrow = widenWindows();
   const stopRenewing = renewLeaves(
     () => authority.leaf(),
     (leaf) => listener.setSecureContext(leaf),
-    rooms.log,
+    log,
   );
   return {
     port: (listener.address() as AddressInfo).port,
@@ -109,12 +129,14 @@ export async function openDoor(
       await guests.dismiss();
       server.forceShutdown();
       await closed;
+      notices.close();
+      fences.close();
     },
   };
 }
 
 function listening(
-  listener: EventEmitter & { listen(port: number, host: string): unknown },
+  listener: EventEmitter & { listen(options: ListenOptions): unknown },
   { host, port }: DoorOptions,
 ) {
   return new Promise<void>((resolve, reject) => {
@@ -123,11 +145,11 @@ function listening(
       listener.off('error', reject);
       resolve();
     });
-    listener.listen(port, host);
+    listener.listen({ port, host, backlog });
   });
 }
 
-function handlers(guests: Guests, rooms: DoorRooms, settings: ConnectSettings): LinkHandlers {
+function handlers(guests: Guests, rooms: DoorRooms & ConnectRooms, settings: ConnectSettings): LinkHandlers {
   const { joinTokens, proxies, rates } = rooms;
   const addressOf = (call: { getPeer(): string; metadata: Metadata }): string =>
     proxies.clientOf(peerAddress(call.getPeer()), call.metadata.get('x-forwarded-for').join(','));
@@ -150,9 +172,10 @@ function handlers(guests: Guests, rooms: DoorRooms, settings: ConnectSettings): 
       );
     },
     Connect(stream: ConnectStream) {
-      const peer = stream.getPeer();
-      serveConnect(stream, addressOf(stream), guests.guest(peer), rooms, settings).catch((error: unknown) => {
-        rooms.log.warn({ err: error, peer }, 'a link broke off');
+      const address = addressOf(stream);
+      const guest = guests.guest(stream.getPeer());
+      serveConnect(stream, address, guest, rooms, settings).catch((error: unknown) => {
+        rooms.notices.stranger(address, { err: error }, 'a link broke off before its hello');
         stream.emit('error', { code: grpcStatus.INTERNAL, details: textOf(error) });
       });
     },
@@ -171,8 +194,4 @@ function enrolStatus(error: unknown): grpcStatus {
   if (!(error instanceof AppError)) return grpcStatus.UNAVAILABLE;
   if (error.code === 'rate_limited') return grpcStatus.RESOURCE_EXHAUSTED;
   return error.code === 'unauthorized' ? grpcStatus.UNAUTHENTICATED : grpcStatus.INVALID_ARGUMENT;
-}
-
-function textOf(error: unknown): string {
-  return error instanceof AppError ? error.message : 'unexpected failure, see the broker’s log';
 }

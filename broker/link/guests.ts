@@ -47,12 +47,16 @@ export class Guests {
   arrive(socket: Socket): void {
     this.#makeRoom();
     const peer = peerOf(socket);
+    // Somebody may come twice from one port, to two addresses of ours: grpc-js would take the two for one.
+    this.#sockets.get(peer)?.destroy();
+    this.proven(peer);
     this.#sockets.set(peer, socket);
     const forget = after(this.#limits.proofMs, () => socket.destroy());
     this.#unproven.set(peer, { calls: 0, forget });
     this.#stopWeighing ??= every(lookMs, () => this.#weigh());
     socket.on('error', () => socket.destroy());
     socket.once('close', () => {
+      if (this.#sockets.get(peer) !== socket) return;
       this.#sockets.delete(peer);
       this.proven(peer);
     });

@@ -2,6 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { home, shipped } from '../../shared/home.ts';
+import { isLoopback } from '../../shared/loopback.ts';
 
 /** How this broker is reached. */
 export interface Reached {
@@ -67,8 +68,4 @@ function trimmed(url: string): string {
 /** As one word of a shell; bare where that is the same. */
 function quoted(text: string): string {
   return /^[\w.:/@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", String.raw`'\''`)}'`;
-}
-
-function isLoopback(hostname: string): boolean {
-  return hostname === 'localhost' || hostname === '[::1]' || /^127(\.\d+){3}$/.test(hostname);
 }

@@ -53,9 +53,9 @@ async function ofAuthority(authority: Authority, names: string[], log: Logger): 
 /** Under which names and addresses people may know this broker. */
 function namesOf({ public_url, http }: BrokerSettings): string[] {
   const told = public_url === undefined ? [] : [new URL(public_url).hostname.replace(/^\[|\]$/g, '')];
-  const every = ['0.0.0.0', '::'];
+  const anywhere = ['0.0.0.0', '::'];
   const all = [...told, http.host, 'localhost', '127.0.0.1', '::1', hostname()];
-  return [...new Set(all)].filter((name) => name !== '' && !every.includes(name));
+  return [...new Set(all)].filter((name) => name !== '' && !anywhere.includes(name));
 }
 
 async function fromFiles(files: Pair, lookMs: number, log: Logger): Promise<Certificate> {

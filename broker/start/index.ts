@@ -7,7 +7,7 @@ import { openBudget } from '../../shared/budget.ts';
 import { StartError } from '../../shared/errors.ts';
 import { takeDirectory } from '../../shared/lock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { isLoopback } from '../address.ts';
+import { isLoopback } from '../../shared/loopback.ts';
 import { holdsKey } from '../admission/access.ts';
 import type { BrokerSettings } from '../config.ts';
 import { createHttpServer } from '../http/app.ts';
@@ -95,7 +95,7 @@ async function assemble(
 
   const socket = join(settings.data_dir, 'broker.sock');
   const patience = tuning.silentMs ?? silentMs;
-  const servers = [tracked(createHttpServer(app, { silentMs: patience, pinned: false }))];
+  const servers = [tracked(createHttpServer(app, { silentMs: patience, hsts: false }))];
   let door: Door | undefined;
   closers.push(() => rm(socket, { force: true }));
   // Before anything listens: a start that fails gives back what it took.
@@ -126,7 +126,7 @@ async function assemble(
       crowd: tuning.crowd ?? crowd,
       silentMs: patience,
       tls: certificate?.context,
-      pinned: certificate?.isPublic ?? false,
+      hsts: certificate?.isPublic ?? false,
     });
     if (certificate && server instanceof TlsServer)
       closers.push(certificate.follow((one) => server.setSecureContext(one)));

@@ -5,6 +5,8 @@ import { sleep } from '../../shared/clock.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
 
 const finishRequestsMs = 4_000;
+/** Connections that wait to be taken: where they find no room their clients try again a second later. */
+const backlog = 4_096;
 
 export function address(host: string, port: number): string {
   return host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`;
@@ -15,7 +17,7 @@ export function listen(server: Server | undefined, options: ListenOptions, what:
     server?.once('error', (error) =>
       reject(cannotListen(error, what, options.path ?? address(options.host ?? '', options.port ?? 0))),
     );
-    server?.listen(options, resolve);
+    server?.listen({ backlog, ...options }, resolve);
   });
 }
 

@@ -1,9 +1,10 @@
 // Where the files room may work: inside the roots, outside what the agent keeps to itself. Both are judged by
 // device and inode, so that bind mounts, foreign mount namespaces and renames cannot lend a place another name.
-import { type BigIntStats, lstatSync, readdirSync, readlinkSync, statSync } from 'node:fs';
-import { lstat, realpath, stat } from 'node:fs/promises';
+import { type BigIntStats, readlinkSync } from 'node:fs';
+import { realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { AppError, fromErrno } from '../../../shared/errors.ts';
+import { type Fence, Fences, identityOf, lineageOf } from './fences.ts';
 import { showsProcess } from './kernel.ts';
 import { type Bytes, bytes, fault, fromText } from './path.ts';
 
@@ -25,18 +26,10 @@ export interface Survey {
   ownProcess: boolean;
 }
 
-/** A forbidden path now: what it is, and the name that nothing else may take. */
-interface Fence {
-  self: string | undefined;
-  parent?: string | undefined;
-  name?: Bytes;
-}
-
 /** Whether the agent keeps to itself what has a name in a directory, which is told by device and inode. */
 export type Kept = (parent: string, name: Bytes, stats: BigIntStats) => boolean;
 
-/** Device and inode: what something is, whatever it is called. */
-export const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.ino}`;
+export { identityOf };
 
 /** Device and inode behind a path, symlinks followed. */
 export async function identify(path: Bytes): Promise<string> {
@@ -50,54 +43,6 @@ export async function ancestry(at: Bytes): Promise<string[]> {
   // The kernel answers from memory, so this waits for no disk; only the depth is taken from it.
   const levels = readlinkSync(at, 'latin1').split('/').length;
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
-}
-
-/** What a path hangs on: itself and all above it, as it is spelled and as it really lies, as far as it is there. */
-async function lineage(path: Bytes): Promise<(string | undefined)[]> {
-  const ways = new Set([...prefixes(path), ...prefixes(await realOf(path))]);
-  return Promise.all(
-    [...ways].map((way) => lstat(bytes(way), { bigint: true }).then(identityOf, () => undefined)),
-  );
-}
-
-function prefixes(path: Bytes): Bytes[] {
-  const above = posix.dirname(path);
-  return above === path ? [path] : [path, ...prefixes(above)];
-}
-
-async function realOf(path: Bytes): Promise<Bytes> {
-  const real = await realpath(bytes(path), 'latin1').catch(() => undefined);
-  return real ?? (path === '/' ? path : realOf(posix.dirname(path)));
-}
-
-/** Of the agent's own places, which are many and near: to ask a thread for each would cost more than to look. */
-function identifyNow(path: Bytes): string | undefined {
-  try {
-    return identityOf(statSync(bytes(path), { bigint: true }));
-  } catch {
-    return undefined;
-  }
-}
-
-/** A forbidden path as it is now, with the name that nothing else may take. */
-function fenceOf(path: Bytes): Fence {
-  const self = identifyNow(path);
-  const above = posix.dirname(path);
-  const parent = identifyNow(above);
-  // Where more than the last step is missing, the first missing one must not be made either.
-  if (parent === undefined && above !== path) return fenceOf(above);
-  return { self, parent, name: posix.basename(path) };
-}
-
-/** What lies right in a forbidden directory. */
-function insideOf(path: Bytes): string[] {
-  try {
-    return readdirSync(bytes(path), 'latin1').map((name) =>
-      identityOf(lstatSync(bytes(`${path}/${name}`), { bigint: true })),
-    );
-  } catch {
-    return [];
-  }
 }
 
 function demandAbsolute(path: string): void {
@@ -121,16 +66,16 @@ const within = (path: Bytes, root: Bytes): boolean =>
 export class Boundary {
   readonly #roots: Bytes[];
   readonly #spelled: Bytes[];
-  readonly #forbidden: Bytes[];
+  readonly #fences: Fences;
   readonly #processes: () => number[];
   /** The whole disk is allowed, apart from what is forbidden. */
   readonly unconfined: boolean;
 
-  private constructor(roots: Bytes[], spelled: Bytes[], forbidden: Bytes[], processes: () => number[]) {
+  private constructor(roots: Bytes[], spelled: Bytes[], fences: Fences, processes: () => number[]) {
     // A root inside another adds nothing, and could be swapped by whoever may write in the outer one.
     this.#roots = roots.filter((root) => !roots.some((other) => other !== root && within(root, other)));
     this.#spelled = spelled;
-    this.#forbidden = forbidden;
+    this.#fences = fences;
     this.#processes = processes;
     this.unconfined = roots.includes('/');
   }
@@ -150,7 +95,9 @@ export class Boundary {
       ...real,
       ...roots.map((root) => fromText(posix.normalize(root)).replace(/(?<=.)\/$/, '')),
     ];
-    return new Boundary(real, spelled, [...new Set(forbidden.map(fromText))], processes);
+    const fences = new Fences([...new Set(forbidden.map(fromText))]);
+    await fences.refresh();
+    return new Boundary(real, spelled, fences, processes);
   }
 
   /** Whether the path alone, before any symlink, looks allowed. For choosing an error, never for letting in. */
@@ -163,12 +110,9 @@ export class Boundary {
       ancestry(at),
       this.unconfined ? [] : Promise.all(this.#roots.map(identifyIfThere)),
       showsProcess(at, name, this.#processes()),
+      this.#fences.refresh(name),
     ]);
-    // The parent matters only for a name that is about to be used.
-    const fences = this.#forbidden.map((path) =>
-      name !== undefined && path.includes(`/${name}`) ? fenceOf(path) : { self: identifyNow(path) },
-    );
-    return { name, chain, roots, fences, ownProcess };
+    return { name, chain, roots, fences: this.#fences.all(), ownProcess };
   }
 
   /** Throws permission_denied unless what has the name (nothing: what would have it) may be used. */
@@ -185,25 +129,20 @@ export class Boundary {
   demandFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const self = stats && identityOf(stats);
     const behind = survey.ownProcess || survey.fences.some((fence) => isBehind(fence, survey, self));
-    if (!behind && !(stats && mayHaveTwins(stats) && this.#inside().has(identityOf(stats)))) return;
+    if (!behind && !(stats && mayHaveTwins(stats) && this.#fences.inside().has(identityOf(stats)))) return;
     throw fault('permission_denied', path, 'the agent keeps this to itself');
   }
 
   /** The same for many names in a row: where the forbidden places lie now. */
   kept(): Kept {
-    const fences = this.#forbidden.map(fenceOf);
-    let inside: Set<string> | undefined;
+    // It is asked for again and again: the next one is then fresh.
+    void this.#fences.refresh();
+    const fences = this.#fences.all();
     return (parent, name, stats) => {
       const self = identityOf(stats);
       if (fences.some((fence) => isBehind(fence, { name, chain: [parent] }, self))) return true;
-      if (!mayHaveTwins(stats)) return false;
-      inside ??= this.#inside();
-      return inside.has(self);
+      return mayHaveTwins(stats) && this.#fences.inside().has(self);
     };
-  }
-
-  #inside(): Set<string> {
-    return new Set(this.#forbidden.flatMap(insideOf));
   }
 
   /**
@@ -216,12 +155,14 @@ export class Boundary {
       ['the root of all files stays', ['/']],
       ["this is, or holds, the home directory of the agent's user", [home]],
       ['this is, or holds, a root that this agent allows', [...this.#roots, ...this.#spelled]],
-      ['this is, or holds, what the agent keeps to itself', this.#forbidden],
     ];
     for (const [reason, anchors] of reasons) {
-      const held = await Promise.all(anchors.map(lineage));
+      const held = await Promise.all(anchors.map(lineageOf));
       if (held.some((one) => one.includes(self))) throw fault('permission_denied', path, reason);
     }
+    await this.#fences.refresh();
+    if (this.#fences.lineage().includes(self))
+      throw fault('permission_denied', path, 'this is, or holds, what the agent keeps to itself');
   }
 
   outside(path: Bytes): AppError {
