@@ -55,10 +55,8 @@ export interface Wish {
 export async function openIdentity(directory: string, wish: Wish): Promise<Identity> {
   const file = fileIn(directory);
   const found = await read(file);
+  if (found?.machine_id && !mayReplace(found, wish.joinToken)) return identityOf(found, found.machine_id);
   const token = wish.joinToken ? parseJoinToken(wish.joinToken) : undefined;
-  if (found?.machine_id && !(token && mayReplace(found, token.secret))) {
-    return identityOf(found, found.machine_id);
-  }
   if (!token) {
     throw new StartError('this machine has not joined a broker yet: start once with --join-token TOKEN');
   }
@@ -80,8 +78,8 @@ function freshKey(ca: string, fingerprint: string): Stored {
 }
 
 /** The token that it came with does not bring a removed machine back, however many uses it has. */
-const mayReplace = ({ removed, token_hash }: Stored, secret: string): boolean =>
-  removed === true && token_hash !== hashOf(secret);
+const mayReplace = ({ removed, token_hash }: Stored, token: string | undefined): boolean =>
+  removed === true && !!token && token_hash !== hashOf(parseJoinToken(token).secret);
 
 /** Remembers that the broker does not want this machine any more. */
 export async function markRemoved(directory: string): Promise<void> {

@@ -521,8 +521,9 @@ async function linkMessages({ house, there }: Scene): Promise<Record<string, [ob
     ],
     Connect: [
       [{ hello: { ...hello, machine_id: there.machine } }, 'UNAUTHENTICATED: challenge'],
-      [{ hello: { ...hello, machine_id: 'mach_never' } }, 'OK: challenge removed'],
-      [{ hello: { ...hello, machine_id: '' } }, 'OK: challenge removed'],
+      [{ hello: { ...hello, machine_id: `mach_${'0'.repeat(22)}` } }, 'OK: challenge removed'],
+      [{ hello: { ...hello, machine_id: 'mach_never' } }, 'INVALID_ARGUMENT: challenge'],
+      [{ hello: { ...hello, machine_id: '' } }, 'INVALID_ARGUMENT: challenge'],
       [{ heartbeat: {} }, 'INVALID_ARGUMENT: challenge'],
       [{ reply: { call_id: 'call_x', response: Buffer.alloc(1) } }, 'INVALID_ARGUMENT: challenge'],
     ],

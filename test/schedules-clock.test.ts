@@ -400,7 +400,7 @@ test('a revoked key runs no schedule any more; whoever changes the schedule take
   const { requested_by } = await client.schedules.update({ schedule_id, notify: { on_failure: true } });
   await until('12:01:10');
   const gone = await house.client.keys.remove({ key_id: requested_by });
-  expect(gone).toEqual({ deleted: true, schedules: [schedule_id] });
+  expect(gone).toEqual({ deleted: true, schedules: [schedule_id], webhooks: [] });
   await until('12:02:10');
   expect(await fates(schedule_id)).toEqual(['12:01 cron completed', '12:02 cron failed']);
   const [first, second] = await runs(schedule_id);

@@ -385,7 +385,11 @@ test('keys and join tokens are made, listed and withdrawn, and a key tells who i
     'reader',
     'test',
   ]);
-  expect(await client.keys.remove({ key_id: made.id })).toEqual({ deleted: true, schedules: [] });
+  expect(await client.keys.remove({ key_id: made.id })).toEqual({
+    deleted: true,
+    schedules: [],
+    webhooks: [],
+  });
   expect((await failure(reader.keys.me())).status).toBe(401);
   const { id, token, uses_left } = await client.joinTokens.create({});
   expect([token.length > 40, uses_left]).toEqual([true, 1]);

@@ -1,12 +1,14 @@
 // What a key learns by changing things that it may not read: no output, no environment, and nothing by changing nothing.
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import type { Scope } from '../shared/api/route.ts';
 import { openHouse } from './house.ts';
 
-test('a change of nothing is refused for every noun, and takes no schedule over', async () => {
+test('a change of nothing changes nothing, takes nothing over, and shows no environment', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
-  const wish = { machine_id, name: 'yearly', command: 'true', cron: '@yearly' };
+  const wish = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
   const { id: schedule_id, requested_by } = await house.client.schedules.create(wish);
   const { id: webhook_id } = await house.client.webhooks.create({
     url: 'https://example.org/',
@@ -14,16 +16,25 @@ test('a change of nothing is refused for every noun, and takes no schedule over'
   });
   const scopes: Scope[] = ['machines:write', 'schedules:write', 'webhooks:write', 'files:write'];
   const { key } = await house.keyed([...scopes, 'machines:read', 'commands:execute']);
-  for (const [path, body = {}, by = key] of [
+  const kept = readFileSync(join(house.dataDir, 'state.json'), 'utf8');
+  for (const [path, by = key] of [
     [`/machines/${machine_id}`],
     [`/schedules/${schedule_id}`],
     [`/webhooks/${webhook_id}`],
-    [`/machines/${machine_id}/files`, { path: '/' }],
-    [`/api-keys/${(await house.client.keys.me()).id}`, {}, house.key],
+    [`/api-keys/${(await house.client.keys.me()).id}`, house.key],
   ] as const) {
-    const { status, body: answer } = await house.call('PATCH', path, { key: by, body });
-    expect([path, status, answer.error?.code]).toEqual([path, 422, 'validation_failed']);
+    const { status, body } = await house.call('PATCH', path, { key: by, body: {} });
+    expect([path, status, body.data?.env ?? null]).toEqual([path, 200, null]);
   }
+  const { schedules, webhooks, keys } = JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8'));
+  const before = JSON.parse(kept);
+  expect([schedules, keys]).toEqual([before.schedules, before.keys]);
+  expect(webhooks).toMatchObject(
+    before.webhooks.map(({ updated_at: _, ...one }: { updated_at: string }) => one),
+  );
+  const path = `/machines/${machine_id}/files`;
+  const refused = await house.call('PATCH', path, { key, body: { path: '/' } });
+  expect([refused.status, refused.body.error?.code]).toEqual([422, 'validation_failed']);
   expect((await house.client.schedules.get({ schedule_id })).requested_by).toBe(requested_by);
 });
 

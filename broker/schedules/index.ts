@@ -122,6 +122,8 @@ function declaring(
       const changed = await state.change((draft) => {
         demandExecute(caller.during(draft));
         const before = find(schedule_id, draft.before);
+        // Who changes nothing takes nothing over.
+        if (Object.values(changes).every((value) => value === undefined)) return before;
         const after = changedBy(before, changes, caller);
         openWhen(after.cron, after.timezone);
         draft.put('schedules', after);

@@ -11,7 +11,6 @@ import {
   scopes,
   shownAs,
   single,
-  someOf,
   tags,
   timestamp,
   webhookId,
@@ -98,15 +97,13 @@ export const keys = {
     summary:
       'Change what an API key may; neither before nor after is it stronger than the key that changes it',
     params: { key_id: keyId },
-    body: someOf(
-      z.strictObject({
-        name: label(1, 100).optional(),
-        scopes: scopeList.optional(),
-        machine_ids: machineIds.nullable().optional().meta({ description: 'null lifts the limit' }),
-        tags: limitingTags.nullable().optional().meta({ description: 'null lifts the limit' }),
-        expires_at: instant.nullable().optional().meta({ description: 'null: never' }),
-      }),
-    ),
+    body: z.strictObject({
+      name: label(1, 100).optional(),
+      scopes: scopeList.optional(),
+      machine_ids: machineIds.nullable().optional().meta({ description: 'null lifts the limit' }),
+      tags: limitingTags.nullable().optional().meta({ description: 'null lifts the limit' }),
+      expires_at: instant.nullable().optional().meta({ description: 'null: never' }),
+    }),
     reply: key,
   }),
   rotate: single({

@@ -1,6 +1,6 @@
 // Machines over REST (spec 2.2, 2.3, 4.1).
 import * as z from 'zod';
-import { instant, label, list, machineId, queryNumber, single, someOf, tags, timestamp } from './route.ts';
+import { instant, label, list, machineId, queryNumber, single, tags, timestamp } from './route.ts';
 
 const listItem = z
   .object({
@@ -120,7 +120,7 @@ export const machines = {
     access: 'machines:write',
     summary: 'Rename or retag a machine',
     params,
-    body: someOf(z.strictObject({ name: label(1, 100).optional(), tags: tags.optional() })),
+    body: z.strictObject({ name: label(1, 100).optional(), tags: tags.optional() }),
     reply: machineDetail,
   }),
   remove: single({

@@ -13,7 +13,6 @@ import {
   runId,
   scheduleId,
   single,
-  someOf,
   text,
   timestamp,
 } from './route.ts';
@@ -192,7 +191,7 @@ export const schedules = {
     access: 'schedules:write',
     summary: 'Change a schedule; takes commands:execute too',
     params: { schedule_id: scheduleId },
-    body: someOf(creation.partial()),
+    body: creation.partial(),
     reply: detailed,
   }),
   remove: single({

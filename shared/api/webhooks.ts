@@ -8,7 +8,6 @@ import {
   queryBoolean,
   type Scope,
   single,
-  someOf,
   text,
   timestamp,
   webhookId,
@@ -195,15 +194,13 @@ export const webhooks = {
     summary:
       'Change a webhook; enabled: true also forgives what failed, another url makes it that of this key',
     params,
-    body: someOf(
-      z.strictObject({
-        url: url.optional(),
-        events: events.optional(),
-        secret: secret.nullable().optional(),
-        enabled: z.boolean().optional(),
-        machine_ids: machine_ids.nullable().optional(),
-      }),
-    ),
+    body: z.strictObject({
+      url: url.optional(),
+      events: events.optional(),
+      secret: secret.nullable().optional(),
+      enabled: z.boolean().optional(),
+      machine_ids: machine_ids.nullable().optional(),
+    }),
     reply: webhook,
   }),
   remove: single({

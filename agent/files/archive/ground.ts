@@ -149,7 +149,7 @@ export class Ground {
   async #keep(path: Bytes, handle: FileHandle, made: boolean): Promise<Plot> {
     const at = pathOf(handle);
     try {
-      if (this.#opened % longestTrust === 0) this.#kept = this.#boundary.kept();
+      if (this.#opened % longestTrust === 0) this.#kept = await this.#boundary.kept();
       this.#opened += 1;
       const stats = await handle.stat({ bigint: true });
       this.#boundary.judge(await this.#boundary.survey({ at }), stats, this.#shownPath(path));

@@ -134,9 +134,8 @@ export class Boundary {
   }
 
   /** The same for many names in a row: where the forbidden places lie now. */
-  kept(): Kept {
-    // It is asked for again and again: the next one is then fresh.
-    void this.#fences.refresh();
+  async kept(): Promise<Kept> {
+    await this.#fences.refreshAll();
     const fences = this.#fences.all();
     return (parent, name, stats) => {
       const self = identityOf(stats);

@@ -50,5 +50,6 @@ async function isForbidden(
   boundary: Boundary,
 ): Promise<boolean> {
   if (identityOf(stats) === identityOf(now)) return false;
-  return boundary.kept()(await identify(parent), name, now);
+  const kept = await boundary.kept();
+  return kept(await identify(parent), name, now);
 }

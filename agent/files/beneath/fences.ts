@@ -55,8 +55,19 @@ export class Fences {
     await this.#lookInTime(this.#paths);
   }
 
+  /** The same for whatever name may come by. */
+  async refreshAll(): Promise<void> {
+    await this.refresh();
+    const lacking = this.#paths.filter((path) => !this.#isWhole(path));
+    if (lacking.length > 0) await this.#lookInTime(lacking);
+  }
+
   #lacks(path: Bytes, name: Bytes): boolean {
-    return this.#known.get(path)?.fence.whole !== true && path.split('/').includes(name);
+    return !this.#isWhole(path) && path.split('/').includes(name);
+  }
+
+  #isWhole(path: Bytes): boolean {
+    return this.#known.get(path)?.fence.whole === true;
   }
 
   async #lookInTime(paths: Bytes[]): Promise<void> {

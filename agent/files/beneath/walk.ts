@@ -214,7 +214,7 @@ class Walker {
   }
 
   async #trust(): Promise<void> {
-    if (this.#trusted % longestTrust === 0) this.#kept = this.#boundary?.kept() ?? this.#kept;
+    if (this.#trusted % longestTrust === 0) this.#kept = (await this.#boundary?.kept()) ?? this.#kept;
     this.#trusted += 1;
   }
 

@@ -140,7 +140,7 @@ class Watch {
   }
 
   async #begin(): Promise<void> {
-    const kept = this.#beneath.boundary.kept();
+    const kept = await this.#beneath.boundary.kept();
     for await (const _ of this.#enter('', kept));
   }
 
@@ -190,7 +190,7 @@ class Watch {
       yield* this.#leave('', 'directory');
       return;
     }
-    const kept = this.#beneath.boundary.kept();
+    const kept = await this.#beneath.boundary.kept();
     if (this.#overflown) {
       this.#take();
       this.#overflown = false;
