@@ -1,4 +1,5 @@
 // Tests use real sockets, processes and files, so each file runs in a process of its own.
+import { availableParallelism } from 'node:os';
 import { defineConfig } from 'vitest/config';
 
 export default defineConfig({
@@ -6,6 +7,8 @@ export default defineConfig({
     environment: 'node',
     include: ['test/**/*.test.ts'],
     pool: 'forks',
+    // Unless told, a machine with two cores would have one of them wait.
+    maxWorkers: Math.max(2, availableParallelism() - 1),
     testTimeout: 20_000,
     hookTimeout: 20_000,
     // A busy machine is slow, not wrong.
