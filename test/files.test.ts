@@ -332,8 +332,7 @@ test('the unprefixed routes need no machine while there is only one, and never l
     tags: ['other'],
   });
   const outside = await house.call('GET', `/files?path=${folder}`, { key });
-  // As if there were several: an outsider learns nothing.
-  expect([outside.status, outside.body.error.code]).toEqual([400, 'invalid_request']);
+  expect([outside.status, outside.body.error.code]).toEqual([403, 'forbidden']);
   const written = await house.call('PUT', '/files/content', { body: { path, content: 'x' } });
   expect([written.status, written.body.data]).toEqual([200, { path, size: 1, created: true }]);
   expect((await house.call('GET', `/files/content?path=${path}`)).body.data.content).toBe('x');

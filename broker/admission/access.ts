@@ -107,8 +107,8 @@ export function judgeSubjects(subjects: readonly Subject[], key: Key, declared: 
 }
 
 /**
- * For a route that may leave its machine out: names the only one there is to a key that reaches it; nobody else learns
- * how many there are. Throws validation_failed when the query and the body name different ones.
+ * For a route that may leave its machine out: names the only one there is. Throws forbidden to a key that does not reach
+ * it, before anything else is looked at, and validation_failed when the query and the body name different ones.
  */
 export function implyMachine(raw: RawInput, key: Key, declared: Declared): void {
   const inQuery = raw.query.machine_id;
@@ -121,7 +121,10 @@ export function implyMachine(raw: RawInput, key: Key, declared: Declared): void 
   }
   const [only, ...more] = [...declared.machines.values()];
   if (inQuery !== undefined || inBody !== undefined || only === undefined || more.length > 0) return;
-  if (reaches(key, only.id, declared)) raw.query.machine_id = only.id;
+  if (!reaches(key, only.id, declared)) {
+    throw new AppError('forbidden', 'this key does not reach the machine that is registered here');
+  }
+  raw.query.machine_id = only.id;
 }
 
 /** Judges again whenever the key may have lost a right; what fails goes to `end`. The result stops that. */
