@@ -13,6 +13,7 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { afterAll, beforeAll, beforeEach } from 'vitest';
 
 const checkout = join(import.meta.dirname, '..');
 const base = join(tmpdir(), 'farhand-test-base-bookworm');
@@ -45,8 +46,34 @@ export function execute(file: string, args: string[], timeout = 120_000): Promis
   });
 }
 
+/** One for all tests of a file; where there is none they are skipped with the reason. */
+export function containerOfFile(): Omit<Container, 'close'> {
+  let found: Container | string = 'is not booted yet';
+  const box = (): Container => {
+    if (typeof found === 'string') throw new Error(found);
+    return found;
+  };
+  beforeAll(async () => {
+    found = await bootContainer();
+    if (typeof found === 'string') console.log(`skipped: ${found}`);
+  }, 400_000);
+  beforeEach((context) => {
+    if (typeof found === 'string') context.skip(found);
+  });
+  afterAll(async () => {
+    if (typeof found !== 'string') await found.close();
+  }, 60_000);
+  return {
+    get root() {
+      return box().root;
+    },
+    run: (...command) => box().run(...command),
+    reboot: () => box().reboot(),
+  };
+}
+
 /** Boots one with this checkout at /opt/farhand, read-only, on the network of this machine; or says why it cannot. */
-export async function bootContainer(): Promise<Container | string> {
+async function bootContainer(): Promise<Container | string> {
   if (process.getuid?.() !== 0) return 'needs root';
   const cgroup = cgroupMount();
   if (!cgroup) return 'needs cgroup v2';

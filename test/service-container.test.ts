@@ -2,24 +2,12 @@
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
-import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
+import { beforeAll, describe, expect, test, vi } from 'vitest';
 import { version } from '../shared/version.ts';
-import { bootContainer, type Container, type Ran } from './container.ts';
+import { containerOfFile, type Ran } from './container.ts';
 import { type Answer, call } from './house.ts';
 
-let box: Container;
-let reason = '';
-
-beforeAll(async () => {
-  const found = await bootContainer();
-  if (typeof found !== 'string') box = found;
-  else console.log(`skipped: ${found}`);
-  if (typeof found === 'string') reason = found;
-}, 400_000);
-beforeEach((context) => {
-  if (reason) context.skip(reason);
-});
-afterAll(() => box?.close(), 60_000);
+const box = containerOfFile();
 
 describe('in a container with systemd', { timeout: 90_000 }, () => {
   const node = '/opt/farhand/node_modules/.bin/node';

@@ -2,23 +2,11 @@
 import { copyFileSync, readdirSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
-import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
-import { bootContainer, type Container, execute } from './container.ts';
+import { describe, expect, test, vi } from 'vitest';
+import { containerOfFile, execute } from './container.ts';
 import { type Answer, call, temporaryFolder } from './house.ts';
 
-let box: Container;
-let reason = '';
-
-beforeAll(async () => {
-  const found = await bootContainer();
-  if (typeof found !== 'string') box = found;
-  else console.log(`skipped: ${found}`);
-  if (typeof found === 'string') reason = found;
-}, 400_000);
-beforeEach((context) => {
-  if (reason) context.skip(reason);
-});
-afterAll(() => box?.close(), 60_000);
+const box = containerOfFile();
 
 describe('on a booted Debian', { timeout: 120_000 }, () => {
   let http = '';
