@@ -7,12 +7,17 @@ import { openHouse } from './house.ts';
 
 /** What may be a key, a hash or an id, as text: hexadecimal, base64, or our own letters. */
 const token = /[0-9A-Za-z+/_-]{16,}={0,2}/g;
+/** A certificate is public, and one made in the same second has some lines in common: it counts as a whole. */
+const certificate = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
 /** Words, as in the names of things and the frames of PEM. */
 const plain = /^([a-z_/-]+|[A-Z_/-]+)$/;
 
 /** All that a file says: of a database its rows, for two schemas are alike. */
 function textOf(file: string): string {
-  if (!file.endsWith('.db')) return readFileSync(file, 'latin1').replaceAll('\\n', '\n');
+  if (!file.endsWith('.db')) {
+    const text = readFileSync(file, 'latin1').replaceAll('\\n', '\n');
+    return text.replaceAll(certificate, (one) => one.replaceAll('\n', ''));
+  }
   const database = new DatabaseSync(file, { readOnly: true });
   try {
     const tables = database.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").all();
