@@ -1,5 +1,6 @@
 #!/usr/bin/env node
 // farhand-agent: reads flags and signals; start.ts does the rest.
+import { giveBackAtRest } from '../shared/heap.ts';
 import { createLogger } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
 import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
@@ -27,6 +28,7 @@ async function main(): Promise<void> {
   process.once('SIGTERM', leave);
   process.once('SIGINT', leave);
   const log = createLogger(program, settings.log_level);
+  giveBackAtRest();
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
   agent = await startAgent(settings, log, (linked) => {

@@ -4,9 +4,9 @@ import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { errnoOf, fromErrno } from './errors.ts';
+import { passing } from './heap.ts';
 import { outputWindowBytes, readerStallMs } from './limits.ts';
 import { Pace, Wake } from './pace.ts';
-import { passing } from './scavenge.ts';
 
 export { Wake };
 

@@ -5,7 +5,7 @@ import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agen
 import type { StreamsDefinition } from '../proto/types/farhand/client/v1/Streams.ts';
 import type { LinkDefinition } from '../proto/types/farhand/link/v1/Link.ts';
 import { AppError, isCode } from './errors.ts';
-import { passing } from './scavenge.ts';
+import { passing } from './heap.ts';
 import { serviceOf, type WireMethod } from './wire.ts';
 
 // The generated types describe exactly these services.

@@ -5,6 +5,7 @@ import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
 import { Allowance } from '../../shared/allowance.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { passing } from '../../shared/heap.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import {
@@ -21,7 +22,6 @@ import {
   smallMessageBytes,
   toWire,
 } from '../../shared/rpc.ts';
-import { passing } from '../../shared/scavenge.ts';
 import type { Activity, Entry } from '../activity/index.ts';
 import { type Capability, needed } from '../capabilities.ts';
 import type { AnswerStream, Dial } from './dial.ts';

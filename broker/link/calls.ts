@@ -7,6 +7,7 @@ import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectR
 import type { Reply__Output } from '../../proto/types/farhand/link/v1/Reply.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { passing } from '../../shared/heap.ts';
 import { newId } from '../../shared/ids.ts';
 import {
   type AgentStub,
@@ -21,7 +22,6 @@ import {
   sendFrames,
   smallMessageBytes,
 } from '../../shared/rpc.ts';
-import { passing } from '../../shared/scavenge.ts';
 import { Patience } from './patience.ts';
 
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;

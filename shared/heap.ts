@@ -1,0 +1,61 @@
+// When V8 collects: its young generation after so many bytes of frames, and all of it when the process rests.
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import { every, monotonic } from './clock.ts';
+
+type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) => void;
+
+/** A heap that has idled is marked again after some 8 MiB; each frame is held in several buffers on its way. */
+const everyBytes = 2 * 1024 * 1024;
+const lookMs = 5_000;
+/** A process rests that was busy for less than this part of the time between two looks. */
+const restful = 0.1;
+/** What has grown by less than this since it last rested is left to V8. */
+const worthwhile = 1.2;
+/** Of all time at most this part goes into collecting at rest. */
+const share = 1 / 300;
+
+let passed = 0;
+let collect: Collect | undefined;
+
+/**
+ * Called with every frame that passes. Their buffers die young, but V8 counts them with the old generation: left alone it
+ * marks the whole heap again and again, half of what a transfer costs (measured).
+ */
+export function passing(bytes: number): void {
+  passed += bytes;
+  if (passed < everyBytes) return;
+  passed = 0;
+  collector()({ type: 'minor' });
+}
+
+/**
+ * Has V8 give back what a start or a rush has left, as soon as the process rests: by itself it keeps all of that until it
+ * next needs memory, which may be never. For the rest of the process's life, or until the result is called.
+ */
+export function giveBackAtRest(ms: number = lookMs): () => void {
+  let seen = performance.eventLoopUtilization();
+  // Resident bytes at their least since the last collection; what that frees goes back a moment later.
+  let settled = 0;
+  let next = 0;
+  return every(ms, () => {
+    const since = performance.eventLoopUtilization(seen);
+    seen = performance.eventLoopUtilization();
+    const resident = process.memoryUsage.rss();
+    settled = Math.min(settled, resident);
+    const begun = monotonic();
+    if (since.utilization > restful || begun < next || resident < settled * worthwhile) return;
+    collector()({ type: 'major', flavor: 'last-resort' });
+    settled = Number.POSITIVE_INFINITY;
+    next = begun + (monotonic() - begun) / share;
+  });
+}
+
+/** V8's own function, which Node shows only where this flag is set; the flag reaches no other context of ours. */
+function collector(): Collect {
+  if (!collect) {
+    setFlagsFromString('--expose-gc');
+    collect = runInNewContext('gc') as Collect;
+  }
+  return collect;
+}
