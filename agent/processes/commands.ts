@@ -12,7 +12,7 @@ import { isSignal } from '../../shared/signals.ts';
 import { type Answer, type Followed, follow } from './follow.ts';
 import type { Input } from './input.ts';
 import type { Exit } from './journal.ts';
-import { openPiped } from './piped.ts';
+import { openPiped, type Piped } from './piped.ts';
 import { openInput, type PipeSupply } from './pipes.ts';
 import { plan } from './plan.ts';
 import { outputNames } from './recover.ts';
@@ -116,31 +116,43 @@ export class Commands {
     const { mayRunAs, outputs, log } = this.#parts;
     const planned = await plan(id, spec, mayRunAs);
     const pipes = await this.#parts.pipes.take(spec.input);
-    let given = false;
-    const giveBack = (): void => {
-      if (!given) pipes.giveBack(true);
-      given = true;
-    };
     const fixed = spec.stdin.length > 0 && !spec.input;
-    const stdin = fixed ? await openInput(spec.stdin, outputs).catch(orElse(giveBack)) : undefined;
+    const stdin = fixed
+      ? await openInput(spec.stdin, outputs).catch(orElse(() => pipes.giveBack(true)))
+      : undefined;
     const first = spec.input ? spec.stdin : undefined;
+    const { stdout, stderr } = command;
+    let piped: Piped;
+    try {
+      // Now, while the disk is busy with the promise.
+      piped = openPiped({ id, plan: planned, pipes, stdin, first, stdout, stderr, log });
+    } catch (error) {
+      await stdin?.close();
+      throw error;
+    }
+    let given = false;
     return {
       plan: planned,
       first: 'SIGTERM',
       timeoutMs: spec.timeout_ms,
       open() {
         given = true;
-        const { stdout, stderr } = command;
-        const piped = openPiped({ id, plan: planned, pipes, stdin, first, stdout, stderr, log });
         command.input = piped.input;
         return piped;
       },
       async done() {
-        giveBack();
+        if (!given) await unused(piped);
         await stdin?.close();
       },
     };
   }
+}
+
+/** Nobody else has had its other ends. */
+async function unused(piped: Piped): Promise<void> {
+  piped.handedOver();
+  await piped.drain(0);
+  piped.close(true);
 }
 
 /** Cleans up and throws what was caught. */
