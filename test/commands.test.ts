@@ -280,6 +280,18 @@ test('a link that is cut in the middle loses no output and runs nothing twice', 
   expect(readFileSync(join(folder, 'ran'), 'utf8')).toBe('ran\n');
 });
 
+test('an agent that gets no second connection sends a large output over its first', async () => {
+  const house = await openHouse();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const { machineId: machine_id } = await house.agent({ through: proxy.address });
+  proxy.refuse();
+  const { body } = await house.call('POST', '/commands', {
+    body: { machine_id, command: 'seq 1 100000; sleep 0.1' },
+  });
+  expect(body.data).toMatchObject({ status: 'completed', stdout_bytes: 588_895 });
+});
+
 test('a broker that restarts follows what still ran', async () => {
   const house = await openHouse();
   const proxy = await openProxy(house.grpc);

@@ -8,6 +8,8 @@ export interface Proxy {
   resume(): void;
   /** Ends every connection; new ones are taken. */
   cut(): void;
+  /** Takes no more connections until allow(); those that are there go on. */
+  refuse(): void;
   /** Ends every connection and takes no more until allow(). */
   forbid(): void;
   allow(): void;
@@ -60,6 +62,9 @@ export async function openProxy(target: string, { delayMs = 0 } = {}): Promise<P
       for (const socket of sockets) socket.resume();
     },
     cut,
+    refuse() {
+      forbidden = true;
+    },
     forbid() {
       forbidden = true;
       cut();

@@ -200,7 +200,7 @@ export function openAnswers(options: AnswersOptions): Answers {
     abort: AbortController,
     frames: (answer: AnswerStream) => AsyncIterable<Buffer> | Iterable<Buffer>,
   ): Promise<void> {
-    const answer = line.answer(call.call_id, quick.has(call.method));
+    const answer = line.answer(call.call_id, quick.has(call.method) || !(await line.stands()));
     const status = new Promise((resolve) => answer.once('status', resolve));
     const { signal } = abort;
     // HTTP/2 ends a connection that resets too many streams: the broker that gave a call up ends its stream as well.

@@ -15,7 +15,7 @@ import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/
 import type { EnrollRequest } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
-import { now } from '../../shared/clock.ts';
+import { after, now } from '../../shared/clock.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { callKey, linkServerName, linkService, windowBytes } from '../../shared/rpc.ts';
 import { said } from './said.ts';
@@ -27,10 +27,14 @@ export interface Dial {
   connect(): ControlStream;
   /** The stream that answers one call; `quick` ones share the connection of the control stream, the others have one of their own. */
   answer(callId: string, quick?: boolean): AnswerStream;
+  /** Whether that other connection stands; asks for it, and waits for it a while. */
+  stands(): Promise<boolean>;
   close(): void;
 }
 
 const enrolMs = 10_000;
+/** The broker waits longer for an answer's stream; one that is never opened would be an answer lost. */
+const connectMs = 2_000;
 
 const options: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
@@ -60,11 +64,28 @@ export function dial(broker: string, ca: string): Dial {
       metadata.set(callKey, callId);
       return (quick ? quickly : slowly).Answer(metadata);
     },
+    stands: connecting(slowly),
     close() {
       quickly.close();
       slowly.close();
     },
   };
+}
+
+/** Asks for a client's connection; false when it does not stand in time. */
+function connecting(client: LinkClient): () => Promise<boolean> {
+  let standing: Promise<boolean> | undefined;
+  return () =>
+    new Promise((resolve) => {
+      const cancel = after(connectMs, () => resolve(false));
+      // One watcher, however many calls wait; it ends with the client.
+      standing ??= new Promise<boolean>((settle) => {
+        client.waitForReady(Number.POSITIVE_INFINITY, (error) => settle(!error));
+      }).finally(() => {
+        standing = undefined;
+      });
+      void standing.then(resolve).finally(cancel);
+    });
 }
 
 /** Enrols over a connection of its own. Throws StartError when the broker refuses, AppError when it may pass. */
