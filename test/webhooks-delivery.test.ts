@@ -456,9 +456,12 @@ describe('a webhook that is narrowed', () => {
       expect(waiting.map(({ attempts }) => attempts.length)).toEqual([1, 1]);
     });
     await house.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
-    const [command, machine] = await deliveriesOf(house, id);
-    expect(command).toMatchObject({ status: 'failed', reason: 'not_subscribed', next_attempt_at: null });
-    expect(machine).toMatchObject({ status: 'pending', reason: null });
+    const command = await vi.waitFor(async () => {
+      const [narrowed, machine] = await deliveriesOf(house, id);
+      expect(narrowed).toMatchObject({ status: 'failed', reason: 'not_subscribed', next_attempt_at: null });
+      expect(machine).toMatchObject({ status: 'pending', reason: null });
+      return narrowed;
+    });
     const again = await house.call('POST', `/webhooks/${id}/deliveries/${command?.id}/redeliver`);
     expect([again.status, again.body.error.code]).toEqual([409, 'conflict']);
     const since = '2026-01-01T00:00:00Z';
