@@ -139,11 +139,16 @@ export function openAnswers(options: AnswersOptions): Answers {
   }
 
   function start(taken: Taken): Promise<void> {
-    const { shape, call, abort } = taken;
-    if (shape.clientStreams || call.request_follows) {
-      return stream(call, abort, (answer) => responses(taken, () => requestIn(taken, answer)));
-    }
+    const { shape, call } = taken;
+    if (shape.clientStreams || call.request_follows) return long(taken);
     return shape.serverStreams ? brief(taken) : unary(taken);
+  }
+
+  async function long(taken: Taken): Promise<void> {
+    const { call, abort } = taken;
+    const shared = await shares(call, abort.signal);
+    abort.signal.throwIfAborted();
+    await stream(call, abort, shared, (answer) => responses(taken, () => requestIn(taken, answer)));
   }
 
   async function unary(taken: Taken): Promise<void> {
@@ -183,24 +188,32 @@ export function openAnswers(options: AnswersOptions): Answers {
     const { signal } = abort;
     const frames = responses(taken, () => requestOf(shape, call.request, entry));
     const gathered = await orReplied(call, signal, gather(frames));
+    const small = Array.isArray(gathered) && roomy();
+    const shared = !small && (await shares(call, signal));
     if (signal.aborted) return void (await frames.return(undefined));
-    if (Array.isArray(gathered) && roomy()) {
+    if (small) {
       for (const { length } of gathered) passing(length);
       return reply({ call_id: call.call_id, messages: { messages: gathered.map(messageOf) } });
     }
-    await stream(call, abort, (answer) => {
+    await stream(call, abort, shared, (answer) => {
       // Nothing of interest comes in: read on, so that the end is noticed.
       answer.resume();
       return gathered;
     });
   }
 
+  /** Whether an answer shares the control stream's connection: it has to be quick, or there is no other. */
+  async function shares({ method }: Call__Output, signal: AbortSignal): Promise<boolean> {
+    return quick.has(method) || !(await line.stands(signal));
+  }
+
   async function stream(
     call: Call__Output,
     abort: AbortController,
+    shared: boolean,
     frames: (answer: AnswerStream) => AsyncIterable<Buffer> | Iterable<Buffer>,
   ): Promise<void> {
-    const answer = line.answer(call.call_id, quick.has(call.method) || !(await line.stands()));
+    const answer = line.answer(call.call_id, shared);
     const status = new Promise((resolve) => answer.once('status', resolve));
     const { signal } = abort;
     // HTTP/2 ends a connection that resets too many streams: the broker that gave a call up ends its stream as well.

@@ -2,6 +2,7 @@
 import {
   type ChannelOptions,
   type ClientDuplexStream,
+  connectivityState,
   credentials,
   status as grpcStatus,
   Metadata,
@@ -17,6 +18,7 @@ import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/E
 import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
+import { Wake } from '../../shared/pace.ts';
 import { callKey, linkServerName, linkService, windowBytes } from '../../shared/rpc.ts';
 import { said } from './said.ts';
 
@@ -27,8 +29,8 @@ export interface Dial {
   connect(): ControlStream;
   /** The stream that answers one call; `quick` ones share the connection of the control stream, the others have one of their own. */
   answer(callId: string, quick?: boolean): AnswerStream;
-  /** Whether that other connection stands; asks for it, and waits for it a while. */
-  stands(): Promise<boolean>;
+  /** Whether that other connection stands; asks for it, and waits for it a while, or until the signal fires. */
+  stands(signal: AbortSignal): Promise<boolean>;
   close(): void;
 }
 
@@ -57,6 +59,7 @@ export function dial(broker: string, ca: string): Dial {
   const quickly = clientOf(broker, ca);
   // Whatever is sent on a connection waits for all that is under way there: a download's megabytes, before a key press.
   const slowly = clientOf(broker, ca);
+  const connection = connectionOf(slowly);
   return {
     connect: () => quickly.Connect(),
     answer(callId, quick = false) {
@@ -64,28 +67,51 @@ export function dial(broker: string, ca: string): Dial {
       metadata.set(callKey, callId);
       return (quick ? quickly : slowly).Answer(metadata);
     },
-    stands: connecting(slowly),
+    stands: connection.stands,
     close() {
       quickly.close();
-      slowly.close();
+      connection.close();
     },
   };
 }
 
-/** Asks for a client's connection; false when it does not stand in time. */
-function connecting(client: LinkClient): () => Promise<boolean> {
-  let standing: Promise<boolean> | undefined;
-  return () =>
-    new Promise((resolve) => {
-      const cancel = after(connectMs, () => resolve(false));
-      // One watcher, however many calls wait; it ends with the client.
-      standing ??= new Promise<boolean>((settle) => {
-        client.waitForReady(Number.POSITIVE_INFINITY, (error) => settle(!error));
-      }).finally(() => {
-        standing = undefined;
-      });
-      void standing.then(resolve).finally(cancel);
+/** What becomes of a client's connection. Not by waitForReady: that makes a client that was closed dial again. */
+function connectionOf(client: LinkClient): Pick<Dial, 'stands' | 'close'> {
+  const channel = client.getChannel();
+  const changed = new Wake();
+  let watched = false;
+  let closed = false;
+  /** Whoever came first has waited in vain: the others need not. */
+  let awaited = false;
+  const ready = (): boolean => {
+    const state = channel.getConnectivityState(true);
+    if (state === connectivityState.READY) return true;
+    if (watched) return false;
+    watched = true;
+    channel.watchConnectivityState(state, Number.POSITIVE_INFINITY, () => {
+      watched = false;
+      changed.wake();
+      if (!closed && ready()) awaited = false;
     });
+    return false;
+  };
+  return {
+    async stands(signal) {
+      if (closed || ready()) return !closed;
+      if (awaited) return false;
+      const late = new AbortController();
+      const cancel = after(connectMs, () => late.abort());
+      const over = AbortSignal.any([signal, late.signal]);
+      while (!closed && !over.aborted && !ready()) await changed.wait(over);
+      cancel();
+      if (late.signal.aborted) awaited = true;
+      return !closed && !over.aborted;
+    },
+    close() {
+      closed = true;
+      client.close();
+    },
+  };
 }
 
 /** Enrols over a connection of its own. Throws StartError when the broker refuses, AppError when it may pass. */

@@ -141,8 +141,11 @@ export class Commands {
         return piped;
       },
       async done() {
-        if (!given) await unused(piped);
-        await stdin?.close();
+        try {
+          if (!given) await unused(piped);
+        } finally {
+          await stdin?.close();
+        }
       },
     };
   }

@@ -2,7 +2,7 @@
 // on them, and bash takes a socket as its input for a remote login. So these are real pipes and a file.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
-import { chmodSync, closeSync, constants, openSync, unlinkSync } from 'node:fs';
+import { chmodSync, closeSync, constants, openSync, rmSync } from 'node:fs';
 import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { AppError, errnoOf } from '../../shared/errors.ts';
@@ -68,9 +68,9 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
         open: (shared) => openPipes(paths, inputs[0], shared),
         giveBack(free) {
           if (free && !paths.some(hasReader)) ready.push(...paths);
-          else for (const path of paths) unlinkSync(path);
+          else for (const path of paths) rmSync(path, { force: true });
           // Who holds only this one shows nowhere, and would take the input of the next command.
-          for (const path of inputs) unlinkSync(path);
+          for (const path of inputs) rmSync(path, { force: true });
         },
       };
     },
