@@ -12,20 +12,26 @@ export async function demandYes(yes: boolean | undefined, what: string): Promise
   const answer = await confirm({
     message: `This will ${what}. Go on?`,
     initialValue: false,
-    output: process.stderr,
+    output: screen(),
   });
   if (answer !== true) throw new UsageError('nothing was done');
 }
 
 export async function askText(message: string): Promise<string> {
   const { text } = await import('@clack/prompts');
-  return answered(await text({ message, output: process.stderr }));
+  return answered(await text({ message, output: screen() }));
 }
 
 /** Does not show what is typed. */
 export async function askSecret(message: string): Promise<string> {
   const { password } = await import('@clack/prompts');
-  return answered(await password({ message, output: process.stderr }));
+  return answered(await password({ message, output: screen() }));
+}
+
+/** A terminal that does not know its width would get one character a line. */
+function screen(): typeof process.stderr {
+  process.stderr.columns ||= 80;
+  return process.stderr;
 }
 
 function answered(answer: unknown): string {
