@@ -52,13 +52,19 @@ const options: ChannelOptions = {
   // A broker on a private network is not behind the proxy that the environment may name.
   'grpc.enable_http_proxy': 0,
 };
+/** Nothing is heard on a connection without calls, so that one which died in silence would be taken for a good one. */
+const heardOf: ChannelOptions = {
+  'grpc.keepalive_time_ms': 20_000,
+  'grpc.keepalive_timeout_ms': 10_000,
+  'grpc.keepalive_permit_without_calls': 1,
+};
 const LinkClientOf = makeGenericClientConstructor(linkService, 'Link');
 
 /** Dials HOST:PORT; `ca` is the PEM of the pinned authority. */
 export function dial(broker: string, ca: string): Dial {
   const quickly = clientOf(broker, ca);
   // Whatever is sent on a connection waits for all that is under way there: a download's megabytes, before a key press.
-  const slowly = clientOf(broker, ca);
+  const slowly = clientOf(broker, ca, heardOf);
   const connection = connectionOf(slowly);
   return {
     connect: () => quickly.Connect(),
@@ -129,9 +135,12 @@ export function enrollWith(
   }).finally(() => client.close());
 }
 
-function clientOf(broker: string, ca: string): LinkClient {
+function clientOf(broker: string, ca: string, more: ChannelOptions = {}): LinkClient {
   // Made from the service that LinkClient was generated for.
-  return new LinkClientOf(broker, credentials.createSsl(Buffer.from(ca)), options) as unknown as LinkClient;
+  return new LinkClientOf(broker, credentials.createSsl(Buffer.from(ca)), {
+    ...options,
+    ...more,
+  }) as unknown as LinkClient;
 }
 
 const final = new Set<number>([grpcStatus.UNAUTHENTICATED, grpcStatus.INVALID_ARGUMENT]);
