@@ -113,26 +113,28 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
       return;
     }
     while (lane.running.size < lane.width && lane.taken.size < mostTaken) {
-      const id = nextOf(lane);
+      // One moment for both: what falls due between two would be neither due nor slept for.
+      const at = now();
+      const id = nextOf(lane, at);
       if (id === undefined) {
-        sleepUntilDue(lane);
+        sleepUntilDue(lane, at);
         return;
       }
       begin(lane, webhook, id);
     }
   }
 
-  function nextOf(lane: Lane): string | undefined {
+  function nextOf(lane: Lane, until: number): string | undefined {
     if (lane.ready.length === 0) {
-      const due = records.due(lane.id, now(), readAhead + lane.taken.size);
+      const due = records.due(lane.id, until, readAhead + lane.taken.size);
       lane.ready = due.filter((id) => !lane.taken.has(id));
     }
     return lane.ready.shift();
   }
 
-  function sleepUntilDue(lane: Lane): void {
+  function sleepUntilDue(lane: Lane, from: number): void {
     lane.cancel();
-    const at = records.nextDue(lane.id, now());
+    const at = records.nextDue(lane.id, from);
     if (at !== undefined) lane.cancel = after(Math.max(1, at - now()), () => wake(lane.id));
   }
 
