@@ -3,6 +3,7 @@ import { connect as connectHttp2, constants } from 'node:http2';
 import { connect, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { connect as connectTls } from 'node:tls';
+import { gzipSync } from 'node:zlib';
 
 export interface Target {
   http: { host: string; port: number };
@@ -75,8 +76,8 @@ async function onSession(target: Target, work: (opened: ReturnType<typeof sessio
   await over;
 }
 
-function call(opened: ReturnType<typeof session>) {
-  const stream = opened.request(enrol);
+function call(opened: ReturnType<typeof session>, more: Record<string, string> = {}) {
+  const stream = opened.request({ ...enrol, ...more });
   stream.on('error', () => undefined);
   return stream;
 }
@@ -88,6 +89,9 @@ const preface = Buffer.concat([
 /** HEADERS that do not end, then CONTINUATION with one literal field of 100 bytes. */
 const unending = Buffer.of(0, 0, 1, 1, 0, 0, 0, 0, 1, 0x83);
 const more = Buffer.concat([Buffer.of(0, 0, 104, 9, 0, 0, 0, 0, 1, 0, 1, 0x78, 100), Buffer.alloc(100, 'x')]);
+
+/** 64 MiB in 64 KiB. */
+const bomb = (): Buffer => gzipSync(Buffer.alloc(64 * 1024 * 1024));
 
 export const assaults: Record<string, Assault> = {
   'HTTP: 2,000 silent connections': ({ http }) => crowd(2_000, () => closed(connect(http))),
@@ -118,6 +122,36 @@ export const assaults: Record<string, Assault> = {
       send();
       return closed(socket);
     }),
+  'HTTP: headers without end, 8 connections': ({ http }) =>
+    crowd(8, () => {
+      const socket = connect(http);
+      socket.write('GET /healthz HTTP/1.1\r\n');
+      return pouring(socket, () => `X: ${'x'.repeat(1_000)}\r\n`.repeat(20));
+    }),
+  'HTTP: compressed bombs, 8 connections': ({ http, key }) => {
+    const body = bomb();
+    const head = `POST /api/v1/join-tokens HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${key}\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: ${body.length}\r\n\r\n`;
+    const request = Buffer.concat([Buffer.from(head), body]);
+    return crowd(8, () => {
+      const socket = connect(http);
+      const send = (): void => void socket.write(request);
+      socket.on('data', send);
+      send();
+      return closed(socket);
+    });
+  },
+  'gRPC: compressed bombs, 4 connections': (target) => {
+    const body = bomb();
+    const head = Buffer.alloc(5, 1);
+    head.writeUInt32BE(body.length, 1);
+    return crowd(4, () =>
+      onSession(target, (opened) => {
+        call(opened, { 'grpc-encoding': 'gzip' })
+          .resume()
+          .end(Buffer.concat([head, body]));
+      }),
+    );
+  },
   'gRPC: 1,000 silent connections': ({ grpc }) => crowd(1_000, () => closed(connect(grpc))),
   'gRPC: TLS handshakes, 4 at once': (target) =>
     crowd(4, () => {
