@@ -306,10 +306,20 @@ test('bytes of messages that nobody has vouched for end their connection at 256 
   await standing();
 });
 
+const bomb = () => gzipSync(Buffer.alloc(64 * 1024 * 1024));
+
+test('a connection without a key that announces packed messages is cut before any is unpacked', async () => {
+  const { house, standing } = await besieged({ proofMs: 60_000 });
+  const client = await frameClient(house.grpc);
+  await client.send(frame(kinds.headers, endHeaders, 1, callFields(enrolPath, { 'grpc-encoding': 'gzip' })));
+  await client.closed;
+  await standing();
+});
+
 test.each([
   ['a message that says it is longer than any may be', messageHead(0xffffffff), Buffer.alloc(0)],
   ['a message that is no protobuf', messageHead(4), Buffer.from('\xff\xff\xff\xff', 'latin1')],
-  ['a small message that unpacks to 64 MiB', null, gzipSync(Buffer.alloc(64 * 1024 * 1024))],
+  ['a small message of somebody with a key that unpacks to 64 MiB', null, bomb()],
 ])('%s is refused on its own', async (_what, head, body) => {
   const { house, standing } = await besieged();
   const session = connectHttp2(`https://${house.grpc}`, { rejectUnauthorized: false });
@@ -319,7 +329,8 @@ test.each([
     ':path': enrolPath,
     'content-type': 'application/grpc',
     te: 'trailers',
-    ...(head === null && { 'grpc-encoding': 'gzip' }),
+    'grpc-encoding': head ? 'identity' : 'gzip',
+    ...(!head && { authorization: `Bearer ${house.key}` }),
   });
   call.on('error', () => undefined);
   const status = new Promise<number>((resolve) => {

@@ -109,7 +109,7 @@ export class Guests {
     if (!unproven || this.#sockets.get(peer)?.localPort !== socket?.localPort) return;
     unproven.calls += 1;
     if (this.#limits.hasKey(headers.authorization ?? '')) this.proven(peer);
-    else if (unproven.calls > unprovenCalls) this.#cut(peer);
+    else if (unproven.calls > unprovenCalls || packs(headers)) this.#cut(peer);
   }
 
   /** grpc-js takes messages as they come, whoever sends them: the bytes on the wire are what we can see. */
@@ -121,6 +121,11 @@ export class Guests {
     this.#stopWeighing?.();
     this.#stopWeighing = undefined;
   }
+}
+
+/** grpc-js unpacks before anybody may object, and a small bomb costs megabytes; no greeting or enrolment of ours is packed. */
+function packs(headers: IncomingHttpHeaders): boolean {
+  return (headers['grpc-encoding'] ?? 'identity') !== 'identity';
 }
 
 /** As grpc-js names them. */
