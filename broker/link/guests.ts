@@ -19,7 +19,7 @@ const leavingMs = 300;
 /** Calls, and bytes in all, of a connection that has proven nothing: a greeting or an enrolment is one call of a few KiB. */
 const unprovenCalls = 32;
 const unprovenBytes = 256 * 1024;
-const lookMs = 100;
+const lookMs = 10;
 /** Where Node tells of a stream before anybody reads what is sent on it; grpc-js tells nobody. */
 const channel = 'http2.server.stream.created';
 
