@@ -108,8 +108,11 @@ export class Guests {
     const unproven = this.#unproven.get(peer);
     if (!unproven || this.#sockets.get(peer)?.localPort !== socket?.localPort) return;
     unproven.calls += 1;
-    if (this.#limits.hasKey(headers.authorization ?? '')) this.proven(peer);
-    else if (unproven.calls > unprovenCalls || packs(headers)) this.#cut(peer);
+    if (this.#limits.hasKey(headers.authorization ?? '')) return this.proven(peer);
+    if (unproven.calls <= unprovenCalls && !packs(headers)) return;
+    // At once: the socket alone would still hand on what came with these headers.
+    stream.session?.destroy();
+    this.#cut(peer);
   }
 
   /** grpc-js takes messages as they come, whoever sends them: the bytes on the wire are what we can see. */
