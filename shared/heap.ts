@@ -8,8 +8,9 @@ type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) =>
 /** A heap that has idled is marked again after some 8 MiB; each frame is held in several buffers on its way. */
 const everyBytes = 2 * 1024 * 1024;
 const lookMs = 5_000;
-/** A process rests that was busy for less than this part of the time between two looks. */
+/** A process rests that was busy for less than this part of the time between two looks, so many times in a row. */
 const restful = 0.1;
+const looks = 3;
 /** What has grown by less than this since it last rested is left to V8. */
 const worthwhile = 1.2;
 /** Of all time at most this part goes into collecting at rest. */
@@ -34,6 +35,9 @@ export function passing(bytes: number): void {
  * next needs memory, which may be never. For the rest of the process's life, or until the result is called.
  */
 export function giveBackAtRest(ms: number = lookMs): () => void {
+  // Several collections in a row make all code look old: without it what comes after them would begin slowly.
+  setFlagsFromString('--no-flush-bytecode');
+  let rested = 0;
   let seen = performance.eventLoopUtilization();
   // Resident bytes at their least since the last collection; what that frees goes back a moment later.
   let settled = 0;
@@ -43,8 +47,9 @@ export function giveBackAtRest(ms: number = lookMs): () => void {
     seen = performance.eventLoopUtilization();
     const resident = process.memoryUsage.rss();
     settled = Math.min(settled, resident);
+    rested = since.utilization > restful ? 0 : rested + 1;
     const begun = monotonic();
-    if (since.utilization > restful || begun < next || resident < settled * worthwhile) return;
+    if (rested < looks || begun < next || resident < settled * worthwhile) return;
     collector()({ type: 'major', flavor: 'last-resort' });
     settled = Number.POSITIVE_INFINITY;
     next = begun + (monotonic() - begun) / share;
