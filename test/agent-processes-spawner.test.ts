@@ -28,8 +28,8 @@ afterEach(async () => {
   await rm(home, { recursive: true, force: true });
 });
 
-async function open(): Promise<void> {
-  const limits = { stopGraceMs: 50, killForMs: 2000 };
+async function open(spawners = 1): Promise<void> {
+  const limits = { stopGraceMs: 50, killForMs: 2000, spawners };
   room = await openProcesses({ directory: join(home, 'agent'), log, mayRunAs: true, limits });
   rooms.push(room);
 }
@@ -66,13 +66,22 @@ async function until(text: string, events: AsyncIterator<Answer>): Promise<void>
   }
 }
 
+/** The first line of its output. */
+async function line(events: AsyncIterator<Answer>): Promise<string> {
+  for (let seen = ''; ; ) {
+    const { value } = await events.next();
+    seen += Buffer.from(value.event?.output?.data ?? '').toString();
+    if (seen.includes('\n')) return seen.trim();
+  }
+}
+
 /** Pids of the spawners of this test's agents, living or not reaped. */
 async function spawners(journalId: string): Promise<number[]> {
   const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
   const found = await Promise.all(
     pids.map(async (pid) => {
       const environ = await readFile(`/proc/${pid}/environ`, 'latin1').catch(() => '');
-      return environ.includes(`=spawner:${journalId}\0`) ? [Number(pid)] : [];
+      return environ.includes(`=spawner:${journalId}:`) ? [Number(pid)] : [];
     }),
   );
   return found.flat();
@@ -156,6 +165,29 @@ test('64 commands at once all start and end', async () => {
   const ends = Array.from({ length: 64 }, (_, i) => end(start(`echo ${i}`)));
   const outputs = (await Promise.all(ends)).map(({ output }) => output);
   expect(outputs).toEqual(Array.from({ length: 64 }, (_, i) => `${i}\n`));
+});
+
+test('a crowd of commands gets a second spawner; where one of the two is killed, what the other runs goes on', async () => {
+  await room.stop();
+  await open(2);
+  const [first] = await spawners(room.journalId);
+  let second = 0;
+  await vi.waitFor(async () => {
+    const ends = await Promise.all(Array.from({ length: 16 }, () => end(start('echo $PPID'))));
+    second = Number(ends.map(({ output }) => output.trim()).find((pid) => pid !== String(first)));
+    expect(second).toBeGreaterThan(0);
+  }, 20_000);
+  const running = Array.from({ length: 8 }, () => start('echo $PPID; exec sleep 60'));
+  const parents = await Promise.all(running.map(async (events) => Number(await line(events))));
+  expect(new Set(parents)).toEqual(new Set([first, second]));
+  process.kill(second, 'SIGKILL');
+  const orphans = running.filter((_, n) => parents[n] === second);
+  for (const events of orphans) expect((await end(events)).event.exit).toMatchObject(lost);
+  expect((await end(start('echo again'))).output).toBe('again\n');
+  expect(await inHome()).toHaveLength(running.length - orphans.length);
+  await room.stop();
+  expect(await inHome()).toEqual([]);
+  expect(await spawners(room.journalId)).toEqual([]);
 });
 
 test('signals for everybody do not end the spawner, stopping the agent does', async () => {

@@ -5,9 +5,9 @@ import { join } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-/** A cgroup in which all commands are born, for the spawner is in it. */
+/** A cgroup in which all commands are born, for the spawners are in it. */
 export interface Birthplace {
-  /** The spawner; silently nothing where that is not allowed. */
+  /** A spawner; silently nothing where that is not allowed. */
   enter(pid: number): Promise<void>;
   /** Everything that commands have started and that still lives. */
   pids(): Promise<Set<number>>;
@@ -28,7 +28,7 @@ export async function openBirthplace(name: string, log: Logger): Promise<Birthpl
   return {
     enter: (pid) =>
       writeFile(members, String(pid)).catch((error: unknown) => {
-        log.warn({ err: error }, 'the spawner could not be put into a cgroup of its own');
+        log.warn({ err: error }, 'a spawner could not be put into a cgroup of its own');
       }),
     pids: async () => new Set((await readFile(members, 'utf8').catch(() => '')).split('\n').map(Number)),
     close: () => rmdir(directory).catch(() => {}),

@@ -1,5 +1,6 @@
 // Processes of this machine: started at most once per id, kept with their output until the broker forgets them.
 import { mkdir, realpath } from 'node:fs/promises';
+import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
 import {
   killGraceMs,
@@ -19,7 +20,7 @@ import { openPipeSupply } from './pipes.ts';
 import { closeInherited } from './plan.ts';
 import { recover } from './recover.ts';
 import type { Limits, Parts } from './room.ts';
-import { Spawner } from './spawner/index.ts';
+import { Spawners } from './spawner/index.ts';
 import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';
 
@@ -62,6 +63,7 @@ const defaults: Limits = {
   windowBytes: outputWindowBytes,
   stallMs: readerStallMs,
   open: openCommands,
+  spawners: Math.min(2, availableParallelism()),
   graceMs: killGraceMs,
   stopGraceMs: 2_000,
   drainMs: 2_000,
@@ -85,18 +87,18 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   const outputs = join(directory, 'output');
   const pipeNames = join(directory, 'pipes');
   const births = await openBirths(`farhand-${journal.id}`, log);
-  const spawner = new Spawner(journal.id, births, log);
+  const spawners = new Spawners(journal.id, limits.spawners, births, log);
   const maker = loadPtyMaker();
-  const parts: Parts = { journal, limits, log, spawner, births };
+  const parts: Parts = { journal, limits, log, spawners, births };
   const { commands, terminals, close } = await openRooms().catch(async (error: unknown) => {
-    await Promise.all([spawner.stop(), journal.close()]);
+    await Promise.all([spawners.stop(), journal.close()]);
     await births?.close();
     throw error;
   });
   return {
     journalId: journal.id,
     missing: maker ? [] : ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'],
-    pids: () => (spawner.pid === undefined ? [] : [spawner.pid]),
+    pids: () => spawners.pids,
     ids: () => [...commands.room.ids(), ...terminals.room.ids()],
     startProcess: (request, call) => commands.start(request, call),
     followProcess: (request, call) => commands.follow(request, call),
@@ -119,7 +121,7 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
     },
     async stop() {
       await Promise.all([commands.room.stop(), terminals.room.stop()]);
-      await spawner.stop();
+      await spawners.stop();
       await births?.close();
       await close();
       await journal.close();
@@ -131,13 +133,13 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
       journal,
       outputs,
       pipes: pipeNames,
-      spawner: spawner.mark,
+      spawners: spawners.marks,
       limits,
       log,
     });
     const ended = new Map([...journal.entries].filter(([, { terminal }]) => terminal));
     const pipes = await openPipeSupply(pipeNames);
-    await spawner.ready();
+    await spawners.ready();
     return {
       commands: new Commands({ ...parts, outputs, pipes, mayRunAs }, left),
       terminals: new Terminals({ ...parts, maker }, ended),

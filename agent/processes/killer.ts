@@ -2,7 +2,7 @@
 import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Births } from './births.ts';
-import type { Child, Exited } from './spawner/index.ts';
+import type { Child, Exited } from './spawner/spawner.ts';
 import { type Ending, killTree, Tree } from './tree.ts';
 
 /** Why a process was ended by us; abandoned: nobody keeps it; orphaned: its spawner died. */

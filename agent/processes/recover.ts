@@ -14,8 +14,8 @@ interface Left {
   outputs: string;
   /** The directory of all pipes. */
   pipes: string;
-  /** The mark of spawners. */
-  spawner: string;
+  /** The marks of spawners. */
+  spawners: readonly string[];
   limits: { windowBytes: number; killForMs: number };
   log: Logger;
 }
@@ -45,15 +45,15 @@ export async function recover(left: Left): Promise<Map<string, Followed>> {
   return kept;
 }
 
-async function killLeftovers({ journal, pipes, spawner, limits, log }: Left): Promise<void> {
+async function killLeftovers({ journal, pipes, spawners, limits, log }: Left): Promise<void> {
   const entries = [...journal.entries].filter(([, { exit }]) => !exit);
   const open = entries.map(([id]) => id);
   if (open.length === 0) return;
   // A pipe that still has its name was in use: the name goes when a command leaves it to the background.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
   const leaders = entries.map(([, { started }]) => started).filter((one) => one !== undefined);
-  // The spawner might still add to them.
-  const tree = new Tree([...open, spawner], links, leaders);
+  // A spawner might still add to them.
+  const tree = new Tree([...open, ...spawners], links, leaders);
   if ((await tree.members()).length === 0) return;
   const survivors = await killTree(tree, AbortSignal.abort(), limits.killForMs);
   log.warn({ ids: open, survivors }, 'killed what an earlier agent had left running');

@@ -10,7 +10,8 @@ import type { KillerOptions } from './killer.ts';
 import { NotStarted, type Plan } from './plan.ts';
 import { unseen } from './recover.ts';
 import { type Ending, type Run, run, type Stdio } from './run.ts';
-import { type Spawner, SpawnerDied } from './spawner/index.ts';
+import type { Spawners } from './spawner/index.ts';
+import { SpawnerDied } from './spawner/spawner.ts';
 
 export interface Limits {
   /** Last bytes kept of each output stream of a command. */
@@ -19,6 +20,8 @@ export interface Limits {
   stallMs: number;
   /** Commands at once. */
   open: number;
+  /** Spawners at once, at least 1. */
+  spawners: number;
   /** Between TERM and KILL at a timeout. */
   graceMs: number;
   /** The same when the agent stops. */
@@ -46,7 +49,7 @@ export interface Parts {
   journal: Journal;
   limits: Limits;
   log: Logger;
-  spawner: Spawner;
+  spawners: Spawners;
   births: Births | undefined;
 }
 
@@ -231,10 +234,10 @@ export class Room<T extends Kept> {
 
   async #spawn(id: string, kept: T, prepared: Prepared | NotStarted, signal: AbortSignal): Promise<void> {
     if (prepared instanceof NotStarted) throw prepared;
-    const { spawner, births, journal, limits, log } = this.#parts;
+    const { spawners, births, journal, limits, log } = this.#parts;
     const { plan, open, done, ...how } = prepared;
     try {
-      const living = await spawner.ready();
+      const living = await spawners.ready();
       // The link may have gone or been fenced off meanwhile; from here to the request nothing waits.
       if (signal.aborted || this.#stopping || kept.cancelled !== undefined) return await this.#drop(id, kept);
       kept.run = await run(plan, open(), living, { id, births, log, ...limits, ...how });

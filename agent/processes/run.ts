@@ -4,8 +4,9 @@ import { now } from '../../shared/clock.ts';
 import type { Leader } from './census.ts';
 import { type KillCause, type Killer, type KillerOptions, makeKiller } from './killer.ts';
 import { explain, NotStarted, type Plan } from './plan.ts';
-import { type Child, type Living, SpawnFailed } from './spawner/index.ts';
+import type { Living } from './spawner/index.ts';
 import type { SpawnRequest } from './spawner/program.ts';
+import { type Child, SpawnFailed } from './spawner/spawner.ts';
 import { killTree, Tree } from './tree.ts';
 
 /** What a process reads and writes: pipes or a terminal, open on our side. */

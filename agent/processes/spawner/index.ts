@@ -1,189 +1,122 @@
-// The agent's side of the spawner: starts it, asks it for processes, and starts another one after its death.
-import { type ChildProcess, spawn } from 'node:child_process';
-import { once } from 'node:events';
-import { after } from '../../../shared/clock.ts';
+// The spawners of an agent: one, and another beside it once a crowd of commands waits; after a death comes a new one.
 import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { Births } from '../births.ts';
-import type { Leader } from '../census.ts';
-import { marker } from '../plan.ts';
 import { killTree, Tree } from '../tree.ts';
-import { program, type SpawnReport, type SpawnRequest } from './program.ts';
+import type { SpawnRequest } from './program.ts';
+import { type Child, Spawner, SpawnerDied } from './spawner.ts';
 
-export interface Exited {
-  code: number | null;
-  signal: NodeJS.Signals | null;
-}
-
-/** The first process of a command, a child of the spawner. */
-export interface Child extends Leader {
-  /** Undefined when the spawner died before it. */
-  exited: Promise<Exited | undefined>;
-}
-
-/** The process surely did not start. */
-export class SpawnFailed extends Error {
-  override readonly name = 'SpawnFailed';
-  readonly errno: string;
-
-  constructor(errno: string) {
-    super(errno);
-    this.errno = errno;
-  }
-}
-
-/** Nobody knows whether the process started. */
-export class SpawnerDied extends Error {
-  override readonly name = 'SpawnerDied';
-}
-
-/** A spawner that was ready once. */
+/** One of them at least was ready a moment ago. */
 export interface Living {
   /** Asks in this very turn; rejects with SpawnFailed or SpawnerDied. */
   spawn(request: SpawnRequest): Promise<Child>;
 }
 
-/** Little room for garbage and no threads to collect it: each command is a fork of this. */
-const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--input-type=commonjs'];
-const startMs = 30_000;
+/** A spawner waits while what it has forked becomes the command: where so many starts wait, two are faster than one. */
+const crowd = 4;
 /** How long KILL is repeated for what a dead one left half started. */
 const killForMs = 5_000;
 
-export class Spawner {
-  /** In the environment of spawners; what they fork has it until it becomes the command. */
-  readonly mark: string;
+export class Spawners implements Living {
+  readonly #places: readonly Place[];
   readonly #log: Logger;
-  #living: Promise<Process> | undefined;
-  #died = false;
-  #pid: number | undefined;
 
-  readonly #births: Births | undefined;
-
-  /** `name`: the same for all agents of a data directory, and for nobody else. */
-  constructor(name: string, births: Births | undefined, log: Logger) {
-    this.#births = births;
-    // No id of a command has a colon.
-    this.mark = `spawner:${name}`;
+  /** `name`: the same for all agents of a data directory, and for nobody else. `most`: at once, at least 1. */
+  constructor(name: string, most: number, births: Births | undefined, log: Logger) {
+    this.#places = Array.from({ length: most }, (_, n) => new Place(`spawner:${name}:${n}`, births, log));
     this.#log = log;
   }
 
-  /** Of the living one. */
-  get pid(): number | undefined {
-    return this.#pid;
+  /** In the environments of spawners. */
+  get marks(): string[] {
+    return this.#places.map(({ mark }) => mark);
   }
 
-  /** The living one, or a new one after its death. */
-  ready(): Promise<Living> {
-    this.#living ??= this.#start();
-    return this.#living;
+  get pids(): number[] {
+    return this.#places.flatMap(({ pid }) => pid ?? []);
+  }
+
+  /** Resolves when one can be asked. Rejects with unavailable. */
+  async ready(): Promise<Living> {
+    const [first] = this.#places;
+    if (!this.#places.some(({ living }) => living)) await first?.start();
+    return this;
+  }
+
+  /** The one with the least to do. */
+  spawn(request: SpawnRequest): Promise<Child> {
+    const living = this.#places.flatMap((place) => place.living ?? []);
+    const [least] = living.toSorted((a, b) => a.starting - b.starting);
+    if (!least) return Promise.reject(new SpawnerDied());
+    if (least.starting >= crowd) this.#more();
+    return least.spawn(request);
+  }
+
+  /** Nobody waits for it. */
+  #more(): void {
+    const free = this.#places.find(({ living }) => !living);
+    free
+      ?.start()
+      .catch((error: unknown) => this.#log.warn({ err: error }, 'a crowd of commands has one spawner'));
   }
 
   async stop(): Promise<void> {
-    const living = await this.#living?.catch(() => undefined);
-    await living?.stop();
+    await Promise.all(this.#places.map((place) => place.stop()));
+  }
+}
+
+/** Where there is one spawner, or none, or after its death another. */
+class Place {
+  /** What they fork has it until it becomes the command. */
+  readonly mark: string;
+  living: Spawner | undefined;
+  pid: number | undefined;
+  readonly #births: Births | undefined;
+  readonly #log: Logger;
+  #starting: Promise<void> | undefined;
+  /** What a dead one forked may not have become its command yet: until that is gone none follows. */
+  #cleared: Promise<unknown> = Promise.resolve();
+
+  constructor(mark: string, births: Births | undefined, log: Logger) {
+    this.mark = mark;
+    this.#births = births;
+    this.#log = log;
   }
 
-  async #start(): Promise<Process> {
+  start(): Promise<void> {
+    this.#starting ??= this.#begin().finally(() => {
+      this.#starting = undefined;
+    });
+    return this.#starting;
+  }
+
+  async stop(): Promise<void> {
+    await this.#starting?.catch(() => undefined);
+    await this.living?.stop();
+    await this.#cleared;
+  }
+
+  async #begin(): Promise<void> {
     try {
-      // What the dead one forked may not have become its command yet.
-      if (this.#died) await killTree(new Tree([this.mark], []), AbortSignal.abort(), killForMs);
-      const started = new Process(this.mark);
-      this.#pid = started.pid;
+      await this.#cleared;
+      const started = new Spawner(this.mark);
+      this.pid = started.pid;
       await started.ready();
       await this.#births?.enter(started.pid);
-      void started.ended.then((asked) => {
-        this.#living = undefined;
-        this.#died = true;
-        if (!asked) this.#log.error('the spawner died; commands that ran are lost');
-      });
-      return started;
+      this.living = started;
+      void started.ended.then((asked) => this.#over(asked));
     } catch (cause) {
-      this.#living = undefined;
       throw new AppError('unavailable', 'the spawner of commands could not be started', {}, { cause });
     }
   }
-}
 
-interface Waiting {
-  started: PromiseWithResolvers<Child>;
-  exited: PromiseWithResolvers<Exited | undefined>;
-}
-
-/** One spawner from its start to its end. */
-class Process implements Living {
-  /** Resolves when it is gone and all its reports were heard: true when we stopped it. */
-  readonly ended: Promise<boolean>;
-  readonly #child: ChildProcess;
-  readonly #ready = Promise.withResolvers<void>();
-  readonly #waiting = new Map<string, Waiting>();
-  #asked = false;
-
-  constructor(mark: string) {
-    const args = [...flags, '-e', `(${program.toString()})()`];
-    // Node copies its own NODE_V8_COVERAGE when there is none here.
-    const env = { [marker]: mark, NODE_V8_COVERAGE: undefined };
-    const stdio = ['ignore', 'ignore', 'inherit', 'ipc'] as const;
-    this.#child = spawn(process.execPath, args, { cwd: '/', env, stdio: [...stdio], detached: true });
-    this.#child.on('message', (message) => {
-      // Nobody else has the other end of the channel.
-      this.#hear(message as SpawnReport);
-    });
-    // Without its channel it is of no use, and it must not start anything any more.
-    this.#child.once('disconnect', () => this.#child.kill('SIGKILL'));
-    this.#child.on('error', (error) => this.#ready.reject(error));
-    this.ended = Promise.all([once(this.#child, 'exit'), once(this.#child, 'disconnect')]).then(
-      () => this.#over(),
-      () => this.#over(),
+  #over(asked: boolean): void {
+    this.living = undefined;
+    this.pid = undefined;
+    if (asked) return;
+    this.#log.error('a spawner died; commands that it ran are lost');
+    this.#cleared = killTree(new Tree([this.mark], []), AbortSignal.abort(), killForMs).catch(
+      (error: unknown) => this.#log.error({ err: error }, 'what a spawner left could not be killed'),
     );
-  }
-
-  get pid(): number {
-    return this.#child.pid ?? 0;
-  }
-
-  async ready(): Promise<void> {
-    const cancel = after(startMs, () => this.#child.kill('SIGKILL'));
-    await this.#ready.promise.finally(cancel);
-  }
-
-  spawn(request: SpawnRequest): Promise<Child> {
-    if (!this.#child.connected) return Promise.reject(new SpawnerDied());
-    const started = Promise.withResolvers<Child>();
-    this.#waiting.set(request.id, { started, exited: Promise.withResolvers() });
-    // Whether it arrived shows in what comes back, be it the end.
-    this.#child.send(request, () => {});
-    return started.promise;
-  }
-
-  async stop(): Promise<void> {
-    this.#asked = true;
-    this.#child.kill('SIGKILL');
-    await this.ended;
-  }
-
-  #hear(report: SpawnReport): void {
-    if ('ready' in report) {
-      this.#ready.resolve();
-      return;
-    }
-    const { id } = report;
-    const waiting = this.#waiting.get(id);
-    if ('pid' in report) {
-      waiting?.started.resolve({ pid: report.pid, start: report.start, exited: waiting.exited.promise });
-      return;
-    }
-    this.#waiting.delete(id);
-    if ('errno' in report) waiting?.started.reject(new SpawnFailed(report.errno));
-    else waiting?.exited.resolve({ code: report.code, signal: report.signal });
-  }
-
-  #over(): boolean {
-    this.#ready.reject(new SpawnerDied());
-    for (const { started, exited } of this.#waiting.values()) {
-      started.reject(new SpawnerDied());
-      exited.resolve(undefined);
-    }
-    this.#waiting.clear();
-    return this.#asked;
   }
 }

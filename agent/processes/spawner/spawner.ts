@@ -1,0 +1,137 @@
+// The agent's side of one spawner, from its start to its end: asks it for processes, and hears of them.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { after } from '../../../shared/clock.ts';
+import { AppError } from '../../../shared/errors.ts';
+import type { Logger } from '../../../shared/logger.ts';
+import type { Births } from '../births.ts';
+import type { Leader } from '../census.ts';
+import { marker } from '../plan.ts';
+import { killTree, Tree } from '../tree.ts';
+import { program, type SpawnReport, type SpawnRequest } from './program.ts';
+
+export interface Exited {
+  code: number | null;
+  signal: NodeJS.Signals | null;
+}
+
+/** The first process of a command, a child of the spawner. */
+export interface Child extends Leader {
+  /** Undefined when the spawner died before it. */
+  exited: Promise<Exited | undefined>;
+}
+
+/** The process surely did not start. */
+export class SpawnFailed extends Error {
+  override readonly name = 'SpawnFailed';
+  readonly errno: string;
+
+  constructor(errno: string) {
+    super(errno);
+    this.errno = errno;
+  }
+}
+
+/** Nobody knows whether the process started. */
+export class SpawnerDied extends Error {
+  override readonly name = 'SpawnerDied';
+}
+
+/** Little room for garbage and no threads to collect it: each command is a fork of this. */
+const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--input-type=commonjs'];
+const startMs = 30_000;
+interface Waiting {
+  started: PromiseWithResolvers<Child>;
+  exited: PromiseWithResolvers<Exited | undefined>;
+}
+
+export class Spawner {
+  /** Resolves when it is gone and all its reports were heard: true when we stopped it. */
+  readonly ended: Promise<boolean>;
+  readonly #child: ChildProcess;
+  readonly #ready = Promise.withResolvers<void>();
+  readonly #waiting = new Map<string, Waiting>();
+  #asked = false;
+  /** Starts that it was asked for and has not told of. */
+  #starting = 0;
+
+  /** `mark`: in its environment; what it forks has it until it becomes the command. */
+  constructor(mark: string) {
+    const args = [...flags, '-e', `(${program.toString()})()`];
+    // Node copies its own NODE_V8_COVERAGE when there is none here.
+    const env = { [marker]: mark, NODE_V8_COVERAGE: undefined };
+    const stdio = ['ignore', 'ignore', 'inherit', 'ipc'] as const;
+    this.#child = spawn(process.execPath, args, { cwd: '/', env, stdio: [...stdio], detached: true });
+    this.#child.on('message', (message) => {
+      // Nobody else has the other end of the channel.
+      this.#hear(message as SpawnReport);
+    });
+    // Without its channel it is of no use, and it must not start anything any more.
+    this.#child.once('disconnect', () => this.#child.kill('SIGKILL'));
+    this.#child.on('error', (error) => this.#ready.reject(error));
+    this.ended = Promise.all([once(this.#child, 'exit'), once(this.#child, 'disconnect')]).then(
+      () => this.#over(),
+      () => this.#over(),
+    );
+  }
+
+  get pid(): number {
+    return this.#child.pid ?? 0;
+  }
+
+  get starting(): number {
+    return this.#starting;
+  }
+
+  /** Rejects when it ends before that. */
+  async ready(): Promise<void> {
+    const cancel = after(startMs, () => this.#child.kill('SIGKILL'));
+    await this.#ready.promise.finally(cancel);
+  }
+
+  /** Asks in this very turn; rejects with SpawnFailed or SpawnerDied. */
+  spawn(request: SpawnRequest): Promise<Child> {
+    if (!this.#child.connected) return Promise.reject(new SpawnerDied());
+    const started = Promise.withResolvers<Child>();
+    this.#waiting.set(request.id, { started, exited: Promise.withResolvers() });
+    this.#starting += 1;
+    // Whether it arrived shows in what comes back, be it the end.
+    this.#child.send(request, () => {});
+    return started.promise;
+  }
+
+  async stop(): Promise<void> {
+    this.#asked = true;
+    this.#child.kill('SIGKILL');
+    await this.ended;
+  }
+
+  #hear(report: SpawnReport): void {
+    if ('ready' in report) {
+      this.#ready.resolve();
+      return;
+    }
+    const { id } = report;
+    const waiting = this.#waiting.get(id);
+    if ('pid' in report) {
+      this.#starting -= 1;
+      waiting?.started.resolve({ pid: report.pid, start: report.start, exited: waiting.exited.promise });
+      return;
+    }
+    this.#waiting.delete(id);
+    if ('errno' in report) {
+      this.#starting -= 1;
+      waiting?.started.reject(new SpawnFailed(report.errno));
+    } else waiting?.exited.resolve({ code: report.code, signal: report.signal });
+  }
+
+  #over(): boolean {
+    this.#ready.reject(new SpawnerDied());
+    for (const { started, exited } of this.#waiting.values()) {
+      started.reject(new SpawnerDied());
+      exited.resolve(undefined);
+    }
+    this.#waiting.clear();
+    return this.#asked;
+  }
+}
