@@ -2,6 +2,7 @@
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { setTimeout } from 'node:timers/promises';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
 import { gather } from '../agent/link/gather.ts';
@@ -161,6 +162,25 @@ test('what is too large, too many or not over in the moment goes on where it was
   resolve(frameOf(Buffer.from('ended')));
   expect((await gathered.next()).value).toEqual(frameOf(Buffer.from('ended')));
   expect((await gathered.next()).done).toBe(true);
+});
+
+test('where many answers are held back at once, each has longer to become whole', async () => {
+  async function* slow(): AsyncGenerator<Buffer> {
+    yield frameOf(Buffer.from('started'));
+    // Longer than the moment of one alone.
+    await setTimeout(20);
+    yield frameOf(Buffer.from('ended'));
+  }
+  expect(Array.isArray(await gather(slow()))).toBe(false);
+  const { promise, resolve } = Promise.withResolvers<void>();
+  async function* silent(): AsyncGenerator<Buffer> {
+    await promise;
+    yield* [];
+  }
+  const crowd = Array.from({ length: 8 }, () => gather(silent()));
+  expect(await gather(slow())).toHaveLength(2);
+  resolve();
+  expect(await Promise.all(crowd)).toEqual(Array.from({ length: 8 }, () => []));
 });
 
 test('a real agent’s answers are the same on either way: empty, small, at the edge and large', async () => {
