@@ -9,7 +9,7 @@ type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) =>
 const everyBytes = 2 * 1024 * 1024;
 const lookMs = 5_000;
 /** A process rests that was busy for less than this part of the time between two looks, so many times in a row. */
-const restful = 0.1;
+const restful = 0.03;
 const looks = 3;
 /** What has grown by less than this since it last rested is left to V8. */
 const worthwhile = 1.2;
