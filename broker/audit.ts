@@ -5,6 +5,7 @@ import type { MachineId } from '../shared/api/route.ts';
 import { iso, now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
 import { type Entry, type History, jsonIn, type Row, textIn } from './history.ts';
+import { openNumbers, renumbered, rowsSince } from './numbers.ts';
 import { type Condition, pageOfRows } from './paging.ts';
 
 export interface Audit {
@@ -33,6 +34,19 @@ const tables = [
   UPDATE audit SET action = replace(action, 'session.', 'sessions.') WHERE action LIKE 'session.%';
   UPDATE audit SET action = 'sessions.leave' WHERE action = 'sessions.detach';
   UPDATE audit SET action = 'sessions.input' WHERE action = 'sessions.input_refused'`,
+  // Each index is a page more that every command writes, twice: what a row is known by is found by its request, too.
+  `ALTER TABLE audit RENAME TO audit_before;
+  CREATE TABLE audit (
+    seq INTEGER PRIMARY KEY, id TEXT NOT NULL, created_at INTEGER NOT NULL, key_id TEXT NOT NULL,
+    key_name TEXT NOT NULL, action TEXT NOT NULL, machine_id TEXT, what TEXT NOT NULL, request_id TEXT NOT NULL,
+    result TEXT NOT NULL, address TEXT NOT NULL, UNIQUE (request_id, id)
+  );
+  INSERT INTO audit
+    SELECT seq, id, created_at, key_id, key_name, action, machine_id, what, request_id, result, address
+    FROM ${renumbered('audit_before', 'rowid')};
+  DROP TABLE audit_before;
+  CREATE INDEX audit_by_key ON audit (key_id, created_at);
+  CREATE INDEX audit_by_machine ON audit (machine_id, created_at)`,
 ];
 
 /** Whatever their age: the oldest go. */
@@ -41,13 +55,14 @@ const mostRows = 1_000_000;
 /** Opens the record; what is older than `keepMs` goes. */
 export function openAudit(history: History, keepMs: number, keepRows = mostRows): Audit {
   history.migrate('audit', tables);
-  history.retain({ table: 'audit', column: 'created_at', keepMs, keepRows });
+  history.retain({ table: 'audit', column: 'created_at', keepMs, keepRows, ordered: true });
+  const numbers = openNumbers(history, 'audit');
   history.onEntry('audit', ({ id, created_at, deed }: AuditEntry) => {
     const { key_id, key_name, action, machine_id, what, request_id, result, address } = deed;
     history
-      .sql('INSERT OR IGNORE INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)')
+      .sql('INSERT OR IGNORE INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)')
       .run(
-        ...[id, created_at, key_id, key_name, action, machine_id],
+        ...[numbers.next(created_at), id, created_at, key_id, key_name, action, machine_id],
         ...[JSON.stringify(what), request_id, result, address],
       );
   });
@@ -68,11 +83,10 @@ export function openAudit(history: History, keepMs: number, keepRows = mostRows)
             input.key ? ['key_id = ?', input.key] : undefined,
             input.machine_id && ['machine_id = ?', input.machine_id],
             input.request_id ? ['request_id = ?', input.request_id] : undefined,
-            input.since && ['created_at >= ?', input.since.getTime()],
+            rowsSince(input.since),
           ],
-          input,
-          // Several may happen in one millisecond.
-          'rowid',
+          { ...input, sort: input.sort.replace('created_at', 'seq') },
+          'seq',
         );
         return { items: page.items.map((row) => shown(row, caller)), total: page.total };
       },
@@ -91,7 +105,7 @@ function visibleTo(caller: Caller): Condition {
   ];
 }
 
-function shown({ created_at, ...row }: Row, caller: Caller) {
+function shown({ seq: _, created_at, ...row }: Row, caller: Caller) {
   const what = jsonIn(row, 'what') as Deed['what'];
   return {
     // The columns are those of a deed, all of them texts.

@@ -7,6 +7,7 @@ import { AppError } from '../shared/errors.ts';
 import { newId } from '../shared/ids.ts';
 import { Wake } from '../shared/pace.ts';
 import { type Entry, type History, type HistoryTransaction, jsonIn, type Row, textIn } from './history.ts';
+import { openNumbers, renumbered, rowsSince } from './numbers.ts';
 import { allOf, type Condition, pageOfRows, reachableOnly } from './paging.ts';
 
 export interface Event {
@@ -59,6 +60,16 @@ const tables = [
   DROP TABLE events_before;
   CREATE INDEX events_by_time ON events (created_at);
   CREATE INDEX events_by_machine ON events (machine_id, created_at)`,
+  // Each index, and the table of numbers, is a page more that every command writes.
+  `ALTER TABLE events RENAME TO events_before;
+  CREATE TABLE events (
+    seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, created_at INTEGER NOT NULL,
+    machine_id TEXT, data TEXT NOT NULL
+  );
+  INSERT INTO events
+    SELECT seq, id, type, created_at, machine_id, data FROM ${renumbered('events_before', 'seq')};
+  DROP TABLE events_before;
+  CREATE INDEX events_by_machine ON events (machine_id, created_at)`,
 ];
 
 /** Read at once by whoever follows: what a slow reader holds in memory. */
@@ -70,16 +81,18 @@ const mostRows = 1_000_000;
 /** Opens the event room; events older than `keepMs` go. */
 export function openEvents(history: History, keepMs: number, keepRows = mostRows): Events {
   history.migrate('events', tables);
-  history.retain({ table: 'events', column: 'created_at', keepMs, keepRows });
+  history.retain({ table: 'events', column: 'created_at', keepMs, keepRows, ordered: true });
+  const numbers = openNumbers(history, 'events');
   const listeners = new Set<(event: Event) => void>();
   const recorders: Parameters<Events['within']>[0][] = [];
   const happened = new Wake();
   let stopped = false;
 
   history.onEntry('event', ({ event, machine_id }: EventEntry, transaction: HistoryTransaction) => {
+    const at = Date.parse(event.timestamp);
     const { changes } = history
-      .sql('INSERT OR IGNORE INTO events (id, type, created_at, machine_id, data) VALUES (?, ?, ?, ?, ?)')
-      .run(event.id, event.type, Date.parse(event.timestamp), machine_id, JSON.stringify(event.data));
+      .sql('INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?)')
+      .run(numbers.next(at), event.id, event.type, at, machine_id, JSON.stringify(event.data));
     if (changes === 0) return;
     for (const record of recorders) record(event, machine_id, transaction);
     transaction.committed(() => {
@@ -90,7 +103,7 @@ export function openEvents(history: History, keepMs: number, keepRows = mostRows
 
   /** Where a follower begins: after an event that it may read, or after all there are. */
   function begin({ last_event_id }: FollowInput, caller: Caller): number {
-    if (last_event_id === undefined) return newest();
+    if (last_event_id === undefined) return numbers.last;
     const [where, values] = allOf([['id = ?', last_event_id], ...readableOnly(caller)]);
     const seq = history.sql(`SELECT seq FROM events WHERE ${where}`).get(...values)?.seq;
     if (seq !== undefined) return Number(seq);
@@ -99,10 +112,6 @@ export function openEvents(history: History, keepMs: number, keepRows = mostRows
       'no such event is kept: what came after it may be gone; list events, then follow without it',
       { last_event_id },
     );
-  }
-
-  function newest(): number {
-    return Number(history.sql("SELECT seq FROM sqlite_sequence WHERE name = 'events'").get()?.seq ?? 0);
   }
 
   function newestId(caller: Caller): string | undefined {
@@ -114,7 +123,7 @@ export function openEvents(history: History, keepMs: number, keepRows = mostRows
   /** From the table and at the reader's own pace, so that a slow one costs nothing. */
   async function* follow(from: number, input: FollowInput, caller: Caller): AsyncGenerator<SentEvent<Event>> {
     for (let position = from; ; ) {
-      const top = newest();
+      const top = numbers.last;
       const [where, values] = allOf([
         ['seq > ?', position],
         ...readableOnly(caller),
@@ -132,7 +141,7 @@ export function openEvents(history: History, keepMs: number, keepRows = mostRows
       position = rows.length < batch ? top : Number(rows.at(-1)?.seq);
       caller.signal.throwIfAborted();
       if (stopped) throw new AppError('unavailable', 'the broker stops: come back');
-      if (newest() === position) await happened.wait(caller.signal);
+      if (numbers.last === position) await happened.wait(caller.signal);
     }
   }
 
@@ -161,11 +170,10 @@ export function openEvents(history: History, keepMs: number, keepRows = mostRows
             ...readableOnly(caller),
             input.type && ['type = ?', input.type],
             input.machine_id && ['machine_id = ?', input.machine_id],
-            input.since && ['created_at >= ?', input.since.getTime()],
+            rowsSince(input.since),
           ],
-          input,
-          // Several may happen in one millisecond: a start comes before its end.
-          'rowid',
+          { ...input, sort: input.sort.replace('created_at', 'seq') },
+          'seq',
         );
         return { items: page.items.map(eventOf), total: page.total };
       },

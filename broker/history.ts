@@ -41,6 +41,8 @@ export interface Retention {
   keepMs: number;
   /** So many rows stay at most, whatever their age. */
   keepRows?: number;
+  /** Rows stand in the order of their time: only the first ones are looked at. */
+  ordered?: boolean;
   /** Extra condition that a row must meet to go. */
   where?: string;
   /** Called with the ids that went, for what lies beside the database. */
@@ -159,25 +161,33 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
   async function prune(): Promise<void> {
     for (const retention of retentions) {
       while ((await history.write(() => pruneSome(retention))) === pruneStep) await turn();
-      while ((await history.write(() => pruneMost(retention))) === pruneStep) await turn();
+      for (let most = surplusOf(retention); most > 0; most -= pruneStep) {
+        await history.write(() => pruneFirst(retention, Math.min(most, pruneStep)));
+        await turn();
+      }
     }
     sql('PRAGMA incremental_vacuum(256)').all();
   }
 
-  function pruneSome({ table, column, keepMs, where = '1', removed }: Retention): number {
-    const rows = sql(
-      `DELETE FROM ${table} WHERE rowid IN (SELECT rowid FROM ${table} WHERE ${column} < ? AND ${where} ORDER BY ${column} LIMIT ${pruneStep}) RETURNING *`,
-    ).all(now() - keepMs);
+  function pruneSome({ table, column, keepMs, where = '1', ordered, removed }: Retention): number {
+    const old = `${column} < ?1 AND ${where}`;
+    const some = ordered
+      ? `WHERE ${old} AND rowid IN (SELECT rowid FROM ${table} ORDER BY rowid LIMIT ${pruneStep})`
+      : `WHERE rowid IN (SELECT rowid FROM ${table} WHERE ${old} ORDER BY ${column} LIMIT ${pruneStep})`;
+    const rows = sql(`DELETE FROM ${table} ${some} RETURNING *`).all(now() - keepMs);
     removed?.(rows.map((row) => String(row.id)));
     return rows.length;
   }
 
-  /** Rows are numbered as they come, and those that go are the first. */
-  function pruneMost({ table, keepRows }: Retention): number {
-    if (keepRows === undefined) return 0;
-    const surplus = `SELECT rowid FROM ${table} WHERE rowid <= (SELECT max(rowid) FROM ${table}) - ?`;
-    const deletion = `DELETE FROM ${table} WHERE rowid IN (${surplus} ORDER BY rowid LIMIT ${pruneStep})`;
-    return Number(sql(deletion).run(keepRows).changes);
+  function surplusOf({ table, keepRows = Number.POSITIVE_INFINITY }: Retention): number {
+    if (keepRows === Number.POSITIVE_INFINITY) return 0;
+    return Number(sql(`SELECT count(*) AS n FROM ${table}`).get()?.n) - keepRows;
+  }
+
+  /** Rows are numbered as they come. */
+  function pruneFirst({ table }: Retention, count: number): void {
+    const first = `SELECT rowid FROM ${table} ORDER BY rowid LIMIT ?`;
+    sql(`DELETE FROM ${table} WHERE rowid IN (${first})`).run(count);
   }
 
   const stopPruning = every(3_600_000, () => {

@@ -31,14 +31,14 @@ export type Condition = readonly [sql: string, ...values: (string | number)[]] |
 
 /**
  * A page of rows of a history table; `sort` must come from a route's own list of fields. Ties go by `tie`: the id,
- * or rowid where the order of writing tells more.
+ * or where the order of writing tells more the row's number.
  */
 export function pageOfRows(
   history: History,
   from: { table: string; columns: string },
   conditions: readonly Condition[],
   input: PageInput,
-  tie: 'id' | 'rowid' = 'id',
+  tie: 'id' | 'rowid' | 'seq' = 'id',
 ): Page<Row> {
   const [where, values] = allOf(conditions);
   const direction = input.sort.startsWith('-') ? 'DESC' : 'ASC';

@@ -315,7 +315,7 @@ test('it is kept by age and by number, the newest, and one deed is written once'
   });
   await history.write((journal) => {
     for (let n = 0; n < 25; n += 1) audit.record(journal, deed(n), `aud_${n}`);
-    audit.record(journal, deed(99), 'aud_24');
+    audit.record(journal, { ...deed(24), what: { n: 99 } }, 'aud_24');
   });
   await history.prune();
   const kept = history.sql('SELECT what FROM audit ORDER BY rowid').all();

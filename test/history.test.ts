@@ -5,6 +5,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { openEvents } from '../broker/events.ts';
 import { type History, openHistory } from '../broker/history.ts';
+import { rowsSince } from '../broker/numbers.ts';
 import { now } from '../shared/clock.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
 
@@ -277,6 +278,31 @@ describe('an event', () => {
   });
 });
 
+test('events of an older broker keep their order, and those that come are numbered above them', async () => {
+  const { history } = openBench();
+  const columns = 'id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, created_at INTEGER NOT NULL, machine_id TEXT';
+  history.migrate('events', [
+    'SELECT 1',
+    `CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, ${columns}, data TEXT NOT NULL);
+    CREATE INDEX events_by_machine ON events (machine_id, created_at)`,
+  ]);
+  // The clock was set back once, and many were of one millisecond.
+  const times = [5_000, 5_000, 4_000, ...Array.from({ length: 3_000 }, () => 6_000), 6_001, 9_000];
+  await history.write(() => {
+    const insert = "INSERT INTO events (id, type, created_at, data) VALUES (?, 'machine.online', ?, '{}')";
+    for (const [n, at] of times.entries()) history.sql(insert).run(`evt_${n}`, at);
+  });
+  const events = openEvents(history, Number.MAX_SAFE_INTEGER);
+  await history.write((journal) => events.emit(journal, 'machine.online', undefined, {}));
+  const rows = history.sql('SELECT id, seq, created_at FROM events ORDER BY seq').all();
+  expect(rows.slice(0, -1).map(({ id }) => id)).toEqual(times.map((_, n) => `evt_${n}`));
+  for (const { seq, created_at } of rows)
+    expect(Number(seq)).toBeGreaterThanOrEqual(Number(created_at) * 1_000);
+  const [where, ...values] = rowsSince(new Date(6_001)) ?? [''];
+  const since = history.sql(`SELECT created_at FROM events WHERE ${where} ORDER BY seq`).all(...values);
+  expect(since.slice(0, -1).map(({ created_at }) => created_at)).toEqual([6_001, 9_000]);
+});
+
 describe('pruning', () => {
   test('removes what is older and meets the condition, and nothing else', async () => {
     const { history, note, committed } = openBench();
@@ -299,6 +325,18 @@ describe('pruning', () => {
     expect(gone).toEqual(['older']);
     await history.prune();
     expect(gone).toEqual(['older']);
+  });
+
+  test('of rows in their order ends at the first that are younger', async () => {
+    const { history, note, committed } = openBench();
+    history.retain({ table: 'notes', column: 'at', keepMs: 3_600_000, ordered: true });
+    await history.write(() => {
+      for (let n = 0; n < 700; n += 1) note(`old${n}`, n);
+      for (let n = 0; n < 600; n += 1) note(`new${n}`);
+      note('late', 0);
+    });
+    await history.prune();
+    expect(committed()).toEqual([...Array.from({ length: 600 }, (_, n) => `new${n}`), 'late']);
   });
 
   test('goes on in small steps until all that is older is gone, oldest first', async () => {

@@ -92,6 +92,8 @@ const tables = [
   CREATE TRIGGER command_tails_go AFTER DELETE ON commands BEGIN
     DELETE FROM command_tails WHERE id = old.id;
   END`,
+  // What ended long ago began before that: it is found by its time.
+  'DROP INDEX commands_by_end',
 ];
 
 const lasting =
@@ -137,8 +139,8 @@ export interface Records {
 /** Opens the table; commands that ended longer than `keepMs` ago go, and `removed` is told. */
 export function openRecords(history: History, keepMs: number, removed: (ids: string[]) => void): Records {
   history.migrate('commands', tables);
-  const where = 'finished_at IS NOT NULL';
-  history.retain({ table: 'commands', column: 'finished_at', keepMs, where, removed });
+  const where = 'finished_at < ?1';
+  history.retain({ table: 'commands', column: 'created_at', keepMs, where, removed });
   const insert = `INSERT INTO commands (${columns}, spec) VALUES (${`${columns}, spec`.replaceAll(/\w+/g, '?')})`;
   const assignments = changing.replaceAll(/\w+/g, '$& = ?');
   return {
@@ -209,7 +211,7 @@ export function openRecords(history: History, keepMs: number, removed: (ids: str
     kept: (limit) =>
       history
         .sql(
-          `SELECT id, kept_bytes FROM commands WHERE kept_bytes > 0 AND ${where} ORDER BY finished_at LIMIT ?`,
+          `SELECT id, kept_bytes FROM commands WHERE kept_bytes > 0 AND finished_at IS NOT NULL ORDER BY finished_at LIMIT ?`,
         )
         .all(limit)
         .map((row) => ({ id: textIn(row, 'id'), kept_bytes: Number(row.kept_bytes) })),

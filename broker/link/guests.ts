@@ -108,7 +108,10 @@ export class Guests {
     const unproven = this.#unproven.get(peer);
     if (!unproven || this.#sockets.get(peer)?.localPort !== socket?.localPort) return;
     unproven.calls += 1;
-    if (this.#limits.hasKey(headers.authorization ?? '')) return this.proven(peer);
+    if (this.#limits.hasKey(headers.authorization ?? '')) {
+      this.proven(peer);
+      return;
+    }
     if (unproven.calls <= unprovenCalls && !packs(headers)) return;
     // At once: the socket alone would still hand on what came with these headers.
     stream.session?.destroy();

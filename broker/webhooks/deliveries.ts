@@ -60,15 +60,14 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
   ): Promise<{ asked: number; next: Place | undefined }> {
     const mayRead = readerOf(caller);
     return history.write(() => {
-      const events = records.eventsAfter(place, step);
+      const { events, next } = records.eventsFrom(place, step);
       const asked = events.filter(
         (told) =>
           mayRead(told) &&
           subscriptions.mayTell(webhook, told.type, told.machineId) &&
           records.again(webhook.id, told, now()),
       );
-      const last = events.length === step ? events.at(-1) : undefined;
-      return { asked: asked.length, next: last && { at: last.at, id: last.id } };
+      return { asked: asked.length, next };
     });
   }
 
@@ -126,8 +125,8 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
       const webhook = enabled(input.webhook_id, caller);
       let redelivered = 0;
       // What happened before there was a webhook was never for it.
-      const from = Math.max(input.since.getTime(), Date.parse(webhook.created_at));
-      for (let place: Place | undefined = { at: from, id: '' }; place; ) {
+      const since = new Date(Math.max(input.since.getTime(), Date.parse(webhook.created_at)));
+      for (let place: Place | undefined = { since, seq: 0 }; place; ) {
         const { asked, next }: Awaited<ReturnType<typeof againAmong>> = await againAmong(
           webhook,
           place,

@@ -4,6 +4,8 @@ import type { Api, Reply } from '../../shared/api/index.ts';
 import type { WebhookId } from '../../shared/api/route.ts';
 import { iso } from '../../shared/clock.ts';
 import { type History, jsonIn, type Row, textIn } from '../history.ts';
+import { rowsSince } from '../numbers.ts';
+import { allOf } from '../paging.ts';
 import type { Outcome } from './send.ts';
 import type { Message } from './sign.ts';
 
@@ -85,17 +87,17 @@ export interface Records {
   load(id: string): Due | undefined;
   find(id: string): { row: Row; told: Told } | undefined;
   exists(id: string): boolean;
-  /** Events after a place in the log, in its order. */
-  eventsAfter(place: Place, limit: number): Told[];
+  /** Events from a place in the log on, in its order, and where the next ones are. */
+  eventsFrom(place: Place, limit: number): { events: Told[]; next: Place | undefined };
   lastOf(webhookId: WebhookId): Last | null;
   /** How often each webhook was armed when it failed too often. */
   trips(): Map<string, number>;
 }
 
-/** Where one is in the log of events: after this one of that time. */
+/** Where one is in the log of events: what is not older, after this number. */
 export interface Place {
-  at: number;
-  id: string;
+  since: Date;
+  seq: number;
 }
 
 /** Opens the tables; deliveries go with their events, after `keepMs`. */
@@ -228,14 +230,14 @@ export function openRecords(history: History, keepMs: number): Records {
       return row && { row, told: toldOf({ ...row, id: row.event_id ?? null }) };
     },
     exists: (id) => history.sql('SELECT 1 FROM webhook_deliveries WHERE id = ?').get(id) !== undefined,
-    eventsAfter: ({ at, id }, limit) =>
-      history
-        .sql(
-          `SELECT id, type, machine_id, created_at FROM events
-           WHERE (created_at, id) > (?, ?) ORDER BY created_at, id LIMIT ?`,
-        )
-        .all(at, id, limit)
-        .map(toldOf),
+    eventsFrom({ since, seq }, limit) {
+      const [where, values] = allOf([rowsSince(since), ['seq > ?', seq]]);
+      const rows = history
+        .sql(`SELECT seq, id, type, machine_id, created_at FROM events WHERE ${where} ORDER BY seq LIMIT ?`)
+        .all(...values, limit);
+      const last = rows.length === limit ? rows.at(-1) : undefined;
+      return { events: rows.map(toldOf), next: last && { since, seq: Number(last.seq) } };
+    },
     lastOf(webhookId) {
       const row = history.sql('SELECT last FROM webhook_marks WHERE webhook_id = ?').get(webhookId);
       // Written by remember(), which takes no other shape.
