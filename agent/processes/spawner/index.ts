@@ -106,6 +106,7 @@ class Place {
       this.living = started;
       void started.ended.then((asked) => this.#over(asked));
     } catch (cause) {
+      this.pid = undefined;
       throw new AppError('unavailable', 'the spawner of commands could not be started', {}, { cause });
     }
   }

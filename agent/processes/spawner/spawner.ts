@@ -2,12 +2,8 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { after } from '../../../shared/clock.ts';
-import { AppError } from '../../../shared/errors.ts';
-import type { Logger } from '../../../shared/logger.ts';
-import type { Births } from '../births.ts';
 import type { Leader } from '../census.ts';
 import { marker } from '../plan.ts';
-import { killTree, Tree } from '../tree.ts';
 import { program, type SpawnReport, type SpawnRequest } from './program.ts';
 
 export interface Exited {
