@@ -10,7 +10,7 @@ import { type Condition, pageOfRows } from './paging.ts';
 
 export interface Audit {
   handlers: Handlers['audit'];
-  /** Records a deed with the transaction, or outbox, that it is about. One whose id is there already adds nothing. */
+  /** Records a deed with the transaction, or outbox, that it is about. One of the same request and id adds nothing. */
   record(journal: Journal, deed: Deed, id?: string): void;
 }
 
@@ -42,11 +42,11 @@ const tables = [
     result TEXT NOT NULL, address TEXT NOT NULL, UNIQUE (request_id, id)
   );
   INSERT INTO audit
-    SELECT seq, id, created_at, key_id, key_name, action, machine_id, what, request_id, result, address
+    SELECT number, id, created_at, key_id, key_name, action, machine_id, what, request_id, result, address
     FROM ${renumbered('audit_before', 'rowid')};
   DROP TABLE audit_before;
-  CREATE INDEX audit_by_key ON audit (key_id, created_at);
-  CREATE INDEX audit_by_machine ON audit (machine_id, created_at)`,
+  CREATE INDEX audit_by_key ON audit (key_id);
+  CREATE INDEX audit_by_machine ON audit (machine_id)`,
 ];
 
 /** Whatever their age: the oldest go. */
@@ -60,7 +60,9 @@ export function openAudit(history: History, keepMs: number, keepRows = mostRows)
   history.onEntry('audit', ({ id, created_at, deed }: AuditEntry) => {
     const { key_id, key_name, action, machine_id, what, request_id, result, address } = deed;
     history
-      .sql('INSERT OR IGNORE INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)')
+      .sql(
+        `INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (request_id, id) DO NOTHING`,
+      )
       .run(
         ...[numbers.next(created_at), id, created_at, key_id, key_name, action, machine_id],
         ...[JSON.stringify(what), request_id, result, address],

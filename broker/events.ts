@@ -67,9 +67,9 @@ const tables = [
     machine_id TEXT, data TEXT NOT NULL
   );
   INSERT INTO events
-    SELECT seq, id, type, created_at, machine_id, data FROM ${renumbered('events_before', 'seq')};
+    SELECT number, id, type, created_at, machine_id, data FROM ${renumbered('events_before', 'seq')};
   DROP TABLE events_before;
-  CREATE INDEX events_by_machine ON events (machine_id, created_at)`,
+  CREATE INDEX events_by_machine ON events (machine_id)`,
 ];
 
 /** Read at once by whoever follows: what a slow reader holds in memory. */
@@ -91,7 +91,7 @@ export function openEvents(history: History, keepMs: number, keepRows = mostRows
   history.onEntry('event', ({ event, machine_id }: EventEntry, transaction: HistoryTransaction) => {
     const at = Date.parse(event.timestamp);
     const { changes } = history
-      .sql('INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?)')
+      .sql('INSERT INTO events VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING')
       .run(numbers.next(at), event.id, event.type, at, machine_id, JSON.stringify(event.data));
     if (changes === 0) return;
     for (const record of recorders) record(event, machine_id, transaction);

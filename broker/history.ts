@@ -41,7 +41,7 @@ export interface Retention {
   keepMs: number;
   /** So many rows stay at most, whatever their age. */
   keepRows?: number;
-  /** Rows stand in the order of their time: only the first ones are looked at. */
+  /** Rows stand in the order they came: but for those of a time to come only the first ones are looked at. */
   ordered?: boolean;
   /** Extra condition that a row must meet to go. */
   where?: string;
@@ -161,10 +161,7 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
   async function prune(): Promise<void> {
     for (const retention of retentions) {
       while ((await history.write(() => pruneSome(retention))) === pruneStep) await turn();
-      for (let most = surplusOf(retention); most > 0; most -= pruneStep) {
-        await history.write(() => pruneFirst(retention, Math.min(most, pruneStep)));
-        await turn();
-      }
+      while ((await history.write(() => pruneSurplus(retention))) === pruneStep) await turn();
     }
     sql('PRAGMA incremental_vacuum(256)').all();
   }
@@ -172,22 +169,21 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
   function pruneSome({ table, column, keepMs, where = '1', ordered, removed }: Retention): number {
     const old = `${column} < ?1 AND ${where}`;
     const some = ordered
-      ? `WHERE ${old} AND rowid IN (SELECT rowid FROM ${table} ORDER BY rowid LIMIT ${pruneStep})`
-      : `WHERE rowid IN (SELECT rowid FROM ${table} WHERE ${old} ORDER BY ${column} LIMIT ${pruneStep})`;
-    const rows = sql(`DELETE FROM ${table} ${some} RETURNING *`).all(now() - keepMs);
+      ? `${old} AND rowid IN (SELECT rowid FROM ${table} WHERE ${column} <= ?2 ORDER BY rowid LIMIT ${pruneStep})`
+      : `rowid IN (SELECT rowid FROM ${table} WHERE ${old} ORDER BY ${column} LIMIT ${pruneStep})`;
+    const deletion = sql(`DELETE FROM ${table} WHERE ${some} RETURNING *`);
+    const rows = ordered ? deletion.all(now() - keepMs, now()) : deletion.all(now() - keepMs);
     removed?.(rows.map((row) => String(row.id)));
     return rows.length;
   }
 
-  function surplusOf({ table, keepRows = Number.POSITIVE_INFINITY }: Retention): number {
-    if (keepRows === Number.POSITIVE_INFINITY) return 0;
-    return Number(sql(`SELECT count(*) AS n FROM ${table}`).get()?.n) - keepRows;
-  }
-
-  /** Rows are numbered as they come. */
-  function pruneFirst({ table }: Retention, count: number): void {
-    const first = `SELECT rowid FROM ${table} ORDER BY rowid LIMIT ?`;
-    sql(`DELETE FROM ${table} WHERE rowid IN (${first})`).run(count);
+  /** Rows are numbered as they come, and those that go are the first. */
+  function pruneSurplus({ table, keepRows }: Retention): number {
+    if (keepRows === undefined) return 0;
+    const surplus = Number(sql(`SELECT count(*) AS n FROM ${table}`).get()?.n) - keepRows;
+    const count = Math.min(Math.max(surplus, 0), pruneStep);
+    sql(`DELETE FROM ${table} WHERE rowid IN (SELECT rowid FROM ${table} ORDER BY rowid LIMIT ?)`).run(count);
+    return count;
   }
 
   const stopPruning = every(3_600_000, () => {

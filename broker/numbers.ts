@@ -1,4 +1,4 @@
-// Rows that are only ever added, numbered by their time: they stand in its order, and need no index of it.
+// Rows that are only ever added, numbered as they come and by their time: what is since then is found without an index.
 import type { History } from './history.ts';
 import type { Condition } from './paging.ts';
 
@@ -26,13 +26,18 @@ export function openNumbers(history: History, table: string): Numbers {
   };
 }
 
-/** Rows of that time and later, by number and `created_at`. */
-export function rowsSince(at: Date | undefined): Condition {
-  return at && ['seq >= ? AND created_at >= ?', at.getTime() * perMs, at.getTime()];
+/** Below those of all rows of that time and later. */
+export function numberBefore(at: Date): number {
+  return at.getTime() * perMs - 1;
 }
 
-/** SQL that numbers the rows of a table as `seq`, in the order of what they were numbered by before. */
-export function renumbered(table: string, before: string): string {
-  return `(SELECT n + max(created_at * ${perMs} - n) OVER (ORDER BY n) AS seq, *
-    FROM (SELECT row_number() OVER (ORDER BY ${before}) AS n, * FROM ${table}))`;
+/** Rows of that time and later, after that number. */
+export function rowsSince(at: Date | undefined, after = at && numberBefore(at)): Condition {
+  return at && after !== undefined ? ['seq > ? AND created_at >= ?', after, at.getTime()] : undefined;
+}
+
+/** SQL for a step, which never changes: the rows of a table with such a `number`, in the order they had before. */
+export function renumbered(table: string, order: string): string {
+  return `(SELECT n + max(created_at * 1000 - n) OVER (ORDER BY n) AS number, *
+    FROM (SELECT row_number() OVER (ORDER BY ${order}) AS n, * FROM ${table}))`;
 }

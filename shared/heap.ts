@@ -31,8 +31,9 @@ export function passing(bytes: number): void {
 }
 
 /**
- * Has V8 give back what a start or a rush has left, as soon as the process rests: by itself it keeps all of that until it
- * next needs memory, which may be never. For the rest of the process's life, or until the result is called.
+ * Has V8 give back what a start or a rush has left, once the process has rested for three looks: by itself it keeps all
+ * of that until it next needs memory, which may be never. For the rest of the process's life, or until the result is
+ * called. `ms`: between two looks.
  */
 export function giveBackAtRest(ms: number = lookMs): () => void {
   // Several collections in a row make all code look old: without it what comes after them would begin slowly.

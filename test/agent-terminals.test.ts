@@ -195,9 +195,11 @@ test('the login shell of the user starts without a program, with a terminal’s 
 test('two openings of one id start one shell', async () => {
   const bench = await openBench();
   const id = newId('session');
-  const keepers = [bench.open(sh('echo $$ >> ran; cat'), id), bench.open(sh('echo $$ >> ran; cat'), id)];
+  const shell = sh('echo $$ >> ran; echo up; cat');
+  const keepers = [bench.open(shell, id), bench.open(shell, id)];
   const pids = await Promise.all(keepers.map((one) => one.started()));
   expect(pids[0]).toBe(pids[1]);
+  await bench.attach(id).sees('up');
   await bench.room.killProcess({ id, grace_ms: 1000 }, call());
   const exits = await Promise.all(keepers.map((one) => one.exit()));
   expect(exits[0]).toEqual(exits[1]);

@@ -33,7 +33,7 @@ export class Births {
     this.#place = place;
   }
 
-  /** What the spawner forks from now on is known. */
+  /** What this spawner forks from now on is known. */
   enter(spawner: number): Promise<void> {
     this.#spawners.add(spawner);
     return this.#place.enter(spawner);

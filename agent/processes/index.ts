@@ -20,7 +20,7 @@ import { openPipeSupply } from './pipes.ts';
 import { closeInherited } from './plan.ts';
 import { recover } from './recover.ts';
 import type { Limits, Parts } from './room.ts';
-import { Spawners } from './spawner/index.ts';
+import { marksOf, Spawners } from './spawner/index.ts';
 import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';
 
@@ -133,7 +133,7 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
       journal,
       outputs,
       pipes: pipeNames,
-      spawners: spawners.marks,
+      spawners: marksOf(journal.id),
       limits,
       log,
     });

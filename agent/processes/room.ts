@@ -237,10 +237,10 @@ export class Room<T extends Kept> {
     const { spawners, births, journal, limits, log } = this.#parts;
     const { plan, open, done, ...how } = prepared;
     try {
-      const living = await spawners.ready();
+      await spawners.ready();
       // The link may have gone or been fenced off meanwhile; from here to the request nothing waits.
       if (signal.aborted || this.#stopping || kept.cancelled !== undefined) return await this.#drop(id, kept);
-      kept.run = await run(plan, open(), living, { id, births, log, ...limits, ...how });
+      kept.run = await run(plan, open(), spawners, { id, births, log, ...limits, ...how });
     } finally {
       await done();
     }

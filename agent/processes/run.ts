@@ -1,17 +1,17 @@
-// One running process, from the request to the spawner to its end.
+// One running process, from the request to a spawner to its end.
 import { constants } from 'node:os';
 import { now } from '../../shared/clock.ts';
 import type { Leader } from './census.ts';
 import { type KillCause, type Killer, type KillerOptions, makeKiller } from './killer.ts';
 import { explain, NotStarted, type Plan } from './plan.ts';
-import type { Living } from './spawner/index.ts';
+import type { Spawners } from './spawner/index.ts';
 import type { SpawnRequest } from './spawner/program.ts';
 import { type Child, SpawnFailed } from './spawner/spawner.ts';
 import { killTree, Tree } from './tree.ts';
 
 /** What a process reads and writes: pipes or a terminal, open on our side. */
 export interface Stdio {
-  /** What the spawner opens for it. */
+  /** What a spawner opens for it. */
   request: Pick<SpawnRequest, 'file' | 'args' | 'stdin' | 'stdout' | 'stderr'>;
   /** As /proc/PID/fd of whoever has them open shows them. */
   links: string[];
@@ -46,11 +46,11 @@ export interface Run extends Leader {
  * Asks for it in this very turn; rejects with NotStarted, or with SpawnerDied when nobody knows.
  * `stdio` is its own from now on.
  */
-export async function run(plan: Plan, stdio: Stdio, spawner: Living, options: RunOptions): Promise<Run> {
+export async function run(plan: Plan, stdio: Stdio, spawners: Spawners, options: RunOptions): Promise<Run> {
   const { id, births } = options;
   const { cwd, env, ids } = plan;
   const started_at = now();
-  const child = await spawner
+  const child = await spawners
     .spawn({ id, cwd, env, ids, ...stdio.request })
     .catch((error: unknown) => abandon(error, plan, stdio, options))
     .finally(() => stdio.handedOver());

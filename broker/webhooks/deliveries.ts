@@ -7,6 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { readableOnly } from '../events.ts';
 import type { History, Row } from '../history.ts';
+import { numberBefore } from '../numbers.ts';
 import { pageOfRows } from '../paging.ts';
 import type { State, Webhook } from '../state/index.ts';
 import type { Queue } from './queue.ts';
@@ -126,7 +127,7 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
       let redelivered = 0;
       // What happened before there was a webhook was never for it.
       const since = new Date(Math.max(input.since.getTime(), Date.parse(webhook.created_at)));
-      for (let place: Place | undefined = { since, seq: 0 }; place; ) {
+      for (let place: Place | undefined = { since, after: numberBefore(since) }; place; ) {
         const { asked, next }: Awaited<ReturnType<typeof againAmong>> = await againAmong(
           webhook,
           place,

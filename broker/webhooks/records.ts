@@ -94,10 +94,10 @@ export interface Records {
   trips(): Map<string, number>;
 }
 
-/** Where one is in the log of events: what is not older, after this number. */
+/** Where one is in the log of events: after this number, among what is not older. */
 export interface Place {
+  after: number;
   since: Date;
-  seq: number;
 }
 
 /** Opens the tables; deliveries go with their events, after `keepMs`. */
@@ -230,13 +230,13 @@ export function openRecords(history: History, keepMs: number): Records {
       return row && { row, told: toldOf({ ...row, id: row.event_id ?? null }) };
     },
     exists: (id) => history.sql('SELECT 1 FROM webhook_deliveries WHERE id = ?').get(id) !== undefined,
-    eventsFrom({ since, seq }, limit) {
-      const [where, values] = allOf([rowsSince(since), ['seq > ?', seq]]);
+    eventsFrom({ since, after }, limit) {
+      const [where, values] = allOf([rowsSince(since, after)]);
       const rows = history
         .sql(`SELECT seq, id, type, machine_id, created_at FROM events WHERE ${where} ORDER BY seq LIMIT ?`)
         .all(...values, limit);
       const last = rows.length === limit ? rows.at(-1) : undefined;
-      return { events: rows.map(toldOf), next: last && { since, seq: Number(last.seq) } };
+      return { events: rows.map(toldOf), next: last && { since, after: Number(last.seq) } };
     },
     lastOf(webhookId) {
       const row = history.sql('SELECT last FROM webhook_marks WHERE webhook_id = ?').get(webhookId);

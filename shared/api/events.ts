@@ -91,7 +91,8 @@ export const events = {
   list: list({
     path: '/events',
     access: 'machines:read',
-    summary: 'List recent events: those of families that the key has the scope for, such as commands:read',
+    summary:
+      'List events in the order they were recorded: those of families that the key has the scope for, such as commands:read',
     query: {
       type: z.enum(eventTypes).optional(),
       machine_id: machineId.optional(),

@@ -1,4 +1,5 @@
 // The spawners of an agent: one, and another beside it once a crowd of commands waits; after a death comes a new one.
+import { monotonic } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { Births } from '../births.ts';
@@ -6,30 +7,26 @@ import { killTree, Tree } from '../tree.ts';
 import type { SpawnRequest } from './program.ts';
 import { type Child, Spawner, SpawnerDied } from './spawner.ts';
 
-/** One of them at least was ready a moment ago. */
-export interface Living {
-  /** Asks in this very turn; rejects with SpawnFailed or SpawnerDied. */
-  spawn(request: SpawnRequest): Promise<Child>;
-}
-
 /** A spawner waits while what it has forked becomes the command: where so many starts wait, two are faster than one. */
 const crowd = 4;
+/** More than any agent has had at once: what is searched for after its death. */
+const mostEver = 8;
+/** After one that could not be started beside another. */
+const againMs = 60_000;
 /** How long KILL is repeated for what a dead one left half started. */
 const killForMs = 5_000;
 
-export class Spawners implements Living {
+export class Spawners {
   readonly #places: readonly Place[];
   readonly #log: Logger;
+  /** Monotonic: until then one has to do. */
+  #notBefore = 0;
 
-  /** `name`: the same for all agents of a data directory, and for nobody else. `most`: at once, at least 1. */
+  /** `name`: the same for all agents of a data directory, and for nobody else. `most`: at once, 1 to 8. */
   constructor(name: string, most: number, births: Births | undefined, log: Logger) {
-    this.#places = Array.from({ length: most }, (_, n) => new Place(`spawner:${name}:${n}`, births, log));
+    const marks = marksOf(name).slice(0, most);
+    this.#places = marks.map((mark) => new Place(mark, births, log));
     this.#log = log;
-  }
-
-  /** In the environments of spawners. */
-  get marks(): string[] {
-    return this.#places.map(({ mark }) => mark);
   }
 
   get pids(): number[] {
@@ -37,32 +34,42 @@ export class Spawners implements Living {
   }
 
   /** Resolves when one can be asked. Rejects with unavailable. */
-  async ready(): Promise<Living> {
-    const [first] = this.#places;
-    if (!this.#places.some(({ living }) => living)) await first?.start();
-    return this;
+  async ready(): Promise<void> {
+    if (this.#living().length > 0) return;
+    // One that is on its way is there sooner.
+    const next = this.#places.find(({ starting }) => starting) ?? this.#places[0];
+    await next?.start();
   }
 
-  /** The one with the least to do. */
+  /** Asks in this very turn the one with the least to do; rejects with SpawnFailed or SpawnerDied. */
   spawn(request: SpawnRequest): Promise<Child> {
-    const living = this.#places.flatMap((place) => place.living ?? []);
-    const [least] = living.toSorted((a, b) => a.starting - b.starting);
+    const [least] = this.#living().toSorted((a, b) => a.starting - b.starting);
     if (!least) return Promise.reject(new SpawnerDied());
-    if (least.starting >= crowd) this.#more();
+    if (least.starting >= crowd && monotonic() >= this.#notBefore) this.#more();
     return least.spawn(request);
-  }
-
-  /** Nobody waits for it. */
-  #more(): void {
-    const free = this.#places.find(({ living }) => !living);
-    free
-      ?.start()
-      .catch((error: unknown) => this.#log.warn({ err: error }, 'a crowd of commands has one spawner'));
   }
 
   async stop(): Promise<void> {
     await Promise.all(this.#places.map((place) => place.stop()));
   }
+
+  #living(): Spawner[] {
+    return this.#places.flatMap(({ living }) => (living?.connected ? living : []));
+  }
+
+  /** Nobody waits for it. */
+  #more(): void {
+    const free = this.#places.find(({ living, starting }) => !living && !starting);
+    free?.start().catch((error: unknown) => {
+      this.#notBefore = monotonic() + againMs;
+      this.#log.warn({ err: error }, 'a crowd of commands has one spawner');
+    });
+  }
+}
+
+/** In the environments of spawners of that name, whatever agent had them. No id of a command has a colon. */
+export function marksOf(name: string): string[] {
+  return Array.from({ length: mostEver }, (_, n) => `spawner:${name}:${n}`);
 }
 
 /** Where there is one spawner, or none, or after its death another. */
@@ -81,6 +88,10 @@ class Place {
     this.mark = mark;
     this.#births = births;
     this.#log = log;
+  }
+
+  get starting(): boolean {
+    return this.#starting !== undefined;
   }
 
   start(): Promise<void> {

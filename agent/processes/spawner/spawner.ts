@@ -75,6 +75,11 @@ export class Spawner {
     return this.#child.pid ?? 0;
   }
 
+  /** Whether it can be asked: a dying one loses its channel first. */
+  get connected(): boolean {
+    return this.#child.connected;
+  }
+
   get starting(): number {
     return this.#starting;
   }
@@ -87,7 +92,7 @@ export class Spawner {
 
   /** Asks in this very turn; rejects with SpawnFailed or SpawnerDied. */
   spawn(request: SpawnRequest): Promise<Child> {
-    if (!this.#child.connected) return Promise.reject(new SpawnerDied());
+    if (!this.connected) return Promise.reject(new SpawnerDied());
     const started = Promise.withResolvers<Child>();
     this.#waiting.set(request.id, { started, exited: Promise.withResolvers() });
     this.#starting += 1;
