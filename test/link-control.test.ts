@@ -8,7 +8,8 @@ import { expect, test } from 'vitest';
 import { gather } from '../agent/link/gather.ts';
 import { keptProcesses } from '../broker/link/presence.ts';
 import type { Reply } from '../proto/types/farhand/link/v1/Reply.ts';
-import { frameOf, messageOf } from '../shared/rpc.ts';
+import { AppError } from '../shared/errors.ts';
+import { frameOf, messageOf, toWire } from '../shared/rpc.ts';
 import { call as http, openHouse, temporaryFolder } from './house.ts';
 import { type ScriptedAgent, scriptedMachine, statusOf } from './scripted-agent.ts';
 
@@ -114,6 +115,17 @@ test('a link that is lost before the reply costs machine_offline', async () => {
   agent.close();
   agent.control.cancel();
   expect((await answer).body.error.code).toBe('machine_offline');
+});
+
+test('a watch that a far machine refuses is refused, however long that takes', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const answer = house.call('GET', `/machines/${agent.identity.machineId}/files/watch?path=/a`);
+  const { call_id } = await agent.next('call');
+  // Longer than the head of an answer waits that may have nothing to say.
+  await setTimeout(100);
+  agent.send({ reply: { call_id, error: toWire(new AppError('file_not_found', 'no such file')) } });
+  expect(await answer).toMatchObject({ status: 404, body: { error: { code: 'file_not_found' } } });
 });
 
 test('an answer that fails before its first frame throws, after it the failure is part of the answer', async () => {

@@ -180,11 +180,29 @@ const kinds = {
   FILE_CHANGE_KIND_REMOVED: 'removed',
 } as const;
 
-async function* watchFiles(
+/** Resolves once the machine watches: what it refuses, however far it is, is refused before the answer begins. */
+async function watchFiles(
   rooms: FileRooms,
   input: Input<Route<'watch'>>,
   caller: Caller,
-): AsyncGenerator<SentEvent<Change>> {
+): Promise<AsyncIterable<SentEvent<Change>>> {
+  const events = eventsOf(rooms, input, caller);
+  const first = await events.next();
+  return (async function* () {
+    try {
+      if (!first.done) yield first.value;
+      yield* events;
+    } finally {
+      await events.return(undefined);
+    }
+  })();
+}
+
+async function* eventsOf(
+  rooms: FileRooms,
+  input: Input<Route<'watch'>>,
+  caller: Caller,
+): AsyncGenerator<SentEvent<Change>, undefined> {
   const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
   let ready = false;
   for await (const { path, changes } of stubOf(rooms, input.machine_id).watchFiles(
