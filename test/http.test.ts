@@ -8,7 +8,8 @@ import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test, vi } from 'vitest';
 import { queryOf } from '../broker/http/query.ts';
 import { allRoutes } from '../shared/api/index.ts';
-import { codes, isCode } from '../shared/errors.ts';
+import { AppError, codes, isCode } from '../shared/errors.ts';
+import { toWire } from '../shared/rpc.ts';
 import { type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
 import { joinScripted, type ScriptedAgent, scriptedMachine, statusOf } from './scripted-agent.ts';
 
@@ -885,8 +886,8 @@ test.each([
   await expectAlive(house);
 });
 
-test.each(['says nothing yet', 'has begun'])(
-  'asking for the head of a watch ends it, though its machine %s, and the connection takes more',
+test.each(['refuses it', 'has begun'])(
+  'asking for the head of a watch is over when its machine %s, and the connection takes more',
   async (how) => {
     const house = await openHouse();
     const agent = await scriptedMachine(house);
@@ -899,10 +900,14 @@ test.each(['says nothing yet', 'has begun'])(
     socket.write(asked('GET /healthz', 'Connection: close\r\n'));
     const { call_id, method } = await agent.next('call');
     expect(method).toBe('WatchFiles');
-    const stream = how === 'has begun' ? agent.answer(call_id) : undefined;
-    stream?.write({ message: agent.encode('WatchFiles', { path: Buffer.from('/x') }) });
-    const over = stream ? statusOf(stream) : agent.next('cancel');
-    expect(await over).toEqual(stream ? grpcStatus.CANCELLED : { call_id });
+    if (how === 'refuses it') {
+      agent.send({ reply: { call_id, error: toWire(new AppError('file_not_found', 'no such file')) } });
+      expect((await told).match(/HTTP\/1\.1 \d+/g)).toEqual(['HTTP/1.1 404', 'HTTP/1.1 200']);
+      return;
+    }
+    const stream = agent.answer(call_id);
+    stream.write({ message: agent.encode('WatchFiles', { path: Buffer.from('/x') }) });
+    expect(await statusOf(stream)).toEqual(grpcStatus.CANCELLED);
     expect((await told).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
   },
   // Less than the quiet time after which a stream says that it lives.
