@@ -109,6 +109,8 @@ class Place {
 
   async #begin(): Promise<void> {
     try {
+      // One that has lost its channel is being killed: what it leaves bears the mark of the next one, too.
+      await this.living?.ended;
       await this.#cleared;
       const started = new Spawner(this.mark);
       this.pid = started.pid;
