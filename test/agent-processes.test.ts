@@ -186,6 +186,8 @@ test.each<[string, Wanted, RegExp]>([
   ],
   ['a missing program', { command: 'nonexistent', direct: true }, /^program nonexistent was not found/],
   ['a missing interpreter', { command: './script', direct: true }, /its interpreter was not found/],
+  ['a path below a file', { command: '/etc/passwd/x', direct: true }, /was not found|ENOTDIR/],
+  ['a NUL in the directory', { command: 'true', cwd: '/tmp\0/x' }, /NUL/],
   ['a file that is no program', { command: '/etc/passwd', direct: true }, /permission denied/],
   ['no program at all', { command: '', direct: true }, /no program/],
   ['an unknown user', { command: 'true', user: 'nonexistent' }, /nonexistent/],
@@ -501,6 +503,39 @@ test('the environment of a command holds only what it should', async () => {
   } finally {
     vi.unstubAllEnvs();
   }
+});
+
+test('a command leads a session and has no signal blocked or ignored', async () => {
+  await open();
+  const { stdout } = await run({
+    command: 'cat',
+    direct: true,
+    args: ['/proc/self/stat', '/proc/self/status'],
+  });
+  const [stat = '', ...status] = stdout.toString().split('\n');
+  const [pid, , , , group, session] = stat.split(' ');
+  expect([group, session]).toEqual([pid, pid]);
+  const masks = status.filter((line) => /^Sig(Blk|Ign):/.test(line)).map((line) => line.split('\t')[1]);
+  expect(masks).toEqual(['0000000000000000', '0000000000000000']);
+});
+
+test('a program is found by the PATH that it gets, also one that names no interpreter', async () => {
+  await open();
+  await mkdir(join(home, 'bin/probe'), { recursive: true });
+  await writeFile(join(home, 'probe'), 'echo "$0 $1"', { mode: 0o755 });
+  const env = { PATH: `/nonexistent:${'x'.repeat(300)}:/etc/passwd:bin::/usr/bin:/bin` };
+  const { stdout, exit } = await run({ command: 'probe', args: ['a b'], direct: true, cwd: home, env });
+  expect([stdout.toString(), exit.exit_code]).toEqual(['./probe a b\n', 0]);
+});
+
+test('a signal for real time has a number and a name of its own', async () => {
+  await open();
+  const all = ['kill -33 $$', 'kill -34 $$', 'kill -37 $$'].map((command) => run(command));
+  expect((await Promise.all(all)).map(({ exit }) => [exit.exit_code, exit.signal])).toEqual([
+    [161, 'SIG33'],
+    [162, 'SIGRTMIN'],
+    [165, 'SIGRTMIN+3'],
+  ]);
 });
 
 test('a command has no files but its three', async () => {
@@ -838,6 +873,22 @@ test('pipes are used again only when nobody can have them open', async () => {
   await run('(trap "" PIPE; while :; do echo late; sleep 0.005; done) 2>&1 & echo $! > pid');
   for (let i = 0; i < 40; i++) expect((await run('echo own; sleep 0.01')).stdout.toString()).toBe('own\n');
   process.kill(await pidIn('pid'), 'SIGKILL');
+});
+
+test('a pipe that a command has left open for reading, or opens for writing afterwards, serves no other', async () => {
+  await open({ drainMs: 100 });
+  // Both end by themselves once this file is gone, with the directory at the latest.
+  await writeFile(join(home, 'go'), '');
+  const read = 'while [ -e go ]; do read -r line && echo $line; done';
+  await run(`(${read}) </dev/stdout >stolen 2>&1 & sleep 0.1`);
+  const write = 'while [ -e go ]; do echo late >&4; sleep 0.005; done';
+  const late = `sleep 0.2; exec 4>/proc/self/fd/3 3<&-; touch opened; ${write}`;
+  await run(`(trap "" PIPE; ${late}) 3</dev/stderr </dev/null >/dev/null 2>&1 & sleep 0.1`);
+  await vi.waitFor(async () => expect(await exists(join(home, 'opened'))).toBe(true));
+  for (let i = 0; i < 40; i++) {
+    const { stdout, stderr } = await run('echo own; sleep 0.01');
+    expect([stdout.toString(), stderr]).toEqual(['own\n', '']);
+  }
 });
 
 test('forgetting removes everything, also of a process that still runs', async () => {

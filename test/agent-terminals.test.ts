@@ -584,7 +584,7 @@ async function openFiles(pid: number | 'self'): Promise<string[]> {
 
 test('no program inherits a file of the agent, also not from a spawner that started later', async () => {
   await (await openBench()).open().started();
-  // Its spawners start while that terminal is open.
+  // Its spawner starts while that terminal is open.
   const bench = await openBench();
   const parent = async (pid: number): Promise<number> =>
     Number(/PPid:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))?.[1]);

@@ -353,7 +353,7 @@ const rooms: [libraries: string[], rooms: string[]][] = [
     ],
     ['broker/http'],
   ],
-  [['execa', '@lydell/node-pty'], ['agent/processes']],
+  [['execa', '@lydell/node-pty', '@koromix/'], ['agent/processes']],
   [['systeminformation'], ['agent/metrics']],
   [['@grpc/'], ['shared/wire', 'shared/grpc', 'agent/link*', 'broker/link', 'broker/streams*']],
   [['protobufjs'], ['shared/protos', 'shared/wire']],

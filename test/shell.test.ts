@@ -227,7 +227,7 @@ describe('through pipes, farhand shell', () => {
     const list = await farhand(local, ['sessions', 'list']);
     expect(list).toMatchObject({
       code: 0,
-      stdout: expect.stringMatching(new RegExp(`^${session_id}  CONNECTED`, 'm')),
+      stdout: expect.stringMatching(new RegExp(`^${session_id}  CONNECTED +web-1 `, 'm')),
     });
     // Besides the titles.
     expect(list.stdout.trim().split('\n')).toHaveLength(2);

@@ -1,6 +1,5 @@
 // Processes of this machine: started at most once per id, kept with their output until the broker forgets them.
 import { mkdir, realpath } from 'node:fs/promises';
-import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
 import {
   killGraceMs,
@@ -63,11 +62,11 @@ const defaults: Limits = {
   windowBytes: outputWindowBytes,
   stallMs: readerStallMs,
   open: openCommands,
-  spawners: Math.min(2, availableParallelism()),
   graceMs: killGraceMs,
   stopGraceMs: 2_000,
   drainMs: 2_000,
   killForMs: 5_000,
+  lateMs: 5_000,
   seenMs: 24 * 3_600_000,
   terminals: openTerminals,
   clients: terminalClients,
@@ -87,7 +86,7 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   const outputs = join(directory, 'output');
   const pipeNames = join(directory, 'pipes');
   const births = await openBirths(`farhand-${journal.id}`, log);
-  const spawners = new Spawners(journal.id, limits.spawners, births, log);
+  const spawners = new Spawners(journal.id, limits.lateMs, births, log);
   const maker = loadPtyMaker();
   const parts: Parts = { journal, limits, log, spawners, births };
   const { commands, terminals, close } = await openRooms().catch(async (error: unknown) => {

@@ -1,8 +1,10 @@
 // The end of a running process that did not end by itself: why, with which grace, and its whole tree.
+import { constants } from 'node:os';
 import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Births } from './births.ts';
-import type { Child, Exited } from './spawner/spawner.ts';
+import type { Child } from './spawner/process.ts';
+import type { Exited } from './spawner/program.ts';
 import { type Ending, killTree, Tree } from './tree.ts';
 
 /** Why a process was ended by us; abandoned: nobody keeps it; orphaned: its spawner died. */
@@ -51,7 +53,7 @@ export function makeKiller(child: Child, links: string[], options: KillerOptions
     } catch (error) {
       log.error({ err: error, id, pid }, 'the kill of a command failed');
     }
-    givenUp.resolve({ code: null, signal: 'SIGKILL' });
+    givenUp.resolve({ code: 0, signal: constants.signals.SIGKILL });
   }
   function kill(why: KillCause, grace: number): void {
     if (!alive && !killing) return;

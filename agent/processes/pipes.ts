@@ -2,7 +2,7 @@
 // on them, and bash takes a socket as its input for a remote login. So these are real pipes and a file.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
-import { chmodSync, closeSync, constants, openSync, rmSync } from 'node:fs';
+import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
 import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { AppError, errnoOf } from '../../shared/errors.ts';
@@ -18,7 +18,7 @@ export interface Pipes {
   inputPath: string | undefined;
   /** `shared`: the command runs as another user, who may want to open /dev/stderr too. */
   open(shared: boolean): OpenPipes;
-  /** They serve the next command, unless somebody may still hold them. */
+  /** They may serve another command: `free` when nobody writes there any more. */
   giveBack(free: boolean): void;
 }
 
@@ -57,17 +57,37 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
   }
   await refillOnce();
 
+  /** One that nobody holds. */
+  async function next(): Promise<string> {
+    for (;;) {
+      const path = ready.shift();
+      if (path === undefined) await refillOnce();
+      else if (isFree(path)) return path;
+      else rmSync(path, { force: true });
+    }
+  }
+
+  /** Two for output, and perhaps one for input. */
+  async function some(input: boolean): Promise<[outputs: string[], inputs: string[]]> {
+    const taken: string[] = [];
+    try {
+      while (taken.length < (input ? 3 : 2)) taken.push(await next());
+    } catch (error) {
+      ready.push(...taken);
+      throw error;
+    }
+    return [taken.slice(0, 2), taken.slice(2)];
+  }
+
   return {
     async take(input) {
-      while (ready.length < 3) await refillOnce();
-      const paths = ready.splice(0, 2);
-      const inputs = ready.splice(0, input ? 1 : 0);
+      const [paths, inputs] = await some(input);
       return {
         paths,
         inputPath: inputs[0],
         open: (shared) => openPipes(paths, inputs[0], shared),
         giveBack(free) {
-          if (free && !paths.some(hasReader)) ready.push(...paths);
+          if (free) ready.push(...paths);
           else for (const path of paths) rmSync(path, { force: true });
           // Who holds only this one shows nowhere, and would take the input of the next command.
           for (const path of inputs) rmSync(path, { force: true });
@@ -81,14 +101,29 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
   };
 }
 
-/** Something that a command has left could take what the next one writes. */
+/** Something that a command has left could take what the next one writes, or write there itself. */
+function isFree(path: string): boolean {
+  const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
+  try {
+    // With nobody at the other end it is at its end (pipe(7)).
+    if (readSync(reader, Buffer.alloc(1)) > 0) return false;
+  } catch (error) {
+    if (errnoOf(error) === 'EAGAIN') return false;
+    throw error;
+  } finally {
+    closeSync(reader);
+  }
+  return !hasReader(path);
+}
+
 function hasReader(path: string): boolean {
   try {
     closeSync(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK));
     return true;
   } catch (error) {
     // Nobody has it open for reading (fifo(7)).
-    return errnoOf(error) !== 'ENXIO';
+    if (errnoOf(error) === 'ENXIO') return false;
+    throw error;
   }
 }
 

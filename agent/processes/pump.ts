@@ -73,6 +73,7 @@ export function pump(open: (onread: OnReadOpts) => Socket, output: Sink, id: str
     ended = true;
   });
   const done = new Promise<boolean>((resolve) => {
+    pipe.once('end', () => void written.then(() => resolve(true)));
     pipe.once('close', () => {
       void written.then(() => {
         if (spare.length < mostSpare) spare.push(buffer);

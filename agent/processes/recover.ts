@@ -14,7 +14,7 @@ interface Left {
   outputs: string;
   /** The directory of all pipes. */
   pipes: string;
-  /** The marks of spawners. */
+  /** The marks of its spawners. */
   spawners: readonly string[];
   limits: { windowBytes: number; killForMs: number };
   log: Logger;

@@ -11,7 +11,7 @@ import { NotStarted, type Plan } from './plan.ts';
 import { unseen } from './recover.ts';
 import { type Ending, type Run, run, type Stdio } from './run.ts';
 import type { Spawners } from './spawner/index.ts';
-import { SpawnerDied } from './spawner/spawner.ts';
+import { SpawnerDied } from './spawner/process.ts';
 
 export interface Limits {
   /** Last bytes kept of each output stream of a command. */
@@ -20,8 +20,6 @@ export interface Limits {
   stallMs: number;
   /** Commands at once. */
   open: number;
-  /** Spawners at once, at least 1. */
-  spawners: number;
   /** Between TERM and KILL at a timeout. */
   graceMs: number;
   /** The same when the agent stops. */
@@ -30,6 +28,8 @@ export interface Limits {
   drainMs: number;
   /** How long KILL is repeated. */
   killForMs: number;
+  /** A start that takes longer holds up its spawner, and others have the next one. */
+  lateMs: number;
   /** How long a forgotten id is still refused. */
   seenMs: number;
   /** Terminals at once. */
@@ -180,10 +180,12 @@ export class Room<T extends Kept> {
     // One that was dropped before its spawn surely never ran: it may be asked for again.
     if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     const kept = this.#make(id);
+    // First, so that the disk has it while we prepare.
+    const accepted = this.#parts.journal.accept(id, this.#kind.name);
     // Its failure is looked at once the promise is kept.
     const prepared = prepare(kept).catch((error: unknown) => asNotStarted(error, this.#parts.log));
     try {
-      await this.#parts.journal.accept(id, this.#kind.name);
+      await accepted;
     } catch (error) {
       const ready = await prepared;
       if (!(ready instanceof NotStarted)) await ready.done();

@@ -5,8 +5,8 @@ import type { Leader } from './census.ts';
 import { type KillCause, type Killer, type KillerOptions, makeKiller } from './killer.ts';
 import { explain, NotStarted, type Plan } from './plan.ts';
 import type { Spawners } from './spawner/index.ts';
+import { type Child, SpawnFailed } from './spawner/process.ts';
 import type { SpawnRequest } from './spawner/program.ts';
-import { type Child, SpawnFailed } from './spawner/spawner.ts';
 import { killTree, Tree } from './tree.ts';
 
 /** What a process reads and writes: pipes or a terminal, open on our side. */
@@ -22,6 +22,9 @@ export interface Stdio {
   /** `clean`: nobody has the other ends. */
   close(clean: boolean): void;
 }
+
+/** In glibc, which keeps the two before it for itself. */
+const firstForRealTime = 34;
 
 export interface RunOptions extends KillerOptions {
   drainMs: number;
@@ -83,6 +86,14 @@ async function end(child: Child, killer: Killer, stdio: Stdio, options: RunOptio
   stdio.close(drained);
   const cause = killer.cause() ?? 'exited';
   if (cause === 'orphaned') return { cause, exit_code: 0, signal: '' };
-  const exit_code = signal ? 128 + constants.signals[signal] : (code ?? 0);
-  return { cause, exit_code, signal: signal ?? '' };
+  return { cause, exit_code: signal ? 128 + signal : code, signal: signal ? nameOf(signal) : '' };
+}
+
+function nameOf(signal: number): string {
+  const [known] = Object.entries(constants.signals).find(([, number]) => number === signal) ?? [];
+  if (known) return known;
+  // Those for real time are counted from the first that a program may use (signal(7)).
+  const nth = signal - firstForRealTime;
+  if (nth < 0) return `SIG${signal}`;
+  return nth === 0 ? 'SIGRTMIN' : `SIGRTMIN+${nth}`;
 }

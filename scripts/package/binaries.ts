@@ -1,4 +1,4 @@
-// What is not ours and not JavaScript: Node and the pty addon, for this kind of machine or another.
+// What is not ours and not JavaScript: Node and the addons, for this kind of machine or another.
 import { createHash } from 'node:crypto';
 import { constants, copyFileSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
@@ -11,7 +11,7 @@ const lockEntry = z.object({ version: z.string(), integrity: z.string() });
 
 const cache = join(root, 'dist/.cache');
 
-/** Puts `node` and the addon into a package. */
+/** Puts `node` into a package. */
 export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   const node = await libraryOf(`node-linux-${arch}`);
   // No hard link: tar stops where a file gets another name under its hands, and another packaging would give it one.
@@ -19,9 +19,11 @@ export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
 }
 
-export async function addPty(folder: string, arch: Arch): Promise<void> {
-  const name = `@lydell/node-pty-linux-${arch}`;
-  cpSync(await libraryOf(name), join(folder, 'node_modules', name), { recursive: true });
+/** What an agent starts programs and opens terminals with. */
+export async function addAddons(folder: string, arch: Arch): Promise<void> {
+  for (const name of [`@koromix/koffi-linux-${arch}`, `@lydell/node-pty-linux-${arch}`]) {
+    cpSync(await libraryOf(name), join(folder, 'node_modules', name), { recursive: true });
+  }
 }
 
 /** The directory of a library: installed, or fetched once for a machine that is not like this one. */

@@ -33,7 +33,8 @@ function manifest(): string {
     join(root, 'package.json'),
     manifestSchema,
   );
-  const terminals = Object.entries(optionalDependencies).filter(([library]) => library.includes('node-pty'));
+  // The others are Node itself, which is the user's own here.
+  const addons = Object.entries(optionalDependencies).filter(([library]) => library.startsWith('@'));
   const entry = (types: string, file: string) => ({
     types: `./types/shared/${types}.d.ts`,
     default: `./lib/${file}.js`,
@@ -47,7 +48,7 @@ function manifest(): string {
       './package.json': './package.json',
     },
     sideEffects: false,
-    optionalDependencies: Object.fromEntries(terminals),
+    optionalDependencies: Object.fromEntries(addons),
   };
   return `${JSON.stringify(made, undefined, 2)}\n`;
 }

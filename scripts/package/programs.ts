@@ -1,7 +1,7 @@
 // farhand-agent and farhand-broker as directories that need nothing of the machine: Node, bundles and what they read.
 import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { addBinaries, addPty } from './binaries.ts';
+import { addAddons, addBinaries } from './binaries.ts';
 import { bundlePrograms, type Entry } from './bundles.ts';
 import { type Arch, version } from './ground.ts';
 
@@ -16,7 +16,9 @@ export type Program = keyof typeof programs;
 const agentFlags =
   '--optimize-for-size --max-semi-space-size=1 --single-threaded --v8-pool-size=0' +
   // The start alone makes no function worth the optimizing compiler: 5 MiB of Node's binary.
-  ' --invocation-count-for-turbofan=30000';
+  ' --invocation-count-for-turbofan=30000' +
+  // Its own heap is all it needs: unpacking the one in Node's binary reads 4 MiB more than it saves, and 0.04 s less.
+  ' --no-node-snapshot';
 
 /** Fills a new directory. */
 export async function makeProgram(name: Program, arch: Arch, folder: string): Promise<void> {
@@ -27,7 +29,7 @@ export async function makeProgram(name: Program, arch: Arch, folder: string): Pr
   writeFileSync(join(folder, 'package.json'), `${JSON.stringify(manifest, undefined, 2)}\n`);
   for (const entry of entries) addLauncher(folder, entry);
   await addBinaries(folder, arch);
-  if (name === 'farhand-agent') await addPty(folder, arch);
+  if (name === 'farhand-agent') await addAddons(folder, arch);
 }
 
 /** The agents that a broker hands out. */

@@ -1,5 +1,6 @@
-// The spawner, a program of its own: a fork copies the page tables of who forks, and the agent is large.
-// A bare Node gets it as text, for a loader would double its memory: nothing outside the function exists there.
+// The spawner, a program of its own: who starts a program waits until the kernel has it, be it from a disk that hangs,
+// and the agent has more to do. A bare Node gets it as text, for a loader would double its memory: nothing outside the
+// function exists there.
 
 /** A command to start. */
 export interface SpawnRequest {
@@ -15,24 +16,161 @@ export interface SpawnRequest {
   stderr: string;
 }
 
+/** How a process ended: with a code, or by a signal (its number), the other one is 0. */
+export interface Exited {
+  code: number;
+  signal: number;
+}
+
 /** First that it is ready, then what became of each request: started or not, and its exit. */
 export type SpawnReport =
-  | { ready: true }
+  /** Empty, or why it starts everything the slow way. */
+  | { ready: true; slow: string }
   /** `start`: see proc(5); with the pid it names one process for ever. */
   | { id: string; pid: number; start: string }
   | { id: string; errno: string }
-  | { id: string; code: number | null; signal: NodeJS.Signals | null };
+  | ({ id: string } & Exited);
 
-export function program(): void {
+/** What koffi makes of a function of libc; pointers are buffers, strings or arrays of these, or of one number. */
+type Libc = (...args: (number | string | Buffer | number[] | (string | null)[])[]) => number;
+interface Koffi {
+  load(library: null): { func(declaration: string): Libc };
+}
+
+/** Starts one, with these as its first three files. Throws why not, or tells fail() and has no pid. */
+type Starter = (request: SpawnRequest, files: number[], exited: (how: Exited) => void) => number | undefined;
+
+/** `addon`: the name of koffi. `from`: the file for which that is resolved. */
+export function program(addon: string, from: string): void {
   const { spawn } = process.getBuiltinModule('node:child_process');
-  const { closeSync, constants, openSync, readdirSync, readFileSync, readlinkSync, writeFileSync } =
-    process.getBuiltinModule('node:fs');
+  const { accessSync, closeSync, constants, openSync, readdirSync } = process.getBuiltinModule('node:fs');
+  const { readFileSync, readlinkSync, statSync, writeFileSync } = process.getBuiltinModule('node:fs');
+  const { createRequire } = process.getBuiltinModule('node:module');
+  const { signals } = process.getBuiltinModule('node:os').constants;
+  const { getSystemErrorName } = process.getBuiltinModule('node:util');
   const requests: SpawnRequest[] = [];
 
   function report(one: SpawnReport): void {
     // It ends with its channel; a report that goes nowhere is no error.
     process.send?.(one, undefined, undefined, () => {});
   }
+
+  /** By posix_spawn(3): the child shares our memory until it is the program, so nothing is copied. */
+  function posixStarter(): Starter {
+    const execute = openLibc();
+    return ({ file, args, cwd, env }, files, exited) => {
+      const envp = Object.entries(env).map(([name, value]) => `${name}=${value}`);
+      // As Node says it; C would take what is before it for the whole.
+      if ([file, cwd, ...args, ...envp].some((text) => text.includes('\0')))
+        throw named('ERR_INVALID_ARG_VALUE');
+      // Not every libc can have the child do it, and nobody else here needs a directory.
+      process.chdir(cwd);
+      try {
+        const path = placeOf(file, env);
+        let started = execute(path, [file, ...args], envp, files, exited);
+        // As execvp(3): what names no interpreter is for the shell.
+        if (started === 'ENOEXEC')
+          started = execute('/bin/sh', ['/bin/sh', '--', path, ...args], envp, files, exited);
+        if (typeof started === 'string') throw named(started);
+        return started;
+      } finally {
+        process.chdir('/');
+      }
+    };
+  }
+
+  /** Starts with what libc has, and tells the ends of what it started; answers the pid, or the name of an error. */
+  function openLibc() {
+    // An addon has no types here.
+    const koffi = createRequire(from)(addon) as Koffi;
+    const libc = koffi.load(null);
+    const func = (declaration: string): Libc => libc.func(declaration);
+    const posixSpawn = func(
+      'int posix_spawn(_Out_ int *pid, str path, void *actions, void *attributes, str *argv, str *envp)',
+    );
+    const initActions = func('int posix_spawn_file_actions_init(void *actions)');
+    const addDup2 = func('int posix_spawn_file_actions_adddup2(void *actions, int from, int to)');
+    const destroyActions = func('int posix_spawn_file_actions_destroy(void *actions)');
+    const waitpid = func('int waitpid(int pid, _Out_ int *status, int options)');
+    // As large as in any libc, with room to spare: 336 and 80 bytes in glibc and in musl.
+    const attributes = Buffer.alloc(1024);
+    const actions = Buffer.alloc(1024);
+    const [noSignals, allSignals] = [Buffer.alloc(128), Buffer.alloc(128, 0xff)];
+    const [setSigDefault, setSigMask, setSession, noHang] = [0x04, 0x08, 0x80, 1];
+    func('int posix_spawnattr_init(void *attributes)')(attributes);
+    func('int posix_spawnattr_setsigdefault(void *attributes, void *set)')(attributes, allSignals);
+    func('int posix_spawnattr_setsigmask(void *attributes, void *set)')(attributes, noSignals);
+    const setFlags = func('int posix_spawnattr_setflags(void *attributes, short flags)');
+    if (setFlags(attributes, setSigDefault | setSigMask | setSession) !== 0) throw new Error('no sessions');
+    const running = new Map<number, (how: Exited) => void>();
+
+    function reap(pid: number, exited: (how: Exited) => void): void {
+      const told = [0];
+      if (waitpid(pid, told, noHang) !== pid) return;
+      const [status = 0] = told;
+      const signal = status & 0x7f;
+      // It was stopped, which we are told of what is traced.
+      if (signal === 0x7f) return;
+      running.delete(pid);
+      exited({ code: (status >> 8) & 0xff, signal });
+    }
+    // One signal may stand for many ends.
+    process.on('SIGCHLD', () => {
+      for (const [pid, exited] of running) reap(pid, exited);
+    });
+
+    return (
+      path: string,
+      argv: string[],
+      envp: string[],
+      files: number[],
+      exited: (how: Exited) => void,
+    ): number | string => {
+      const pid = [0];
+      let errno = initActions(actions);
+      if (errno !== 0) return getSystemErrorName(-errno);
+      for (const [to, file] of files.entries()) errno ||= addDup2(actions, file, to);
+      errno ||= posixSpawn(pid, path, actions, attributes, [...argv, null], [...envp, null]);
+      destroyActions(actions);
+      if (errno !== 0) return getSystemErrorName(-errno);
+      const [started = 0] = pid;
+      running.set(started, exited);
+      return started;
+    };
+  }
+
+  /** As execvp(3), by the PATH that it will have itself; throws where it is nowhere. */
+  function placeOf(file: string, { PATH = '/bin:/usr/bin' }: SpawnRequest['env']): string {
+    if (file.includes('/')) return file;
+    let refused = 'ENOENT';
+    for (const place of PATH.split(':')) {
+      const path = `${place || '.'}/${file}`;
+      try {
+        const found = statSync(path, { throwIfNoEntry: false });
+        if (!found) continue;
+        refused = 'EACCES';
+        accessSync(path, constants.X_OK);
+        if (found.isFile()) return path;
+      } catch (error) {
+        // What cannot be looked at is no reason not to look elsewhere.
+        if (error instanceof Error && 'code' in error && error.code === 'EACCES') refused = 'EACCES';
+      }
+    }
+    throw named(refused);
+  }
+
+  function named(code: string): Error {
+    return Object.assign(new Error(code), { code });
+  }
+
+  /** By Node: a fork, which copies all our page tables first, but can become another user. */
+  const forkStarter: Starter = ({ id, file, args, cwd, env, ids }, files, exited) => {
+    const child = spawn(file, args, { cwd, env, stdio: files, detached: true, ...ids });
+    // Node takes a death by a signal for real time for an exit with 0.
+    child.once('exit', (code, name) => exited({ code: code ?? 0, signal: name ? signals[name] : 0 }));
+    child.once('error', (error) => fail(id, error));
+    return child.pid;
+  };
 
   /** Fails when the agent no longer reads; a plain open would wait for it for ever. */
   function openOutput(path: string): number {
@@ -54,7 +192,8 @@ export function program(): void {
     }
   }
 
-  function start({ id, file, args, cwd, env, ids, stdin, stdout, stderr }: SpawnRequest): void {
+  function start(request: SpawnRequest): void {
+    const { id, stdin, stdout, stderr } = request;
     const opened: number[] = [];
     const open = (fd: number): number => {
       opened.push(fd);
@@ -62,12 +201,11 @@ export function program(): void {
     };
     try {
       const outputs = [open(openOutput(stdout)), open(openOutput(stderr))];
-      const input = stdin === undefined ? 'ignore' : open(openSync(stdin, constants.O_RDONLY));
-      const child = spawn(file, args, { cwd, env, stdio: [input, ...outputs], detached: true, ...ids });
-      child.once('error', (error) => fail(id, error));
-      child.once('exit', (code, signal) => report({ id, code, signal }));
-      // Not reaped before this function is over.
-      if (child.pid !== undefined) report({ id, pid: child.pid, start: startOf(child.pid) });
+      // Each its own: whoever has one open file can lock it for all who have the same.
+      const input = open(openSync(stdin ?? '/dev/null', constants.O_RDONLY));
+      const starter = request.ids ? forkStarter : usual;
+      const pid = starter(request, [input, ...outputs], (how) => report({ id, ...how }));
+      if (pid !== undefined) report({ id, pid, start: startOf(pid) });
     } catch (error) {
       fail(id, error);
     } finally {
@@ -110,6 +248,13 @@ export function program(): void {
     }
   }
 
+  let usual = forkStarter;
+  let slow = '';
+  try {
+    usual = posixStarter();
+  } catch (error) {
+    slow = error instanceof Error ? error.message : String(error);
+  }
   closeTerminals();
   leaveShield();
   // The agent decides when this ends, not who signals everything in a unit or a terminal.
@@ -121,5 +266,5 @@ export function program(): void {
     if (requests.length === 1) next();
   });
   process.title = 'farhand-spawner';
-  report({ ready: true });
+  report({ ready: true, slow });
 }

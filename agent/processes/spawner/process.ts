@@ -1,15 +1,11 @@
 // The agent's side of one spawner, from its start to its end: asks it for processes, and hears of them.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { after } from '../../../shared/clock.ts';
+import { after, monotonic } from '../../../shared/clock.ts';
+import type { Logger } from '../../../shared/logger.ts';
 import type { Leader } from '../census.ts';
 import { marker } from '../plan.ts';
-import { program, type SpawnReport, type SpawnRequest } from './program.ts';
-
-export interface Exited {
-  code: number | null;
-  signal: NodeJS.Signals | null;
-}
+import { type Exited, program, type SpawnReport, type SpawnRequest } from './program.ts';
 
 /** The first process of a command, a child of the spawner. */
 export interface Child extends Leader {
@@ -33,27 +29,35 @@ export class SpawnerDied extends Error {
   override readonly name = 'SpawnerDied';
 }
 
-/** Little room for garbage and no threads to collect it: each command is a fork of this. */
+/** Little room for garbage and no threads to collect it: it should be small. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--input-type=commonjs'];
 const startMs = 30_000;
+
 interface Waiting {
   started: PromiseWithResolvers<Child>;
   exited: PromiseWithResolvers<Exited | undefined>;
 }
 
-export class Spawner {
+export class SpawnerProcess {
   /** Resolves when it is gone and all its reports were heard: true when we stopped it. */
   readonly ended: Promise<boolean>;
   readonly #child: ChildProcess;
+  readonly #log: Logger;
   readonly #ready = Promise.withResolvers<void>();
   readonly #waiting = new Map<string, Waiting>();
-  #asked = false;
-  /** Starts that it was asked for and has not told of. */
-  #starting = 0;
+  /** Starts that it was asked for and has not told of, and since when (monotonic). */
+  readonly #asked = new Map<string, number>();
+  readonly #lateMs: number;
+  #stopped = false;
 
-  /** `mark`: in its environment; what it forks has it until it becomes the command. */
-  constructor(mark: string) {
-    const args = [...flags, '-e', `(${program.toString()})()`];
+  /** `mark`: in its environment; what it starts has it until it becomes the command. */
+  constructor(mark: string, lateMs: number, log: Logger) {
+    this.#lateMs = lateMs;
+    this.#log = log;
+    // Calls functions of libc that Node does not have; optional, for it does not exist for every kind of machine.
+    const addon = `@koromix/koffi-linux-${process.arch}`;
+    const given = [addon, import.meta.url].map((text) => JSON.stringify(text)).join();
+    const args = [...flags, '-e', `(${program.toString()})(${given})`];
     // Node copies its own NODE_V8_COVERAGE when there is none here.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined };
     const stdio = ['ignore', 'ignore', 'inherit', 'ipc'] as const;
@@ -80,8 +84,10 @@ export class Spawner {
     return this.#child.connected;
   }
 
-  get starting(): number {
-    return this.#starting;
+  /** Whether the first of its starts takes too long: it can begin no other meanwhile. */
+  get hangs(): boolean {
+    const [since = monotonic()] = this.#asked.values();
+    return monotonic() - since >= this.#lateMs;
   }
 
   /** Rejects when it ends before that. */
@@ -95,35 +101,35 @@ export class Spawner {
     if (!this.connected) return Promise.reject(new SpawnerDied());
     const started = Promise.withResolvers<Child>();
     this.#waiting.set(request.id, { started, exited: Promise.withResolvers() });
-    this.#starting += 1;
+    this.#asked.set(request.id, monotonic());
     // Whether it arrived shows in what comes back, be it the end.
     this.#child.send(request, () => {});
     return started.promise;
   }
 
   async stop(): Promise<void> {
-    this.#asked = true;
+    this.#stopped = true;
     this.#child.kill('SIGKILL');
     await this.ended;
   }
 
   #hear(report: SpawnReport): void {
     if ('ready' in report) {
+      if (report.slow)
+        this.#log.warn({ reason: report.slow }, 'each command costs more here: no addon for libc');
       this.#ready.resolve();
       return;
     }
     const { id } = report;
     const waiting = this.#waiting.get(id);
+    this.#asked.delete(id);
     if ('pid' in report) {
-      this.#starting -= 1;
       waiting?.started.resolve({ pid: report.pid, start: report.start, exited: waiting.exited.promise });
       return;
     }
     this.#waiting.delete(id);
-    if ('errno' in report) {
-      this.#starting -= 1;
-      waiting?.started.reject(new SpawnFailed(report.errno));
-    } else waiting?.exited.resolve({ code: report.code, signal: report.signal });
+    if ('errno' in report) waiting?.started.reject(new SpawnFailed(report.errno));
+    else waiting?.exited.resolve({ code: report.code, signal: report.signal });
   }
 
   #over(): boolean {
@@ -133,6 +139,6 @@ export class Spawner {
       exited.resolve(undefined);
     }
     this.#waiting.clear();
-    return this.#asked;
+    return this.#stopped;
   }
 }
