@@ -35,6 +35,8 @@ describe('the command line', () => {
       ['login', [], /say the URL, and --key-stdin/],
       ['constructor', [], /unknown command/],
       ['files find', ['web-1:/'], /--name or --content/],
+      ['machines tag', ['web-1', 'web'], /argument 'tags'\n.*tag add\|remove\|set MACHINE TAGS/],
+      ['machines tag', ['web-1', 'web', 'eu'], /tag web-1: must be add, remove or set/],
     ];
     const env = { FARHAND_URL: 'http://127.0.0.1:1', FARHAND_API_KEY: 'k' };
     for (const batch of [wrong.slice(0, 6), wrong.slice(6, 12), wrong.slice(12)]) {
@@ -83,16 +85,26 @@ describe('the command line', () => {
     const { house, agent, farhand } = await openScene();
     const key = await house.client.keys.create({ name: 'other', scopes: ['machines:read'] });
     const token = await house.client.joinTokens.create({});
+    const schedule = await house.client.schedules.create({
+      name: 'backup',
+      machine_id: agent.machineId,
+      command: 'true',
+      cron: '@daily',
+    });
     const answers = await Promise.all([
       farhand('machines remove', ['web-1']),
       farhand('auth revoke-key', [key.id]),
       farhand('join-tokens revoke', [token.id]),
       farhand('files rm', ['web-1:/tmp/x']),
-      farhand('schedules delete', ['sched_x']),
+      farhand('schedules delete', ['backup']),
+      farhand('schedules delete', [schedule.id]),
       farhand('webhooks delete', ['hook_x']),
     ]);
     for (const { code, err } of answers)
       expect([code, err]).toEqual([2, expect.stringContaining('say --yes')]);
+    for (const { err } of answers.slice(4, 6))
+      expect(err).toContain(`remove the schedule backup (${schedule.id})`);
+    expect((await house.client.schedules.list()).total).toBe(1);
     expect((await house.client.machines.get({ machine_id: agent.machineId })).name).toBe('web-1');
     expect((await house.client.keys.list()).total).toBe(2);
   });
@@ -282,12 +294,72 @@ test('schedules are made, changed, switched, run, looked at and removed', async 
   ]);
   expect(list.out).toMatch(new RegExp(`^backup +${made.id} +web-1 +@hourly \\(Europe/Berlin\\) +yes`, 'm'));
   expect(one.out).toMatch(/^command +echo done$/m);
+  expect(one.out).toMatch(/^machine +web-1$/m);
   expect(history).toEqual([expect.objectContaining({ command_id, trigger: 'manual' })]);
   expect(preview.out.trim().split('\n')).toEqual([
     expect.stringMatching(/Monday/),
     ...Array(2).fill(expect.stringMatching(/T09:00/)),
   ]);
   expect(await farhand.json('schedules delete', [made.id, '--yes'])).toEqual({ deleted: true });
+});
+
+test('a schedule is told by id, or by a name that only it has', async () => {
+  const { house, agent, farhand } = await openScene();
+  const other = await house.agent({ name: 'db-1' });
+  expect((await farhand('schedules get', ['backup'])).err).toBe('farhand: there is no schedule backup\n');
+  const shape = { command: 'true', cron: '@yearly' };
+  const make = (name: string, machine_id: string) =>
+    house.client.schedules.create({ ...shape, name, machine_id });
+  const backup = await make('backup', agent.machineId);
+  const twins = [
+    await make('sched_twin', agent.machineId),
+    await make('sched_twin', other.machineId),
+  ] as const;
+  const [one, updated, disabled, enabled, unknown, ambiguous] = [
+    await farhand.json('schedules get', ['backup']),
+    await farhand.json('schedules update', ['backup', '--cron', '@monthly']),
+    await farhand('schedules disable', ['backup']),
+    await farhand('schedules enable', [backup.id]),
+    await farhand('schedules run', ['back']),
+    await farhand('schedules delete', ['sched_twin', '--yes']),
+  ];
+  expect(one).toMatchObject({ id: backup.id, machine_id: agent.machineId });
+  expect(updated).toMatchObject({ id: backup.id, cron: '@monthly' });
+  for (const { out } of [disabled, enabled]) expect(out).toMatch(/^machine +web-1$/m);
+  expect([disabled.out, enabled.out]).toEqual([
+    expect.stringMatching(/^enabled +no$/m),
+    expect.stringMatching(/^enabled +yes$/m),
+  ]);
+  expect([unknown.code, unknown.err]).toEqual([
+    1,
+    'farhand: there is no schedule back; there is: backup, sched_twin, sched_twin\n',
+  ]);
+  expect([ambiguous.code, ambiguous.err]).toEqual([
+    1,
+    expect.stringMatching(/^farhand: several schedules are called sched_twin; say which: /),
+  ]);
+  for (const [{ id }, name] of [
+    [twins[0], 'web-1'],
+    [twins[1], 'db-1'],
+  ] as const)
+    expect(ambiguous.err).toContain(`${id} (on ${name})`);
+  const { command_id } = await farhand.json('schedules run', ['backup']);
+  expect(await farhand.json('schedules history', ['backup'])).toEqual([
+    expect.objectContaining({ command_id, schedule_id: backup.id }),
+  ]);
+  // A key that may not read can still remove by id.
+  const { key } = await house.keyed(['schedules:write', 'commands:execute']);
+  const [blind, byName] = [
+    await farhand('schedules delete', [twins[0].id, '--yes'], { env: { FARHAND_API_KEY: key } }),
+    await farhand('schedules delete', ['backup', '--yes']),
+  ];
+  expect(blind.out).toBe(`removed  ${twins[0].id}\n`);
+  expect(byName.out).toBe(`removed  backup (${backup.id})\n`);
+  const { items } = await house.client.schedules.list();
+  expect(items.map(({ id }) => id)).toEqual([twins[1].id]);
+  for (let number = 0; number < 11; number++) await make(`a-${number}`, other.machineId);
+  const many = await farhand('schedules get', ['backup']);
+  expect(many.err).toMatch(/there is: (a-\d+, ){9}a-\d+…\n$/);
 });
 
 test('webhooks are made, changed, tested, looked at and removed; the secret comes by standard input', async () => {

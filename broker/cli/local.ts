@@ -12,13 +12,21 @@ import { hint } from './output.ts';
 import { demandAccess } from './owner.ts';
 import { through } from './tls.ts';
 
+interface SocketOptions {
+  /** A directory that is empty or missing becomes a broker's. */
+  mayBegin?: boolean | undefined;
+  /** Only one that runs is asked: none is started for it. */
+  mustRun?: boolean;
+  patienceMs?: number;
+}
+
 /** Asks for what is no part of the API: only the broker's own box may. */
 type Post = (path: string) => Promise<{ directory: string }>;
 
 export async function withSocket<T>(
   dataDir: string,
   use: (client: Farhand, post: Post) => Promise<T>,
-  { mayBegin = false, patienceMs = 3_000 }: { mayBegin?: boolean | undefined; patienceMs?: number } = {},
+  { mayBegin = false, mustRun = false, patienceMs = 3_000 }: SocketOptions = {},
 ): Promise<T> {
   demandAccess(dataDir);
   const way = through(new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } }));
@@ -26,7 +34,10 @@ export async function withSocket<T>(
   const probe = new Farhand({ baseUrl: 'http://broker.sock', retries: 0, ...way.options });
   let own: ChildProcess | undefined;
   try {
-    if (!(await runs(probe, dataDir, patienceMs))) own = await startLocal(dataDir, mayBegin);
+    if (!(await runs(probe, dataDir, patienceMs))) {
+      if (mustRun) throw new StartError(`no broker runs on ${dataDir}`, 1);
+      own = await startLocal(dataDir, mayBegin);
+    }
     return await use(client, (path) => postTo(way.options.fetch, path));
   } finally {
     await way.close();

@@ -30,12 +30,14 @@ export function addMachines(program: Command): void {
   ).action(withClient(status));
   verb(
     machines,
-    'tag <action> <machine> <tags...>',
+    'tag <add|remove|set> <machine> <tags...>',
     'add, remove or set tags',
     'farhand machines tag add web-1 web,eu',
     'farhand machines tag remove web-1 eu',
     'farhand machines tag set web-1 db',
-  ).action(withClient(tag));
+  )
+    .showHelpAfterError('Say tag add|remove|set MACHINE TAGS. See farhand --help.')
+    .action(withClient(tag));
   verb(
     machines,
     'rename <machine> <name>',
@@ -124,17 +126,17 @@ async function tag(
   told: string[],
   { output }: Common,
 ): Promise<void> {
+  if (action !== 'add' && action !== 'remove' && action !== 'set')
+    throw new UsageError(`tag ${action}: must be add, remove or set`);
   const words = told.flatMap((text) => collect(text));
   const machine_id = await machineNamed(client, machine);
   const { tags } = action === 'set' ? { tags: [] } : await client.machines.get({ machine_id });
-  const changes: Record<string, () => string[]> = {
+  const changes = {
     add: () => [...tags, ...words],
     remove: () => tags.filter((one) => !words.includes(one)),
     set: () => words,
   };
-  const change = Object.hasOwn(changes, action) ? changes[action] : undefined;
-  if (!change) throw new UsageError(`tag ${action}: must be add, remove or set`);
-  await show(output, await client.machines.update({ machine_id, tags: change() }));
+  await show(output, await client.machines.update({ machine_id, tags: changes[action]() }));
 }
 
 async function rename(client: Farhand, machine: string, name: string, { output }: Common): Promise<void> {

@@ -1,4 +1,4 @@
-// Machines by id or by name, everywhere alike.
+// Machines and schedules by id or by name, everywhere alike.
 import { StartError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { when } from './output.ts';
@@ -6,7 +6,7 @@ import { every } from './verb.ts';
 
 /** The id of a machine that is told by id or by a name that only one has. */
 export async function machineNamed(client: Farhand, text: string): Promise<string> {
-  if (isId(text)) return text;
+  if (isId('mach', text)) return text;
   const alike = await every((page) => client.machines.list({ search: text.slice(0, 200), ...page }));
   const found = alike.filter(({ name }) => name === text);
   const [only, another] = found;
@@ -19,7 +19,8 @@ export async function machineNamed(client: Farhand, text: string): Promise<strin
 }
 
 /** A machine may be called mach_web as well. */
-const isId = (text: string): boolean => /^mach_[0-9A-Za-z]{22}$/.test(text);
+const isId = (prefix: 'mach' | 'sched', text: string): boolean =>
+  new RegExp(`^${prefix}_[0-9A-Za-z]{22}$`).test(text);
 
 /** In machine:path a name ends at its first colon. */
 function withColon(alike: { id: string; name: string }[], text: string): string | undefined {
@@ -31,8 +32,27 @@ function withColon(alike: { id: string; name: string }[], text: string): string 
 
 async function noneNamed(client: Farhand, text: string): Promise<string> {
   const { items, has_more } = await client.machines.list({ limit: 10, sort: 'name' });
-  const names = items.map(({ name }) => name).join(', ');
-  return `there is no machine ${text}${names && `; there is: ${names}${has_more ? '…' : ''}`}`;
+  return none('machine', text, items, has_more);
+}
+
+function none(what: string, text: string, some: { name: string }[], more: boolean): string {
+  const names = some.map(({ name }) => name).join(', ');
+  return `there is no ${what} ${text}${names && `; there is: ${names}${more ? '…' : ''}`}`;
+}
+
+/** The id of a schedule that is told by id or by a name that only one has. */
+export async function scheduleNamed(client: Farhand, text: string): Promise<string> {
+  if (isId('sched', text)) return text;
+  const all = await every((page) => client.schedules.list({ sort: 'name', ...page }));
+  const found = all.filter(({ name }) => name === text);
+  const [only, another] = found;
+  if (only === undefined) throw new StartError(none('schedule', text, all.slice(0, 10), all.length > 10), 1);
+  if (another) {
+    const nameOf = await namesOf(client);
+    const each = found.map(({ id, machine_id }) => `${id} (on ${nameOf(machine_id)})`);
+    throw new StartError(`several schedules are called ${text}; say which: ${each.join(', ')}`, 1);
+  }
+  return only.id;
 }
 
 /** For what shows ids of machines: the name of each. */
@@ -40,4 +60,13 @@ export async function namesOf(client: Farhand): Promise<(id: string | null) => s
   const all = await every((page) => client.machines.list(page)).catch(() => []);
   const names = new Map<string, string>(all.map(({ id, name }) => [id, name]));
   return (id) => (id === null ? '-' : (names.get(id) ?? id));
+}
+
+/** For what shows one machine's id: its name. */
+export async function nameOfMachine(client: Farhand, machine_id: string): Promise<string> {
+  return await client.machines.get({ machine_id }).then(
+    ({ name }) => name,
+    // A key may see the one and not the other.
+    () => machine_id,
+  );
 }

@@ -4,12 +4,12 @@ import { now } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { demandYes } from './ask.ts';
 import { count, given, limitOption, milliseconds, since, variables } from './flags.ts';
-import { machineNamed, namesOf } from './named.ts';
-import { type Format, print, printFields, printTable, span, when } from './output.ts';
+import { machineNamed, nameOfMachine, namesOf, scheduleNamed } from './named.ts';
+import { clean, type Format, print, printFields, printTable, span, when } from './output.ts';
 import { type Common, every, verb, withClient } from './verb.ts';
 
 export function addSchedules(program: Command): void {
-  const schedules = program.command('schedules').description('commands by cron');
+  const schedules = program.command('schedules').description('commands by cron; schedules by name or id');
   verb(schedules, 'list', 'all schedules', 'farhand schedules list --machine db-1')
     .option('--machine <machine>', 'of this machine')
     .action(withClient(list));
@@ -17,12 +17,8 @@ export function addSchedules(program: Command): void {
     schedules,
     'get <schedule>',
     'one schedule, and when it runs next',
-    'farhand schedules get sched_…',
-  ).action(
-    withClient(async (client, schedule_id: string, { output }: Common) =>
-      show(output, await client.schedules.get({ schedule_id })),
-    ),
-  );
+    'farhand schedules get backup',
+  ).action(withClient(get));
   addChanges(schedules);
   addRuns(schedules);
 }
@@ -42,7 +38,7 @@ function addChanges(schedules: Command): void {
       schedules,
       'update <schedule>',
       'change what is told',
-      "farhand schedules update sched_… --cron '0 3 * * *'",
+      "farhand schedules update backup --cron '0 3 * * *'",
     ),
     false,
   ).action(withClient(update));
@@ -54,30 +50,31 @@ function addChanges(schedules: Command): void {
       schedules,
       `${name} <schedule>`,
       enabled ? 'let it run by its cron' : 'let it run only by hand',
-      `farhand schedules ${name} sched_…`,
+      `farhand schedules ${name} backup`,
     ).action(
-      withClient(async (client, schedule_id: string, { output }: Common) =>
-        show(output, await client.schedules.update({ schedule_id, enabled })),
-      ),
+      withClient(async (client, schedule: string, { output }: Common) => {
+        const schedule_id = await scheduleNamed(client, schedule);
+        await show(client, output, await client.schedules.update({ schedule_id, enabled }));
+      }),
     );
   }
   verb(
     schedules,
     'delete <schedule>',
     'remove it: what runs goes on, its history stays',
-    'farhand schedules delete sched_… --yes',
+    'farhand schedules delete backup --yes',
   )
     .option('--yes', 'do not ask')
     .action(withClient(remove));
 }
 
 function addRuns(schedules: Command): void {
-  verb(schedules, 'run <schedule>', 'run it now', 'farhand schedules run sched_…').action(withClient(run));
+  verb(schedules, 'run <schedule>', 'run it now', 'farhand schedules run backup').action(withClient(run));
   verb(
     schedules,
     'history <schedule>',
     'what became of its times, the latest first',
-    'farhand schedules history sched_… --since 7d --status failed',
+    'farhand schedules history backup --since 7d --status failed',
   )
     .option('--since <time>', 'not before, such as 7d (ago)', since('--since', now))
     .option('--status <status>', 'running, completed, failed, timeout, cancelled, skipped, missed or lost')
@@ -169,22 +166,27 @@ async function create(client: Farhand, shape: Shape): Promise<void> {
   const made = await client.schedules.create(
     (await bodyOf(client, shape)) as Parameters<Farhand['schedules']['create']>[0],
   );
-  await show(shape.output, made);
+  await show(client, shape.output, made);
 }
 
-async function update(client: Farhand, schedule_id: string, shape: Shape): Promise<void> {
-  const body = { schedule_id, ...(await bodyOf(client, shape)) };
-  await show(shape.output, await client.schedules.update(body));
+async function update(client: Farhand, schedule: string, shape: Shape): Promise<void> {
+  const body = { schedule_id: await scheduleNamed(client, schedule), ...(await bodyOf(client, shape)) };
+  await show(client, shape.output, await client.schedules.update(body));
 }
 
 type Schedule = Awaited<ReturnType<Farhand['schedules']['get']>>;
 
-async function show(format: Format, one: Schedule): Promise<void> {
+async function get(client: Farhand, schedule: string, { output }: Common): Promise<void> {
+  const schedule_id = await scheduleNamed(client, schedule);
+  await show(client, output, await client.schedules.get({ schedule_id }));
+}
+
+async function show(client: Farhand, format: Format, one: Schedule): Promise<void> {
   await printFields(format, one, {
     id: one.id,
     name: one.name,
     description: one.description,
-    machine: one.machine_id,
+    machine: format === 'json' ? null : await nameOfMachine(client, one.machine_id),
     command: one.command,
     cron: `${one.cron} (${one.timezone})`,
     enabled: one.enabled,
@@ -213,7 +215,8 @@ async function list(client: Farhand, { machine, output }: Common & { machine?: s
   });
 }
 
-async function run(client: Farhand, schedule_id: string, { output }: Common): Promise<void> {
+async function run(client: Farhand, schedule: string, { output }: Common): Promise<void> {
+  const schedule_id = await scheduleNamed(client, schedule);
   const started = await client.schedules.run({ schedule_id });
   print(output, started, () => [`${started.command_id} ${started.status}`]);
 }
@@ -224,8 +227,9 @@ interface HistoryOptions extends Common {
   limit: number;
 }
 
-async function history(client: Farhand, schedule_id: string, options: HistoryOptions): Promise<void> {
+async function history(client: Farhand, schedule: string, options: HistoryOptions): Promise<void> {
   const { status, limit, output } = options;
+  const schedule_id = await scheduleNamed(client, schedule);
   const wish = { schedule_id, ...given({ status, since: options.since }) } as Parameters<
     Farhand['schedules']['history']
   >[0];
@@ -251,11 +255,13 @@ async function preview(
   print(output, shown, () => [`${shown.description} (${shown.timezone})`, ...shown.next_runs]);
 }
 
-async function remove(
-  client: Farhand,
-  schedule_id: string,
-  options: Common & { yes?: boolean },
-): Promise<void> {
-  await demandYes(options.yes, `remove the schedule ${schedule_id}`);
-  await printFields(options.output, await client.schedules.remove({ schedule_id }), { removed: schedule_id });
+async function remove(client: Farhand, schedule: string, options: Common & { yes?: boolean }): Promise<void> {
+  const schedule_id = await scheduleNamed(client, schedule);
+  const { yes, output } = options;
+  // With --yes and an id nothing need be read: a key may remove and not read.
+  const name =
+    yes || schedule !== schedule_id ? schedule : (await client.schedules.get({ schedule_id })).name;
+  const removed = name === schedule_id ? schedule_id : `${clean(name)} (${schedule_id})`;
+  await demandYes(yes, `remove the schedule ${removed}`);
+  await printFields(output, await client.schedules.remove({ schedule_id }), { removed });
 }

@@ -1,6 +1,7 @@
 // farhand sessions: terminals that are open.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
+import { namesOf } from './named.ts';
 import { printFields, printTable, when } from './output.ts';
 import { show } from './shell.ts';
 import { bareVerb, type Common, verb, withClient } from './verb.ts';
@@ -36,10 +37,12 @@ export function addSessions(program: Command): void {
 }
 
 async function list(client: Farhand, { all = false, output }: Common & { all?: boolean }): Promise<void> {
-  await printTable(output, await sessionsOf(client, all), {
+  const found = await sessionsOf(client, all);
+  const nameOf = output === 'json' ? String : await namesOf(client);
+  await printTable(output, found, {
     id: ({ session_id }) => session_id,
     status: ({ status }) => status,
-    machine: ({ machine_hostname }) => machine_hostname,
+    machine: ({ machine_id }) => nameOf(machine_id),
     attached: ({ attached_count }) => attached_count,
     opened: ({ created_at }) => when(created_at),
   });

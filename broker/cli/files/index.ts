@@ -57,7 +57,7 @@ function addTransfers(files: Command): void {
     'get <from...>',
     'fetch files or directories: get MACHINE:PATH... LOCAL; - is standard output',
     'farhand files get web-1:/etc/hosts .',
-    'farhand files get web-1:/var/log - > log.tar     a directory there is a tar',
+    'farhand files get web-1:/etc/nginx - > nginx.tar     a directory there is a tar',
   )
     .usage('[options] MACHINE:PATH... LOCAL')
     .action(withClient(getAll));
