@@ -7,7 +7,7 @@ import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Agent, fetch as undiciFetch } from 'undici';
-import { withBroker } from '../broker/cli/connect.ts';
+import { withSocket } from '../broker/cli/local.ts';
 import { type BrokerSettings, brokerSettings } from '../broker/config.ts';
 import { nodeIsGood, wrongNode } from '../shared/program.ts';
 import { Farhand } from '../shared/sdk/index.ts';
@@ -18,6 +18,7 @@ const data = join(root, 'data');
 const keyName = 'npm-start';
 const keyFile = join(data, 'npm-start.key');
 const patienceMs = 30_000;
+const answerMs = 5_000;
 
 const watch = process.argv.includes('--watch');
 const own = ['--data-dir', join(data, 'broker'), '--grpc', '127.0.0.1:8421', '--log-level', 'warn'];
@@ -68,7 +69,11 @@ async function lastKey(baseUrl: string, ca: string[]): Promise<string | undefine
   const connect = { ca, allowPartialTrustChain: true, checkServerIdentity: () => undefined };
   const dispatcher = new Agent({ connect });
   const withCa = ((to: string, init: object) =>
-    undiciFetch(to, { ...init, dispatcher })) as unknown as typeof fetch;
+    undiciFetch(to, {
+      ...init,
+      dispatcher,
+      signal: AbortSignal.timeout(answerMs),
+    })) as unknown as typeof fetch;
   const known = new Farhand({ baseUrl, apiKey, fetch: withCa }).keys.me();
   return known
     .then(
@@ -104,19 +109,20 @@ function isLive(socket: string): Promise<boolean> {
 async function main(settings: BrokerSettings): Promise<void> {
   mkdirSync(data, { recursive: true, mode: 0o700 });
   const dataDir = settings.data_dir;
-  const where = { dataDir, url: undefined, apiKey: undefined };
-  // Asking before the socket is there would start a second broker.
+  // Ours alone: where it has ended, its address may be somebody else's.
+  const asked = <T>(use: (client: Farhand) => Promise<T>): Promise<T> =>
+    withSocket(dataDir, use, { mustRun: true });
   const socket = join(dataDir, 'broker.sock');
   if (await isLive(socket)) throw new Error(`a broker runs on ${dataDir} already: end that one first`);
   run('broker/main.ts', argv);
   await until(async () => ((await isLive(socket)) ? true : undefined));
-  await until(() => withBroker(where, (client) => client.service.readyz()));
+  await until(() => asked((client) => client.service.readyz()));
   const secured = settings.tls || settings.tls_cert !== undefined;
   const url = `${secured ? 'https' : 'http'}://${settings.http.host}:${settings.http.port}`;
-  const info = await withBroker(where, (client) => client.service.info());
-  const ca = await withBroker(where, (client) => client.service.ca());
-  const key = (await lastKey(url, [ca, ...fileOf(settings.tls_cert)])) ?? (await withBroker(where, freshKey));
-  const { token } = await withBroker(where, (client) => client.joinTokens.create({ name: keyName }));
+  const info = await asked((client) => client.service.info());
+  const ca = await asked((client) => client.service.ca());
+  const key = (await lastKey(url, [ca, ...fileOf(settings.tls_cert)])) ?? (await asked(freshKey));
+  const { token } = await asked((client) => client.joinTokens.create({ name: keyName }));
   const agentData = join(data, 'agent');
   const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
   run('agent/main.ts', [
@@ -130,7 +136,7 @@ async function main(settings: BrokerSettings): Promise<void> {
     'warn',
   ]);
   const machine = await until(async () => {
-    const { items } = await withBroker(where, (client) => client.machines.list({ status: 'online' }));
+    const { items } = await asked((client) => client.machines.list({ status: 'online' }));
     return items[0];
   });
   process.stdout.write(greeting(url, info.tls_pin, key, machine.id));
