@@ -28,7 +28,7 @@ const patienceMs = 30_000;
 /** The same for a long output. */
 const streamPatienceMs = 120_000;
 /** Not timed: connections are opened and code is compiled meanwhile. */
-const warmUp = 20;
+const warmUp = 200;
 
 async function trues({ way: name, targets, count, width }: Ask & Trues): Promise<Seen> {
   const way = await openWay(name, targets, width);

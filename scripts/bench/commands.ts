@@ -77,7 +77,7 @@ async function main(folder: string): Promise<void> {
   const ground: Ground = { folder, runs, kept, table, started, targets };
   console.error('warming up …');
   // As in a broker that has been up for a while: by then V8 has compiled what commands use, in all three programs.
-  await trues('farhand', targets, { count: 10 * oneByOne, width: 4 });
+  await trues('farhand', targets, { count: 40 * oneByOne, width: 4 });
   for (const part of only) {
     console.error(`${part} …`);
     await parts[part](ground).catch((error: unknown) => table.failure(part, error));
@@ -284,7 +284,7 @@ async function history(ground: Ground): Promise<void> {
   long.machine = await machineId(started, 0);
   await settle();
   const one = { count: oneByOne, width: 1 };
-  await trues('farhand', long, { count: 2 * oneByOne, width: 4 });
+  await trues('farhand', long, { count: 40 * oneByOne, width: 4 });
   const few = (await completedOf(long)).toLocaleString('en');
   const before = await inTurns(ground, ['long'], 'a short history', () => trues('farhand', long, one));
   const filled = await trues('farhand', long, { count: kept, width: 32 });
