@@ -144,7 +144,7 @@ async function lastEvent({ client }: Pick<House, 'client'>, command_id: string):
 export function leapingClock({ still = false } = {}): { leap(ms: number): void; set(wall: number): void } {
   let ahead = 0;
   let turned = 0;
-  const timers = new Set<{ at: number; fire(): void }>();
+  const timers = new Set<{ at: number; fire(): void; arm(): void }>();
   const monotonic = (): number => (still ? 0 : performance.now()) + ahead;
   setClock({
     now: () => Date.now() + ahead + turned,
@@ -152,21 +152,27 @@ export function leapingClock({ still = false } = {}): { leap(ms: number): void; 
     after(ms, run, hold = false) {
       const at = monotonic() + ms;
       let real: NodeJS.Timeout | undefined;
-      const timer = {
-        at,
-        fire() {
-          clearTimeout(real);
-          timers.delete(timer);
-          run();
-        },
-      };
-      timers.add(timer);
-      if (ms < 2 ** 31) real = setTimeout(timer.fire, ms);
-      if (!hold) real?.unref();
-      return () => {
+      const cancel = (): void => {
         clearTimeout(real);
         timers.delete(timer);
       };
+      const timer = {
+        at,
+        fire() {
+          cancel();
+          run();
+        },
+        arm() {
+          clearTimeout(real);
+          const left = at - monotonic();
+          if (left >= 2 ** 31) return;
+          real = setTimeout(timer.fire, left);
+          if (!hold) real.unref();
+        },
+      };
+      timers.add(timer);
+      timer.arm();
+      return cancel;
     },
   });
   onTestFinished(() => setClock());
@@ -176,7 +182,10 @@ export function leapingClock({ still = false } = {}): { leap(ms: number): void; 
     },
     leap(ms) {
       ahead += ms;
-      for (const timer of [...timers].sort((a, b) => a.at - b.at)) if (timer.at <= monotonic()) timer.fire();
+      const due = [...timers].filter(({ at }) => at <= monotonic()).sort((a, b) => a.at - b.at);
+      // One may have been cancelled by another.
+      for (const timer of due) if (timers.has(timer)) timer.fire();
+      for (const timer of timers) timer.arm();
     },
   };
 }
