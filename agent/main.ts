@@ -8,7 +8,9 @@ import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
 import { isVerb, linkText, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
 import { agentSettings } from './config.ts';
+import { koffi } from './libc.ts';
 import { type Agent, startAgent } from './start.ts';
+import { unmapProgram } from './unmap.ts';
 
 const program = 'farhand-agent';
 let notify: Notify | undefined;
@@ -28,7 +30,7 @@ async function main(): Promise<void> {
   process.once('SIGTERM', leave);
   process.once('SIGINT', leave);
   const log = createLogger(program, settings.log_level);
-  giveBackAtRest();
+  giveBackAtRest(() => unmapProgram(koffi, import.meta.url));
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
   agent = await startAgent(settings, log, (linked) => {

@@ -10,6 +10,7 @@ import type { ProcessEvent } from '../proto/types/farhand/agent/v1/ProcessEvent.
 import { newId } from '../shared/ids.ts';
 import { createLogger } from '../shared/logger.ts';
 import type { AgentCall } from '../shared/rpc.ts';
+import { leapingClock } from './command-bench.ts';
 
 const root = join(import.meta.dirname, '..');
 const log = createLogger('test', 'silent');
@@ -107,6 +108,20 @@ test('a spawner that cannot start fails the opening, clearly', async () => {
   } finally {
     node.mockRestore();
   }
+});
+
+test('a spawner at rest gives memory back, and starts what comes then', async () => {
+  await room.stop();
+  const clock = leapingClock();
+  await open();
+  const pid = await spawnerPid();
+  const resident = async (): Promise<number> =>
+    Number(/RssFile:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))?.[1]);
+  await end(start('true'));
+  const busy = await resident();
+  clock.leap(15_000);
+  await expect.poll(resident).toBeLessThan(busy * 0.7);
+  expect((await end(start('echo still there'))).output).toBe('still there\n');
 });
 
 test('when the spawner is killed, what ran is lost and dead, and the next command works', async () => {

@@ -3,9 +3,11 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { after, monotonic } from '../../../shared/clock.ts';
 import type { Logger } from '../../../shared/logger.ts';
+import { koffi } from '../../libc.ts';
+import { unmapProgram } from '../../unmap.ts';
 import type { Leader } from '../census.ts';
 import { marker } from '../plan.ts';
-import { type Exited, program, type SpawnReport, type SpawnRequest } from './program.ts';
+import { type Exited, program, type Rest, type SpawnReport, type SpawnRequest } from './program.ts';
 
 /** The first process of a command, a child of the spawner. */
 export interface Child extends Leader {
@@ -32,6 +34,8 @@ export class SpawnerDied extends Error {
 /** Little room for garbage and no threads to collect it: it should be small. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--input-type=commonjs'];
 const startMs = 30_000;
+/** After its last start it rests. */
+const restMs = 15_000;
 
 interface Waiting {
   started: PromiseWithResolvers<Child>;
@@ -49,15 +53,14 @@ export class SpawnerProcess {
   readonly #asked = new Map<string, number>();
   readonly #lateMs: number;
   #stopped = false;
+  #stopResting = (): void => {};
 
   /** `mark`: in its environment; what it starts has it until it becomes the command. */
   constructor(mark: string, lateMs: number, log: Logger) {
     this.#lateMs = lateMs;
     this.#log = log;
-    // Calls functions of libc that Node does not have; optional, for it does not exist for every kind of machine.
-    const addon = `@koromix/koffi-linux-${process.arch}`;
-    const given = [addon, import.meta.url].map((text) => JSON.stringify(text)).join();
-    const args = [...flags, '-e', `(${program.toString()})(${given})`];
+    const given = [koffi, import.meta.url].map((text) => JSON.stringify(text)).join();
+    const args = [...flags, '-e', `(${program.toString()})(${given}, ${unmapProgram.toString()})`];
     // Node copies its own NODE_V8_COVERAGE when there is none here.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined };
     const stdio = ['ignore', 'ignore', 'inherit', 'ipc'] as const;
@@ -102,8 +105,8 @@ export class SpawnerProcess {
     const started = Promise.withResolvers<Child>();
     this.#waiting.set(request.id, { started, exited: Promise.withResolvers() });
     this.#asked.set(request.id, monotonic());
-    // Whether it arrived shows in what comes back, be it the end.
-    this.#child.send(request, () => {});
+    this.#send(request);
+    this.#restLater();
     return started.promise;
   }
 
@@ -113,11 +116,22 @@ export class SpawnerProcess {
     await this.ended;
   }
 
+  /** Whether it arrived shows in what comes back, be it the end. */
+  #send(message: SpawnRequest | Rest): void {
+    this.#child.send(message, () => {});
+  }
+
+  #restLater(): void {
+    this.#stopResting();
+    this.#stopResting = after(restMs, () => this.#send({ rest: true }));
+  }
+
   #hear(report: SpawnReport): void {
     if ('ready' in report) {
       if (report.slow)
         this.#log.warn({ reason: report.slow }, 'each command costs more here: no addon for libc');
       this.#ready.resolve();
+      this.#restLater();
       return;
     }
     const { id } = report;
@@ -133,6 +147,7 @@ export class SpawnerProcess {
   }
 
   #over(): boolean {
+    this.#stopResting();
     this.#ready.reject(new SpawnerDied());
     for (const { started, exited } of this.#waiting.values()) {
       started.reject(new SpawnerDied());

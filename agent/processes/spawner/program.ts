@@ -1,6 +1,7 @@
 // The spawner, a program of its own: who starts a program waits until the kernel has it, be it from a disk that hangs,
 // and the agent has more to do. A bare Node gets it as text, for a loader would double its memory: nothing outside the
 // function exists there.
+import type { Koffi } from '../../libc.ts';
 
 /** A command to start. */
 export interface SpawnRequest {
@@ -14,6 +15,11 @@ export interface SpawnRequest {
   stdin: string | undefined;
   stdout: string;
   stderr: string;
+}
+
+/** Nothing was asked for a while. */
+export interface Rest {
+  rest: true;
 }
 
 /** How a process ended: with a code, or by a signal (its number), the other one is 0. */
@@ -33,15 +39,12 @@ export type SpawnReport =
 
 /** What koffi makes of a function of libc; pointers are buffers, strings or arrays of these, or of one number. */
 type Libc = (...args: (number | string | Buffer | number[] | (string | null)[])[]) => number;
-interface Koffi {
-  load(library: null): { func(declaration: string): Libc };
-}
 
 /** Starts one, with these as its first three files. Throws why not, or tells fail() and has no pid. */
 type Starter = (request: SpawnRequest, files: number[], exited: (how: Exited) => void) => number | undefined;
 
-/** `addon`: the name of koffi. `from`: the file for which that is resolved. */
-export function program(addon: string, from: string): void {
+/** `addon`: the name of koffi. `from`: the file for which that is resolved. `unmap` is called with both at rest. */
+export function program(addon: string, from: string, unmap: (addon: string, from: string) => void): void {
   const { spawn } = process.getBuiltinModule('node:child_process');
   const { accessSync, closeSync, constants, openSync, readdirSync } = process.getBuiltinModule('node:fs');
   const { readFileSync, readlinkSync, statSync, writeFileSync } = process.getBuiltinModule('node:fs');
@@ -82,7 +85,7 @@ export function program(addon: string, from: string): void {
   /** Starts with what libc has, and tells the ends of what it started; answers the pid, or the name of an error. */
   function openLibc() {
     // An addon has no types here.
-    const koffi = createRequire(from)(addon) as Koffi;
+    const koffi = createRequire(from)(addon) as Koffi<Libc>;
     const libc = koffi.load(null);
     const func = (declaration: string): Libc => libc.func(declaration);
     const posixSpawn = func(
@@ -262,7 +265,9 @@ export function program(addon: string, from: string): void {
   process.on('disconnect', () => process.exit());
   process.on('message', (message) => {
     // Only the agent has the other end of the channel.
-    requests.push(message as SpawnRequest);
+    const asked = message as SpawnRequest | Rest;
+    if ('rest' in asked) return unmap(addon, from);
+    requests.push(asked);
     if (requests.length === 1) next();
   });
   process.title = 'farhand-spawner';
