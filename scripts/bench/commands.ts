@@ -28,7 +28,7 @@ import {
   startFarhand,
   timed,
 } from './programs.ts';
-import { Meter, rounded, settle, Table } from './race.ts';
+import { Meter, rest, rounded, settle, Table } from './race.ts';
 import { present, sshPackages, startMaster, startSsh } from './ssh.ts';
 import { openWay, type Read, type Targets, type WayName } from './ways.ts';
 
@@ -208,7 +208,7 @@ async function rate(ground: Ground): Promise<void> {
 
 async function output(ground: Ground): Promise<void> {
   const { table, targets, started } = ground;
-  await settle();
+  await rest();
   const agents = [started.agent, ...helpers(started.agent)];
   const programs = [started.broker, ...agents];
   const meter = new Meter(programs, new Map(programs.map((one) => [one, cost(one.pid).rss])));

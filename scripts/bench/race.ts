@@ -156,3 +156,6 @@ export class Meter {
 
 /** Waits until programs that have just started are done with it. */
 export const settle = (): Promise<void> => sleep(2_000);
+
+/** Waits until programs that were busy have given back what they no longer need: they do once they rested for 15 s. */
+export const rest = (): Promise<void> => sleep(30_000);
