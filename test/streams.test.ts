@@ -1,6 +1,8 @@
 // The streams of clients over gRPC: refusals as over REST, commands with input and output, files, and what ends a call.
 import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { connect as connectHttp2, constants } from 'node:http2';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import type { ExecRequest } from '../proto/types/farhand/client/v1/ExecRequest.ts';
@@ -8,6 +10,7 @@ import type { WriteFileRequest } from '../proto/types/farhand/client/v1/WriteFil
 import type { Scope } from '../shared/api/route.ts';
 import { type Code, codes } from '../shared/errors.ts';
 import { connect, type Streams } from '../shared/grpc.ts';
+import { streamsService } from '../shared/rpc.ts';
 import { gate, soon } from './command-bench.ts';
 import { type CallWish, type House, openHouse, temporaryFolder } from './house.ts';
 import { all, caOf, hearing, line, refusalOf, streamsOf } from './streams-bench.ts';
@@ -307,6 +310,37 @@ test('a client that goes leaves its command running, with its input open, unless
   expect(await statusOf(stays)).toBe('running');
   await house.client.commands.input({ command_id: stays, data: 'late', end: true });
   await soon(async () => (await house.client.commands.get({ command_id: stays })).stdout).toBe('late');
+});
+
+test('what a client sends of its leaving may arrive in two parts, and still ends no input', async () => {
+  const { house, machine_id } = await scene();
+  const ca = await caOf(house);
+  const session = connectHttp2(`https://${house.grpc}`, { ca, checkServerIdentity: () => undefined });
+  onTestFinished(() => session.destroy());
+  const call = session.request({
+    ':method': 'POST',
+    ':path': streamsService.Exec.path,
+    'content-type': 'application/grpc',
+    te: 'trailers',
+    authorization: `Bearer ${house.key}`,
+  });
+  const start = streamsService.Exec.requestSerialize({ start: { machine_id, command: 'cat' } });
+  const head = Buffer.alloc(5);
+  head.writeUInt32BE(start.length, 1);
+  call.write(Buffer.concat([head, start]));
+  await once(call, 'data');
+  call.end();
+  await once(call, 'finish');
+  // The broker, in this process too, takes up the first part.
+  for (let turns = 0; turns < 8; turns += 1) await new Promise((resolve) => setImmediate(resolve));
+  call.close(constants.NGHTTP2_CANCEL);
+  await once(call, 'close');
+  const { items } = await house.client.commands.list({ machine_id });
+  const { id: command_id = '' } = items[0] ?? {};
+  const got = () => house.client.commands.get({ command_id });
+  await house.client.commands.input({ command_id, data: 'late', end: true });
+  await soon(async () => (await got()).status).toBe('completed');
+  expect((await got()).stdout).toBe('late');
 });
 
 test('a repeat with the same idempotency key finds the same command, and its input counts once', async () => {

@@ -2,7 +2,7 @@
 import type { EventEmitter } from 'node:events';
 import type { Readable } from 'node:stream';
 import type { Metadata } from '@grpc/grpc-js';
-import { after } from '../../shared/clock.ts';
+import { after, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/pace.ts';
@@ -17,6 +17,8 @@ import { type Refusal, refusalOf, trailersOf } from './status.ts';
 
 /** Time for the first message of a call that begins with one. */
 const firstMs = 30_000;
+/** Between the two frames of a client that leaves. */
+const leavingMs = 20;
 
 const over = new AppError('unavailable', 'the call is over');
 const stalled = new AppError('unavailable', 'this client kept a transfer waiting for too long');
@@ -174,6 +176,15 @@ export class Call<Q, R> {
     const part = next.done ? undefined : partOf(next.value);
     if (part === undefined || part === null) throw refusal;
     return part;
+  }
+
+  /**
+   * Of a client that has half-closed: rejects when it was leaving. Node's clients half-close what they cancel, a frame
+   * earlier, and the two may arrive apart.
+   */
+  async stayed(): Promise<void> {
+    await sleep(leavingMs, this.gone.signal);
+    await untilTold(this.gone.signal);
   }
 
   /** Resolves once the client has taken enough to be sent more. */

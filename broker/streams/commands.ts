@@ -103,6 +103,7 @@ export function commandCalls(rooms: CommandStreams) {
         else if (message === 'signal') await deliver(call, command_id, signal ?? '', signalled);
         else throw new AppError('invalid_request', 'after the first message comes stdin or signal');
       }
+      await call.stayed();
       await give(command_id, Buffer.alloc(0), offset, true, caller);
     } catch (error) {
       call.gone.abort(error);
