@@ -35,7 +35,7 @@ export async function withUrl<T>(
 /** What the SDK says of a key or an address that cannot be one is for who has told it. */
 export function openClient(options: FarhandOptions): Farhand {
   try {
-    return new Farhand({ fetch: briefly, ...options });
+    return new Farhand({ ...options, fetch: briefly(options.fetch) });
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
     throw new StartError(`${error.message} (FARHAND_URL and FARHAND_API_KEY, or farhand login)`);
@@ -43,15 +43,17 @@ export function openClient(options: FarhandOptions): Farhand {
 }
 
 /**
- * Node's fetch has its parser (WebAssembly) compiled once more while it is used, and a process does not end before that
- * is done: 35 ms of a short command's 140. Told once fetch is loaded, for flags that V8 did not start with make it
- * compile anew what Node ships compiled.
+ * Any fetch has its parser (WebAssembly) compiled once more while it is used, and a process does not end before that is
+ * done: 35 ms of a short command's 140. Told as late as this, for flags that V8 did not start with make it compile anew
+ * what is kept compiled, Node's own fetch with it.
  */
-const briefly: typeof fetch = (...request) => {
-  void Response;
-  setFlagsFromString('--wasm-tiering-budget=1000000000');
-  return fetch(...request);
-};
+function briefly(own: typeof fetch | undefined): typeof fetch {
+  return (...request) => {
+    if (!own) void Response;
+    setFlagsFromString('--wasm-tiering-budget=1000000000');
+    return (own ?? fetch)(...request);
+  };
+}
 
 /** A key that is sent in the clear is everybody's. */
 function demandSafe({ insecure }: Where, url: string): void {
