@@ -10,7 +10,7 @@ import { version } from '../shared/version.ts';
 import { agentSettings } from './config.ts';
 import { koffi } from './libc.ts';
 import { type Agent, startAgent } from './start.ts';
-import { unmapProgram } from './unmap.ts';
+import { unmapperOf } from './unmap.ts';
 
 const program = 'farhand-agent';
 let notify: Notify | undefined;
@@ -30,7 +30,7 @@ async function main(): Promise<void> {
   process.once('SIGTERM', leave);
   process.once('SIGINT', leave);
   const log = createLogger(program, settings.log_level);
-  giveBackAtRest(() => unmapProgram(koffi, import.meta.url));
+  giveBackAtRest(unmapperOf(koffi, import.meta.url));
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
   agent = await startAgent(settings, log, (linked) => {

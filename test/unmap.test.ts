@@ -13,10 +13,11 @@ async function unmapped(addon: string): Promise<{ before: number; after: number;
   const program = `
     import { createHash } from 'node:crypto';
     import { readFileSync } from 'node:fs';
-    import { unmapProgram } from ${JSON.stringify(unmap)};
+    import { unmapperOf } from ${JSON.stringify(unmap)};
     const resident = () => Number(/RssFile:\\s+(\\d+)/.exec(readFileSync('/proc/self/status', 'utf8'))[1]) / 1024;
+    const unmap = unmapperOf(${JSON.stringify(addon)}, ${JSON.stringify(import.meta.url)});
     const before = resident();
-    unmapProgram(${JSON.stringify(addon)}, ${JSON.stringify(import.meta.url)});
+    unmap();
     const after = resident();
     const said = createHash('sha256').update(new Intl.NumberFormat('de').format(1234.5)).digest('hex');
     console.log(JSON.stringify({ before, after, said }));

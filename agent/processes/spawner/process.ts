@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { after, monotonic } from '../../../shared/clock.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { koffi } from '../../libc.ts';
-import { unmapProgram } from '../../unmap.ts';
+import { unmapperOf } from '../../unmap.ts';
 import type { Leader } from '../census.ts';
 import { marker } from '../plan.ts';
 import { type Exited, program, type Rest, type SpawnReport, type SpawnRequest } from './program.ts';
@@ -60,7 +60,7 @@ export class SpawnerProcess {
     this.#lateMs = lateMs;
     this.#log = log;
     const given = [koffi, import.meta.url].map((text) => JSON.stringify(text)).join();
-    const args = [...flags, '-e', `(${program.toString()})(${given}, ${unmapProgram.toString()})`];
+    const args = [...flags, '-e', `(${program.toString()})(${given}, ${unmapperOf.toString()})`];
     // Node copies its own NODE_V8_COVERAGE when there is none here.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined };
     const stdio = ['ignore', 'ignore', 'inherit', 'ipc'] as const;

@@ -43,8 +43,12 @@ type Libc = (...args: (number | string | Buffer | number[] | (string | null)[])[
 /** Starts one, with these as its first three files. Throws why not, or tells fail() and has no pid. */
 type Starter = (request: SpawnRequest, files: number[], exited: (how: Exited) => void) => number | undefined;
 
-/** `addon`: the name of koffi. `from`: the file for which that is resolved. `unmap` is called with both at rest. */
-export function program(addon: string, from: string, unmap: (addon: string, from: string) => void): void {
+/** `addon`: the name of koffi. `from`: the file for which that is resolved. Those make of `unmapper` what is done at rest. */
+export function program(
+  addon: string,
+  from: string,
+  unmapper: (addon: string, from: string) => () => void,
+): void {
   const { spawn } = process.getBuiltinModule('node:child_process');
   const { accessSync, closeSync, constants, openSync, readdirSync } = process.getBuiltinModule('node:fs');
   const { readFileSync, readlinkSync, statSync, writeFileSync } = process.getBuiltinModule('node:fs');
@@ -258,6 +262,7 @@ export function program(addon: string, from: string, unmap: (addon: string, from
   } catch (error) {
     slow = error instanceof Error ? error.message : String(error);
   }
+  const unmap = unmapper(addon, from);
   closeTerminals();
   leaveShield();
   // The agent decides when this ends, not who signals everything in a unit or a terminal.
@@ -266,7 +271,7 @@ export function program(addon: string, from: string, unmap: (addon: string, from
   process.on('message', (message) => {
     // Only the agent has the other end of the channel.
     const asked = message as SpawnRequest | Rest;
-    if ('rest' in asked) return unmap(addon, from);
+    if ('rest' in asked) return unmap();
     requests.push(asked);
     if (requests.length === 1) next();
   });
