@@ -207,8 +207,9 @@ test('a lone reader that stands still does not stop the command for ever, and is
   const id = await begin(`${wait}; head -c 200000000 /dev/zero`);
   const still = await pausedOutput(house, `/commands/${id}/output?follow=true`);
   open();
-  // Its end is polled: who listens for events would be a reader of its own.
-  await soon(async () => (await get(id)).status, 200).toBe('completed');
+  // Its end is polled: who listens for events would be a reader of its own. That one is given up takes real time.
+  const status = async () => (await get(id)).status;
+  await expect.poll(status, { interval: 200, timeout: 35_000 }).toBe('completed');
   expect(await get(id)).toMatchObject({ status: 'completed', stdout_bytes: 200_000_000 });
   const cut = once(still, 'error');
   still.resume();
