@@ -2,7 +2,7 @@
 // kind of machine: whoever asks for it can do without.
 
 /** The package of that part for this machine. */
-export const koffi = `@koromix/koffi-linux-${process.arch}`;
+export const koffi = (): string => `@koromix/koffi-linux-${process.arch}`;
 
 /** What it exports: a library's functions by their declarations in C. */
 export interface Koffi<Call> {

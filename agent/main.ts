@@ -30,7 +30,7 @@ async function main(): Promise<void> {
   process.once('SIGTERM', leave);
   process.once('SIGINT', leave);
   const log = createLogger(program, settings.log_level);
-  giveBackAtRest(unmapperOf(koffi, import.meta.url));
+  giveBackAtRest(unmapperOf(koffi(), import.meta.url));
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
   agent = await startAgent(settings, log, (linked) => {

@@ -32,7 +32,7 @@ test('a process without the addon keeps what it has', async () => {
 });
 
 test('a process gives back what it has used of Node’s file, and goes on using it', async () => {
-  const seen = await unmapped(koffi);
+  const seen = await unmapped(koffi());
   expect(seen.after).toBeLessThan(seen.before * 0.7);
   expect(seen.said).toBe(createHash('sha256').update('1.234,5').digest('hex'));
 });

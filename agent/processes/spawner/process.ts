@@ -59,7 +59,7 @@ export class SpawnerProcess {
   constructor(mark: string, lateMs: number, log: Logger) {
     this.#lateMs = lateMs;
     this.#log = log;
-    const given = [koffi, import.meta.url].map((text) => JSON.stringify(text)).join();
+    const given = [koffi(), import.meta.url].map((text) => JSON.stringify(text)).join();
     const args = [...flags, '-e', `(${program.toString()})(${given}, ${unmapperOf.toString()})`];
     // Node copies its own NODE_V8_COVERAGE when there is none here.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined };
