@@ -45,8 +45,9 @@ export function openProxies(networks: readonly Network[]): Proxies {
   return {
     isTrusted,
     clientOf(peer, forwardedFor) {
+      if (forwardedFor === '') return peer;
       let client = peer;
-      const told = forwardedFor === '' ? [] : forwardedFor.split(',');
+      const told = forwardedFor.split(',');
       // Each hop appends whom it has seen: what stands before one that is not ours is only claimed.
       while (isTrusted(client)) {
         const before = hostIn(told.pop() ?? '');

@@ -25,7 +25,7 @@ import { requestIdFrom, toldFailure } from '../admission/failure.ts';
 import { type CrowdLimits, openCrowd } from './crowd.ts';
 import { type DispatchRooms, dispatcher } from './dispatch.ts';
 import { type Entering, type EnteringRooms, openEntering } from './entering.ts';
-import { headersOfAll } from './headers.ts';
+import { headersOfAll, jsonType } from './headers.ts';
 import { addLocalRoutes, type LocalRooms } from './local.ts';
 import type { RequestMetrics } from './metrics.ts';
 import { openSocketDoor, type SocketRooms } from './websocket.ts';
@@ -218,8 +218,7 @@ function sendJson(ctx: Context, answers: Budget): void {
   const release = answers.take(text.length);
   if (ctx.res.closed) release();
   else ctx.res.once('close', release);
-  ctx.type = 'json';
-  ctx.body = Buffer.from(text);
+  ctx.body = text;
 }
 
 function writeError(ctx: Context, error: unknown, log: Logger): void {
@@ -282,7 +281,7 @@ function refuseMalformed(
   const head = {
     ...headers,
     'X-Request-Id': newId('request'),
-    'Content-Type': 'application/json; charset=utf-8',
+    'Content-Type': jsonType,
     'Content-Length': String(Buffer.byteLength(body)),
     Connection: 'close',
   };

@@ -20,6 +20,7 @@ import {
 import { once } from '../admission/replay.ts';
 import { readJson } from './body.ts';
 import type { Entering } from './entering.ts';
+import { jsonType } from './headers.ts';
 import { headersOf, queryOf } from './query.ts';
 import type { Spool } from './spool.ts';
 import { type Sender, senderOf } from './streams.ts';
@@ -245,6 +246,8 @@ async function sendRaw({ ctx, input, caller }: Exchange, handler: Handler): Prom
 /** Parses the reply with the route's own schema, so that nothing leaves that the contract does not name. */
 function sendObject({ ctx, input, caller }: Exchange, route: Route, reply: unknown): void {
   ctx.status = route.status;
+  // Else koa searches its table of types for it.
+  ctx.set('Content-Type', jsonType);
   ctx.set(Object.fromEntries(caller.headers));
   const meta = metaOf(caller);
   if (route.kind !== 'list') {

@@ -1,5 +1,8 @@
 // What every answer says to browsers: show it as it is told, keep nothing, load nothing, frame it nowhere.
 
+/** Of every answer in the envelope. */
+export const jsonType = 'application/json; charset=utf-8';
+
 /** The reference page loads its own parts and the document, nothing from outside and no inline script. */
 export const pagePolicy =
   "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

@@ -9,6 +9,7 @@ import { z } from 'zod';
 import type { BytesReply, Caller, SentEvent } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { jsonType } from './headers.ts';
 import { eventStream, within } from './sse.ts';
 
 /** An answer under way. */
@@ -109,7 +110,7 @@ function growingSender(route: Route): Sender {
       }
       yield `${begins ? start() : ''}]},"meta":${JSON.stringify({ ...out.meta, ...given.meta })}}`;
     };
-    await sendText(out, route.status, 'application/json; charset=utf-8', text());
+    await sendText(out, route.status, jsonType, text());
   };
 }
 

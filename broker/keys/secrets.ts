@@ -1,5 +1,5 @@
 // Secrets of keys: how one is made, what is kept of it, and which key is behind one that is shown.
-import { createHash, timingSafeEqual } from 'node:crypto';
+import { hash, timingSafeEqual } from 'node:crypto';
 import { now } from '../../shared/clock.ts';
 import { newSecret } from '../../shared/ids.ts';
 import type { Key, State } from '../state/index.ts';
@@ -12,7 +12,7 @@ export function newKeySecret(): string {
 }
 
 export function hashOf(secret: string): string {
-  return createHash('sha256').update(secret).digest('hex');
+  return hash('sha256', secret);
 }
 
 /** Finds the key of a secret by its hash, in an index that is made anew only when the committed keys changed. */
@@ -23,13 +23,13 @@ export function secretIndex(state: State): (presented: string) => Key | undefine
     if (!presented.startsWith(literal)) return undefined;
     if (from !== state.keys) index = secretsOf(state.keys);
     from = state.keys;
-    const hash = hashOf(presented);
-    const found = index.get(hash);
+    const shown = hashOf(presented);
+    const found = index.get(shown);
     if (!found || found.until <= now()) return undefined;
     const { key } = found;
     // Whatever the index does with its time, what is compared takes the same.
     const known = [key.hash, key.previous?.hash ?? key.hash];
-    return known.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hash))) ? key : undefined;
+    return known.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(shown))) ? key : undefined;
   };
 }
 

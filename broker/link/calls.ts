@@ -211,7 +211,8 @@ export function openCalls(settings: CallsOptions): Calls {
       abort.signal.removeEventListener('abort', stop);
       lane.delete(abort);
       finish(call_id, stream, complete);
-      abort.abort(settled);
+      // It is the sending that hears this, and an abort is dear.
+      if (stream) abort.abort(settled);
     }
   }
 
