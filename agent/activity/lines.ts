@@ -35,6 +35,8 @@ export class Lines {
   #size = 0;
   /** The last line may have been cut off. */
   #torn = false;
+  /** Not yet written out as text: who adds a line has more to do. */
+  #fresh: object[] = [];
   #waiting: string[] = [];
   #bytes = 0;
   #dropped = 0;
@@ -66,24 +68,33 @@ export class Lines {
     return lines;
   }
 
+  /** The line is not to change afterwards. */
   add(line: object): void {
-    const text = `${lineOf(line)}\n`;
-    if (this.#bytes + text.length > mostWaiting) {
-      this.#dropped += 1;
-      return;
-    }
-    this.#waiting.push(text);
-    this.#bytes += text.length;
-    if (this.#bytes >= enough) void this.#flush();
-    else this.#cancel ??= after(this.#gatherMs, () => void this.#flush());
+    this.#fresh.push(line);
+    if (this.#fresh.length === 1) setImmediate(() => this.#take());
   }
 
   /** All lines are in the file when it resolves, or cannot be. */
   async close(): Promise<void> {
+    this.#take();
     await this.#flush();
     await this.#flush();
     await this.#file?.close();
     this.#file = undefined;
+  }
+
+  #take(): void {
+    for (const line of this.#fresh.splice(0)) {
+      const text = `${lineOf(line)}\n`;
+      if (this.#bytes + text.length > mostWaiting) {
+        this.#dropped += 1;
+        continue;
+      }
+      this.#waiting.push(text);
+      this.#bytes += text.length;
+    }
+    if (this.#bytes >= enough) void this.#flush();
+    else if (this.#bytes > 0) this.#cancel ??= after(this.#gatherMs, () => void this.#flush());
   }
 
   /** Never rejects. */
@@ -166,6 +177,9 @@ export class Lines {
   }
 }
 
+/** As they are written. */
+const mostPerCharacter = 6;
+
 const escaped = (one: string): string => `\\u${one.charCodeAt(0).toString(16).padStart(4, '0')}`;
 
 const written = (text: string): string => JSON.stringify(text).replace(controls, escaped);
@@ -175,6 +189,8 @@ const lengthOf = (text: string): number => Buffer.byteLength(written(text)) - 2;
 
 /** As JSON; where its texts are too long, the last ones are cut. */
 function lineOf(line: object): string {
+  const plain = JSON.stringify(line);
+  if (plain.length * mostPerCharacter <= mostText) return plain.replace(controls, escaped);
   let left = mostText;
   const whole = JSON.stringify(line, (_name, value: unknown) => {
     if (typeof value !== 'string') return value;
@@ -187,6 +203,7 @@ function lineOf(line: object): string {
 
 /** As much of a text as is written in so many bytes. */
 export function cut(text: string, most: number): string {
+  if (text.length * mostPerCharacter <= most) return text;
   if (text.length <= most && lengthOf(text) <= most) return text;
   let [low, high] = [0, Math.min(text.length, most)];
   while (low < high) {

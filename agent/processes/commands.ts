@@ -115,16 +115,13 @@ export class Commands {
   async #prepare(id: string, spec: ProcessSpec__Output, command: Command): Promise<Prepared> {
     const { mayRunAs, outputs, log } = this.#parts;
     const planned = await plan(id, spec, mayRunAs);
-    const pipes = await this.#parts.pipes.take(spec.input);
     const fixed = spec.stdin.length > 0 && !spec.input;
-    const stdin = fixed
-      ? await openInput(spec.stdin, outputs).catch(orElse(() => pipes.giveBack(true)))
-      : undefined;
+    const stdin = fixed ? await openInput(spec.stdin, outputs) : undefined;
     const first = spec.input ? spec.stdin : undefined;
     const { stdout, stderr } = command;
     let piped: Piped;
     try {
-      // Now, while the disk is busy with the promise.
+      const pipes = await this.#parts.pipes.take(spec.input, planned.foreign);
       piped = openPiped({ id, plan: planned, pipes, stdin, first, stdout, stderr, log });
     } catch (error) {
       await stdin?.close();
@@ -156,12 +153,4 @@ async function unused(piped: Piped): Promise<void> {
   piped.handedOver();
   await piped.drain(0);
   piped.close(true);
-}
-
-/** Cleans up and throws what was caught. */
-function orElse(run: () => void): (error: unknown) => never {
-  return (error) => {
-    run();
-    throw error;
-  };
 }

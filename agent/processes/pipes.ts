@@ -4,8 +4,10 @@ import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
 import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
+import { Socket } from 'node:net';
 import { join } from 'node:path';
 import { AppError, errnoOf } from '../../shared/errors.ts';
+import { Pump } from './pump.ts';
 
 /** Names made by one call of mkfifo. */
 const batch = 32;
@@ -16,24 +18,27 @@ export interface Pipes {
   paths: string[];
   /** Of standard input, where one was asked for. */
   inputPath: string | undefined;
-  /** `shared`: the command runs as another user, who may want to open /dev/stderr too. */
-  open(shared: boolean): OpenPipes;
+  /** Nobody has read or written there yet. */
+  pumps: [stdout: Pump, stderr: Pump];
+  /** Our end of the input, to be closed by who takes them. */
+  input: number | undefined;
+  /** The command has its own ends, or never will: until then there is no end of its output. */
+  handedOver(): void;
   /** They may serve another command: `free` when nobody writes there any more. */
   giveBack(free: boolean): void;
 }
 
-/** Descriptors: ours, and the same ends as the child's, to close once it has them. */
-export interface OpenPipes {
-  ours: [stdout: number, stderr: number];
-  theirs: [stdout: number, stderr: number];
-  /** Where one was asked for. */
-  input: { ours: number; theirs: number } | undefined;
+export interface PipeSupply {
+  /** With `input` a third one, for input. `shared`: another user's command may want to open /dev/stderr too. */
+  take(input: boolean, shared: boolean): Promise<Pipes>;
+  close(): Promise<void>;
 }
 
-export interface PipeSupply {
-  /** With `input` a third one, for input. */
-  take(input: boolean): Promise<Pipes>;
-  close(): Promise<void>;
+/** Two pipes, open at both ends. */
+interface Outputs {
+  paths: string[];
+  pumps: [Pump, Pump];
+  theirs: number[];
 }
 
 /** Keeps some named pipes: making one takes a process, which a command should not wait for. */
@@ -41,6 +46,9 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
   const ready: string[] = [];
   let made = 0;
   let refill: Promise<void> | undefined;
+  /** Those of the next command, which need not wait for them either. */
+  let ahead: Outputs | undefined;
+  let closed = false;
   await rm(directory, { recursive: true, force: true });
   await mkdir(directory, { mode: 0o700 });
 
@@ -56,45 +64,98 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
     return refill;
   }
   await refillOnce();
+  openAhead();
 
-  /** One that nobody holds. */
-  async function next(): Promise<string> {
+  /** One that nobody holds, of those there are. */
+  function next(): string | undefined {
     for (;;) {
       const path = ready.shift();
-      if (path === undefined) await refillOnce();
-      else if (isFree(path)) return path;
-      else rmSync(path, { force: true });
+      if (path === undefined || isFree(path)) return path;
+      rmSync(path, { force: true });
     }
   }
 
-  /** Two for output, and perhaps one for input. */
-  async function some(input: boolean): Promise<[outputs: string[], inputs: string[]]> {
+  async function some(count: number): Promise<string[]> {
     const taken: string[] = [];
     try {
-      while (taken.length < (input ? 3 : 2)) taken.push(await next());
+      while (taken.length < count) {
+        const path = next();
+        if (path === undefined) await refillOnce();
+        else taken.push(path);
+      }
     } catch (error) {
       ready.push(...taken);
       throw error;
     }
-    return [taken.slice(0, 2), taken.slice(2)];
+    return taken;
+  }
+
+  /** Behind the back of a command that has ended. Where it fails, the next one tries again and is told. */
+  function openAhead(): void {
+    if (closed || ahead) return;
+    const paths = [next(), next()].filter((path) => path !== undefined);
+    if (paths.length < 2) ready.push(...paths);
+    else {
+      try {
+        ahead = openOutputs(paths);
+      } catch {
+        ready.push(...paths);
+      }
+    }
+  }
+
+  async function outputs(): Promise<Outputs> {
+    const found = ahead;
+    ahead = undefined;
+    if (found) return found;
+    const paths = await some(2);
+    try {
+      return openOutputs(paths);
+    } catch (error) {
+      ready.push(...paths);
+      throw error;
+    }
+  }
+
+  function giveBack(paths: string[], free: boolean): void {
+    if (free) ready.push(...paths);
+    else for (const path of paths) rmSync(path, { force: true });
+    setImmediate(openAhead);
   }
 
   return {
-    async take(input) {
-      const [paths, inputs] = await some(input);
-      return {
-        paths,
-        inputPath: inputs[0],
-        open: (shared) => openPipes(paths, inputs[0], shared),
-        giveBack(free) {
-          if (free) ready.push(...paths);
-          else for (const path of paths) rmSync(path, { force: true });
-          // Who holds only this one shows nowhere, and would take the input of the next command.
-          for (const path of inputs) rmSync(path, { force: true });
-        },
-      };
+    async take(input, shared) {
+      const taken = await outputs();
+      const { paths, pumps, theirs } = taken;
+      try {
+        const [inputPath] = input ? await some(1) : [];
+        if (shared) for (const path of paths) chmodSync(path, 0o622);
+        const inputs = inputPath === undefined ? undefined : openInputPipe(inputPath, shared);
+        if (inputs) theirs.push(inputs.theirs);
+        return {
+          paths,
+          inputPath,
+          pumps,
+          input: inputs?.ours,
+          handedOver() {
+            for (const fd of theirs.splice(0)) closeSync(fd);
+          },
+          giveBack(free) {
+            giveBack(paths, free);
+            // Who holds only this one shows nowhere, and would take the input of the next command.
+            if (inputPath) rmSync(inputPath, { force: true });
+          },
+        };
+      } catch (error) {
+        drop(taken);
+        giveBack(paths, false);
+        throw error;
+      }
     },
     async close() {
+      closed = true;
+      if (ahead) drop(ahead);
+      ahead = undefined;
       await refill?.catch(() => {});
       await rm(directory, { recursive: true, force: true });
     },
@@ -139,36 +200,41 @@ function mkfifo(paths: string[]): Promise<void> {
   });
 }
 
-function openPipes([out = '', err = '']: string[], input: string | undefined, shared: boolean): OpenPipes {
-  const opened: number[] = [];
-  const open = (path: string, flags: number): number => {
-    const fd = openSync(path, flags);
-    opened.push(fd);
-    return fd;
-  };
-  // Ours do not wait for the other end; the child's do not either, for ours are there.
-  const ours = (path: string, flags: number): number => open(path, flags | constants.O_NONBLOCK);
+/** Ours do not wait for the other end; the child's do not either, for ours are there. */
+function openOutputs(paths: string[]): Outputs {
+  const ours: number[] = [];
+  const theirs: number[] = [];
   try {
-    if (shared) for (const path of [out, err]) chmodSync(path, 0o622);
-    if (shared && input) chmodSync(input, 0o644);
-    return {
-      ours: [ours(out, constants.O_RDONLY), ours(err, constants.O_RDONLY)],
-      theirs: [open(out, constants.O_WRONLY), open(err, constants.O_WRONLY)],
-      input: input === undefined ? undefined : openInputPipe(input, ours, open),
-    };
+    for (const path of paths) ours.push(openSync(path, constants.O_RDONLY | constants.O_NONBLOCK));
+    for (const path of paths) theirs.push(openSync(path, constants.O_WRONLY));
   } catch (error) {
-    for (const fd of opened) closeSync(fd);
+    for (const fd of [...ours, ...theirs]) closeSync(fd);
     throw error;
   }
+  const [out = -1, err = -1] = ours;
+  return { paths, pumps: [pumpOf(out), pumpOf(err)], theirs };
 }
 
-type Open = (path: string, flags: number) => number;
+function pumpOf(fd: number): Pump {
+  return new Pump((onread) => new Socket({ fd, readable: true, writable: false, onread }));
+}
+
+function drop({ pumps, theirs }: Outputs): void {
+  for (const pump of pumps) pump.cut();
+  for (const fd of theirs) closeSync(fd);
+}
 
 /** The end that writes can be opened only while one reads. */
-function openInputPipe(path: string, ours: Open, theirs: Open): { ours: number; theirs: number } {
+function openInputPipe(path: string, shared: boolean): { ours: number; theirs: number } {
+  if (shared) chmodSync(path, 0o644);
   const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
+  let ours: number | undefined;
   try {
-    return { ours: ours(path, constants.O_WRONLY), theirs: theirs(path, constants.O_RDONLY) };
+    ours = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
+    return { ours, theirs: openSync(path, constants.O_RDONLY) };
+  } catch (error) {
+    if (ours !== undefined) closeSync(ours);
+    throw error;
   } finally {
     closeSync(reader);
   }

@@ -13,8 +13,8 @@ const mostSpare = 32;
 export async function drain(pumps: Pump[], drainMs: number): Promise<boolean> {
   const all = Promise.all(pumps.map(({ done }) => done));
   // Most have ended before their exit was heard of.
-  if (pumps.some(({ ended }) => !ended())) await atEnd(pumps, all, drainMs);
-  for (const { cut } of pumps) cut();
+  if (pumps.some((pump) => !pump.ended())) await atEnd(pumps, all, drainMs);
+  for (const pump of pumps) pump.cut();
   return (await all).every((whole) => whole);
 }
 
@@ -25,7 +25,7 @@ async function atEnd(pumps: Pump[], all: Promise<unknown>, drainMs: number): Pro
   while (
     // A disk that hangs is no reason to lose what the process wrote.
     !over.signal.aborted &&
-    pumps.some(({ stalled }) => stalled(drainMs / 2))
+    pumps.some((pump) => pump.stalled(drainMs / 2))
   );
 }
 
@@ -35,59 +35,73 @@ export interface Sink {
   append(data: Uint8Array): Promise<void>;
 }
 
-export interface Pump {
-  /** True when the pipe came to its end, false when it was cut. */
-  done: Promise<boolean>;
-  /** Whether the pipe came to its end; the disk may still have work. */
-  ended(): boolean;
-  cut(): void;
-  /** Whether the disk has kept it waiting for that long. */
-  stalled(ms: number): boolean;
-}
-
 /**
  * Reads a pipe or terminal through one buffer, and no further before its log took it: a runaway writer costs
  * itself speed and us no memory.
  */
-export function pump(open: (onread: OnReadOpts) => Socket, output: Sink, id: string, log: Logger): Pump {
-  const buffer = spare.pop() ?? Buffer.allocUnsafeSlow(pipeBytes);
-  let busySince = Number.POSITIVE_INFINITY;
-  let written = Promise.resolve();
-  let complained = false;
-  async function keep(bytes: number): Promise<void> {
-    busySince = monotonic();
-    await output.append(buffer.subarray(0, bytes)).catch((error: unknown) => {
-      if (!complained) log.error({ err: error, id }, 'output of a command could not be kept');
-      complained = true;
-    });
-    busySince = Number.POSITIVE_INFINITY;
-    pipe.resume();
-  }
-  const callback = (bytes: number): boolean => {
-    written = keep(bytes);
-    return false;
-  };
-  const pipe = open({ buffer, callback });
-  let ended = false;
-  pipe.once('end', () => {
-    ended = true;
-  });
-  const done = new Promise<boolean>((resolve) => {
-    pipe.once('end', () => void written.then(() => resolve(true)));
-    pipe.once('close', () => {
-      void written.then(() => {
-        if (spare.length < mostSpare) spare.push(buffer);
-        resolve(ended);
+export class Pump {
+  /** True when the pipe came to its end, false when it was cut. */
+  readonly done: Promise<boolean>;
+  readonly #pipe: Socket;
+  readonly #buffer = spare.pop() ?? Buffer.allocUnsafeSlow(pipeBytes);
+  #keep: (data: Uint8Array) => Promise<void> = async () => {};
+  #written = Promise.resolve();
+  #busySince = Number.POSITIVE_INFINITY;
+  #ended = false;
+
+  /** Opens it; nobody writes there before into(). */
+  constructor(open: (onread: OnReadOpts) => Socket) {
+    const callback = (bytes: number): boolean => {
+      this.#written = this.#take(bytes);
+      return false;
+    };
+    this.#pipe = open({ buffer: this.#buffer, callback });
+    // Its close says enough.
+    this.#pipe.on('error', () => {});
+    this.done = new Promise<boolean>((resolve) => {
+      this.#pipe.once('end', () => {
+        this.#ended = true;
+        void this.#written.then(() => resolve(true));
+      });
+      this.#pipe.once('close', () => {
+        void this.#written.then(() => {
+          if (spare.length < mostSpare) spare.push(this.#buffer);
+          resolve(this.#ended);
+        });
       });
     });
-  });
-  // Its close says enough.
-  pipe.on('error', () => {});
-  pipe.resume();
-  return {
-    done,
-    ended: () => ended,
-    cut: () => pipe.destroy(),
-    stalled: (ms) => monotonic() - busySince >= ms,
-  };
+    this.#pipe.resume();
+  }
+
+  /** Whose output it is from now on. */
+  into(output: Sink, id: string, log: Logger): this {
+    let complained = false;
+    this.#keep = (data) =>
+      output.append(data).catch((error: unknown) => {
+        if (!complained) log.error({ err: error, id }, 'output of a command could not be kept');
+        complained = true;
+      });
+    return this;
+  }
+
+  /** Whether the pipe came to its end; the disk may still have work. */
+  ended(): boolean {
+    return this.#ended;
+  }
+
+  cut(): void {
+    this.#pipe.destroy();
+  }
+
+  /** Whether the disk has kept it waiting for that long. */
+  stalled(ms: number): boolean {
+    return monotonic() - this.#busySince >= ms;
+  }
+
+  async #take(bytes: number): Promise<void> {
+    this.#busySince = monotonic();
+    await this.#keep(this.#buffer.subarray(0, bytes));
+    this.#busySince = Number.POSITIVE_INFINITY;
+    this.#pipe.resume();
+  }
 }

@@ -82,8 +82,11 @@ async function end(child: Child, killer: Killer, stdio: Stdio, options: RunOptio
   const { code, signal } = (await Promise.race([child.exited, killer.givenUp])) ?? (await killer.givenUp);
   await killer.finished();
   const drained = await stdio.drain(options.drainMs);
-  options.births?.ended(options.id);
-  stdio.close(drained);
+  // Once it is told.
+  setImmediate(() => {
+    options.births?.ended(options.id);
+    stdio.close(drained);
+  });
   const cause = killer.cause() ?? 'exited';
   if (cause === 'orphaned') return { cause, exit_code: 0, signal: '' };
   return { cause, exit_code: signal ? 128 + signal : code, signal: signal ? nameOf(signal) : '' };

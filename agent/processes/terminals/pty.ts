@@ -6,7 +6,7 @@ import { sleep } from '../../../shared/clock.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { Plan } from '../plan.ts';
-import { drain, type Pump, pump, type Sink } from '../pump.ts';
+import { drain, Pump, type Sink } from '../pump.ts';
 import type { Stdio } from '../run.ts';
 
 export interface Size {
@@ -67,7 +67,7 @@ export class Pty implements Stdio {
       stream = new ReadStream(master, { onread } as object);
       return stream;
     };
-    this.#pump = pump(open, output, id, log);
+    this.#pump = new Pump(open).into(output, id, log);
     this.#stream = () => stream;
     this.links = [pty];
     const args = ['-c', openTerminal, pty, plan.file, ...plan.args];
