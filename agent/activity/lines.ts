@@ -15,6 +15,8 @@ export interface LinesOptions {
 const keptFiles = 4;
 /** What waits for a disk that hangs; lines beyond are counted and left out. */
 const mostWaiting = 4 * 1024 * 1024;
+/** So many lines are not left as they are any longer. */
+const mostFresh = 16;
 /** So much is not gathered any longer. */
 const enough = 256 * 1024;
 
@@ -71,12 +73,12 @@ export class Lines {
   /** The line is not to change afterwards. */
   add(line: object): void {
     this.#fresh.push(line);
-    if (this.#fresh.length === 1) setImmediate(() => this.#take());
+    if (this.#fresh.length >= mostFresh) this.#take();
+    else this.#cancel ??= after(this.#gatherMs, () => void this.#flush());
   }
 
   /** All lines are in the file when it resolves, or cannot be. */
   async close(): Promise<void> {
-    this.#take();
     await this.#flush();
     await this.#flush();
     await this.#file?.close();
@@ -94,13 +96,13 @@ export class Lines {
       this.#bytes += text.length;
     }
     if (this.#bytes >= enough) void this.#flush();
-    else if (this.#bytes > 0) this.#cancel ??= after(this.#gatherMs, () => void this.#flush());
   }
 
   /** Never rejects. */
   #flush(): Promise<void> {
     this.#cancel?.();
     this.#cancel = undefined;
+    this.#take();
     this.#writing ??= this.#write().finally(() => {
       this.#writing = undefined;
       if (this.#bytes >= enough) void this.#flush();

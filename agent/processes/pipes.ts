@@ -6,11 +6,14 @@ import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'nod
 import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import { join } from 'node:path';
+import { after } from '../../shared/clock.ts';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { Pump } from './pump.ts';
 
 /** Names made by one call of mkfifo. */
 const batch = 32;
+/** By then the answer of the command before has gone. */
+const aheadMs = 2;
 
 /** The pipes of one command, which nobody else has. */
 export interface Pipes {
@@ -120,7 +123,7 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
   function giveBack(paths: string[], free: boolean): void {
     if (free) ready.push(...paths);
     else for (const path of paths) rmSync(path, { force: true });
-    setImmediate(openAhead);
+    after(aheadMs, openAhead);
   }
 
   return {
