@@ -73,7 +73,8 @@ export class Lines {
   /** The line is not to change afterwards. */
   add(line: object): void {
     this.#fresh.push(line);
-    if (this.#fresh.length >= mostFresh) this.#take();
+    if (this.#fresh.length >= mostFresh) this.#writeOut();
+    if (this.#bytes >= enough) void this.#flush();
     else this.#cancel ??= after(this.#gatherMs, () => void this.#flush());
   }
 
@@ -85,7 +86,7 @@ export class Lines {
     this.#file = undefined;
   }
 
-  #take(): void {
+  #writeOut(): void {
     for (const line of this.#fresh.splice(0)) {
       const text = `${lineOf(line)}\n`;
       if (this.#bytes + text.length > mostWaiting) {
@@ -95,14 +96,13 @@ export class Lines {
       this.#waiting.push(text);
       this.#bytes += text.length;
     }
-    if (this.#bytes >= enough) void this.#flush();
   }
 
   /** Never rejects. */
   #flush(): Promise<void> {
     this.#cancel?.();
     this.#cancel = undefined;
-    this.#take();
+    this.#writeOut();
     this.#writing ??= this.#write().finally(() => {
       this.#writing = undefined;
       if (this.#bytes >= enough) void this.#flush();

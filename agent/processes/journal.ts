@@ -1,11 +1,11 @@
 // What this machine promised to run and how it ended: one JSON line per step in a file that is only added to, and has
 // its whole length from the start: to make it longer is half the cost of a promise (measured).
 import { randomUUID } from 'node:crypto';
-import { constants, writeSync } from 'node:fs';
+import { constants } from 'node:fs';
 import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
-import { after, monotonic, now } from '../../shared/clock.ts';
+import { after, now } from '../../shared/clock.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Leader } from './census.ts';
@@ -40,9 +40,6 @@ interface Queued {
 const version = 1;
 /** What need not be synced goes with the next promise, or after this: without it the process merely counts as lost. */
 const noteMs = 5;
-/** A disk that has been as quick so many times in a row is waited for on the spot: a thread would cost half as much again. */
-const quickMs = 2;
-const quickTimes = 16;
 /** A journal is this long, and what it holds of older ones is no more than a part of it. */
 const leastBytes = 1024 * 1024;
 const oldPart = 1 / 4;
@@ -81,8 +78,6 @@ export class Journal {
   /** Where the next line goes; from there on it is empty lines. */
   #end = 0;
   #length = 0;
-  /** So many promises have been on the disk quickly, since the last that was not. */
-  #quick = 0;
   /** After a failed write or fsync nobody knows what the file holds: the next write makes a new one. */
   #damaged = false;
 
@@ -227,8 +222,7 @@ export class Journal {
   #write(line: Line, sync: boolean): Promise<void> {
     return new Promise((resolve, reject) => {
       this.#queue.push({ text: format(line), sync, resolve, reject });
-      if (sync && this.#quick >= quickTimes && !this.#writing) this.#writeNow();
-      else if (sync) this.#begin();
+      if (sync) this.#begin();
       else this.#cancelLater ??= after(noteMs, () => this.#begin());
     });
   }
@@ -257,53 +251,19 @@ export class Journal {
   }
 
   async #writeBatch(batch: Queued[]): Promise<void> {
-    const { bytes, at, file } = this.#place(batch);
-    // The memory is ahead of the batch, so a rewrite holds it already.
-    if (!file) return this.compact();
-    const begun = monotonic();
-    for (let done = 0; done < bytes.length; ) {
-      done += (await file.write(bytes, done, bytes.length - done, at + done)).bytesWritten;
-    }
-    if (file === this.#synced) this.#timed(begun);
-  }
-
-  /** All that waits, while everything else does. */
-  #writeNow(): void {
-    const batch = this.#queue.splice(0);
-    try {
-      const { bytes, at, file } = this.#place(batch);
-      if (!file) {
-        this.#queue = batch;
-        return this.#begin();
-      }
-      const begun = monotonic();
-      for (let done = 0; done < bytes.length; ) {
-        done += writeSync(file.fd, bytes, done, bytes.length - done, at + done);
-      }
-      this.#timed(begun);
-      for (const { resolve } of batch) resolve();
-    } catch (error) {
-      this.#damaged = true;
-      for (const { reject } of batch) reject(error);
-    }
-  }
-
-  /** Where lines go and through what; without a file it has to be a new one. */
-  #place(batch: readonly Queued[]): { bytes: Buffer; at: number; file: FileHandle | undefined } {
     const sync = batch.some((queued) => queued.sync);
     const file = sync ? this.#synced : this.#file;
     if (!file) throw new AppError('unavailable', 'the journal of processes is closed');
     const text = batch.map((queued) => queued.text).join('');
     // What was not synced before may be gone after a power cut, with its line break.
     const bytes = Buffer.from(sync ? `\n${text}` : text);
-    const at = this.#end;
-    if (this.#damaged || at + bytes.length > this.#length) return { bytes, at, file: undefined };
+    const from = this.#end;
+    // The memory is ahead of the batch, so a rewrite holds it already.
+    if (this.#damaged || from + bytes.length > this.#length) return this.compact();
     this.#end += bytes.length;
-    return { bytes, at, file };
-  }
-
-  #timed(begun: number): void {
-    this.#quick = monotonic() - begun < quickMs ? this.#quick + 1 : 0;
+    for (let at = 0; at < bytes.length; ) {
+      at += (await file.write(bytes, at, bytes.length - at, from + at)).bytesWritten;
+    }
   }
 }
 
