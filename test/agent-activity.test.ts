@@ -155,3 +155,13 @@ test('where it cannot be written nothing waits for it, and what is missing is to
     '{"kept":true}',
   ]);
 });
+
+test('more lines than a disk takes at once are kept in their order', async () => {
+  const directory = temporaryFolder('many');
+  const lines = await Lines.open(directory, 'x', quiet);
+  // In one turn, so that the second batch is full while the first one is being written.
+  const many = Array.from({ length: 300 }, (_, count) => ({ count, pad: 'x'.repeat(3_000) }));
+  for (const line of many) lines.add(line);
+  await lines.close();
+  expect(read(join(directory, 'x.log')).map(({ count }) => count)).toEqual(many.map(({ count }) => count));
+});

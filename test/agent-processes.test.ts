@@ -282,6 +282,21 @@ test('a promise that the disk refused is no process: the id may be asked again',
   expect((await run('true', id)).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
 });
 
+test('a journal does not grow with what it holds, and is read as far as that goes', async () => {
+  await open();
+  const journal = join(home, 'agent/journal');
+  const { size } = await stat(journal);
+  expect(size).toBe(1024 * 1024);
+  const ids = Array.from({ length: 20 }, () => newId('command'));
+  for (const id of ids) await run('true', id);
+  await room.stop();
+  expect((await stat(journal)).size).toBe(size);
+  expect((await readFile(journal, 'utf8')).trimEnd().split('\n').length).toBeGreaterThan(60);
+  await open();
+  expect(room.ids()).toEqual(ids);
+  expect((await hear(follow(ids[0]!))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED' }]);
+});
+
 test('one id runs once, however often and in whatever way it is asked for', async () => {
   await open();
   const id = newId('command');

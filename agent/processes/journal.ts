@@ -1,5 +1,5 @@
-// What this machine promised to run and how it ended: one JSON line per step in a file that is only added to, and has
-// its whole length from the start: to make it longer is half the cost of a promise (measured).
+// What this machine promised to run and how it ended: one JSON line per step in a file that is only added to. It
+// has its whole length from the start: a line that makes it longer takes 240 us to the disk, one within it 170 (measured).
 import { randomUUID } from 'node:crypto';
 import { constants } from 'node:fs';
 import { type FileHandle, open, readFile, rename } from 'node:fs/promises';

@@ -96,15 +96,18 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
   /** Behind the back of a command that has ended. Where it fails, the next one tries again and is told. */
   function openAhead(): void {
     if (closed || ahead) return;
-    const paths = [next(), next()].filter((path) => path !== undefined);
-    if (paths.length < 2) ready.push(...paths);
-    else {
-      try {
+    const paths: string[] = [];
+    try {
+      for (let path = next(); path !== undefined; path = next()) {
+        paths.push(path);
+        if (paths.length < 2) continue;
         ahead = openOutputs(paths);
-      } catch {
-        ready.push(...paths);
+        return;
       }
+    } catch {
+      // Too many files are open, or the disk fails.
     }
+    ready.push(...paths);
   }
 
   async function outputs(): Promise<Outputs> {
