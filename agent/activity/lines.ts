@@ -15,8 +15,8 @@ export interface LinesOptions {
 const keptFiles = 4;
 /** What waits for a disk that hangs; lines beyond are counted and left out. */
 const mostWaiting = 4 * 1024 * 1024;
-/** So many lines are not left as they are any longer. */
-const mostFresh = 16;
+/** So many lines become text before the next flush: what they tell of can be large. */
+const mostFresh = 8;
 /** So much is not gathered any longer. */
 const enough = 256 * 1024;
 
@@ -37,7 +37,7 @@ export class Lines {
   #size = 0;
   /** The last line may have been cut off. */
   #torn = false;
-  /** Not yet written out as text: who adds a line has more to do. */
+  /** Not yet text: who adds a line has more to do. */
   #fresh: object[] = [];
   #waiting: string[] = [];
   #bytes = 0;
@@ -73,7 +73,7 @@ export class Lines {
   /** The line is not to change afterwards. */
   add(line: object): void {
     this.#fresh.push(line);
-    if (this.#fresh.length >= mostFresh) this.#writeOut();
+    if (this.#fresh.length >= mostFresh) this.#format();
     if (this.#bytes >= enough) void this.#flush();
     else this.#cancel ??= after(this.#gatherMs, () => void this.#flush());
   }
@@ -86,7 +86,7 @@ export class Lines {
     this.#file = undefined;
   }
 
-  #writeOut(): void {
+  #format(): void {
     for (const line of this.#fresh.splice(0)) {
       const text = `${lineOf(line)}\n`;
       if (this.#bytes + text.length > mostWaiting) {
@@ -102,7 +102,7 @@ export class Lines {
   #flush(): Promise<void> {
     this.#cancel?.();
     this.#cancel = undefined;
-    this.#writeOut();
+    this.#format();
     this.#writing ??= this.#write().finally(() => {
       this.#writing = undefined;
       if (this.#bytes >= enough) void this.#flush();
@@ -179,7 +179,7 @@ export class Lines {
   }
 }
 
-/** As they are written. */
+/** Bytes of a UTF-16 unit as it is written: \uXXXX. */
 const mostPerCharacter = 6;
 
 const escaped = (one: string): string => `\\u${one.charCodeAt(0).toString(16).padStart(4, '0')}`;

@@ -138,7 +138,10 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
     });
     const ended = new Map([...journal.entries].filter(([, { terminal }]) => terminal));
     const pipes = await openPipeSupply(pipeNames);
-    await spawners.ready();
+    await spawners.ready().catch(async (error: unknown) => {
+      await pipes.close();
+      throw error;
+    });
     return {
       commands: new Commands({ ...parts, outputs, pipes, mayRunAs }, left),
       terminals: new Terminals({ ...parts, maker }, ended),

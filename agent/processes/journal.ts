@@ -40,9 +40,9 @@ interface Queued {
 const version = 1;
 /** What need not be synced goes with the next promise, or after this: without it the process merely counts as lost. */
 const noteMs = 5;
-/** A journal is this long, and what it holds of older ones is no more than a part of it. */
-const leastBytes = 1024 * 1024;
-const oldPart = 1 / 4;
+/** A rewritten journal has room for three times what it carries over, within these bounds. */
+const leastRoom = 1024 * 1024;
+const mostRoom = 16 * 1024 * 1024;
 
 /** Reads the journal of a directory, or makes one. `seenMs`: how long a forgotten id is still refused. */
 export async function openJournal(directory: string, log: Logger, seenMs: number): Promise<Journal> {
@@ -152,15 +152,15 @@ export class Journal {
   /** Writes what still matters to a new file and puts it in place of the old one. */
   async compact(): Promise<void> {
     const path = join(this.#directory, 'journal');
-    const old = Buffer.from(this.#snapshot());
-    const length = Math.max(leastBytes, Math.ceil(old.length / oldPart));
+    const carried = Buffer.from(this.#snapshot());
+    const room = Math.min(Math.max(leastRoom, 3 * carried.length), mostRoom);
     const { O_WRONLY, O_DSYNC } = constants;
     const file = await open(`${path}.new`, 'w', 0o600);
     let synced: FileHandle | undefined;
     try {
-      await file.writeFile(old);
+      await file.writeFile(carried);
       // On a disk that is full it grows with each line.
-      await file.writeFile(Buffer.alloc(length - old.length, '\n')).catch(() => file.truncate(old.length));
+      await file.writeFile(Buffer.alloc(room, '\n')).catch(() => file.truncate(carried.length));
       await file.sync();
       synced = await open(`${path}.new`, O_WRONLY | O_DSYNC);
       await rename(`${path}.new`, path);
@@ -174,8 +174,8 @@ export class Journal {
     this.#file = file;
     this.#synced = synced;
     this.#damaged = false;
-    this.#end = old.length;
-    this.#length = length;
+    this.#end = carried.length;
+    this.#length = carried.length + room;
   }
 
   async #letGo(): Promise<void> {
@@ -255,7 +255,7 @@ export class Journal {
     const file = sync ? this.#synced : this.#file;
     if (!file) throw new AppError('unavailable', 'the journal of processes is closed');
     const text = batch.map((queued) => queued.text).join('');
-    // What was not synced before may be gone after a power cut, with its line break.
+    // Where the file grows, what was not synced before may be zeros after a power cut, without its line break.
     const bytes = Buffer.from(sync ? `\n${text}` : text);
     const from = this.#end;
     // The memory is ahead of the batch, so a rewrite holds it already.

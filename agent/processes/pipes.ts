@@ -74,7 +74,7 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
     for (;;) {
       const path = ready.shift();
       if (path === undefined || isFree(path)) return path;
-      rmSync(path, { force: true });
+      remove(path);
     }
   }
 
@@ -125,16 +125,17 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
 
   function giveBack(paths: string[], free: boolean): void {
     if (free) ready.push(...paths);
-    else for (const path of paths) rmSync(path, { force: true });
+    else for (const path of paths) remove(path);
     after(aheadMs, openAhead);
   }
 
   return {
     async take(input, shared) {
-      const taken = await outputs();
-      const { paths, pumps, theirs } = taken;
+      const [inputPath] = input ? await some(1) : [];
+      let taken: Outputs | undefined;
       try {
-        const [inputPath] = input ? await some(1) : [];
+        taken = await outputs();
+        const { paths, pumps, theirs } = taken;
         if (shared) for (const path of paths) chmodSync(path, 0o622);
         const inputs = inputPath === undefined ? undefined : openInputPipe(inputPath, shared);
         if (inputs) theirs.push(inputs.theirs);
@@ -149,12 +150,15 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
           giveBack(free) {
             giveBack(paths, free);
             // Who holds only this one shows nowhere, and would take the input of the next command.
-            if (inputPath) rmSync(inputPath, { force: true });
+            if (inputPath) remove(inputPath);
           },
         };
       } catch (error) {
-        drop(taken);
-        giveBack(paths, false);
+        if (inputPath) remove(inputPath);
+        if (taken) {
+          drop(taken);
+          giveBack(taken.paths, false);
+        }
         throw error;
       }
     },
@@ -208,26 +212,42 @@ function mkfifo(paths: string[]): Promise<void> {
 
 /** Ours do not wait for the other end; the child's do not either, for ours are there. */
 function openOutputs(paths: string[]): Outputs {
-  const ours: number[] = [];
+  const pumps: Pump[] = [];
   const theirs: number[] = [];
   try {
-    for (const path of paths) ours.push(openSync(path, constants.O_RDONLY | constants.O_NONBLOCK));
+    for (const path of paths) pumps.push(pumpOf(path));
     for (const path of paths) theirs.push(openSync(path, constants.O_WRONLY));
+    const [out, err] = pumps;
+    if (!out || !err) throw new Error('a command has two outputs');
+    return { paths, pumps: [out, err], theirs };
   } catch (error) {
-    for (const fd of [...ours, ...theirs]) closeSync(fd);
+    drop({ pumps, theirs });
     throw error;
   }
-  const [out = -1, err = -1] = ours;
-  return { paths, pumps: [pumpOf(out), pumpOf(err)], theirs };
 }
 
-function pumpOf(fd: number): Pump {
-  return new Pump((onread) => new Socket({ fd, readable: true, writable: false, onread }));
+function pumpOf(path: string): Pump {
+  const fd = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
+  try {
+    return new Pump((onread) => new Socket({ fd, readable: true, writable: false, onread }));
+  } catch (error) {
+    closeSync(fd);
+    throw error;
+  }
 }
 
-function drop({ pumps, theirs }: Outputs): void {
+function drop({ pumps, theirs }: { pumps: Pump[]; theirs: number[] }): void {
   for (const pump of pumps) pump.cut();
   for (const fd of theirs) closeSync(fd);
+}
+
+/** A name that stays all the same is not used again. */
+function remove(path: string): void {
+  try {
+    rmSync(path, { force: true });
+  } catch {
+    // The disk cannot be written.
+  }
 }
 
 /** The end that writes can be opened only while one reads. */

@@ -82,7 +82,7 @@ async function end(child: Child, killer: Killer, stdio: Stdio, options: RunOptio
   const { code, signal } = (await Promise.race([child.exited, killer.givenUp])) ?? (await killer.givenUp);
   await killer.finished();
   const drained = await stdio.drain(options.drainMs);
-  // Once it is told.
+  // Once its end is told: nobody waits for this.
   setImmediate(() => {
     options.births?.ended(options.id);
     stdio.close(drained);

@@ -1,4 +1,5 @@
-// What every answer says to browsers: show it as it is told, keep nothing, load nothing, frame it nowhere.
+// What answers are called, and what every one says to browsers: show it as it is told, keep nothing, load nothing, frame
+// it nowhere.
 
 /** Of every answer in the envelope. */
 export const jsonType = 'application/json; charset=utf-8';
