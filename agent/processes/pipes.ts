@@ -51,6 +51,7 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
   let refill: Promise<void> | undefined;
   /** Those of the next command, which need not wait for them either. */
   let ahead: Outputs | undefined;
+  let cancelAhead = (): void => {};
   let closed = false;
   await rm(directory, { recursive: true, force: true });
   await mkdir(directory, { mode: 0o700 });
@@ -95,7 +96,7 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
 
   /** Behind the back of a command that has ended. Where it fails, the next one tries again and is told. */
   function openAhead(): void {
-    if (closed || ahead) return;
+    if (ahead) return;
     const paths: string[] = [];
     try {
       for (let path = next(); path !== undefined; path = next()) {
@@ -126,7 +127,9 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
   function giveBack(paths: string[], free: boolean): void {
     if (free) ready.push(...paths);
     else for (const path of paths) remove(path);
-    after(aheadMs, openAhead);
+    // In a crowd nobody opens ahead what the next command needs now.
+    cancelAhead();
+    if (!closed) cancelAhead = after(aheadMs, openAhead);
   }
 
   return {
@@ -164,6 +167,7 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
     },
     async close() {
       closed = true;
+      cancelAhead();
       if (ahead) drop(ahead);
       ahead = undefined;
       await refill?.catch(() => {});
