@@ -6,14 +6,11 @@ import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'nod
 import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import { join } from 'node:path';
-import { after } from '../../shared/clock.ts';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { Pump } from './pump.ts';
 
 /** Names made by one call of mkfifo. */
 const batch = 32;
-/** By then the answer of the command before has gone. */
-const aheadMs = 2;
 
 /** The pipes of one command, which nobody else has. */
 export interface Pipes {
@@ -51,7 +48,6 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
   let refill: Promise<void> | undefined;
   /** Those of the next command, which need not wait for them either. */
   let ahead: Outputs | undefined;
-  let cancelAhead = (): void => {};
   let closed = false;
   await rm(directory, { recursive: true, force: true });
   await mkdir(directory, { mode: 0o700 });
@@ -94,9 +90,9 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
     return taken;
   }
 
-  /** Behind the back of a command that has ended. Where it fails, the next one tries again and is told. */
+  /** While a command runs, the agent has nothing to do for it. Where it fails, the next one tries again and is told. */
   function openAhead(): void {
-    if (ahead) return;
+    if (ahead || closed) return;
     const paths: string[] = [];
     try {
       for (let path = next(); path !== undefined; path = next()) {
@@ -127,9 +123,6 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
   function giveBack(paths: string[], free: boolean): void {
     if (free) ready.push(...paths);
     else for (const path of paths) remove(path);
-    // In a crowd nobody opens ahead what the next command needs now.
-    cancelAhead();
-    if (!closed) cancelAhead = after(aheadMs, openAhead);
   }
 
   return {
@@ -149,6 +142,7 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
           input: inputs?.ours,
           handedOver() {
             for (const fd of theirs.splice(0)) closeSync(fd);
+            openAhead();
           },
           giveBack(free) {
             giveBack(paths, free);
@@ -167,7 +161,6 @@ export async function openPipeSupply(directory: string): Promise<PipeSupply> {
     },
     async close() {
       closed = true;
-      cancelAhead();
       if (ahead) drop(ahead);
       ahead = undefined;
       await refill?.catch(() => {});
