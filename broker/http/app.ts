@@ -182,16 +182,13 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record
     }
     if (!ctx.req.complete) linger(ctx.req);
     const ms = monotonic() - started;
-    metrics.observe(
-      ctx.method,
-      typeof ctx._matchedRoute === 'string' ? ctx._matchedRoute : 'none',
-      ctx.status,
-      ms,
-    );
-    log.debug(
-      { request_id: requestId, method: ctx.method, path: ctx.path, status: ctx.status, ms },
-      'request',
-    );
+    const { method, path, status } = ctx;
+    const route = typeof ctx._matchedRoute === 'string' ? ctx._matchedRoute : 'none';
+    // Once the answer has gone: nobody waits for this.
+    setImmediate(() => {
+      metrics.observe(method, route, status, ms);
+      log.debug({ request_id: requestId, method, path, status, ms }, 'request');
+    });
   };
 }
 
