@@ -66,8 +66,9 @@ export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger
       const end = verdict(event.exit, run.command, link);
       if (end.status === 'expired') return end;
       // What the machine lost of the end shows as a gap there.
-      await run.output.stdout.skip(event.exit.stdout_bytes);
-      await run.output.stderr.skip(event.exit.stderr_bytes);
+      const { stdout, stderr } = run.output;
+      if (event.exit.stdout_bytes > stdout.end) await stdout.skip(event.exit.stdout_bytes);
+      if (event.exit.stderr_bytes > stderr.end) await stderr.skip(event.exit.stderr_bytes);
       await ledger.ended(run, end);
     }
     return undefined;

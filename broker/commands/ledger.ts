@@ -105,21 +105,22 @@ export function openLedger(
       if (run.end) return;
       run.cancelTimer();
       run.end = { ...run.command, finished_at: now(), ...end };
-      run.end = { ...run.end, ...(await kept(run)) };
-      await run.output.close();
+      const output = run.output.silent ? run.output.extent() : await kept(run);
+      run.end = { ...run.end, ...output };
       await write(run, run.end);
     },
     stop: () => stopped.abort(),
   };
 }
 
-/** What a record says of the output. */
+/** What a record says of the output, which is given back. */
 async function kept({ output }: Run) {
   const [stdout, stderr] = [await output.tail('stdout'), await output.tail('stderr')];
   const extent = output.extent();
   // Of what has no file the record keeps the tail alone.
   if (output.stdout.size === 0) extent.stdout_start = extent.stdout_bytes - stdout.length;
   if (output.stderr.size === 0) extent.stderr_start = extent.stderr_bytes - stderr.length;
+  await output.close();
   return { stdout, stderr, ...extent };
 }
 

@@ -24,6 +24,7 @@ export class Output {
   readonly stderr: OutputLog;
   readonly changed: Wake;
   readonly #disk: Disk;
+  #told = false;
 
   constructor({ stdout, stderr }: Record<Stream, OutputLog>, changed: Wake, disk: Disk) {
     this.stdout = stdout;
@@ -37,6 +38,7 @@ export class Output {
    * must not, is a gap.
    */
   async keep(stream: Stream, offset: number, data: Buffer): Promise<void> {
+    this.#told = true;
     const output = this[stream];
     if (offset > output.end) await output.skip(offset);
     const fresh = data.subarray(Math.max(0, output.end - offset));
@@ -57,6 +59,11 @@ export class Output {
       this.#disk.log.error({ err: error, stream }, 'the output of a command could not be read');
       return Buffer.alloc(0);
     }
+  }
+
+  /** Nothing has come or is on its way: there is nothing to be read, nor to be given back. */
+  get silent(): boolean {
+    return !this.#told && this.stdout.end === 0 && this.stderr.end === 0;
   }
 
   /** Where both start and end, and what of them is in files. */
