@@ -4,6 +4,7 @@ import { AppError } from '../../shared/errors.ts';
 
 /** A query as strings; a parameter given twice becomes an array, which no schema takes. */
 export function queryOf(text: string): Record<string, unknown> {
+  if (text === '') return {};
   refuseForeign(text);
   const values = new Map<string, string[]>();
   for (const [name, value] of new URLSearchParams(text)) {
