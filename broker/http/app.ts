@@ -82,18 +82,29 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   const entering = openEntering(options, crowd);
   const headers = headersOfAll(port.hsts);
   const router = new Router({ strict: true, sensitive: true });
+  /** Routes without parameters by method and path: what asks for one is not held against all patterns. */
+  const plain = new Map<string, (ctx: Context) => Promise<void>>();
   const door = openSocketDoor(options);
   for (const { noun, operation, route } of allRoutes()) {
     const answer =
       route.kind === 'socket'
         ? (ctx: Context) => Promise.reject(door.refusal(ctx.req))
         : dispatcher(noun, operation, route, handlers, options, entering);
-    router.register(patternOf(route), [route.method], answer);
+    const pattern = patternOf(route);
+    router.register(pattern, [route.method], answer);
+    if (!pattern.includes(':')) plain.set(`${route.method} ${pattern}`, answer);
   }
   if (!crowd) addLocalRoutes(router, options);
   const app = new Koa();
   app.silent = true;
   app.use(envelope(log, options.metrics, headers));
+  app.use((ctx, next) => {
+    const answer = plain.get(`${ctx.method} ${ctx.path}`);
+    if (!answer) return next();
+    ctx._matchedRoute = ctx.path;
+    ctx.params = {};
+    return answer(ctx);
+  });
   app.use(router.routes());
   app.use((ctx) => unknownRoute(ctx, router, options, entering));
   const handle = app.callback();
