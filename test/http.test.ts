@@ -171,6 +171,23 @@ test('a method that a path does not have is 405 with Allow, and 401 without a ke
   }
 });
 
+test('a path without parameters is its own route, also where it fits the parameters of another', async () => {
+  const all = allRoutes().map(({ route }) => ({ method: route.method, path: `${route.base}${route.path}` }));
+  for (const { method, path } of all.filter((one) => !one.path.includes('{'))) {
+    // The broker finds it at once, whoever comes first in the table.
+    const first = all.find((one) => one.method === method && matches(one.path, path));
+    expect([method, first?.path]).toEqual([method, path]);
+  }
+  const house = await openHouse();
+  const { key } = house;
+  const preview = '/api/v1/schedules/preview';
+  expect((await call(`${house.url}${preview}?cron=@daily`, 'GET', { key })).status).toBe(200);
+  const metrics = await fetch(`${house.url}/metrics`, { headers: { authorization: `Bearer ${key}` } });
+  const counted = (await metrics.text()).split('\n').filter((line) => line.includes('/schedules/'));
+  expect(counted.length).toBeGreaterThan(0);
+  expect(counted.filter((line) => !line.includes(`"${preview}"`))).toEqual([]);
+});
+
 /** Whether a path fits another one's parameters. */
 function matches(pattern: string, path: string): boolean {
   return new RegExp(`^${pattern.replaceAll(/\{\w+\}/g, '[^/{]+')}$`).test(path) || pattern === path;
