@@ -319,6 +319,33 @@ test('a journal that is full is rewritten, and nothing of it is lost', async () 
   await again.close();
 });
 
+test('what a journal has refused is not in the next one, also where that is written for somebody else', async () => {
+  const directory = join(home, 'journal');
+  await mkdir(directory);
+  const log = createLogger('test', 'silent');
+  const journal = await openJournal(directory, log, 60_000);
+  const { open: openFile } = await import('node:fs/promises');
+  const file = await openFile(join(directory, 'journal'));
+  const prototype = Object.getPrototypeOf(file) as { write: () => Promise<void> };
+  await file.close();
+  const [refused, accepted] = [newId('command'), newId('command')];
+  let second: Promise<void> | undefined;
+  const full = vi.spyOn(prototype, 'write').mockImplementationOnce(() => {
+    second = journal.accept(accepted, 'command');
+    return Promise.reject(Object.assign(new Error('full'), { code: 'ENOSPC' }));
+  });
+  try {
+    await expect(journal.accept(refused, 'command')).rejects.toMatchObject({ code: 'no_space' });
+    await second;
+  } finally {
+    full.mockRestore();
+  }
+  await journal.close();
+  const again = await openJournal(directory, log, 60_000);
+  expect([...again.entries.keys()]).toEqual([accepted]);
+  await again.close();
+});
+
 test('on a disk without room for a whole journal it grows with each promise', async () => {
   await open();
   await room.stop();

@@ -245,6 +245,8 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         for (const { reject } of batch) reject(error);
+        // Who was refused forgets it now; a rewrite for those who wait would keep it.
+        await Promise.resolve();
       }
     }
     this.#writing = undefined;
