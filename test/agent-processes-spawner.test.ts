@@ -1,11 +1,14 @@
 // The spawner of commands: what becomes of them and of it when one of the two sides dies.
 import { type ChildProcess, spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtemp, readdir, readFile, readlink, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { openProcesses, type Processes } from '../agent/processes/index.ts';
+import { Spawners } from '../agent/processes/spawner/index.ts';
+import { SpawnerDied } from '../agent/processes/spawner/process.ts';
 import type { ProcessEvent } from '../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import { newId } from '../shared/ids.ts';
 import { createLogger } from '../shared/logger.ts';
@@ -73,7 +76,7 @@ async function spawners(journalId: string): Promise<number[]> {
   const found = await Promise.all(
     pids.map(async (pid) => {
       const environ = await readFile(`/proc/${pid}/environ`, 'latin1').catch(() => '');
-      return environ.includes(`=spawner:${journalId}:`) ? [Number(pid)] : [];
+      return environ.includes(`spawner:${journalId}:`) ? [Number(pid)] : [];
     }),
   );
   return found.flat();
@@ -201,6 +204,29 @@ test('where the addon for libc is missing commands are started all the same', as
   ]);
   expect(await readFile(`/proc/${await spawnerPid()}/maps`, 'utf8')).not.toContain('koffi');
 });
+
+test.skipIf(process.getuid?.() !== 0)(
+  'what is to become another user as it is forked has a spawner of its own',
+  async () => {
+    const out = join(home, 'out');
+    await writeFile(out, '');
+    const [name, ids] = [randomUUID(), { uid: 65_534, gid: 65_534 }];
+    const own = new Spawners(name, 5_000, undefined, log);
+    try {
+      await own.ready(ids);
+      const request = { id: 'cmd_1', cwd: '/', env: {}, stdin: undefined, stdout: out, stderr: out };
+      const child = await own.spawn({ ...request, file: '/bin/sh', args: ['-c', 'id -u; exit 3'], ids });
+      expect(await child.exited).toEqual({ code: 3, signal: 0 });
+      expect(await readFile(out, 'utf8')).toBe('65534\n');
+      // For everything else there is none yet.
+      await expect(
+        own.spawn({ ...request, id: 'cmd_2', file: '/bin/true', args: [], ids: undefined }),
+      ).rejects.toThrow(SpawnerDied);
+    } finally {
+      await own.stop();
+    }
+  },
+);
 
 test('64 commands at once all start and end', async () => {
   const ends = Array.from({ length: 64 }, (_, i) => end(start(`echo ${i}`)));

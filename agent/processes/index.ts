@@ -138,7 +138,7 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
     });
     const ended = new Map([...journal.entries].filter(([, { terminal }]) => terminal));
     const pipes = await openPipeSupply(pipeNames);
-    await spawners.ready().catch(async (error: unknown) => {
+    await spawners.ready(undefined).catch(async (error: unknown) => {
       await pipes.close();
       throw error;
     });

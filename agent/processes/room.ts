@@ -239,7 +239,7 @@ export class Room<T extends Kept> {
     const { spawners, births, journal, limits, log } = this.#parts;
     const { plan, open, done, ...how } = prepared;
     try {
-      await spawners.ready();
+      await spawners.ready(plan.ids);
       // The link may have gone or been fenced off meanwhile; from here to the request nothing waits.
       if (signal.aborted || this.#stopping || kept.cancelled !== undefined) return await this.#drop(id, kept);
       kept.run = await run(plan, open(), spawners, { id, births, log, ...limits, ...how });

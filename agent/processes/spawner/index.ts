@@ -1,9 +1,10 @@
-// The spawners of an agent: one, after its death another, and more beside it where it hangs.
+// The spawners of an agent: one, after its death another, and more beside it where it hangs. Where the agent may become
+// other users and nothing else can do that for it, there are others for those.
 import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { Births } from '../births.ts';
 import { killTree, Tree } from '../tree.ts';
-import { type Child, SpawnerDied, SpawnerProcess } from './process.ts';
+import { type Child, SpawnerDied, type SpawnerOptions, SpawnerProcess } from './process.ts';
 import type { SpawnRequest } from './program.ts';
 
 /** A program on a disk that does not answer holds up its spawner: for others there is the next one. */
@@ -12,46 +13,61 @@ const most = 4;
 const killForMs = 5_000;
 
 export class Spawners {
-  readonly #places: readonly Place[];
+  readonly #own: readonly Place[];
+  /** For commands that become other users as they are forked. */
+  readonly #forking: readonly Place[];
 
   /** `name`: the same for all agents of a data directory, and for nobody else. `lateMs`: a start that takes longer hangs. */
   constructor(name: string, lateMs: number, births: Births | undefined, log: Logger) {
-    this.#places = marksOf(name).map((mark) => new Place(mark, lateMs, births, log));
+    const places = (forking: boolean): Place[] =>
+      marksOfKind(name, forking).map((mark) => new Place(mark, { forking, lateMs, log }, births));
+    this.#own = places(false);
+    this.#forking = places(true);
   }
 
   get pids(): number[] {
-    return this.#places.flatMap(({ pid }) => pid ?? []);
+    return [...this.#own, ...this.#forking].flatMap(({ pid }) => pid ?? []);
   }
 
-  /** Resolves when one can be asked. Rejects with unavailable. */
-  async ready(): Promise<void> {
-    if (this.#prompt()) return;
+  /** Resolves when one can be asked for this. Rejects with unavailable. */
+  async ready(ids: SpawnRequest['ids']): Promise<void> {
+    const places = this.#for(ids);
+    if (prompt(places)) return;
     // One that died while it hung is over only when what it was starting is.
-    const free =
-      this.#places.find(({ living }) => !living) ?? this.#places.find(({ living }) => !living?.connected);
+    const free = places.find(({ living }) => !living) ?? places.find(({ living }) => !living?.connected);
     // Where all hang, waiting is all that is left.
     if (free) await free.start();
   }
 
   /** Asks in this very turn; rejects with SpawnFailed or SpawnerDied. */
   spawn(request: SpawnRequest): Promise<Child> {
-    const one = this.#prompt() ?? this.#places.find(({ living }) => living?.connected)?.living;
+    const places = this.#for(request.ids);
+    const one = prompt(places) ?? places.find(({ living }) => living?.connected)?.living;
     return one?.spawn(request) ?? Promise.reject(new SpawnerDied());
   }
 
   async stop(): Promise<void> {
-    await Promise.all(this.#places.map((place) => place.stop()));
+    await Promise.all([...this.#own, ...this.#forking].map((place) => place.stop()));
   }
 
-  /** The first that can be asked and does not hang. */
-  #prompt(): SpawnerProcess | undefined {
-    return this.#places.find(({ living }) => living?.connected && !living.hangs)?.living;
+  #for(ids: SpawnRequest['ids']): readonly Place[] {
+    return ids ? this.#forking : this.#own;
   }
+}
+
+/** The first that can be asked and does not hang. */
+function prompt(places: readonly Place[]): SpawnerProcess | undefined {
+  return places.find(({ living }) => living?.connected && !living.hangs)?.living;
 }
 
 /** In the environments of spawners of that name, whatever agent had them. No id of a command has a colon. */
 export function marksOf(name: string): string[] {
-  return Array.from({ length: most }, (_, n) => `spawner:${name}:${n}`);
+  return [...marksOfKind(name, false), ...marksOfKind(name, true)];
+}
+
+function marksOfKind(name: string, forking: boolean): string[] {
+  const kind = forking ? 'forking-spawner' : 'spawner';
+  return Array.from({ length: most }, (_, n) => `${kind}:${name}:${n}`);
 }
 
 /** Where there is one spawner, or none, or after its death another. */
@@ -60,18 +76,16 @@ class Place {
   readonly mark: string;
   living: SpawnerProcess | undefined;
   pid: number | undefined;
-  readonly #lateMs: number;
+  readonly #options: SpawnerOptions;
   readonly #births: Births | undefined;
-  readonly #log: Logger;
   #starting: Promise<void> | undefined;
   /** What a dead one forked may not have become its command yet: until that is gone none follows. */
   #cleared: Promise<unknown> = Promise.resolve();
 
-  constructor(mark: string, lateMs: number, births: Births | undefined, log: Logger) {
+  constructor(mark: string, options: SpawnerOptions, births: Births | undefined) {
     this.mark = mark;
-    this.#lateMs = lateMs;
+    this.#options = options;
     this.#births = births;
-    this.#log = log;
   }
 
   start(): Promise<void> {
@@ -92,7 +106,7 @@ class Place {
       // One that has lost its channel is being killed: what it leaves bears the mark of the next one, too.
       await this.living?.ended;
       await this.#cleared;
-      const started = new SpawnerProcess(this.mark, this.#lateMs, this.#log);
+      const started = new SpawnerProcess(this.mark, this.#options);
       this.pid = started.pid;
       await started.ready();
       await this.#births?.enter(started.pid);
@@ -108,9 +122,10 @@ class Place {
     this.living = undefined;
     this.pid = undefined;
     if (asked) return;
-    this.#log.error('a spawner died; commands that it ran are lost');
+    const { log } = this.#options;
+    log.error('a spawner died; commands that it ran are lost');
     this.#cleared = killTree(new Tree([this.mark], []), AbortSignal.abort(), killForMs).catch(
-      (error: unknown) => this.#log.error({ err: error }, 'what a spawner left could not be killed'),
+      (error: unknown) => log.error({ err: error }, 'what a spawner left could not be killed'),
     );
   }
 }

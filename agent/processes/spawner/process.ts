@@ -1,6 +1,7 @@
 // The agent's side of one spawner, from its start to its end: asks it for processes, and hears of them.
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { once } from 'node:events';
+import type { Readable, Writable } from 'node:stream';
 import { after, monotonic } from '../../../shared/clock.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { koffi } from '../../libc.ts';
@@ -37,6 +38,14 @@ const startMs = 30_000;
 /** After its last start it rests. */
 const restMs = 15_000;
 
+export interface SpawnerOptions {
+  /** It can start as other users, and takes longer for everything. */
+  forking: boolean;
+  /** A start that takes longer hangs. */
+  lateMs: number;
+  log: Logger;
+}
+
 interface Waiting {
   started: PromiseWithResolvers<Child>;
   exited: PromiseWithResolvers<Exited | undefined>;
@@ -45,7 +54,7 @@ interface Waiting {
 export class SpawnerProcess {
   /** Resolves when it is gone and all its reports were heard: true when we stopped it. */
   readonly ended: Promise<boolean>;
-  readonly #child: ChildProcess;
+  readonly #child: ChildProcessByStdio<Writable, Readable, null>;
   readonly #log: Logger;
   readonly #ready = Promise.withResolvers<void>();
   readonly #waiting = new Map<string, Waiting>();
@@ -56,23 +65,29 @@ export class SpawnerProcess {
   #stopResting = (): void => {};
 
   /** `mark`: in its environment; what it starts has it until it becomes the command. */
-  constructor(mark: string, lateMs: number, log: Logger) {
+  constructor(mark: string, { forking, lateMs, log }: SpawnerOptions) {
     this.#lateMs = lateMs;
     this.#log = log;
     const given = [koffi(), import.meta.url].map((text) => JSON.stringify(text)).join();
-    const args = [...flags, '-e', `(${program.toString()})(${given}, ${unmapperOf.toString()})`];
+    const args = [...flags, '-e', `(${program.toString()})(${given}, ${unmapperOf.toString()}, ${forking})`];
     // Node copies its own NODE_V8_COVERAGE when there is none here.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined };
-    const stdio = ['ignore', 'ignore', 'inherit', 'ipc'] as const;
-    this.#child = spawn(process.execPath, args, { cwd: '/', env, stdio: [...stdio], detached: true });
-    this.#child.on('message', (message) => {
-      // Nobody else has the other end of the channel.
-      this.#hear(message as SpawnReport);
+    const stdio: ['pipe', 'pipe', 'inherit'] = ['pipe', 'pipe', 'inherit'];
+    this.#child = spawn(process.execPath, args, { cwd: '/', env, stdio, detached: true });
+    const { stdin, stdout } = this.#child;
+    // Whether a request arrived shows in what comes back, be it the end.
+    stdin.on('error', () => {});
+    let partial = '';
+    stdout.setEncoding('utf8').on('data', (text: string) => {
+      const lines = (partial + text).split('\n');
+      partial = lines.pop() ?? '';
+      // Nobody else has the other end.
+      for (const line of lines) this.#hear(JSON.parse(line) as SpawnReport);
     });
-    // Without its channel it is of no use, and it must not start anything any more.
-    this.#child.once('disconnect', () => this.#child.kill('SIGKILL'));
+    // Without it it is of no use, and it must not start anything any more.
+    stdout.once('close', () => this.#child.kill('SIGKILL'));
     this.#child.on('error', (error) => this.#ready.reject(error));
-    this.ended = Promise.all([once(this.#child, 'exit'), once(this.#child, 'disconnect')]).then(
+    this.ended = once(this.#child, 'close').then(
       () => this.#over(),
       () => this.#over(),
     );
@@ -82,9 +97,10 @@ export class SpawnerProcess {
     return this.#child.pid ?? 0;
   }
 
-  /** Whether it can be asked: a dying one loses its channel first. */
+  /** Whether it can be asked: a dying one no longer reads. */
   get connected(): boolean {
-    return this.#child.connected;
+    const { stdin, stdout, exitCode, signalCode } = this.#child;
+    return stdin.writable && !stdout.readableEnded && exitCode === null && signalCode === null;
   }
 
   /** Whether the first of its starts takes too long: it can begin no other meanwhile. */
@@ -116,9 +132,8 @@ export class SpawnerProcess {
     await this.ended;
   }
 
-  /** Whether it arrived shows in what comes back, be it the end. */
   #send(message: SpawnRequest | Rest): void {
-    this.#child.send(message, () => {});
+    this.#child.stdin.write(`${JSON.stringify(message)}\n`);
   }
 
   #restLater(): void {

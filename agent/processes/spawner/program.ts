@@ -1,5 +1,6 @@
 // The spawner, a program of its own: who starts a program waits until the kernel has it, be it from a disk that hangs,
-// and the agent has more to do. A bare Node gets it as text, for a loader would double its memory: nothing outside the
+// and the agent has more to do. It does nothing else, so it waits in the kernel itself and not in Node's loop: a command
+// passes through here twice. A bare Node gets it as text, for a loader would double its memory: nothing outside the
 // function exists there.
 import type { Koffi } from '../../libc.ts';
 
@@ -40,32 +41,72 @@ export type SpawnReport =
 /** What koffi makes of a function of libc; pointers are buffers, strings or arrays of these, or of one number. */
 type Libc = (...args: (number | string | Buffer | number[] | (string | null)[])[]) => number;
 
-/** Starts one, with these as its first three files. Throws why not, or tells fail() and has no pid. */
-type Starter = (request: SpawnRequest, files: number[], exited: (how: Exited) => void) => number | undefined;
+/** One way to start processes. */
+interface Way {
+  /** Fails when the agent no longer reads; a plain open would wait for it for ever. */
+  openOutput(path: string): number;
+  /** Starts one, with these as its first three files. Throws why not, or tells fail() and has no pid. */
+  start(request: SpawnRequest, files: number[]): number | undefined;
+  /** Its end is told from now on. */
+  started(id: string, pid: number): void;
+  /** Takes what is asked for until the agent goes. */
+  serve(): void;
+}
 
-/** `addon`: the name of koffi. `from`: the file for which that is resolved. Those make of `unmapper` what is done at rest. */
+/**
+ * Lines of JSON: requests come on the first file, reports go to the second. `addon`: the name of koffi. `from`: the file
+ * for which that is resolved. Those make of `unmapper` what is done at rest. `forking`: it can start as other users.
+ */
 export function program(
   addon: string,
   from: string,
   unmapper: (addon: string, from: string) => () => void,
+  forking: boolean,
 ): void {
   const { spawn } = process.getBuiltinModule('node:child_process');
   const { accessSync, closeSync, constants, openSync, readdirSync } = process.getBuiltinModule('node:fs');
-  const { readFileSync, readlinkSync, statSync, writeFileSync } = process.getBuiltinModule('node:fs');
+  const { readFileSync, readlinkSync, readSync, statSync } = process.getBuiltinModule('node:fs');
+  const { writeFileSync, writeSync } = process.getBuiltinModule('node:fs');
   const { createRequire } = process.getBuiltinModule('node:module');
   const { signals } = process.getBuiltinModule('node:os').constants;
+  const { StringDecoder } = process.getBuiltinModule('node:string_decoder');
   const { getSystemErrorName } = process.getBuiltinModule('node:util');
   const requests: SpawnRequest[] = [];
+  const decoder = new StringDecoder();
+  let partial = '';
 
   function report(one: SpawnReport): void {
-    // It ends with its channel; a report that goes nowhere is no error.
-    process.send?.(one, undefined, undefined, () => {});
+    try {
+      writeSync(1, `${JSON.stringify(one)}\n`);
+    } catch {
+      // The agent is gone.
+      process.exit();
+    }
+  }
+
+  /** Of what the agent sends; nothing is its end. */
+  function take(bytes: Buffer): void {
+    if (bytes.length === 0) process.exit();
+    const lines = (partial + decoder.write(bytes)).split('\n');
+    partial = lines.pop() ?? '';
+    for (const line of lines) {
+      // Only the agent has the other end.
+      const asked = JSON.parse(line) as SpawnRequest | Rest;
+      if ('rest' in asked) unmap();
+      else requests.push(asked);
+    }
   }
 
   /** By posix_spawn(3): the child shares our memory until it is the program, so nothing is copied. */
-  function posixStarter(): Starter {
-    const execute = openLibc();
-    return ({ file, args, cwd, env }, files, exited) => {
+  function posixWay(): Way {
+    const libc = openLibc();
+    /** By what the kernel says their end with. */
+    const watched = new Map<number, { id: string; pid: number }>();
+    /** The kernel had no room for that: they are looked at now and then. */
+    const unwatched = new Set<{ id: string; pid: number }>();
+    const lookMs = 100;
+
+    function execute({ file, args, cwd, env }: SpawnRequest, files: number[]): number {
       const envp = Object.entries(env).map(([name, value]) => `${name}=${value}`);
       // As Node says it; C would take what is before it for the whole.
       if ([file, cwd, ...args, ...envp].some((text) => text.includes('\0')))
@@ -74,19 +115,54 @@ export function program(
       process.chdir(cwd);
       try {
         const path = placeOf(file, env);
-        let started = execute(path, [file, ...args], envp, files, exited);
+        let started = libc.spawn(path, [file, ...args], envp, files);
         // As execvp(3): what names no interpreter is for the shell.
         if (started === 'ENOEXEC')
-          started = execute('/bin/sh', ['/bin/sh', '--', path, ...args], envp, files, exited);
+          started = libc.spawn('/bin/sh', ['/bin/sh', '--', path, ...args], envp, files);
         if (typeof started === 'string') throw named(started);
         return started;
       } finally {
         process.chdir('/');
       }
+    }
+
+    function over({ id, pid }: { id: string; pid: number }): boolean {
+      const how = libc.exited(pid);
+      if (how) report({ id, ...how });
+      return how !== undefined;
+    }
+
+    function reap(pidfd: number): void {
+      const one = watched.get(pidfd);
+      if (!one || !over(one)) return;
+      watched.delete(pidfd);
+      closeSync(pidfd);
+    }
+
+    return {
+      openOutput: libc.openOutput,
+      start: execute,
+      started(id, pid) {
+        const pidfd = libc.watch(pid);
+        if (pidfd === undefined) unwatched.add({ id, pid });
+        else watched.set(pidfd, { id, pid });
+      },
+      serve() {
+        const bytes = Buffer.alloc(65_536);
+        for (;;) {
+          // One start at a time, so that exits are told between many.
+          for (const fd of libc.wait(requests.length > 0 ? 0 : unwatched.size > 0 ? lookMs : -1)) {
+            if (fd === 0) take(bytes.subarray(0, readSync(0, bytes)));
+            else reap(fd);
+          }
+          for (const one of unwatched) if (over(one)) unwatched.delete(one);
+          startNext();
+        }
+      },
     };
   }
 
-  /** Starts with what libc has, and tells the ends of what it started; answers the pid, or the name of an error. */
+  /** What is needed of libc and of the kernel; throws where that is not all there. */
   function openLibc() {
     // An addon has no types here.
     const koffi = createRequire(from)(addon) as Koffi<Libc>;
@@ -99,6 +175,10 @@ export function program(
     const addDup2 = func('int posix_spawn_file_actions_adddup2(void *actions, int from, int to)');
     const destroyActions = func('int posix_spawn_file_actions_destroy(void *actions)');
     const waitpid = func('int waitpid(int pid, _Out_ int *status, int options)');
+    const fcntl = func('int fcntl(int fd, int command, int value)');
+    const epollWait = func('int epoll_wait(int epoll, void *events, int most, int ms)');
+    const epollCtl = func('int epoll_ctl(int epoll, int what, int fd, void *event)');
+    const syscall = func('long syscall(long number, int first, int second)');
     // As large as in any libc, with room to spare: 336 and 80 bytes in glibc and in musl.
     const attributes = Buffer.alloc(1024);
     const actions = Buffer.alloc(1024);
@@ -109,40 +189,63 @@ export function program(
     func('int posix_spawnattr_setsigmask(void *attributes, void *set)')(attributes, noSignals);
     const setFlags = func('int posix_spawnattr_setflags(void *attributes, short flags)');
     if (setFlags(attributes, setSigDefault | setSigMask | setSession) !== 0) throw new Error('no sessions');
-    const running = new Map<number, (how: Exited) => void>();
 
-    function reap(pid: number, exited: (how: Exited) => void): void {
-      const told = [0];
-      if (waitpid(pid, told, noHang) !== pid) return;
-      const [status = 0] = told;
-      const signal = status & 0x7f;
-      // It was stopped, which we are told of what is traced.
-      if (signal === 0x7f) return;
-      running.delete(pid);
-      exited({ code: (status >> 8) & 0xff, signal });
+    // epoll_ctl(2), EPOLL_CTL_ADD and EPOLLIN; the struct is packed on x86_64 alone, its data is the last 8 bytes.
+    const [add, readable, most, closeOnExec] = [1, 1, 64, 0o2000000];
+    const size = process.arch === 'x64' ? 12 : 16;
+    const events = Buffer.alloc(most * size);
+    const event = Buffer.alloc(size);
+    const epoll = func('int epoll_create1(int flags)')(closeOnExec);
+    // The same number everywhere; Linux before 5.3 does not have it.
+    const pidfdOpen = 434;
+    const own = syscall(pidfdOpen, process.pid, 0);
+    if (own < 0) throw new Error('no pidfd_open');
+    closeSync(own);
+    if (!listen(0)) throw new Error('no epoll');
+
+    function listen(fd: number): boolean {
+      event.writeUInt32LE(readable);
+      event.writeInt32LE(fd, size - 8);
+      return epollCtl(epoll, add, fd, event) === 0;
     }
-    // One signal may stand for many ends.
-    process.on('SIGCHLD', () => {
-      for (const [pid, exited] of running) reap(pid, exited);
-    });
 
-    return (
-      path: string,
-      argv: string[],
-      envp: string[],
-      files: number[],
-      exited: (how: Exited) => void,
-    ): number | string => {
-      const pid = [0];
-      let errno = initActions(actions);
-      if (errno !== 0) return getSystemErrorName(-errno);
-      for (const [to, file] of files.entries()) errno ||= addDup2(actions, file, to);
-      errno ||= posixSpawn(pid, path, actions, attributes, [...argv, null], [...envp, null]);
-      destroyActions(actions);
-      if (errno !== 0) return getSystemErrorName(-errno);
-      const [started = 0] = pid;
-      running.set(started, exited);
-      return started;
+    return {
+      /** The pid, or the name of an error. */
+      spawn(path: string, argv: string[], envp: string[], files: number[]): number | string {
+        const pid = [0];
+        let errno = initActions(actions);
+        if (errno !== 0) return getSystemErrorName(-errno);
+        for (const [to, file] of files.entries()) errno ||= addDup2(actions, file, to);
+        errno ||= posixSpawn(pid, path, actions, attributes, [...argv, null], [...envp, null]);
+        destroyActions(actions);
+        return errno === 0 ? (pid[0] ?? 0) : getSystemErrorName(-errno);
+      },
+      /** Of a child that has ended, once. */
+      exited(pid: number): Exited | undefined {
+        const told = [0];
+        if (waitpid(pid, told, noHang) !== pid) return undefined;
+        const [status = 0] = told;
+        return { code: (status >> 8) & 0xff, signal: status & 0x7f };
+      },
+      /** Of a child: wait() names what this answers when that has ended. */
+      watch(pid: number): number | undefined {
+        const pidfd = syscall(pidfdOpen, pid, 0);
+        if (pidfd < 0) return undefined;
+        if (listen(pidfd)) return pidfd;
+        closeSync(pidfd);
+        return undefined;
+      },
+      /** Files with news, as soon as there are some, a signal came, or so many milliseconds have passed; -1: never. */
+      wait(ms: number): number[] {
+        const count = Math.max(0, epollWait(epoll, events, most, ms));
+        return Array.from({ length: count }, (_, nth) => events.readInt32LE(nth * size + size - 8));
+      },
+      openOutput(path: string): number {
+        const fd = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
+        const setFlagsOf = 4;
+        fcntl(fd, setFlagsOf, constants.O_WRONLY);
+        return fd;
+      },
     };
   }
 
@@ -171,23 +274,37 @@ export function program(
   }
 
   /** By Node: a fork, which copies all our page tables first, but can become another user. */
-  const forkStarter: Starter = ({ id, file, args, cwd, env, ids }, files, exited) => {
-    const child = spawn(file, args, { cwd, env, stdio: files, detached: true, ...ids });
-    // Node takes a death by a signal for real time for an exit with 0.
-    child.once('exit', (code, name) => exited({ code: code ?? 0, signal: name ? signals[name] : 0 }));
-    child.once('error', (error) => fail(id, error));
-    return child.pid;
+  const forkingWay: Way = {
+    openOutput(path) {
+      const probe = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
+      try {
+        return openSync(path, constants.O_WRONLY);
+      } finally {
+        closeSync(probe);
+      }
+    },
+    start({ id, file, args, cwd, env, ids }, files) {
+      const child = spawn(file, args, { cwd, env, stdio: files, detached: true, ...ids });
+      // Node takes a death by a signal for real time for an exit with 0.
+      child.once('exit', (code, name) => report({ id, code: code ?? 0, signal: name ? signals[name] : 0 }));
+      child.once('error', (error) => fail(id, error));
+      return child.pid;
+    },
+    started() {},
+    serve() {
+      process.stdin.on('data', (bytes: Buffer) => {
+        const busy = requests.length > 0;
+        take(bytes);
+        if (!busy) setImmediate(next);
+      });
+      process.stdin.once('close', () => process.exit());
+      // One a turn, so that exits are told between many.
+      function next(): void {
+        startNext();
+        if (requests.length > 0) setImmediate(next);
+      }
+    },
   };
-
-  /** Fails when the agent no longer reads; a plain open would wait for it for ever. */
-  function openOutput(path: string): number {
-    const probe = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
-    try {
-      return openSync(path, constants.O_WRONLY);
-    } finally {
-      closeSync(probe);
-    }
-  }
 
   /** Empty where it cannot be told: by then the process runs, which must be told all the same. */
   function startOf(pid: number): string {
@@ -199,22 +316,36 @@ export function program(
     }
   }
 
+  function startNext(): void {
+    const request = requests[0];
+    if (!request) return;
+    start(request);
+    requests.shift();
+  }
+
   function start(request: SpawnRequest): void {
-    const { id, stdin, stdout, stderr } = request;
+    const { id } = request;
+    try {
+      const pid = startOpen(request);
+      if (pid === undefined) return;
+      report({ id, pid, start: startOf(pid) });
+      way.started(id, pid);
+    } catch (error) {
+      fail(id, error);
+    }
+  }
+
+  function startOpen(request: SpawnRequest): number | undefined {
     const opened: number[] = [];
     const open = (fd: number): number => {
       opened.push(fd);
       return fd;
     };
     try {
-      const outputs = [open(openOutput(stdout)), open(openOutput(stderr))];
+      const outputs = [open(way.openOutput(request.stdout)), open(way.openOutput(request.stderr))];
       // Each its own: whoever has one open file can lock it for all who have the same.
-      const input = open(openSync(stdin ?? '/dev/null', constants.O_RDONLY));
-      const starter = request.ids ? forkStarter : usual;
-      const pid = starter(request, [input, ...outputs], (how) => report({ id, ...how }));
-      if (pid !== undefined) report({ id, pid, start: startOf(pid) });
-    } catch (error) {
-      fail(id, error);
+      const input = open(openSync(request.stdin ?? '/dev/null', constants.O_RDONLY));
+      return way.start(request, [input, ...outputs]);
     } finally {
       for (const fd of opened) closeSync(fd);
     }
@@ -223,15 +354,6 @@ export function program(
   function fail(id: string, error: unknown): void {
     const errno = error instanceof Error && 'code' in error ? String(error.code) : 'unknown';
     report({ id, errno });
-  }
-
-  /** One a turn, so that exits are told between many starts. */
-  function next(): void {
-    const request = requests[0];
-    if (!request) return;
-    start(request);
-    requests.shift();
-    setImmediate(next);
   }
 
   /** Terminals that the agent had open: they are not close-on-exec, and every command would have them, too. */
@@ -255,10 +377,10 @@ export function program(
     }
   }
 
-  let usual = forkStarter;
+  let way = forkingWay;
   let slow = '';
   try {
-    usual = posixStarter();
+    if (!forking) way = posixWay();
   } catch (error) {
     slow = error instanceof Error ? error.message : String(error);
   }
@@ -267,14 +389,7 @@ export function program(
   leaveShield();
   // The agent decides when this ends, not who signals everything in a unit or a terminal.
   for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
-  process.on('disconnect', () => process.exit());
-  process.on('message', (message) => {
-    // Only the agent has the other end of the channel.
-    const asked = message as SpawnRequest | Rest;
-    if ('rest' in asked) return unmap();
-    requests.push(asked);
-    if (requests.length === 1) next();
-  });
   process.title = 'farhand-spawner';
   report({ ready: true, slow });
+  way.serve();
 }
