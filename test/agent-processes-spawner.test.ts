@@ -7,6 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { openProcesses, type Processes } from '../agent/processes/index.ts';
+import { Promises } from '../agent/processes/promises.ts';
 import { Spawners } from '../agent/processes/spawner/index.ts';
 import { SpawnerDied } from '../agent/processes/spawner/process.ts';
 import type { ProcessEvent } from '../proto/types/farhand/agent/v1/ProcessEvent.ts';
@@ -211,7 +212,12 @@ test.skipIf(process.getuid?.() !== 0)(
     const out = join(home, 'out');
     await writeFile(out, '');
     const [name, ids] = [randomUUID(), { uid: 65_534, gid: 65_534 }];
-    const own = new Spawners(name, 5_000, undefined, log);
+    const own = new Spawners(name, {
+      lateMs: 5_000,
+      births: undefined,
+      promises: (nth) => new Promises(home, nth, async () => {}),
+      log,
+    });
     try {
       await own.ready(ids);
       const request = { id: 'cmd_1', cwd: '/', env: {}, stdin: undefined, stdout: out, stderr: out };
@@ -279,24 +285,30 @@ test('the spawner goes with an agent that was killed', async () => {
   expect(await inHome()).toEqual([]);
 });
 
-test('what a killed agent had asked of a spawner that hangs never runs under the next one', async () => {
-  const { agent, journalId } = await otherAgent(`
-    await start('sleep 60', 'cmd_running');
+test.each([
+  ['beside a command that runs', ['cmd_running']],
+  ['where nothing runs', []],
+])(
+  'what a killed agent had asked of a spawner that hangs never runs under the next one, %s',
+  async (_, running) => {
+    const { agent, journalId } = await otherAgent(`
+    for (const id of ${JSON.stringify(running)}) await start('sleep 60', id);
     process.stdin.once('data', () => void start('touch ran; sleep 60', 'cmd_asked'));`);
-  const [pid] = await spawners(journalId);
-  process.kill(pid!, 'SIGSTOP');
-  agent.stdin!.write('go');
-  const journal = join(home, 'agent/journal');
-  await vi.waitFor(async () => expect(await readFile(journal, 'utf8')).toContain('"cmd_asked"'));
-  agent.kill('SIGKILL');
-  await once(agent, 'exit');
-  await open();
-  expect(await alive(pid!)).toBe(false);
-  expect(await inHome()).toEqual([]);
-  for (const id of ['cmd_running', 'cmd_asked']) {
-    const events = room.followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call());
-    const { event } = await end(events[Symbol.asyncIterator]());
-    expect(event.exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' });
-  }
-  expect(await readdir(home)).not.toContain('ran');
-});
+    const [pid] = await spawners(journalId);
+    process.kill(pid!, 'SIGSTOP');
+    agent.stdin!.write('go');
+    const journal = join(home, 'agent/journal');
+    await vi.waitFor(async () => expect(await readFile(journal, 'utf8')).toContain('"cmd_asked"'));
+    agent.kill('SIGKILL');
+    await once(agent, 'exit');
+    await open();
+    expect(await alive(pid!)).toBe(false);
+    expect(await inHome()).toEqual([]);
+    for (const id of [...running, 'cmd_asked']) {
+      const events = room.followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call());
+      const { event } = await end(events[Symbol.asyncIterator]());
+      expect(event.exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' });
+    }
+    expect(await readdir(home)).not.toContain('ran');
+  },
+);

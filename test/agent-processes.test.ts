@@ -1,5 +1,5 @@
 // Processes on one machine: at most once, every byte, the whole tree. Real processes, no link.
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import {
@@ -19,9 +19,11 @@ import {
 } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { promisify } from 'node:util';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { openProcesses, type Processes, type ProcessesOptions } from '../agent/processes/index.ts';
 import { openJournal } from '../agent/processes/journal.ts';
+import { Promises } from '../agent/processes/promises.ts';
 import type { ProcessEvent } from '../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit } from '../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { ProcessSpec__Output } from '../proto/types/farhand/agent/v1/ProcessSpec.ts';
@@ -262,7 +264,25 @@ test('more processes than allowed are refused, and one more fits when one is ove
   expect((await run('true')).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
 });
 
-test('a promise that the disk refused is no process: the id may be asked again', async () => {
+/** How long the spawner may make a file: stands for a disk that takes nothing more. */
+async function limitSpawner(bytes: string): Promise<void> {
+  await promisify(execFile)('prlimit', ['--pid', String(room.pids()[0]), `--fsize=${bytes}:`]);
+}
+
+test('a promise that the spawner could not write is no process: the id may be asked again', async () => {
+  await open();
+  const id = newId('command');
+  await limitSpawner('0');
+  await expect(start('touch ran', id).next()).rejects.toMatchObject({ code: 'file_too_large' });
+  expect(room.ids()).toEqual([]);
+  await room.stop();
+  await open();
+  expect(room.ids()).toEqual([]);
+  expect(await exists(join(home, 'ran'))).toBe(false);
+  expect((await run('true', id)).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
+});
+
+test('a promise that the disk refused to one of a crowd is no process: the id may be asked again', async () => {
   await open();
   const journal = join(home, 'agent/journal');
   // Stands for a full disk: what is asked of the journal's file fails.
@@ -275,12 +295,15 @@ test('a promise that the disk refused is no process: the id may be asked again',
     .spyOn(prototype, 'write')
     .mockRejectedValueOnce(Object.assign(new Error('full'), { code: 'ENOSPC' }));
   try {
+    // The promise of the first one is the spawner's, so that of the second is the journal's.
+    const first = start('true').next();
     await expect(start('touch ran', id).next()).rejects.toMatchObject({ code: 'no_space' });
+    await first;
   } finally {
     full.mockRestore();
   }
   expect(await exists(join(home, 'ran'))).toBe(false);
-  expect(room.ids()).toEqual([]);
+  expect(room.ids()).not.toContain(id);
   expect((await run('true', id)).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
 });
 
@@ -299,11 +322,13 @@ test('a journal does not grow with what it holds, and is read as far as that goe
   expect((await hear(follow(ids[0]!))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED' }]);
 });
 
+async function nobody(): Promise<void> {}
+
 test('a journal that is full is rewritten, and nothing of it is lost', async () => {
   const directory = join(home, 'journal');
   await mkdir(directory);
   const log = createLogger('test', 'silent');
-  const journal = await openJournal(directory, log, 60_000);
+  const journal = await openJournal(directory, log, 60_000, nobody);
   const { ino } = await stat(join(directory, 'journal'));
   // 70 bytes each, in more than a mebibyte.
   const ids = Array.from({ length: 18_000 }, () => newId('command'));
@@ -313,7 +338,7 @@ test('a journal that is full is rewritten, and nothing of it is lost', async () 
   for (const id of ids.slice(0, 9_000)) journal.forget(id);
   await journal.close();
   expect((await stat(join(directory, 'journal'))).ino).not.toBe(ino);
-  const again = await openJournal(directory, log, 60_000);
+  const again = await openJournal(directory, log, 60_000, nobody);
   expect([...again.entries.keys()]).toEqual(ids.slice(9_000));
   expect(ids.filter((id) => again.wasForgotten(id))).toEqual(ids.slice(0, 9_000));
   await again.close();
@@ -323,7 +348,7 @@ test('what a journal has refused is not in the next one, also where that is writ
   const directory = join(home, 'journal');
   await mkdir(directory);
   const log = createLogger('test', 'silent');
-  const journal = await openJournal(directory, log, 60_000);
+  const journal = await openJournal(directory, log, 60_000, nobody);
   const { open: openFile } = await import('node:fs/promises');
   const file = await openFile(join(directory, 'journal'));
   const prototype = Object.getPrototypeOf(file) as { write: () => Promise<void> };
@@ -341,9 +366,78 @@ test('what a journal has refused is not in the next one, also where that is writ
     full.mockRestore();
   }
   await journal.close();
-  const again = await openJournal(directory, log, 60_000);
+  const again = await openJournal(directory, log, 60_000, nobody);
   expect([...again.entries.keys()]).toEqual([accepted]);
   await again.close();
+});
+
+test('what spawners promised is known to the next agent, unless that was refused, forgotten or long ago', async () => {
+  const directory = join(home, 'journal');
+  await mkdir(directory);
+  const log = createLogger('test', 'silent');
+  const journal = await openJournal(directory, log, 60_000, nobody);
+  const [promised, terminal, refused, forgotten] = Array.from({ length: 4 }, () => newId('command'));
+  const promises = new Promises(directory, 0, () => journal.onDisk());
+  await promises.open();
+  const lines = [promised!, refused!, forgotten!].map((id) => journal.expect(id, 'command'));
+  lines.push(journal.expect(terminal!, 'terminal'));
+  journal.refuse(refused!);
+  journal.forget(forgotten!);
+  await journal.onDisk();
+  // A power cut took what was not synced.
+  const path = join(directory, 'journal');
+  const kept = (await readFile(path, 'utf8')).split('\n').filter((line) => !/"accepted"/.test(line));
+  await journal.close();
+  const old = JSON.stringify({ t: 'accepted', id: newId('command'), at: Date.now() - 61_000 });
+  const written = [...lines, old, '{"t":"accepted","id":"torn'].map((line) => promises.take(line).text);
+  await writeFile(promises.path, written.join(''));
+  await writeFile(path, kept.join('\n'));
+  const again = await openJournal(directory, log, 60_000, nobody);
+  expect([...again.entries]).toMatchObject([
+    [promised, { accepted_at: expect.any(Number) }],
+    [terminal, { terminal: true }],
+  ]);
+  expect(again.wasForgotten(forgotten!)).toBe(true);
+  await again.close();
+  // They are in the journal now.
+  expect(await readdir(directory)).toEqual(['journal']);
+});
+
+test('no promise is written over before the disk of the journal has it', async () => {
+  const asked: PromiseWithResolvers<void>[] = [];
+  const promises = new Promises(home, 0, () => {
+    const one = Promise.withResolvers<void>();
+    asked.push(one);
+    return one.promise;
+  });
+  let length = 0;
+  const takeAll = (): Set<number> => {
+    const places = new Set<number>();
+    while (promises.room) {
+      const { at, text } = promises.take('x');
+      places.add(at);
+      length = text.length;
+    }
+    return places;
+  };
+  await promises.open();
+  const first = takeAll();
+  expect((await stat(promises.path)).size).toBe(first.size * length);
+  expect(takeAll().size).toBe(0);
+  // The disk fails, which is tried again.
+  asked[0]!.reject(new Error('full'));
+  await expect.poll(() => takeAll().size === 0 && asked.length).toBe(2);
+  asked[1]!.resolve();
+  await expect.poll(() => promises.room).toBe(true);
+  expect(takeAll().size).toBe(first.size);
+  // For the next spawner.
+  asked[2]!.resolve();
+  await expect.poll(() => promises.room).toBe(true);
+  const opening = promises.open();
+  expect(promises.room).toBe(false);
+  for (const one of asked) one.resolve();
+  await opening;
+  expect(takeAll()).toEqual(first);
 });
 
 test('on a disk without room for a whole journal it grows with each promise', async () => {

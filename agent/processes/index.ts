@@ -17,7 +17,8 @@ import { Commands } from './commands.ts';
 import { openJournal } from './journal.ts';
 import { openPipeSupply } from './pipes.ts';
 import { closeInherited } from './plan.ts';
-import { recover } from './recover.ts';
+import { Promises } from './promises.ts';
+import { killSpawners, recover } from './recover.ts';
 import type { Limits, Parts } from './room.ts';
 import { marksOf, Spawners } from './spawner/index.ts';
 import { Terminals } from './terminals/index.ts';
@@ -82,11 +83,14 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   await mkdir(options.directory, { recursive: true, mode: 0o700 });
   const directory = await realpath(options.directory);
   closeInherited(log);
-  const journal = await openJournal(directory, log, limits.seenMs);
+  const journal = await openJournal(directory, log, limits.seenMs, (id) =>
+    killSpawners(marksOf(id), limits.killForMs, log),
+  );
   const outputs = join(directory, 'output');
   const pipeNames = join(directory, 'pipes');
   const births = await openBirths(`farhand-${journal.id}`, log);
-  const spawners = new Spawners(journal.id, limits.lateMs, births, log);
+  const promises = (nth: number) => new Promises(directory, nth, () => journal.onDisk());
+  const spawners = new Spawners(journal.id, { lateMs: limits.lateMs, births, log, promises });
   const maker = loadPtyMaker();
   const parts: Parts = { journal, limits, log, spawners, births };
   const { commands, terminals, close } = await openRooms().catch(async (error: unknown) => {

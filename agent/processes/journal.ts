@@ -9,8 +9,16 @@ import { after, now } from '../../shared/clock.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Leader } from './census.ts';
+import { readPromises, removePromises } from './promises.ts';
 
 export type Exit = ProcessExit__Output;
+
+export type ProcessKind = 'command' | 'terminal';
+
+/** A promise was not kept, and the process never ran; `cause` says why. */
+export class Unkept extends Error {
+  override readonly name = 'Unkept';
+}
 
 /** A process the broker may still ask about. */
 export interface Entry {
@@ -27,12 +35,19 @@ type Line =
   | { t: 'accepted'; id: string; at: number; terminal?: true }
   | { t: 'started'; id: string; pid: number; start: string; at: number }
   | { t: 'end'; id: string; exit: Exit }
+  /** It was never accepted: the promise could not be kept. */
+  | { t: 'refused'; id: string }
   /** `at`: when it was accepted. */
   | { t: 'forgotten'; id: string; at: number };
 
+type Head = Extract<Line, { t: 'journal' }>;
+
+/** What is on the disk when a write returns: perhaps not even that, itself, or all that was written before, too. */
+type Sync = 'none' | 'own' | 'all';
+
 interface Queued {
   text: string;
-  sync: boolean;
+  sync: Sync;
   resolve(): void;
   reject(error: unknown): void;
 }
@@ -44,20 +59,33 @@ const noteMs = 5;
 const leastRoom = 1024 * 1024;
 const mostRoom = 16 * 1024 * 1024;
 
-/** Reads the journal of a directory, or makes one. `seenMs`: how long a forgotten id is still refused. */
-export async function openJournal(directory: string, log: Logger, seenMs: number): Promise<Journal> {
+/**
+ * Reads the journal of a directory, or makes one. `seenMs`: how long a forgotten id is still refused. `alone` ends the
+ * spawners of the agent that had the journal of this id: they might still add to its promises, and keep them.
+ */
+export async function openJournal(
+  directory: string,
+  log: Logger,
+  seenMs: number,
+  alone: (id: string) => Promise<void>,
+): Promise<Journal> {
   const path = join(directory, 'journal');
   const journal = new Journal(directory, log, seenMs);
   const text = await readFile(path, 'utf8').catch((error: unknown) => {
     if (errnoOf(error) === 'ENOENT') return '';
     throw fromErrno(error, path);
   });
-  if (text && !journal.load(text)) {
+  const head = headOf(text);
+  if (head) {
+    await alone(head.id);
+    journal.load(head, text, await readPromises(directory));
+  } else if (text) {
     // Under a new journal id the broker takes what it started before as lost, never as "never ran".
     log.error({ path }, 'the journal of processes is unreadable, set aside as journal.unreadable');
     await rename(path, `${path}.unreadable`);
   }
   await journal.compact();
+  await removePromises(directory);
   return journal;
 }
 
@@ -93,16 +121,32 @@ export class Journal {
   }
 
   /** Resolves when the promise to run this id is on the disk; rejects, and knows nothing of it, when it is not. */
-  async accept(id: string, kind: 'command' | 'terminal'): Promise<void> {
-    const at = now();
-    const which = kind === 'terminal' ? ({ terminal: true } as const) : {};
-    this.entries.set(id, { accepted_at: at, ...which });
+  async accept(id: string, kind: ProcessKind): Promise<void> {
     try {
-      await this.#write({ t: 'accepted', id, at, ...which }, true);
+      await this.#write(this.#enter(id, kind), 'own');
     } catch (error) {
       this.entries.delete(id);
       throw fromErrno(error, join(this.#directory, 'journal'));
     }
+  }
+
+  /** The same promise where a spawner is to keep it: what is answered must be on the disk before this id is run. */
+  expect(id: string, kind: ProcessKind): string {
+    const line = this.#enter(id, kind);
+    this.#note(line);
+    return format(line);
+  }
+
+  /** What was expected was not kept, and never ran. */
+  refuse(id: string): void {
+    if (this.entries.delete(id)) this.#note({ t: 'refused', id });
+  }
+
+  #enter(id: string, kind: ProcessKind): Line {
+    const { accepted_at: at } = this.entries.get(id) ?? { accepted_at: now() };
+    const which = kind === 'terminal' ? ({ terminal: true } as const) : {};
+    this.entries.set(id, { accepted_at: at, ...which });
+    return { t: 'accepted', id, at, ...which };
   }
 
   started(id: string, { pid, start }: Leader, at: number): void {
@@ -134,19 +178,30 @@ export class Journal {
     await this.#letGo();
   }
 
-  /** Takes the lines of a file; false when it is not a journal that we can read. */
-  load(text: string): boolean {
-    const [first = '', ...rest] = text.trimEnd().split('\n');
-    const head = parse(first);
-    if (head?.t !== 'journal' || head.version !== version) return false;
+  /** Resolves when all that was told before is on the disk. */
+  onDisk(): Promise<void> {
+    return this.#enqueue('', 'all');
+  }
+
+  /** Takes what files hold. `promises`: of spawners. */
+  load(head: Head, text: string, promises: string): void {
     this.id = head.id;
-    for (const line of rest) {
+    const refused = new Set<string>();
+    for (const line of text.trimEnd().split('\n').slice(1)) {
       const step = parse(line);
+      if (step?.t === 'refused') refused.add(step.id);
       if (step) this.#take(step);
       // Nothing follows a line that a crash tore, for every opening rewrites the file.
       else if (line) this.#log.warn('a torn line of the journal was ignored');
     }
-    return true;
+    const oldest = now() - this.#seenMs;
+    for (const line of promises.split('\n')) {
+      const step = parse(line);
+      // What is older was told here, and may have been forgotten since.
+      if (step?.t !== 'accepted' || step.at < oldest) continue;
+      const known = this.entries.has(step.id) || this.#forgotten.has(step.id) || refused.has(step.id);
+      if (!known) this.#take(step);
+    }
   }
 
   /** Writes what still matters to a new file and puts it in place of the old one. */
@@ -202,6 +257,7 @@ export class Journal {
     if (step.t === 'accepted') {
       this.entries.set(step.id, { accepted_at: step.at, ...(step.terminal && { terminal: true }) });
     }
+    if (step.t === 'refused') this.entries.delete(step.id);
     const entry = this.entries.get(step.id);
     if (step.t === 'started' && entry) entry.started = { pid: step.pid, start: step.start, at: step.at };
     if (step.t === 'end' && entry) entry.exit = step.exit;
@@ -211,7 +267,7 @@ export class Journal {
   }
 
   #note(line: Line): void {
-    this.#write(line, false).catch((error: unknown) => {
+    this.#write(line, 'none').catch((error: unknown) => {
       this.#log.error(
         { err: error, id: line.id, step: line.t },
         'a step of a process could not be journalled',
@@ -219,11 +275,15 @@ export class Journal {
     });
   }
 
-  #write(line: Line, sync: boolean): Promise<void> {
+  #write(line: Line, sync: Sync): Promise<void> {
+    return this.#enqueue(format(line), sync);
+  }
+
+  #enqueue(text: string, sync: Sync): Promise<void> {
     return new Promise((resolve, reject) => {
-      this.#queue.push({ text: format(line), sync, resolve, reject });
-      if (sync) this.#begin();
-      else this.#cancelLater ??= after(noteMs, () => this.#begin());
+      this.#queue.push({ text, sync, resolve, reject });
+      if (sync === 'none') this.#cancelLater ??= after(noteMs, () => this.#begin());
+      else this.#begin();
     });
   }
 
@@ -253,7 +313,7 @@ export class Journal {
   }
 
   async #writeBatch(batch: Queued[]): Promise<void> {
-    const sync = batch.some((queued) => queued.sync);
+    const sync = batch.some((queued) => queued.sync !== 'none');
     const file = sync ? this.#synced : this.#file;
     if (!file) throw new AppError('unavailable', 'the journal of processes is closed');
     const text = batch.map((queued) => queued.text).join('');
@@ -266,6 +326,7 @@ export class Journal {
     for (let at = 0; at < bytes.length; ) {
       at += (await file.write(bytes, at, bytes.length - at, from + at)).bytesWritten;
     }
+    if (batch.some((queued) => queued.sync === 'all')) await file.datasync();
   }
 }
 
@@ -280,6 +341,12 @@ function parse(text: string): Line | undefined {
   } catch {
     return undefined;
   }
+}
+
+/** What a text begins with, if that is a journal that we can read. */
+function headOf(text: string): Head | undefined {
+  const head = parse(text.split('\n', 1)[0] ?? '');
+  return head?.t === 'journal' && head.version === version ? head : undefined;
 }
 
 /** We wrote the file ourselves: this catches torn lines, not forged ones. */

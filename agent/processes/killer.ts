@@ -3,8 +3,8 @@ import { constants } from 'node:os';
 import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Births } from './births.ts';
+import type { Exited } from './spawner/kernel.ts';
 import type { Child } from './spawner/process.ts';
-import type { Exited } from './spawner/program.ts';
 import { type Ending, killTree, Tree } from './tree.ts';
 
 /** Why a process was ended by us; abandoned: nobody keeps it; orphaned: its spawner died. */

@@ -45,6 +45,16 @@ export async function recover(left: Left): Promise<Map<string, Followed>> {
   return kept;
 }
 
+/** What an earlier agent had asked them for, and they had not begun, must not follow what is recovered. */
+export async function killSpawners(marks: string[], killForMs: number, log: Logger): Promise<void> {
+  const tree = new Tree(marks, []);
+  const left = await tree.members();
+  if (left.length === 0) return;
+  // One that is stopped or waits for a disk does nothing more after this.
+  const survivors = await killTree(tree, AbortSignal.abort(), killForMs, 'SIGKILL');
+  log.warn({ pids: left.map(({ pid }) => pid), survivors }, 'killed spawners of an earlier agent');
+}
+
 async function killLeftovers({ journal, pipes, spawners, limits, log }: Left): Promise<void> {
   const entries = [...journal.entries].filter(([, { exit }]) => !exit);
   const open = entries.map(([id]) => id);

@@ -5,7 +5,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/output.ts';
 import type { AgentCall } from '../../shared/rpc.ts';
 import type { Births } from './births.ts';
-import type { Exit, Journal } from './journal.ts';
+import { type Exit, type Journal, type ProcessKind, Unkept } from './journal.ts';
 import type { KillerOptions } from './killer.ts';
 import { NotStarted, type Plan } from './plan.ts';
 import { unseen } from './recover.ts';
@@ -83,7 +83,7 @@ export interface Prepared extends Pick<KillerOptions, 'first' | 'timeoutMs' | 'l
 }
 
 export interface Kind<T extends Kept> {
-  name: 'command' | 'terminal';
+  name: ProcessKind;
   notFound: Code;
   /** At once. */
   limit: number;
@@ -180,8 +180,10 @@ export class Room<T extends Kept> {
     // One that was dropped before its spawn surely never ran: it may be asked for again.
     if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     const kept = this.#make(id);
-    // First, so that the disk has it while we prepare.
-    const accepted = this.#parts.journal.accept(id, this.#kind.name);
+    const { journal, spawners } = this.#parts;
+    // First, so that the disk has it while we prepare; a spawner that is free does it itself, which is sooner.
+    const accepted = spawners.keeps(undefined) ? undefined : journal.accept(id, this.#kind.name);
+    const promise = accepted ? undefined : journal.expect(id, this.#kind.name);
     // Its failure is looked at once the promise is kept.
     const prepared = prepare(kept).catch((error: unknown) => asNotStarted(error, this.#parts.log));
     try {
@@ -192,8 +194,12 @@ export class Room<T extends Kept> {
       this.#refuse(id, kept, fromErrno(error, 'journal'));
     }
     try {
-      await this.#spawn(id, kept, await prepared, signal);
+      await this.#spawn(id, kept, await prepared, { promise, signal });
     } catch (error) {
+      if (error instanceof Unkept) {
+        journal.refuse(id);
+        this.#refuse(id, kept, fromErrno(error.cause, 'journal'));
+      }
       if (error instanceof SpawnerDied) await this.#finish(id, kept, outcomes.orphaned);
       else await this.#finish(id, kept, notStarted(asNotStarted(error, this.#parts.log)));
     }
@@ -234,15 +240,26 @@ export class Room<T extends Kept> {
     return kept;
   }
 
-  async #spawn(id: string, kept: T, prepared: Prepared | NotStarted, signal: AbortSignal): Promise<void> {
+  /** `promise`: one that is yet to be kept. */
+  async #spawn(
+    id: string,
+    kept: T,
+    prepared: Prepared | NotStarted,
+    { promise, signal }: { promise: string | undefined; signal: AbortSignal },
+  ): Promise<void> {
     if (prepared instanceof NotStarted) throw prepared;
     const { spawners, births, journal, limits, log } = this.#parts;
     const { plan, open, done, ...how } = prepared;
     try {
       await spawners.ready(plan.ids);
+      if (promise !== undefined && !spawners.keeps(plan.ids)) {
+        await this.#promise(id);
+        promise = undefined;
+        await spawners.ready(plan.ids);
+      }
       // The link may have gone or been fenced off meanwhile; from here to the request nothing waits.
       if (signal.aborted || this.#stopping || kept.cancelled !== undefined) return await this.#drop(id, kept);
-      kept.run = await run(plan, open(), spawners, { id, births, log, ...limits, ...how });
+      kept.run = await run(plan, open(), spawners, { id, promise, births, log, ...limits, ...how });
     } finally {
       await done();
     }
@@ -256,6 +273,12 @@ export class Room<T extends Kept> {
     void kept.run.ended.then(({ cause, ...how }) =>
       this.#finish(id, kept, cause === 'orphaned' ? outcomes[cause] : { ...outcomes[cause], ...how }),
     );
+  }
+
+  async #promise(id: string): Promise<void> {
+    await this.#parts.journal.accept(id, this.#kind.name).catch((cause: unknown) => {
+      throw new Unkept('the journal could not be written', { cause });
+    });
   }
 
   #drop(id: string, kept: T): Promise<void> {

@@ -2,6 +2,7 @@
 import { constants } from 'node:os';
 import { now } from '../../shared/clock.ts';
 import type { Leader } from './census.ts';
+import { Unkept } from './journal.ts';
 import { type KillCause, type Killer, type KillerOptions, makeKiller } from './killer.ts';
 import { explain, NotStarted, type Plan } from './plan.ts';
 import type { Spawners } from './spawner/index.ts';
@@ -28,6 +29,8 @@ const firstForRealTime = 34;
 
 export interface RunOptions extends KillerOptions {
   drainMs: number;
+  /** A line that the spawner is to keep first. */
+  promise: string | undefined;
 }
 
 export interface Ending {
@@ -46,7 +49,7 @@ export interface Run extends Leader {
 }
 
 /**
- * Asks for it in this very turn; rejects with NotStarted, or with SpawnerDied when nobody knows.
+ * Asks for it in this very turn; rejects with NotStarted or Unkept, or with SpawnerDied when nobody knows.
  * `stdio` is its own from now on.
  */
 export async function run(plan: Plan, stdio: Stdio, spawners: Spawners, options: RunOptions): Promise<Run> {
@@ -54,7 +57,7 @@ export async function run(plan: Plan, stdio: Stdio, spawners: Spawners, options:
   const { cwd, env, ids } = plan;
   const started_at = now();
   const child = await spawners
-    .spawn({ id, cwd, env, ids, ...stdio.request })
+    .spawn({ id, cwd, env, ids, ...stdio.request }, options.promise)
     .catch((error: unknown) => abandon(error, plan, stdio, options))
     .finally(() => stdio.handedOver());
   births?.began(id, child.start);
@@ -67,7 +70,7 @@ export async function run(plan: Plan, stdio: Stdio, spawners: Spawners, options:
 async function abandon(error: unknown, plan: Plan, stdio: Stdio, options: RunOptions): Promise<never> {
   const { id, killForMs, log } = options;
   const failed = error instanceof SpawnFailed;
-  if (!failed) {
+  if (!failed && !(error instanceof Unkept)) {
     // It shows the mark or what it writes to.
     await killTree(new Tree([id], stdio.links), AbortSignal.abort(), killForMs).catch((err: unknown) => {
       log.error({ err, id }, 'what a spawner left of a command could not be killed');

@@ -113,7 +113,7 @@ export async function killTree(
   tree: Tree,
   hurry: AbortSignal,
   killForMs: number,
-  first: Ending = 'SIGTERM',
+  first: Ending | 'SIGKILL' = 'SIGTERM',
 ): Promise<number> {
   let left = await tree.members();
   tree.signal(left, first);

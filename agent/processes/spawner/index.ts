@@ -3,6 +3,7 @@
 import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { Births } from '../births.ts';
+import type { Promises } from '../promises.ts';
 import { killTree, Tree } from '../tree.ts';
 import { type Child, SpawnerDied, type SpawnerOptions, SpawnerProcess } from './process.ts';
 import type { SpawnRequest } from './program.ts';
@@ -12,17 +13,28 @@ const most = 4;
 /** How long KILL is repeated for what a dead one left half started. */
 const killForMs = 5_000;
 
+export interface SpawnersOptions {
+  /** A start that takes longer hangs. */
+  lateMs: number;
+  births: Births | undefined;
+  /** For one of them each. */
+  promises(nth: number): Promises;
+  log: Logger;
+}
+
 export class Spawners {
   readonly #own: readonly Place[];
   /** For commands that become other users as they are forked. */
   readonly #forking: readonly Place[];
 
-  /** `name`: the same for all agents of a data directory, and for nobody else. `lateMs`: a start that takes longer hangs. */
-  constructor(name: string, lateMs: number, births: Births | undefined, log: Logger) {
-    const places = (forking: boolean): Place[] =>
-      marksOfKind(name, forking).map((mark) => new Place(mark, { forking, lateMs, log }, births));
-    this.#own = places(false);
-    this.#forking = places(true);
+  /** `name`: the same for all agents of a data directory, and for nobody else. */
+  constructor(name: string, { births, promises, ...options }: SpawnersOptions) {
+    this.#own = marksOfKind(name, false).map((mark, nth) => {
+      return new Place(mark, { ...options, forking: false, promises: promises(nth) }, births);
+    });
+    this.#forking = marksOfKind(name, true).map((mark) => {
+      return new Place(mark, { ...options, forking: true, promises: undefined }, births);
+    });
   }
 
   get pids(): number[] {
@@ -39,11 +51,16 @@ export class Spawners {
     if (free) await free.start();
   }
 
-  /** Asks in this very turn; rejects with SpawnFailed or SpawnerDied. */
-  spawn(request: SpawnRequest): Promise<Child> {
+  /** Whether the one that would be asked in this very turn can keep a promise before it starts something. */
+  keeps(ids: SpawnRequest['ids']): boolean {
+    return prompt(this.#for(ids))?.keeps ?? false;
+  }
+
+  /** Asks in this very turn; rejects with SpawnFailed, Unkept or SpawnerDied. `promise`: as it keeps one, a line. */
+  spawn(request: SpawnRequest, promise?: string): Promise<Child> {
     const places = this.#for(request.ids);
     const one = prompt(places) ?? places.find(({ living }) => living?.connected)?.living;
-    return one?.spawn(request) ?? Promise.reject(new SpawnerDied());
+    return one?.spawn(request, promise) ?? Promise.reject(new SpawnerDied());
   }
 
   async stop(): Promise<void> {
@@ -106,6 +123,7 @@ class Place {
       // One that has lost its channel is being killed: what it leaves bears the mark of the next one, too.
       await this.living?.ended;
       await this.#cleared;
+      await this.#options.promises?.open();
       const started = new SpawnerProcess(this.mark, this.#options);
       this.pid = started.pid;
       await started.ready();

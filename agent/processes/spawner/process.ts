@@ -7,8 +7,11 @@ import type { Logger } from '../../../shared/logger.ts';
 import { koffi } from '../../libc.ts';
 import { unmapperOf } from '../../unmap.ts';
 import type { Leader } from '../census.ts';
+import { Unkept } from '../journal.ts';
 import { marker } from '../plan.ts';
-import { type Exited, program, type Rest, type SpawnReport, type SpawnRequest } from './program.ts';
+import type { Promises } from '../promises.ts';
+import { type Exited, openKernel } from './kernel.ts';
+import { program, type Rest, type SpawnReport, type SpawnRequest } from './program.ts';
 
 /** The first process of a command, a child of the spawner. */
 export interface Child extends Leader {
@@ -43,6 +46,8 @@ export interface SpawnerOptions {
   forking: boolean;
   /** A start that takes longer hangs. */
   lateMs: number;
+  /** What it keeps before it starts something. */
+  promises: Promises | undefined;
   log: Logger;
 }
 
@@ -61,15 +66,28 @@ export class SpawnerProcess {
   /** Starts that it was asked for and has not told of, and since when (monotonic). */
   readonly #asked = new Map<string, number>();
   readonly #lateMs: number;
+  readonly #promises: Promises | undefined;
+  /** It can write there. */
+  #writes = false;
   #stopped = false;
   #stopResting = (): void => {};
 
   /** `mark`: in its environment; what it starts has it until it becomes the command. */
-  constructor(mark: string, { forking, lateMs, log }: SpawnerOptions) {
+  constructor(mark: string, { forking, lateMs, promises, log }: SpawnerOptions) {
+    this.#promises = promises;
     this.#lateMs = lateMs;
     this.#log = log;
-    const given = [koffi(), import.meta.url].map((text) => JSON.stringify(text)).join();
-    const args = [...flags, '-e', `(${program.toString()})(${given}, ${unmapperOf.toString()}, ${forking})`];
+    const given = JSON.stringify({
+      addon: koffi(),
+      from: import.meta.url,
+      forking,
+      promises: promises?.path,
+    });
+    const args = [
+      ...flags,
+      '-e',
+      `(${program.toString()})(${given}, ${unmapperOf.toString()}, ${openKernel.toString()})`,
+    ];
     // Node copies its own NODE_V8_COVERAGE when there is none here.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined };
     const stdio: ['pipe', 'pipe', 'inherit'] = ['pipe', 'pipe', 'inherit'];
@@ -109,19 +127,24 @@ export class SpawnerProcess {
     return monotonic() - since >= this.#lateMs;
   }
 
+  /** Whether it would keep a promise at once; one at a time, for while it waits for the disk it does nothing else. */
+  get keeps(): boolean {
+    return this.#writes && this.#asked.size === 0 && (this.#promises?.room ?? false);
+  }
+
   /** Rejects when it ends before that. */
   async ready(): Promise<void> {
     const cancel = after(startMs, () => this.#child.kill('SIGKILL'));
     await this.#ready.promise.finally(cancel);
   }
 
-  /** Asks in this very turn; rejects with SpawnFailed or SpawnerDied. */
-  spawn(request: SpawnRequest): Promise<Child> {
+  /** Asks in this very turn; rejects with SpawnFailed, Unkept or SpawnerDied. `promise`: as it keeps one, a line. */
+  spawn(request: SpawnRequest, promise?: string): Promise<Child> {
     if (!this.connected) return Promise.reject(new SpawnerDied());
     const started = Promise.withResolvers<Child>();
     this.#waiting.set(request.id, { started, exited: Promise.withResolvers() });
     this.#asked.set(request.id, monotonic());
-    this.#send(request);
+    this.#send(promise === undefined ? request : { ...request, promised: this.#promises?.take(promise) });
     this.#restLater();
     return started.promise;
   }
@@ -145,6 +168,7 @@ export class SpawnerProcess {
     if ('ready' in report) {
       if (report.slow)
         this.#log.warn({ reason: report.slow }, 'each command costs more here: no addon for libc');
+      this.#writes = report.writes;
       this.#ready.resolve();
       this.#restLater();
       return;
@@ -157,7 +181,10 @@ export class SpawnerProcess {
       return;
     }
     this.#waiting.delete(id);
-    if ('errno' in report) waiting?.started.reject(new SpawnFailed(report.errno));
+    if ('unkept' in report) {
+      const cause = Object.assign(new Error(report.unkept), { code: report.unkept });
+      waiting?.started.reject(new Unkept('the promise could not be written', { cause }));
+    } else if ('errno' in report) waiting?.started.reject(new SpawnFailed(report.errno));
     else waiting?.exited.resolve({ code: report.code, signal: report.signal });
   }
 

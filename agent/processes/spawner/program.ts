@@ -2,11 +2,14 @@
 // and the agent has more to do. It does nothing else, so it waits in the kernel itself and not in Node's loop: a command
 // passes through here twice. A bare Node gets it as text, for a loader would double its memory: nothing outside the
 // function exists there.
-import type { Koffi } from '../../libc.ts';
+import type { Promised } from '../promises.ts';
+import type { Exited, Kernel } from './kernel.ts';
 
 /** A command to start. */
 export interface SpawnRequest {
   id: string;
+  /** To be on the disk before that. */
+  promised?: Promised | undefined;
   file: string;
   args: string[];
   cwd: string;
@@ -23,23 +26,16 @@ export interface Rest {
   rest: true;
 }
 
-/** How a process ended: with a code, or by a signal (its number), the other one is 0. */
-export interface Exited {
-  code: number;
-  signal: number;
-}
-
 /** First that it is ready, then what became of each request: started or not, and its exit. */
 export type SpawnReport =
-  /** Empty, or why it starts everything the slow way. */
-  | { ready: true; slow: string }
+  /** `slow`: empty, or why it starts everything the slow way; `writes`: it can keep promises. */
+  | { ready: true; slow: string; writes: boolean }
   /** `start`: see proc(5); with the pid it names one process for ever. */
   | { id: string; pid: number; start: string }
   | { id: string; errno: string }
+  /** What was promised could not be written, and it did not start. */
+  | { id: string; unkept: string }
   | ({ id: string } & Exited);
-
-/** What koffi makes of a function of libc; pointers are buffers, strings or arrays of these, or of one number. */
-type Libc = (...args: (number | string | Buffer | number[] | (string | null)[])[]) => number;
 
 /** One way to start processes. */
 interface Way {
@@ -53,24 +49,32 @@ interface Way {
   serve(): void;
 }
 
+/** What it is given at its start. */
+export interface Given {
+  /** The name of koffi, and the file for which that is resolved. */
+  addon: string;
+  from: string;
+  /** It can start as other users. */
+  forking: boolean;
+  /** The file of what it promises. */
+  promises?: string | undefined;
+}
+
 /**
- * Lines of JSON: requests come on the first file, reports go to the second. `addon`: the name of koffi. `from`: the file
- * for which that is resolved. Those make of `unmapper` what is done at rest. `forking`: it can start as other users.
+ * Lines of JSON: requests come on its first file, reports go to the second. `unmapper` makes what is done at rest,
+ * `openKernel` throws where there is none.
  */
 export function program(
-  addon: string,
-  from: string,
+  { addon, from, forking, promises }: Given,
   unmapper: (addon: string, from: string) => () => void,
-  forking: boolean,
+  openKernel: (addon: string, from: string) => Kernel,
 ): void {
   const { spawn } = process.getBuiltinModule('node:child_process');
   const { accessSync, closeSync, constants, openSync, readdirSync } = process.getBuiltinModule('node:fs');
   const { readFileSync, readlinkSync, readSync, statSync } = process.getBuiltinModule('node:fs');
   const { writeFileSync, writeSync } = process.getBuiltinModule('node:fs');
-  const { createRequire } = process.getBuiltinModule('node:module');
   const { signals } = process.getBuiltinModule('node:os').constants;
   const { StringDecoder } = process.getBuiltinModule('node:string_decoder');
-  const { getSystemErrorName } = process.getBuiltinModule('node:util');
   const requests: SpawnRequest[] = [];
   const decoder = new StringDecoder();
   let partial = '';
@@ -99,7 +103,7 @@ export function program(
 
   /** By posix_spawn(3): the child shares our memory until it is the program, so nothing is copied. */
   function posixWay(): Way {
-    const libc = openLibc();
+    const kernel = openKernel(addon, from);
     /** By what the kernel says their end with. */
     const watched = new Map<number, { id: string; pid: number }>();
     /** The kernel had no room for that: they are looked at now and then. */
@@ -115,10 +119,10 @@ export function program(
       process.chdir(cwd);
       try {
         const path = placeOf(file, env);
-        let started = libc.spawn(path, [file, ...args], envp, files);
+        let started = kernel.spawn(path, [file, ...args], envp, files);
         // As execvp(3): what names no interpreter is for the shell.
         if (started === 'ENOEXEC')
-          started = libc.spawn('/bin/sh', ['/bin/sh', '--', path, ...args], envp, files);
+          started = kernel.spawn('/bin/sh', ['/bin/sh', '--', path, ...args], envp, files);
         if (typeof started === 'string') throw named(started);
         return started;
       } finally {
@@ -127,7 +131,7 @@ export function program(
     }
 
     function over({ id, pid }: { id: string; pid: number }): boolean {
-      const how = libc.exited(pid);
+      const how = kernel.exited(pid);
       if (how) report({ id, ...how });
       return how !== undefined;
     }
@@ -140,10 +144,10 @@ export function program(
     }
 
     return {
-      openOutput: libc.openOutput,
+      openOutput: kernel.openOutput,
       start: execute,
       started(id, pid) {
-        const pidfd = libc.watch(pid);
+        const pidfd = kernel.watch(pid);
         if (pidfd === undefined) unwatched.add({ id, pid });
         else watched.set(pidfd, { id, pid });
       },
@@ -151,100 +155,13 @@ export function program(
         const bytes = Buffer.alloc(65_536);
         for (;;) {
           // One start at a time, so that exits are told between many.
-          for (const fd of libc.wait(requests.length > 0 ? 0 : unwatched.size > 0 ? lookMs : -1)) {
+          for (const fd of kernel.wait(requests.length > 0 ? 0 : unwatched.size > 0 ? lookMs : -1)) {
             if (fd === 0) take(bytes.subarray(0, readSync(0, bytes)));
             else reap(fd);
           }
           for (const one of unwatched) if (over(one)) unwatched.delete(one);
           startNext();
         }
-      },
-    };
-  }
-
-  /** What is needed of libc and of the kernel; throws where that is not all there. */
-  function openLibc() {
-    // An addon has no types here.
-    const koffi = createRequire(from)(addon) as Koffi<Libc>;
-    const libc = koffi.load(null);
-    const func = (declaration: string): Libc => libc.func(declaration);
-    const posixSpawn = func(
-      'int posix_spawn(_Out_ int *pid, str path, void *actions, void *attributes, str *argv, str *envp)',
-    );
-    const initActions = func('int posix_spawn_file_actions_init(void *actions)');
-    const addDup2 = func('int posix_spawn_file_actions_adddup2(void *actions, int from, int to)');
-    const destroyActions = func('int posix_spawn_file_actions_destroy(void *actions)');
-    const waitpid = func('int waitpid(int pid, _Out_ int *status, int options)');
-    const fcntl = func('int fcntl(int fd, int command, int value)');
-    const epollWait = func('int epoll_wait(int epoll, void *events, int most, int ms)');
-    const epollCtl = func('int epoll_ctl(int epoll, int what, int fd, void *event)');
-    const syscall = func('long syscall(long number, int first, int second)');
-    // As large as in any libc, with room to spare: 336 and 80 bytes in glibc and in musl.
-    const attributes = Buffer.alloc(1024);
-    const actions = Buffer.alloc(1024);
-    const [noSignals, allSignals] = [Buffer.alloc(128), Buffer.alloc(128, 0xff)];
-    const [setSigDefault, setSigMask, setSession, noHang] = [0x04, 0x08, 0x80, 1];
-    func('int posix_spawnattr_init(void *attributes)')(attributes);
-    func('int posix_spawnattr_setsigdefault(void *attributes, void *set)')(attributes, allSignals);
-    func('int posix_spawnattr_setsigmask(void *attributes, void *set)')(attributes, noSignals);
-    const setFlags = func('int posix_spawnattr_setflags(void *attributes, short flags)');
-    if (setFlags(attributes, setSigDefault | setSigMask | setSession) !== 0) throw new Error('no sessions');
-
-    // epoll_ctl(2), EPOLL_CTL_ADD and EPOLLIN; the struct is packed on x86_64 alone, its data is the last 8 bytes.
-    const [add, readable, most, closeOnExec] = [1, 1, 64, 0o2000000];
-    const size = process.arch === 'x64' ? 12 : 16;
-    const events = Buffer.alloc(most * size);
-    const event = Buffer.alloc(size);
-    const epoll = func('int epoll_create1(int flags)')(closeOnExec);
-    // The same number everywhere; Linux before 5.3 does not have it.
-    const pidfdOpen = 434;
-    const own = syscall(pidfdOpen, process.pid, 0);
-    if (own < 0) throw new Error('no pidfd_open');
-    closeSync(own);
-    if (!listen(0)) throw new Error('no epoll');
-
-    function listen(fd: number): boolean {
-      event.writeUInt32LE(readable);
-      event.writeInt32LE(fd, size - 8);
-      return epollCtl(epoll, add, fd, event) === 0;
-    }
-
-    return {
-      /** The pid, or the name of an error. */
-      spawn(path: string, argv: string[], envp: string[], files: number[]): number | string {
-        const pid = [0];
-        let errno = initActions(actions);
-        if (errno !== 0) return getSystemErrorName(-errno);
-        for (const [to, file] of files.entries()) errno ||= addDup2(actions, file, to);
-        errno ||= posixSpawn(pid, path, actions, attributes, [...argv, null], [...envp, null]);
-        destroyActions(actions);
-        return errno === 0 ? (pid[0] ?? 0) : getSystemErrorName(-errno);
-      },
-      /** Of a child that has ended, once. */
-      exited(pid: number): Exited | undefined {
-        const told = [0];
-        if (waitpid(pid, told, noHang) !== pid) return undefined;
-        const [status = 0] = told;
-        return { code: (status >> 8) & 0xff, signal: status & 0x7f };
-      },
-      /** Of a child: wait() names what this answers when that has ended. */
-      watch(pid: number): number | undefined {
-        const pidfd = syscall(pidfdOpen, pid, 0);
-        if (pidfd < 0) return undefined;
-        if (listen(pidfd)) return pidfd;
-        closeSync(pidfd);
-        return undefined;
-      },
-      /** Files with news, as soon as there are some, a signal came, or so many milliseconds have passed; -1: never. */
-      wait(ms: number): number[] {
-        const count = Math.max(0, epollWait(epoll, events, most, ms));
-        return Array.from({ length: count }, (_, nth) => events.readInt32LE(nth * size + size - 8));
-      },
-      openOutput(path: string): number {
-        const fd = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
-        const setFlagsOf = 4;
-        fcntl(fd, setFlagsOf, constants.O_WRONLY);
-        return fd;
       },
     };
   }
@@ -319,7 +236,7 @@ export function program(
   function startNext(): void {
     const request = requests[0];
     if (!request) return;
-    start(request);
+    if (keep(request)) start(request);
     requests.shift();
   }
 
@@ -352,8 +269,35 @@ export function program(
   }
 
   function fail(id: string, error: unknown): void {
-    const errno = error instanceof Error && 'code' in error ? String(error.code) : 'unknown';
-    report({ id, errno });
+    report({ id, errno: errnoOf(error) });
+  }
+
+  function errnoOf(error: unknown): string {
+    return error instanceof Error && 'code' in error ? String(error.code) : 'unknown';
+  }
+
+  /** False, and told, where it cannot be. */
+  function keep({ id, promised }: SpawnRequest): boolean {
+    if (!promised) return true;
+    const bytes = Buffer.from(promised.text);
+    try {
+      for (let done = 0; done < bytes.length; ) {
+        done += writeSync(promisesFile, bytes, done, bytes.length - done, promised.at + done);
+      }
+      return true;
+    } catch (error) {
+      report({ id, unkept: errnoOf(error) });
+      return false;
+    }
+  }
+
+  /** What is written there is on the disk; -1 where that cannot be. */
+  function openPromises(): number {
+    try {
+      return promises === undefined ? -1 : openSync(promises, constants.O_WRONLY | constants.O_DSYNC);
+    } catch {
+      return -1;
+    }
   }
 
   /** Terminals that the agent had open: they are not close-on-exec, and every command would have them, too. */
@@ -390,6 +334,7 @@ export function program(
   // The agent decides when this ends, not who signals everything in a unit or a terminal.
   for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
   process.title = 'farhand-spawner';
-  report({ ready: true, slow });
+  const promisesFile = openPromises();
+  report({ ready: true, slow, writes: promisesFile >= 0 });
   way.serve();
 }
