@@ -56,7 +56,8 @@ async function belong(handle: FileHandle, mode: Draft['mode'], owner: Draft['own
   if (mode !== undefined) await handle.chmod(mode);
 }
 
-async function syncDirectory(directory: string): Promise<void> {
+/** Names in it are on the disk when this resolves. */
+export async function syncDirectory(directory: string): Promise<void> {
   const handle = await open(directory, 'r');
   try {
     await handle.sync();

@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { openProcesses, type Processes } from '../agent/processes/index.ts';
 import { Promises } from '../agent/processes/promises.ts';
-import { Spawners } from '../agent/processes/spawner/index.ts';
+import { Spawners, type SpawnersOptions } from '../agent/processes/spawner/index.ts';
 import { SpawnerDied } from '../agent/processes/spawner/process.ts';
 import type { ProcessEvent } from '../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import { newId } from '../shared/ids.ts';
@@ -114,6 +114,39 @@ test('a spawner that cannot start fails the opening, clearly', async () => {
   }
 });
 
+/** What spawners need that are nobody's. */
+function spawning(): SpawnersOptions {
+  return {
+    lateMs: 5_000,
+    births: undefined,
+    promises: (nth) => new Promises(home, nth, async () => {}),
+    log,
+  };
+}
+
+test('where the agent may open no more files no spawner starts, and the agent lives on', async () => {
+  const limits = await readFile('/proc/self/limits', 'utf8');
+  const before = /^Max open files\s+(\S+)/m.exec(limits)?.[1] ?? '';
+  const set = 'prlimit --pid "$0" --nofile="$1":';
+  // Who sets it back is there already.
+  const limiter = spawn('sh', [
+    '-c',
+    `${set.replace('$1', '5')}; echo; read -r _; ${set}`,
+    `${process.pid}`,
+    before,
+  ]);
+  await once(limiter.stdout, 'data');
+  const own = new Spawners(randomUUID(), spawning());
+  try {
+    await expect(own.ready(undefined)).rejects.toMatchObject({ code: 'unavailable' });
+  } finally {
+    limiter.stdin.end('\n');
+    await once(limiter, 'exit');
+  }
+  await own.ready(undefined);
+  await own.stop();
+});
+
 test('a spawner at rest gives memory back, and starts what comes then', async () => {
   await room.stop();
   const clock = leapingClock();
@@ -212,12 +245,7 @@ test.skipIf(process.getuid?.() !== 0)(
     const out = join(home, 'out');
     await writeFile(out, '');
     const [name, ids] = [randomUUID(), { uid: 65_534, gid: 65_534 }];
-    const own = new Spawners(name, {
-      lateMs: 5_000,
-      births: undefined,
-      promises: (nth) => new Promises(home, nth, async () => {}),
-      log,
-    });
+    const own = new Spawners(name, spawning());
     try {
       await own.ready(ids);
       const request = { id: 'cmd_1', cwd: '/', env: {}, stdin: undefined, stdout: out, stderr: out };

@@ -371,7 +371,7 @@ test('what a journal has refused is not in the next one, also where that is writ
   await again.close();
 });
 
-test('what spawners promised is known to the next agent, unless that was refused, forgotten or long ago', async () => {
+test('what spawners promised is known to the next agent, unless that was refused or forgotten', async () => {
   const directory = join(home, 'journal');
   await mkdir(directory);
   const log = createLogger('test', 'silent');
@@ -388,8 +388,7 @@ test('what spawners promised is known to the next agent, unless that was refused
   const path = join(directory, 'journal');
   const kept = (await readFile(path, 'utf8')).split('\n').filter((line) => !/"accepted"/.test(line));
   await journal.close();
-  const old = JSON.stringify({ t: 'accepted', id: newId('command'), at: Date.now() - 61_000 });
-  const written = [...lines, old, '{"t":"accepted","id":"torn'].map((line) => promises.take(line).text);
+  const written = [...lines, '{"t":"accepted","id":"torn'].map((line) => promises.take(line).text);
   await writeFile(promises.path, written.join(''));
   await writeFile(path, kept.join('\n'));
   const again = await openJournal(directory, log, 60_000, nobody);
@@ -401,6 +400,16 @@ test('what spawners promised is known to the next agent, unless that was refused
   await again.close();
   // They are in the journal now.
   expect(await readdir(directory)).toEqual(['journal']);
+});
+
+test('what was dropped and is asked for again is promised by the journal, which says that it was dropped', async () => {
+  await open();
+  const [dropped, other] = [newId('command'), newId('command')];
+  await hear(start('true', dropped, AbortSignal.abort(new Error('the link was lost'))));
+  for (const id of [dropped, other]) expect((await run('true', id)).exit.exit_code).toBe(0);
+  const promises = await readFile(join(home, 'agent/promises-0'), 'utf8');
+  expect(promises).toContain(other);
+  expect(promises).not.toContain(dropped);
 });
 
 test('no promise is written over before the disk of the journal has it', async () => {

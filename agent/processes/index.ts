@@ -136,7 +136,6 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
       journal,
       outputs,
       pipes: pipeNames,
-      spawners: marksOf(journal.id),
       limits,
       log,
     });

@@ -6,6 +6,7 @@ import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import { after, now } from '../../shared/clock.ts';
+import { syncDirectory } from '../../shared/durable-file.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Leader } from './census.ts';
@@ -53,7 +54,10 @@ interface Queued {
 }
 
 const version = 1;
-/** What need not be synced goes with the next promise, or after this: without it the process merely counts as lost. */
+/**
+ * What need not be synced goes with the next promise, or after this. Without it a process counts as lost, once its promise
+ * is on the disk here or with its spawner.
+ */
 const noteMs = 5;
 /** A rewritten journal has room for three times what it carries over, within these bounds. */
 const leastRoom = 1024 * 1024;
@@ -94,6 +98,8 @@ export class Journal {
   readonly entries = new Map<string, Entry>();
   /** Forgotten ids and when they were accepted: within the window they never run again. */
   readonly #forgotten = new Map<string, number>();
+  /** Refused ids and when: a spawner may have written their promise all the same. */
+  readonly #refused = new Map<string, number>();
   readonly #directory: string;
   readonly #log: Logger;
   readonly #seenMs: number;
@@ -130,7 +136,15 @@ export class Journal {
     }
   }
 
-  /** The same promise where a spawner is to keep it: what is answered must be on the disk before this id is run. */
+  /** Whether nothing of this id was ever told here: what was is stronger than the promise of a spawner. */
+  isNew(id: string): boolean {
+    return !this.entries.has(id) && !this.#forgotten.has(id) && !this.#refused.has(id);
+  }
+
+  /**
+   * The same promise where a spawner is to keep it, for an id that is new: what is answered must be on the disk before
+   * this id is run.
+   */
   expect(id: string, kind: ProcessKind): string {
     const line = this.#enter(id, kind);
     this.#note(line);
@@ -139,11 +153,15 @@ export class Journal {
 
   /** What was expected was not kept, and never ran. */
   refuse(id: string): void {
-    if (this.entries.delete(id)) this.#note({ t: 'refused', id });
+    this.entries.delete(id);
+    this.#refused.set(id, now());
+    this.#note({ t: 'refused', id });
   }
 
   #enter(id: string, kind: ProcessKind): Line {
-    const { accepted_at: at } = this.entries.get(id) ?? { accepted_at: now() };
+    const known = this.entries.get(id);
+    // One that is over surely never ran.
+    const at = known && !known.exit ? known.accepted_at : now();
     const which = kind === 'terminal' ? ({ terminal: true } as const) : {};
     this.entries.set(id, { accepted_at: at, ...which });
     return { t: 'accepted', id, at, ...which };
@@ -186,22 +204,19 @@ export class Journal {
   /** Takes what files hold. `promises`: of spawners. */
   load(head: Head, text: string, promises: string): void {
     this.id = head.id;
-    const refused = new Set<string>();
     for (const line of text.trimEnd().split('\n').slice(1)) {
       const step = parse(line);
-      if (step?.t === 'refused') refused.add(step.id);
       if (step) this.#take(step);
       // Nothing follows a line that a crash tore, for every opening rewrites the file.
       else if (line) this.#log.warn('a torn line of the journal was ignored');
     }
-    const oldest = now() - this.#seenMs;
     for (const line of promises.split('\n')) {
       const step = parse(line);
-      // What is older was told here, and may have been forgotten since.
-      if (step?.t !== 'accepted' || step.at < oldest) continue;
-      const known = this.entries.has(step.id) || this.#forgotten.has(step.id) || refused.has(step.id);
-      if (!known) this.#take(step);
+      // Of what was told here long ago nothing may be left: then it counts as lost once more, until the broker forgets it.
+      if (step?.t === 'accepted' && this.isNew(step.id)) this.#take(step);
     }
+    // From here on no spawner's promise is older than what is told here.
+    this.#refused.clear();
   }
 
   /** Writes what still matters to a new file and puts it in place of the old one. */
@@ -243,8 +258,10 @@ export class Journal {
   #snapshot(): string {
     const oldest = now() - this.#seenMs;
     for (const [id, at] of this.#forgotten) if (at < oldest) this.#forgotten.delete(id);
+    for (const [id, at] of this.#refused) if (at < oldest) this.#refused.delete(id);
     const lines: Line[] = [{ t: 'journal', id: this.id, version }];
     for (const [id, at] of this.#forgotten) lines.push({ t: 'forgotten', id, at });
+    for (const id of this.#refused.keys()) lines.push({ t: 'refused', id });
     for (const [id, { accepted_at, terminal, started, exit }] of this.entries) {
       lines.push({ t: 'accepted', id, at: accepted_at, ...(terminal && { terminal }) });
       if (started) lines.push({ t: 'started', id, ...started });
@@ -257,7 +274,10 @@ export class Journal {
     if (step.t === 'accepted') {
       this.entries.set(step.id, { accepted_at: step.at, ...(step.terminal && { terminal: true }) });
     }
-    if (step.t === 'refused') this.entries.delete(step.id);
+    if (step.t === 'refused') {
+      this.entries.delete(step.id);
+      this.#refused.set(step.id, now());
+    }
     const entry = this.entries.get(step.id);
     if (step.t === 'started' && entry) entry.started = { pid: step.pid, start: step.start, at: step.at };
     if (step.t === 'end' && entry) entry.exit = step.exit;
@@ -353,13 +373,4 @@ function headOf(text: string): Head | undefined {
 function isLine(value: unknown): value is Line {
   if (typeof value !== 'object' || value === null) return false;
   return 't' in value && typeof value.t === 'string' && 'id' in value && typeof value.id === 'string';
-}
-
-async function syncDirectory(path: string): Promise<void> {
-  const directory = await open(path, 'r');
-  try {
-    await directory.sync();
-  } finally {
-    await directory.close();
-  }
 }

@@ -1,8 +1,10 @@
 // What a spawner is about to start, on the disk before it does. One with nothing else to do writes it itself: a thread
 // of the agent takes longer for the ways to it and back than the disk takes. Its file is a ring, for the journal is told
 // the same, only later: when a place is used again the journal's disk has what was there.
+import { constants } from 'node:fs';
 import { open, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import { syncDirectory } from '../../shared/durable-file.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 
 /** A line, and where in the file of the spawner it goes. */
@@ -13,49 +15,58 @@ export interface Promised {
 
 /** More than any line has: an id has at most 100 characters. */
 const placeBytes = 256;
-const places = 1024;
+/** What is left in them from long ago is read once more after a restart: few. */
+const places = 256;
 const prefix = 'promises-';
 
 /** The file of one spawner at a time. */
 export class Promises {
   readonly path: string;
+  readonly #directory: string;
   readonly #journalled: () => Promise<void>;
   /** Counts on and on; the places are numbered by what is left of it. */
   #next = 0;
   /** Up to this one they are free. */
   #free = 0;
   #freeing = false;
+  /** The file is there in its whole length. */
+  #made = false;
 
   /** `nth`: of all in the directory. `journalled`: resolves when the journal's disk has all that it was told before. */
   constructor(directory: string, nth: number, journalled: () => Promise<void>) {
+    this.#directory = directory;
     this.path = join(directory, `${prefix}${nth}`);
     this.#journalled = journalled;
   }
 
   /**
    * Makes the file, for the next spawner, in its whole length: what makes one longer takes more time. Never rejects: where
-   * that fails there is no room, and everything goes through the journal, which is told.
+   * it fails there is no room, and everything goes through the journal, which tells its failures.
    */
   async open(): Promise<void> {
-    this.#free = this.#next;
+    this.#made = false;
     try {
       if (this.#next > 0) await this.#journalled();
-      const file = await open(this.path, 'w', 0o600);
+      const { O_WRONLY, O_CREAT } = constants;
+      const file = await open(this.path, O_WRONLY | O_CREAT, 0o600);
       try {
         await file.writeFile(Buffer.alloc(places * placeBytes, '\n'));
         await file.sync();
       } finally {
         await file.close();
       }
+      await syncDirectory(this.#directory);
       this.#free = this.#next + places;
+      this.#made = true;
     } catch {
-      // The next look at the room tries again what can be tried.
+      // As above.
     }
   }
 
   get room(): boolean {
+    if (!this.#made) return false;
     if (this.#next < this.#free) return true;
-    if (this.#next > 0) this.#freeAll();
+    this.#freeAll();
     return false;
   }
 

@@ -14,8 +14,6 @@ interface Left {
   outputs: string;
   /** The directory of all pipes. */
   pipes: string;
-  /** The marks of its spawners. */
-  spawners: readonly string[];
   limits: { windowBytes: number; killForMs: number };
   log: Logger;
 }
@@ -45,25 +43,27 @@ export async function recover(left: Left): Promise<Map<string, Followed>> {
   return kept;
 }
 
-/** What an earlier agent had asked them for, and they had not begun, must not follow what is recovered. */
+/** With what they ran. What an earlier agent had asked them for and they had not begun must not follow the recovery. */
 export async function killSpawners(marks: string[], killForMs: number, log: Logger): Promise<void> {
   const tree = new Tree(marks, []);
   const left = await tree.members();
   if (left.length === 0) return;
   // One that is stopped or waits for a disk does nothing more after this.
   const survivors = await killTree(tree, AbortSignal.abort(), killForMs, 'SIGKILL');
-  log.warn({ pids: left.map(({ pid }) => pid), survivors }, 'killed spawners of an earlier agent');
+  log.warn(
+    { pids: left.map(({ pid }) => pid), survivors },
+    'killed spawners of an earlier agent, with what they ran',
+  );
 }
 
-async function killLeftovers({ journal, pipes, spawners, limits, log }: Left): Promise<void> {
+async function killLeftovers({ journal, pipes, limits, log }: Left): Promise<void> {
   const entries = [...journal.entries].filter(([, { exit }]) => !exit);
   const open = entries.map(([id]) => id);
   if (open.length === 0) return;
   // A pipe that still has its name was in use: the name goes when a command leaves it to the background.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
   const leaders = entries.map(([, { started }]) => started).filter((one) => one !== undefined);
-  // A spawner might still add to them.
-  const tree = new Tree([...open, ...spawners], links, leaders);
+  const tree = new Tree(open, links, leaders);
   if ((await tree.members()).length === 0) return;
   const survivors = await killTree(tree, AbortSignal.abort(), limits.killForMs);
   log.warn({ ids: open, survivors }, 'killed what an earlier agent had left running');

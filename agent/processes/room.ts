@@ -182,7 +182,8 @@ export class Room<T extends Kept> {
     const kept = this.#make(id);
     const { journal, spawners } = this.#parts;
     // First, so that the disk has it while we prepare; a spawner that is free does it itself, which is sooner.
-    const accepted = spawners.keeps(undefined) ? undefined : journal.accept(id, this.#kind.name);
+    const theirs = journal.isNew(id) && spawners.keeps(undefined);
+    const accepted = theirs ? undefined : journal.accept(id, this.#kind.name);
     const promise = accepted ? undefined : journal.expect(id, this.#kind.name);
     // Its failure is looked at once the promise is kept.
     const prepared = prepare(kept).catch((error: unknown) => asNotStarted(error, this.#parts.log));

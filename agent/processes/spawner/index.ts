@@ -120,7 +120,7 @@ class Place {
 
   async #begin(): Promise<void> {
     try {
-      // One that has lost its channel is being killed: what it leaves bears the mark of the next one, too.
+      // One that no longer speaks is being killed: what it leaves bears the mark of the next one, too.
       await this.living?.ended;
       await this.#cleared;
       await this.#options.promises?.open();

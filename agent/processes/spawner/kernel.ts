@@ -93,6 +93,8 @@ export function openKernel(addon: string, from: string): Kernel {
       const told = [0];
       if (waitpid(pid, told, noHang) !== pid) return undefined;
       const [status = 0] = told;
+      // It was stopped, which we are told of what is traced.
+      if ((status & 0x7f) === 0x7f) return undefined;
       return { code: (status >> 8) & 0xff, signal: status & 0x7f };
     },
     watch(pid: number): number | undefined {
@@ -109,8 +111,9 @@ export function openKernel(addon: string, from: string): Kernel {
     openOutput(path: string): number {
       const fd = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
       const setFlagsOf = 4;
-      fcntl(fd, setFlagsOf, constants.O_WRONLY);
-      return fd;
+      if (fcntl(fd, setFlagsOf, constants.O_WRONLY) === 0) return fd;
+      closeSync(fd);
+      throw new Error('a pipe that does not wait');
     },
   };
 }

@@ -1,7 +1,6 @@
 // The agent's side of one spawner, from its start to its end: asks it for processes, and hears of them.
-import { type ChildProcessByStdio, spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import type { Readable, Writable } from 'node:stream';
 import { after, monotonic } from '../../../shared/clock.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { koffi } from '../../libc.ts';
@@ -38,6 +37,9 @@ export class SpawnerDied extends Error {
 /** Little room for garbage and no threads to collect it: it should be small. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--input-type=commonjs'];
 const startMs = 30_000;
+/** A start that took longer may have waited for a disk, and then others are spared that for so long. */
+const slowMs = 50;
+const spareMs = 5_000;
 /** After its last start it rests. */
 const restMs = 15_000;
 
@@ -59,7 +61,7 @@ interface Waiting {
 export class SpawnerProcess {
   /** Resolves when it is gone and all its reports were heard: true when we stopped it. */
   readonly ended: Promise<boolean>;
-  readonly #child: ChildProcessByStdio<Writable, Readable, null>;
+  readonly #child: ChildProcess;
   readonly #log: Logger;
   readonly #ready = Promise.withResolvers<void>();
   readonly #waiting = new Map<string, Waiting>();
@@ -69,6 +71,8 @@ export class SpawnerProcess {
   readonly #promises: Promises | undefined;
   /** It can write there. */
   #writes = false;
+  /** Until then (monotonic) the disk was too slow: while it waits for that it tells no exits. */
+  #spareUntil = 0;
   #stopped = false;
   #stopResting = (): void => {};
 
@@ -92,33 +96,33 @@ export class SpawnerProcess {
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined };
     const stdio: ['pipe', 'pipe', 'inherit'] = ['pipe', 'pipe', 'inherit'];
     this.#child = spawn(process.execPath, args, { cwd: '/', env, stdio, detached: true });
-    const { stdin, stdout } = this.#child;
-    // Whether a request arrived shows in what comes back, be it the end.
-    stdin.on('error', () => {});
-    let partial = '';
-    stdout.setEncoding('utf8').on('data', (text: string) => {
-      const lines = (partial + text).split('\n');
-      partial = lines.pop() ?? '';
-      // Nobody else has the other end.
-      for (const line of lines) this.#hear(JSON.parse(line) as SpawnReport);
-    });
-    // Without it it is of no use, and it must not start anything any more.
-    stdout.once('close', () => this.#child.kill('SIGKILL'));
-    this.#child.on('error', (error) => this.#ready.reject(error));
     this.ended = once(this.#child, 'close').then(
       () => this.#over(),
       () => this.#over(),
     );
+    // Where the agent has no files left it has no pipes either, and only this is told.
+    this.#child.on('error', (error) => this.#ready.reject(error));
+    const { stdin, stdout } = this.#child;
+    // Whether a request arrived shows in what comes back, be it the end.
+    stdin?.on('error', () => {});
+    // Without it it is of no use, and it must not start anything any more.
+    stdout?.on('error', () => {}).once('close', () => this.#child.kill('SIGKILL'));
+    let partial = '';
+    stdout?.setEncoding('utf8').on('data', (text: string) => {
+      const lines = (partial + text).split('\n');
+      partial = lines.pop() ?? '';
+      for (const line of lines) this.#hearLine(line);
+    });
   }
 
   get pid(): number {
     return this.#child.pid ?? 0;
   }
 
-  /** Whether it can be asked: a dying one no longer reads. */
+  /** Whether it can be asked: one that is known to be gone cannot. */
   get connected(): boolean {
     const { stdin, stdout, exitCode, signalCode } = this.#child;
-    return stdin.writable && !stdout.readableEnded && exitCode === null && signalCode === null;
+    return stdin?.writable === true && !stdout?.readableEnded && exitCode === null && signalCode === null;
   }
 
   /** Whether the first of its starts takes too long: it can begin no other meanwhile. */
@@ -129,7 +133,8 @@ export class SpawnerProcess {
 
   /** Whether it would keep a promise at once; one at a time, for while it waits for the disk it does nothing else. */
   get keeps(): boolean {
-    return this.#writes && this.#asked.size === 0 && (this.#promises?.room ?? false);
+    const able = this.#writes && this.#asked.size === 0 && monotonic() >= this.#spareUntil;
+    return able && (this.#promises?.room ?? false);
   }
 
   /** Rejects when it ends before that. */
@@ -141,10 +146,12 @@ export class SpawnerProcess {
   /** Asks in this very turn; rejects with SpawnFailed, Unkept or SpawnerDied. `promise`: as it keeps one, a line. */
   spawn(request: SpawnRequest, promise?: string): Promise<Child> {
     if (!this.connected) return Promise.reject(new SpawnerDied());
+    const promised = promise === undefined ? undefined : this.#promises?.take(promise);
+    if (promise !== undefined && !promised) return Promise.reject(new Unkept('this spawner keeps none'));
     const started = Promise.withResolvers<Child>();
     this.#waiting.set(request.id, { started, exited: Promise.withResolvers() });
     this.#asked.set(request.id, monotonic());
-    this.#send(promise === undefined ? request : { ...request, promised: this.#promises?.take(promise) });
+    this.#send(promised ? { ...request, promised } : request);
     this.#restLater();
     return started.promise;
   }
@@ -156,7 +163,7 @@ export class SpawnerProcess {
   }
 
   #send(message: SpawnRequest | Rest): void {
-    this.#child.stdin.write(`${JSON.stringify(message)}\n`);
+    this.#child.stdin?.write(`${JSON.stringify(message)}\n`);
   }
 
   #restLater(): void {
@@ -164,10 +171,19 @@ export class SpawnerProcess {
     this.#stopResting = after(restMs, () => this.#send({ rest: true }));
   }
 
+  #hearLine(line: string): void {
+    try {
+      // Nobody else has the other end.
+      this.#hear(JSON.parse(line) as SpawnReport);
+    } catch (error) {
+      this.#log.error({ err: error }, 'a spawner speaks nonsense');
+      this.#child.kill('SIGKILL');
+    }
+  }
+
   #hear(report: SpawnReport): void {
     if ('ready' in report) {
-      if (report.slow)
-        this.#log.warn({ reason: report.slow }, 'each command costs more here: no addon for libc');
+      if (report.slow) this.#log.warn({ reason: report.slow }, 'each command costs more here: it is forked');
       this.#writes = report.writes;
       this.#ready.resolve();
       this.#restLater();
@@ -175,6 +191,8 @@ export class SpawnerProcess {
     }
     const { id } = report;
     const waiting = this.#waiting.get(id);
+    const since = this.#asked.get(id);
+    if (since !== undefined && monotonic() - since > slowMs) this.#spareUntil = monotonic() + spareMs;
     this.#asked.delete(id);
     if ('pid' in report) {
       waiting?.started.resolve({ pid: report.pid, start: report.start, exited: waiting.exited.promise });
@@ -182,6 +200,8 @@ export class SpawnerProcess {
     }
     this.#waiting.delete(id);
     if ('unkept' in report) {
+      // From now on the journal tries, which makes itself a new file.
+      this.#writes = false;
       const cause = Object.assign(new Error(report.unkept), { code: report.unkept });
       waiting?.started.reject(new Unkept('the promise could not be written', { cause }));
     } else if ('errno' in report) waiting?.started.reject(new SpawnFailed(report.errno));

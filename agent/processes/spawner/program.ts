@@ -106,7 +106,7 @@ export function program(
     const kernel = openKernel(addon, from);
     /** By what the kernel says their end with. */
     const watched = new Map<number, { id: string; pid: number }>();
-    /** The kernel had no room for that: they are looked at now and then. */
+    /** Where the kernel cannot say it they are looked at now and then. */
     const unwatched = new Set<{ id: string; pid: number }>();
     const lookMs = 100;
 
@@ -138,9 +138,11 @@ export function program(
 
     function reap(pidfd: number): void {
       const one = watched.get(pidfd);
-      if (!one || !over(one)) return;
+      if (!one) return;
       watched.delete(pidfd);
       closeSync(pidfd);
+      // It is dead, but whoever traces it is told first, and takes as long as that may be.
+      if (!over(one)) unwatched.add(one);
     }
 
     return {
