@@ -313,6 +313,42 @@ test('the spawner goes with an agent that was killed', async () => {
   expect(await inHome()).toEqual([]);
 });
 
+test('a spawner that goes on after its agent was killed begins nothing more, also where its journal went, too', async () => {
+  const { agent, journalId } = await otherAgent(`
+    process.stdin.once('data', () => {
+      for (let n = 0; n < 8; n++) void start('touch ran', 'cmd_asked' + n);
+    });`);
+  const [pid] = await spawners(journalId);
+  process.kill(pid!, 'SIGSTOP');
+  agent.stdin!.write('go');
+  const journal = join(home, 'agent/journal');
+  await vi.waitFor(async () => expect(await readFile(journal, 'utf8')).toContain('"cmd_asked7"'));
+  agent.kill('SIGKILL');
+  await once(agent, 'exit');
+  // The next one does not know it, and has pipes of the same names.
+  await rm(journal);
+  await open();
+  process.kill(pid!, 'SIGCONT');
+  await vi.waitFor(async () => expect(await alive(pid!)).toBe(false));
+  expect(await inHome()).toEqual([]);
+  expect(await readdir(home)).not.toContain('ran');
+});
+
+test('a spawner that hangs does not keep the agent from stopping', async () => {
+  await room.stop();
+  await open({ lateMs: 100 });
+  const [pid] = await spawners(room.journalId);
+  process.kill(pid!, 'SIGSTOP');
+  const id = newId('command');
+  const asked = end(start('touch ran', id));
+  const journal = join(home, 'agent/journal');
+  await vi.waitFor(async () => expect(await readFile(journal, 'utf8')).toContain(id));
+  await room.stop();
+  expect((await asked).event.exit).toMatchObject(lost);
+  expect(await spawners(room.journalId)).toEqual([]);
+  expect(await readdir(home)).not.toContain('ran');
+});
+
 test.each([
   ['beside a command that runs', ['cmd_running']],
   ['where nothing runs', []],

@@ -412,6 +412,16 @@ test('what was dropped and is asked for again is promised by the journal, which 
   expect(promises).not.toContain(dropped);
 });
 
+test('what is no file where the promises of a spawner should be is replaced', async () => {
+  await open();
+  await room.stop();
+  await rm(join(home, 'agent/promises-0'));
+  await mkdir(join(home, 'agent/promises-0/in'), { recursive: true });
+  await open();
+  expect((await run('true')).exit.exit_code).toBe(0);
+  expect((await stat(join(home, 'agent/promises-0'))).isFile()).toBe(true);
+});
+
 test('no promise is written over before the disk of the journal has it', async () => {
   const asked: PromiseWithResolvers<void>[] = [];
   const promises = new Promises(home, 0, () => {

@@ -1,6 +1,7 @@
 // Processes of this machine: started at most once per id, kept with their output until the broker forgets them.
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
+import { after } from '../../shared/clock.ts';
 import {
   killGraceMs,
   openCommands,
@@ -123,7 +124,9 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
       return {};
     },
     async stop() {
-      await Promise.all([commands.room.stop(), terminals.room.stop()]);
+      // What was asked of a spawner that hangs is not killed before that.
+      const cancel = after(limits.stopGraceMs + limits.lateMs, () => void spawners.stop());
+      await Promise.all([commands.room.stop(), terminals.room.stop()]).finally(cancel);
       await spawners.stop();
       await births?.close();
       await close();

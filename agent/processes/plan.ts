@@ -185,7 +185,7 @@ export async function explain(errno: string, { cwd, program }: Plan): Promise<st
   if (errno === 'E2BIG') return 'command, arguments and environment are too long for this machine (E2BIG)';
   if (errno === 'ERR_INVALID_ARG_VALUE')
     return 'command, arguments, directory and environment must not hold NUL bytes';
-  if (errno === 'EAGAIN' || errno === 'ENOMEM')
+  if (['EAGAIN', 'ENOMEM', 'EMFILE', 'ENFILE'].includes(errno))
     return `the machine has no room for another process (${errno})`;
   return `program ${program} could not be started (${errno})`;
 }

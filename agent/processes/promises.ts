@@ -99,6 +99,8 @@ export class Promises {
 export async function readPromises(directory: string): Promise<string> {
   const texts = (await filesIn(directory)).map((path) =>
     readFile(path, 'utf8').catch((error: unknown) => {
+      // No spawner has written there.
+      if (errnoOf(error) === 'EISDIR') return '';
       throw fromErrno(error, path);
     }),
   );
@@ -107,7 +109,7 @@ export async function readPromises(directory: string): Promise<string> {
 
 /** Nobody writes them any more, and the journal's disk has them. */
 export async function removePromises(directory: string): Promise<void> {
-  for (const path of await filesIn(directory)) await rm(path, { force: true });
+  for (const path of await filesIn(directory)) await rm(path, { force: true, recursive: true });
 }
 
 async function filesIn(directory: string): Promise<string[]> {

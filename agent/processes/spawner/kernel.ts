@@ -7,6 +7,12 @@ export interface Exited {
   signal: number;
 }
 
+export interface News {
+  fd: number;
+  /** The other end is gone, be there something left to read. */
+  gone: boolean;
+}
+
 export interface Kernel {
   /**
    * Starts a program as the leader of a session, with these as its first files. By posix_spawn(3): the child shares our
@@ -18,7 +24,7 @@ export interface Kernel {
   /** Of a child: wait() names what this answers when that has ended. Undefined where there is no room for that. */
   watch(pid: number): number | undefined;
   /** Files with news, the standard input among them, when there are some, a signal came or `ms` have passed; -1: never. */
-  wait(ms: number): number[];
+  wait(ms: number): News[];
   /** The end of a named pipe that writes; fails when nobody reads. */
   openOutput(path: string): number;
 }
@@ -60,8 +66,8 @@ export function openKernel(addon: string, from: string): Kernel {
   const setFlags = func('int posix_spawnattr_setflags(void *attributes, short flags)');
   if (setFlags(attributes, setSigDefault | setSigMask | setSession) !== 0) throw new Error('no sessions');
 
-  // epoll_ctl(2), EPOLL_CTL_ADD and EPOLLIN; the struct is packed on x86_64 alone, its data is the last 8 bytes.
-  const [add, readable, most, closeOnExec] = [1, 1, 64, 0o2000000];
+  // epoll_ctl(2): EPOLL_CTL_ADD, EPOLLIN, EPOLLHUP; the struct is packed on x86_64 alone, its data is the last 8 bytes.
+  const [add, readable, hungUp, most, closeOnExec] = [1, 0x01, 0x10, 64, 0o2000000];
   const size = process.arch === 'x64' ? 12 : 16;
   const events = Buffer.alloc(most * size);
   const event = Buffer.alloc(size);
@@ -104,9 +110,12 @@ export function openKernel(addon: string, from: string): Kernel {
       closeSync(pidfd);
       return undefined;
     },
-    wait(ms: number): number[] {
+    wait(ms: number): News[] {
       const count = Math.max(0, epollWait(epoll, events, most, ms));
-      return Array.from({ length: count }, (_, nth) => events.readInt32LE(nth * size + size - 8));
+      return Array.from({ length: count }, (_, nth) => {
+        const at = nth * size;
+        return { fd: events.readInt32LE(at + size - 8), gone: (events.readUInt32LE(at) & hungUp) !== 0 };
+      });
     },
     openOutput(path: string): number {
       const fd = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);

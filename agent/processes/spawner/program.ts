@@ -139,10 +139,10 @@ export function program(
     function reap(pidfd: number): void {
       const one = watched.get(pidfd);
       if (!one) return;
-      watched.delete(pidfd);
-      closeSync(pidfd);
       // It is dead, but whoever traces it is told first, and takes as long as that may be.
       if (!over(one)) unwatched.add(one);
+      watched.delete(pidfd);
+      closeSync(pidfd);
     }
 
     return {
@@ -157,9 +157,13 @@ export function program(
         const bytes = Buffer.alloc(65_536);
         for (;;) {
           // One start at a time, so that exits are told between many.
-          for (const fd of kernel.wait(requests.length > 0 ? 0 : unwatched.size > 0 ? lookMs : -1)) {
-            if (fd === 0) take(bytes.subarray(0, readSync(0, bytes)));
-            else reap(fd);
+          for (const { fd, gone } of kernel.wait(
+            requests.length > 0 ? 0 : unwatched.size > 0 ? lookMs : -1,
+          )) {
+            if (fd !== 0) reap(fd);
+            // What a dead agent had asked for is not begun.
+            else if (gone) process.exit();
+            else take(bytes.subarray(0, readSync(0, bytes)));
           }
           for (const one of unwatched) if (over(one)) unwatched.delete(one);
           startNext();
