@@ -2,18 +2,29 @@
 import { availableParallelism } from 'node:os';
 import { defineConfig } from 'vitest/config';
 
+/** `default` needs neither root nor Debian packages, `box` does; `attack` are the long ones with hostile peers. */
+const tiers = {
+  default: 'test/*.test.ts',
+  box: 'test/box/*.test.ts',
+  attack: 'test/attack/*.test.ts',
+};
+
 export default defineConfig({
   test: {
     environment: 'node',
-    include: ['test/**/*.test.ts'],
     pool: 'forks',
-    // Unless told, a machine with two cores would have one of them wait.
+    // By default vitest would leave one of two cores idle.
     maxWorkers: Math.max(2, availableParallelism() - 1),
     testTimeout: 20_000,
     hookTimeout: 20_000,
     // A busy machine is slow, not wrong.
     expect: { poll: { timeout: 10_000 } },
-    // A rejection nobody handles is a bug of ours: it fails the run even if every test passed.
+    // An unhandled rejection is a defect of the product: it fails the run even if every test passed.
     dangerouslyIgnoreUnhandledErrors: false,
+    setupFiles: ['test/setup.ts'],
+    projects: Object.entries(tiers).map(([name, include]) => ({
+      extends: true,
+      test: { name, include: [include], globalSetup: ['test/tiers.ts'] },
+    })),
   },
 });

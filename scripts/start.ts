@@ -152,13 +152,28 @@ Farhand is up.
 
 Paste this:
 
-  curl -s${pin === null ? '' : ` -k --pinnedpubkey ${pin}`} -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status
+  ${hasCurl() ? curlLine(url, pin, key, machineId) : cliLine(url, pin, key, machineId)}
 
 !! This demo agent runs as the same user as the broker (${userInfo().username}): whoever holds the key above
 !! can read and change whatever this user can, the broker's own data included. Install agents under a user of their own.
 
 Ctrl-C stops both.
 `;
+}
+
+function curlLine(url: string, pin: string | null, key: string, machineId: string): string {
+  const pinned = pin === null ? '' : ` -k --pinnedpubkey ${pin}`;
+  return `curl -s${pinned} -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status`;
+}
+
+/** The same call by the command line of this checkout, for a machine without curl. */
+function cliLine(url: string, pin: string | null, key: string, machineId: string): string {
+  const settings = [`FARHAND_URL=${url}`, `FARHAND_API_KEY=${key}`, ...(pin ? [`FARHAND_PIN=${pin}`] : [])];
+  return `${settings.join(' ')} npx node broker/cli/main.ts machines status ${machineId}`;
+}
+
+function hasCurl(): boolean {
+  return (process.env.PATH ?? '').split(':').some((directory) => existsSync(join(directory, 'curl')));
 }
 
 if (!nodeIsGood(process.version)) {

@@ -259,7 +259,8 @@ function makeTree(at: string): void {
   writeFileSync(join(at, 'żółw 🐢'), 'UTF-8');
   writeFileSync(join(at, 'sub/file'), Buffer.alloc(700_001, 'x'), { mode: 0o640 });
   writeFileSync(join(at, 'nothing'), '');
-  chmodSync(join(at, 'nothing'), 0);
+  // Only root could read it without a bit.
+  chmodSync(join(at, 'nothing'), isRoot ? 0 : 0o400);
   chmodSync(join(at, 'sub/empty'), 0o700);
   symlinkSync('../nothing', join(at, 'sub/link'));
   symlinkSync('x'.repeat(150), join(at, 'sub/long-link'));

@@ -95,8 +95,8 @@ describe('over REST', () => {
   const without: [capability: Capability, method: string, path: string, body?: object][] = [
     ['files:read', 'GET', '?path=/'],
     ['files:read', 'GET', '/stat?path=/'],
-    ['files:read', 'GET', '/content?path=/etc/hostname'],
-    ['files:read', 'GET', '/download?path=/etc/hostname'],
+    ['files:read', 'GET', '/content?path=/etc/os-release'],
+    ['files:read', 'GET', '/download?path=/etc/os-release'],
     ['files:read', 'GET', '/download?path=/etc&archive=tar'],
     ['files:read', 'GET', '/search?path=/etc&name=hostname'],
     ['files:read', 'GET', '/watch?path=/etc'],
@@ -165,10 +165,10 @@ describe('over REST', () => {
     const writes = await house.agent({ name: 'writes', flags: ['--allow', 'files:write'] });
     const copy = (from: string, to: string) =>
       house.call('POST', `/machines/${from}/files/copy`, {
-        body: { source: '/etc/hostname', destination: join(folder, 'copy'), destination_machine_id: to },
+        body: { source: '/etc/os-release', destination: join(folder, 'copy'), destination_machine_id: to },
       });
     expect((await copy(reads.machineId, writes.machineId)).status).toBeLessThan(300);
-    expect(readFileSync(join(folder, 'copy'), 'utf8')).toBe(readFileSync('/etc/hostname', 'utf8'));
+    expect(readFileSync(join(folder, 'copy'), 'utf8')).toBe(readFileSync('/etc/os-release', 'utf8'));
     expect(await copy(writes.machineId, reads.machineId)).toMatchObject({ status: 403 });
     const both = await house.agent({ name: 'both', flags: ['--allow', 'files:read,files:write'] });
     const onto = await copy(both.machineId, reads.machineId);

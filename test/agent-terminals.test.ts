@@ -9,6 +9,7 @@ import { expect, test, vi } from 'vitest';
 import { loadPtyMaker, Pty } from '../agent/processes/terminals/pty.ts';
 import { newId } from '../shared/ids.ts';
 import { createLogger } from '../shared/logger.ts';
+import { needs } from './needs.ts';
 import { call, openBench, sh, type Viewer } from './terminal-bench.ts';
 
 const root = join(import.meta.dirname, '..');
@@ -253,7 +254,7 @@ test('Ctrl-C and signals end what is in the foreground, not the shell', async ()
   await expect(viewer.ended).rejects.toMatchObject({ code: 'invalid_request' });
 });
 
-test('a pager draws its screen and leaves it', async () => {
+needs('less')('a pager draws its screen and leaves it', async () => {
   const bench = await openBench();
   const id = newId('session');
   await writeFile(join(bench.home, 'text'), Array.from({ length: 100 }, (_, i) => `line ${i}\n`).join(''));

@@ -39,13 +39,12 @@ import type { ChangeFileRequest__Output } from '../proto/types/farhand/agent/v1/
 import { AppError } from '../shared/errors.ts';
 import { createLogger } from '../shared/logger.ts';
 import type { AgentCall } from '../shared/rpc.ts';
+import { isRoot, mayMount, removeTree, tree } from './files-disk.ts';
 
 // ---- A disk of its own for each test
 
 const log = createLogger('test', 'silent');
 const mounts: string[] = [];
-const isRoot = process.geteuid?.() === 0;
-const mayMount = isRoot && tries(probeMount);
 const twoDisks = existsSync('/dev/shm') && statSync('/dev/shm').dev !== statSync(tmpdir()).dev;
 
 let base: string;
@@ -86,8 +85,7 @@ afterEach(async () => {
     await vi.waitFor(() => expect(openHandles()).toEqual([]), 10_000);
   } finally {
     for (const mount of mounts.splice(0)) execFileSync('umount', ['-l', mount]);
-    // Node's own removal cannot reach the bottom of a very deep tree.
-    for (const at of [base, shm]) if (at) execFileSync('rm', ['-rf', '--one-file-system', at]);
+    for (const at of [base, shm]) if (at) removeTree(at);
   }
 });
 
@@ -103,17 +101,6 @@ function tries(work: () => void): boolean {
 function mount(...args: string[]): void {
   execFileSync('mount', args, { stdio: 'ignore' });
   mounts.push(args.at(-1)!);
-}
-
-function probeMount(): void {
-  const at = mkdtempSync(join(tmpdir(), 'farhand-mount-'));
-  try {
-    mount('-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', at);
-    execFileSync('umount', [at]);
-    mounts.pop();
-  } finally {
-    rmSync(at, { recursive: true });
-  }
 }
 
 function openHandles(): string[] {
@@ -182,7 +169,6 @@ const refused = (code: string): unknown => expect.objectContaining({ code, detai
 
 const expectCode = (work: Promise<unknown>, code: string): Promise<void> =>
   expect(work).rejects.toEqual(refused(code));
-const tree = (directory: string): string[] => readdirSync(directory, { recursive: true }).map(String).sort();
 const text = (at: string): string => readFileSync(at, 'utf8');
 const modeOf = (at: string): number => lstatSync(at).mode & 0o7777;
 

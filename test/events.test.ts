@@ -1,5 +1,5 @@
 // Events as they happen, over SSE and over gRPC: after one that is known, filtered, and only what a key may see.
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
 import { soon } from './command-bench.ts';
 import { type House, openHouse, temporaryFolder } from './house.ts';
 import { refusalOf, streamsOf } from './streams-bench.ts';
@@ -97,6 +97,10 @@ for (const [name, way] of Object.entries(ways)) {
     const house = await openHouse();
     const { machineId: machine_id } = await house.agent();
     for (let n = 0; n < 30; n += 1) await house.client.commands.create({ machine_id, command: 'true' });
+    // It follows the link by two seconds, and would come among the later ones.
+    await vi.waitFor(async () => {
+      expect((await logged(house)).map(({ type }) => type)).toContain('machine.online');
+    });
     const before = await logged(house);
     const follow = await way(house, house.key);
     const events = await follow({ after: before[4]?.id ?? '' });

@@ -1,6 +1,15 @@
 // A disk of its own for each test of the agent's files room: a root, a place outside it and one that is forbidden.
 import { execFileSync } from 'node:child_process';
-import { chmodSync, mkdirSync, mkdtempSync, readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readlinkSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, vi } from 'vitest';
@@ -44,7 +53,7 @@ export class Disk {
       await vi.waitFor(() => expect(this.#openHandles()).toEqual([]), 10_000);
     } finally {
       for (const mount of this.#mounts) execFileSync('umount', ['-l', mount]);
-      rmSync(this.base, { recursive: true, force: true });
+      removeTree(this.base);
     }
   }
 
@@ -86,5 +95,20 @@ export const call = (signal: AbortSignal = new AbortController().signal): AgentC
 export const refused = (code: string, details: object = {}): unknown =>
   expect.objectContaining({ code, details: expect.objectContaining(details) });
 
-export const tree = (directory: string): string[] =>
-  readdirSync(directory, { recursive: true }).map(String).sort();
+/** Every name below a directory. Node's recursive readdir would walk into symlinked directories. */
+export const tree = (directory: string): string[] => namesBelow(directory, '').sort();
+
+function namesBelow(directory: string, prefix: string): string[] {
+  return readdirSync(join(directory, prefix), { withFileTypes: true }).flatMap((entry) => {
+    const name = join(prefix, entry.name);
+    return entry.isDirectory() ? [name, ...namesBelow(directory, name)] : [name];
+  });
+}
+
+/** Removes a tree of any depth and any modes, without what is mounted in it. */
+export function removeTree(at: string): void {
+  if (!existsSync(at)) return;
+  // An ordinary user cannot empty a directory without its write bit, nor Node remove a very deep tree.
+  if (!isRoot) execFileSync('chmod', ['-R', 'u+rwx', at]);
+  execFileSync('rm', ['-rf', '--one-file-system', at]);
+}

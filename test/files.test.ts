@@ -167,7 +167,7 @@ test('/proc files of size 0 are read whole', async () => {
 test('files on an offline machine are machine_offline with a Retry-After', async () => {
   const { house, agent, files } = await onMachine();
   await agent.close();
-  const answer = await content(house, files, '/etc/hostname');
+  const answer = await content(house, files, '/etc/os-release');
   expect([answer.status, answer.body.error.code, answer.headers.get('retry-after')]).toEqual([
     503,
     'machine_offline',

@@ -11,7 +11,7 @@ import { call as http, openHouse, temporaryFolder } from './house.ts';
 import { openProxy } from './proxy.ts';
 import { connectScripted, joinScripted, scriptedMachine, statusOf } from './scripted-agent.ts';
 
-const files = (machineId: string): string => `/machines/${machineId}/files/content?path=/etc/hostname`;
+const files = (machineId: string): string => `/machines/${machineId}/files/content?path=/etc/os-release`;
 
 test('a broker with another certificate authority is refused before anything is sent to it', async () => {
   const [house, other] = [await openHouse(), await openHouse()];

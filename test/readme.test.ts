@@ -104,7 +104,7 @@ test('its programs are well typed, run, and do what they say', async () => {
   ]) {
     expect(said).toMatch(line);
   }
-  expect(readFileSync(join(folder, 'services'))).toEqual(readFileSync('/etc/services'));
+  expect(readFileSync(join(folder, 'os-release'))).toEqual(readFileSync('/etc/os-release'));
   expect(await terminal.said).toMatch(/^100 \{[^}]*why: 'ended'[^}]*exit_code: 7/m);
   expect(await grpc.said).toMatch(/load average.*\ncompleted 0\n$/);
   await promisify(execFile)(join(root, 'node_modules/.bin/tsc'), ['-p', folder, '--noEmit']).catch(

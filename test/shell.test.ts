@@ -8,16 +8,11 @@ import { Terminal as Screen } from '@xterm/headless';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { Terminal } from '../shared/sdk/index.ts';
 import { type AgentHandle, type House, openHouse, temporaryFolder } from './house.ts';
+import { lacks, needs } from './needs.ts';
 import { openProxy } from './proxy.ts';
 
 const main = join(import.meta.dirname, '../broker/cli/main.ts');
 const patience = { timeout: 10_000, interval: 20 };
-const lacks = (...programs: string[]): string[] =>
-  programs.filter(
-    (name) => !(process.env.PATH ?? '').split(':').some((folder) => existsSync(join(folder, name))),
-  );
-/** Tests that need programs that are not here say so. */
-const needing = (...programs: string[]) => test.skipIf(lacks(...programs).length > 0);
 
 async function openScene(): Promise<{ house: House; agent: AgentHandle }> {
   const house = await openHouse();
@@ -61,7 +56,7 @@ async function show(terminal: Terminal, screen: Screen): Promise<void> {
 const wide = 'naïve 漢字 ✓ Ελλάδα';
 
 describe('over an attach', () => {
-  needing('vim')('vim draws, follows the size of the window, and writes what was typed', async () => {
+  needs('vim')('vim draws, follows the size of the window, and writes what was typed', async () => {
     const file = join(temporaryFolder('vim'), 'text');
     writeFileSync(file, `${wide}\nsecond\n`);
     const { terminal, screen, sees } = await openScreen(await openScene(), ['vim', '-u', 'NONE', '-N', file]);
@@ -77,7 +72,7 @@ describe('over an attach', () => {
     expect(readFileSync(file, 'utf8')).toBe(`${wide}\n日本語 typed\nsecond\n`);
   });
 
-  needing('less')('less draws a page, and the next one after a key', async () => {
+  needs('less')('less draws a page, and the next one after a key', async () => {
     const file = join(temporaryFolder('less'), 'text');
     writeFileSync(file, Array.from({ length: 100 }, (_, line) => `${line} ${wide}\n`).join(''));
     const { terminal, sees } = await openScreen(await openScene(), ['less', file]);
@@ -89,7 +84,7 @@ describe('over an attach', () => {
     expect(await terminal.ended).toMatchObject({ why: 'ended', exit_code: 0 });
   });
 
-  needing('top')(
+  needs('top')(
     'top draws its table over all of the window, before and after a change of its size',
     async () => {
       const { terminal, screen, sees } = await openScreen(await openScene(), ['top', '-d', '1']);
@@ -288,7 +283,7 @@ async function restored(tmux: ReturnType<typeof openTmux>): Promise<void> {
 }
 
 describe('in tmux, farhand shell', () => {
-  needing('tmux', 'vim')(
+  needs('tmux', 'vim')(
     'draws the screen of vim, follows the window, keeps wide characters, and ends with its code',
     async () => {
       const { house } = await openScene();
@@ -329,7 +324,7 @@ describe('in tmux, farhand shell', () => {
     },
   );
 
-  needing('tmux', 'vim')(
+  needs('tmux', 'vim')(
     'Ctrl-] detaches and puts the terminal back, the session runs on and is attached to again',
     async () => {
       const { house } = await openScene();
@@ -351,7 +346,7 @@ describe('in tmux, farhand shell', () => {
     },
   );
 
-  needing('tmux')('a window that is closed leaves its session running', async () => {
+  needs('tmux')('a window that is closed leaves its session running', async () => {
     const { house } = await openScene();
     const tmux = openTmux(environment(house));
     tmux.shell('web-1');
@@ -365,11 +360,11 @@ describe('in tmux, farhand shell', () => {
     }, patience);
   });
 
-  needing('tmux', 'vim').each([
+  test.skipIf(lacks('tmux', 'vim')).each([
     ['the broker stops', 'stop', /the broker stops; the session runs on/],
     ['the connection breaks', 'cut', /the connection broke; the session runs on/],
     ['it is ended by a signal', 'kill', /code 143/],
-  ])('puts the terminal back when %s', async (_what, how, told) => {
+  ])('puts the terminal back when %s (needs tmux, vim)', async (_what, how, told) => {
     const { house } = await openScene();
     const proxy = await openProxy(new URL(house.url).host);
     onTestFinished(() => proxy.close());

@@ -1,6 +1,6 @@
 // TLS of the REST API: certificates from files and of the broker's own authority, pins, renewal, and what is refused.
-import { execFile, execFileSync } from 'node:child_process';
-import type { X509Certificate } from 'node:crypto';
+import { execFile } from 'node:child_process';
+import { KeyObject, webcrypto, type X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import { readFileSync, renameSync, statSync, writeFileSync } from 'node:fs';
 import { request } from 'node:https';
@@ -9,6 +9,8 @@ import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { connect, type TLSSocket } from 'node:tls';
 import { promisify } from 'node:util';
+import 'reflect-metadata';
+import { SubjectAlternativeNameExtension, X509CertificateGenerator } from '@peculiar/x509';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { WebSocket } from 'ws';
 import { brokerSettings } from '../broker/config.ts';
@@ -16,18 +18,32 @@ import { startBroker } from '../broker/start/index.ts';
 import { type Clock, setClock } from '../shared/clock.ts';
 import { readSettings } from '../shared/settings.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
+import { needs } from './needs.ts';
 import { program } from './programs.ts';
 import { connectScripted, joinScripted } from './scripted-agent.ts';
 
 const day = 86_400_000;
 
-/** A certificate for loopback that nobody has signed but itself, and its key, as files. */
-function pair(folder: string, name: string): { cert: string; key: string } {
+/** A certificate for loopback that only its own key has signed, and that key, as files. */
+async function pair(folder: string, name: string): Promise<{ cert: string; key: string }> {
   const [cert, key] = [join(folder, `${name}.crt`), join(folder, `${name}.key`)];
-  const kind = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
-  const names = ['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1,DNS:localhost'];
-  const files = ['-keyout', key, '-out', cert];
-  execFileSync('openssl', ['req', '-x509', ...kind, ...names, ...files], { stdio: 'ignore' });
+  const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
+  const keys = await webcrypto.subtle.generateKey(algorithm, true, ['sign', 'verify']);
+  const made = await X509CertificateGenerator.createSelfSigned({
+    name: `CN=${name}`,
+    keys,
+    signingAlgorithm: algorithm,
+    notAfter: new Date(Date.now() + 2 * day),
+    extensions: [
+      new SubjectAlternativeNameExtension([
+        { type: 'ip', value: '127.0.0.1' },
+        { type: 'dns', value: 'localhost' },
+      ]),
+    ],
+  });
+  const privateKey = KeyObject.from(keys.privateKey);
+  writeFileSync(cert, made.toString('pem'));
+  writeFileSync(key, privateKey.export({ format: 'pem', type: 'pkcs8' }), { mode: 0o600 });
   return { cert, key };
 }
 
@@ -122,7 +138,7 @@ test('an address that others can reach needs TLS or the word that it goes withou
 
 test('half a pair, two keys that do not belong together, no PEM, no file: 78 and a sentence that says which', async () => {
   const folder = temporaryFolder('pair');
-  const [one, two] = [pair(folder, 'one'), pair(folder, 'two')];
+  const [one, two] = [await pair(folder, 'one'), await pair(folder, 'two')];
   const nonsense = join(folder, 'nonsense');
   writeFileSync(nonsense, 'nonsense');
   const told: [flags: string[], text: RegExp][] = [
@@ -177,17 +193,20 @@ test('plain HTTP on the TLS port is told so in the envelope; noise and silence a
 
 // ---- The broker's own authority
 
-test('the pin that the broker tells lets curl in without trust in any certificate, another pin does not', async () => {
-  const house = await openSecure(['--tls']);
-  const bearer = `Authorization: Bearer ${house.key}`;
-  await expect(curl(`${house.url}/healthz`)).rejects.toThrow(/certificate/);
-  const { tls_pin: pin } = JSON.parse(await curl('-k', '-H', bearer, `${house.url}/api/v1/info`)).data;
-  expect(pin).toMatch(/^sha256\/\/[+/0-9A-Za-z]{43}=$/);
-  expect(await curl('-k', '--pinnedpubkey', pin, `${house.url}/healthz`)).toBe('ok\n');
-  const other = `sha256//${Buffer.alloc(32).toString('base64')}`;
-  await expect(curl('-k', '--pinnedpubkey', other, `${house.url}/healthz`)).rejects.toThrow(/pinned/);
-  expect((await openHouse().then(({ client }) => client.service.info())).tls_pin).toBe(null);
-});
+needs('curl')(
+  'the pin that the broker tells lets curl in without trust in any certificate, another pin does not',
+  async () => {
+    const house = await openSecure(['--tls']);
+    const bearer = `Authorization: Bearer ${house.key}`;
+    await expect(curl(`${house.url}/healthz`)).rejects.toThrow(/certificate/);
+    const { tls_pin: pin } = JSON.parse(await curl('-k', '-H', bearer, `${house.url}/api/v1/info`)).data;
+    expect(pin).toMatch(/^sha256\/\/[+/0-9A-Za-z]{43}=$/);
+    expect(await curl('-k', '--pinnedpubkey', pin, `${house.url}/healthz`)).toBe('ok\n');
+    const other = `sha256//${Buffer.alloc(32).toString('base64')}`;
+    await expect(curl('-k', '--pinnedpubkey', other, `${house.url}/healthz`)).rejects.toThrow(/pinned/);
+    expect((await openHouse().then(({ client }) => client.service.info())).tls_pin).toBe(null);
+  },
+);
 
 test('the leaf names every way to this broker, and the agents’ own authority stands for it', async () => {
   const house = await openSecure(['--tls', '--public-url', 'https://farhand.example.org:8443']);
@@ -228,7 +247,7 @@ test('the key is private, and outlives restarts and renewal: the pin stays, the 
 
 test('a certificate that is replaced is used without a restart; one that is no pair changes nothing', async () => {
   const folder = temporaryFolder('pair');
-  const [one, two] = [pair(folder, 'one'), pair(folder, 'two')];
+  const [one, two] = [await pair(folder, 'one'), await pair(folder, 'two')];
   const { url, key, log } = await openSecure(['--tls-cert', one.cert, '--tls-key', one.key], {
     certificateMs: 20,
   });
@@ -247,15 +266,20 @@ test('a certificate that is replaced is used without a restart; one that is no p
 });
 
 test('only a certificate from files makes browsers keep to TLS', async () => {
-  const { url } = await openSecure(['--tls']);
-  expect(await curl('-k', '-D', '-', `${url}/healthz`)).not.toMatch(/strict-transport/i);
+  const { url, dataDir } = await openSecure(['--tls']);
+  const { certificate: ca } = JSON.parse(readFileSync(join(dataDir, 'authority.json'), 'utf8'));
+  expect((await get(`${url}/healthz`, ca)).headers).not.toHaveProperty('strict-transport-security');
 });
 
 test('a terminal goes over TLS, and only pages that came over TLS may open it', async () => {
   const house = await openSecure(['--tls']);
-  const bearer = ['-H', `Authorization: Bearer ${house.key}`, '-H', 'Content-Type: application/json'];
-  const post = async (path: string, body: object) =>
-    JSON.parse(await curl('-k', ...bearer, '-d', JSON.stringify(body), `${house.url}/api/v1${path}`)).data;
+  const headers = { Authorization: `Bearer ${house.key}`, 'Content-Type': 'application/json' };
+  const post = async (path: string, body: object) => {
+    const options = { method: 'POST', headers, rejectUnauthorized: false, agent: false };
+    const asked = request(`${house.url}/api/v1${path}`, options).end(JSON.stringify(body));
+    const [response] = await once(asked, 'response');
+    return JSON.parse(await text(response)).data;
+  };
   const { token: joinToken } = await post('/join-tokens', {});
   const { machineId: machine_id } = await house.agent({ joinToken });
   const { session_id } = await post('/sessions', { machine_id, shell: '/bin/sh' });

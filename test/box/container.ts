@@ -15,7 +15,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, beforeEach } from 'vitest';
 
-const checkout = join(import.meta.dirname, '..');
+const checkout = join(import.meta.dirname, '../..');
 const base = join(tmpdir(), 'farhand-test-base-bookworm');
 const packages = 'systemd,systemd-sysv,dbus,curl,ca-certificates';
 const bootMs = 60_000;

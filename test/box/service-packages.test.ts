@@ -3,8 +3,8 @@ import { copyFileSync, readdirSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
+import { type Answer, call, temporaryFolder } from '../house.ts';
 import { containerOfFile, execute } from './container.ts';
-import { type Answer, call, temporaryFolder } from './house.ts';
 
 const box = containerOfFile();
 

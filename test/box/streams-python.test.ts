@@ -4,10 +4,10 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test } from 'vitest';
-import { openHouse, temporaryFolder } from './house.ts';
-import { caOf } from './streams-bench.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+import { caOf } from '../streams-bench.ts';
 
-const root = join(import.meta.dirname, '..');
+const root = join(import.meta.dirname, '../..');
 const python = '/usr/bin/python3';
 
 function missing(): boolean {

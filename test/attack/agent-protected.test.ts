@@ -16,10 +16,10 @@ import {
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { belongingsOf } from '../agent/belongings.ts';
-import { type Files, openFiles } from '../agent/files/index.ts';
-import { call as asCall, mayMount, refused } from './files-disk.ts';
-import { type Answer, type House, openHouse, quiet, temporaryFolder } from './house.ts';
+import { belongingsOf } from '../../agent/belongings.ts';
+import { type Files, openFiles } from '../../agent/files/index.ts';
+import { call as asCall, mayMount, refused } from '../files-disk.ts';
+import { type Answer, type House, openHouse, quiet, temporaryFolder } from '../house.ts';
 
 interface Ground {
   house: House;

@@ -18,11 +18,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
-import { Farhand } from '../shared/sdk/index.ts';
-import { version } from '../shared/version.ts';
-import { call, temporaryFolder } from './house.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { version } from '../../shared/version.ts';
+import { call, temporaryFolder } from '../house.ts';
 
-const root = join(import.meta.dirname, '..');
+const root = join(import.meta.dirname, '../..');
 const execute = promisify(execFile);
 const arch = process.arch;
 const made = mkdtempSync(join(tmpdir(), 'farhand-packages-'));

@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
 import { onTestFinished, test, vi } from 'vitest';
-import { type Route, scopes } from '../shared/api/route.ts';
+import { type Route, scopes } from '../../shared/api/route.ts';
 import {
   addressOf,
   expectRefusals,
@@ -14,7 +14,7 @@ import {
   openScene,
   rawOf,
   type Scene,
-} from './scene.ts';
+} from '../scene.ts';
 
 // Some thousand requests: a busy machine is slow, not wrong.
 vi.setConfig({ testTimeout: 60_000 });

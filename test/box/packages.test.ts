@@ -3,8 +3,8 @@ import { createHash } from 'node:crypto';
 import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { wordsFor } from '../broker/packages/install.ts';
-import { call, openHouse, temporaryFolder } from './house.ts';
+import { wordsFor } from '../../broker/packages/install.ts';
+import { call, openHouse, temporaryFolder } from '../house.ts';
 
 const name = 'farhand-agent-linux-x64.tar.gz';
 

@@ -5,9 +5,9 @@ import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import type { Scope } from '../shared/api/route.ts';
-import { type House, openHouse, temporaryFolder } from './house.ts';
-import { scriptedMachine } from './scripted-agent.ts';
+import type { Scope } from '../../shared/api/route.ts';
+import { type House, openHouse, temporaryFolder } from '../house.ts';
+import { scriptedMachine } from '../scripted-agent.ts';
 
 const readsAndWrites: Scope[] = ['files:read', 'files:write'];
 

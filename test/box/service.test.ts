@@ -5,17 +5,17 @@ import { existsSync, mkdirSync, statSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { beforeAll, describe, expect, onTestFinished, test } from 'vitest';
-import { keepLinked, type LinkOptions } from '../agent/link/index.ts';
-import { service as agentService, agentUnit } from '../agent/service.ts';
-import { scriptFor } from '../broker/packages/install.ts';
-import { service as brokerService, brokerUnit } from '../broker/service.ts';
-import { openNotify } from '../shared/notify.ts';
-import { contentOf, place } from '../shared/systemd/files.ts';
-import { version } from '../shared/version.ts';
+import { keepLinked, type LinkOptions } from '../../agent/link/index.ts';
+import { service as agentService, agentUnit } from '../../agent/service.ts';
+import { scriptFor } from '../../broker/packages/install.ts';
+import { service as brokerService, brokerUnit } from '../../broker/service.ts';
+import { openNotify } from '../../shared/notify.ts';
+import { contentOf, place } from '../../shared/systemd/files.ts';
+import { version } from '../../shared/version.ts';
+import { fakeClock } from '../fake-clock.ts';
+import { openHouse, quiet, temporaryFolder } from '../house.ts';
+import { joinScripted } from '../scripted-agent.ts';
 import { execute } from './container.ts';
-import { fakeClock } from './fake-clock.ts';
-import { openHouse, quiet, temporaryFolder } from './house.ts';
-import { joinScripted } from './scripted-agent.ts';
 
 const command = ['/opt/some where/node', '/opt/50%/$main', '--config', '/etc/farhand/x.toml'];
 const units = {

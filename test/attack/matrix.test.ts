@@ -4,10 +4,10 @@ import { createHash, generateKeyPairSync } from 'node:crypto';
 import { dirname } from 'node:path';
 import { Client, credentials, status as grpcStatus, Metadata } from '@grpc/grpc-js';
 import { expect, test, vi } from 'vitest';
-import { api } from '../shared/api/index.ts';
-import { type IdNoun, type Route, type Scope, scopes } from '../shared/api/route.ts';
-import { rawPublicKey } from '../shared/proof.ts';
-import { callKey, linkServerName, linkService, methods, streamsService } from '../shared/rpc.ts';
+import { api } from '../../shared/api/index.ts';
+import { type IdNoun, type Route, type Scope, scopes } from '../../shared/api/route.ts';
+import { rawPublicKey } from '../../shared/proof.ts';
+import { callKey, linkServerName, linkService, methods, streamsService } from '../../shared/rpc.ts';
 import {
   type Ask,
   addressOf,
@@ -25,8 +25,8 @@ import {
   reached,
   refusalIn,
   type Scene,
-} from './scene.ts';
-import { caOf } from './streams-bench.ts';
+} from '../scene.ts';
+import { caOf } from '../streams-bench.ts';
 
 // Some thousand requests: a busy machine is slow, not wrong.
 vi.setConfig({ testTimeout: 60_000 });
@@ -308,7 +308,7 @@ const rpcs: Record<string, Rpc> = {
   ReadFile: {
     route: api.files.download,
     noun: 'machine',
-    messages: ({ machine: machine_id }) => [{ machine_id, path: '/etc/hostname' }],
+    messages: ({ machine: machine_id }) => [{ machine_id, path: '/etc/os-release' }],
   },
   WriteFile: {
     route: api.files.put,

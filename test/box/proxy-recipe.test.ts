@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { type RawData, WebSocket } from 'ws';
-import { openHouse, temporaryFolder } from './house.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
 
 const streamModule = '/usr/lib/nginx/modules/ngx_stream_module.so';
 const isHere = spawnSync('nginx', ['-v']).status === 0 && existsSync(streamModule);
@@ -31,7 +31,7 @@ function replaced(config: string, pairs: [from: string, to: string][]): string {
 }
 
 function recipes(): [http: string, stream: string] {
-  const page = readFileSync(join(import.meta.dirname, '../docs/broker.md'), 'utf8');
+  const page = readFileSync(join(import.meta.dirname, '../../docs/broker.md'), 'utf8');
   const [http = '', stream = '', ...more] = [...page.matchAll(/```nginx\n([\s\S]*?)```/g)].map(
     ([, config = '']) => config,
   );

@@ -3,18 +3,18 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
-import type { AnswerStream } from '../agent/link/dial.ts';
-import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
-import { newId } from '../shared/ids.ts';
-import { frameOf } from '../shared/rpc.ts';
-import { type AgentHandle, type House, openHouse, temporaryFolder } from './house.ts';
+import type { AnswerStream } from '../../agent/link/dial.ts';
+import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
+import { newId } from '../../shared/ids.ts';
+import { frameOf } from '../../shared/rpc.ts';
+import { type AgentHandle, type House, openHouse, temporaryFolder } from '../house.ts';
 import {
   connectScripted,
   joinScripted,
   type ScriptedAgent,
   scriptedMachine,
   statusOf,
-} from './scripted-agent.ts';
+} from '../scripted-agent.ts';
 
 interface Bench {
   house: House;

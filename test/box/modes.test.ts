@@ -5,10 +5,10 @@ import { once } from 'node:events';
 import { readdirSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { withBroker } from '../broker/cli/connect.ts';
-import { Farhand } from '../shared/sdk/index.ts';
-import { temporaryFolder } from './house.ts';
-import { program } from './programs.ts';
+import { withBroker } from '../../broker/cli/connect.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { temporaryFolder } from '../house.ts';
+import { program } from '../programs.ts';
 
 const calls = 'open,openat,creat,mkdir,mkdirat,mknod,mknodat,chmod,fchmod,fchmodat,bind';
 const traceable = spawnSync('strace', ['-o', '/dev/null', 'true']).status === 0;

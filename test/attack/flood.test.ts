@@ -6,7 +6,7 @@ import { text } from 'node:stream/consumers';
 import { gzipSync } from 'node:zlib';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import type { Tuning } from '../broker/start/index.ts';
+import type { Tuning } from '../../broker/start/index.ts';
 import {
   callFields,
   endHeaders,
@@ -16,9 +16,9 @@ import {
   frameClient,
   kinds,
   messageHead,
-} from './frames.ts';
-import { type House, openHouse, temporaryFolder } from './house.ts';
-import { refusalOf, streamsOf } from './streams-bench.ts';
+} from '../frames.ts';
+import { type House, openHouse, temporaryFolder } from '../house.ts';
+import { refusalOf, streamsOf } from '../streams-bench.ts';
 
 // ---- HTTP
 

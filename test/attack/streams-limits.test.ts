@@ -6,14 +6,14 @@ import { credentials, status as grpcStatus, loadPackageDefinition } from '@grpc/
 import { loadSync } from '@grpc/proto-loader';
 import { protoPath } from 'grpc-health-check';
 import { expect, onTestFinished, test } from 'vitest';
-import type { ExecRequest } from '../proto/types/farhand/client/v1/ExecRequest.ts';
-import type { WriteFileRequest } from '../proto/types/farhand/client/v1/WriteFileRequest.ts';
-import { connect } from '../shared/grpc.ts';
-import { linkServerName } from '../shared/rpc.ts';
-import { gate, soon } from './command-bench.ts';
-import { type House, openHouse, temporaryFolder } from './house.ts';
-import { openProxy } from './proxy.ts';
-import { caOf, line, refusalOf, streamsOf } from './streams-bench.ts';
+import type { ExecRequest } from '../../proto/types/farhand/client/v1/ExecRequest.ts';
+import type { WriteFileRequest } from '../../proto/types/farhand/client/v1/WriteFileRequest.ts';
+import { connect } from '../../shared/grpc.ts';
+import { linkServerName } from '../../shared/rpc.ts';
+import { gate, soon } from '../command-bench.ts';
+import { type House, openHouse, temporaryFolder } from '../house.ts';
+import { openProxy } from '../proxy.ts';
+import { caOf, line, refusalOf, streamsOf } from '../streams-bench.ts';
 
 /** Whether this process has a file open. */
 function isOpen(path: string): boolean {

@@ -3,9 +3,9 @@ import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test, vi } from 'vitest';
-import { version } from '../shared/version.ts';
+import { version } from '../../shared/version.ts';
+import { type Answer, call } from '../house.ts';
 import { containerOfFile, type Ran } from './container.ts';
-import { type Answer, call } from './house.ts';
 
 const box = containerOfFile();
 

@@ -1,0 +1,15 @@
+// Runs before each test file: a home, a shell and an environment that owe nothing to the person who runs the tests.
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll } from 'vitest';
+
+/** What the runner and the programs of a package need; everything else is removed. */
+const stays =
+  /^(PATH|TMPDIR|TZ|CI|TEST|TEST_LOG|MODE|DEV|PROD|SSR|BASE_URL|NODE_(ENV|OPTIONS|EXTRA_CA_CERTS)|VITEST.*|npm_.*)$/;
+
+for (const name of Object.keys(process.env)) if (!stays.test(name)) delete process.env[name];
+
+const home = mkdtempSync(join(tmpdir(), 'farhand-home-'));
+Object.assign(process.env, { HOME: home, SHELL: '/bin/sh', LANG: 'C.UTF-8' });
+afterAll(() => rmSync(home, { recursive: true, force: true }));
