@@ -98,9 +98,8 @@ for (const [name, way] of Object.entries(ways)) {
     const { machineId: machine_id } = await house.agent();
     for (let n = 0; n < 30; n += 1) await house.client.commands.create({ machine_id, command: 'true' });
     // It follows the link by two seconds, and would come among the later ones.
-    await vi.waitFor(async () => {
-      expect((await logged(house)).map(({ type }) => type)).toContain('machine.online');
-    });
+    const types = async () => (await logged(house)).map(({ type }) => type);
+    await vi.waitFor(async () => expect(await types()).toContain('machine.online'), 10_000);
     const before = await logged(house);
     const follow = await way(house, house.key);
     const events = await follow({ after: before[4]?.id ?? '' });
