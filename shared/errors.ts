@@ -74,6 +74,8 @@ const errnos: Readonly<Record<string, Code>> = {
   EOPNOTSUPP: 'not_supported',
   ENOTSUP: 'not_supported',
   EIO: 'io_error',
+  // A file system that found itself damaged.
+  EUCLEAN: 'io_error',
   EMFILE: 'unavailable',
   ENFILE: 'unavailable',
 };
@@ -106,10 +108,17 @@ export function isCode(text: string): text is Code {
   return Object.hasOwn(codes, text);
 }
 
+/** Errnos of Linux that Node has no name for (uv_err_name(3) gives these texts instead). */
+const unnamed: Readonly<Record<string, string>> = {
+  'Unknown system error -116': 'ESTALE',
+  'Unknown system error -117': 'EUCLEAN',
+  'Unknown system error -122': 'EDQUOT',
+};
+
 /** The errno name of a system error ("ENOENT"), if it is one. */
 export function errnoOf(error: unknown): string | undefined {
   if (!(error instanceof Error) || !('code' in error) || typeof error.code !== 'string') return undefined;
-  return error.code;
+  return unnamed[error.code] ?? error.code;
 }
 
 /** Turns a system error about `path` into the documented code; an AppError passes through, the rest is internal. */

@@ -1,4 +1,5 @@
 // What a failure is called outside: a code of the table, whatever went wrong inside; internals are logged, never sent.
+import { z } from 'zod';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -16,26 +17,54 @@ export function toldFailure(
   about: { request_id: string; path: string },
   log: Logger,
 ): AppError {
-  if (!(error instanceof AppError) || error.code === 'internal_error') {
+  const trouble = storageTrouble(error instanceof AppError ? error.cause : error);
+  if (trouble || !(error instanceof AppError) || error.code === 'internal_error') {
     log.error({ err: error, ...about }, 'a request failed');
   }
+  if (trouble) return new AppError('unavailable', `nothing was changed: ${trouble}`);
   if (error instanceof AppError) return error;
-  return (
-    diskTrouble(error) ??
-    new AppError(
-      'internal_error',
-      `unexpected failure; the broker's log tells more under ${about.request_id}`,
-    )
+  return new AppError(
+    'internal_error',
+    `unexpected failure; the broker's log tells more under ${about.request_id}`,
   );
 }
 
-/** The broker's own disk, where a caller can do nothing but try again; the change was undone. */
-function diskTrouble(error: unknown): AppError | undefined {
-  const full =
-    ['ENOSPC', 'EDQUOT', 'EROFS'].includes(errnoOf(error) ?? '') || /disk is full/.test(String(error));
-  if (!full) return undefined;
-  return new AppError(
-    'unavailable',
-    'the broker’s disk takes no more: nothing was changed; free space on it',
-  );
+/** What the broker's own files answer, by errno and by the result code of SQLite (sqlite.org/rescode.html). */
+const storageTroubles: readonly { errnos: readonly string[]; sqlite: readonly number[]; text: string }[] = [
+  {
+    errnos: ['ENOSPC', 'EDQUOT', 'EROFS'],
+    // READONLY, FULL
+    sqlite: [8, 13],
+    text: 'the broker’s disk takes no more; free space on it and try again',
+  },
+  {
+    errnos: ['EIO', 'EUCLEAN'],
+    // IOERR
+    sqlite: [10],
+    text: 'the broker’s disk failed; check it, the broker’s log has more',
+  },
+  {
+    errnos: ['EMFILE', 'ENFILE'],
+    // CANTOPEN
+    sqlite: [14],
+    text: 'the broker has too many files open; try again, or raise LimitNOFILE of its unit',
+  },
+  {
+    errnos: [],
+    // BUSY
+    sqlite: [5],
+    text: 'another program holds the broker’s history.db; try again once that has ended',
+  },
+];
+
+/**
+ * A failure of the broker's own files, where a caller can do nothing but try again. Those of a machine's disk have
+ * crossed the wire, so they come with a code and without a system error as their cause.
+ */
+function storageTrouble(error: unknown): string | undefined {
+  const errno = errnoOf(error) ?? '';
+  const found = z.looseObject({ errcode: z.int() }).safeParse(error);
+  // The low byte is the primary result code.
+  const sqlite = errno === 'ERR_SQLITE_ERROR' && found.success ? found.data.errcode & 0xff : 0;
+  return storageTroubles.find((one) => one.errnos.includes(errno) || one.sqlite.includes(sqlite))?.text;
 }

@@ -1,0 +1,46 @@
+// What a system error becomes on its way to the caller: of a machine's disk, and of the broker's own files.
+import { getSystemErrorName } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import { toldFailure } from '../broker/admission/failure.ts';
+import { AppError, fromErrno } from '../shared/errors.ts';
+import { quiet } from './house.ts';
+
+/** As Node throws it, without a name where it has none. */
+const systemError = (errno: number): Error =>
+  Object.assign(new Error('it failed'), { code: getSystemErrorName(-errno), errno: -errno });
+
+const about = { request_id: 'req_1', path: '/x' };
+
+describe('a system error', () => {
+  test.each([
+    ['EDQUOT', 122, 'no_space', 507],
+    ['ESTALE', 116, 'conflict', 409],
+    ['EUCLEAN', 117, 'io_error', 500],
+    ['EIO', 5, 'io_error', 500],
+  ])('%s (%i) of a machine’s disk is %s %i', (name, errno, code, status) => {
+    const error = fromErrno(systemError(errno), '/data');
+    expect([error.code, error.status, error.details]).toEqual([code, status, { path: '/data', errno: name }]);
+    // As it comes back from the machine.
+    const received = new AppError(error.code, error.message, error.details);
+    expect(toldFailure(received, about, quiet)).toBe(received);
+  });
+
+  test.each([
+    ['ENOSPC', 28],
+    ['EDQUOT', 122],
+    ['EIO', 5],
+    ['EMFILE', 24],
+    ['ENFILE', 23],
+  ])('%s of the broker’s own files is unavailable', (_name, errno) => {
+    const error = systemError(errno);
+    for (const own of [error, fromErrno(error, '/var/lib/farhand-broker/output')]) {
+      const answered = toldFailure(own, about, quiet);
+      expect([answered.code, answered.status, answered.details]).toEqual(['unavailable', 503, {}]);
+    }
+  });
+
+  test('of any other kind stays internal', () => {
+    expect(toldFailure(systemError(22), about, quiet).code).toBe('internal_error');
+    expect(toldFailure(new Error('x'), about, quiet).code).toBe('internal_error');
+  });
+});
