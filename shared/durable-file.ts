@@ -14,7 +14,7 @@ export interface Draft {
 
 /**
  * Replaces a file; it is 0600 from its first byte, then as told, and on disk when this resolves. A failure leaves the
- * old one and nothing else.
+ * old one and nothing else, but for one after the rename, when the directory cannot be synced: then it is the new one.
  */
 export async function writeDurably(file: string, text: string, draft: Draft = {}): Promise<void> {
   const directory = dirname(file);

@@ -25,6 +25,7 @@ export function announce(
   const rows = history.sql('SELECT machine_id, online FROM announced').all();
   const announced = new Map(rows.map((row) => [String(row.machine_id), row.online === 1]));
   const waiting = new Map<string, () => void>();
+  let stopped = false;
 
   function settle(machineId: string, ms: number): void {
     waiting.get(machineId)?.();
@@ -32,9 +33,10 @@ export function announce(
       machineId,
       after(ms, () => {
         waiting.delete(machineId);
-        tell(machineId).catch((error: unknown) =>
-          log.error({ err: error, machine_id: machineId }, 'event not recorded'),
-        );
+        tell(machineId).catch((error: unknown) => {
+          log.error({ err: error, machine_id: machineId }, 'event not recorded; trying again');
+          if (!stopped) settle(machineId, settleMs);
+        });
       }),
     );
   }
@@ -60,6 +62,7 @@ export function announce(
   for (const [machineId, online] of announced) if (online) settle(machineId, graceAtStartMs);
 
   return () => {
+    stopped = true;
     stopWatching();
     for (const cancel of waiting.values()) cancel();
   };

@@ -200,7 +200,12 @@ async function openNouns(
   const sessionRooms = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
   const sessions = openSessions(sessionRooms, { keepMs, publicUrl }, log);
   // Before anything is fired: what an earlier broker declared may still have to reach history.
-  await state.drainTo((entries) => history.applyOutbox(entries));
+  await state.drainTo((entries) =>
+    history.applyOutbox(entries).catch((error: unknown) => {
+      log.error({ err: error }, 'the outbox of state.json could not be brought to history; trying again');
+      throw error;
+    }),
+  );
   const schedules = openSchedules({ ...commandRooms, commands, records }, log);
   // Nothing is linked to a broker that only its own box can call: what is due waits for the next start.
   if (settings.local) schedules.stop();

@@ -1,16 +1,22 @@
 // state.json on disk, as lowdb's adapter: durable before it resolves, refused when it is not what we wrote.
 import { existsSync } from 'node:fs';
 import { link, readFile, rename, rm } from 'node:fs/promises';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import type { Adapter } from 'lowdb';
 import { z } from 'zod';
-import { writeDurably } from '../../shared/durable-file.ts';
+import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
 import { type Documents, documents, version } from './documents.ts';
 
 /** Writes one file atomically: old or new after any crash, private from its first byte, on disk when it resolves. */
 export class DurableFile implements Adapter<Documents> {
   readonly #file: string;
+  #mayHoldFailed = false;
+
+  /** Whether a write that failed may have replaced the file. */
+  get mayHoldFailed(): boolean {
+    return this.#mayHoldFailed;
+  }
 
   constructor(directory: string) {
     this.#file = join(directory, 'state.json');
@@ -24,18 +30,41 @@ export class DurableFile implements Adapter<Documents> {
     return text === null ? null : parse(text, this.#file);
   }
 
-  write(data: Documents): Promise<void> {
-    return writeDurably(this.#file, JSON.stringify(data), { beforeRename: () => this.#keepLast() });
+  async write(data: Documents): Promise<void> {
+    await this.revert();
+    await writeDurably(this.#file, JSON.stringify(data), {
+      beforeRename: async () => {
+        await this.#keepLast();
+        this.#mayHoldFailed = true;
+      },
+    });
+    this.#mayHoldFailed = false;
+  }
+
+  /** Puts the generation before back if a write failed after its rename; to be called again when it throws. */
+  async revert(): Promise<void> {
+    if (!this.#mayHoldFailed) return;
+    await linkOver(lastOf(this.#file), this.#file);
+    await syncDirectory(dirname(this.#file));
+    this.#mayHoldFailed = false;
   }
 
   /** The generation before stays beside the new one, under its own name for recovery. */
   async #keepLast(): Promise<void> {
-    if (!existsSync(this.#file)) return;
-    const beside = `${this.#file}.last.new`;
-    await rm(beside, { force: true });
-    await link(this.#file, beside);
-    await rename(beside, `${this.#file}.last`);
+    if (existsSync(this.#file)) await linkOver(this.#file, lastOf(this.#file));
   }
+}
+
+const lastOf = (file: string): string => `${file}.last`;
+
+/** Gives a file a second name, which another one may have now. */
+async function linkOver(from: string, to: string): Promise<void> {
+  const beside = `${to}.new`;
+  await rm(beside, { force: true });
+  await link(from, beside);
+  await rename(beside, to);
+  // rename(2) does nothing where both names are of one file already.
+  await rm(beside, { force: true });
 }
 
 function parse(text: string, file: string): Documents {

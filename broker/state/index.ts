@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { Low } from 'lowdb';
+import { after } from '../../shared/clock.ts';
 import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Entry } from '../history.ts';
@@ -29,7 +30,8 @@ export interface State extends Declared {
   readonly generation: number;
   /**
    * Runs `edit` on a draft and resolves with its result once the change is on disk and its outbox in history.
-   * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace.
+   * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace. What
+   * history cannot take now is brought to it again until it does.
    */
   change<T>(edit: (draft: Draft) => T): Promise<T>;
   /** Calls back after each committed change; the result stops it. */
@@ -44,6 +46,9 @@ export interface State extends Declared {
 
 /** Files that only a broker which has run leaves behind: with one of them present, no state.json means loss. */
 const traces = ['state.json.last', 'history.db', 'authority.json'];
+
+/** After so long it is tried again to bring the outbox to history, or to undo a commit. */
+const againMs = 2_000;
 
 /** Opens the state of a directory, or begins one where no broker has ever been. Throws StartError on loss. */
 export async function openState(directory: string): Promise<State> {
@@ -64,7 +69,7 @@ export async function openState(directory: string): Promise<State> {
   };
   const low = new Low<Documents>(adapter, found ?? fresh);
   if (!found) await low.write();
-  return stateOver(low);
+  return stateOver(low, adapter);
 }
 
 function refuseLoss(directory: string): void {
@@ -85,7 +90,7 @@ interface Pending {
   reject(error: unknown): void;
 }
 
-function stateOver(low: Low<Documents>): State {
+function stateOver(low: Low<Documents>, file: DurableFile): State {
   let committed = collectionsOf(low.data);
   let queue: Pending[] = [];
   let looks: (() => void)[] = [];
@@ -94,22 +99,36 @@ function stateOver(low: Low<Documents>): State {
   let apply: ((entries: readonly Entry[]) => Promise<void>) | undefined;
   /** Entries of the file's outbox that history has: they go with the next write. */
   let applied = 0;
+  let cancelAgain = (): void => {};
 
   async function run(): Promise<void> {
-    while (queue.length > 0 || looks.length > 0) {
+    do {
       const [group, looking] = [queue, looks];
       [queue, looks] = [[], []];
       for (const look of looking) look();
       await commit(group).catch((error: unknown) => {
         for (const member of group) member.reject(error);
       });
-    }
+    } while (queue.length > 0 || looks.length > 0);
     running = undefined;
+  }
+
+  /** Does what an earlier commit has left to do; what fails again is tried again later. */
+  async function finish(): Promise<void> {
+    cancelAgain();
+    try {
+      await file.revert();
+      await drain();
+    } catch {
+      cancelAgain = after(againMs, () => {
+        running ??= run();
+      });
+    }
   }
 
   async function commit(group: Pending[]): Promise<void> {
     const { next, entries, done } = editAll(committed, group);
-    if (done.length === 0) return;
+    if (done.length === 0) return finish();
     const before = low.data;
     low.data = {
       ...before,
@@ -125,25 +144,24 @@ function stateOver(low: Low<Documents>): State {
       await low.write();
     } catch (error) {
       low.data = before;
-      throw error;
+      await finish();
+      throw file.mayHoldFailed
+        ? new Error('a change failed, and is not undone yet', { cause: error })
+        : error;
     }
     committed = next;
     applied = 0;
-    await drain();
+    await finish();
     for (const watcher of [...watchers]) watcher();
     for (const member of done) member.resolve();
   }
 
-  /** History that cannot be written now keeps the entries in the outbox: the change itself is safe. */
+  /** While history cannot be written, the outbox has the entries: the change itself is safe. */
   async function drain(): Promise<void> {
     const { outbox } = low.data;
-    if (!apply || outbox.length === 0) return;
-    await apply(outbox).then(
-      () => {
-        applied = outbox.length;
-      },
-      () => {},
-    );
+    if (!apply || applied === outbox.length) return;
+    await apply(outbox);
+    applied = outbox.length;
   }
 
   return {
@@ -205,6 +223,8 @@ function stateOver(low: Low<Documents>): State {
     },
     async close() {
       while (running) await running;
+      cancelAgain();
+      await file.revert().catch(() => {});
     },
   };
 }
