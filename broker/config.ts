@@ -103,6 +103,7 @@ export const brokerSettings = {
     help: 'how long the record of who did what stays (default 365d)',
   },
   new_history: { schema: flag, help: 'start with an empty history.db where the old one is lost' },
+  accept_state: { schema: flag, help: 'start with a state.json that was edited by hand' },
   local: { schema: flag, help: 'serve only the socket file in the data directory' },
   webhook_allow: {
     schema: words.default([]),

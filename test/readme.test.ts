@@ -4,6 +4,7 @@ import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
+import type { Command } from 'commander';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { openTree } from '../broker/cli/tree.ts';
 import { temporaryFolder } from './house.ts';
@@ -142,8 +143,11 @@ test('its lines of shell, and those of docs/, call verbs and flags that there ar
       for (const flag of words.filter(isFlag)) expect(services).toContain(` ${flag} `);
       continue;
     }
-    const noun = tree.commands.find((one) => one.name() === words[0]);
-    const verb = noun?.commands.length ? noun.commands.find((one) => one.name() === words[1]) : noun;
+    let verb: Command | undefined = tree;
+    for (const word of words) {
+      if (!verb?.commands.length) break;
+      verb = verb.commands.find((one) => one.name() === word);
+    }
     const known = verb?.options.map(({ long }) => long);
     expect([words.join(' '), known]).toEqual([words.join(' '), expect.arrayContaining(words.filter(isFlag))]);
   }

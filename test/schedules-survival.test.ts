@@ -160,7 +160,7 @@ async function houseWith(cron: string, more: (one: object) => object[]) {
   const state = JSON.parse(readFileSync(file, 'utf8'));
   state.schedules.push(...more(state.schedules[0]));
   writeFileSync(file, JSON.stringify(state));
-  return { first, open: () => openHouse({ dataDir: first.dataDir }) };
+  return { first, open: () => openHouse({ dataDir: first.dataDir, flags: ['--accept-state'] }) };
 }
 
 test('what many schedules have missed holds up nothing that is due now, and takes a bounded number of rows', async () => {

@@ -153,7 +153,7 @@ describe('a start is refused', () => {
   test('when a newer broker wrote state.json, which stays as it is', async () => {
     const folder = await usedFolder();
     const file = join(folder, 'state.json');
-    const newer = JSON.stringify({ ...onDisk(folder), version: 2, webhooks: [] });
+    const newer = JSON.stringify({ ...onDisk(folder), checksum: undefined, version: 3 });
     writeFileSync(file, newer);
     expect((await refusal(folder)).message).toContain('newer farhand-broker');
     expect(readFileSync(file, 'utf8')).toBe(newer);

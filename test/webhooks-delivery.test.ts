@@ -394,7 +394,7 @@ describe('a webhook delivers', () => {
     state.keys.find((key: { id: string }) => key.id === id).scopes = ['machines:read'];
     state.webhooks[0].key_id = id;
     writeFileSync(file, JSON.stringify(state));
-    const house = await openToldHouse({ dataDir: first.dataDir });
+    const house = await openToldHouse({ dataDir: first.dataDir, flags: ['--accept-state'] });
     await house.happen('command.failed');
     await house.happen('machine.online');
     await receiver.heard(1);
@@ -568,7 +568,7 @@ test('an event that only the outbox has, because the broker was killed, is deliv
   };
   const entry = { kind: 'event', event, machine_id: null };
   writeFileSync(file, JSON.stringify({ ...JSON.parse(readFileSync(file, 'utf8')), outbox: [entry] }));
-  await openToldHouse({ dataDir: house.dataDir });
+  await openToldHouse({ dataDir: house.dataDir, flags: ['--accept-state'] });
   const [{ body }] = (await receiver.heard(1)) as [Received];
   expect(JSON.parse(body.toString())).toEqual(event);
 });

@@ -119,7 +119,7 @@ test('a state that an older broker wrote, without webhooks, is read', async () =
   const file = join(house.dataDir, 'state.json');
   const { webhooks: _, ...older } = JSON.parse(readFileSync(file, 'utf8'));
   writeFileSync(file, JSON.stringify(older));
-  const again = await openHouse({ dataDir: house.dataDir });
+  const again = await openHouse({ dataDir: house.dataDir, flags: ['--accept-state'] });
   expect((await again.client.webhooks.list({})).total).toBe(0);
 });
 

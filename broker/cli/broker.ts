@@ -4,7 +4,7 @@ import { chown, copyFile, mkdir, mkdtemp, open, readdir, rename, rm } from 'node
 import { dirname, join, resolve, sep } from 'node:path';
 import type { Command } from 'commander';
 import { errnoOf, StartError, UsageError } from '../../shared/errors.ts';
-import { withSocket } from './local.ts';
+import { startOnce, withSocket } from './local.ts';
 import { print } from './output.ts';
 import { type Common, verb } from './verb.ts';
 import { where } from './where.ts';
@@ -23,11 +23,25 @@ export function addBroker(program: Command): void {
   )
     .requiredOption('--to <dir>', 'where the copy goes; a broker starts on it as it is')
     .action(async (options: BackupOptions) => {
-      const { dataDir } = where(options);
-      if (!dataDir) throw new UsageError('say which broker: --data-dir DIR, on its own box');
-      const made = await backup(resolve(dataDir), resolve(options.to));
+      const made = await backup(directoryOf(options), resolve(options.to));
       print(options.output, made, () => [`${made.directory} (${made.bytes} bytes)`]);
     });
+  verb(
+    broker.command('state').description('state.json, which holds what was declared'),
+    'accept',
+    'accept a state.json that was edited by hand, while no broker runs',
+    'farhand broker state accept --data-dir /var/lib/farhand-broker',
+  ).action(async (options: Common) => {
+    const file = join(directoryOf(options), 'state.json');
+    await startOnce(dirname(file), '--accept-state');
+    print(options.output, { file, accepted: true }, () => [`${file} is accepted: a broker starts with it`]);
+  });
+}
+
+function directoryOf(options: Common): string {
+  const { dataDir } = where(options);
+  if (!dataDir) throw new UsageError('say which broker: --data-dir DIR, on its own box');
+  return resolve(dataDir);
 }
 
 async function backup(dataDir: string, to: string): Promise<{ directory: string; bytes: number }> {

@@ -45,6 +45,12 @@ export async function withSocket<T>(
   }
 }
 
+/** Starts a broker with more flags, and stops it once it is up. Throws StartError where it cannot start. */
+export async function startOnce(dataDir: string, ...flags: string[]): Promise<void> {
+  demandAccess(dataDir);
+  await end(await startLocal(dataDir, false, flags));
+}
+
 const local = z.object({ data: z.object({ directory: z.string() }) });
 
 async function postTo(ask: typeof fetch, path: string): Promise<{ directory: string }> {
@@ -70,9 +76,9 @@ async function runs(client: Farhand, dataDir: string, patienceMs: number): Promi
 }
 
 /** Only a broker ever opens its state: start one that serves nothing but the socket file. */
-function startLocal(dataDir: string, mayBegin: boolean): Promise<ChildProcess> {
+function startLocal(dataDir: string, mayBegin: boolean, flags: string[] = []): Promise<ChildProcess> {
   demandData(dataDir, mayBegin);
-  const args = [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn'];
+  const args = [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn', ...flags];
   const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'], ...ownerOf(dataDir) });
   return new Promise((resolve, reject) => {
     child.once('error', reject);

@@ -115,7 +115,7 @@ const maxContents = 64 * 1024 * 1024;
 /** Throws StartError when the directory does not allow it. */
 export async function openRooms(opening: Opening): Promise<Rooms> {
   const { settings, closers, status, log } = opening;
-  const state = await openState(settings.data_dir);
+  const state = await openState(settings.data_dir, settings.accept_state);
   closers.push(() => state.close());
   const untouched = state.generation === 1;
   const authority = await openAuthority(settings.data_dir, untouched);

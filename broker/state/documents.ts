@@ -90,9 +90,12 @@ const webhook = z.strictObject({
 });
 export type Webhook = z.output<typeof webhook>;
 
-export const version = 1;
-export const documents = z.strictObject({
-  version: z.literal(version),
+/** 1, which 0.1.0 wrote, is the same without a checksum. */
+export const version = 2;
+const file = z.strictObject({
+  /** See file.ts; in memory there is none. */
+  checksum: z.string().optional(),
+  version: z.literal([1, version]),
   install_id: z.string(),
   /** Counts commits; 1 is a fresh installation that nothing was declared in yet. */
   generation: z.int(),
@@ -104,6 +107,7 @@ export const documents = z.strictObject({
   webhooks: z.array(webhook).default([]),
   outbox: z.array(z.custom<Entry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success)),
 });
+export const documents = file.transform(({ checksum: _, ...declared }) => declared);
 export type Documents = z.output<typeof documents>;
 
 /** What is declared, by id. */

@@ -1,7 +1,8 @@
 // state.json on disk, as lowdb's adapter: durable before it resolves, refused when it is not what we wrote.
-import { existsSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { link, readFile, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
+import { crc32 } from 'node:zlib';
 import type { Adapter } from 'lowdb';
 import { z } from 'zod';
 import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
@@ -11,6 +12,7 @@ import { type Documents, documents, version } from './documents.ts';
 /** Writes one file atomically: old or new after any crash, private from its first byte, on disk when it resolves. */
 export class DurableFile implements Adapter<Documents> {
   readonly #file: string;
+  readonly #acceptEdit: boolean;
   #mayHoldFailed = false;
 
   /** Whether a write that failed may have replaced the file. */
@@ -18,21 +20,30 @@ export class DurableFile implements Adapter<Documents> {
     return this.#mayHoldFailed;
   }
 
-  constructor(directory: string) {
+  /** `acceptEdit`: a missing or wrong checksum is no reason to refuse the file. */
+  constructor(directory: string, acceptEdit: boolean) {
     this.#file = join(directory, 'state.json');
+    this.#acceptEdit = acceptEdit;
   }
 
+  /** What the file holds, null where there is none; one without a right checksum gets it now. */
   async read(): Promise<Documents | null> {
-    const text = await readFile(this.#file, 'utf8').catch((error: unknown) => {
+    const bytes = await readFile(this.#file).catch((error: unknown) => {
       if (errnoOf(error) === 'ENOENT') return null;
       throw error;
     });
-    return text === null ? null : parse(text, this.#file);
+    if (!bytes) return null;
+    const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
+    if (checksumOf(bytes) === 'right') return data;
+    await this.write(data);
+    // Once more, so that the generation before has a checksum, too: it shows that this one must have it.
+    await this.write(data);
+    return data;
   }
 
   async write(data: Documents): Promise<void> {
     await this.revert();
-    await writeDurably(this.#file, JSON.stringify(data), {
+    await writeDurably(this.#file, textOf(data), {
       beforeRename: async () => {
         await this.#keepLast();
         this.#mayHoldFailed = true;
@@ -67,31 +78,77 @@ async function linkOver(from: string, to: string): Promise<void> {
   await rm(beside, { force: true });
 }
 
-function parse(text: string, file: string): Documents {
-  const recovery = recoveryOf(file);
+const start = /^\{"checksum":"([0-9a-f]{8})",/;
+
+/**
+ * The text of state.json: JSON whose first member is the CRC-32 of the same text without that member. A CRC-32 finds
+ * every single flipped bit and every damage within 32 bits; it takes 0.5 ms for the 2.2 MB of 10,000 machines, a SHA-256
+ * 1.3 ms.
+ */
+export function textOf(data: Documents): string {
+  const text = JSON.stringify(data);
+  return `{"checksum":"${hexOf(crc32(text))}",${text.slice(1)}`;
+}
+
+const hexOf = (checksum: number): string => checksum.toString(16).padStart(8, '0');
+
+/** Of the bytes, not of what they mean: a decoder would forgive some. */
+function checksumOf(bytes: Buffer): 'right' | 'wrong' | 'missing' {
+  const [found, checksum] = start.exec(bytes.toString('latin1', 0, 64)) ?? [];
+  if (found === undefined) return 'missing';
+  return hexOf(crc32(bytes.subarray(found.length), crc32('{'))) === checksum ? 'right' : 'wrong';
+}
+
+function parse(bytes: Buffer, file: string, acceptEdit: boolean): Documents {
+  const checksum = acceptEdit ? 'right' : checksumOf(bytes);
+  if (checksum === 'wrong') throw unchecked('a wrong', file);
   let json: unknown;
   try {
-    json = JSON.parse(text);
+    json = JSON.parse(bytes.toString());
   } catch (error) {
-    throw new StartError(`${file} is ${text ? 'damaged' : 'empty'}; ${recovery}`, 78, { cause: error });
+    throw new StartError(`${file} is ${bytes.length > 0 ? 'damaged' : 'empty'}; ${recoveryOf(file)}`, 78, {
+      cause: error,
+    });
   }
   if (isNewer(json))
     throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);
   const result = documents.safeParse(json);
-  if (result.success) return result.data;
-  throw new StartError(
-    `${file} does not hold a broker's state (${z.prettifyError(result.error)}); ${recovery}`,
+  if (!result.success)
+    throw new StartError(
+      `${file} does not hold a broker's state (${z.prettifyError(result.error)}); ${recoveryOf(file)}`,
+    );
+  if (checksum === 'missing' && mustHaveOne(result.data, file)) throw unchecked('no', file);
+  return result.data;
+}
+
+/** All but one that 0.1.0 wrote, which is accepted once: from then on the generation before has a checksum. */
+function mustHaveOne(data: Documents, file: string): boolean {
+  if (data.version !== 1) return true;
+  return existsSync(lastOf(file)) && checksumOf(readFileSync(lastOf(file))) !== 'missing';
+}
+
+function unchecked(which: string, file: string): StartError {
+  const accept = `farhand broker state accept --data-dir ${quoted(dirname(file))}`;
+  return new StartError(
+    `${file} has ${which} checksum: it is damaged, or was edited by hand; if you edited it: ${accept}; ${recoveryOf(file)}`,
   );
 }
 
 function recoveryOf(file: string): string {
-  if (!existsSync(`${file}.last`)) return 'put it back from a backup';
-  const [broken, last] = [quoted(`${file}.broken`), quoted(`${file}.last`)];
-  return `to go back one generation: mv ${quoted(file)} ${broken} && cp -p ${last} ${quoted(file)}`;
+  const back = commandBack(file);
+  if (!back) return 'put it back from a backup';
+  return `to go back one generation: mv ${quoted(file)} ${quoted(`${file}.broken`)} && ${back}`;
+}
+
+/** The shell command that goes back one generation; undefined where there is none that could be read. */
+export function commandBack(file: string): string | undefined {
+  const last = lastOf(file);
+  if (!existsSync(last) || checksumOf(readFileSync(last)) === 'wrong') return undefined;
+  return `cp -p ${quoted(last)} ${quoted(file)}`;
 }
 
 /** A path as a word of the shell. */
-export function quoted(path: string): string {
+function quoted(path: string): string {
   return /^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
 }
 

@@ -19,7 +19,7 @@ import {
   type Webhook,
 } from './documents.ts';
 import { type Draft, draftOf, foundBy } from './draft.ts';
-import { DurableFile, quoted } from './file.ts';
+import { commandBack, DurableFile, textOf } from './file.ts';
 
 export type { Declared, Draft, JoinToken, Key, Machine, Schedule, Webhook };
 export { foundBy };
@@ -50,10 +50,13 @@ const traces = ['state.json.last', 'history.db', 'authority.json'];
 /** After so long it is tried again to bring the outbox to history, or to undo a commit. */
 const againMs = 2_000;
 
-/** Opens the state of a directory, or begins one where no broker has ever been. Throws StartError on loss. */
-export async function openState(directory: string): Promise<State> {
+/**
+ * Opens the state of a directory, or begins one where no broker has ever been. Throws StartError on loss, on damage, and
+ * unless `acceptEdit` on an edit by hand.
+ */
+export async function openState(directory: string, acceptEdit = false): Promise<State> {
   await removeLeftovers(join(directory, 'state.json'));
-  const adapter = new DurableFile(directory);
+  const adapter = new DurableFile(directory, acceptEdit);
   const found = await adapter.read();
   if (!found) refuseLoss(directory);
   const fresh: Documents = {
@@ -76,9 +79,7 @@ function refuseLoss(directory: string): void {
   const trace = traces.find((name) => existsSync(join(directory, name)));
   if (!trace) return;
   const file = join(directory, 'state.json');
-  const how = existsSync(`${file}.last`)
-    ? `cp -p ${quoted(`${file}.last`)} ${quoted(file)}`
-    : `put state.json from a backup into ${directory}`;
+  const how = commandBack(file) ?? `put state.json from a backup into ${directory}`;
   throw new StartError(
     `${file} is missing, though a broker has run here (${trace} exists); to recover: ${how}`,
   );
@@ -203,7 +204,7 @@ function stateOver(low: Low<Documents>, file: DurableFile): State {
       return new Promise((resolve, reject) => {
         looks.push(() => {
           try {
-            resolve(look(JSON.stringify(low.data)));
+            resolve(look(textOf(low.data)));
           } catch (error) {
             reject(error);
           }

@@ -41,6 +41,7 @@ describe('install refuses, before it touches anything,', () => {
   test.each([
     ['another data directory', ['--data-dir', '/x'], '--data-dir'],
     ['what is for one start only', ['--new-history'], '--new-history'],
+    ['a check left out, which is for one start only,', ['--accept-state'], '--accept-state'],
   ])('a broker with %s', async (_what, argv, part) => {
     const failure = brokerService('install', invocation(...argv), command);
     await expect(failure).rejects.toMatchObject({ exitCode: 78, message: expect.stringContaining(part) });
