@@ -73,7 +73,7 @@ async function measure(session: Session, place: Place): Promise<void> {
     const files = Map.groupBy(found, ([key]) => key.slice(0, key.lastIndexOf(':')));
     console.log(`${name.padEnd(16)} ${found.length} functions in ${files.size} files`);
     if (!words.includes('--list')) continue;
-    for (const [file, inside] of [...files].sort())
+    for (const [file, inside] of [...files].sort(([one], [other]) => (one < other ? -1 : 1)))
       console.log(`  ${file}: ${inside.map(([, one]) => one).join(', ')}`);
   }
 }
