@@ -2,7 +2,7 @@
 import type { Caller, Handlers } from '../../shared/api/index.ts';
 import type { KeyId, WebhookId } from '../../shared/api/route.ts';
 import { scopeOfType } from '../../shared/api/webhooks.ts';
-import { iso, now } from '../../shared/clock.ts';
+import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { readableOnly } from '../events.ts';
@@ -11,7 +11,7 @@ import { numberBefore } from '../numbers.ts';
 import { pageOfRows } from '../paging.ts';
 import type { State, Webhook } from '../state/index.ts';
 import type { Queue } from './queue.ts';
-import { type Place, type Records, shownDelivery, type Told } from './records.ts';
+import type { Place, Records, Told } from './records.ts';
 import type { Sender } from './send.ts';
 import type { Obstacle, Subscriptions } from './subscriptions.ts';
 
@@ -66,7 +66,7 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
         (told) =>
           mayRead(told) &&
           subscriptions.mayTell(webhook, told.type, told.machineId) &&
-          records.again(webhook.id, told, now()),
+          records.again(webhook.id, told),
       );
       return { asked: asked.length, next };
     });
@@ -104,7 +104,7 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
         input,
       );
       const answers = caller.may('webhooks:write');
-      return { items: page.items.map((row) => shownDelivery(row, answers)), total: page.total };
+      return { items: page.items.map((row) => records.shown(row, answers)), total: page.total };
     },
     async redeliver(input, caller) {
       const webhook = enabled(input.webhook_id, caller);
@@ -116,11 +116,11 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
           });
         }
         refuseObstacle(subscriptions.obstacle(webhook, found.told.type, found.told.machineId), found.row);
-        records.redo(input.delivery_id, now());
+        records.redo(input.delivery_id);
         return records.find(input.delivery_id)?.row ?? found.row;
       });
       queue.wake(webhook.id);
-      return shownDelivery(row, caller.may('webhooks:write'));
+      return records.shown(row, caller.may('webhooks:write'));
     },
     async redeliverSince(input, caller) {
       const webhook = enabled(input.webhook_id, caller);

@@ -1,7 +1,7 @@
 // When which delivery is attempted: each webhook has a lane of its own, so that a dead receiver holds up itself alone.
 import type { WebhookId } from '../../shared/api/route.ts';
 import { typesOf } from '../../shared/api/webhooks.ts';
-import { after, now, sleep } from '../../shared/clock.ts';
+import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
@@ -114,7 +114,7 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
     }
     while (lane.running.size < lane.width && lane.taken.size < mostTaken) {
       // One moment for both: what falls due between two would be neither due nor slept for.
-      const at = now();
+      const at = records.now();
       const id = nextOf(lane, at);
       if (id === undefined) {
         sleepUntilDue(lane, at);
@@ -135,7 +135,7 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
   function sleepUntilDue(lane: Lane, from: number): void {
     lane.cancel();
     const at = records.nextDue(lane.id, from);
-    if (at !== undefined) lane.cancel = after(Math.max(1, at - now()), () => wake(lane.id));
+    if (at !== undefined) lane.cancel = after(Math.max(1, at - records.now()), () => wake(lane.id));
   }
 
   function begin(lane: Lane, webhook: Webhook, id: string): void {
@@ -163,7 +163,8 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
     }
     lane.width = outcome.delivered ? Math.min(mostWidth, lane.width * 2) : 1;
     const last = outcome.delivered || due.tries + 1 >= attempts;
-    ledger.add({ webhookId, armed, due, outcome, next: last ? null : now() + waitAfter(due.tries, outcome) });
+    const next = last ? null : records.now() + waitAfter(due.tries, outcome);
+    ledger.add({ webhookId, armed, due, outcome, next });
   }
 
   /** 10 % more or less, so that many do not come back together; a busy receiver has a say. */
@@ -223,9 +224,20 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
           history.write(() => records.narrow(id, typesOf(events), machine_ids, giveUpStep));
         while ((await narrow()) === giveUpStep);
       }
-      if (armed !== before.armed) await history.write(() => records.hasten(id, now()));
+      if (armed !== before.armed) await history.write(() => records.hasten(id, records.now()));
     } catch (error) {
       log.error({ err: error, webhook_id: id }, 'deliveries that wait could not follow their webhook');
+    }
+    wake(id);
+  }
+
+  /** Begins with what an earlier broker left. Its clock may have been ahead: nothing waits longer than a wait can be. */
+  async function takeUp(id: WebhookId): Promise<void> {
+    const longest = 2 * Math.max(0, ...waits.slice(0, Math.max(1, attempts - 1)));
+    try {
+      await history.write(() => records.hasten(id, records.now() + longest));
+    } catch (error) {
+      log.error({ err: error, webhook_id: id }, 'due times of deliveries could not be limited');
     }
     wake(id);
   }
@@ -257,7 +269,7 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
       );
       for (const { id } of left) {
         const lane = laneOf(id);
-        lane.cancel = after(Math.random() * betweenLanesMs * left.length, () => wake(id));
+        lane.cancel = after(Math.random() * betweenLanesMs * left.length, () => void takeUp(id));
       }
     },
     wake,
@@ -268,8 +280,8 @@ export function openQueue(rooms: QueueRooms, { attempts, waits }: Patience, log:
       stopWatching();
       for (const lane of lanes.values()) lane.cancel();
       const busy = (): Attempt[] => [...lanes.values()].flatMap(({ running }) => [...running]);
-      const end = now() + finishMs;
-      while (busy().length > 0 && now() < end) await sleep(20);
+      const end = monotonic() + finishMs;
+      while (busy().length > 0 && monotonic() < end) await sleep(20);
       for (const { cut } of busy()) cut.abort();
       await ledger.flush();
     },

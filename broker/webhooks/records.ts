@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import type { Api, Reply } from '../../shared/api/index.ts';
 import type { WebhookId } from '../../shared/api/route.ts';
-import { iso } from '../../shared/clock.ts';
+import { iso, monotonic, now } from '../../shared/clock.ts';
 import { type History, jsonIn, type Row, textIn } from '../history.ts';
 import { rowsSince } from '../numbers.ts';
 import { allOf } from '../paging.ts';
@@ -56,12 +56,17 @@ const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 const mostAttempts = 20;
 
 export interface Records {
+  /**
+   * The time that due times are in: wall time when the broker started, and monotonic since, so that a wait lasts as long
+   * as it should however the clock is set meanwhile.
+   */
+  now(): number;
   /** Inside a transaction, as all that follow but `due`, `find` and the like. */
   insert(webhookId: WebhookId, told: Told): void;
   /** Asks now for one that failed, waits, or was never asked for. Tells whether it did. */
-  again(webhookId: WebhookId, told: Told, at: number): boolean;
+  again(webhookId: WebhookId, told: Told): boolean;
   /** Asks now for one again, however it is. */
-  redo(id: string, at: number): void;
+  redo(id: string): void;
   /** Writes how an attempt went. */
   save(result: Result): void;
   /** As the last one of its webhook. */
@@ -75,7 +80,7 @@ export interface Records {
     machines: readonly string[] | null,
     limit: number,
   ): number;
-  /** What waits is due now. */
+  /** What waits is due then at the latest. */
   hasten(webhookId: WebhookId, at: number): void;
   /** Gives up one, if it waits. */
   refuse(id: string, reason: string): void;
@@ -92,6 +97,8 @@ export interface Records {
   lastOf(webhookId: WebhookId): Last | null;
   /** How often each webhook was armed when it failed too often. */
   trips(): Map<string, number>;
+  /** A row as REST lists it; with `answers`, what the receivers answered. */
+  shown(row: Row, answers: boolean): Shown;
 }
 
 /** Where one is in the log of events: after this number, among what is not older. */
@@ -111,31 +118,34 @@ export function openRecords(history: History, keepMs: number): Records {
   const withAttempt = `attempts = json_insert(iif(json_array_length(attempts) < ${mostAttempts}, attempts,
     json_remove(attempts, '$[0]')), '$[#]', json(?))`;
 
-  function put(text: string, webhookId: WebhookId, told: Told, at: number): boolean {
+  const startedAt = now() - monotonic();
+  const steadyNow = (): number => Math.round(startedAt + monotonic());
+
+  function put(text: string, webhookId: WebhookId, told: Told): boolean {
     const { changes } = history
       .sql(text)
-      .run(idOf(webhookId, told), webhookId, told.id, told.type, told.machineId, told.at, at);
+      .run(idOf(webhookId, told), webhookId, told.id, told.type, told.machineId, told.at, steadyNow());
     return Number(changes) > 0;
   }
 
   return {
-    insert: (webhookId, told) => void put(`${insertion} NOTHING`, webhookId, told, told.at),
-    again: (webhookId, told, at) =>
+    now: steadyNow,
+    insert: (webhookId, told) => void put(`${insertion} NOTHING`, webhookId, told),
+    again: (webhookId, told) =>
       put(
         `${insertion} UPDATE SET status = 'pending', reason = NULL, tries = 0, due_at = excluded.due_at
          WHERE status = 'failed' OR due_at > excluded.due_at`,
         webhookId,
         told,
-        at,
       ),
     // Another time than before tells save() of it.
-    redo(id, at) {
+    redo(id) {
       history
         .sql(
           `UPDATE webhook_deliveries SET status = 'pending', reason = NULL, tries = 0,
              due_at = ?1 + (due_at IS ?1) WHERE id = ?2`,
         )
-        .run(at, id);
+        .run(steadyNow(), id);
     },
     save({ due, outcome, next }) {
       const { delivered, answer } = outcome;
@@ -250,6 +260,7 @@ export function openRecords(history: History, keepMs: number): Records {
           .all()
           .map((row) => [textIn(row, 'webhook_id'), Number(row.tripped)]),
       ),
+    shown: (row, answers) => shownDelivery(row, answers, now() - steadyNow()),
   };
 }
 
@@ -284,8 +295,8 @@ function toldOf(row: Row): Told {
   return { id: textIn(row, 'id'), type: textIn(row, 'type'), machineId, at: Number(row.created_at) };
 }
 
-/** A row as REST shows it; the answers only to whom they concern. */
-export function shownDelivery(row: Row, answers: boolean): Shown {
+/** `drift`: milliseconds by which the wall clock is ahead of the time that due times are in. */
+function shownDelivery(row: Row, answers: boolean, drift: number): Shown {
   const attempts = jsonIn(row, 'attempts') as Shown['attempts'];
   return {
     id: textIn(row, 'id'),
@@ -296,6 +307,6 @@ export function shownDelivery(row: Row, answers: boolean): Shown {
     reason: row.reason === null ? null : textIn(row, 'reason'),
     attempts: answers ? attempts : attempts.map(({ answer: _, ...rest }) => rest),
     created_at: iso(Number(row.created_at)),
-    next_attempt_at: row.due_at === null ? null : iso(Number(row.due_at)),
+    next_attempt_at: row.due_at === null ? null : iso(Number(row.due_at) + drift),
   };
 }
