@@ -1,8 +1,9 @@
 // Where webhooks must not go, in all the ways an address can be written, and what a name turns into.
-import { createServer } from 'node:net';
-import { expect, onTestFinished, test } from 'vitest';
+import { createServer, isIPv4 } from 'node:net';
+import { networkInterfaces } from 'node:os';
+import { expect, onTestFinished, test, vi } from 'vitest';
 import { openGuard, rangeOf } from '../broker/webhooks/guard.ts';
-import { openHouse } from './house.ts';
+import { type House, openHouse } from './house.ts';
 import { openReceiver, openToldHouse } from './receivers.ts';
 
 /** What a host becomes for whoever connects to it. */
@@ -173,7 +174,7 @@ test('a name that turns to another address between two deliveries is judged anew
     events: ['*'],
   });
   const first = await house.client.webhooks.test({ webhook_id: id });
-  expect(first.error).toContain('127.0.0.9 is not a public address');
+  expect(first.error).toContain('turns.example resolves to what is not a public address');
   expect(await house.client.webhooks.test({ webhook_id: id })).toMatchObject({ delivered: true });
   expect(receiver.got).toHaveLength(1);
   expect(trap.calls()).toBe(0);
@@ -191,14 +192,92 @@ test('an internal receiver is no longer called once the broker starts without it
   expect(trap.calls()).toBe(0);
 });
 
-test('the broker’s own listeners are refused, though --webhook-allow names their address', async () => {
-  const house = await openToldHouse({ flags: ['--http', '0.0.0.0:0', '--insecure-http'] });
-  const http = new URL(house.url).port;
-  const grpc = house.grpc.split(':')[1];
-  const places = [`127.0.0.1:${http}`, `127.0.0.2:${http}`, `127.0.0.1:${grpc}`];
-  for (const place of places.flatMap((one) => [`http://${one}`, `https://${one}`])) {
-    const { id } = await house.client.webhooks.create({ url: `${place}/healthz`, events: ['*'] });
-    const { status_code, error } = await house.client.webhooks.test({ webhook_id: id });
-    expect([place, status_code, error]).toEqual([place, null, 'webhooks must not call this broker itself']);
+/** Places of a broker's listeners, also where only all addresses of this machine are named. */
+function listenersOf(house: House, hosts: readonly string[]): string[] {
+  const ports = [new URL(house.url).port, house.grpc.split(':')[1]];
+  return ports.flatMap((port) =>
+    hosts.flatMap((host) => [`http://${host}:${port}`, `https://${host}:${port}`]),
+  );
+}
+
+const everywhere = ['--webhook-allow', '0.0.0.0/0,::/0', '--http', '0.0.0.0:0', '--insecure-http'];
+
+test('the broker’s own listeners are refused when a webhook is made or changed, by address and by name, though --webhook-allow names them', async () => {
+  const answers: Record<string, string[]> = {
+    'here.example': ['93.184.215.14', '127.0.0.1'],
+    'there.example': ['93.184.215.14'],
+    'sixth.example': ['::1'],
+  };
+  const resolve = async (name: string) => {
+    const found = answers[name];
+    if (!found) throw new Error('no such name');
+    return found;
+  };
+  const house = await openHouse({ flags: everywhere, tuning: { resolve } });
+  const own = Object.values(networkInterfaces())
+    .flatMap((one) => one ?? [])
+    .filter(({ address }) => isIPv4(address));
+  const hosts = ['127.0.0.1', '127.0.0.2', '0.0.0.0', '[::]', '[::1]', '[::ffff:127.0.0.1]', '2130706433'];
+  const places = [
+    ...hosts,
+    ...own.map(({ address }) => address),
+    'here.example',
+    'HERE.example',
+    'sixth.example',
+  ];
+  const { id } = await house.client.webhooks.create({ url: 'https://example.org/', events: ['*'] });
+  for (const url of listenersOf(house, places)) {
+    const made = await house.call('POST', '/webhooks', { body: { url, events: ['*'] } });
+    const changed = await house.call('PATCH', `/webhooks/${id}`, { body: { url } });
+    for (const { status, body } of [made, changed]) {
+      expect([url, status, body.error?.details.issues]).toEqual([
+        url,
+        422,
+        [{ path: 'url', message: 'webhooks must not call this broker itself' }],
+      ]);
+    }
   }
+  const others = listenersOf(house, ['93.184.215.14', 'there.example', 'unknown.example']);
+  for (const url of [...others, 'http://127.0.0.1:1/', 'http://here.example:1/']) {
+    const { status } = await house.call('POST', '/webhooks', { body: { url, events: ['*'] } });
+    expect([url, status]).toEqual([url, 201]);
+  }
+});
+
+test('the broker’s own listeners are refused at the delivery, though --webhook-allow names their address', async () => {
+  let addresses: string[] = [];
+  const house = await openHouse({ flags: everywhere, tuning: { resolve: async () => addresses } });
+  for (const url of listenersOf(house, ['turns.example'])) {
+    addresses = ['93.184.215.14'];
+    const { id } = await house.client.webhooks.create({ url: `${url}/healthz`, events: ['*'] });
+    for (const address of ['127.0.0.1', '0.0.0.0']) {
+      addresses = [address];
+      const { status_code, error } = await house.client.webhooks.test({ webhook_id: id });
+      expect([url, address, status_code, error]).toEqual([
+        ...[url, address, null],
+        'webhooks must not call this broker itself',
+      ]);
+    }
+  }
+});
+
+test('what a name resolves to is in no answer: not of a test, a delivery, or a change', async () => {
+  const secret = '10.11.12.13';
+  const resolve = async () => [secret, '93.184.215.14'];
+  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'], tuning: { resolve } });
+  const { id } = await house.client.webhooks.create({ url: 'http://intra.corp/', events: ['machine.*'] });
+  const told = await house.call('POST', `/webhooks/${id}/test`);
+  expect(told.body.data).toMatchObject({
+    delivered: false,
+    error: 'intra.corp resolves to what is not a public address, and --webhook-allow does not name it',
+  });
+  await house.happen('machine.online');
+  const delivered = await vi.waitFor(async () => {
+    const answer = await house.call('GET', `/webhooks/${id}/deliveries`);
+    expect(answer.body.data).toMatchObject([{ attempts: [{ error: told.body.data.error }] }]);
+    return answer;
+  });
+  const changed = await house.call('PATCH', `/webhooks/${id}`, { body: { enabled: false } });
+  expect(changed.body.data.last_delivery.error).toBe(told.body.data.error);
+  expect(JSON.stringify([told.body, delivered.body, changed.body])).not.toContain(secret);
 });

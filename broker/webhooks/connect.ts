@@ -24,7 +24,7 @@ export function openConnections(
   /** All addresses of a name. Rejects if webhooks must not reach one of them. */
   async function judged(name: string) {
     const addresses = await resolve(name);
-    for (const address of addresses) guard.judge(address);
+    for (const address of addresses) guard.judge(address, name);
     return addresses.map((address) => ({ address, family: isIP(address) }));
   }
 
@@ -58,7 +58,7 @@ export function openConnections(
     const port = options.port || (secure ? '443' : '80');
     connect({ ...options, port, protocol: 'http:' }, (...[error, socket]) => {
       if (!socket) return callback(error ?? new Error('not connected'), null);
-      const unwanted = refusalOf(() => guard.judgeSocket(socket));
+      const unwanted = refusalOf(() => guard.judgeSocket(socket, options.hostname));
       if (unwanted) {
         socket.destroy();
         return callback(unwanted, null);

@@ -1,27 +1,33 @@
 // Where webhooks may go: to the public internet and to what --webhook-allow names, never to this broker itself.
 import type { Socket } from 'node:net';
+import { networkInterfaces } from 'node:os';
 import ipaddr from 'ipaddr.js';
+import type { Resolve } from './resolve.ts';
 
 type Address = ipaddr.IPv4 | ipaddr.IPv6;
 export type Range = [Address, number];
 
-/** Refused: the text tells the address, never what listens there. */
+/** Refused: the text names what the URL names, never an address that a name resolves to or what listens there. */
 export class NotAllowed extends Error {
   override readonly name = 'NotAllowed';
 }
 
 export interface Guard {
-  /** Throws NotAllowed for an address that webhooks must not reach. */
-  judge(address: string): void;
+  /** Throws NotAllowed for an address that webhooks must not reach. `host`: what it was found for. */
+  judge(address: string, host?: string): void;
   /** Throws NotAllowed for the host of a URL that is such an address. */
   judgeLiteral(hostname: string): void;
-  /** Judges what is connected to, whatever was asked for. */
-  judgeSocket(socket: Socket): void;
+  /** Throws NotAllowed for a URL whose host is such an address, or that leads to this broker's own listeners. */
+  judgeUrl(url: URL, resolve: Resolve): Promise<void>;
+  /** Judges what is connected to, whatever `host` was asked for. */
+  judgeSocket(socket: Socket, host: string): void;
   /** Whether an address is reached only because it was allowed. */
   isInternal(address: string): boolean;
   /** Ports that this broker listens on. */
   protect(ports: readonly number[]): void;
 }
+
+const notItself = 'webhooks must not call this broker itself';
 
 /** Public by its range, but the host of a cloud's own machines. */
 const metadata = ['168.63.129.16'];
@@ -52,20 +58,29 @@ export function openGuard(allowed: readonly Range[]): Guard {
     allowed.some(([network, bits]) => sameKind(address, network) && address.match(network, bits));
 
   const guard: Guard = {
-    judge(text) {
+    judge(text, host = text) {
       const address = isAddress(text) ? innermost(ipaddr.parse(withoutZone(text))) : undefined;
       if (address && (isPublic(address) || isAllowed(address))) return;
-      throw new NotAllowed(`${text} is not a public address, and --webhook-allow does not name it`);
+      const verb = isAddress(withoutBrackets(host)) ? 'is' : 'resolves to what is';
+      throw new NotAllowed(`${host} ${verb} not a public address, and --webhook-allow does not name it`);
     },
     judgeLiteral(hostname) {
-      const host = hostname.replace(/^\[|\]$/g, '');
+      const host = withoutBrackets(hostname);
       if (isAddress(host)) guard.judge(host);
     },
-    judgeSocket(socket) {
+    async judgeUrl({ hostname, port, protocol }, resolve) {
+      guard.judgeLiteral(hostname);
+      if (!own.includes(Number(port || (protocol === 'https:' ? 443 : 80)))) return;
+      const host = withoutBrackets(hostname);
+      // A name that has no address now is judged when there is something to deliver.
+      const addresses = isAddress(host) ? [host] : await resolve(host).catch(() => []);
+      if (addresses.some(isHere)) throw new NotAllowed(notItself);
+    },
+    judgeSocket(socket, host) {
       const { remoteAddress = '', remotePort = 0, localAddress } = socket;
-      guard.judge(remoteAddress);
-      const here = remoteAddress === localAddress || rangeName(remoteAddress) === 'loopback';
-      if (here && own.includes(remotePort)) throw new NotAllowed('webhooks must not call this broker itself');
+      guard.judge(remoteAddress, host);
+      const here = remoteAddress === localAddress || isHere(remoteAddress);
+      if (here && own.includes(remotePort)) throw new NotAllowed(notItself);
     },
     isInternal: (text) => isAddress(text) && !isPublic(innermost(ipaddr.parse(withoutZone(text)))),
     protect(ports) {
@@ -85,8 +100,19 @@ function withoutZone(text: string): string {
   return text.replace(/%.*$/, '');
 }
 
-function rangeName(text: string): string {
-  return isAddress(text) ? innermost(ipaddr.parse(withoutZone(text))).range() : '';
+function withoutBrackets(hostname: string): string {
+  return hostname.replace(/^\[|\]$/g, '');
+}
+
+/** Whether a connection to this address ends on this machine. */
+function isHere(text: string): boolean {
+  if (!isAddress(text)) return false;
+  const address = innermost(ipaddr.parse(withoutZone(text)));
+  const interfaces = Object.values(networkInterfaces()).flatMap((addresses) => addresses ?? []);
+  return (
+    ['loopback', 'unspecified'].includes(address.range()) ||
+    interfaces.some((one) => ipaddr.parse(withoutZone(one.address)).toString() === address.toString())
+  );
 }
 
 function isPublic(address: Address): boolean {

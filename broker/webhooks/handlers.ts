@@ -9,11 +9,13 @@ import { pageOf } from '../paging.ts';
 import type { Declared, Webhook } from '../state/index.ts';
 import { type DeliveryRooms, deliveryHandlers, readerOf } from './deliveries.ts';
 import { type Guard, NotAllowed } from './guard.ts';
+import type { Resolve } from './resolve.ts';
 import type { RightsOf } from './subscriptions.ts';
 import type { Vault } from './vault.ts';
 
 export interface HandlerRooms extends Omit<DeliveryRooms, 'find'> {
   guard: Guard;
+  resolve: Resolve;
   vault: Vault;
   rightsOf: RightsOf;
 }
@@ -24,7 +26,7 @@ type Shown = Reply<Api['webhooks']['get']>;
 const mostWebhooks = 1_000;
 
 export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
-  const { state, records, subscriptions, guard, vault, queue, rightsOf } = rooms;
+  const { state, records, subscriptions, vault, queue, rightsOf } = rooms;
 
   /** Whether a key may read all that a webhook tells: else it could have that sent to itself. */
   function mayDeal(caller: Dealer, webhook: Webhook, declared: Declared = state): boolean {
@@ -73,7 +75,7 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
     },
     get: (input, caller) => shown(find(input.webhook_id, caller), caller),
     async create(input, caller) {
-      refuseLiteral(guard, input.url);
+      await refuseUrl(rooms, input.url);
       demandScopes(caller, input.events);
       // The kind decides the form of the id.
       const id = newId('webhook') as WebhookId;
@@ -102,7 +104,7 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
     async update(input, caller) {
       const { webhook_id: id, secret, ...wish } = input;
       find(id, caller);
-      if (wish.url !== undefined) refuseLiteral(guard, wish.url);
+      if (wish.url !== undefined) await refuseUrl(rooms, wish.url);
       const sealed = typeof secret === 'string' ? await vault.seal(id, secret) : secret;
       const { before, webhook } = await state.change((draft) => {
         const dealer = { key_id: caller.key_id, ...caller.during(draft) };
@@ -176,9 +178,9 @@ function refuseUnreached({ reaches }: Pick<Rights, 'reaches'>, machines: readonl
   });
 }
 
-function refuseLiteral(guard: Guard, url: string): void {
+async function refuseUrl({ guard, resolve }: HandlerRooms, url: string): Promise<void> {
   try {
-    guard.judgeLiteral(new URL(url).hostname);
+    await guard.judgeUrl(new URL(url), resolve);
   } catch (error) {
     if (!(error instanceof NotAllowed)) throw error;
     const issues = [{ path: 'url', message: error.message }];

@@ -47,7 +47,8 @@ export function openWebhooks(rooms: WebhookRooms, settings: WebhookSettings, log
   const subscriptions = openSubscriptions(state, vault, rightsOf, records.trips());
   const guard = openGuard(settings.allow.map(demandRange));
   const resolver = openResolver();
-  const sender = openSender(guard, settings.resolve ?? resolver.resolve);
+  const resolve = settings.resolve ?? resolver.resolve;
+  const sender = openSender(guard, resolve);
   const queue = openQueue({ ...rooms, records, subscriptions, sender }, settings, log);
 
   events.within((event, machineId, transaction) => {
@@ -65,6 +66,7 @@ export function openWebhooks(rooms: WebhookRooms, settings: WebhookSettings, log
       records,
       subscriptions,
       guard,
+      resolve,
       vault,
       sender,
       queue,
