@@ -1,4 +1,5 @@
 // Machines over REST, from HTTP to a real agent and back.
+import { readFileSync, writeFileSync } from 'node:fs';
 import { cpus, hostname, totalmem } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
@@ -193,6 +194,40 @@ test('an agent removed while it was away is told so when it comes back', async (
   await agent.close();
   await house.client.machines.remove({ machine_id: agent.machineId });
   await expect(house.agent({ dataDir: agent.dataDir })).rejects.toMatchObject({ exitCode: 78 });
+});
+
+test('white space around tags is no part of them: in new ones, in those that version 0.1.0 stored, in filters, keys and batches', async () => {
+  const first = await openHouse();
+  const body = { tags: [' ', 'x'] };
+  const agent = await first.agent({ tags: ' a , b ' });
+  const { machineId: machine_id, dataDir } = agent;
+  const refused = await first.call('PATCH', `/machines/${machine_id}`, { body });
+  expect([refused.status, refused.body.error.details.issues[0].path]).toEqual([422, 'tags.0']);
+  const { tags } = await first.client.machines.update({ machine_id, tags: [' a', 'b\u00a0', 'a ', 'c d'] });
+  expect(tags).toEqual(['a', 'b', 'c d']);
+  const key = await first.client.keys.create({ name: 'x', scopes: ['machines:read'], tags: [' a '] });
+  expect(key.tags).toEqual(['a']);
+  expect((await first.client.joinTokens.create({ tags: [' a '] })).tags).toEqual(['a']);
+  await agent.close();
+  await first.broker.close();
+
+  const file = join(first.dataDir, 'state.json');
+  const state = JSON.parse(readFileSync(file, 'utf8'));
+  state.machines[0].tags = [' a', 'a', '  ', 'c d '];
+  state.keys.find(({ id }: { id: string }) => id === key.id).tags = ['c d '];
+  writeFileSync(file, JSON.stringify(state));
+  const house = await openHouse({ dataDir: first.dataDir, flags: ['--accept-state'] });
+  await house.agent({ dataDir });
+  const limited = { key: key.key };
+  for (const wanted of ['a', ' a', 'c d', 'a, c d ']) {
+    const answer = await house.call('GET', `/machines?tags=${encodeURIComponent(wanted)}`, limited);
+    expect([wanted, answer.body.data.map((one: { tags: string[] }) => one.tags)]).toEqual([
+      wanted,
+      [['a', 'c d']],
+    ]);
+  }
+  const { results } = await house.client.batches.create({ tags: [' a '], command: 'true' });
+  expect(results.map((one) => one.machine_id)).toEqual([machine_id]);
 });
 
 test('tags that decide what a key reaches are changed by admin only', async () => {

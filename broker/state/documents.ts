@@ -3,10 +3,15 @@ import { z } from 'zod';
 import { joinTokenId, keyId, machineId, scheduleId, scopes, webhookId } from '../../shared/api/route.ts';
 import type { Entry } from '../history.ts';
 
+/** Version 0.1.0 stored the white space around tags; today they are trimmed when they come in. */
+const tags = z
+  .array(z.string())
+  .transform((values) => [...new Set(values.map((value) => value.trim()).filter((value) => value !== ''))]);
+
 const machine = z.strictObject({
   id: machineId,
   name: z.string(),
-  tags: z.array(z.string()),
+  tags,
   /** Ed25519, raw, base64. */
   public_key: z.string(),
   join_token_id: joinTokenId,
@@ -21,7 +26,7 @@ const key = z.strictObject({
   hash: z.string(),
   scopes: z.array(z.enum(scopes)),
   machine_ids: z.array(machineId).nullable(),
-  tags: z.array(z.string()).nullable(),
+  tags: tags.nullable(),
   created_at: z.string(),
   expires_at: z.string().nullable(),
   // Older states have none of these.
@@ -37,7 +42,7 @@ const joinToken = z.strictObject({
   name: z.string().nullable(),
   /** SHA-256 of the secret part, hexadecimal. */
   hash: z.string(),
-  tags: z.array(z.string()).nullable(),
+  tags: tags.nullable(),
   uses: z.number(),
   uses_left: z.number(),
   created_at: z.string(),

@@ -296,9 +296,9 @@ export function someOf<B extends z.ZodObject>(
 }
 
 const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold a comma');
-/** At most 50 tags, kept unique and in the order given. */
+/** At most 50 tags, trimmed as filters trim them, unique and in the order given. */
 export const tags = z
-  .array(tag)
+  .array(tag.trim().min(1))
   .max(50)
   .transform((values) => [...new Set(values)])
   .meta(shownAs({ type: 'array', maxItems: 50, items: { type: 'string', minLength: 1, maxLength: 64 } }));
