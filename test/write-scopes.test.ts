@@ -1,7 +1,7 @@
 // What a key learns by changing things that it may not read: no output, no environment, and nothing by changing nothing.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
 import type { Scope } from '../shared/api/route.ts';
 import { openHouse } from './house.ts';
 
@@ -36,6 +36,41 @@ test('a change of nothing changes nothing, takes nothing over, and shows no envi
   const refused = await house.call('PATCH', path, { key, body: { path: '/' } });
   expect([refused.status, refused.body.error?.code]).toEqual([422, 'validation_failed']);
   expect((await house.client.schedules.get({ schedule_id })).requested_by).toBe(requested_by);
+});
+
+test('a key that may not read schedules gives what a schedule runs, or where, only together with env', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const wish = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: 'hidden-4711' } };
+  const schedule = await house.client.schedules.create(wish);
+  const bare = await house.client.schedules.create({ ...wish, env: undefined });
+  const writer = await house.keyed(['schedules:write', 'commands:execute']);
+  const patch = (id: string, body: object, key = writer.key) =>
+    house.call('PATCH', `/schedules/${id}`, { key, body });
+  for (const change of [
+    { command: 'env' },
+    { user: 'nobody' },
+    { cwd: '/tmp' },
+    { machine_id },
+    { user: null },
+  ]) {
+    for (const { id } of [schedule, bare]) {
+      const { status, body } = await patch(id, { name: 'x', ...change });
+      expect([change, status, body.error?.details.issues?.[0].path]).toEqual([change, 422, 'env']);
+    }
+  }
+  const unchanged = await house.client.schedules.get({ schedule_id: schedule.id });
+  expect(unchanged).toMatchObject({ name: 'yearly', command: 'true', env: wish.env });
+  expect((await patch(schedule.id, { name: 'x', cron: '@monthly', timeout: 60_000 })).status).toBe(200);
+  expect((await patch(bare.id, { command: 'false', env: { OWN: '1' } })).body.data.env).toEqual({ OWN: '1' });
+  const reader = await house.keyed(['schedules:write', 'schedules:read', 'commands:execute']);
+  expect((await patch(schedule.id, { cwd: '/' }, reader.key)).body.data.env).toEqual(wish.env);
+  expect((await patch(schedule.id, { command: 'env', env: null })).status).toBe(200);
+  const { command_id } = await writer.client.schedules.run({ schedule_id: schedule.id });
+  await vi.waitFor(async () => {
+    const { status, stdout } = await house.client.commands.get({ command_id });
+    expect([status, stdout]).toEqual(['completed', expect.not.stringContaining('hidden-4711')]);
+  });
 });
 
 test('whoever may not read schedules sees of an environment what it set itself', async () => {

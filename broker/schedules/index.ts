@@ -128,6 +128,8 @@ function declaring(
         openWhen(after.cron, after.timezone);
         draft.put('schedules', after);
         caller.commit(draft);
+        // Last: who does not reach it hears only that.
+        refuseUnreadEnvironment(caller.during(draft), changes);
         return after;
       });
       const answer = shown(changed, caller);
@@ -152,6 +154,16 @@ function demandExecute({ may }: Rights): void {
   throw new AppError('forbidden', 'this needs a key with the scope commands:execute too', {
     required_scope: 'commands:execute',
   });
+}
+
+/** What a schedule runs, or where, decides who sees its environment: it could print it. */
+const exposing = ['command', 'user', 'cwd', 'machine_id'] as const;
+
+function refuseUnreadEnvironment({ may }: Rights, changes: Changes): void {
+  const exposed = exposing.filter((field) => changes[field] !== undefined);
+  if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
+  const message = `send it anew, or null: a key without schedules:read changes ${exposed.join(', ')} only together with it`;
+  throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
 }
 
 function scheduleOf(wish: Wish, { key_id }: Caller): Schedule {

@@ -189,7 +189,8 @@ export const schedules = {
     method: 'PATCH',
     path: '/schedules/{schedule_id}',
     access: 'schedules:write',
-    summary: 'Change a schedule; takes commands:execute too',
+    summary:
+      'Change a schedule; takes commands:execute too, and without schedules:read env wherever command, user, cwd or machine_id change',
     params: { schedule_id: scheduleId },
     body: creation.partial(),
     reply: detailed,
