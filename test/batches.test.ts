@@ -56,6 +56,12 @@ test.each([
   ['a negative max_failures', { machine_ids: 'all', max_failures: -1 }],
   ['a wait over 50 s', { machine_ids: 'all', wait: 50_001 }],
   ['an unknown field', { machine_ids: 'all', input: true }],
+  ['a command longer than a single one may be', { machine_ids: 'all', command: 'x'.repeat(131_073) }],
+  ['more than 64 KiB of input', { machine_ids: 'all', stdin: 'x'.repeat(65_536) }],
+  [
+    'more than 64 KiB of args, env and input together',
+    { machine_ids: 'all', args: ['x'.repeat(40_000)], env: { X: 'y'.repeat(30_000) } },
+  ],
 ])('a batch with %s is refused with 422, and nothing is stored', async (_what, wish) => {
   const { house, ids } = await fleet(1, () => 'a');
   const body = {
@@ -297,6 +303,40 @@ test('what a batch runs is kept once, and its secrets no longer than it is open'
   const ended = await Promise.all(batch.results.map(({ id }) => listen(house, id)));
   expect(ended.map(({ stdout }) => stdout.toString())).toEqual(Array(2).fill('hidden-9f2\nhidden-7c1'));
   await soon(kept).toBe(0);
+});
+
+test('a command as long as a single one may be goes to a list of a thousand, and is stored once', async () => {
+  const { house, ids, agents, run } = await fleet(2);
+  const machine_ids = Array.from({ length: 1_000 }, (_, n) => ids[n % 2]!);
+  const text = `echo ran; : ${'x'.repeat(131_000)}`;
+  const tooMany = { machine_ids: [...machine_ids, ids[0]], command: 'true' };
+  expect((await house.call('POST', '/commands/batch', { body: tooMany })).status).toBe(422);
+  const batch = await run(text, { machine_ids });
+  expect(batch).toMatchObject({ status: 'completed', total: 2, command: text });
+  expect(batch.results.map(({ stdout }) => stdout)).toEqual(['ran\n', 'ran\n']);
+  await agents[1]!.close();
+  const args = ['-c', 'echo "$0"', 'y'.repeat(60_000)];
+  const waiting = await run('sh', { args, machine_ids: [ids[1]], queue_for: hour, wait: 0 });
+
+  const commandsOf = async ({ client }: House) =>
+    (await client.commands.list({ sort: 'created_at' })).items.map((one) => [one.command, one.args]);
+  const expected = [...[text, text].map((one) => [one, null]), ['sh', args]];
+  expect(await commandsOf(house)).toEqual(expected);
+  const { items } = await house.client.events.list({ type: 'command.completed' });
+  expect(items.map(({ data }) => data.command)).toEqual(Array(2).fill(text.slice(0, 4096)));
+  await house.broker.close();
+  const database = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
+  const stored = database.prepare('SELECT command, args FROM commands').all();
+  database.close();
+  expect(stored).toEqual(Array(3).fill({ command: '', args: null }));
+  const again = await openHouse({ dataDir: house.dataDir });
+  expect(await commandsOf(again)).toEqual(expected);
+  await again.agent({ dataDir: agents[1]!.dataDir });
+  const [last] = await batchesOf(again)
+    .ended(waiting.id)
+    .then(({ results }) => results);
+  expect(last).toMatchObject({ status: 'completed', stdout_bytes: 60_001 });
+  expect(await again.client.commands.get({ command_id: last!.id })).toMatchObject({ command: 'sh', args });
 });
 
 test('a limited key sees the results of its machines only, and may not cancel what runs on others', async () => {

@@ -77,13 +77,13 @@ export async function openCommands(rooms: Rooms, settings: CommandSettings, log:
   const records = openRecords(history, settings.keepMs, (ids) => outputs.forget(ids));
   const outputs = await openOutputs(settings.directory, { history, records, log }, settings.keepBytes);
   const turns = new Turns();
+  const batchRooms = { ...rooms, records, turns };
+  const batches = openBatches(batchRooms, settings.keepMs, () => runs, log);
   const open: Run[] = [];
   for (const command of records.open()) {
     const run = runOf(command, await outputs.reopen(command.id), newId('request'));
     open.push({ ...run, stored: true });
   }
-  const batchRooms = { ...rooms, records, turns };
-  const batches = openBatches(batchRooms, settings.keepMs, () => runs, log);
   const batchOver = (id: BatchId): void => batches.over(id);
   const runs = openRuns({ ...rooms, records, outputs, turns, batchOver }, open, log);
   let closed = false;

@@ -26,6 +26,8 @@ export interface Ledger {
 const startedLaterMs = 10;
 /** An end that could not be written is tried again after this. */
 const rewriteMs = 5_000;
+/** Characters of its command that an event of a batch holds. */
+const mostOfBatch = 4096;
 
 /** `over` is called for each end that is on disk. */
 export function openLedger(
@@ -45,9 +47,11 @@ export function openLedger(
 
   function emit(journal: Journal, type: EventType, command: Command): void {
     const machine = state.machines.get(command.machine_id) ?? { id: command.machine_id, name: '' };
+    const { batch_id, command: text } = command;
     events.emit(journal, type, machine, {
       command_id: command.id,
-      command: command.command,
+      // One request makes two events for each machine of a batch: they hold the beginning of it.
+      command: batch_id === null ? text : text.slice(0, mostOfBatch).toWellFormed(),
       status: command.status,
       exit_code: command.exit_code,
       duration: durationOf(command),

@@ -100,8 +100,12 @@ const lasting =
   'id, machine_id, command, args, cwd, user, created_at, requested_by, schedule_id, batch_id, queue_until';
 const changing =
   'status, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, stdout_start, stderr_start, started_at, finished_at, reason, journal_id, cancel, kept_bytes';
+const stored = `${lasting}, ${changing}`;
+/** Of a member of a batch, what runs is stored once, with the batch. */
+const ofBatch = (column: string): string =>
+  `iif(batch_id IS NULL, ${column}, (SELECT ${column} FROM batches WHERE batches.id = batch_id)) AS ${column}`;
 /** A command with the end of its output only. */
-export const columns = `${lasting}, ${changing}`;
+export const columns = stored.replace('command, args', `${ofBatch('command')}, ${ofBatch('args')}`);
 
 /** How many commands have a status, and when the last of them ended. */
 export interface Tally {
@@ -124,7 +128,7 @@ export interface Records {
   open(): Command[];
   /** Those that may have files. */
   withFiles(): string[];
-  /** Those of a batch, with the end of their output only. */
+  /** Those of a batch, with the end of their output only, and without command and args, which are the batch's. */
   ofBatch(batchId: string): Command[];
   /** Of a batch, on these machines or on all. */
   tally(batchId: string, machines: readonly MachineId[] | undefined): Tally[];
@@ -141,7 +145,7 @@ export function openRecords(history: History, keepMs: number, removed: (ids: str
   history.migrate('commands', tables);
   const where = 'finished_at < ?1';
   history.retain({ table: 'commands', column: 'created_at', keepMs, where, removed });
-  const insert = `INSERT INTO commands (${columns}, spec) VALUES (${`${columns}, spec`.replaceAll(/\w+/g, '?')})`;
+  const insert = `INSERT INTO commands (${stored}, spec) VALUES (${`${stored}, spec`.replaceAll(/\w+/g, '?')})`;
   const assignments = changing.replaceAll(/\w+/g, '$& = ?');
   return {
     insert(command, spec) {
@@ -185,14 +189,21 @@ export function openRecords(history: History, keepMs: number, removed: (ids: str
         .sql('SELECT id FROM commands WHERE finished_at IS NULL OR kept_bytes > 0')
         .all()
         .map((row) => textIn(row, 'id')),
-    open: () =>
-      history
-        .sql(`SELECT ${columns} FROM commands WHERE finished_at IS NULL ORDER BY created_at, rowid`)
-        .all()
-        .map(fromRow),
+    open() {
+      const sql = `SELECT ${columns} FROM commands WHERE finished_at IS NULL ORDER BY created_at, rowid`;
+      // In memory, too, members of a batch share what runs.
+      const shared = new Map<BatchId, Pick<Command, 'command' | 'args'>>();
+      return Array.from(history.sql(sql).iterate(), (row) => {
+        const command = fromRow(row);
+        if (command.batch_id === null) return command;
+        const { command: text, args } = shared.get(command.batch_id) ?? command;
+        shared.set(command.batch_id, { command: text, args });
+        return { ...command, command: text, args };
+      });
+    },
     ofBatch: (batchId) =>
       history
-        .sql(`SELECT ${columns} FROM commands WHERE batch_id = ? ORDER BY rowid`)
+        .sql(`SELECT ${stored} FROM commands WHERE batch_id = ? ORDER BY rowid`)
         .all(batchId)
         .map(fromRow),
     tally: (batchId, machines) =>
@@ -231,7 +242,8 @@ export function openRecords(history: History, keepMs: number, removed: (ids: str
 }
 
 function lastingOf(c: Command) {
-  const what = [c.id, c.machine_id, c.command, c.args && JSON.stringify(c.args), c.cwd, c.user];
+  const [command, args] = c.batch_id === null ? [c.command, c.args && JSON.stringify(c.args)] : ['', null];
+  const what = [c.id, c.machine_id, command, args, c.cwd, c.user];
   return [...what, c.created_at, c.requested_by, c.schedule_id, c.batch_id, c.queue_until];
 }
 

@@ -4,8 +4,8 @@ import { command, spec, wait } from './commands.ts';
 import { batchId, list, machineId, single, tags, timestamp } from './route.ts';
 
 export const mostMachines = 1000;
-/** Each machine gets all of it: what is larger is uploaded first. */
-const bodyLimit = 64 * 1024;
+/** Characters as JSON. Each machine gets all of it: what is larger is uploaded first. */
+const mostBeside = 64 * 1024;
 
 const counts = z.object({
   queued: z.number(),
@@ -78,12 +78,15 @@ export const batches = {
       .refine(
         (body) => (body.machine_ids === undefined) !== (body.tags === undefined),
         'name either machine_ids or tags, not both',
+      )
+      .refine(
+        ({ args = [], env = {}, stdin = '' }) => JSON.stringify([args, env, stdin]).length <= mostBeside,
+        'args, env and stdin of a batch must not exceed 64 KiB together: upload a file first, and let the command read it',
       ),
     reply: withResults,
     status: 201,
     idempotency: 'replay',
     waits: true,
-    bodyLimit,
   }),
   list: list({
     path: '/batches',

@@ -16,7 +16,7 @@ const followedAtOnce = 32;
 /** A line that has no end so far. */
 const longestLine = 64 * 1024;
 
-/** Of the 64 KiB that a batch may have in all. */
+/** Of the 64 KiB that args, env and input of a batch may have together. */
 const mostInput = 48 * 1024;
 const whatElse =
   'several machines take text of 48 KiB at most; put a file there first, and let the command read it';
