@@ -30,7 +30,11 @@ export const agentSettings = {
     value: 'HOST:PORT',
     help: 'where the broker takes agents',
   },
-  join_token: { schema: z.string().optional(), value: 'TOKEN', help: 'needed once, at the first start' },
+  join_token: {
+    schema: z.string().optional(),
+    value: 'TOKEN',
+    help: 'needed once, at the first start; better by file',
+  },
   join_token_file: {
     schema: z.string().optional(),
     value: 'FILE',

@@ -58,7 +58,7 @@ export async function openIdentity(directory: string, wish: Wish): Promise<Ident
   if (found?.machine_id && !mayReplace(found, wish.joinToken)) return identityOf(found, found.machine_id);
   const token = wish.joinToken ? parseJoinToken(wish.joinToken) : undefined;
   if (!token) {
-    throw new StartError('this machine has not joined a broker yet: start once with --join-token TOKEN');
+    throw new StartError('this machine has not joined a broker yet: start once with --join-token-file FILE');
   }
   const { secret, fingerprint } = token;
   const ca = await pinnedAuthority(wish.broker, fingerprint);

@@ -3,7 +3,14 @@
 import { giveBackAtRest } from '../shared/heap.ts';
 import { createLogger } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
-import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
+import {
+  failure,
+  hideArgument,
+  letReadersGo,
+  nameProcess,
+  nodeIsGood,
+  wrongNode,
+} from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
 import { isVerb, linkText, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
@@ -17,6 +24,7 @@ let notify: Notify | undefined;
 
 async function main(): Promise<void> {
   if (!nodeIsGood(process.version)) throw new Error(wrongNode);
+  hideArgument('--join-token');
   nameProcess(program);
   const invocation = { argv: process.argv.slice(2), env: process.env };
   if (isVerb(invocation.argv[0])) return await serve(invocation.argv[0], invocation);

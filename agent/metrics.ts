@@ -16,7 +16,7 @@ export interface MetricsReader {
 export interface Sources {
   /** Text of a file of /proc. */
   read(path: string): Promise<string>;
-  statfs(mount: string): Promise<Pick<StatsFs, 'frsize' | 'bsize' | 'blocks' | 'bavail'>>;
+  statfs(mount: string): Promise<Pick<StatsFs, 'frsize' | 'bsize' | 'blocks' | 'bfree' | 'bavail'>>;
 }
 
 /** A report is unary, so at most 64 KiB: the first of each list, and no absurd mount paths. */
@@ -208,13 +208,15 @@ function openDisks(read: Sources['read'], ask: Sources['statfs']): Disks {
   };
 }
 
-/** Free is what an ordinary user may still take: what is reserved for root counts as used. */
+/** As df(1): what is reserved for root is free, and not available. */
 async function measure(ask: Sources['statfs'], mount: string): Promise<Space | undefined> {
   try {
-    const { frsize, bsize, blocks, bavail } = await ask(mount);
+    const { frsize, bsize, blocks, bfree, bavail } = await ask(mount);
     // Older Node does not tell frsize.
     const unit = frsize || bsize;
-    return blocks > 0 ? spaceOf(blocks * unit, bavail * unit) : undefined;
+    if (blocks <= 0) return undefined;
+    const free = Math.min(bfree, blocks);
+    return { ...spaceOf(blocks * unit, free * unit), available: Math.min(bavail, free) * unit };
   } catch {
     return undefined;
   }

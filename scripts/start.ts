@@ -27,9 +27,10 @@ const children: ChildProcess[] = [];
 const isHelp = argv.includes('--help');
 let stopping = false;
 
-function run(main: string, args: string[]): void {
+function run(main: string, args: string[], variables: Record<string, string> = {}): void {
   const child = spawn(process.execPath, [...(watch ? ['--watch'] : []), join(root, main), ...args], {
     stdio: 'inherit',
+    env: { ...process.env, ...variables },
   });
   child.once('exit', (code, signal) => {
     if (!stopping && !isHelp) tell(`${main} ended with ${code ?? signal}`);
@@ -125,16 +126,9 @@ async function main(settings: BrokerSettings): Promise<void> {
   const { token } = await asked((client) => client.joinTokens.create({ name: keyName }));
   const agentData = join(data, 'agent');
   const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
-  run('agent/main.ts', [
-    '--broker',
-    grpc,
-    '--join-token',
-    token,
-    '--data-dir',
-    agentData,
-    '--log-level',
-    'warn',
-  ]);
+  // Arguments are everybody's to read.
+  const agentArgs = ['--broker', grpc, '--data-dir', agentData, '--log-level', 'warn'];
+  run('agent/main.ts', agentArgs, { FARHAND_JOIN_TOKEN: token });
   const machine = await until(async () => {
     const { items } = await asked((client) => client.machines.list({ status: 'online' }));
     return items[0];

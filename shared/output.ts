@@ -2,7 +2,8 @@
 // its readers pace its writer.
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
+import { syncDirectory } from './durable-file.ts';
 import { errnoOf, fromErrno } from './errors.ts';
 import { passing } from './heap.ts';
 import { outputWindowBytes, readerStallMs } from './limits.ts';
@@ -170,6 +171,16 @@ export class OutputLog {
     return this.#inTurn(() => this.#letGo());
   }
 
+  /** Resolves once its files survive a power cut, and their names down from `root`; nothing is done where it has none. */
+  sync(root: string): Promise<void> {
+    return this.#inTurn(async () => {
+      if (!this.#made) return;
+      await this.#letGo();
+      for (const { start, memory } of this.#segments) if (!memory) await syncFile(this.#file(start));
+      for (let at = this.#directory; at.startsWith(root); at = dirname(at)) await syncDirectory(at);
+    });
+  }
+
   /** Drops all bytes; `start` is `end` from now on. */
   remove(): Promise<void> {
     this.release();
@@ -314,6 +325,15 @@ export class OutputLog {
 
   #file(start: number): string {
     return join(this.#directory, String(start).padStart(16, '0'));
+  }
+}
+
+async function syncFile(path: string): Promise<void> {
+  const file = await open(path);
+  try {
+    await file.datasync();
+  } finally {
+    await file.close();
   }
 }
 

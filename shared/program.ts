@@ -18,7 +18,19 @@ export function letReadersGo(): void {
   });
 }
 
-/** The name that `ps` and `systemctl status` show for this process; process.title would hide its arguments. */
+/**
+ * Takes the value of a flag out of the command line, which every user of the machine can read. What is assigned to
+ * process.title overwrites all of it, to its end (Node's documentation, libuv's uv_set_process_title).
+ */
+export function hideArgument(flag: string): void {
+  const words = [process.argv0, ...process.execArgv, ...process.argv.slice(1)];
+  const visible = words.map((word, n) =>
+    words[n - 1] === flag ? '***' : word.startsWith(`${flag}=`) ? `${flag}=***` : word,
+  );
+  if (visible.some((word, n) => word !== words[n])) process.title = visible.join(' ');
+}
+
+/** The name that `ps` and `systemctl status` show for this process; not by process.title, which would take the arguments away. */
 export function nameProcess(name: string): void {
   try {
     writeFileSync('/proc/self/comm', name);

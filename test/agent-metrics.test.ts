@@ -10,8 +10,8 @@ import { methods, smallMessageBytes } from '../shared/rpc.ts';
 
 afterEach(() => setClock());
 
-const sound = { frsize: 4096, bsize: 1, blocks: 1000, bavail: 400 };
-const soundSpace = { total: 4_096_000, used: 2_457_600, free: 1_638_400 };
+const sound = { frsize: 4096, bsize: 1, blocks: 1000, bfree: 500, bavail: 400 };
+const soundSpace = { total: 4_096_000, used: 2_048_000, free: 2_048_000, available: 1_638_400 };
 
 interface Machine {
   proc?: Record<string, string>;

@@ -8,6 +8,7 @@ import { brokerSettings } from '../broker/config.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { readSettings } from '../shared/settings.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
+import { program } from './programs.ts';
 
 const start = (...argv: string[]) => startAgent(readSettings(agentSettings, { argv, env: {} }), quiet);
 
@@ -73,4 +74,20 @@ test('a removed machine joins again with another token, not with the one it came
   await second.close();
   expect((await house.agent({ dataDir })).machineId).toBe(second.machineId);
   expect(existsSync(join(dataDir, 'lock.db'))).toBe(true);
+});
+
+test.each([
+  ['a flag and its value', (token: string) => ['--join-token', token]],
+  ['one word', (token: string) => [`--join-token=${token}`]],
+])('a join token given as %s is not in the command line of an agent that runs', async (_form, given) => {
+  const house = await openHouse();
+  const token = await house.joinToken();
+  const dataDir = temporaryFolder('agent');
+  const others = ['--broker', house.grpc, '--data-dir', dataDir, '--name', 'n'.repeat(100)];
+  const agent = program('agent/main.ts', [...given(token), ...others]);
+  await agent.line('linked');
+  const line = readFileSync(`/proc/${agent.pid}/cmdline`, 'latin1');
+  expect(line).not.toContain('farhand_join');
+  expect(line.replaceAll('\0', '').trim()).toMatch(/--join-token[ =]\*\*\* --broker .* --name n{100}$/);
+  expect(readFileSync(`/proc/${agent.pid}/comm`, 'latin1')).toBe('farhand-agent\n');
 });

@@ -1,5 +1,5 @@
 // farhand exec: bytes, input, signals, exit codes, broken connections, many machines.
-import { createHash } from 'node:crypto';
+import { createHash, randomBytes } from 'node:crypto';
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
@@ -43,6 +43,15 @@ describe('farhand exec on one machine', () => {
     ]);
     expect([line.out, program.out]).toEqual(['42\n', '$((6 * 7))|--detach|a b|']);
     expect(about.out).toBe(`x=y\n${folder}\n`);
+  });
+
+  test('takes the values of --env out of its own command line', async () => {
+    const { farhand } = await openScene();
+    const all = 'cat /proc/[0-9]*/cmdline | tr "\\0" " "';
+    const look = `case $(${all}) in *"$TOKEN"*) echo seen;; *) echo unseen;; esac`;
+    const token = randomBytes(16).toString('hex');
+    const { out } = await farhand('exec', ['web-1', '--env', `TOKEN=${token}`, '--', look]);
+    expect(out).toBe('unseen\n');
   });
 
   test('gives every byte of the input there and of the output back', async () => {

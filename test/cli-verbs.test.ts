@@ -149,6 +149,7 @@ test('machines are listed, looked at, tagged, renamed and removed, by id or by n
   expect(one).toMatchObject({ id: agent.machineId, name: 'web-1', capabilities: expect.any(Array) });
   expect(status.out).toMatch(/^status +online$/m);
   expect(status.out).toMatch(/^memory +[\d.]+ GiB of [\d.]+ GiB \(\d+ %\)$/m);
+  expect(status.out).toMatch(/^disk \/ +[\d.]+ \w+ used, [\d.]+ \w+ available of [\d.]+ \w+ \(\d+ %\)$/m);
   expect((await farhand.json('machines tag', ['add', 'web-1', 'eu,prod'])).tags).toEqual([
     'web',
     'eu',

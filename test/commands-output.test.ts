@@ -1,10 +1,21 @@
 // GET /commands/{id}/output: the bytes a command wrote, while it runs and later, and how long they stay.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { existsSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
+import {
+  closeSync,
+  existsSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
+import { createRequire } from 'node:module';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
+import { type Koffi, koffi } from '../agent/libc.ts';
 import {
   answerOf,
   bench,
@@ -13,10 +24,13 @@ import {
   gate,
   leapingClock,
   listen,
+  nextCall,
   output,
+  reporting,
   soon,
 } from './command-bench.ts';
-import { openHouse } from './house.ts';
+import { openHouse, temporaryFolder } from './house.ts';
+import { scriptedMachine } from './scripted-agent.ts';
 
 const mib = 1024 * 1024;
 const windowBytes = 64 * mib;
@@ -326,4 +340,66 @@ test('the database holds no more of an output than its last MiB', async () => {
   database.exec('DELETE FROM commands');
   expect(length('command_tails')).toBeUndefined();
   database.close();
+});
+
+test('a command whose output cannot be synced to disk promises no more than the end that its record stores', async () => {
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const { begin, ended } = commandsOn(house, agent.identity.machineId);
+  const id = await begin('some output');
+  const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  const bytes = Buffer.alloc(3 * mib, 'x');
+  report.started();
+  for (let at = 0; at < bytes.length; at += 32_768) report.stdout(at, bytes.subarray(at, at + 32_768));
+  const folder = join(house.dataDir, 'output', id, 'stdout');
+  await soon(() => (existsSync(folder) ? statSync(join(folder, '0'.repeat(16))).size : 0)).toBe(3 * mib);
+  rmSync(folder, { recursive: true });
+  report.exited(bytes.length);
+  expect(await ended(id)).toMatchObject({ stdout_bytes: 3 * mib, stdout_start: 2 * mib });
+  expect(await answerOf(await output(house, id, 'offset=0'))).toMatchObject([
+    416,
+    'range_not_satisfiable',
+    {},
+  ]);
+  expect((await bytesOf(await output(house, id))).length).toBe(mib);
+});
+
+/** Bytes of a file that a power cut would lose: cachestat(2), Linux 6.5. Undefined where that cannot be asked. */
+function unsyncedBytes(file: string): number | undefined {
+  const require = createRequire(import.meta.url);
+  let native: Koffi<(...values: unknown[]) => bigint | number>;
+  try {
+    native = require(koffi());
+  } catch {
+    return undefined;
+  }
+  const syscall = native.load(null).func('long syscall(long, int, void *, void *, unsigned int)');
+  const fd = openSync(file, 'r');
+  const counts = new BigUint64Array(5);
+  const failed = Number(syscall(451, fd, new BigUint64Array(2), counts, 0)) !== 0;
+  closeSync(fd);
+  const [, dirty = 0n, writeback = 0n] = counts;
+  return failed ? undefined : Number(dirty + writeback) * 4096;
+}
+
+test('a command has all of its output on the disk before its record says so, and before its machine forgets it', async (context) => {
+  const probe = join(temporaryFolder('dirty'), 'probe');
+  writeFileSync(probe, 'x'.repeat(mib));
+  if (!unsyncedBytes(probe)) context.skip('needs Linux 6.5 and a file system that delays writing');
+  const house = await openHouse();
+  const agent = await scriptedMachine(house);
+  const { begin, ended } = commandsOn(house, agent.identity.machineId);
+  const id = await begin('much output');
+  const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
+  const bytes = Buffer.alloc(5 * mib, 'x');
+  report.started();
+  for (let at = 0; at < bytes.length; at += 32_768) report.stdout(at, bytes.subarray(at, at + 32_768));
+  report.exited(bytes.length);
+  expect((await ended(id)).stdout_bytes).toBe(bytes.length);
+  const folder = join(house.dataDir, 'output', id, 'stdout');
+  const names = readdirSync(folder);
+  expect(names).toHaveLength(2);
+  expect(names.map((name) => unsyncedBytes(join(folder, name)))).toEqual([0, 0]);
+  const forget = await agent.next('call');
+  expect([forget.method, agent.decode(forget)]).toEqual(['ForgetProcesses', { ids: [id] }]);
 });

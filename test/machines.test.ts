@@ -7,6 +7,7 @@ import { openHistory } from '../broker/history.ts';
 import { openVitals } from '../broker/machines/vitals.ts';
 import { fakeClock } from './fake-clock.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
+import { scriptedMachine } from './scripted-agent.ts';
 
 /** A report as it comes decoded from the wire. */
 function report(cpu_usage: number) {
@@ -123,8 +124,20 @@ test('status tells the real CPU, memory and disk of the machine', async () => {
   expect(status.memory.used + status.memory.free).toBe(status.memory.total);
   expect(status.disk.total).toBeGreaterThan(1e6);
   expect(status.disk.used + status.disk.free).toBe(status.disk.total);
+  expect(status.disk.available).toBeLessThanOrEqual(status.disk.free);
+  expect(status.disks[0]?.available).toBe(status.disk.available);
   expect(status.uptime).toBeGreaterThan(0);
   expect(status.stale_ms).toBeLessThan(5_000);
+});
+
+test('the disks of an older agent have no available space', async () => {
+  const house = await openHouse();
+  const space = { total: 100, used: 40, free: 60 };
+  const disks = [{ mount: '/', filesystem: 'ext4', space }];
+  const old = { recorded_at_ms: 1, cpu_cores: 1, memory: space, disk: space, disks };
+  const { identity } = await scriptedMachine(house, { metrics: old });
+  const status = await house.client.machines.status({ machine_id: identity.machineId });
+  expect([status.disk, status.disks]).toEqual([space, [{ mount: '/', filesystem: 'ext4', ...space }]]);
 });
 
 test('an offline machine tells its last known status with connected false', async () => {

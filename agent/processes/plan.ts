@@ -45,9 +45,9 @@ export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: bool
   // "--" because a command may begin with "-".
   const args = spec.direct ? spec.args : ['-c', '--', spec.command];
   const cwd = spec.cwd ? place(spec.cwd, account.home) : await homeOrRoot(account);
-  const base = { cwd, env: environment(id, account, spec.env), program: file };
-  if (account === own) return { ...base, file, args, ids: undefined, foreign: false };
-  return { ...base, ...(await switched(account, file, args, base)), foreign: true };
+  const env = environment(id, account, spec.env);
+  if (account === own) return { file, args, cwd, env, program: file, ids: undefined, foreign: false };
+  return switched(account, { file, args, cwd, env, program: file }, spec.cwd !== '');
 }
 
 /** The same for a terminal: what is opened for it is a shell of ours, so all must be found out beforehand. */
@@ -81,20 +81,55 @@ async function otherAccount(name: string, own: Account, mayRunAs: boolean): Prom
   return account;
 }
 
-/** setpriv sets the supplementary groups too, which spawn cannot; it ends by becoming the program. */
+/** setpriv sets the supplementary groups too, which spawn cannot; it becomes the user's shell, and that the program. */
 async function switched(
   { uid, gid }: Account,
-  file: string,
-  args: string[],
-  base: Pick<Plan, 'cwd' | 'env'>,
-): Promise<Pick<Plan, 'file' | 'args' | 'ids'>> {
+  { file, args, cwd, env, program }: Pick<Plan, 'file' | 'args' | 'cwd' | 'env' | 'program'>,
+  mustEnter: boolean,
+): Promise<Plan> {
   const setpriv = await find('setpriv', '/', defaultPath);
-  if (!setpriv) return { file, args, ids: { uid, gid } };
-  // setpriv would say so on the command's own stderr and exit with 127.
-  const program = await find(file, base.cwd, base.env.PATH ?? defaultPath);
-  if (!program) throw new NotStarted(`program ${file} was not found, or may not be executed`);
+  // The shell would say both on the command's own stderr.
+  const bad = mustEnter && (await badDirectory(cwd));
+  if (bad) throw new NotStarted(bad);
+  const found = await find(file, cwd, env.PATH ?? defaultPath);
+  if (!found) throw new NotStarted(`program ${file} was not found, or may not be executed`);
+  const entering = entered({ cwd, env, mustEnter }, [found, ...args]);
+  const base = { cwd: '/', env: entering.env, program, foreign: true };
+  const [shell, ...rest] = entering.args;
+  if (!setpriv) return { ...base, file: shell, args: rest, ids: { uid, gid } };
   const options = [`--reuid=${uid}`, `--regid=${gid}`, '--init-groups', '--'];
-  return { file: setpriv, args: [...options, program, ...args], ids: undefined };
+  return { ...base, file: setpriv, args: [...options, ...entering.args], ids: undefined };
+}
+
+/**
+ * A shell that takes directory and environment for itself and becomes the program. What is still root must have neither:
+ * LD_PRELOAD and its like (ld.so(8), environ(7)) would have it run code of the user. Values stay out of its arguments, for
+ * those are everybody's to read.
+ */
+function entered(
+  { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },
+  program: string[],
+): { args: [shell: string, ...string[]]; env: Plan['env'] } {
+  const { [marker]: mark = '', ...variables } = env;
+  const odd = Object.keys(variables).find((name) => !/^[A-Za-z_]\w*$/.test(name));
+  if (odd !== undefined)
+    throw new NotStarted(`an environment variable of another user cannot be called "${odd}"`);
+  const held = Object.entries(variables).map(([name, value], n): [string, string] => [
+    `FARHAND_ENV_${n}`,
+    `${name}=${value}`,
+  ]);
+  const script = [
+    mustEnter ? 'cd -P -- "$0" || exit 126' : 'cd -P -- "$0" 2>/dev/null || cd /',
+    // What a shell exports of its own accord.
+    'unset PWD OLDPWD',
+    `export ${held.map(([name]) => `"$${name}"`).join(' ')}`,
+    `unset ${held.map(([name]) => name).join(' ')}`,
+    'exec "$@"',
+  ].join('\n');
+  return {
+    args: ['/bin/sh', '-c', script, cwd, ...program],
+    env: { ...Object.fromEntries(held), [marker]: mark },
+  };
 }
 
 /** The first executable of that name, as execvp would look for it. */

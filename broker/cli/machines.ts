@@ -101,6 +101,18 @@ async function status(client: Farhand, machine: string, { output }: Common): Pro
   const now = await client.machines.status({ machine_id: await machineNamed(client, machine) });
   const part = ({ used, total }: { used: number; total: number }): string =>
     `${size(used)} of ${size(total)} (${total > 0 ? Math.round((100 * used) / total) : 0} %)`;
+  // As df(1): what is reserved for root is neither used nor available.
+  const disk = ({
+    available,
+    ...one
+  }: {
+    used: number;
+    total: number;
+    available?: number | undefined;
+  }): string =>
+    available === undefined
+      ? part(one)
+      : `${size(one.used)} used, ${size(available)} available of ${size(one.total)} (${percentOf(one.used, available)} %)`;
   await printFields(output, now, {
     status: now.connected ? 'online' : 'offline',
     'last heard': `${span(now.stale_ms)} ago`,
@@ -108,7 +120,7 @@ async function status(client: Farhand, machine: string, { output }: Common): Pro
     processor: `${now.cpu.usage.toFixed(1)} % of ${now.cpu.cores} cores`,
     load: now.load_average.map((load) => load.toFixed(2)).join(' '),
     memory: part(now.memory),
-    ...Object.fromEntries(now.disks.map((disk) => [`disk ${disk.mount}`, part(disk)])),
+    ...Object.fromEntries(now.disks.map((one) => [`disk ${one.mount}`, disk(one)])),
     ...Object.fromEntries(
       now.network.map((one) => [
         `network ${one.name}`,
@@ -118,6 +130,9 @@ async function status(client: Farhand, machine: string, { output }: Common): Pro
     agent: `${size(now.agent.rss)}, up for ${span(now.agent.uptime * 1000)}`,
   });
 }
+
+const percentOf = (used: number, available: number): number =>
+  used + available > 0 ? Math.ceil((100 * used) / (used + available)) : 0;
 
 async function tag(
   client: Farhand,

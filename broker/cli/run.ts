@@ -1,7 +1,7 @@
 // One run of the command line: what was asked, and how a failure is told.
 import { CommanderError } from 'commander';
 import { AppError, errnoOf } from '../../shared/errors.ts';
-import { failure, nodeIsGood, wrongNode } from '../../shared/program.ts';
+import { failure, hideArgument, nodeIsGood, wrongNode } from '../../shared/program.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
 import { clean, hint } from './output.ts';
 import { Interrupted } from './stop.ts';
@@ -10,6 +10,7 @@ import { openTree } from './tree.ts';
 
 export async function run(argv: string[]): Promise<void> {
   if (!nodeIsGood(process.version)) return end(`farhand: ${wrongNode}`, 1);
+  hideArgument('--env');
   watchOutputs();
   try {
     await (await openTree(argv[2])).parseAsync(argv);

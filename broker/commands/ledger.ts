@@ -117,14 +117,17 @@ export function openLedger(
   };
 }
 
-/** What a record says of the output, which is given back. */
+/**
+ * What a record says of the output. Files are synced first: once the record is on disk, the agent removes its copy, also
+ * after a power cut of the broker.
+ */
 async function kept({ output }: Run) {
   const [stdout, stderr] = [await output.tail('stdout'), await output.tail('stderr')];
+  await output.sync();
   const extent = output.extent();
   // Of what has no file the record keeps the tail alone.
   if (output.stdout.size === 0) extent.stdout_start = extent.stdout_bytes - stdout.length;
   if (output.stderr.size === 0) extent.stderr_start = extent.stderr_bytes - stderr.length;
-  await output.close();
   return { stdout, stderr, ...extent };
 }
 

@@ -13,6 +13,8 @@ const readBytes = 256 * 1024;
 
 /** Where outputs lie. */
 export interface Disk {
+  /** The data directory: names below it are synced with the files. */
+  root: string;
   /** Whether so many bytes more leave enough to everybody else. */
   hasRoomFor(bytes: number): Promise<boolean>;
   log: Logger;
@@ -78,11 +80,17 @@ export class Output {
     };
   }
 
-  /** Gives the files back; reading goes on. Never rejects. */
-  async close(): Promise<void> {
-    await Promise.all([this.stdout.close(), this.stderr.close()]).catch((error: unknown) => {
-      this.#disk.log.error({ err: error }, 'the output of a command could not be closed');
-    });
+  /**
+   * Closes the files and has them survive a power cut; reading goes on. A stream that cannot be synced loses its files,
+   * for a record must not promise them. Never rejects.
+   */
+  async sync(): Promise<void> {
+    for (const stream of streams) {
+      await this[stream].sync(this.#disk.root).catch(async (error: unknown) => {
+        this.#disk.log.error({ err: error, stream }, 'the output of a command could not be synced to disk');
+        await this[stream].remove().catch(() => {});
+      });
+    }
   }
 }
 

@@ -32,7 +32,7 @@ export async function openOutputs(
   await removeStrangers(directory, records);
   let total = records.keptBytes();
   let dropping = false;
-  const disk = { hasRoomFor: watchRoom(directory, log), log };
+  const disk = { root: dirname(directory), hasRoomFor: watchRoom(directory, log), log };
 
   function removeFiles(ids: readonly string[]): void {
     for (const id of ids) {

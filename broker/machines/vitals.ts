@@ -8,6 +8,7 @@ import { type Entry, type History, jsonIn, type Row, textIn } from '../history.t
 
 const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
 const space = z.object({ total: amount, used: amount, free: amount });
+const disk = space.extend({ available: amount.optional() });
 const absent = { total: 0, used: 0, free: 0 };
 
 /** A report as it may come over the link: sizes and numbers are checked once, here. */
@@ -17,10 +18,10 @@ const reportSchema = z.object({
   cpu_usage: z.number().min(0).max(100),
   cpu_cores: amount,
   memory: space.nullish().transform((value) => value ?? absent),
-  disk: space.nullish().transform((value) => value ?? absent),
+  disk: disk.nullish().transform((value) => value ?? absent),
   load_average: z.array(amount).max(3),
   disks: z
-    .array(z.object({ mount: z.string().max(4096), filesystem: z.string().max(255), space: space.nullish() }))
+    .array(z.object({ mount: z.string().max(4096), filesystem: z.string().max(255), space: disk.nullish() }))
     .max(256),
   network: z
     .array(z.object({ name: z.string().max(255), received_bytes: amount, sent_bytes: amount }))

@@ -25,6 +25,12 @@ const machineDetail = listItem
   .meta({ id: 'MachineDetail' });
 
 const space = z.object({ total: z.number(), used: z.number(), free: z.number() });
+const disk = space.extend({
+  available: z
+    .number()
+    .optional()
+    .meta({ description: 'Free for others than root; absent where the agent is older' }),
+});
 
 const status = z
   .object({
@@ -36,9 +42,9 @@ const status = z
       cores: z.number(),
     }),
     memory: space.meta({ description: 'Bytes' }),
-    disk: space.meta({ description: 'Bytes, the file system of /' }),
+    disk: disk.meta({ description: 'Bytes, the file system of /' }),
     load_average: z.array(z.number()),
-    disks: z.array(space.extend({ mount: z.string(), filesystem: z.string() })),
+    disks: z.array(disk.extend({ mount: z.string(), filesystem: z.string() })),
     network: z.array(z.object({ name: z.string(), received_bytes: z.number(), sent_bytes: z.number() })),
     agent: z.object({ rss: z.number(), uptime: z.number() }),
     recorded_at: timestamp,

@@ -1,4 +1,5 @@
 // What the agent keeps to itself, whatever the roots: every way in that is known, over every operation.
+import { createHook } from 'node:async_hooks';
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -18,6 +19,7 @@ import { gzipSync } from 'node:zlib';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { belongingsOf } from '../../agent/belongings.ts';
 import { type Files, openFiles } from '../../agent/files/index.ts';
+import { leapingClock } from '../command-bench.ts';
 import { call as asCall, mayMount, refused } from '../files-disk.ts';
 import { type Answer, type House, openHouse, quiet, temporaryFolder } from '../house.ts';
 
@@ -547,4 +549,44 @@ describe('the program', () => {
     }
     expect(program).toContain(process.execPath);
   });
+});
+
+test('a file call after a second of quiet asks the disk a few dozen times where the protected paths lie', async () => {
+  const clock = leapingClock();
+  const base = temporaryFolder('quiet');
+  const { secret, program } = belongingsOf({
+    data_dir: join(base, 'data'),
+    config: join(base, 'agent.toml'),
+  });
+  mkdirSync(join(base, 'data'));
+  const files = await openFiles({
+    ...{
+      roots: ['/'],
+      home: base,
+      forbidden: secret,
+      fixed: program,
+      directory: join(base, 'data'),
+      log: quiet,
+    },
+  });
+  let asked = 0;
+  const counting = createHook({
+    init(_id, type) {
+      if (type.startsWith('FSREQ')) asked += 1;
+    },
+  }).enable();
+  onTestFinished(() => void counting.disable());
+  const once = async (): Promise<number> => {
+    asked = 0;
+    await files.makeDirectory({ path: Buffer.from(join(base, String(made++))), parents: false }, asCall());
+    return asked;
+  };
+  let made = 0;
+  await once();
+  const busy = await once();
+  clock.leap(1_500);
+  const afterQuiet = await once();
+  expect(afterQuiet).toBeGreaterThan(busy);
+  // Four hundred, were each path asked about by itself with all that is above it.
+  expect(afterQuiet - busy).toBeLessThan(100);
 });

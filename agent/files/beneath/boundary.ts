@@ -96,7 +96,7 @@ export class Boundary {
       ...roots.map((root) => fromText(posix.normalize(root)).replace(/(?<=.)\/$/, '')),
     ];
     const fences = new Fences([...new Set(forbidden.map(fromText))]);
-    await fences.refresh();
+    await Promise.all([fences.refresh(), fences.lineage()]);
     return new Boundary(real, spelled, fences, processes);
   }
 
@@ -135,7 +135,7 @@ export class Boundary {
 
   /** The same for many names in a row: where the forbidden places lie now. */
   async kept(): Promise<Kept> {
-    await this.#fences.refreshAll();
+    await this.#fences.refresh();
     const fences = this.#fences.all();
     return (parent, name, stats) => {
       const self = identityOf(stats);
@@ -149,19 +149,21 @@ export class Boundary {
    * something forbidden: what it is itself, or lies above.
    */
   async demandLoose(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
+    // Nothing lies below a file, and what it is itself has been judged.
+    if (stats.isFile()) return;
     const self = identityOf(stats);
-    const reasons: [reason: string, anchors: Bytes[]][] = [
-      ['the root of all files stays', ['/']],
-      ["this is, or holds, the home directory of the agent's user", [home]],
-      ['this is, or holds, a root that this agent allows', [...this.#roots, ...this.#spelled]],
+    const reasons: [reason: string, lineage: Promise<Set<string>>][] = [
+      ['the root of all files stays', lineageOf(['/'])],
+      ["this is, or holds, the home directory of the agent's user", lineageOf([home])],
+      [
+        'this is, or holds, a root that this agent allows',
+        lineageOf([...new Set([...this.#roots, ...this.#spelled])]),
+      ],
+      ['this is, or holds, what the agent keeps to itself', this.#fences.lineage()],
     ];
-    for (const [reason, anchors] of reasons) {
-      const held = await Promise.all(anchors.map(lineageOf));
-      if (held.some((one) => one.includes(self))) throw fault('permission_denied', path, reason);
+    for (const [reason, lineage] of reasons) {
+      if ((await lineage).has(self)) throw fault('permission_denied', path, reason);
     }
-    await this.#fences.refresh();
-    if (this.#fences.lineage().includes(self))
-      throw fault('permission_denied', path, 'this is, or holds, what the agent keeps to itself');
   }
 
   outside(path: Bytes): AppError {

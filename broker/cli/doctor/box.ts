@@ -52,7 +52,7 @@ export async function examineAgentBox(dataDir: string, told: string | undefined)
 async function identity(dataDir: string, told: string | undefined): Promise<Finding[]> {
   const found = await readIdentity(join(dataDir, 'identity.json'));
   if (typeof found === 'string') {
-    const join = 'farhand join-tokens create, then farhand-agent --join-token TOKEN --broker HOST:PORT';
+    const join = 'farhand join-tokens create, then farhand-agent --join-token-file FILE --broker HOST:PORT';
     const mend = found.endsWith('is damaged') ? `remove it and join again: ${join}` : join;
     return [fail('identity', found, mend)];
   }
