@@ -166,7 +166,7 @@ export function leapingClock({ still = false } = {}): { leap(ms: number): void; 
           clearTimeout(real);
           const left = at - monotonic();
           if (left >= 2 ** 31) return;
-          real = setTimeout(timer.fire, left);
+          real = setTimeout(timer.fire, Math.max(0, left));
           if (!hold) real.unref();
         },
       };

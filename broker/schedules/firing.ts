@@ -1,14 +1,16 @@
 // Fires schedules: one timer for the next time due, each time once, and a decision for every time that passed unseen.
-import { after, iso, monotonic, now } from '../../shared/clock.ts';
+import { after, iso, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
 import type { Presence } from '../link/presence.ts';
 import type { Schedule, State } from '../state/index.ts';
+import { ClockWatch } from './clock-watch.ts';
 import { openDoubts } from './doubts.ts';
 import { Due } from './due.ts';
 import type { Launcher } from './launch.ts';
-import { decide, type Leap, lateMs } from './policy.ts';
+import { decide, lateMs } from './policy.ts';
 import { type ScheduleRecords, type ScheduleRun, settledRun } from './records.ts';
+import { countFrom } from './since.ts';
 import { readWhen, type When } from './when.ts';
 
 export interface FiringRooms {
@@ -40,11 +42,7 @@ interface Entry {
 }
 
 /** The clock is looked at that often, for it can be set. */
-const longestWaitMs = 60_000;
-/** What wall time and the machine's own time may differ by between two looks. */
-const jumpMs = 10_000;
-/** A mark further ahead than crontab takes for a changed clock is from a clock that was wrong. */
-const mostAheadMs = 3 * 3_600_000;
+const longestWaitMs = 1_000;
 /** Schedules that are looked at in one go, in one transaction. */
 const atOnce = 32;
 /** Of those that are behind; each may write many rows. */
@@ -56,9 +54,8 @@ const mostMissed = 1000;
 const mostMissedInAll = 20_000;
 /** Times that share a row are counted so far. */
 const mostCounted = 200;
-/** Times with rows that are passed over to find the next one. */
-const mostSettledAhead = 1000;
-const mostLeaps = 10;
+/** Times that ran already that are passed over to find the next one. */
+const mostRanAhead = 1000;
 /** An open run that may be over is looked at again after this, one that is not after the other. */
 const doubtMs = 1_000;
 const waitMs = 60_000;
@@ -73,11 +70,7 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
   /** Those whose next time was long ago: they let the others go first. */
   const behind = new Due<Entry>();
   let known: State['schedules'] = new Map();
-  /** Times before this passed while nobody watched. */
-  let awake = now();
-  let leaps: readonly Leap[] = [];
-  let looked = now();
-  let skew = now() - monotonic();
+  const clock = new ClockWatch();
   /** Rows that missed times may still take. */
   let spare = mostMissedInAll;
   let working = false;
@@ -130,10 +123,9 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
     }
   }
 
-  /** Times before its own since are none of its. */
+  /** Times before its own since are none of its. A later one than now is from a clock that was ahead. */
   function settledUntil({ schedule }: Entry, mark: number): number {
-    const until = Math.max(mark, Date.parse(schedule.since));
-    return until > now() + mostAheadMs ? now() : until;
+    return Math.min(Math.max(mark, Date.parse(schedule.since)), now());
   }
 
   function plan(entry: Entry): void {
@@ -159,8 +151,8 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
     cancelTimer();
     if (stopped || working) return;
     const next = behind.next ?? due.next ?? Number.POSITIVE_INFINITY;
-    const wait = Math.min(Math.max(0, next - now()), longestWaitMs);
-    cancelTimer = after(wait, tick);
+    const wait = clock.holds ? longestWaitMs : Math.max(0, next - now());
+    cancelTimer = after(Math.min(wait, longestWaitMs), tick);
   }
 
   function tick(): void {
@@ -174,7 +166,8 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
 
   async function work(): Promise<void> {
     while (!stopped) {
-      noticeJump();
+      followClock();
+      if (clock.holds) return;
       const some = due.take(now(), atOnce);
       if (some.length === 0) some.push(...behind.take(now(), behindAtOnce));
       if (some.length === 0) return;
@@ -183,24 +176,29 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
     }
   }
 
-  /** A clock that was set forward has passed times unseen; one that was set far back makes marks of the future void. */
-  function noticeJump(): void {
-    const drift = now() - monotonic() - skew;
-    const leap = { from: looked, to: now() };
-    skew += drift;
-    looked = leap.to;
-    if (Math.abs(drift) < jumpMs) return;
+  function followClock(): void {
+    const { drift, corrected } = clock.look();
+    if (drift === 0) return;
     log.warn({ drift_ms: Math.round(drift) }, 'the clock of this machine was set');
-    awake += drift;
     spare = mostMissedInAll;
-    if (drift > 0) leaps = [...leaps, leap].slice(-mostLeaps);
+    if (drift < 0) rewind(corrected);
     for (const entry of entries.values()) {
-      const mark = settledUntil(entry, entry.mark);
-      const same = mark === entry.mark && !entry.waiting;
-      entry.mark = mark;
-      if (!same) plan(entry);
-      else if (entry.next !== undefined && !entry.busy) enqueue(entry, entry.next);
+      const isAhead = entry.mark > corrected;
+      if (isAhead) entry.mark = corrected;
+      if (isAhead || entry.waiting) plan(entry);
+      else if (entry.next !== undefined) enqueue(entry, entry.next);
     }
+  }
+
+  /** Removes from disk what a clock that was ahead settled later than `to`; what ran then stays, and does not run again. */
+  function rewind(to: number): void {
+    const writes = [
+      history.write(() => records.rewind(to)),
+      countFrom(state, to, ({ since }) => Date.parse(since) > to),
+    ];
+    Promise.all(writes).catch((error: unknown) =>
+      log.warn({ err: error }, 'missed runs and marks of schedules later than now were not removed'),
+    );
   }
 
   /** Settles the next time of a schedule that is due, or some that were missed. Never rejects. */
@@ -223,13 +221,14 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
   async function step(entry: Entry): Promise<void> {
     const { schedule, mark } = entry;
     const when = timesOf(schedule);
-    const step = when && decide({ schedule, when, mark, at: now(), awake, leaps });
+    const step =
+      when && decide({ schedule, when, mark, at: now(), awake: clock.started, leaps: clock.leaps });
     if (!step) return;
     if ('missed' in step) return miss(entry, when, step.missed);
     const { at, trigger } = step;
     entry.missed = 0;
     // A clock that was set back may come to it again.
-    if (!records.has(schedule.id, at)) {
+    if (!records.ran(schedule.id, at)) {
       const fate = besideOpen(schedule, trigger);
       if (typeof fate === 'number') {
         entry.waiting = true;
@@ -239,7 +238,7 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
       if (fate === 'skip') await settle(schedule, 'skipped', trigger, [at], overlapping);
       else await launcher.byClock(schedule, at, trigger);
     }
-    entry.mark = settledUntil(entry, at);
+    entry.mark = at;
   }
 
   /** Whether a time runs while other runs may be open, is skipped, or waits: so long until the next look. */
@@ -260,24 +259,24 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
     const times: number[] = [];
     for (let at = when.next(mark); times.length < missedAtOnce && at !== undefined; at = when.next(at)) {
       if (at > until) break;
-      if (!records.has(schedule.id, at)) times.push(at);
+      if (!records.ran(schedule.id, at)) times.push(at);
     }
     spare -= times.length;
     entry.missed += times.length;
     await settle(schedule, 'missed', 'cron', times, unseen);
-    entry.mark = settledUntil(entry, times.at(-1) ?? until);
+    entry.mark = times.at(-1) ?? until;
   }
 
-  /** One row, of the last of these times that has none, stands for all. */
+  /** One row, of the last of these times that did not run, stands for all. */
   async function missRest(entry: Entry, when: When, until: number): Promise<void> {
     const { schedule, mark } = entry;
     let last = when.last(mark, until);
-    while (last !== undefined && records.has(schedule.id, last)) last = when.last(mark, last - 1);
+    while (last !== undefined && records.ran(schedule.id, last)) last = when.last(mark, last - 1);
     if (last !== undefined) {
       const reason = `${unseen}${sharing(when, mark, last)}`;
       await settle(schedule, 'missed', 'cron', [last], reason);
     }
-    entry.mark = settledUntil(entry, until);
+    entry.mark = until;
   }
 
   function settle(
@@ -300,6 +299,7 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
   const marks = records.marks();
   const stopWatching = state.watch(() => sync(marks));
   sync(marks);
+  rewind(now());
   forget([...marks.keys()].filter((id) => !state.schedules.has(id)));
   marks.clear();
   arm();
@@ -313,7 +313,7 @@ export function openFiring(rooms: FiringRooms, log: Logger): Firing {
       if (at <= now()) at = timesOf(entry.schedule)?.next(now());
       for (let passed = 0; at !== undefined && times.length < count; ) {
         // A clock that was ahead has been there.
-        if (passed < mostSettledAhead && records.has(id, at)) passed += 1;
+        if (passed < mostRanAhead && records.ran(id, at)) passed += 1;
         else times.push(at);
         if (times.length < count) at = timesOf(entry.schedule)?.next(at);
       }

@@ -24,8 +24,10 @@ export interface Leap {
 /** Everything up to `missed` is missed; or the time `at`, the oldest, runs. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
-/** A time seen later than this passed unseen: the machine slept, or its clock was set. */
-export const lateMs = 60_000;
+/** A leap of the clock forward counts once it has lasted this long; until then nothing is decided. */
+export const believedMs = 60_000;
+/** A time seen later than this, and not only because a leap was waited for, passed unseen: the machine slept. */
+export const lateMs = believedMs + 60_000;
 
 /** What is to be done first; undefined when nothing is due. */
 export function decide(situation: Situation): Step | undefined {

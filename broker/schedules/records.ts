@@ -40,14 +40,16 @@ export interface ScheduleRecords {
   onEnd(listener: (scheduleId: string) => void): void;
   /** How far each schedule has come. */
   marks(): Map<string, number>;
+  /** The clock was set back to this: marks and rows of later times that did not run are void; inside a transaction. */
+  rewind(to: number): void;
   /** These schedules are no longer declared; inside a transaction. */
   forget(scheduleIds: readonly string[]): void;
   /** Its runs whose commands have not ended. */
   open(scheduleId: string): ScheduleRun[];
   /** The ids of all such runs. */
   openIds(): string[];
-  /** Whether a time has its row. */
-  has(scheduleId: string, at: number): boolean;
+  /** Whether a time ran, or a command for it is open. */
+  ran(scheduleId: string, at: number): boolean;
   find(id: string): ScheduleRun | undefined;
   /** The last that has ended, of those that ran or were to on a machine of these. */
   last(scheduleId: string, reach: Reach): ScheduleRun | undefined;
@@ -78,6 +80,9 @@ const tables = [
   CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, decided_at);
   CREATE INDEX schedule_runs_by_time ON schedule_runs (decided_at)`,
 ];
+/** Of a row: no command of this run ever reached its machine. */
+const neverRan =
+  "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR reason IS 'machine_offline'))";
 const columns =
   'id, schedule_id, machine_id, command_id, status, trigger, scheduled_for, started_at, finished_at, exit_code, duration, reason';
 
@@ -94,7 +99,8 @@ export function openScheduleRecords(
   function insert(run: ScheduleRun): void {
     history
       .sql(
-        `INSERT INTO schedule_runs (decided_at, ${columns}) VALUES (?, ${columns.replaceAll(/\w+/g, '?')})`,
+        // A row of a time that did not run gives way when the clock comes to that time again.
+        `INSERT OR REPLACE INTO schedule_runs (decided_at, ${columns}) VALUES (?, ${columns.replaceAll(/\w+/g, '?')})`,
       )
       .run(
         now(),
@@ -160,6 +166,16 @@ export function openScheduleRecords(
           .all()
           .map((row) => [textIn(row, 'schedule_id'), Number(row.at)]),
       ),
+    rewind(to) {
+      history.sql('UPDATE schedule_marks SET at = ?1 WHERE at > ?1').run(to);
+      // By schedule, for there is no index by time alone.
+      history
+        .sql(
+          `DELETE FROM schedule_runs WHERE schedule_id IN (SELECT schedule_id FROM schedule_marks)
+           AND scheduled_for > ? AND ${neverRan}`,
+        )
+        .run(to);
+    },
     forget(ids) {
       history
         .sql('DELETE FROM schedule_marks WHERE schedule_id IN (SELECT value FROM json_each(?))')
@@ -175,7 +191,8 @@ export function openScheduleRecords(
         .sql('SELECT id FROM schedule_runs WHERE finished_at IS NULL')
         .all()
         .map((row) => textIn(row, 'id')),
-    has: (scheduleId, at) => one('schedule_id = ? AND scheduled_for = ?', scheduleId, at) !== undefined,
+    ran: (scheduleId, at) =>
+      one(`schedule_id = ? AND scheduled_for = ? AND NOT ${neverRan}`, scheduleId, at) !== undefined,
     find: (id) => one('id = ?', id),
     last(scheduleId, reach) {
       const [seen, values] = allOf([['schedule_id = ?', scheduleId], reachableOnly(reach)]);
