@@ -102,7 +102,14 @@ export const brokerSettings = {
     value: 'TIME',
     help: 'how long the record of who did what stays (default 365d)',
   },
-  new_history: { schema: flag, help: 'start with an empty history.db where the old one is lost' },
+  new_history: {
+    schema: flag,
+    help: 'start with an empty history.db where the old one is lost; what schedules missed is not run',
+  },
+  old_history: {
+    schema: flag,
+    help: 'start with a history.db that lacks its last changes; what schedules missed is not run',
+  },
   accept_state: { schema: flag, help: 'start with a state.json that was edited by hand' },
   local: { schema: flag, help: 'serve only the socket file in the data directory' },
   webhook_allow: {

@@ -1,6 +1,6 @@
 // What is observed: history.db. Opens, migrates, groups writes, prunes; each noun owns its tables and its SQL.
 import { createHash } from 'node:crypto';
-import { closeSync, openSync } from 'node:fs';
+import { closeSync, openSync, statSync } from 'node:fs';
 import { backup, DatabaseSync, type SQLOutputValue, type StatementSync } from 'node:sqlite';
 import type { Journal } from '../shared/api/index.ts';
 import { every, now } from '../shared/clock.ts';
@@ -85,6 +85,8 @@ const pruneStep = 500;
 /** Copied at once by another thread, which then lets others at the disk. */
 const copyPages = 256;
 const schemaVersion = 1;
+/** `running`: 1 from a start to its clean end, when SQLite removes the -wal; in the file itself, not in its -wal alone. */
+const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
 interface Pending {
   run(transaction: HistoryTransaction): void;
@@ -92,11 +94,30 @@ interface Pending {
   reject(error: unknown): void;
 }
 
-/** Opens the database, new where there is none, and refuses one of another installation or a newer version. */
-export function openHistory(file: string, installId: string, log: Logger): History {
+/** What a start accepts. */
+interface Accepted {
+  /** A history.db that is missing or empty. */
+  isNew?: boolean;
+  /** One that lacks its last changes. */
+  isOld?: boolean;
+}
+
+/**
+ * Opens the database, new where there is none. Throws StartError for one of another installation or a newer version, and
+ * for one that has lost something and is not accepted.
+ */
+export function openHistory(
+  file: string,
+  installId: string,
+  log: Logger,
+  { isNew = true, isOld = false }: Accepted = {},
+): History {
+  if (!isNew && sizeOf(file) === 0) throw lost(file);
+  // Before SQLite makes one.
+  const hasWal = sizeOf(`${file}-wal`) > 0;
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file);
-  setUp(database, file, installId);
+  setUp(database, file, installId, { isNew, isOld: isOld || hasWal });
   const statements = new Map<string, StatementSync>();
   const appliers = new Map<string, (entry: Entry, transaction: HistoryTransaction) => void>();
   const retentions: Retention[] = [];
@@ -225,7 +246,13 @@ export function openHistory(file: string, installId: string, log: Logger): Histo
     close() {
       stopPruning();
       flush();
-      database.close();
+      try {
+        sql('UPDATE installation SET running = 0').run();
+        database.close();
+      } catch (error) {
+        // It stays open until the process ends, and its -wal as after a crash: SQLite would remove that with the last one.
+        log.error({ err: error }, 'history could not be closed');
+      }
     },
   };
   return history;
@@ -241,6 +268,9 @@ function snapshotOf(file: string): Snapshot {
       try {
         closeSync(openSync(copy, 'wx', 0o600));
         await backup(reader, copy, { rate: copyPages });
+        const made = new DatabaseSync(copy);
+        made.exec('UPDATE installation SET running = 0');
+        made.close();
       } finally {
         reader.close();
       }
@@ -248,24 +278,53 @@ function snapshotOf(file: string): Snapshot {
   };
 }
 
-function setUp(database: DatabaseSync, file: string, installId: string): void {
-  database.exec('PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL');
+function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // What is deleted can be a secret that a command was to get.
-  database.exec('PRAGMA secure_delete = FAST');
+  database.exec('PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST');
+  // Before anything is written: that would make a -wal, and the next start would miss none.
+  const isFound = refuseOther(database, file, installId, accepted);
+  database.exec(`PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;
+    CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
+    CREATE TABLE IF NOT EXISTS migrations (noun TEXT PRIMARY KEY, steps INTEGER NOT NULL) WITHOUT ROWID`);
+  migrate(database, 'history', installationSteps);
+  if (!isFound) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
+  // From here on the file itself says that there must be a -wal.
+  database.exec(`PRAGMA user_version = ${schemaVersion};
+    UPDATE installation SET running = 1; PRAGMA wal_checkpoint`);
+}
+
+/** Whether the file belongs to this installation already. Throws StartError for what is not accepted; writes nothing. */
+function refuseOther(database: DatabaseSync, file: string, installId: string, accepted: Accepted): boolean {
   const { user_version: version } = database.prepare('PRAGMA user_version').get() as { user_version: number };
   if (version > schemaVersion) {
     throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);
   }
-  database.exec(`CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
-    CREATE TABLE IF NOT EXISTS migrations (noun TEXT PRIMARY KEY, steps INTEGER NOT NULL) WITHOUT ROWID;
-    PRAGMA user_version = ${schemaVersion}`);
-  const row = database.prepare('SELECT id FROM installation').get();
-  if (!row) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
-  else if (row.id !== installId) {
+  const table = database.prepare("SELECT 1 FROM sqlite_master WHERE name = 'installation'").get();
+  const row = table && database.prepare('SELECT * FROM installation').get();
+  if (row && row.id !== installId) {
     throw new StartError(
       `${file} and state.json belong to two installations: restore both from the same backup`,
     );
   }
+  if (!row && !accepted.isNew) throw lost(file);
+  if (row?.running === 1 && !accepted.isOld) {
+    throw new StartError(
+      `${file} lacks its last changes, for ${file}-wal is missing or empty: put that back, or both from a backup, or go on without those changes by starting once with --old-history`,
+    );
+  }
+  return row !== undefined;
+}
+
+function lost(file: string): StartError {
+  const state = statSync(file, { throwIfNoEntry: false }) ? 'empty' : 'missing';
+  return new StartError(
+    `${file} is ${state}, though a broker has run here: put it back from a backup, or go on without past commands and events by starting once with --new-history`,
+  );
+}
+
+/** 0 for a file that is not there. */
+function sizeOf(file: string): number {
+  return statSync(file, { throwIfNoEntry: false })?.size ?? 0;
 }
 
 function migrate(database: DatabaseSync, noun: string, steps: readonly string[]): void {

@@ -48,9 +48,9 @@ async function installBroker(from: Invocation, command: readonly string[]): Prom
   if (settings.data_dir !== dataOf(broker)) {
     throw new StartError(`--data-dir: as a service the broker keeps its data in ${dataOf(broker)}`);
   }
-  if (settings.local || settings.new_history || settings.accept_state) {
+  if (settings.local || settings.new_history || settings.old_history || settings.accept_state) {
     throw new StartError(
-      '--local, --new-history and --accept-state are for one start by hand, not for a service',
+      '--local, --new-history, --old-history and --accept-state are for one start by hand, not for a service',
     );
   }
   needSystemd('install', true);

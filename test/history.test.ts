@@ -1,8 +1,9 @@
 // What is observed, in history.db: refused when it is not ours, grouped by turn, durable before told, pruned by age.
-import { existsSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { cpSync, existsSync, renameSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { withSocket } from '../broker/cli/local.ts';
 import { openEvents } from '../broker/events.ts';
 import { type History, openHistory } from '../broker/history.ts';
 import { rowsSince } from '../broker/numbers.ts';
@@ -52,6 +53,16 @@ async function usedFolder(): Promise<string> {
   return house.dataDir;
 }
 
+/** A folder as a broker leaves it that is killed: nothing is written to it while it is copied. */
+async function killedFolder(): Promise<string> {
+  const { dataDir } = await openHouse();
+  const copy = temporaryFolder('killed');
+  for (const name of ['state.json', 'authority.json', 'history.db', 'history.db-wal']) {
+    cpSync(join(dataDir, name), join(copy, name));
+  }
+  return copy;
+}
+
 function change(file: string, sql: string): void {
   const database = new DatabaseSync(file);
   database.exec(sql);
@@ -99,6 +110,87 @@ describe('a start is refused', () => {
     await again.broker.close();
     const { client } = await openHouse({ dataDir });
     expect((await client.events.list({ machine_id: machineId, type: 'machine.registered' })).total).toBe(1);
+  });
+});
+
+describe('a history.db that has lost its content', () => {
+  test('is refused when it is empty, and accepted with --new-history', async () => {
+    const dataDir = await usedFolder();
+    truncateSync(join(dataDir, 'history.db'));
+    for (const _start of ['first', 'second']) {
+      await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('is empty'));
+      expect(statSync(join(dataDir, 'history.db')).size).toBe(0);
+    }
+    await openHouse({ dataDir, flags: ['--new-history'] });
+  });
+
+  test('is refused when all of it was in a -wal that is gone', async () => {
+    const dataDir = await usedFolder();
+    rmSync(join(dataDir, 'history.db'));
+    change(join(dataDir, 'history.db'), 'PRAGMA journal_mode = WAL');
+    for (const _start of ['first', 'second']) {
+      await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('--new-history'));
+    }
+    await openHouse({ dataDir, flags: ['--new-history'] });
+  });
+
+  test.each<[string, (wal: string) => void]>([
+    ['gone', (wal) => rmSync(wal)],
+    ['empty', (wal) => truncateSync(wal)],
+  ])(
+    'is refused when the -wal of a killed broker is %s, and accepted with --old-history',
+    async (_, lose) => {
+      const dataDir = await killedFolder();
+      lose(join(dataDir, 'history.db-wal'));
+      for (const _start of ['first', 'second']) {
+        await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('--old-history'));
+      }
+      const again = await openHouse({ dataDir, flags: ['--old-history'] });
+      await again.broker.close();
+      await openHouse({ dataDir });
+    },
+  );
+});
+
+describe('a history.db that has lost nothing is accepted', () => {
+  test('after a clean end, after kill -9 and after both', async () => {
+    const dataDir = await killedFolder();
+    for (const _start of ['first', 'second']) {
+      const { broker } = await openHouse({ dataDir });
+      await broker.close();
+      expect(existsSync(join(dataDir, 'history.db-wal'))).toBe(false);
+    }
+  });
+
+  test('from a backup of a broker that runs', async () => {
+    const { dataDir } = await openHouse();
+    const copy = temporaryFolder('restored');
+    await withSocket(dataDir, async (_client, post) => {
+      cpSync((await post('/local/backup')).directory, copy, { recursive: true });
+    });
+    expect(existsSync(join(copy, 'history.db-wal'))).toBe(false);
+    await openHouse({ dataDir: copy });
+  });
+
+  test('of version 0.1.0, which does not know whether there must be a -wal', async () => {
+    const dataDir = await usedFolder();
+    const older =
+      "ALTER TABLE installation DROP COLUMN running; DELETE FROM migrations WHERE noun = 'history'";
+    change(join(dataDir, 'history.db'), older);
+    await openHouse({ dataDir });
+  });
+
+  test('when its end could not be written for lack of space', async () => {
+    const file = join(temporaryFolder('history'), 'history.db');
+    const history = openHistory(file, 'installation', quiet);
+    history
+      .sql("CREATE TRIGGER full BEFORE UPDATE ON installation BEGIN SELECT RAISE(ABORT, 'full'); END")
+      .run();
+    history.close();
+    expect(statSync(`${file}-wal`).size).toBeGreaterThan(0);
+    history.sql('DROP TRIGGER full').run();
+    history.close();
+    expect(existsSync(`${file}-wal`)).toBe(false);
   });
 });
 

@@ -1,8 +1,12 @@
 // Schedules and the clock: turned for summer time, and passed by while the broker was down. The clock of the tests drives
 // real brokers.
+import { cpSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
 import { expect, test } from 'vitest';
+import { withSocket } from '../broker/cli/local.ts';
 import { now } from '../shared/clock.ts';
 import { gate, nextCall, reporting } from './command-bench.ts';
+import { temporaryFolder } from './house.ts';
 import { houseAt, minutes, type Run } from './schedule-bench.ts';
 import { connectScripted } from './scripted-agent.ts';
 
@@ -75,6 +79,34 @@ test.each([
     expect((await fates(none.id)).at(-1)).toBe(`${next.slice(11, 16)} cron completed`);
   },
   40_000,
+);
+
+test.each([
+  ['lost', ['--new-history'], 6, []],
+  ['restored', ['--old-history'], 6, minutes('12:01:00', 3)],
+  ['restored', [], 10, minutes('12:01:00', 7)],
+])(
+  'what ran after a history that was %s, started on with %j: %i runs in all',
+  async (how, flags, count, rows) => {
+    const { house, clock, at, make, down, up, until, fates, counted } = await houseAt('12:00:30');
+    const { dataDir } = house;
+    const { id } = await make('all', '* * * * *', { catch_up: 'all' });
+    await until('12:03:30');
+    const copy = temporaryFolder('copy');
+    await withSocket(dataDir, async (_client, post) => {
+      cpSync((await post('/local/backup')).directory, copy, { recursive: true });
+    });
+    await until('12:05:30');
+    await down();
+    rmSync(join(dataDir, 'history.db'));
+    if (how === 'restored') cpSync(copy, dataDir, { recursive: true });
+    clock.set(at('12:07:30'));
+    await up(flags);
+    await until('12:08:10');
+    await expect.poll(() => counted('all'), { timeout: 15_000 }).toBe(count);
+    expect((await fates(id)).map((fate) => fate.slice(0, 5))).toEqual([...rows, '12:08']);
+  },
+  30_000,
 );
 
 test('of more than a thousand missed times the rest share one row', async () => {

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import { openBudget } from '../../shared/budget.ts';
+import { now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { openProxies, type Proxies } from '../address.ts';
@@ -32,6 +33,7 @@ import { openVitals, type Vitals } from '../machines/vitals.ts';
 import { openPackages, type Packages } from '../packages/index.ts';
 import { openSchedules, type Schedules } from '../schedules/index.ts';
 import { openScheduleRecords } from '../schedules/records.ts';
+import { countFrom } from '../schedules/since.ts';
 import { openSessions, type Sessions } from '../sessions/index.ts';
 import { openState, type State } from '../state/index.ts';
 import { openWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
@@ -119,6 +121,9 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   closers.push(() => state.close());
   const untouched = state.generation === 1;
   const authority = await openAuthority(settings.data_dir, untouched);
+  const { new_history, old_history } = settings;
+  // On disk before there is a history on which a later start would run again what ran.
+  if (new_history || old_history) await countFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
   const events = openEvents(history, settings.keep_events);
@@ -252,15 +257,13 @@ function behind(...machines: (MachineId | undefined)[]): { machines: MachineId[]
 
 function historyOf(settings: BrokerSettings, state: State, untouched: boolean, log: Logger): History {
   const file = join(settings.data_dir, 'history.db');
-  if (!existsSync(file) && !untouched && !settings.new_history) {
-    throw new StartError(
-      `${file} is missing, though a broker has run here: put it back from a backup, or go on without past commands and events by starting once with --new-history`,
-    );
-  }
   if (settings.new_history && !existsSync(file))
     log.warn('starting with a new history: past commands and events are gone');
   try {
-    return openHistory(file, state.installId, log);
+    return openHistory(file, state.installId, log, {
+      isNew: untouched || settings.new_history,
+      isOld: settings.old_history,
+    });
   } catch (error) {
     if (error instanceof StartError) throw error;
     const text = error instanceof Error ? error.message : String(error);

@@ -42,6 +42,7 @@ describe('install refuses, before it touches anything,', () => {
     ['another data directory', ['--data-dir', '/x'], '--data-dir'],
     ['what is for one start only', ['--new-history'], '--new-history'],
     ['a check left out, which is for one start only,', ['--accept-state'], '--accept-state'],
+    ['what is for one start after a loss', ['--old-history'], '--old-history'],
   ])('a broker with %s', async (_what, argv, part) => {
     const failure = brokerService('install', invocation(...argv), command);
     await expect(failure).rejects.toMatchObject({ exitCode: 78, message: expect.stringContaining(part) });
