@@ -124,7 +124,11 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
       .split('\n')
       .map((line) => JSON.parse(line));
     expect(entries).toContainEqual(
-      expect.objectContaining({ PRIORITY: '6', MESSAGE: expect.stringMatching(/^broker is up http=/) }),
+      expect.objectContaining({
+        PRIORITY: '6',
+        SYSLOG_IDENTIFIER: 'farhand-broker',
+        MESSAGE: expect.stringMatching(/^broker is up http=/),
+      }),
     );
     expect(entries).toContainEqual(
       expect.objectContaining({ PRIORITY: '3', MESSAGE: expect.stringMatching(/^farhand-broker: --http/) }),
