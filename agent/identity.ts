@@ -7,8 +7,6 @@ import {
   type KeyObject,
   X509Certificate,
 } from 'node:crypto';
-import { existsSync } from 'node:fs';
-import { readFile } from 'node:fs/promises';
 import { arch, hostname } from 'node:os';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
@@ -17,6 +15,7 @@ import { writeDurably } from '../shared/durable-file.ts';
 import { AppError, errnoOf, StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { rawPublicKey } from '../shared/proof.ts';
+import { readRegularFile } from '../shared/regular-file.ts';
 import { linkServerName } from '../shared/rpc.ts';
 import { version } from '../shared/version.ts';
 import { enrollWith } from './link/dial.ts';
@@ -122,9 +121,9 @@ function identityOf(from: Stored, machineId: string): Identity {
 }
 
 async function read(file: string): Promise<Stored | undefined> {
-  if (!existsSync(file)) return undefined;
-  const text = await readFile(file, 'utf8');
-  const parsed = stored.safeParse(parseJson(text));
+  const content = await readRegularFile(file);
+  if (!content) return undefined;
+  const parsed = stored.safeParse(parseJson(content.text));
   if (parsed.success) return parsed.data;
   throw new StartError(`${file} is damaged: remove it and join again with a new join token`);
 }

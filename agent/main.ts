@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 // farhand-agent: reads flags and signals; start.ts does the rest.
 import { giveBackAtRest } from '../shared/heap.ts';
-import { createLogger } from '../shared/logger.ts';
+import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
 import {
   failure,
@@ -37,7 +37,7 @@ async function main(): Promise<void> {
   // A signal may come while the agent still tries to join.
   process.once('SIGTERM', leave);
   process.once('SIGINT', leave);
-  const log = createLogger(program, settings.log_level);
+  const log = createLogger(program, settings.log_level, isJournal(process.env));
   giveBackAtRest(unmapperOf(koffi(), import.meta.url));
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
@@ -66,7 +66,7 @@ function leave(): void {
 
 function fail(error: unknown): void {
   const { text, code } = failure(program, error);
-  process.stderr.write(`${text}\n`);
+  process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
   // What systemd will not start again says why.
   const told = code === 78 && notify ? notify.ending(text) : undefined;
   if (!told) process.exit(code);

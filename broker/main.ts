@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 // farhand-broker: reads flags and signals; start/ does the rest.
 import { giveBackAtRest } from '../shared/heap.ts';
-import { createLogger } from '../shared/logger.ts';
+import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
 import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
@@ -24,7 +24,7 @@ async function main(): Promise<void> {
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(brokerSettings, invocation);
-  const log = createLogger(program, settings.log_level);
+  const log = createLogger(program, settings.log_level, isJournal(process.env));
   giveBackAtRest();
   notify = openNotify(process.env, process.pid, log);
   const starting = startBroker(settings, log);
@@ -48,7 +48,7 @@ async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
 
 function fail(error: unknown): void {
   const { text, code } = failure(program, error);
-  process.stderr.write(`${text}\n`);
+  process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
   // What systemd will not start again says why.
   const told = code === 78 && notify ? notify.ending(text) : undefined;
   if (!told) process.exit(code);

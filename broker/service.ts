@@ -1,12 +1,25 @@
 // farhand-broker install, status, uninstall: the broker as a service of systemd.
+import { hostname } from 'node:os';
 import { StartError, UsageError } from '../shared/errors.ts';
-import { flag, type Invocation, parseSettings, readSettings, settingsText } from '../shared/settings.ts';
-import { dataOf, install, needSystemd, settingsOf, uninstall, unitText } from '../shared/systemd/index.ts';
-import { gathered, perform, say, statusOf } from '../shared/systemd/service.ts';
+import { isLoopback } from '../shared/loopback.ts';
+import { flag, type Invocation, readSettings } from '../shared/settings.ts';
+import { needSystemd } from '../shared/systemd/control.ts';
+import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
+import {
+  installCommand,
+  type Plan,
+  perform,
+  say,
+  statusCommand,
+} from '../shared/systemd/service-commands.ts';
 import type { Verb } from '../shared/systemd/verbs.ts';
+import { withSocket } from './cli/local.ts';
 import { type BrokerSettings, brokerSettings } from './config.ts';
 
-const broker = { name: 'farhand-broker' };
+const broker: Service = {
+  name: 'farhand-broker',
+  settled: ({ active, status }) => active === 'active' && status !== '',
+};
 
 const uninstallSettings = {
   yes: { schema: flag, help: 'really: no agent can be reached any more', flagOnly: true },
@@ -14,121 +27,73 @@ const uninstallSettings = {
   help: brokerSettings.help,
 };
 
-/** Does it and says so; the result is the exit code. `command`: this very program. */
+/** Runs a verb and prints what was done; the result is the exit code. `command`: this very program. */
 export async function service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number> {
-  const deeds = {
+  const commands = {
     install: {
       purpose: 'makes the broker a service of systemd, or changes the settings of one',
       settings: brokerSettings,
-      run: (told: Invocation) => installBroker(told, command),
+      run: (invocation: Invocation) => installBroker(invocation, command),
     },
-    status: statusOf(broker, ({ active }) => active === 'active'),
+    status: statusCommand(broker),
     uninstall: {
-      purpose: 'stops the service and takes it away; its data stays unless --purge is said',
+      purpose: 'stops the service and removes it; its data stays unless --purge is given',
       settings: uninstallSettings,
       run: uninstallBroker,
     },
   };
-  return await perform(broker, verb, deeds, from);
-}
-
-async function uninstallBroker(from: Invocation): Promise<number> {
-  const { yes, purge } = readSettings(uninstallSettings, from);
-  const loss = purge ? ` and deletes ${dataOf(broker)}, which no backup of ours keeps` : '';
-  if (!yes) throw new UsageError(`this stops the broker of all its agents${loss}: say --yes`);
-  await uninstall(broker, !purge);
-  const kept = `; ${dataOf(broker)}, its settings and its account are kept`;
-  say(`${broker.name} is uninstalled${purge ? ', and nothing is left but the program itself' : kept}.`);
-  return 0;
+  return await perform(broker, verb, commands, from);
 }
 
 async function installBroker(from: Invocation, command: readonly string[]): Promise<number> {
-  const given = gathered(broker, brokerSettings, from);
-  const settings = parseSettings(brokerSettings, given);
-  if (settings.data_dir !== dataOf(broker)) {
-    throw new StartError(`--data-dir: as a service the broker keeps its data in ${dataOf(broker)}`);
-  }
+  const { settings, status } = await installCommand(broker, brokerSettings, from, command, planBroker);
+  const url = settings.public_url ?? /^REST on (\S+),/.exec(status)?.[1] ?? '';
+  say(
+    `A first key: farhand auth create-key --data-dir ${dataOf(broker)} --name me`,
+    `Then log in with it: ${await loginLine(url)}`,
+  );
+  return 0;
+}
+
+async function planBroker(settings: BrokerSettings, given: Record<string, unknown>): Promise<Plan> {
   if (settings.local || settings.new_history || settings.old_history || settings.accept_state) {
     throw new StartError(
       '--local, --new-history, --old-history and --accept-state are for one start by hand, not for a service',
     );
   }
   needSystemd('install', true);
-  const words = [...command, '--config', settingsOf(broker)];
-  const found = await install(broker, {
+  return {
     user: broker.name,
-    command: words,
     // ProtectHome of its unit.
     hidden: ['/home', '/root', '/run/user'],
-    unit: (systemd) => brokerUnit({ command: words, lowPort: hasLowPort(settings), systemd }),
-    settings: settingsText(brokerSettings, { ...given, data_dir: dataOf(broker) }),
-    settled: ({ status }) => status !== '',
-  });
-  say(
-    `${broker.name} is installed and runs: ${found.status}.`,
-    `Settings: ${settingsOf(broker)}. Its log: journalctl -u ${broker.name}. How it is: ${broker.name} status.`,
-    `A first key: farhand auth create-key --data-dir ${dataOf(broker)} --name me`,
-  );
-  return 0;
+    blocks: hasLowPort(settings) ? ['low-port'] : [],
+    stored: given,
+  };
 }
 
+/** Whether it listens where only root may, by default. */
 const hasLowPort = ({ http, grpc }: BrokerSettings): boolean =>
   [http, grpc].some(({ port }) => port > 0 && port < 1024);
 
-interface BrokerUnit {
-  command: readonly string[];
-  /** It listens where only root may, unless told otherwise. */
-  lowPort: boolean;
-  systemd: number;
+/** The command that logs in to this broker, with the pin of a certificate of its own authority. */
+async function loginLine(url: string): Promise<string> {
+  const reached = url.replace(/\/\/(0\.0\.0\.0|\[::\])(?=:|$)/, `//${hostname()}`);
+  const info = await withSocket(
+    dataOf(broker),
+    (client) => client.service.info({}, { signal: AbortSignal.timeout(5_000) }),
+    { mustRun: true },
+  ).catch(() => undefined);
+  const isClear = reached.startsWith('http:') && !isLoopback(new URL(reached).hostname);
+  const options = [...(info?.tls_pin ? [`--pin ${info.tls_pin}`] : []), ...(isClear ? ['--insecure'] : [])];
+  return ['farhand login', reached, ...options].join(' ');
 }
 
-/** Everything that a program needs not which talks to networks and writes below one directory. */
-const locks = [
-  'NoNewPrivileges=yes',
-  'ProtectSystem=strict',
-  'ProtectHome=yes',
-  'ProtectProc=invisible',
-  'ProcSubset=pid',
-  'PrivateTmp=yes',
-  'PrivateDevices=yes',
-  'PrivateIPC=yes',
-  'PrivateMounts=yes',
-  'DevicePolicy=closed',
-  'ProtectKernelTunables=yes',
-  'ProtectKernelModules=yes',
-  'ProtectKernelLogs=yes',
-  'ProtectControlGroups=yes',
-  'ProtectClock=yes',
-  'ProtectHostname=yes',
-  'RestrictNamespaces=yes',
-  'RestrictRealtime=yes',
-  'RestrictSUIDSGID=yes',
-  'RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6',
-  'LockPersonality=yes',
-  'RemoveIPC=yes',
-  'KeyringMode=private',
-  'SystemCallArchitectures=native',
-  'SystemCallErrorNumber=EPERM',
-  'SystemCallFilter=@system-service',
-  'SystemCallFilter=~@privileged @resources',
-  'UMask=0077',
-  '# MemoryDenyWriteExecute is left out: a JavaScript engine writes code that it runs.',
-];
-const lowPortLines = [
-  'CapabilityBoundingSet=CAP_NET_BIND_SERVICE',
-  'AmbientCapabilities=CAP_NET_BIND_SERVICE',
-];
-
-/** The broker's unit. */
-export function brokerUnit({ command, lowPort, systemd }: BrokerUnit): string {
-  const rights = lowPort ? lowPortLines : ['CapabilityBoundingSet=', 'PrivateUsers=yes'];
-  return unitText({
-    description: 'Farhand broker',
-    command,
-    user: broker.name,
-    state: broker.name,
-    systemd,
-    // By a child of the broker, which has no others.
-    lines: ['NotifyAccess=all', ...rights, ...locks],
-  });
+async function uninstallBroker(from: Invocation): Promise<number> {
+  const { yes, purge } = readSettings(uninstallSettings, from);
+  const loss = purge ? ` and deletes ${dataOf(broker)}, of which there is no backup unless you made one` : '';
+  if (!yes) throw new UsageError(`this stops the broker of all its agents${loss}: add --yes`);
+  await uninstall(broker, !purge);
+  const stays = `; ${dataOf(broker)}, its settings and its account stay`;
+  say(`${broker.name} is uninstalled${purge ? ', and nothing is left but the program itself' : stays}.`);
+  return 0;
 }

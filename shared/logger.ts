@@ -1,15 +1,64 @@
-// Structured logs: one JSON line each on standard error.
+// Structured logs on standard error: one JSON line each, or for the journal of systemd readable text with a priority.
+import { fstatSync } from 'node:fs';
 import { destination, type Logger as PinoLogger, pino, stdTimeFunctions } from 'pino';
+import { clean } from './clean.ts';
 
 export type Logger = PinoLogger;
 
 export const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent'] as const;
 export type LogLevel = (typeof logLevels)[number];
 
+/** Whether standard error is the journal: systemd then names its device and inode (systemd.exec(5), $JOURNAL_STREAM). */
+export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | undefined>): boolean {
+  if (!stream) return false;
+  const { dev, ino } = fstatSync(2);
+  return stream === `${dev}:${ino}`;
+}
+
 /** A logger for one program. Synchronous, so that the last line before a crash is not lost. */
-export function createLogger(program: string, level: LogLevel): Logger {
+export function createLogger(program: string, level: LogLevel, journal = false): Logger {
+  const stderr = destination({ fd: 2, sync: true });
+  const readable = {
+    write(line: string): void {
+      const entry: unknown = JSON.parse(line);
+      stderr.write(journalText({ ...(typeof entry === 'object' ? entry : {}) }));
+    },
+  };
   return pino(
     { name: program, level, timestamp: stdTimeFunctions.isoTime, base: { name: program } },
-    destination({ fd: 2, sync: true }),
+    journal ? readable : stderr,
   );
+}
+
+/** Each line of a text as the journal stores it with that priority of syslog (sd-daemon(3)); the journal has the time. */
+export function withPriority(text: string, priority: number): string {
+  const lines = text.split('\n').map((line) => `<${priority}>${clean(line)}\n`);
+  return lines.join('');
+}
+
+/** `message name=value …`, and the stack of an error on lines of its own. */
+function journalText({
+  level,
+  time: _,
+  name: __,
+  msg = '',
+  err,
+  ...fields
+}: Record<string, unknown>): string {
+  const { stack = '', ...error } = typeof err === 'object' && err !== null ? { stack: '', ...err } : {};
+  const pairs = Object.entries({ ...fields, ...error }).map(([name, value]) => `${name}=${textOf(value)}`);
+  const lines = [[String(msg), ...pairs].join(' '), ...String(stack).split('\n').slice(1)];
+  return withPriority(lines.join('\n').trimEnd(), priorityOf(Number(level)));
+}
+
+function textOf(value: unknown): string {
+  return typeof value === 'string' && /^[^\s"=]+$/.test(value) ? value : JSON.stringify(value);
+}
+
+/** pino's levels as those of syslog(3): debug, info, warning, err, crit. */
+function priorityOf(level: number): number {
+  if (level < 30) return 7;
+  if (level < 40) return 6;
+  if (level < 50) return 4;
+  return level < 60 ? 3 : 2;
 }

@@ -220,6 +220,7 @@ const sides: Rule[] = [
           'shared/duration',
           'shared/tar',
           'shared/home',
+          'shared/regular-file',
           'shared/systemd/control',
         ),
     ),

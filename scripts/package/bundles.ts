@@ -81,6 +81,7 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     metafile: true,
   });
   addProtos(folder, names);
+  addUnits(folder, names);
   if (names.includes('farhand-broker')) addBrokerFiles(folder);
   writeFileSync(join(folder, 'THIRD-PARTY.txt'), licencesOf(librariesOf(metafile)));
   cpSync(join(root, 'LICENSE'), join(folder, 'LICENSE'));
@@ -125,6 +126,13 @@ function addProtos(folder: string, names: readonly Entry[]): void {
   if (!names.includes('farhand-broker')) return;
   const health = dirname(require.resolve('grpc-health-check/package.json'));
   cpSync(join(health, 'proto'), join(folder, 'proto'), { recursive: true });
+}
+
+function addUnits(folder: string, names: readonly Entry[]): void {
+  for (const program of ['agent', 'broker'] as const) {
+    const unit = `farhand-${program}.service`;
+    if (names.includes(`farhand-${program}`)) cpSync(join(root, program, unit), join(folder, unit));
+  }
 }
 
 function addBrokerFiles(folder: string): void {

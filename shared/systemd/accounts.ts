@@ -1,39 +1,51 @@
-// The account that a service runs as: ours are made at install and go with it.
+// The account that a service runs as, and the owner of its data; an account of our own is removed with the service.
+import { lstatSync } from 'node:fs';
 import { StartError } from '../errors.ts';
 import { must, run } from './control.ts';
 
-interface Account {
+export interface Account {
   name: string;
   uid: number;
   gid: number;
-  /** Made by this call. */
-  fresh: boolean;
 }
 
-/** Finds an account; one of our own is made where it is missing, with a home of its own if told. */
-export async function haveAccount(name: string, own: boolean, home: string | undefined): Promise<Account> {
-  const found = await lookUp(name);
-  if (found) return { ...found, fresh: false };
-  if (!own) throw new StartError(`--user ${name}: this machine has no such user`, 1);
+/** Makes a system account, with a home directory where one is given. */
+export async function makeAccount(name: string, home: string | undefined): Promise<Account> {
   const where = home ? ['--create-home', `--home-dir=${home}`] : ['--no-create-home', '--home-dir=/'];
   await must('useradd', ['--system', '--user-group', ...where, '--shell=/usr/sbin/nologin', name]);
-  const made = await lookUp(name);
+  const made = await findAccount(name);
   if (!made) throw new StartError(`useradd made no user ${name}`, 1);
-  return { ...made, fresh: true };
+  return made;
 }
 
-/** Takes it away again, with its group and home. Throws StartError while a process of it runs. */
+/** Removes an account with its group and home. Throws StartError while a process of it runs. */
 export async function removeAccount(name: string, home: string | undefined): Promise<void> {
   if (home) await must('rm', ['-rf', '--', home]);
-  if (await lookUp(name)) await must('userdel', [name]);
+  if (await findAccount(name)) await must('userdel', [name]);
   // It may have got other members.
   if ((await run('getent', ['group', name])).code === 0) await must('groupdel', [name]);
 }
 
-async function lookUp(name: string): Promise<Omit<Account, 'fresh'> | undefined> {
+export async function findAccount(name: string): Promise<Account | undefined> {
   // A number would be taken for an id.
   if (!/^[A-Za-z_][\w.-]*$/.test(name)) return undefined;
   const { code, stdout } = await run('getent', ['passwd', name]);
   const [found, , uid, gid] = stdout.trim().split(':');
   return code === 0 && found ? { name: found, uid: Number(uid), gid: Number(gid) } : undefined;
+}
+
+/**
+ * Gives a data directory of another user to this one. Its links, FIFOs and sockets are removed: by them the old user
+ * would choose what the new one, perhaps root, opens. Stops the service first.
+ */
+export async function takeOver(service: string, directory: string, { uid, gid }: Account): Promise<void> {
+  const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;
+  if (owner === undefined || owner === uid || owner === 0) return;
+  await run('systemctl', ['stop', service]);
+  // Before the rest, so that the old user cannot get in any more.
+  await must('chown', ['--no-dereference', '0:0', '--', directory]);
+  await must('chmod', ['0700', '--', directory]);
+  const ofNoUse = ['!', '-type', 'd', '!', '-type', 'f', '!', '-uid', '0'];
+  await must('find', [directory, '-mindepth', '1', ...ofNoUse, '-delete']);
+  await must('chown', ['--recursive', '--no-dereference', `${uid}:${gid}`, '--', directory]);
 }

@@ -99,21 +99,21 @@ function split(line: string): [string, string] {
   return [line.slice(0, at), line.slice(at + 1)];
 }
 
-/** What it said last; empty for who may not read the journal. */
+/** The end of its log; empty for a user who may not read the journal. */
 export async function lastLines(name: string, count: number): Promise<string[]> {
   return await journal(name, `--lines=${count}`);
 }
 
-/** What it said since then (ms): the end, and before that what went wrong first. */
+/** Its log since then (ms): the end, and before that the first error. */
 export async function complaints(name: string, since: number): Promise<string[]> {
-  const lines = await journal(name, `--since=@${(since / 1_000).toFixed(3)}`);
-  const end = lines.slice(-10);
-  const first = lines.find((line) => line.startsWith(`${name}: `) || /^{"level":[56]0,/.test(line));
+  const sinceThen = `--since=@${(since / 1_000).toFixed(3)}`;
+  const end = (await journal(name, sinceThen)).slice(-10);
+  const [first] = await journal(name, sinceThen, '--priority=err');
   return first === undefined || end.includes(first) ? end : [first, '…', ...end];
 }
 
-async function journal(name: string, which: string): Promise<string[]> {
-  const args = [`--unit=${name}`, which, '--output=cat', '--no-pager', '--quiet'];
+async function journal(name: string, ...which: string[]): Promise<string[]> {
+  const args = [`--unit=${name}`, ...which, '--output=cat', '--no-pager', '--quiet'];
   const { stdout } = await run('journalctl', args);
   return stdout
     .split('\n')

@@ -1,51 +1,30 @@
-// The text of a unit: what every service of ours has, and what its program adds.
+// A unit file as it is installed: the template beside the program, with its command, its user and the blocks that apply.
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { home, shipped } from '../home.ts';
 
-export interface UnitWish {
-  description: string;
+export interface UnitValues {
   /** Program and arguments; the first is an absolute path. */
   command: readonly string[];
   user: string;
-  /** Below /var/lib. */
-  state: string;
-  /** Of the systemd that will read it. */
-  systemd: number;
-  /** Lines of [Service] that only this program has. */
-  lines: readonly string[];
+  /** Blocks (`# if NAME` to `# end`) that stay. */
+  blocks: readonly string[];
 }
 
-/** A unit that tells systemd how it is, and comes back by itself unless its configuration is bad. */
-export function unitText({ description, command, user, state, systemd, lines }: UnitWish): string {
-  return `[Unit]
-Description=${description}
-Wants=network-online.target
-After=network-online.target
-StartLimitIntervalSec=0
-
-[Service]
-Type=notify
-ExecStart=${command.map(quoted).join(' ')}
-User=${user}
-StateDirectory=${state}
-StateDirectoryMode=0700
-WatchdogSec=60
-# No core file: its memory holds secrets.
-WatchdogSignal=SIGKILL
-TimeoutStartSec=180
-TimeoutStopSec=20
-Restart=always
-RestartSec=2
-${systemd >= 254 ? 'RestartSteps=5\nRestartMaxDelaySec=60\n' : ''}# Bad configuration, or a machine that its broker has removed: starting it again would not help.
-RestartPreventExitStatus=78
-# The program ends its own children in order; systemd kills what is left.
-KillMode=mixed
-${lines.join('\n')}
-
-[Install]
-WantedBy=multi-user.target
-`;
+/** The unit of `farhand-agent` or `farhand-broker`, for a systemd of that version. */
+export function unitText(name: string, systemd: number, { command, user, blocks }: UnitValues): string {
+  const file = shipped(`${name}.service`, () => join(home, name.replace('farhand-', ''), `${name}.service`));
+  const applies = [...blocks, ...(systemd >= 254 ? ['systemd-254'] : [])];
+  return readFileSync(file, 'utf8')
+    .replace(/^# if ([\w-]+)\n([\s\S]*?)^# end\n/gm, (_whole, block: string, lines: string) =>
+      applies.includes(block) ? lines : '',
+    )
+    .replace(/^# .* fills in .*\n/, '')
+    .replace('@COMMAND@', () => command.map(quoted).join(' '))
+    .replace('@USER@', () => user);
 }
 
-/** A word of a command line as systemd reads it. */
+/** A word of a command line as systemd reads it (systemd.service(5), Command lines). */
 function quoted(word: string): string {
   const plain = word.replaceAll('%', '%%').replaceAll('$', '$$$$');
   return /^[\w@%+=:,./$-]+$/.test(plain) ? plain : `"${plain.replace(/[\\"]/g, '\\$&')}"`;

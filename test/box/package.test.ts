@@ -3,6 +3,7 @@ import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_pro
 import { once } from 'node:events';
 import {
   appendFileSync,
+  copyFileSync,
   cpSync,
   existsSync,
   mkdirSync,
@@ -264,6 +265,41 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     expect(text.trim().split('\n')).toHaveLength(1);
   });
 
+  test('updates a machine that has joined with a token from before the broker’s upgrade, and no other machine', async () => {
+    const packages = join(temporaryFolder('upgraded'), 'packages');
+    cpSync(join(made, 'packages'), packages, { recursive: true });
+    const { client } = await openBox('--packages', packages);
+    const { token, install } = await client.joinTokens.create({});
+    // Another list, as of another version.
+    const sums = readFileSync(join(packages, 'SHA256SUMS'), 'utf8');
+    const [sum] = sums.split(' ');
+    copyFileSync(join(packages, `${agentName}.tar.gz`), join(packages, 'farhand-agent-other.tar.gz'));
+    rmSync(join(packages, 'SHA256SUMS'));
+    writeFileSync(join(packages, 'SHA256SUMS'), `${sums}${sum}  farhand-agent-other.tar.gz\n`);
+    const [, fingerprint] = token.split('.');
+    const attempt = async (identity: string) => {
+      const file = '/var/lib/farhand-agent/identity.json';
+      const there = `mount -t tmpfs none /var/lib; mkdir /var/lib/farhand-agent; ${identity.replace('FILE', file)}`;
+      return (await elsewhere(`${there}; ${asRoot(install ?? '', '--no-service')}`)).text;
+    };
+    const identityOf = (one: object): string => `echo '${JSON.stringify(one)}' > FILE`;
+    for (const other of [
+      'true',
+      identityOf({ machine_id: 'mach_1', fingerprint: '0'.repeat(64) }),
+      identityOf({ machine_id: null, fingerprint }),
+      'mkfifo FILE',
+      'ln -s /dev/zero FILE',
+    ]) {
+      expect([other, await attempt(other)]).toEqual([
+        other,
+        expect.stringContaining('are not those this join token was made with: make a new token'),
+      ]);
+    }
+    const text = await attempt(identityOf({ machine_id: 'mach_1', fingerprint }));
+    expect(text).toContain('updating it without the join token');
+    expect(text).toContain(`farhand-agent ${version} is installed`);
+  }, 60_000);
+
   test('runs nothing of a script that was cut off on its way, wherever that was', async () => {
     const { url } = await openBox();
     const script = await (await fetch(`${url}/install.sh`)).text();
@@ -332,6 +368,9 @@ describe('the Debian packages', () => {
       expect(files.split('\n').filter((line) => line && !line.includes(' root/root '))).toEqual([]);
       const folder = temporaryFolder('deb');
       await execute('dpkg-deb', ['--extract', deb, folder]);
+      const units = [join(folder, 'usr/lib', name), name === 'farhand-agent' ? agentHome : brokerHome];
+      for (const home of units)
+        expect(readFileSync(join(home, `${name}.service`), 'utf8')).toContain('@USER@');
       const { stdout } = await execute(join(folder, 'usr/bin', name), ['--version'], { env: plain });
       expect(stdout).toBe(`${version}\n`);
       const { stdout: told } = await execute('dpkg-deb', ['--field', deb, 'Installed-Size']);
@@ -428,6 +467,8 @@ describe('the npm tarball', () => {
         'THIRD-PARTY.txt',
         'bin',
         'docs',
+        'farhand-agent.service',
+        'farhand-broker.service',
         'install.sh',
         'lib',
         'package.json',

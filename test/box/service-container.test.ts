@@ -108,6 +108,34 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await api('GET', '/auth/me')).status).toBe(200);
   });
 
+  test('installing a broker prints a command that logs in to it, with the pin of its own certificate', async () => {
+    const { stdout } = await broker('install', '--tls');
+    const [line = ''] =
+      /^Then log in with it: farhand (login https:.* --pin sha256\/\/.*)$/m.exec(stdout)?.slice(1) ?? [];
+    const login = `echo ${key} | ${node} /opt/farhand/broker/cli/main.ts ${line} --key-stdin`;
+    expect(await box.run('env', 'HOME=/tmp/home', 'sh', '-c', login)).toMatchObject({ code: 0 });
+    expect((await broker('install', '--no-tls')).stdout).toContain(`farhand login http://${http}\n`);
+  });
+
+  test('the log in the journal is text with levels, and both services may open many files', async () => {
+    const { stdout } = await box.run('journalctl', '--unit=farhand-broker', '--output=json', '--no-pager');
+    const entries = stdout
+      .trim()
+      .split('\n')
+      .map((line) => JSON.parse(line));
+    expect(entries).toContainEqual(
+      expect.objectContaining({
+        PRIORITY: '6',
+        SYSLOG_IDENTIFIER: 'farhand-broker',
+        MESSAGE: expect.stringMatching(/^broker is up http=/),
+      }),
+    );
+    expect(entries).toContainEqual(
+      expect.objectContaining({ PRIORITY: '3', MESSAGE: expect.stringMatching(/^farhand-broker: --http/) }),
+    );
+    expect(await property('farhand-broker', 'LimitNOFILE')).toBe('65536');
+  });
+
   test('an agent whose token is refused is not left behind', async () => {
     const token = (await joinToken()).replace(/_[0-9A-Za-z]{43}\./, `_${'A'.repeat(43)}.`);
     const refused = await agent('install', '--broker', grpc, '--join-token', token);
@@ -153,6 +181,21 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     );
     expect(stdout).toBe('');
     expect(await property('farhand-agent', 'Environment')).toBe('');
+  });
+
+  test('a FIFO that the agent’s user put in the place of a file makes install fail, not wait', async () => {
+    const asAgent = (line: string): Promise<Ran> =>
+      box.run('runuser', '-u', 'farhand-agent', '--', 'sh', '-c', line);
+    await asAgent('cd /var/lib/farhand-agent && mkfifo join-token');
+    const refused = { code: 78, stderr: expect.stringContaining('is not a regular file: remove it') };
+    expect(await agent('install', '--join-token', await joinToken())).toMatchObject(refused);
+    expect(await agent('install')).toMatchObject(refused);
+    await asAgent(
+      'cd /var/lib/farhand-agent && rm join-token && mv identity.json away && mkfifo identity.json',
+    );
+    expect(await agent('install')).toMatchObject(refused);
+    await asAgent('cd /var/lib/farhand-agent && mv away identity.json');
+    expect(await property('farhand-agent', 'LimitNOFILE')).toBe('524288');
   });
 
   test('commands run as that user, in a cgroup below the unit, without what systemd told the agent', async () => {
@@ -253,7 +296,12 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
   });
 
   test('root must be said, and then commands are root', async () => {
+    // What its user left there would lead root elsewhere.
+    const line = 'cd /var/lib/farhand-agent && ln -s /etc/passwd link && rm lock.db && mkfifo lock.db';
+    await box.run('runuser', '-u', 'farhand-agent', '--', 'sh', '-c', line);
     const rooted = await agent('install', '--user', 'root');
+    const left = ['/var/lib/farhand-agent', '(', '-type', 'l', '-o', '!', '-user', 'root', ')'];
+    expect((await box.run('find', ...left)).stdout).toBe('');
     expect(rooted).toMatchObject({ code: 0 });
     expect(rooted.stdout).toContain('whoever may use it through the broker is root');
     expect(await exec('id -un')).toMatchObject({ stdout: 'root\n' });
@@ -286,6 +334,8 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await box.run('ls', '/var/lib/farhand-agent')).code).toBe(2);
     for (const pid of sleepers(87_004)) process.kill(pid);
     await left;
+    // Whatever lies there, and whosever it is.
+    await box.run('sh', '-c', 'mkdir /var/lib/farhand-agent && mkfifo /var/lib/farhand-agent/identity.json');
     expect(await agent('uninstall')).toMatchObject({ code: 0, stderr: '' });
     expect(await traces('farhand-agent')).toEqual([]);
     expect((await broker('uninstall')).code).toBe(2);

@@ -120,6 +120,14 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(again).toMatchObject({ code: 0 });
     expect(await property('MainPID')).not.toBe(before);
     await online();
+    // The very same line, after an upgrade of the broker has changed its packages.
+    const packages = '/usr/lib/farhand-broker/packages';
+    const other =
+      'cp farhand-agent-*.tar.gz farhand-agent-other.tar.gz && sha256sum *.tar.gz > new && mv new SHA256SUMS';
+    expect(await box.run('sh', '-c', `cd ${packages} && ${other}`)).toMatchObject({ code: 0 });
+    expect(await box.run('sh', '-c', line)).toMatchObject({ code: 0 });
+    await online();
+    expect(await machineId()).toBe(machine);
     const program = await box.run('readlink', '/opt/farhand-agent/current');
     const failed = await box.run(
       'sh',
@@ -130,6 +138,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await box.run('readlink', '/opt/farhand-agent/current')).toEqual(program);
     await online();
     expect(await box.run('farhand-agent', 'uninstall')).toMatchObject({ code: 0, stderr: '' });
+    await box.run('rm', `${packages}/farhand-agent-other.tar.gz`);
     expect(await traces('farhand-agent')).toBe('');
   });
 

@@ -6,11 +6,13 @@ import { dirname, join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { keepLinked, type LinkOptions } from '../../agent/link/index.ts';
-import { service as agentService, agentUnit } from '../../agent/service.ts';
+import { service as agentService } from '../../agent/service.ts';
 import { scriptFor } from '../../broker/packages/install.ts';
-import { service as brokerService, brokerUnit } from '../../broker/service.ts';
+import { service as brokerService } from '../../broker/service.ts';
 import { openNotify } from '../../shared/notify.ts';
-import { contentOf, place } from '../../shared/systemd/files.ts';
+import { readRegularFile } from '../../shared/regular-file.ts';
+import { place } from '../../shared/systemd/files.ts';
+import { unitText } from '../../shared/systemd/unit.ts';
 import { version } from '../../shared/version.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { openHouse, quiet, temporaryFolder } from '../house.ts';
@@ -18,12 +20,14 @@ import { joinScripted } from '../scripted-agent.ts';
 import { execute } from './container.ts';
 
 const command = ['/opt/some where/node', '/opt/50%/$main', '--config', '/etc/farhand/x.toml'];
+const unit = (name: string, user: string, ...blocks: string[]): string =>
+  unitText(name, 252, { command, user, blocks });
 const units = {
-  'agent of its own user': agentUnit({ command, user: 'farhand-agent', free: false, systemd: 252 }),
-  'agent that may use sudo': agentUnit({ command, user: 'farhand-agent', free: true, systemd: 252 }),
-  'agent that is root': agentUnit({ command, user: 'root', free: true, systemd: 252 }),
-  broker: brokerUnit({ command, lowPort: false, systemd: 252 }),
-  'broker with a low port': brokerUnit({ command, lowPort: true, systemd: 252 }),
+  'agent of its own user': unit('farhand-agent', 'farhand-agent', 'locked'),
+  'agent that may use sudo': unit('farhand-agent', 'farhand-agent'),
+  'agent that is root': unit('farhand-agent', 'root', 'root'),
+  broker: unit('farhand-broker', 'farhand-broker'),
+  'broker with a low port': unit('farhand-broker', 'farhand-broker', 'low-port'),
 };
 
 const invocation = (...argv: string[]) => ({ argv, env: {} });
@@ -68,7 +72,7 @@ describe('what root keeps for a service', () => {
     const before = process.umask(0o077);
     await place(file, content).finally(() => process.umask(before));
     expect([modeOf(dirname(file)), modeOf(file)]).toEqual([0o755, 0o640]);
-    expect(await contentOf(file)).toEqual(content);
+    expect(await readRegularFile(file)).toEqual(content);
   });
 
   test('leaves a directory as it is that was there before, and goes without a trace', async () => {
@@ -131,7 +135,8 @@ describe('a unit', () => {
       'ExecStart="/opt/some where/node" /opt/50%%/$$main --config /etc/farhand/x.toml\n',
     );
     expect(units.broker).not.toContain('RestartSteps');
-    expect(brokerUnit({ command, lowPort: false, systemd: 254 })).toContain('RestartSteps=5\n');
+    const later = unitText('farhand-broker', 254, { command, user: 'x', blocks: [] });
+    expect(later).toContain('RestartSteps=5\n');
     expect(units['agent of its own user']).toContain('NoNewPrivileges=yes');
     expect(units['agent that may use sudo']).not.toContain('NoNewPrivileges');
   });

@@ -1,6 +1,7 @@
 // A data directory on this box, a broker's or an agent's: who may read it, what it holds, whether there is room.
 import { readFile, stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
+import { readRegularFile } from '../../../shared/regular-file.ts';
 import { size } from '../output.ts';
 import { refusedIn } from '../owner.ts';
 import { type Finding, fail, ok, reason, warn } from './finding.ts';
@@ -75,12 +76,13 @@ async function identity(dataDir: string, told: string | undefined): Promise<Find
 }
 
 async function readIdentity(file: string): Promise<{ machine_id: string; ca_certificate: string } | string> {
-  let text: string;
+  let text: string | undefined;
   try {
-    text = await readFile(file, 'utf8');
+    text = (await readRegularFile(file))?.text;
   } catch (error) {
-    return `this machine has not joined: ${reason(error)}`;
+    return reason(error);
   }
+  if (text === undefined) return `this machine has not joined: there is no ${file}`;
   try {
     const value: unknown = JSON.parse(text);
     if (isIdentity(value)) return value;

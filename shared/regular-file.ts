@@ -1,0 +1,37 @@
+// Reads a small file whose directory another user may own: it neither waits for a FIFO nor follows a link.
+import { constants } from 'node:fs';
+import { open } from 'node:fs/promises';
+import { errnoOf, StartError } from './errors.ts';
+
+export interface FileContent {
+  text: string;
+  mode: number;
+  uid: number;
+  gid: number;
+}
+
+const { O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_RDONLY } = constants;
+const mostBytes = 64 * 1024;
+
+/** Undefined where there is no such file. Throws StartError for anything but a regular file of at most 64 KiB. */
+export async function readRegularFile(file: string): Promise<FileContent | undefined> {
+  try {
+    // A FIFO without a writer blocks open(2) until one comes, unless O_NONBLOCK is set (fifo(7)).
+    await using handle = await open(file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    const found = await handle.stat();
+    if (!found.isFile()) throw notRegular(file);
+    const { buffer, bytesRead } = await handle.read({ buffer: Buffer.alloc(mostBytes + 1) });
+    if (bytesRead > mostBytes) throw new StartError(`${file} is larger than ${mostBytes} bytes: remove it`);
+    const { mode, uid, gid } = found;
+    return { text: buffer.toString('utf8', 0, bytesRead), mode: mode & 0o7777, uid, gid };
+  } catch (error) {
+    const code = errnoOf(error) ?? '';
+    if (code === 'ENOENT') return undefined;
+    // ELOOP is a link (open(2), O_NOFOLLOW), ENXIO a socket.
+    throw ['ELOOP', 'ENXIO'].includes(code) ? notRegular(file) : error;
+  }
+}
+
+function notRegular(file: string): StartError {
+  return new StartError(`${file} is not a regular file: remove it, then try again`);
+}

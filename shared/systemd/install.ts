@@ -1,0 +1,177 @@
+// Installs a program of ours as a service of systemd, or removes it without a trace.
+import { existsSync } from 'node:fs';
+import { realpath } from 'node:fs/promises';
+import { monotonic, now, sleep } from '../clock.ts';
+import { StartError } from '../errors.ts';
+import { type FileContent, readRegularFile } from '../regular-file.ts';
+import { type Account, findAccount, makeAccount, removeAccount, takeOver } from './accounts.ts';
+import {
+  complaints,
+  lastLines,
+  must,
+  needSystemd,
+  run,
+  type State,
+  stateOf,
+  systemdVersion,
+} from './control.ts';
+import { place } from './files.ts';
+import { type UnitValues, unitText } from './unit.ts';
+
+export interface Service {
+  /** Also of its unit, its own account and its directory below /var/lib. */
+  name: string;
+  /** Of its own account, where that needs one. */
+  home?: string;
+  /** Whether a running one has come as far as it should. */
+  settled(state: State): boolean;
+}
+
+export interface Installation extends UnitValues {
+  /** Directories that the service does not see. */
+  hidden: readonly string[];
+  /** TOML. */
+  settings: string;
+  /** A file that only the account may read; without a text it stays as it is. */
+  secret?: { file: string; text: string | undefined };
+}
+
+export interface Report extends State {
+  settled: boolean;
+  log: string[];
+}
+
+const settleMs = 30_000;
+/** A service that was restarted that often does not start. */
+const mostRestarts = 3;
+
+export const dataOf = ({ name }: Service): string => `/var/lib/${name}`;
+const unitOf = ({ name }: Service): string => `/etc/systemd/system/${name}.service`;
+export const settingsOf = ({ name }: Service): string => `/etc/farhand/${name.replace('farhand-', '')}.toml`;
+
+/** Steps that undo what was done; run last to first. */
+type Undo = (() => Promise<unknown>)[];
+
+/** Writes unit and settings, starts the service, and waits for it; a failure leaves everything as it was. */
+export async function install(service: Service, installation: Installation): Promise<Report> {
+  const { name } = service;
+  await refuseHidden(installation);
+  const files = [settingsOf(service), unitOf(service), installation.secret?.file ?? []].flat();
+  // All at once, before anything changes: the account could have put a FIFO or a link in the place of its own one.
+  const old = new Map(
+    await Promise.all(files.map(async (file) => [file, await readRegularFile(file)] as const)),
+  );
+  const before = await stateOf(name);
+  const since = now();
+  const undo: Undo = [];
+  try {
+    await putFiles(service, installation, { before, old, undo });
+    undo.push(() =>
+      must('systemctl', before.enabled ? ['stop', name] : ['disable', '--now', '--quiet', name]),
+    );
+    await must('systemctl', ['daemon-reload']);
+    await must('systemctl', ['enable', '--quiet', name]);
+    await must('systemctl', ['restart', name]);
+    return await settle(service);
+  } catch (error) {
+    const lines = (await complaints(name, since)).map((line) => `  ${line}`);
+    const left = before.installed
+      ? 'What was installed before is back.'
+      : 'Nothing of it is left but the program itself.';
+    const failures = await rollBack(undo);
+    const end = failures.length === 0 ? [left] : ['Not everything could be taken back:', ...failures];
+    throw new StartError([messageOf(error), ...lines, ...end].join('\n'), 1);
+  }
+}
+
+/** Account, data directory, settings, unit and secret. */
+async function putFiles(
+  service: Service,
+  installation: Installation,
+  { before, old, undo }: { before: State; old: ReadonlyMap<string, FileContent | undefined>; undo: Undo },
+): Promise<void> {
+  const { settings, secret } = installation;
+  const account = await accountOf(service, installation.user, undo);
+  if (!existsSync(dataOf(service))) undo.push(() => must('rm', ['-rf', '--', dataOf(service)]));
+  undo.push(() => restore(service.name, before.active));
+  await takeOver(service.name, dataOf(service), account);
+  const put = async (file: string, content: FileContent): Promise<void> => {
+    undo.push(() => place(file, old.get(file)));
+    await place(file, content);
+  };
+  const unit = unitText(service.name, await systemdVersion(), installation);
+  await put(settingsOf(service), { text: settings, mode: 0o640, uid: 0, gid: account.gid });
+  await put(unitOf(service), { text: unit, mode: 0o644, uid: 0, gid: 0 });
+  if (secret?.text === undefined) return;
+  await put(secret.file, { text: secret.text, mode: 0o600, uid: account.uid, gid: account.gid });
+}
+
+async function accountOf({ name, home }: Service, user: string, undo: Undo): Promise<Account> {
+  const found = await findAccount(user);
+  if (found) return found;
+  if (user !== name) throw new StartError(`--user ${user}: this machine has no such user`, 1);
+  const made = await makeAccount(user, home);
+  undo.push(() => removeAccount(user, home));
+  return made;
+}
+
+async function rollBack(undo: Undo): Promise<string[]> {
+  const failures: string[] = [];
+  for (const step of undo.reverse()) {
+    await step().catch((error: unknown) => failures.push(`  ${messageOf(error)}`));
+  }
+  return failures;
+}
+
+const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
+
+/** A start that fails because the unit hides the program would say so only in the journal. */
+async function refuseHidden({ command, hidden }: Installation): Promise<void> {
+  for (const word of command.filter((one) => one.startsWith('/'))) {
+    const real = await realpath(word).catch(() => word);
+    const above = hidden.find((directory) => real.startsWith(`${directory}/`));
+    if (above) {
+      throw new StartError(
+        `${real}: as a service it sees nothing below ${above}; put it elsewhere, as in /opt`,
+      );
+    }
+  }
+}
+
+/** The unit that was there before, or none. */
+async function restore(name: string, active: string): Promise<void> {
+  await must('systemctl', ['daemon-reload']);
+  await run('systemctl', ['reset-failed', name]);
+  if (['active', 'activating', 'reloading'].includes(active)) await must('systemctl', ['restart', name]);
+}
+
+async function settle({ name, settled }: Service): Promise<Report> {
+  for (const until = monotonic() + settleMs; ; await sleep(200)) {
+    const state = await stateOf(name);
+    if (state.active === 'failed' || state.restarts >= mostRestarts) {
+      throw new StartError(`${name} does not stay up: ${state.status || state.result}`, 1);
+    }
+    const good = state.active === 'active' && settled(state);
+    if (good || monotonic() > until) return { ...state, settled: good, log: await lastLines(name, 5) };
+  }
+}
+
+/** Stops the service and removes everything; `keep`: its data, settings and account stay. */
+export async function uninstall(service: Service, keep: boolean): Promise<void> {
+  needSystemd('uninstall', true);
+  const { name, home } = service;
+  // Also what an administrator has added, by hand or by `systemctl edit` and `set-property`.
+  const places = ['/etc/systemd/system', '/etc/systemd/system.control', '/run/systemd/system'];
+  await run('systemctl', ['disable', '--now', '--quiet', name]);
+  await must('rm', ['-rf', '--', unitOf(service), ...places.map((one) => `${one}/${name}.service.d`)]);
+  await must('systemctl', ['daemon-reload']);
+  await run('systemctl', ['reset-failed', name]);
+  if (keep) return;
+  // Not by Node: the owner of the directory could lead it elsewhere while it walks.
+  await must('rm', ['-rf', '--', dataOf(service)]);
+  await place(settingsOf(service), undefined);
+  await removeAccount(name, home).catch((error: unknown) => {
+    const way = `end what still runs as ${name}, then uninstall once more`;
+    throw new StartError(`all but its user is gone: ${messageOf(error)}; ${way}`, 1);
+  });
+}

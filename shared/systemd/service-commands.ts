@@ -1,0 +1,121 @@
+// The verbs of a program about its own service: install, status, uninstall; what both programs have in common.
+import { existsSync } from 'node:fs';
+import * as z from 'zod';
+import { StartError } from '../errors.ts';
+import {
+  common,
+  givenSettings,
+  helpText,
+  type Invocation,
+  parseSettings,
+  readSettings,
+  type Setting,
+  type Settings,
+  settingsText,
+} from '../settings.ts';
+import { lastLines, needSystemd, type State, stateOf } from './control.ts';
+import { dataOf, type Installation, install, type Report, type Service, settingsOf } from './install.ts';
+import type { Verb } from './verbs.ts';
+
+interface Command {
+  purpose: string;
+  settings: Record<string, Setting>;
+  /** Runs it and prints what was done; the result is the exit code. */
+  run(from: Invocation): Promise<number>;
+}
+
+export async function perform(
+  { name }: Service,
+  verb: Verb,
+  commands: Record<Verb, Command>,
+  from: Invocation,
+): Promise<number> {
+  const { purpose, settings, run } = commands[verb];
+  if (!from.argv.includes('--help')) return await run(from);
+  process.stdout.write(helpText(`${name} ${verb}`, purpose, settings));
+  return 0;
+}
+
+/** What a program adds to an installation once its settings are known to be good. */
+export interface Plan extends Omit<Installation, 'command' | 'settings'> {
+  /** Settings to store, but for the data directory. */
+  stored: Record<string, unknown>;
+}
+
+/** Installs the service, or changes the settings of one: those of an earlier install count unless given anew. */
+export async function installCommand<T extends Record<string, Setting> & { data_dir: Setting }>(
+  service: Service,
+  table: T,
+  from: Invocation,
+  command: readonly string[],
+  plan: (settings: Settings<T>, given: Record<string, unknown>) => Promise<Plan>,
+): Promise<Report & { settings: Settings<T> }> {
+  const file = settingsOf(service);
+  const old = existsSync(file) ? givenSettings(table, { argv: ['--config', file], env: {} }) : {};
+  const { config: _, ...given } = { ...old, ...givenSettings(table, from) };
+  const settings = parseSettings(table, given);
+  if (settings.data_dir !== dataOf(service)) {
+    throw new StartError(`--data-dir: as a service ${service.name} stores its data in ${dataOf(service)}`);
+  }
+  const { stored, ...planned } = await plan(settings, given);
+  const found = await install(service, {
+    ...planned,
+    command: [...command, '--config', file],
+    settings: settingsText(table, { ...stored, data_dir: dataOf(service) }),
+  });
+  say(
+    `${service.name} is installed and runs as ${found.user}: ${found.status}.`,
+    `Settings: ${file}. Its log: journalctl -u ${service.name}. Its state: ${service.name} status.`,
+  );
+  return { ...found, settings };
+}
+
+const statusSettings = {
+  output: {
+    schema: z.enum(['text', 'json']).default('text'),
+    value: 'FORM',
+    short: 'o',
+    help: 'text or json',
+    flagOnly: true,
+  },
+  help: common.help,
+};
+
+/** `more`: members of the JSON form that only this program has. */
+export function statusCommand(service: Service, more: (state: State) => object = () => ({})): Command {
+  const { name } = service;
+  return {
+    purpose: 'prints the state of the service; exits with 0 while it runs, else with 3',
+    settings: statusSettings,
+    async run(from) {
+      const { output } = readSettings(statusSettings, from);
+      needSystemd('status', false);
+      const state = await stateOf(name);
+      const log = await lastLines(name, 5);
+      say(output === 'json' ? jsonOf(state, more(state), log) : textOf(name, state, log));
+      return state.active === 'active' ? 0 : 3;
+    },
+  };
+}
+
+function jsonOf(state: State, more: object, log: string[]): string {
+  const { installed, active, enabled, since, status, version, result, exitStatus, restarts, user } = state;
+  const facts = { installed, active: active === 'active', state: active, enabled, since, user, status };
+  const ended = { result, exit_status: exitStatus, restarts };
+  return JSON.stringify({ ...facts, version: version ?? null, ...ended, ...more, log });
+}
+
+function textOf(name: string, state: State, log: string[]): string {
+  const { installed, active, enabled, since, status, version, result, exitStatus, user } = state;
+  if (!installed) return `${name} is not installed as a service`;
+  const failed = active === 'failed' ? `, ${result}: its exit code was ${exitStatus}` : '';
+  return [
+    `${version ? `${name} ${version}` : name}: ${active}${failed}, since ${since || 'ever'}, as ${user}${enabled ? '' : ', not started at boot'}`,
+    ...(status && ['active', 'failed'].includes(active) ? [status] : []),
+    ...(log.length > 0 ? ['', ...log] : []),
+  ].join('\n');
+}
+
+export function say(...lines: string[]): void {
+  process.stdout.write(lines.map((line) => `${line}\n`).join(''));
+}

@@ -1,0 +1,61 @@
+// The log of a program on standard error: JSON, or text with levels where that is the journal of systemd.
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, fstatSync, openSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { temporaryFolder } from './house.ts';
+
+const checkout = join(import.meta.dirname, '..');
+
+describe('the log of a program', () => {
+  /** What a program with this source writes to standard error, which is a file; `<FILE>` is its device and inode. */
+  async function logged(source: string, stream: string | undefined): Promise<string> {
+    const file = join(temporaryFolder('log'), 'stderr');
+    const fd = openSync(file, 'w');
+    const { dev, ino } = fstatSync(fd);
+    const env = { PATH: process.env.PATH, JOURNAL_STREAM: stream?.replace('<FILE>', `${dev}:${ino}`) };
+    const args = ['--input-type=module', '--eval', source];
+    const child = spawn(process.execPath, args, { env, cwd: checkout, stdio: ['ignore', 'ignore', fd] });
+    closeSync(fd);
+    await once(child, 'exit');
+    return readFileSync(file, 'utf8');
+  }
+
+  const source = `import { createLogger, isJournal } from './shared/logger.ts';
+    const log = createLogger('x', 'debug', isJournal(process.env));
+    log.debug('one');
+    log.info({ path: '/a b', count: 2, name_of: 'web-1' }, 'two');
+    log.warn({ text: 'new\\nline \\u001b[2J\\u009b' }, 'three');
+    log.error({ err: new TypeError('bad') }, 'four');`;
+
+  test.each([undefined, '1:2'])('is JSON where standard error is not the journal (%s)', async (stream) => {
+    const lines = (await logged(source, stream)).trim().split('\n');
+    expect(lines.map((line) => [JSON.parse(line).level, JSON.parse(line).msg])).toEqual([
+      [20, 'one'],
+      [30, 'two'],
+      [40, 'three'],
+      [50, 'four'],
+    ]);
+  });
+
+  test('is text with a priority in the journal, every line of it, without what a terminal obeys', async () => {
+    const lines = (await logged(source, '<FILE>')).trimEnd().split('\n');
+    expect(lines.slice(0, 5)).toEqual([
+      '<7>one',
+      '<6>two path="/a b" count=2 name_of=web-1',
+      '<4>three text="new\\nline \\u001b[2J\ufffd"',
+      '<3>four type=TypeError message=bad',
+      expect.stringMatching(/^<3> {4}at .*eval/),
+    ]);
+    expect(lines.filter((line) => !/^<\d>/.test(line))).toEqual([]);
+  });
+
+  test.each(['agent', 'broker'])(
+    'of the %s ends with an error of that priority in the journal',
+    async (name) => {
+      const main = `process.argv.push('--http', 'none', '--broker', 'none'); await import('./${name}/main.ts');`;
+      expect(await logged(main, '<FILE>')).toMatch(new RegExp(`^<3>farhand-${name}: .*\n(<3>.*\n)*$`));
+    },
+  );
+});
