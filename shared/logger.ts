@@ -6,10 +6,13 @@ export type Logger = PinoLogger;
 export const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent'] as const;
 export type LogLevel = (typeof logLevels)[number];
 
+/** What waits for a disk that is full; lines beyond are dropped. */
+const mostWaiting = 1024 * 1024;
+
 /** A logger for one program. Synchronous, so that the last line before a crash is not lost. */
 export function createLogger(program: string, level: LogLevel): Logger {
-  return pino(
-    { name: program, level, timestamp: stdTimeFunctions.isoTime, base: { name: program } },
-    destination({ fd: 2, sync: true }),
-  );
+  const stream = destination({ fd: 2, sync: true, maxLength: mostWaiting });
+  // Without a listener a disk that is full would end the program at its next line.
+  stream.on('error', () => {});
+  return pino({ name: program, level, timestamp: stdTimeFunctions.isoTime, base: { name: program } }, stream);
 }
