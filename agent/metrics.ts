@@ -7,6 +7,7 @@ import type { Metrics } from '../proto/types/farhand/agent/v1/Metrics.ts';
 import type { NetworkInterface } from '../proto/types/farhand/agent/v1/NetworkInterface.ts';
 import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
 import { monotonic, now, sleep } from '../shared/clock.ts';
+import { residentBytes } from '../shared/heap.ts';
 
 export interface MetricsReader {
   report(): Promise<Metrics>;
@@ -51,7 +52,7 @@ export function openMetrics(sources: Sources = system): MetricsReader {
         ...space,
         load_average: os.loadavg(),
         network: networkOf(network),
-        agent_rss: process.memoryUsage.rss(),
+        agent_rss: residentBytes() ?? 0,
         agent_uptime_s: (monotonic() - opened) / 1000,
       };
     },

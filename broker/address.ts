@@ -1,5 +1,5 @@
 // Where somebody comes from: an address as it is told, logged and compared, and which proxies are believed about it.
-import { BlockList, isIP, isIPv4 } from 'node:net';
+import { BlockList, isIP, isIPv4, isIPv6 } from 'node:net';
 
 /** An IPv4 address that an IPv6 socket shows as a mapped one is shown as what it is (RFC 4291 section 2.5.5.2). */
 export function plainAddress(address: string): string {
@@ -73,4 +73,16 @@ function hostIn(text: string): string | undefined {
 
 function familyOf(address: string): 'ipv4' | 'ipv6' {
   return isIPv4(address) ? 'ipv4' : 'ipv6';
+}
+
+/** What counts as one source: an IPv4 address, or the /64 that comes with an IPv6 address (RFC 6177). */
+export function sourceOf(address: string): string {
+  const [plain = ''] = address.split('%');
+  if (!isIPv6(plain)) return plain;
+  const [head = '', tail] = plain.split('::');
+  const front = head.split(':').filter((part) => part !== '');
+  const back = tail === undefined ? [] : tail.split(':').filter((part) => part !== '');
+  const zeros = Array.from({ length: Math.max(0, 8 - front.length - back.length) }, () => '0');
+  const groups = [...front, ...zeros, ...back].slice(0, 4);
+  return groups.map((group) => group.replace(/^0+(?=.)/, '').toLowerCase()).join(':');
 }

@@ -46,7 +46,8 @@ export function giveBackAtRest(also: () => void = () => {}, ms: number = lookMs)
   return every(ms, () => {
     const since = performance.eventLoopUtilization(seen);
     seen = performance.eventLoopUtilization();
-    const resident = process.memoryUsage.rss();
+    const resident = residentBytes();
+    if (resident === undefined) return;
     settled = Math.min(settled, resident);
     rested = since.utilization > restful ? 0 : rested + 1;
     const begun = monotonic();
@@ -56,6 +57,15 @@ export function giveBackAtRest(also: () => void = () => {}, ms: number = lookMs)
     settled = Number.POSITIVE_INFINITY;
     next = begun + (monotonic() - begun) / share;
   });
+}
+
+/** Undefined where every file that this process may open is open: the kernel is asked through one. */
+export function residentBytes(): number | undefined {
+  try {
+    return process.memoryUsage.rss();
+  } catch {
+    return undefined;
+  }
 }
 
 /** V8's own function, which Node shows only where this flag is set; the flag reaches no other context of ours. */

@@ -15,9 +15,14 @@ export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | un
   return stream === `${dev}:${ino}`;
 }
 
+/** What waits for a disk that is full; lines beyond are dropped. */
+const mostWaiting = 1024 * 1024;
+
 /** A logger for one program. Synchronous, so that the last line before a crash is not lost. */
 export function createLogger(program: string, level: LogLevel, journal = false): Logger {
-  const stderr = destination({ fd: 2, sync: true });
+  const stderr = destination({ fd: 2, sync: true, maxLength: mostWaiting });
+  // Without a listener a disk that is full would end the program at its next line.
+  stderr.on('error', () => {});
   const readable = {
     write(line: string): void {
       const entry: unknown = JSON.parse(line);

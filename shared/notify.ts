@@ -25,7 +25,10 @@ export function openNotify(env: Environment, pid: number, log: Logger): Notify {
   let over = false;
   const tell = (...words: string[]): Promise<void> => {
     // One after another, so that the last text is the one that stays.
-    if (socket) told = told.then(() => send(socket, words, log));
+    if (socket)
+      told = told
+        .then(() => send(socket, words))
+        .catch((error: unknown) => log.warn({ err: error }, 'systemd could not be notified'));
     return told;
   };
   return {
@@ -55,12 +58,9 @@ function take(env: Environment, name: string): string | undefined {
 const line = (text: string): string => text.replace(/\s+/g, ' ');
 
 /** The socket takes datagrams, which Node cannot send to a path: 8 ms of a program that every systemd brings along. */
-function send(socket: string, words: string[], log: Logger): Promise<void> {
+function send(socket: string, words: string[]): Promise<void> {
   const options = { env: { PATH: '/usr/bin:/bin', NOTIFY_SOCKET: socket }, timeout: tellMs };
-  return new Promise((resolve) => {
-    execFile('systemd-notify', words, options, (error) => {
-      if (error) log.warn({ err: error }, 'systemd could not be told');
-      resolve();
-    });
+  return new Promise((resolve, reject) => {
+    execFile('systemd-notify', words, options, (error) => (error ? reject(error) : resolve()));
   });
 }

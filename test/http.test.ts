@@ -854,6 +854,23 @@ test('the reference page loads nothing but our own files, and no key is needed f
   }
 });
 
+test('a browser is sent from / to the reference page; programs get their 401, and an icon is no warning', async () => {
+  const house = await openHouse();
+  const accept = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8';
+  const page = await fetch(`${house.url}/`, { headers: { Accept: accept }, redirect: 'manual' });
+  expect([page.status, page.headers.get('location')]).toEqual([302, '/docs']);
+  const icon = await call(`${house.url}/favicon.ico`, 'GET');
+  expect([refusal(icon), house.log.filter((line) => line.includes('"level":40'))]).toEqual([
+    '401 unauthorized',
+    [],
+  ]);
+  for (const Accept of ['*/*', 'application/json'])
+    expect(refusal(await call(`${house.url}/`, 'GET', { headers: { Accept } }))).toBe('401 unauthorized');
+  expect(refusal(await call(`${house.url}/`, 'GET', { key: house.key }))).toBe('404 route_not_found');
+  const posted = await call(`${house.url}/`, 'POST', { headers: { Accept: accept } });
+  expect(refusal(posted)).toBe('401 unauthorized');
+});
+
 test('/metrics needs a key that may read machines, and what strangers ask for does not become a label', async () => {
   const house = await openHouse();
   const url = `${house.url}/metrics`;

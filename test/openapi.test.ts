@@ -4,6 +4,7 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { z } from 'zod';
+import { openapiText } from '../broker/http/openapi.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import { call, openHouse, temporaryFolder } from './house.ts';
 
@@ -255,4 +256,33 @@ test('an answer of the document is the envelope: data and meta, with the paging 
       ]);
     }
   }
+});
+
+test('the document and the parts of the reference page are made once, and not sent again to who has them', async () => {
+  const { url } = await openHouse();
+  for (const path of ['/api/v1/openapi.json', '/docs/swagger-ui-bundle.js', '/docs/page.js']) {
+    const first = await fetch(url + path);
+    const etag = first.headers.get('etag') ?? '';
+    expect([path, first.headers.get('cache-control'), etag]).toEqual([
+      path,
+      'no-cache',
+      expect.stringMatching(/^"\S+"$/),
+    ]);
+    expect((await first.arrayBuffer()).byteLength).toBe(Number(first.headers.get('content-length')));
+    const again = await fetch(url + path, { headers: { 'If-None-Match': etag } });
+    expect([path, again.status, await again.text()]).toEqual([path, 304, '']);
+    const other = await fetch(url + path, { headers: { 'If-None-Match': '"other"' } });
+    expect([path, other.status, other.headers.get('etag')]).toEqual([path, 200, etag]);
+    await other.arrayBuffer();
+  }
+  const costOf = async (run: () => unknown): Promise<number> => {
+    const begun = process.cpuUsage();
+    for (let n = 0; n < 8; n += 1) await run();
+    return process.cpuUsage(begun).user;
+  };
+  const head = (path: string) => () => fetch(url + path, { method: 'HEAD' });
+  await costOf(() => openapiText(url));
+  const making = await costOf(() => openapiText(url));
+  const asking = (await costOf(head('/api/v1/openapi.json'))) - (await costOf(head('/healthz')));
+  expect(asking).toBeLessThan(making / 2);
 });

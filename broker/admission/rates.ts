@@ -1,11 +1,11 @@
 // How often: requests of each key, where that is limited at all, and wrong keys from one source, which always are.
 import { createHmac, randomBytes } from 'node:crypto';
-import { isIPv6 } from 'node:net';
 import { RateLimiterMemory, RateLimiterRes } from 'rate-limiter-flexible';
 import type { KeyId } from '../../shared/api/route.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isLoopback } from '../../shared/loopback.ts';
+import { sourceOf } from '../address.ts';
 
 const windowSeconds = 60;
 /** Wrong keys, and wrong join tokens, that a source may show in a minute. */
@@ -90,16 +90,4 @@ function tooMany(what: string, ms: number): AppError {
 function bucketing(buckets: number): (source: string) => string {
   const secret = randomBytes(32);
   return (source) => String(createHmac('sha256', secret).update(source).digest().readUInt32BE() % buckets);
-}
-
-/** Whoever has one IPv6 address has its /64, too (RFC 6177). */
-function sourceOf(address: string): string {
-  const [plain = ''] = address.split('%');
-  if (!isIPv6(plain)) return plain;
-  const [head = '', tail] = plain.split('::');
-  const front = head.split(':').filter((part) => part !== '');
-  const back = tail === undefined ? [] : tail.split(':').filter((part) => part !== '');
-  const zeros = Array.from({ length: Math.max(0, 8 - front.length - back.length) }, () => '0');
-  const groups = [...front, ...zeros, ...back].slice(0, 4);
-  return groups.map((group) => group.replace(/^0+(?=.)/, '').toLowerCase()).join(':');
 }

@@ -32,8 +32,17 @@ type Parts = AsyncIterable<{ event?: ProcessEvent__Output | null }>;
 const lasting = { idle_ms: 0, lane: 'process' } as const;
 
 export function openFollowing(ledger: Ledger, hooks: FollowingHooks, log: Logger): Following {
-  /** Follows one stream of events to its end; a lost link leaves the run open for the next one. */
+  /** Follows one stream of events to its end; a lost link leaves the run open for the next one. Never rejects. */
   async function follow(run: Run, link: Link, parts: Parts, starting: boolean): Promise<void> {
+    try {
+      await hear(run, link, parts, starting);
+    } catch (error) {
+      log.error({ err: error, command_id: run.command.id }, 'a command could not be followed; trying again');
+      hooks.lost(run);
+    }
+  }
+
+  async function hear(run: Run, link: Link, parts: Parts, starting: boolean): Promise<void> {
     run.following = true;
     let unrun: End | undefined;
     try {

@@ -83,7 +83,7 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
     }
     const left = room.get(machine_id) ?? rooms.roomOn(machine_id);
     room.set(machine_id, left - 1);
-    if (left > 0) void give(run, presence.get(machine_id));
+    if (left > 0) give(run, presence.get(machine_id)).catch((error: unknown) => failed(run, error));
   }
 
   /** Its turn is over when that is counted: it may have been one failure too many. */
@@ -109,15 +109,18 @@ export function openQueue(rooms: QueueRooms, log: Logger): Queue {
     try {
       await history.write(() => records.update(run.command));
     } catch (error) {
-      log.error({ err: error, command_id: run.command.id }, 'a command that waited could not be started');
       if (!run.end) takeBack(run);
-      after(againMs, look);
-      return;
+      throw error;
     }
     // Its machine may have been removed meanwhile.
     if (run.end) return;
     if (run.command.cancel) await rooms.end(run, { status: 'cancelled' });
     else rooms.start(run, link, spec);
+  }
+
+  function failed(run: Run, error: unknown): void {
+    log.error({ err: error, command_id: run.command.id }, 'a command that waited could not be started');
+    after(againMs, look);
   }
 
   function takeBack(run: Run): void {

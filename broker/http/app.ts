@@ -9,7 +9,7 @@ import {
 } from 'node:http';
 import { createServer as createTlsServer } from 'node:https';
 import type { Socket } from 'node:net';
-import type { Duplex } from 'node:stream';
+import { type Duplex, Readable } from 'node:stream';
 import type { SecureContextOptions } from 'node:tls';
 import Router from '@koa/router';
 import Koa, { type Context, type Next } from 'koa';
@@ -21,11 +21,13 @@ import { after, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { holdsKey } from '../admission/access.ts';
 import { requestIdFrom, toldFailure } from '../admission/failure.ts';
-import { type CrowdLimits, openCrowd } from './crowd.ts';
+import { type ConnectionLimiter, logAcceptErrors } from '../connections.ts';
 import { type DispatchRooms, dispatcher } from './dispatch.ts';
 import { type Entering, type EnteringRooms, openEntering } from './entering.ts';
 import { headersOfAll, jsonType } from './headers.ts';
+import { beginner } from './keyless-turns.ts';
 import { addLocalRoutes, type LocalRooms } from './local.ts';
 import type { RequestMetrics } from './metrics.ts';
 import { openSocketDoor, type SocketRooms } from './websocket.ts';
@@ -38,7 +40,7 @@ export interface AppOptions extends DispatchRooms, EnteringRooms, SocketRooms, L
 /** What one server has of its own. */
 export interface Port {
   /** Absent for the broker's own socket file, whose callers need no key. */
-  crowd?: CrowdLimits;
+  connections?: ConnectionLimiter;
   /** Time until a connection has said all headers of its first request. */
   silentMs: number;
   /** Serves over TLS. */
@@ -78,8 +80,8 @@ const serverOptions: ServerOptions = {
 /** An HTTP server over the table. */
 export function createHttpServer(options: AppOptions, port: Port): Server {
   const { handlers, log } = options;
-  const crowd = port.crowd && openCrowd(port.crowd);
-  const entering = openEntering(options, crowd);
+  const { connections } = port;
+  const entering = openEntering(options, connections);
   const headers = headersOfAll(port.hsts);
   const router = new Router({ strict: true, sensitive: true });
   /** Routes without parameters by method and path: what asks for one is not held against all patterns. */
@@ -94,11 +96,12 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
     router.register(pattern, [route.method], answer);
     if (!pattern.includes(':')) plain.set(`${route.method} ${pattern}`, answer);
   }
-  if (!crowd) addLocalRoutes(router, options);
+  if (!connections) addLocalRoutes(router, options);
   const app = new Koa();
   app.silent = true;
   app.use(envelope(log, options.metrics, headers));
   app.use((ctx, next) => {
+    if (answerBrowser(ctx)) return;
     const answer = plain.get(`${ctx.method} ${ctx.path}`);
     if (!answer) return next();
     ctx._matchedRoute = ctx.path;
@@ -107,31 +110,32 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   });
   app.use(router.routes());
   app.use((ctx) => unknownRoute(ctx, router, options, entering));
-  const handle = app.callback();
-  const answering = new WeakMap<Duplex, ServerResponse>();
+  const hasKey = ({ headers }: IncomingMessage): boolean =>
+    !connections || holdsKey(headers.authorization ?? '', options.keys);
+  const { begin, answering } = beginner(app.callback(), hasKey);
   const take = (request: IncomingMessage, response: ServerResponse): void => {
     // What came in the same breath as the end of its connection.
     if (request.socket.destroyed) return;
-    if (crowd) {
-      const answered = crowd.ask(request.socket);
+    if (connections) {
+      const answered = connections.begin(request.socket);
       if (!answered) return;
       response.once('close', answered);
     }
-    answering.set(request.socket, response);
-    void handle(request, response);
+    begin(request, response);
   };
   const upgrading = { shouldUpgradeCallback: (request: IncomingMessage) => door.admits(request) };
   const server = serverOf(port, upgrading, take);
-  if (crowd) server.on('connection', (socket) => crowd.arrive(socket));
+  server.on('connection', (socket) => connections?.accept(socket));
+  logAcceptErrors(server, log);
   server.on('tlsClientError', (error: NodeJS.ErrnoException, socket: Socket) => {
-    const below = crowd?.below(socket);
+    const below = connections?.below(socket);
     if (error.code === 'ERR_SSL_HTTP_REQUEST' && below) refuseMalformed(error, below, headers);
     else below?.destroy();
   });
   server.on('upgrade', (request, socket, head) => {
     // Its ticket was as good as a key, and it never has its last answer.
-    crowd?.know(request.socket);
-    crowd?.ask(request.socket);
+    connections?.authenticate(request.socket);
+    connections?.begin(request.socket);
     door.take(request, socket, head);
   });
   // We ask for the body ourselves, once it is known to be wanted.
@@ -143,6 +147,16 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
   server.on('clientError', (error, socket) => refuseMalformed(error, socket, headers));
   server.on('connect', (_request, socket) => refuseMalformed(new Error('no tunnels here'), socket, headers));
   return server;
+}
+
+/** A browser asks for the start page, which leads to the reference page, and by itself for an icon. */
+function answerBrowser(ctx: Context): boolean {
+  // The same answer as elsewhere, without a line in the log.
+  if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
+    throw new AppError('unauthorized', 'there is no icon without a key, nor with one');
+  if (ctx.path !== '/' || ctx.method !== 'GET' || !/\btext\/html\b/i.test(ctx.get('accept'))) return false;
+  ctx.redirect('/docs');
+  return true;
 }
 
 /** A route's path as the router has it. */
@@ -217,7 +231,7 @@ function linger(request: IncomingMessage): void {
 }
 
 function isPlain(body: unknown): boolean {
-  return typeof body === 'object' && body !== null && !Buffer.isBuffer(body);
+  return typeof body === 'object' && body !== null && !Buffer.isBuffer(body) && !(body instanceof Readable);
 }
 
 /** Answers that wait for slow readers have a common limit: many of them must not fill the memory. */
@@ -272,6 +286,8 @@ function refuseMalformed(
   socket: Duplex,
   headers: Readonly<Record<string, string>>,
 ): void {
+  // Node has taken its own listener away, and an error without one ends the process.
+  socket.on('error', () => socket.destroy());
   if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
   const [status, code, message] =
     error.code === 'HPE_HEADER_OVERFLOW'

@@ -1,4 +1,5 @@
 // Requests of the table over HTTP: their parts out of koa's context, then admission, the noun's handler, and its answer.
+import { Readable } from 'node:stream';
 import type { Context } from 'koa';
 import { z } from 'zod';
 import type { Caller, Content, Handlers, RawReply } from '../../shared/api/index.ts';
@@ -47,6 +48,7 @@ interface Exchange {
 }
 
 const bodyLimit = 1024 * 1024;
+const pieceBytes = 64 * 1024;
 
 /** Makes the koa handler of one route. */
 export function dispatcher(
@@ -239,8 +241,27 @@ async function sendRaw({ ctx, input, caller }: Exchange, handler: Handler): Prom
   const reply = (await handler(input, caller)) as RawReply;
   ctx.status = reply.status ?? 200;
   ctx.set(Object.fromEntries(caller.headers));
-  ctx.body = typeof reply.body === 'string' ? reply.body : Buffer.from(reply.body);
+  if (reply.etag) {
+    ctx.set({ ETag: reply.etag, 'Cache-Control': 'no-cache' });
+    if (ctx.get('if-none-match').includes(reply.etag)) {
+      ctx.status = 304;
+      return;
+    }
+  }
+  const body = typeof reply.body === 'string' ? Buffer.from(reply.body) : viewOf(reply.body);
+  // A piece at a time: a client that does not read holds no more than that.
+  ctx.body = body.length > pieceBytes ? Readable.from(piecesOf(body)) : body;
+  ctx.length = body.length;
   ctx.type = reply.type;
+}
+
+/** The same bytes, uncopied. */
+function viewOf({ buffer, byteOffset, byteLength }: Uint8Array): Buffer {
+  return Buffer.from(buffer, byteOffset, byteLength);
+}
+
+function* piecesOf(body: Buffer): Generator<Buffer> {
+  for (let at = 0; at < body.length; at += pieceBytes) yield body.subarray(at, at + pieceBytes);
 }
 
 /** Parses the reply with the route's own schema, so that nothing leaves that the contract does not name. */

@@ -3,9 +3,9 @@ import type { Context } from 'koa';
 import { type Proxies, plainAddress } from '../address.ts';
 import { count, type Visitor } from '../admission/access.ts';
 import type { Quota, Rates } from '../admission/rates.ts';
+import type { ConnectionLimiter } from '../connections.ts';
 import type { Keys } from '../keys/index.ts';
 import { hasExpired } from '../keys/rights.ts';
-import type { Crowd } from './crowd.ts';
 
 export interface EnteringRooms {
   keys: Keys;
@@ -20,9 +20,9 @@ export interface Entering {
   counted(ctx: Context): Promise<Visitor>;
 }
 
-/** `crowd`: none for the broker's own socket file, whose callers need no key and have no limit. */
-export function openEntering(rooms: EnteringRooms, crowd: Crowd | undefined): Entering {
-  const local = crowd === undefined;
+/** `connections`: none for the broker's own socket file, whose callers need no key and have no limit. */
+export function openEntering(rooms: EnteringRooms, connections: ConnectionLimiter | undefined): Entering {
+  const local = connections === undefined;
   const addressOf = (ctx: Context): string => {
     const peer = plainAddress(ctx.req.socket.remoteAddress ?? '');
     return local ? '' : rooms.proxies.clientOf(peer, ctx.get('x-forwarded-for'));
@@ -32,7 +32,7 @@ export function openEntering(rooms: EnteringRooms, crowd: Crowd | undefined): En
     async counted(ctx) {
       const asker = { authorization: ctx.get('authorization'), local, address: addressOf(ctx) };
       const visitor = await count(asker, rooms);
-      if (visitor.key && !hasExpired(visitor.key)) crowd?.know(ctx.req.socket);
+      if (visitor.key && !hasExpired(visitor.key)) connections?.authenticate(ctx.req.socket);
       if (visitor.quota) tell(ctx, visitor.quota);
       return visitor;
     },

@@ -1,8 +1,9 @@
 // The routes about the broker itself: health, metrics, OpenAPI and the reference page, all from our own files.
-import { readFile } from 'node:fs/promises';
+import { createHash } from 'node:crypto';
+import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
-import type { Handlers } from '../../shared/api/index.ts';
+import type { Handlers, RawReply } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/home.ts';
 import { version } from '../../shared/version.ts';
@@ -45,7 +46,23 @@ const page = `<!doctype html>
 </html>
 `;
 const script = `SwaggerUIBundle({ url: 'api/v1/openapi.json', dom_id: '#page', deepLinking: true, validatorUrl: null });\n`;
+
+/** Of anybody, and large: each is made once, with its ETag. */
+function stored(): (name: string, type: string, make: () => string | Buffer) => RawReply {
+  const made = new Map<string, RawReply>();
+  return (name, type, make) => {
+    const known = made.get(name);
+    if (known) return known;
+    const body = Buffer.from(make());
+    const etag = `"${createHash('sha256').update(body).digest('base64url')}"`;
+    const reply = { type, body, etag };
+    made.set(name, reply);
+    return reply;
+  };
+}
+
 export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
+  const once = stored();
   return {
     info: () => ({
       version,
@@ -55,7 +72,10 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
       limits: { body_bytes: 1024 * 1024, file_content_bytes: contentBytes, page: 100 },
     }),
     ca: () => ({ type: 'application/x-pem-file', body: options.ca }),
-    openapi: () => ({ type: 'application/json', body: openapiText(options.publicUrl()) }),
+    openapi() {
+      const url = options.publicUrl();
+      return once(url, 'application/json', () => openapiText(url));
+    },
     healthz: () => ({ type: 'text/plain', body: 'ok\n' }),
     readyz() {
       if (!options.ready()) throw new AppError('unavailable', 'the broker is starting or stopping');
@@ -69,11 +89,11 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
       caller.headers.set('Content-Security-Policy', pagePolicy);
       return { type: 'text/html', body: page };
     },
-    async docsFile({ file }) {
-      if (file === 'page.js') return { type: 'text/javascript', body: script };
+    docsFile({ file }) {
+      if (file === 'page.js') return once(file, 'text/javascript', () => script);
       const type = Object.hasOwn(library, file) ? library[file] : undefined;
       if (!type) throw new AppError('route_not_found', 'the reference page has no such part', { file });
-      return { type, body: await readFile(join(libraryDirectory(), file)) };
+      return once(file, type, () => readFileSync(join(libraryDirectory(), file)));
     },
   };
 }

@@ -77,17 +77,17 @@ const reportsPerBeat = 20;
 /** About what a message takes besides its request. */
 const headBytes = 256;
 
-/** What the door does for a connection: lets it stay once proven, and shows it out when its link has ended. */
-export interface Guest {
-  proven(): void;
-  leave(): void;
+/** The connection of a link: it stays once authenticated, and is closed when its link has ended. */
+interface LinkConnection {
+  authenticate(): void;
+  closeSoon(): void;
 }
 
 /** Serves one control stream to its end. */
 export async function serveConnect(
   stream: ConnectStream,
   address: string,
-  guest: Guest,
+  connection: LinkConnection,
   rooms: ConnectRooms,
   settings: ConnectSettings,
 ): Promise<void> {
@@ -130,16 +130,16 @@ export async function serveConnect(
   }
   if (![hello.instance_id, hello.journal_id].every((id) => plainId.test(id)))
     return refuse(stream, grpcStatus.INVALID_ARGUMENT, noId);
-  guest.proven();
+  connection.authenticate();
   if (!rooms.fences.admit(machine.id)) {
-    guest.leave();
+    connection.closeSoon();
     return refuse(stream, grpcStatus.RESOURCE_EXHAUSTED, 'this machine links too often: wait a minute');
   }
-  await new Session(stream, machine, hello, guest, rooms, settings)
+  await new Session(stream, machine, hello, connection, rooms, settings)
     .run(messages, address)
     .catch((error: unknown) => {
       notices.machine('warn', machine.id, { address, err: error }, 'a link broke off');
-      guest.leave();
+      connection.closeSoon();
       refuse(stream, grpcStatus.INTERNAL, textOf(error));
     });
 }
@@ -170,7 +170,7 @@ class Session implements Link {
   readonly #stream: ConnectStream;
   readonly #machine: Machine;
   readonly #hello: Hello__Output;
-  readonly #guest: Guest;
+  readonly #connection: LinkConnection;
   readonly #rooms: ConnectRooms;
   readonly #settings: ConnectSettings;
   readonly #calls: Calls;
@@ -184,14 +184,14 @@ class Session implements Link {
     stream: ConnectStream,
     machine: Machine,
     hello: Hello__Output,
-    guest: Guest,
+    connection: LinkConnection,
     rooms: ConnectRooms,
     settings: ConnectSettings,
   ) {
     this.#stream = stream;
     this.#machine = machine;
     this.#hello = hello;
-    this.#guest = guest;
+    this.#connection = connection;
     this.#rooms = rooms;
     this.#settings = settings;
     this.machineId = machine.id;
@@ -332,7 +332,7 @@ class Session implements Link {
     this.#rooms.presence.drop(this);
     this.#calls.close();
     this.#stream.end();
-    this.#guest.leave();
+    this.#connection.closeSoon();
     this.#note('info', 'machine unlinked');
   }
 

@@ -20,6 +20,7 @@ import { AppError } from '../../shared/errors.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/rpc.ts';
 import { type Proxies, peerAddress } from '../address.ts';
 import type { Rates } from '../admission/rates.ts';
+import { type ConnectionLimiter, logAcceptErrors } from '../connections.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { JoinTokens } from '../join-tokens.ts';
@@ -32,14 +33,18 @@ import {
   textOf,
 } from './connect.ts';
 import { openFences } from './fences.ts';
-import { type GuestLimits, Guests } from './guests.ts';
 import { openNotices } from './notices.ts';
 import { renewLeaves } from './renewal.ts';
 import { widenWindows } from './windows.ts';
 
-export interface DoorOptions extends GuestLimits {
+export interface DoorOptions {
   host: string;
   port: number;
+  connections: ConnectionLimiter;
+  /** Milliseconds for the handshake of TLS. */
+  handshakeMs: number;
+  /** Whether this `authorization` holds a good API key. */
+  hasKey(authorization: string): boolean;
   /** Milliseconds between pings, and until one that is not answered ends the connection: clients have no other heartbeat. */
   pingMs: number;
   pongMs: number;
@@ -82,7 +87,8 @@ export async function openDoor(
   const leaf = await authority.leaf();
   const notices = openNotices(log);
   const fences = openFences(rooms, log);
-  const guests = new Guests(options);
+  const { connections } = options;
+  const stopGuarding = connections.guardCalls(options.hasKey);
   const server = new Server({
     'grpc.max_concurrent_streams': streamsPerConnection,
     'grpc.max_receive_message_length': settings.messageBytes,
@@ -93,24 +99,25 @@ export async function openDoor(
     'grpc.keepalive_time_ms': options.pingMs,
     'grpc.keepalive_timeout_ms': options.pongMs,
   });
-  server.addService(linkService, handlers(guests, { ...rooms, notices, fences }, settings));
-  beside(server, (peer) => guests.proven(peer));
+  server.addService(linkService, handlers(connections, { ...rooms, notices, fences }, settings));
+  beside(server, (peer) => connections.authenticate(peer));
 
   // We end TLS ourselves: the sockets are then ours to cut, and a leaf can be renewed while running.
   const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
   const listener = createTlsServer({
     ALPNProtocols: ['h2'],
-    handshakeTimeout: options.proofMs,
+    handshakeTimeout: options.handshakeMs,
     ...leaf,
   });
-  listener.on('connection', (socket: Socket) => guests.arrive(socket));
+  logAcceptErrors(listener, log);
+  listener.on('connection', (socket: Socket) => connections.accept(socket));
   listener.on('secureConnection', (socket: TLSSocket) => {
     socket.on('error', () => socket.destroy());
     injector.injectConnection(socket);
   });
   listener.on('tlsClientError', (_error, socket) => socket.destroy());
-  await listening(listener, options).catch(async (error: unknown) => {
-    await guests.dismiss();
+  await listening(listener, options).catch((error: unknown) => {
+    stopGuarding();
     throw error;
   });
 
@@ -126,7 +133,8 @@ export async function openDoor(
       stopRenewing();
       narrow();
       const closed = new Promise<void>((resolve) => listener.close(() => resolve()));
-      await guests.dismiss();
+      stopGuarding();
+      await connections.close();
       server.forceShutdown();
       await closed;
       notices.close();
@@ -149,7 +157,11 @@ function listening(
   });
 }
 
-function handlers(guests: Guests, rooms: DoorRooms & ConnectRooms, settings: ConnectSettings): LinkHandlers {
+function handlers(
+  connections: ConnectionLimiter,
+  rooms: DoorRooms & ConnectRooms,
+  settings: ConnectSettings,
+): LinkHandlers {
   const { joinTokens, proxies, rates } = rooms;
   const addressOf = (call: { getPeer(): string; metadata: Metadata }): string =>
     proxies.clientOf(peerAddress(call.getPeer()), call.metadata.get('x-forwarded-for').join(','));
@@ -165,7 +177,7 @@ function handlers(guests: Guests, rooms: DoorRooms & ConnectRooms, settings: Con
       });
       enrolled.then(
         (response) => {
-          guests.proven(call.getPeer());
+          connections.authenticate(call.getPeer());
           reply(null, response);
         },
         (error: unknown) => reply({ code: enrolStatus(error), details: textOf(error) }),
@@ -173,8 +185,12 @@ function handlers(guests: Guests, rooms: DoorRooms & ConnectRooms, settings: Con
     },
     Connect(stream: ConnectStream) {
       const address = addressOf(stream);
-      const guest = guests.guest(stream.getPeer());
-      serveConnect(stream, address, guest, rooms, settings).catch((error: unknown) => {
+      const peer = stream.getPeer();
+      const connection = {
+        authenticate: () => connections.authenticate(peer),
+        closeSoon: () => connections.closeSoon(peer),
+      };
+      serveConnect(stream, address, connection, rooms, settings).catch((error: unknown) => {
         rooms.notices.stranger(address, { err: error }, 'a link broke off before its hello');
         stream.emit('error', { code: grpcStatus.INTERNAL, details: textOf(error) });
       });
@@ -184,7 +200,7 @@ function handlers(guests: Guests, rooms: DoorRooms & ConnectRooms, settings: Con
       const accept = typeof id === 'string' ? rooms.switchboard.get(id) : undefined;
       if (!accept)
         return void stream.emit('error', { code: grpcStatus.NOT_FOUND, details: 'no call has this id' });
-      guests.proven(stream.getPeer());
+      connections.authenticate(stream.getPeer());
       accept(stream);
     },
   };

@@ -1,7 +1,7 @@
 // The packages of agents that this broker hands out, and how a machine gets one with a single line.
 import { createHash } from 'node:crypto';
-import { createReadStream, existsSync, readFileSync, statSync } from 'node:fs';
-import { stat } from 'node:fs/promises';
+import { existsSync, readFileSync, statSync } from 'node:fs';
+import { open, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/index.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
@@ -16,6 +16,7 @@ export interface Packages {
   words(token: string, name?: string): Words;
 }
 
+const pieceBytes = 64 * 1024;
 const sumsFile = 'SHA256SUMS';
 const sumsLine = /^([0-9a-f]{64}) {2}([\w.-]+\.tar\.gz)$/;
 
@@ -65,9 +66,22 @@ function demand(offer: Offer | undefined): Offer {
   throw new AppError('route_not_found', missing);
 }
 
-/** Opened by whoever takes the first byte: what is never begun, as with HEAD, has nothing to close. */
+/** Open for each piece alone: readers need no key, and slow ones would hold every file that the broker may open. */
 async function* contentsOf(path: string): AsyncGenerator<Uint8Array> {
-  yield* createReadStream(path);
+  for (let at = 0, piece = await pieceOf(path, at); piece.length > 0; piece = await pieceOf(path, at)) {
+    at += piece.length;
+    yield piece;
+  }
+}
+
+async function pieceOf(path: string, at: number): Promise<Buffer> {
+  const file = await open(path);
+  try {
+    const { buffer, bytesRead } = await file.read(Buffer.allocUnsafe(pieceBytes), 0, pieceBytes, at);
+    return buffer.subarray(0, bytesRead);
+  } finally {
+    await file.close();
+  }
 }
 
 /** What lies there now: read again when its list changes, as `npm run package` beside a running broker does. */

@@ -21,11 +21,14 @@ export interface Words {
   install_missing: string | null;
 }
 
-const template = (): string =>
-  readFileSync(
+let template: string | undefined;
+function readTemplate(): string {
+  template ??= readFileSync(
     shipped('install.sh', () => join(home, 'broker/packages/install.sh')),
     'utf8',
   );
+  return template;
+}
 
 /**
  * The token goes in by the pipe, behind a builtin of the shell: no list of processes ever shows it. Where the script
@@ -58,7 +61,7 @@ export function scriptFor({ url, grpc, publicGrpc, pin }: Reached): string {
   const port = grpc.slice(grpc.lastIndexOf(':') + 1);
   const broker = publicGrpc || (grpc && `${new URL(url).hostname}:${port}`);
   const values: Record<string, string> = { FROM: trimmed(url), PIN: pin, BROKER: broker };
-  return template().replace(/@(FROM|PIN|BROKER)@/g, (_whole, name: string) => quoted(values[name] ?? ''));
+  return readTemplate().replace(/@(FROM|PIN|BROKER)@/g, (_whole, name: string) => quoted(values[name] ?? ''));
 }
 
 function trimmed(url: string): string {

@@ -10,6 +10,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../../shared/loopback.ts';
 import { holdsKey } from '../admission/access.ts';
 import type { BrokerSettings } from '../config.ts';
+import { ConnectionLimiter, connectionLimits } from '../connections.ts';
 import { createHttpServer } from '../http/app.ts';
 import { openSpool } from '../http/spool.ts';
 import { defaultSettings } from '../link/connect.ts';
@@ -37,15 +38,13 @@ export interface Broker {
 }
 
 const proofMs = 5_000;
-const maxUnproven = 512;
 /** A frozen client is gone within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
 /** A client of gRPC that neither takes nor sends bytes of a file, where it is its turn, is let go; as over HTTP. */
 const stalledMs = 70_000;
 /** Agents of a stopping broker come back spread over this. */
 const returnSpreadMs = 5_000;
-/** Connections of the HTTP port, those among them that have shown no key, and time for the headers of a first request. */
-const crowd = { connections: 4_096, strangers: 1_024 };
+/** Time for the headers of a first request. */
 const silentMs = 15_000;
 const certificateMs = 10_000;
 /** Bytes of large JSON bodies that arrive at once. */
@@ -123,7 +122,10 @@ async function assemble(
       log,
     );
     const server = createHttpServer(app, {
-      crowd: tuning.crowd ?? crowd,
+      connections: new ConnectionLimiter({
+        ...(tuning.connections ?? connectionLimits().http),
+        isShared: sharedBy(rooms),
+      }),
       silentMs: patience,
       tls: certificate?.context,
       hsts: certificate?.isPublic ?? false,
@@ -162,12 +164,28 @@ function doorOf(
   const { authority, keys } = rooms;
   const link = { ...defaultSettings, ...tuning.link };
   const doorRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
-  const hasKey = (authorization: string): boolean => holdsKey(authorization, keys);
-  const limits = { ...pings, ...tuning.pings, proofMs: tuning.proofMs ?? proofMs, maxUnproven, hasKey };
-  const opening = openDoor(doorRooms, { ...grpc, ...limits }, link, serve);
+  const connections = new ConnectionLimiter({
+    ...connectionLimits().grpc,
+    deadlineMs: tuning.proofMs ?? proofMs,
+    isShared: sharedBy(rooms),
+  });
+  const options = {
+    ...grpc,
+    ...pings,
+    ...tuning.pings,
+    handshakeMs: tuning.proofMs ?? proofMs,
+    connections,
+    hasKey: (authorization: string): boolean => holdsKey(authorization, keys),
+  };
+  const opening = openDoor(doorRooms, options, link, serve);
   return opening.catch((error: unknown) => {
     throw cannotListen(error, '--grpc', address(grpc.host, grpc.port));
   });
+}
+
+/** Many clients may come from this box itself, and through a proxy. */
+function sharedBy({ proxies }: Rooms): (from: string) => boolean {
+  return (from) => isLoopback(from) || proxies.isTrusted(from);
 }
 
 function refuseOpenHttp({ http, insecure_http, local, tls, tls_cert }: BrokerSettings): void {

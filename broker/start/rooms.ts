@@ -16,6 +16,7 @@ import { type Audit, openAudit } from '../audit.ts';
 import { type Backups, openBackups } from '../backup.ts';
 import { type Commands, openCommands } from '../commands/index.ts';
 import type { BrokerSettings } from '../config.ts';
+import type { ConnectionLimits } from '../connections.ts';
 import { type Events, openEvents } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
 import { type History, openHistory } from '../history.ts';
@@ -48,7 +49,7 @@ export interface Tuning {
   rooms?(rooms: { history: History; events: Events }): void;
   stalledMs?: number;
   /** Of the HTTP port: connections, and time for the headers of a first request. */
-  crowd?: { connections: number; strangers: number };
+  connections?: ConnectionLimits;
   silentMs?: number;
   /** How often the files of a certificate are looked at. */
   certificateMs?: number;

@@ -94,6 +94,8 @@ export interface RawReply {
   status?: number;
   type: string;
   body: string | Uint8Array;
+  /** Of what may be stored, if it is asked for again before each use. */
+  etag?: string;
 }
 
 /** One page, and how many items there are in all. */

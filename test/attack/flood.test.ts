@@ -1,11 +1,14 @@
 // Crowds and floods at both doors: whoever belongs here is served meanwhile, and nothing grows.
 import { once } from 'node:events';
+import { IncomingMessage, ServerResponse } from 'node:http';
 import { connect as connectHttp2 } from 'node:http2';
-import { connect, type Socket } from 'node:net';
+import { type AddressInfo, connect, createServer, Socket } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { gzipSync } from 'node:zlib';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, onTestFinished, test, vi } from 'vitest';
+import { ConnectionLimiter } from '../../broker/connections.ts';
+import { beginner, keylessPerTurn } from '../../broker/http/keyless-turns.ts';
 import type { Tuning } from '../../broker/start/index.ts';
 import {
   callFields,
@@ -58,10 +61,10 @@ test('a connection that says nothing, or its headers too slowly, is cut in time'
   expect((await house.call('GET', '/machines')).status).toBe(200);
 });
 
-const crowd: Tuning['crowd'] = { connections: 12, strangers: 6 };
+const connections: Tuning['connections'] = { connections: 12, unauthenticated: 6 };
 
 test('strangers who hold connections give way to newcomers, the longest silent first; who has a key stays', async () => {
-  const house = await openHouse({ tuning: { crowd } });
+  const house = await openHouse({ tuning: { connections } });
   // One is idle, one hears events.
   const [idle, busy] = [await dial(house), await dial(house)];
   expect(await askOn(idle, house, '/machines')).toBe(ok);
@@ -81,7 +84,7 @@ test('strangers who hold connections give way to newcomers, the longest silent f
 });
 
 test('where every place is taken by a key that waits for an answer, the newcomer goes; an idle one gives its place', async () => {
-  const house = await openHouse({ tuning: { crowd: { connections: 3, strangers: 3 } } });
+  const house = await openHouse({ tuning: { connections: { connections: 3, unauthenticated: 3 } } });
   const busy = [await dial(house), await dial(house)];
   for (const socket of busy) expect(await askOn(socket, house, '/events/stream')).toBe(ok);
   const idle = await dial(house);
@@ -115,6 +118,70 @@ test('sixteen requests in one breath are answered in order; more than may wait e
   greedy.write(breath(1_500));
   await closed(greedy);
   expect((await house.call('GET', '/machines')).status).toBe(200);
+});
+
+test('connections that never read the reference page hold little of it in memory', async () => {
+  const house = await openHouse();
+  const before = process.memoryUsage().arrayBuffers;
+  const sockets = await Promise.all(Array.from({ length: 20 }, () => dial(house)));
+  for (const socket of sockets) {
+    socket.pause();
+    socket.write('GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: b\r\n\r\n'.repeat(16));
+  }
+  for (let n = 0; n < 50; n += 1) expect((await house.call('GET', '/machines')).status).toBe(200);
+  expect(process.memoryUsage().arrayBuffers - before).toBeLessThan(64 * 1024 * 1024);
+});
+
+test('requests without a key begin by turns, one after another on a connection; one with a key at once', async () => {
+  const begun: string[] = [];
+  const handle = async ({ url = '' }: IncomingMessage): Promise<void> => void begun.push(url);
+  const { begin } = beginner(handle, ({ headers }) => headers.authorization !== undefined);
+  const ask = (url: string, socket = new Socket()): ServerResponse => {
+    const request = Object.assign(new IncomingMessage(socket), { url });
+    if (url === 'keyed') request.headers.authorization = 'Bearer good';
+    const response = new ServerResponse(request);
+    begin(request, response);
+    return response;
+  };
+  const turn = () => new Promise<void>((resolve) => setImmediate(resolve));
+  const one = new Socket();
+  const first = ask('first', one);
+  ask('second', one);
+  for (let n = 0; n < 100; n += 1) ask('other');
+  ask('keyed');
+  expect(begun).toEqual(['keyed']);
+  await turn();
+  expect(begun).toHaveLength(1 + keylessPerTurn);
+  while (begun.length < 1 + 101) await turn();
+  expect(begun).not.toContain('second');
+  first.emit('close');
+  await turn();
+  expect(begun.at(-1)).toBe('second');
+});
+
+test('one source has a quarter of the connections without a key, and takes none from another', async () => {
+  const limiter = new ConnectionLimiter({ connections: 100, unauthenticated: 8, isShared: () => false });
+  const server = createServer((socket) => limiter.accept(socket));
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  onTestFinished(async () => {
+    server.close();
+    await limiter.close();
+  });
+  const { port } = server.address() as AddressInfo;
+  const from = async (localAddress: string): Promise<Socket> => {
+    const socket = connect({ port, host: '127.0.0.1', localAddress });
+    onTestFinished(() => void socket.destroy());
+    await once(socket, 'connect');
+    return socket;
+  };
+  const quiet = await from('127.0.0.3');
+  const greedy = [await from('127.0.0.2'), await from('127.0.0.2')];
+  for (const oldest of greedy) {
+    const gone = closed(oldest);
+    await from('127.0.0.2');
+    await gone;
+  }
+  expect(quiet.destroyed).toBe(false);
 });
 
 test('half a million array elements are refused without half a million sentences about them', async () => {
@@ -159,7 +226,9 @@ test('every answer tells browsers to keep, frame and load nothing, whatever it i
     });
     const page = path === '/docs';
     for (const [name, value] of Object.entries(wanted)) {
-      if (page && name === 'content-security-policy') {
+      // The document and the parts of the page may be stored, and are asked for again before each use.
+      if (headers.has('etag') && name === 'cache-control') expect(headers.get(name)).toBe('no-cache');
+      else if (page && name === 'content-security-policy') {
         expect(headers.get(name)).toMatch(/^default-src 'none';.*frame-ancestors 'none'$/);
       } else expect([path, name, headers.get(name)]).toEqual([path, name, value]);
     }

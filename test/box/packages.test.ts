@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
 import { wordsFor } from '../../broker/packages/install.ts';
 import { call, openHouse, temporaryFolder } from '../house.ts';
 
@@ -46,6 +46,16 @@ test('asking for the head of a package opens none, also when it goes meanwhile',
   rmSync(join(directory, name));
   expect((await call(url, 'GET')).status).toBe(500);
   expect((await call(`${house.url}/healthz`, 'GET')).status).toBe(200);
+});
+
+test('a download that nobody reads holds no file open', async () => {
+  const directory = temporaryFolder('packages');
+  pack(directory, 'x'.repeat(32 * 1024 * 1024));
+  const house = await openHouse({ flags: ['--packages', directory] });
+  const download = await fetch(`${house.url}/packages/${name}`);
+  expect(download.status).toBe(200);
+  await vi.waitFor(() => expect(openBelow(directory)).toEqual([]), 5_000);
+  expect(sha256(await download.text())).toBe(sha256('x'.repeat(32 * 1024 * 1024)));
 });
 
 test('packages that are made anew beside a running broker are those that it offers, and tokens name them', async () => {

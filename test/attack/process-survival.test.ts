@@ -1,0 +1,132 @@
+// What must not end a process: no files left to open, a connection that is reset, standard error on a full disk.
+import { execFile } from 'node:child_process';
+import { once } from 'node:events';
+import { readdirSync } from 'node:fs';
+import { connect, createServer, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { withBroker } from '../../broker/cli/connect.ts';
+import { connectionLimits, logAcceptErrors } from '../../broker/connections.ts';
+import { createLogger } from '../../shared/logger.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { temporaryFolder } from '../house.ts';
+import { program } from '../programs.ts';
+
+const fileLimit = 256;
+const limited = ['sh', '-c', `ulimit -n ${fileLimit}; exec "$@"`, 'sh'];
+
+/** A broker in a process of its own, which may open so many files. */
+async function limitedBroker() {
+  const dataDir = temporaryFolder('broker');
+  const args = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const broker = program('broker/main.ts', args, limited);
+  const { http, grpc } = await broker.line('broker is up');
+  const local = { dataDir, url: undefined, apiKey: undefined };
+  const { key, joinToken } = await withBroker(local, async ({ keys, joinTokens }) => ({
+    key: (await keys.create({ name: 'test', scopes: ['admin'] })).key,
+    joinToken: (await joinTokens.create({})).token,
+  }));
+  const client = new Farhand({ baseUrl: String(http), apiKey: key, retries: 0 });
+  return { broker, http: new URL(String(http)).host, grpc: String(grpc), joinToken, client };
+}
+
+function dial(address: string): Socket {
+  const { hostname, port } = new URL(`tcp://${address}`);
+  const socket = connect(Number(port), hostname);
+  onTestFinished(() => void socket.destroy());
+  return socket.on('error', () => undefined);
+}
+
+/** What a program of a few lines prints; it may open 64 files, and its standard error is `stderr`. */
+async function printed(lines: string, stderr = '/dev/null'): Promise<string> {
+  const command = `ulimit -n 64; exec "$@" 2>${stderr}`;
+  const node = [process.execPath, '--input-type=module-typescript', '-e', lines];
+  return (await promisify(execFile)('sh', ['-c', command, 'sh', ...node])).stdout.trim();
+}
+
+const shared = (name: string): string => JSON.stringify(join(import.meta.dirname, '../../shared', name));
+
+test('a process that has no file left to open looks at its memory all the same', async () => {
+  const said = await printed(`
+    import { openSync } from 'node:fs';
+    import { setTimeout } from 'node:timers/promises';
+    import { giveBackAtRest, residentBytes } from ${shared('heap.ts')};
+    giveBackAtRest(undefined, 10);
+    await setTimeout(1);
+    try { for (;;) openSync('/dev/null'); } catch {}
+    await setTimeout(100);
+    console.log(residentBytes());
+  `);
+  expect(said).toBe('undefined');
+});
+
+test('a process whose standard error is on a full disk goes on', async () => {
+  const said = await printed(
+    `
+    import { createLogger } from ${shared('logger.ts')};
+    const log = createLogger('test', 'info');
+    for (let n = 0; n < 100; n += 1) log.info('x'.repeat(50_000));
+    console.log('alive');
+  `,
+    '/dev/full',
+  );
+  expect(said).toBe('alive');
+});
+
+test('errors of a listener are logged once a minute and end nothing', async () => {
+  const lines: string[] = [];
+  const log = Object.assign(Object.create(createLogger('test', 'silent')), {
+    error: (_about: object, text: string) => lines.push(text),
+  });
+  const server = createServer();
+  onTestFinished(() => void server.close());
+  logAcceptErrors(server, log);
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  for (let n = 0; n < 3; n += 1) server.emit('error', new Error('accept EMFILE'));
+  expect(lines).toEqual(['a connection could not be accepted']);
+});
+
+test.each([64, 256, 1_024, 20_000, 524_288])('connections leave some of %i files to the broker', (files) => {
+  const { http, grpc } = connectionLimits(files);
+  expect(http.connections + grpc.connections).toBeLessThanOrEqual(files - Math.min(1_024, files / 4));
+  for (const { connections, unauthenticated } of [http, grpc]) {
+    expect(unauthenticated).toBeGreaterThan(0);
+    expect(unauthenticated).toBeLessThan(connections);
+  }
+});
+
+test('a broker that may open 256 files outlives 800 connections without a key; its agent stays linked', async () => {
+  const { broker, http, grpc, joinToken, client } = await limitedBroker();
+  const args = ['--broker', grpc, '--data-dir', temporaryFolder('agent'), '--join-token', joinToken];
+  const agent = program('agent/main.ts', args);
+  await agent.line('linked');
+  const [machine] = (await client.machines.list()).items;
+  const machine_id = machine?.id ?? '';
+  const sockets = [http, grpc].flatMap((address) => Array.from({ length: 400 }, () => dial(address)));
+  await Promise.all(sockets.map((socket) => Promise.race([once(socket, 'connect'), once(socket, 'close')])));
+  expect(await client.commands.create({ machine_id, command: 'echo here' })).toMatchObject({
+    status: 'completed',
+    stdout: 'here\n',
+  });
+  expect(readdirSync(`/proc/${broker.pid}/fd`).length).toBeLessThan(fileLimit - 32);
+  for (const socket of sockets) socket.destroy();
+  expect(await client.machines.get({ machine_id })).toMatchObject({ status: 'online' });
+  const { items } = await client.events.list({ type: 'machine.offline' });
+  expect(items).toEqual([]);
+  expect([broker.exitCode, agent.exitCode]).toEqual([null, null]);
+});
+
+test('a CONNECT whose connection is reset before its refusal ends nothing', async () => {
+  const { broker, http, client } = await limitedBroker();
+  for (let n = 0; n < 100; n += 1) {
+    const socket = dial(http);
+    await once(socket, 'connect');
+    await new Promise<void>((resolve) => {
+      socket.write('CONNECT a:1 HTTP/1.1\r\nHost: b\r\n\r\n', () => resolve());
+    });
+    socket.resetAndDestroy();
+  }
+  await vi.waitFor(async () => expect((await client.machines.list()).total).toBe(0));
+  expect(broker.exitCode).toBe(null);
+});
