@@ -3,8 +3,8 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { readFileSync } from 'node:fs';
 import type { IncomingHttpHeaders, ServerHttp2Stream } from 'node:http2';
 import type { Server, Socket } from 'node:net';
-import { Allowance } from '../shared/allowance.ts';
 import { after, every, sleep } from '../shared/clock.ts';
+import { LogLimiter } from '../shared/log-limiter.ts';
 import type { Logger } from '../shared/logger.ts';
 import { plainAddress, sourceOf } from './address.ts';
 
@@ -69,7 +69,7 @@ function openFilesLimit(): number {
 /** Without a listener the first connection that the system refuses would end the process. */
 export function logAcceptErrors(server: Server, log: Logger): void {
   const text = 'a connection could not be accepted';
-  const lines = new Allowance<Error>(1, 60_000, (err, more) => log.error({ err, more }, text));
+  const lines = new LogLimiter<Error>(1, 60_000, (err, more) => log.error({ err, more }, text));
   server.once('listening', () =>
     server.on('error', (err) => {
       if (lines.take('', err)) log.error({ err }, text);

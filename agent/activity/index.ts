@@ -1,7 +1,7 @@
 // The machine's own log of everything that is done on it through the broker: the owner reads it, no file call reaches it.
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
-import { Allowance } from '../../shared/allowance.ts';
 import { after, iso, monotonic } from '../../shared/clock.ts';
+import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { methods } from '../../shared/rpc.ts';
 import { deedOf, exitOf, type Told } from './deeds.ts';
@@ -43,7 +43,7 @@ export async function openActivity(
   { slowMs = 1_000, ...options }: ActivityOptions = {},
 ): Promise<Activity> {
   const lines = await Lines.open(directory, 'activity', log, options);
-  const refusals = new Allowance<{ method: string; result: string }>(mostRefusals, minute, (one, more) =>
+  const refusals = new LogLimiter<{ method: string; result: string }>(mostRefusals, minute, (one, more) =>
     lines.add({ at: iso(), event: 'more', ...one, more }),
   );
 

@@ -2,7 +2,7 @@
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
-import { Allowance } from '../../shared/allowance.ts';
+import { LogLimiter } from '../../shared/log-limiter.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { passing } from '../../shared/heap.ts';
@@ -79,7 +79,7 @@ type Handler = (request: unknown, call: AgentCall) => Promise<unknown> | AsyncIt
 export function openAnswers(options: AnswersOptions): Answers {
   const { handlers, capabilities, maxOpen, line, log, activity, reply, roomy } = options;
   const open = new Map<string, AbortController>();
-  const warnings = new Allowance<string>(mostWarnings, minute, (text, more) => log.warn({ more }, text));
+  const warnings = new LogLimiter<string>(mostWarnings, minute, (text, more) => log.warn({ more }, text));
 
   function warn({ request_id, method }: Call__Output, text: string): void {
     if (warnings.take(text, text)) log.warn({ request_id, method }, text);

@@ -1,11 +1,11 @@
 // What a request does goes on record: in the commit of what it does, or by itself where that has none.
 
-import { Allowance } from '../../shared/allowance.ts';
 import type { Deed } from '../../shared/api/audit.ts';
 import type { Caller, Journal } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
 import type { FoundId, RawInput } from './input.ts';
@@ -45,7 +45,7 @@ const mostRefusals = 60;
 const minute = 60_000;
 
 export function openRecorder({ history, record }: RecorderRooms, log: Logger): Recorder {
-  const refusals = new Allowance<Deed>(mostRefusals, minute, (first, left_out) => {
+  const refusals = new LogLimiter<Deed>(mostRefusals, minute, (first, left_out) => {
     const what = { left_out, since_request_id: first.request_id };
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newId('audit'));
   });

@@ -1,11 +1,11 @@
 // API keys: made, shown once, kept as hashes, and what each may do.
 
-import { Allowance } from '../../shared/allowance.ts';
 import type { Caller, Handlers } from '../../shared/api/index.ts';
 import type { KeyId } from '../../shared/api/route.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
 import { openKeyUses } from '../key-uses.ts';
@@ -33,7 +33,7 @@ export interface Keys {
 export function openKeys(state: State, history: History, log: Logger): Keys {
   const bySecret = secretIndex(state);
   const uses = openKeyUses(history, state.keys);
-  const strangers = new Allowance<string>(mostStrangers, minute, (address, more) =>
+  const strangers = new LogLimiter<string>(mostStrangers, minute, (address, more) =>
     log.warn({ address, more }, 'more requests came without a good key'),
   );
 

@@ -1,7 +1,13 @@
 // The broker's own certificate authority: made once for 20 years, pinned by every join token; leaves renew by themselves.
 // The certificate library needs this polyfill loaded before it.
 import 'reflect-metadata';
-import { createHash, createPrivateKey, createPublicKey, type webcrypto } from 'node:crypto';
+import {
+  createHash,
+  createPrivateKey,
+  createPublicKey,
+  generateKeyPairSync,
+  type webcrypto,
+} from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { isIP } from 'node:net';
@@ -9,14 +15,19 @@ import { join } from 'node:path';
 import type { SecureContextOptions } from 'node:tls';
 import * as x509 from '@peculiar/x509';
 import { z } from 'zod';
-import { now } from '../../shared/clock.ts';
+import { every, now } from '../../shared/clock.ts';
 import { writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
 import { linkServerName } from '../../shared/rpc.ts';
 
 const day = 86_400_000;
 const authorityDays = 20 * 365;
 const leafDays = 90;
+const renewalMs = 30 * day;
+/** A leaf is good from a day before it was made: with a clock set back further nobody would take it. */
+const backMs = day / 2;
+const renewalCheckMs = 60_000;
 
 const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
 const stored = z.strictObject({ certificate: z.string(), private_key: z.string() });
@@ -52,7 +63,8 @@ export async function openAuthority(directory: string, mayMake: boolean): Promis
 }
 
 async function makeAuthority(file: string): Promise<void> {
-  const keys = await crypto.subtle.generateKey(algorithm, true, ['sign', 'verify']);
+  const pem = newKey();
+  const keys = keysOf(pem);
   const certificate = await x509.X509CertificateGenerator.createSelfSigned(
     {
       name: 'CN=Farhand broker CA',
@@ -68,29 +80,48 @@ async function makeAuthority(file: string): Promise<void> {
     },
     crypto,
   );
-  const content = { certificate: certificate.toString('pem'), private_key: await exportKey(keys.privateKey) };
-  await writeDurably(file, JSON.stringify(content));
+  await writeDurably(file, JSON.stringify({ certificate: certificate.toString('pem'), private_key: pem }));
 }
 
 async function readAuthority(file: string, restKeyFile: string): Promise<Authority> {
   const content = stored.safeParse(parse(await readFile(file, 'utf8')));
   if (!content.success) throw new StartError(`${file} is damaged: restore it from a backup`);
-  const issuer = new x509.X509Certificate(content.data.certificate);
-  const { privateKey: key } = await importKeys(content.data.private_key);
+  const certificate = new x509.X509Certificate(content.data.certificate);
+  const issuer = { certificate, key: keysOf(content.data.private_key).privateKey };
   return {
-    fingerprint: createHash('sha256').update(Buffer.from(issuer.rawData)).digest('hex'),
-    certificate: `${issuer.toString('pem')}\n`,
+    fingerprint: createHash('sha256').update(Buffer.from(certificate.rawData)).digest('hex'),
+    certificate: `${certificate.toString('pem')}\n`,
     async leaf() {
-      const keys = await crypto.subtle.generateKey(algorithm, true, ['sign', 'verify']);
-      const leaf = await makeLeaf({ issuer, key }, linkServerName, [linkServerName], keys);
+      const leaf = await makeLeaf(issuer, linkServerName, [linkServerName], newKey());
       return { minVersion: 'TLSv1.3', ...leaf };
     },
     async rest(names) {
       const pem = await openRestKey(restKeyFile);
-      const keys = await importKeys(pem);
-      return { pin: pinOf(pem), leaf: () => makeLeaf({ issuer, key }, 'Farhand REST API', names, keys) };
+      return { pin: pinOf(pem), leaf: () => makeLeaf(issuer, 'Farhand REST API', names, pem) };
     },
   };
+}
+
+/**
+ * Makes and applies a newer leaf whenever the last one has had its time; the result stops that. By wall time, for a
+ * box may sleep, and its clock may be set.
+ */
+export function renewLeaves(
+  make: () => Promise<SecureContextOptions>,
+  apply: (leaf: SecureContextOptions) => void,
+  log: Logger,
+): () => void {
+  let made = now();
+  const renew = async (): Promise<void> => {
+    const at = now();
+    apply(await make());
+    made = at;
+  };
+  return every(renewalCheckMs, () => {
+    const age = now() - made;
+    if (age < renewalMs && age > -backMs) return;
+    renew().catch((error: unknown) => log.error({ err: error }, 'a certificate could not be renewed'));
+  });
 }
 
 function parse(text: string): unknown {
@@ -104,8 +135,7 @@ function parse(text: string): unknown {
 /** The key of the REST API's leaves, made when it is first needed. */
 async function openRestKey(file: string): Promise<string> {
   if (!existsSync(file)) {
-    const { privateKey } = await crypto.subtle.generateKey(algorithm, true, ['sign', 'verify']);
-    await writeDurably(file, JSON.stringify({ private_key: await exportKey(privateKey) }));
+    await writeDurably(file, JSON.stringify({ private_key: newKey() }));
   }
   const content = storedKey.safeParse(parse(await readFile(file, 'utf8')));
   if (!content.success) {
@@ -123,26 +153,23 @@ function pinOf(pem: string): string {
 }
 
 interface Issuer {
-  issuer: x509.X509Certificate;
+  certificate: x509.X509Certificate;
   key: webcrypto.CryptoKey;
 }
 
 async function makeLeaf(
-  { issuer, key }: Issuer,
+  issuer: Issuer,
   subject: string,
   names: readonly string[],
-  keys: { publicKey: webcrypto.CryptoKey; privateKey: webcrypto.CryptoKey },
-): Promise<SecureContextOptions> {
-  const alternatives = names.map((value) => ({
-    type: isIP(value) ? ('ip' as const) : ('dns' as const),
-    value,
-  }));
+  pem: string,
+): Promise<{ cert: string; key: string }> {
+  const alternatives = names.map((value) => ({ type: isIP(value) ? 'ip' : 'dns', value }) as const);
   const certificate = await x509.X509CertificateGenerator.create(
     {
       subject: `CN=${subject}`,
-      issuer: issuer.subject,
-      publicKey: keys.publicKey,
-      signingKey: key,
+      issuer: issuer.certificate.subject,
+      publicKey: keysOf(pem).publicKey,
+      signingKey: issuer.key,
       notBefore: new Date(now() - day),
       notAfter: new Date(now() + leafDays * day),
       signingAlgorithm: algorithm,
@@ -150,33 +177,25 @@ async function makeLeaf(
         new x509.BasicConstraintsExtension(false, undefined, true),
         new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.serverAuth]),
         new x509.SubjectAlternativeNameExtension(alternatives),
-        await x509.AuthorityKeyIdentifierExtension.create(issuer),
+        await x509.AuthorityKeyIdentifierExtension.create(issuer.certificate),
       ],
     },
     crypto,
   );
-  return {
-    // The chain carries the CA, so that a joining agent can compare it with the pin in its token.
-    cert: `${certificate.toString('pem')}\n${issuer.toString('pem')}`,
-    key: await exportKey(keys.privateKey),
-  };
+  // The chain carries the CA, so that a joining agent can compare it with the pin in its token.
+  return { cert: `${certificate.toString('pem')}\n${issuer.certificate.toString('pem')}`, key: pem };
+}
+
+/** A new private key in PEM. */
+function newKey(): string {
+  const { privateKey } = generateKeyPairSync('ec', { namedCurve: algorithm.namedCurve });
+  return privateKey.export({ format: 'pem', type: 'pkcs8' }).toString();
 }
 
 /** Both halves of a private key in PEM. */
-async function importKeys(
-  pem: string,
-): Promise<{ privateKey: webcrypto.CryptoKey; publicKey: webcrypto.CryptoKey }> {
-  const pkcs8 = createPrivateKey(pem).export({ format: 'der', type: 'pkcs8' });
-  const spki = createPublicKey(pem).export({ format: 'der', type: 'spki' });
+function keysOf(pem: string): { privateKey: webcrypto.CryptoKey; publicKey: webcrypto.CryptoKey } {
   return {
-    privateKey: await crypto.subtle.importKey('pkcs8', pkcs8, algorithm, true, ['sign']),
-    publicKey: await crypto.subtle.importKey('spki', spki, algorithm, true, ['verify']),
+    privateKey: createPrivateKey(pem).toCryptoKey(algorithm, true, ['sign']),
+    publicKey: createPublicKey(pem).toCryptoKey(algorithm, true, ['verify']),
   };
-}
-
-async function exportKey(key: webcrypto.CryptoKey): Promise<string> {
-  const der = Buffer.from(await crypto.subtle.exportKey('pkcs8', key));
-  return createPrivateKey({ key: der, format: 'der', type: 'pkcs8' })
-    .export({ format: 'pem', type: 'pkcs8' })
-    .toString();
 }

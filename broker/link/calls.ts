@@ -1,4 +1,4 @@
-// Calls to one machine: the stub that nouns use, made of small calls on the control stream and one stream per large call.
+// Calls to one machine: the stub, made of small calls on the control stream and one stream for each larger one.
 import type { ServerDuplexStream } from '@grpc/grpc-js';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { AnswerRequest__Output } from '../../proto/types/farhand/link/v1/AnswerRequest.ts';
@@ -6,7 +6,7 @@ import type { AnswerResponse } from '../../proto/types/farhand/link/v1/AnswerRes
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { Reply__Output } from '../../proto/types/farhand/link/v1/Reply.ts';
 import { after } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, type Code } from '../../shared/errors.ts';
 import { passing } from '../../shared/heap.ts';
 import { newId } from '../../shared/ids.ts';
 import {
@@ -22,28 +22,19 @@ import {
   sendFrames,
   smallMessageBytes,
 } from '../../shared/rpc.ts';
-import { Patience } from './patience.ts';
+import { IdleTimeout } from './idle-timeout.ts';
 
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
 /** Streaming calls that wait for their answer, by call id: the id is valid once and only here. */
 export type Switchboard = Map<string, (stream: AnswerStream) => void>;
 
-export interface Calls {
-  stub: AgentStub;
-  /** A whole answer; says whether anybody waited for it. */
-  reply(reply: Reply__Output): boolean;
-  /** The link is gone: every open call fails with machine_offline. */
-  close(): void;
-  readonly open: number;
-}
-
 /** What the machine can do, and the way to it. */
 export interface CallsOptions {
   machineId: string;
   /** Methods named in hello: another one is not_supported. */
   methods: readonly string[];
-  /** Streaming calls open at once, by lane: stalled downloads must not keep a listing waiting. */
+  /** Streaming calls open at once, by class: stalled downloads must not keep a listing waiting. */
   maxOpen: Readonly<Record<Lane, number>>;
   /** Longest silence of the machine in the middle of a streaming call, in milliseconds. */
   idleMs: number;
@@ -52,284 +43,289 @@ export interface CallsOptions {
 }
 
 const unaryDeadlineMs = 30_000;
-/** Why the sending side of a call stops that is over: nobody sees it, and an error costs its stack. */
-const settled = new AppError('unavailable', 'the call is over');
 const answerWithinMs = 10_000;
 /** Small calls that may wait at once; past it the machine is too busy to take more. */
-const maxPending = 1024;
+const maxUnary = 1024;
+/** Late answers that are not held against the machine. */
+const maxLate = 4_096;
+/** Why the sending side of a finished call stops: nobody sees it, and an error costs its stack. */
+const finished = new AppError('unavailable', 'the call is over');
 
-/** Calls given up whose late answers are not held against the machine. */
-const mostGiven = 4_096;
-
-interface Pending {
-  settle(reply: Reply__Output | AppError): void;
+/** A call from its notice to its end. */
+interface OpenCall {
+  id: string;
+  /** Fires when the caller went away, the deadline passed, the machine was too late or the link was lost. */
+  abort: AbortController;
+  end(): void;
 }
 
-export function openCalls(settings: CallsOptions): Calls {
-  const { machineId, methods: offered, send, switchboard } = settings;
-  const pending = new Map<string, Pending>();
-  /** Streaming calls that wait for either way of being answered. */
-  const announced = new Map<string, (reply: Reply__Output) => void>();
-  const lanes: Record<Lane, Set<AbortController>> = {
+type FirstAnswer = AnswerStream | Reply__Output;
+
+export class Calls {
+  readonly stub: AgentStub;
+  readonly #options: CallsOptions;
+  /** Calls that have no answer yet, by id. */
+  readonly #waiting = new Map<string, (answer: Reply__Output) => void>();
+  readonly #open: Record<Lane | 'unary', Set<AbortController>> = {
+    unary: new Set(),
     short: new Set(),
     bulk: new Set(),
     process: new Set(),
     terminal: new Set(),
     watch: new Set(),
   };
-  /** Given up a while ago: the machine may have answered before it heard of that. */
-  const given = new Set<string>();
-  let closed = false;
+  /** Calls given up before an answer came: the machine may have answered before it heard of that. */
+  #late = 0;
+  #closed = false;
 
-  function remember(call_id: string): void {
-    given.add(call_id);
-    const [oldest = ''] = given;
-    if (given.size > mostGiven) given.delete(oldest);
+  constructor(options: CallsOptions) {
+    this.#options = options;
+    // Built from the very service that AgentStub is derived from, one method per rpc.
+    this.stub = Object.fromEntries(
+      [...methods.values()].map((shape) => [shape.key, this.#stubMethod(shape)]),
+    ) as unknown as AgentStub;
   }
 
-  const lost = (): AppError =>
-    new AppError(
-      'machine_offline',
-      'the link to the machine was lost during this call; its outcome is unknown',
-      {
-        machine_id: machineId,
-      },
-    );
-  const late = (): AppError =>
-    new AppError('machine_timeout', 'the machine did not answer in time', { machine_id: machineId });
+  /** Takes a whole answer; false where no call can have waited for it. */
+  reply(reply: Reply__Output): boolean {
+    const take = this.#waiting.get(reply.call_id);
+    take?.(reply);
+    if (take) return true;
+    if (this.#late === 0) return false;
+    this.#late -= 1;
+    return true;
+  }
 
-  function refuse(shape: MethodShape): void {
-    if (closed) throw lost();
-    if (!offered.includes(shape.name)) {
-      throw new AppError('not_supported', 'the agent on this machine is too old for this: update it', {
-        machine_id: machineId,
-        method: shape.name,
-      });
+  /** The link is gone: every open call fails with machine_offline. */
+  close(): void {
+    this.#closed = true;
+    for (const open of Object.values(this.#open)) for (const abort of [...open]) abort.abort(this.#lost());
+  }
+
+  #stubMethod(shape: MethodShape) {
+    if (!shape.serverStreams && !shape.clientStreams) {
+      return async (request: unknown, options: CallOptions) =>
+        this.#decode(shape, await this.#unary(shape, request, options));
     }
+    return (request: unknown, options: CallOptions) => {
+      const requests = shape.clientStreams ? encodeAll(shape, request as AsyncIterable<unknown>) : undefined;
+      const first = shape.clientStreams ? Buffer.alloc(0) : shape.encodeRequest(request);
+      const responses = this.#decodeAll(shape, this.#streaming(shape, first, requests, options));
+      return shape.serverStreams ? responses : this.#lastOf(responses);
+    };
   }
 
-  function announce(
-    { name: method }: MethodShape,
-    call_id: string,
-    request: Buffer,
-    { deadline_ms = 0, request_id, caller }: CallOptions,
-    request_follows = false,
-  ): void {
-    const whose = caller && { key_id: caller.key_id, key_name: caller.key_name };
-    send({
-      call: { call_id, method, request, request_follows, deadline_ms, request_id, caller: whose ?? null },
-    });
-  }
-
-  function unary(shape: MethodShape, request: unknown, options: CallOptions): Promise<Buffer> {
-    refuse(shape);
-    options.signal?.throwIfAborted();
+  async #unary(shape: MethodShape, request: unknown, options: CallOptions): Promise<Buffer> {
+    this.#assertOffered(shape);
     const bytes = shape.encodeRequest(request);
     if (bytes.length > smallMessageBytes)
       throw new AppError('payload_too_large', 'this request is too large');
-    if (pending.size >= maxPending) throw busy();
-    const call_id = newId('call');
+    const call = this.#begin(this.#open.unary, maxUnary, options.signal);
     const deadline_ms = options.deadline_ms ?? unaryDeadlineMs;
-    return new Promise((resolve, reject) => {
-      const settle = (reply: Reply__Output | AppError): void => {
-        pending.delete(call_id);
-        cancelDeadline();
-        options.signal?.removeEventListener('abort', giveUp);
-        if (reply instanceof AppError) reject(reply);
-        else if (reply.error) reject(fromWire(reply.error));
-        else if (reply.response) resolve(reply.response);
-        else reject(unsuitable());
-      };
-      const abandon = (reason: AppError): void => {
-        settle(reason);
-        remember(call_id);
-        if (!closed) send({ cancel: { call_id } });
-      };
-      const giveUp = (): void => abandon(abortError(options.signal));
-      const cancelDeadline = after(deadline_ms, () => abandon(late()));
-      options.signal?.addEventListener('abort', giveUp, { once: true });
-      pending.set(call_id, { settle });
-      announce(shape, call_id, bytes, { ...options, deadline_ms });
-    });
+    try {
+      const notice = noticeOf(shape, bytes, { ...options, deadline_ms });
+      const answer = await this.#firstAnswer(call, notice, deadline_ms);
+      if ('call_id' in answer && answer.error) throw fromWire(answer.error);
+      if ('call_id' in answer && answer.response) return answer.response;
+      throw this.#unsuitable();
+    } finally {
+      call.end();
+    }
   }
 
-  /** One streaming call from notice to End; yields the encoded responses. `requests` absent: there is but one. */
-  async function* exchange(
+  /** Yields the encoded responses. `requests` absent: `request` is the only one. */
+  async *#streaming(
     shape: MethodShape,
     request: Buffer,
     requests: AsyncIterable<Buffer> | undefined,
     options: CallOptions,
   ): AsyncGenerator<Buffer> {
+    this.#assertOffered(shape);
+    const { lane = 'short', signal, deadline_ms } = options;
+    const call = this.#begin(this.#open[lane], this.#options.maxOpen[lane], signal, deadline_ms);
+    const large = requests === undefined && request.length > smallMessageBytes;
+    const notice = noticeOf(shape, large ? Buffer.alloc(0) : request, options, large);
+    const outgoing = requests ?? (large ? only(frameOf(request)) : none());
     // Not held for as long as the answer takes.
-    let first = request;
-    refuse(shape);
-    const lane = lanes[options.lane ?? 'short'];
-    if (lane.size >= settings.maxOpen[options.lane ?? 'short']) throw busy();
-    const abort = new AbortController();
-    const giveUp = (): void => abort.abort(abortError(options.signal));
-    options.signal?.addEventListener('abort', giveUp, { once: true });
-    if (options.signal?.aborted) giveUp();
-    const cancelDeadline = options.deadline_ms
-      ? after(options.deadline_ms, () => abort.abort(late()))
-      : () => {};
-    lane.add(abort);
-    const call_id = newId('call');
-    let stream: AnswerStream | undefined;
-    /** The machine has said its last word: nothing is left to be cancelled. */
-    let complete = false;
-    const stop = (): void => cancel(stream, !closed);
+    request = notice.request;
     try {
-      const large = requests === undefined && first.length > smallMessageBytes;
-      const answer = await answered(call_id, abort.signal, () =>
-        announce(shape, call_id, large ? Buffer.alloc(0) : first, options, large),
-      );
-      if ('call_id' in answer) {
-        complete = true;
-        yield* messagesOf(answer, requests === undefined && !large);
-        return;
-      }
-      stream = answer;
-      abort.signal.addEventListener('abort', stop, { once: true });
-      // Neither a cancel of the agent nor its death ends our reading side; after our own end this tells nothing new.
-      stream.once('cancelled', () => abort.abort(lost()));
-      const patience = new Patience(options.idle_ms ?? settings.idleMs, abort);
-      const outgoing = requests ?? (large ? only(frameOf(first)) : none());
-      first = Buffer.alloc(0);
-      void sendRequests(stream, patience.whileSending(outgoing), abort);
-      try {
-        yield* receiveFrames(patience.whileReceiving(stream), lost);
-      } finally {
-        patience.end();
-        complete = patience.toldFailure;
-      }
+      const answer = await this.#firstAnswer(call, notice, answerWithinMs, this.#options.switchboard);
+      if ('call_id' in answer) yield* this.#messagesOf(answer, requests === undefined && !large);
+      else yield* this.#exchange(call, answer, outgoing, options.idle_ms ?? this.#options.idleMs);
+    } finally {
+      call.end();
+    }
+  }
+
+  /** An answer on a stream of its own, to its End. */
+  async *#exchange(
+    call: OpenCall,
+    stream: AnswerStream,
+    outgoing: AsyncIterable<Buffer>,
+    idleMs: number,
+  ): AsyncGenerator<Buffer> {
+    const { abort } = call;
+    const idle = new IdleTimeout(idleMs, abort);
+    const stop = (): void => endWithError(stream, !this.#closed);
+    abort.signal.addEventListener('abort', stop, { once: true });
+    // Neither a cancel of the agent nor its death ends our reading side; after our own end this tells nothing new.
+    stream.once('cancelled', () => abort.abort(this.#lost()));
+    void sendRequests(stream, idle.whileSending(outgoing), abort);
+    let complete = false;
+    let cut = false;
+    try {
+      yield* receiveFrames(idle.whileReceiving(stream), () => {
+        cut = true;
+        return this.#lost();
+      });
       complete = true;
     } catch (error) {
-      throw abort.signal.aborted && !complete ? abort.signal.reason : error;
+      if (abort.signal.aborted) throw abort.signal.reason;
+      // Else it is the error that the machine has ended with.
+      complete = !cut;
+      throw error;
     } finally {
-      cancelDeadline();
-      options.signal?.removeEventListener('abort', giveUp);
+      idle.end();
       abort.signal.removeEventListener('abort', stop);
-      lane.delete(abort);
-      finish(call_id, stream, complete);
-      // It is the sending that hears this, and an abort is dear.
-      if (stream) abort.abort(settled);
+      // The agent half-closes first, we end last; whatever is not complete is cancelled on both streams.
+      if (complete) stream.end();
+      else {
+        this.#cancel(call.id);
+        endWithError(stream, !this.#closed);
+      }
+      // It is the sending that hears this.
+      abort.abort(finished);
     }
   }
 
-  /** The agent half-closes first, we end last; whatever is not complete is cancelled on both streams. */
-  function finish(call_id: string, stream: AnswerStream | undefined, complete: boolean): void {
-    if (complete) stream?.end();
-    else {
-      if (!closed) send({ cancel: { call_id } });
-      cancel(stream, !closed);
-    }
+  #begin(
+    open: Set<AbortController>,
+    maxOpen: number,
+    signal: AbortSignal | undefined,
+    deadlineMs = 0,
+  ): OpenCall {
+    if (open.size >= maxOpen)
+      throw this.#error('unavailable', 'too many calls are open on this machine: try again later');
+    const abort = new AbortController();
+    const giveUp = (): void => abort.abort(callerError(signal));
+    signal?.addEventListener('abort', giveUp, { once: true });
+    if (signal?.aborted) giveUp();
+    const cancelDeadline = deadlineMs > 0 ? after(deadlineMs, () => abort.abort(this.#timedOut())) : () => {};
+    open.add(abort);
+    return {
+      id: newId('call'),
+      abort,
+      end() {
+        cancelDeadline();
+        signal?.removeEventListener('abort', giveUp);
+        open.delete(abort);
+      },
+    };
   }
 
-  /** The stream that the machine opens for a call, or the whole answer in a reply: whichever comes first. */
-  function answered(
-    call_id: string,
-    signal: AbortSignal,
-    notify: () => void,
-  ): Promise<AnswerStream | Reply__Output> {
-    return new Promise((resolve, reject) => {
-      const settle = (): void => {
-        switchboard.delete(call_id);
-        announced.delete(call_id);
-        cancelWait();
-        signal.removeEventListener('abort', aborted);
-      };
-      const fail = (reason: unknown): void => {
-        if (announced.has(call_id)) remember(call_id);
-        settle();
-        reject(reason);
-      };
-      const take = (answer: AnswerStream | Reply__Output): void => {
-        settle();
-        resolve(answer);
-      };
-      const aborted = (): void => fail(signal.reason);
-      const cancelWait = after(answerWithinMs, () => fail(late()));
-      if (signal.aborted) return aborted();
-      signal.addEventListener('abort', aborted, { once: true });
-      switchboard.set(call_id, take);
-      announced.set(call_id, take);
-      notify();
+  /** The whole answer in a reply, or the stream that the machine opens for the call: whichever comes first. */
+  async #firstAnswer(
+    { id, abort }: OpenCall,
+    notice: Notice,
+    withinMs: number,
+    switchboard?: Switchboard,
+  ): Promise<FirstAnswer> {
+    abort.signal.throwIfAborted();
+    const { promise, resolve, reject } = Promise.withResolvers<FirstAnswer>();
+    const forget = (): void => {
+      this.#waiting.delete(id);
+      switchboard?.delete(id);
+    };
+    const take = (answer: FirstAnswer): void => {
+      forget();
+      resolve(answer);
+    };
+    const fail = (): void => {
+      if (this.#waiting.has(id)) this.#late = Math.min(maxLate, this.#late + 1);
+      forget();
+      this.#cancel(id);
+      reject(abort.signal.reason);
+    };
+    const cancelTimeout = after(withinMs, () => abort.abort(this.#timedOut()));
+    abort.signal.addEventListener('abort', fail, { once: true });
+    this.#waiting.set(id, take);
+    switchboard?.set(id, take);
+    this.#options.send({ call: { call_id: id, ...notice } });
+    return promise.finally(() => {
+      cancelTimeout();
+      abort.signal.removeEventListener('abort', fail);
     });
   }
 
   /** `asked`: the machine has been sent all there is; without that it can have no answer but an error. */
-  function* messagesOf({ error, messages: all }: Reply__Output, asked: boolean): Generator<Buffer> {
+  *#messagesOf({ error, messages: all }: Reply__Output, asked: boolean): Generator<Buffer> {
     if (error) throw fromWire(error);
-    if (!all || !asked) throw unsuitable();
+    if (!all || !asked) throw this.#unsuitable();
     for (const message of all.messages) {
       passing(message.length);
       yield message;
     }
   }
 
-  function unsuitable(): AppError {
-    return new AppError('machine_error', 'the machine’s answer is of another kind than its call', {
-      machine_id: machineId,
-    });
+  async *#decodeAll(shape: MethodShape, responses: AsyncGenerator<Buffer>): AsyncGenerator<unknown> {
+    for await (const bytes of responses) yield this.#decode(shape, bytes);
   }
 
-  function busy(): AppError {
-    return new AppError('unavailable', 'too many calls are open on this machine: try again later', {
-      machine_id: machineId,
-    });
+  async #lastOf(responses: AsyncGenerator<unknown>): Promise<unknown> {
+    let last: unknown;
+    for await (const response of responses) last = response;
+    return last ?? Promise.reject(this.#error('machine_error', 'the machine ended without an answer'));
   }
 
-  async function collectOne(shape: MethodShape, responses: AsyncGenerator<Buffer>): Promise<unknown> {
-    let answer: Buffer | undefined;
-    for await (const bytes of responses) answer = bytes;
-    if (!answer)
-      throw new AppError('machine_error', 'the machine ended without an answer', { machine_id: machineId });
-    return decode(shape, answer);
-  }
-
-  function decode(shape: MethodShape, bytes: Buffer): unknown {
+  #decode(shape: MethodShape, bytes: Buffer): unknown {
     try {
       return shape.decodeResponse(bytes);
     } catch {
-      throw new AppError('machine_error', 'the machine’s answer cannot be read', { machine_id: machineId });
+      throw this.#error('machine_error', 'the machine’s answer cannot be read');
     }
   }
 
-  function stubMethod(shape: MethodShape) {
-    if (!shape.serverStreams && !shape.clientStreams) {
-      return async (request: unknown, options: CallOptions) =>
-        decode(shape, await unary(shape, request, options));
-    }
-    return (request: unknown, options: CallOptions) => {
-      const requests = shape.clientStreams ? encodeAll(shape, request as AsyncIterable<unknown>) : undefined;
-      const first = shape.clientStreams ? Buffer.alloc(0) : shape.encodeRequest(request);
-      const responses = exchange(shape, first, requests, options);
-      return shape.serverStreams ? decodeAll(shape, responses, decode) : collectOne(shape, responses);
-    };
+  #assertOffered({ name: method }: MethodShape): void {
+    if (this.#closed) throw this.#lost();
+    if (!this.#options.methods.includes(method))
+      throw this.#error('not_supported', 'the agent on this machine is too old for this: update it', {
+        method,
+      });
   }
 
-  return {
-    // Built from the very service that AgentStub is derived from, one method per rpc.
-    stub: Object.fromEntries(
-      [...methods.values()].map((shape) => [shape.key, stubMethod(shape)]),
-    ) as unknown as AgentStub,
-    reply(reply) {
-      const waiting = pending.get(reply.call_id);
-      const streaming = announced.get(reply.call_id);
-      waiting?.settle(reply);
-      streaming?.(reply);
-      return waiting !== undefined || streaming !== undefined || given.delete(reply.call_id);
-    },
-    get open() {
-      return Object.values(lanes).reduce((sum, lane) => sum + lane.size, pending.size);
-    },
-    close() {
-      closed = true;
-      for (const call of [...pending.values()]) call.settle(lost());
-      for (const lane of Object.values(lanes)) for (const abort of [...lane]) abort.abort(lost());
-    },
-  };
+  #cancel(call_id: string): void {
+    if (!this.#closed) this.#options.send({ cancel: { call_id } });
+  }
+
+  #lost(): AppError {
+    const text = 'the link to the machine was lost during this call; its outcome is unknown';
+    return this.#error('machine_offline', text);
+  }
+
+  #timedOut(): AppError {
+    return this.#error('machine_timeout', 'the machine did not answer in time');
+  }
+
+  #unsuitable(): AppError {
+    return this.#error('machine_error', 'the machine’s answer is of another kind than its call');
+  }
+
+  #error(code: Code, text: string, details: object = {}): AppError {
+    return new AppError(code, text, { machine_id: this.#options.machineId, ...details });
+  }
 }
+
+/** What a machine is told of a call besides its id. */
+function noticeOf(
+  { name: method }: MethodShape,
+  request: Buffer,
+  { deadline_ms = 0, request_id, caller }: CallOptions,
+  request_follows = false,
+) {
+  const whose = caller ? { key_id: caller.key_id, key_name: caller.key_name } : null;
+  return { method, request, request_follows, deadline_ms, request_id, caller: whose };
+}
+type Notice = ReturnType<typeof noticeOf>;
 
 /** Sends the requests until the answer is complete; a source that fails gives the whole call up with its own error. */
 function sendRequests(
@@ -343,25 +339,16 @@ function sendRequests(
 }
 
 /**
- * destroy() would leave the agent's side open; an error status ends both, and wakes whoever reads. It tells the
- * agent whether we gave the call up or lost the link; grpc-js itself says CANCELLED with other details.
+ * destroy() would leave the agent's side open; an error status ends both, and wakes the reader. It tells the agent
+ * whether we gave the call up or lost the link; grpc-js itself says CANCELLED with other details.
  */
-function cancel(stream: AnswerStream | undefined, gaveUp: boolean): void {
+function endWithError(stream: AnswerStream, gaveUp: boolean): void {
   const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;
-  if (stream && !stream.destroyed)
-    stream.emit('error', { code, details: gaveUp ? cancelledDetails : 'lost' });
+  if (!stream.destroyed) stream.emit('error', { code, details: gaveUp ? cancelledDetails : 'lost' });
 }
 
 async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {
   for await (const request of requests) yield shape.frameRequest(request);
-}
-
-async function* decodeAll(
-  shape: MethodShape,
-  responses: AsyncGenerator<Buffer>,
-  decode: (shape: MethodShape, bytes: Buffer) => unknown,
-): AsyncGenerator<unknown> {
-  for await (const bytes of responses) yield decode(shape, bytes);
 }
 
 async function* only(bytes: Buffer): AsyncGenerator<Buffer> {
@@ -370,7 +357,7 @@ async function* only(bytes: Buffer): AsyncGenerator<Buffer> {
 
 async function* none(): AsyncGenerator<Buffer> {}
 
-function abortError(signal: AbortSignal | undefined): AppError {
+function callerError(signal: AbortSignal | undefined): AppError {
   const reason: unknown = signal?.reason;
   return reason instanceof AppError ? reason : new AppError('unavailable', 'the caller went away');
 }

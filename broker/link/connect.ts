@@ -15,9 +15,8 @@ import { verifyProof } from '../../shared/proof.ts';
 import { methods, protocolVersion } from '../../shared/rpc.ts';
 import type { Vitals } from '../machines/vitals.ts';
 import type { Machine, State } from '../state/index.ts';
-import { type Calls, openCalls, type Switchboard } from './calls.ts';
-import type { Fences } from './fences.ts';
-import type { Notices } from './notices.ts';
+import { Calls, type Switchboard } from './calls.ts';
+import type { LinkLimits } from './limits.ts';
 import { keptProcesses, type Link, type Presence } from './presence.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
@@ -28,8 +27,7 @@ export interface ConnectRooms {
   vitals: Vitals;
   switchboard: Switchboard;
   fingerprint: string;
-  notices: Notices;
-  fences: Fences;
+  limits: LinkLimits;
   log: Logger;
 }
 
@@ -83,6 +81,18 @@ interface LinkConnection {
   closeSoon(): void;
 }
 
+/** What a session is made of. */
+interface SessionParts {
+  stream: ConnectStream;
+  machine: Machine;
+  hello: Hello__Output;
+  /** Where it came from. */
+  address: string;
+  connection: LinkConnection;
+  rooms: ConnectRooms;
+  settings: ConnectSettings;
+}
+
 /** Serves one control stream to its end. */
 export async function serveConnect(
   stream: ConnectStream,
@@ -95,58 +105,59 @@ export async function serveConnect(
   // grpc-js types what it reads as any; the service decodes nothing else.
   const messages = (stream as AsyncIterable<ConnectRequest__Output>)[Symbol.asyncIterator]();
   stream.write({ challenge: { nonce } });
-  const cancelPatience = after(helloMs, () =>
+  const cancelDeadline = after(helloMs, () =>
     refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'no hello in time'),
   );
-  const first = await messages.next().finally(cancelPatience);
+  const first = await messages.next().finally(cancelDeadline);
   const hello = first.done ? undefined : first.value.hello;
   if (!hello) return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
-  if (!machineId.test(hello.machine_id)) return refuse(stream, grpcStatus.INVALID_ARGUMENT, noId);
-  const { notices } = rooms;
-  const machine = rooms.state.machines.get(hello.machine_id);
-  if (!machine) {
-    notices.stranger(
-      address,
-      { machine_id: hello.machine_id },
-      'an agent of no registered machine was told to stop',
-    );
-    return dismissUnknown(stream);
-  }
-  const proof = { nonce, machine_id: machine.id, fingerprint: rooms.fingerprint };
-  if (!verifyProof(proof, hello.signature, Buffer.from(machine.public_key, 'base64'))) {
-    notices.stranger(address, { machine_id: machine.id }, 'an agent failed its challenge');
-    return refuse(
-      stream,
-      grpcStatus.UNAUTHENTICATED,
-      'the challenge was not answered with this machine’s key',
-    );
-  }
-  if (hello.protocol > protocolVersion) {
-    return refuse(
-      stream,
-      grpcStatus.FAILED_PRECONDITION,
-      'this agent is newer than the broker: update the broker',
-    );
-  }
-  if (![hello.instance_id, hello.journal_id].every((id) => plainId.test(id)))
-    return refuse(stream, grpcStatus.INVALID_ARGUMENT, noId);
+  const machine = authenticate(stream, hello, nonce, address, rooms);
+  if (!machine) return;
   connection.authenticate();
-  if (!rooms.fences.admit(machine.id)) {
+  if (!rooms.limits.admits(machine.id)) {
     connection.closeSoon();
     return refuse(stream, grpcStatus.RESOURCE_EXHAUSTED, 'this machine links too often: wait a minute');
   }
-  await new Session(stream, machine, hello, connection, rooms, settings)
-    .run(messages, address)
-    .catch((error: unknown) => {
-      notices.machine('warn', machine.id, { address, err: error }, 'a link broke off');
-      connection.closeSoon();
-      refuse(stream, grpcStatus.INTERNAL, textOf(error));
-    });
+  const session = new Session({ stream, machine, hello, address, connection, rooms, settings });
+  await session.run(messages).catch((error: unknown) => {
+    rooms.limits.machine('warn', machine.id, { address, err: error }, 'a link broke off');
+    connection.closeSoon();
+    refuse(stream, grpcStatus.INTERNAL, textOf(error));
+  });
 }
 
-const noId = 'an id in this hello cannot be one';
+/** The machine that this hello proves to be; undefined once it is refused. */
+function authenticate(
+  stream: ConnectStream,
+  hello: Hello__Output,
+  nonce: Buffer,
+  address: string,
+  { state, fingerprint, limits }: ConnectRooms,
+): Machine | undefined {
+  const { machine_id } = hello;
+  const possible = machineId.test(machine_id);
+  const machine = state.machines.get(machine_id);
+  if (possible && !machine) {
+    limits.unauthenticated(address, { machine_id }, 'an agent of no registered machine was told to stop');
+    stream.write({ removed: { reason: 'this machine is not registered here' } });
+    return void stream.end();
+  }
+  const ids = [hello.instance_id, hello.journal_id];
+  const proof = { nonce, machine_id, fingerprint };
+  if (machine && !verifyProof(proof, hello.signature, Buffer.from(machine.public_key, 'base64'))) {
+    limits.unauthenticated(address, { machine_id }, 'an agent failed its challenge');
+    const text = 'the challenge was not answered with this machine’s key';
+    return refuse(stream, grpcStatus.UNAUTHENTICATED, text);
+  }
+  if (hello.protocol > protocolVersion) {
+    const text = 'this agent is newer than the broker: update the broker';
+    return refuse(stream, grpcStatus.FAILED_PRECONDITION, text);
+  }
+  if (possible && ids.every((id) => plainId.test(id))) return machine;
+  return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'an id in this hello cannot be one');
+}
 
-function refuse(stream: ConnectStream, code: grpcStatus, details: string): void {
+function refuse(stream: ConnectStream, code: grpcStatus, details: string): undefined {
   stream.emit('error', { code, details });
 }
 
@@ -154,12 +165,7 @@ export function textOf(error: unknown): string {
   return error instanceof AppError ? error.message : 'unexpected failure, see the broker’s log';
 }
 
-function dismissUnknown(stream: ConnectStream): void {
-  stream.write({ removed: { reason: 'this machine is not registered here' } });
-  stream.end();
-}
-
-/** A proven link until its end. */
+/** An authenticated link until its end. */
 class Session implements Link {
   readonly id = newId('link');
   readonly machineId: string;
@@ -167,12 +173,7 @@ class Session implements Link {
   readonly journalId: string;
   readonly methods: readonly string[];
   readonly processIds: readonly string[];
-  readonly #stream: ConnectStream;
-  readonly #machine: Machine;
-  readonly #hello: Hello__Output;
-  readonly #connection: LinkConnection;
-  readonly #rooms: ConnectRooms;
-  readonly #settings: ConnectSettings;
+  readonly #parts: SessionParts;
   readonly #calls: Calls;
   #heardAt = monotonic();
   #ended = false;
@@ -180,27 +181,16 @@ class Session implements Link {
   #unasked = 0;
   #reports = 0;
 
-  constructor(
-    stream: ConnectStream,
-    machine: Machine,
-    hello: Hello__Output,
-    connection: LinkConnection,
-    rooms: ConnectRooms,
-    settings: ConnectSettings,
-  ) {
-    this.#stream = stream;
-    this.#machine = machine;
-    this.#hello = hello;
-    this.#connection = connection;
-    this.#rooms = rooms;
-    this.#settings = settings;
+  constructor(parts: SessionParts) {
+    const { machine, hello, rooms, settings } = parts;
+    this.#parts = parts;
     this.machineId = machine.id;
     this.instanceId = hello.instance_id;
     this.journalId = hello.journal_id;
     this.methods = hello.methods.filter((name) => methods.has(name));
     this.processIds = keptProcesses(hello.process_ids);
     const open = Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls);
-    this.#calls = openCalls({
+    this.#calls = new Calls({
       machineId: machine.id,
       methods: this.methods,
       maxOpen: {
@@ -232,25 +222,25 @@ class Session implements Link {
     this.#finish({ drain: { retry_after_ms: retryAfterMs } });
   }
 
-  async run(messages: AsyncIterator<ConnectRequest__Output>, address: string): Promise<void> {
-    const { state, presence, vitals, log } = this.#rooms;
-    const { host, agent_version, metrics } = this.#hello;
-    const capabilities = this.#hello.capabilities.slice(0, mostCapabilities);
+  async run(messages: AsyncIterator<ConnectRequest__Output>): Promise<void> {
+    const { stream, rooms, settings, hello, address } = this.#parts;
+    const { host, agent_version, metrics } = hello;
+    const capabilities = hello.capabilities.slice(0, mostCapabilities);
     const facts = { hostname: host?.hostname ?? '', os: host?.os ?? '', arch: host?.arch ?? '' };
-    await vitals.hello(this.machineId, { ...facts, agent_version, capabilities, ip: address }, metrics);
+    await rooms.vitals.hello(this.machineId, { ...facts, agent_version, capabilities, ip: address }, metrics);
     // It may have been removed while its facts were written.
-    if (!state.machines.has(this.machineId)) return this.dismiss('this machine was removed');
+    if (!rooms.state.machines.has(this.machineId)) return this.dismiss('this machine was removed');
     this.#welcome();
-    const older = presence.add(this);
-    if (older) this.#recordFence(older);
-    this.#note('info', 'machine linked', { address, agent_version });
-    const stopBeating = every(this.#settings.heartbeatMs, () => {
+    const older = rooms.presence.add(this);
+    if (older) this.#recordTakeover(older);
+    this.#log('info', 'machine linked', { address, agent_version });
+    const stopBeating = every(settings.heartbeatMs, () => {
       this.#unasked = Math.max(0, this.#unasked - unaskedPerBeat);
       this.#reports = 0;
       this.#send({ heartbeat: {} });
     });
-    const stopWatching = every(Math.min(1_000, this.#settings.silenceMs / 4), () => this.#watch());
-    this.#stream.once('cancelled', () => this.#end());
+    const stopWatching = every(Math.min(1_000, settings.silenceMs / 4), () => this.#watch());
+    stream.once('cancelled', () => this.#end());
     try {
       for (;;) {
         const next = await messages.next();
@@ -258,7 +248,7 @@ class Session implements Link {
         this.#take(next.value);
       }
     } catch (error) {
-      log.debug({ err: error, machine_id: this.machineId }, 'control stream broke');
+      rooms.log.debug({ err: error, machine_id: this.machineId }, 'control stream broke');
     } finally {
       stopBeating();
       stopWatching();
@@ -267,11 +257,11 @@ class Session implements Link {
   }
 
   #welcome(): void {
-    const { heartbeatMs, silenceMs, frameBytes, openCalls: open_calls, messageBytes } = this.#settings;
+    const { heartbeatMs, silenceMs, frameBytes, openCalls, messageBytes } = this.#parts.settings;
     this.#send({
       welcome: {
         link_id: this.id,
-        limits: { frame_bytes: frameBytes, open_calls, message_bytes: messageBytes },
+        limits: { frame_bytes: frameBytes, open_calls: openCalls, message_bytes: messageBytes },
         time_ms: now(),
         heartbeat_ms: heartbeatMs,
         silence_ms: silenceMs,
@@ -281,30 +271,25 @@ class Session implements Link {
 
   #take(message: ConnectRequest__Output): void {
     this.#heardAt = monotonic();
-    if (!message.reply || !this.#calls.reply(message.reply)) this.#endure();
-    if (message.heartbeat) this.#hear(message.heartbeat.metrics);
+    if (!message.reply || !this.#calls.reply(message.reply)) this.#countUnasked();
+    if (message.heartbeat) this.#report(message.heartbeat.metrics);
     if (message.farewell) this.#end();
   }
 
-  /** Reports that come faster than they are told to are no news: to read each would cost everybody else. */
-  #hear(metrics: Heartbeat__Output['metrics']): void {
+  /** Reports that come faster than we asked for are no news: to read each would cost everybody else. */
+  #report(metrics: Heartbeat__Output['metrics']): void {
     this.#reports += 1;
-    this.#rooms.vitals.heard(this.machineId, this.#reports > reportsPerBeat ? undefined : metrics);
+    this.#parts.rooms.vitals.heard(this.machineId, this.#reports > reportsPerBeat ? undefined : metrics);
   }
 
-  /** A machine that floods us with what nobody waits for is cut. */
-  #endure(): void {
+  #countUnasked(): void {
     this.#unasked += 1;
-    if (this.#unasked <= mostUnasked) return;
-    this.#note('warn', 'the agent sends more than anybody has asked for');
-    this.#end();
+    if (this.#unasked > mostUnasked) this.#cut('the agent sends more than anybody has asked for');
   }
 
   /** Looked at often, so that silence is noticed when it is over the limit and not a heartbeat later. */
   #watch(): void {
-    if (monotonic() - this.#heardAt < this.#settings.silenceMs) return;
-    this.#note('warn', 'machine fell silent');
-    this.#end();
+    if (monotonic() - this.#heardAt >= this.#parts.settings.silenceMs) this.#cut('machine fell silent');
   }
 
   #send(message: ConnectResponse): void {
@@ -312,12 +297,10 @@ class Session implements Link {
     // The stream itself counts messages.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;
     this.#unread += bytes;
-    this.#stream.write(message, () => {
+    this.#parts.stream.write(message, () => {
       this.#unread -= bytes;
     });
-    if (this.#unread <= maxUnreadBytes) return;
-    this.#note('warn', 'the agent does not read its control stream');
-    this.#end();
+    if (this.#unread > maxUnreadBytes) this.#cut('the agent does not read its control stream');
   }
 
   /** A last message, then the end. */
@@ -326,25 +309,31 @@ class Session implements Link {
     this.#end();
   }
 
+  #cut(reason: string): void {
+    this.#log('warn', reason);
+    this.#end();
+  }
+
   #end(): void {
     if (this.#ended) return;
     this.#ended = true;
-    this.#rooms.presence.drop(this);
+    const { rooms, stream, connection } = this.#parts;
+    rooms.presence.drop(this);
     this.#calls.close();
-    this.#stream.end();
-    this.#connection.closeSoon();
-    this.#note('info', 'machine unlinked');
+    stream.end();
+    connection.closeSoon();
+    this.#log('info', 'machine unlinked');
   }
 
-  #note(level: 'info' | 'warn', text: string, more = {}): void {
-    this.#rooms.notices.machine(level, this.machineId, { link_id: this.id, ...more }, text);
+  #log(level: 'info' | 'warn', text: string, more = {}): void {
+    this.#parts.rooms.limits.machine(level, this.machineId, { link_id: this.id, ...more }, text);
   }
 
   /** A cloned machine shows as another agent process that takes over a link which still lives. */
-  #recordFence(older: Link): void {
+  #recordTakeover(older: Link): void {
     if (older.instanceId === this.instanceId) return;
-    const text = 'two agents use one identity; the older was fenced off';
-    this.#note('warn', text, { fenced: older.id });
-    this.#rooms.fences.fenced({ machine: this.#machine, fenced_link: older.id, link_id: this.id });
+    const { machine, rooms } = this.#parts;
+    this.#log('warn', 'two agents use one identity; the older was fenced off', { fenced: older.id });
+    rooms.limits.takeover({ machine, fenced_link: older.id, link_id: this.id });
   }
 }

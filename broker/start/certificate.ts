@@ -6,8 +6,7 @@ import { every } from '../../shared/clock.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { BrokerSettings } from '../config.ts';
-import type { Authority } from '../link/authority.ts';
-import { renewLeaves } from '../link/renewal.ts';
+import { type Authority, renewLeaves } from '../link/authority.ts';
 
 export interface Certificate {
   context: SecureContextOptions;

@@ -14,7 +14,7 @@ import { ConnectionLimiter, connectionLimits } from '../connections.ts';
 import { createHttpServer } from '../http/app.ts';
 import { openSpool } from '../http/spool.ts';
 import { defaultSettings } from '../link/connect.ts';
-import { type Beside, type Door, openDoor } from '../link/door.ts';
+import { type AddService, type LinkListener, openListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { openStreams } from '../streams/index.ts';
 import { certificateOf } from './certificate.ts';
@@ -95,7 +95,7 @@ async function assemble(
   const socket = join(settings.data_dir, 'broker.sock');
   const patience = tuning.silentMs ?? silentMs;
   const servers = [tracked(createHttpServer(app, { silentMs: patience, hsts: false }))];
-  let door: Door | undefined;
+  let door: LinkListener | undefined;
   closers.push(() => rm(socket, { force: true }));
   // Before anything listens: a start that fails gives back what it took.
   closers.push(async () => {
@@ -158,9 +158,9 @@ function doorOf(
   { grpc }: BrokerSettings,
   tuning: Tuning,
   rooms: Rooms,
-  serve: Beside,
+  serve: AddService,
   log: Logger,
-): Promise<Door> {
+): Promise<LinkListener> {
   const { authority, keys } = rooms;
   const link = { ...defaultSettings, ...tuning.link };
   const doorRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
@@ -177,7 +177,7 @@ function doorOf(
     connections,
     hasKey: (authorization: string): boolean => holdsKey(authorization, keys),
   };
-  const opening = openDoor(doorRooms, options, link, serve);
+  const opening = openListener(doorRooms, options, link, serve);
   return opening.catch((error: unknown) => {
     throw cannotListen(error, '--grpc', address(grpc.host, grpc.port));
   });

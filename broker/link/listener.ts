@@ -1,18 +1,15 @@
-// The door agents and clients come through: TLS, limits, and five seconds to prove oneself.
-import type { EventEmitter } from 'node:events';
-import type { AddressInfo, ListenOptions, Socket } from 'node:net';
-import { createServer as createTlsServer, type TLSSocket } from 'node:tls';
+// The gRPC port of agents and clients: TLS, limits, and five seconds to authenticate.
+import { once } from 'node:events';
+import type { AddressInfo, Socket } from 'node:net';
+import { createServer as createTlsServer, type TLSSocket, type Server as TlsServer } from 'node:tls';
 import {
   status as grpcStatus,
   type Metadata,
   Server,
   ServerCredentials,
-  type ServerDuplexStream,
   type ServerUnaryCall,
   type sendUnaryData,
 } from '@grpc/grpc-js';
-import type { AnswerRequest__Output } from '../../proto/types/farhand/link/v1/AnswerRequest.ts';
-import type { AnswerResponse } from '../../proto/types/farhand/link/v1/AnswerResponse.ts';
 import type { EnrollRequest__Output } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
@@ -24,7 +21,8 @@ import { type ConnectionLimiter, logAcceptErrors } from '../connections.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { JoinTokens } from '../join-tokens.ts';
-import type { Authority } from './authority.ts';
+import { type Authority, renewLeaves } from './authority.ts';
+import type { AnswerStream } from './calls.ts';
 import {
   type ConnectRooms,
   type ConnectSettings,
@@ -32,12 +30,10 @@ import {
   serveConnect,
   textOf,
 } from './connect.ts';
-import { openFences } from './fences.ts';
-import { openNotices } from './notices.ts';
-import { renewLeaves } from './renewal.ts';
+import { LinkLimits } from './limits.ts';
 import { widenWindows } from './windows.ts';
 
-export interface DoorOptions {
+export interface ListenerOptions {
   host: string;
   port: number;
   connections: ConnectionLimiter;
@@ -50,7 +46,7 @@ export interface DoorOptions {
   pongMs: number;
 }
 
-export interface DoorRooms extends Omit<ConnectRooms, 'notices' | 'fences'> {
+export interface ListenerRooms extends Omit<ConnectRooms, 'limits'> {
   history: History;
   events: Events;
   authority: Authority;
@@ -59,110 +55,98 @@ export interface DoorRooms extends Omit<ConnectRooms, 'notices' | 'fences'> {
   rates: Rates;
 }
 
-/** What else is served here: adds itself to the server, and says which peers have shown that they belong here. */
-export type Beside = (server: Server, proven: (peer: string) => void) => void;
+/** Adds another service to the server; `authenticate` says that a peer has shown a key. */
+export type AddService = (server: Server, authenticate: (peer: string) => void) => void;
 
-export interface Door {
+export interface LinkListener {
   readonly port: number;
   /** Takes no more connections, ends the open ones, resolves when all is closed. */
   close(): Promise<void>;
 }
 
 const headerBytes = 16 * 1024;
-/** More than all lanes of a machine have in all. */
+/** More than all calls of a machine may be in all. */
 const streamsPerConnection = 512;
 const sessionMegabytes = 64;
-/** Connections that wait to be taken: where they find no room their clients try again a second later. */
+/** Connections that wait to be taken: past that their clients try again a second later. */
 const backlog = 4_096;
 
-/** Opens the door. Rejects with a system error when the address cannot be had. */
-export async function openDoor(
-  rooms: DoorRooms,
-  options: DoorOptions,
+/** Rejects with a system error when the address cannot be had. */
+export async function openListener(
+  rooms: ListenerRooms,
+  options: ListenerOptions,
   settings: ConnectSettings,
-  beside: Beside,
-): Promise<Door> {
+  addService: AddService,
+): Promise<LinkListener> {
   const { authority, log } = rooms;
+  const { connections, host, port } = options;
   shortenQueues();
-  const leaf = await authority.leaf();
-  const notices = openNotices(log);
-  const fences = openFences(rooms, log);
-  const { connections } = options;
-  const stopGuarding = connections.guardCalls(options.hasKey);
-  const server = new Server({
+  const limits = new LinkLimits(rooms);
+  const server = grpcServer(options, settings);
+  server.addService(linkService, handlers(connections, { ...rooms, limits }, settings));
+  addService(server, (peer) => connections.authenticate(peer));
+  const listener = tlsListener(server, options, await authority.leaf());
+  logAcceptErrors(listener, log);
+  listener.listen({ port, host, backlog });
+  await once(listener, 'listening');
+  const stops = [
+    connections.guardCalls(options.hasKey),
+    widenWindows(),
+    renewLeaves(
+      () => authority.leaf(),
+      (leaf) => listener.setSecureContext(leaf),
+      log,
+    ),
+  ];
+  return {
+    port: (listener.address() as AddressInfo).port,
+    async close() {
+      for (const stop of stops) stop();
+      const closed = new Promise<void>((resolve) => listener.close(() => resolve()));
+      await connections.close();
+      server.forceShutdown();
+      await closed;
+      limits.close();
+    },
+  };
+}
+
+function grpcServer({ pingMs, pongMs }: ListenerOptions, { messageBytes }: ConnectSettings): Server {
+  return new Server({
     'grpc.max_concurrent_streams': streamsPerConnection,
-    'grpc.max_receive_message_length': settings.messageBytes,
-    'grpc.max_send_message_length': settings.messageBytes,
+    'grpc.max_receive_message_length': messageBytes,
+    'grpc.max_send_message_length': messageBytes,
     'grpc.max_metadata_size': headerBytes,
     'grpc-node.max_session_memory': sessionMegabytes,
     'grpc.max_connection_idle_ms': 60_000,
-    'grpc.keepalive_time_ms': options.pingMs,
-    'grpc.keepalive_timeout_ms': options.pongMs,
+    'grpc.keepalive_time_ms': pingMs,
+    'grpc.keepalive_timeout_ms': pongMs,
   });
-  server.addService(linkService, handlers(connections, { ...rooms, notices, fences }, settings));
-  beside(server, (peer) => connections.authenticate(peer));
+}
 
-  // We end TLS ourselves: the sockets are then ours to cut, and a leaf can be renewed while running.
+/** We end TLS ourselves: the sockets are then ours to cut, and a leaf can be renewed while running. */
+function tlsListener(
+  server: Server,
+  { connections, handshakeMs }: ListenerOptions,
+  leaf: Awaited<ReturnType<Authority['leaf']>>,
+): TlsServer {
   const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
-  const listener = createTlsServer({
-    ALPNProtocols: ['h2'],
-    handshakeTimeout: options.handshakeMs,
-    ...leaf,
-  });
-  logAcceptErrors(listener, log);
+  const listener = createTlsServer({ ALPNProtocols: ['h2'], handshakeTimeout: handshakeMs, ...leaf });
   listener.on('connection', (socket: Socket) => connections.accept(socket));
   listener.on('secureConnection', (socket: TLSSocket) => {
     socket.on('error', () => socket.destroy());
     injector.injectConnection(socket);
   });
   listener.on('tlsClientError', (_error, socket) => socket.destroy());
-  await listening(listener, options).catch((error: unknown) => {
-    stopGuarding();
-    throw error;
-  });
-
-  const narrow = widenWindows();
-  const stopRenewing = renewLeaves(
-    () => authority.leaf(),
-    (leaf) => listener.setSecureContext(leaf),
-    log,
-  );
-  return {
-    port: (listener.address() as AddressInfo).port,
-    async close() {
-      stopRenewing();
-      narrow();
-      const closed = new Promise<void>((resolve) => listener.close(() => resolve()));
-      stopGuarding();
-      await connections.close();
-      server.forceShutdown();
-      await closed;
-      notices.close();
-      fences.close();
-    },
-  };
-}
-
-function listening(
-  listener: EventEmitter & { listen(options: ListenOptions): unknown },
-  { host, port }: DoorOptions,
-) {
-  return new Promise<void>((resolve, reject) => {
-    listener.once('error', reject);
-    listener.once('listening', () => {
-      listener.off('error', reject);
-      resolve();
-    });
-    listener.listen({ port, host, backlog });
-  });
+  return listener;
 }
 
 function handlers(
   connections: ConnectionLimiter,
-  rooms: DoorRooms & ConnectRooms,
+  rooms: ListenerRooms & ConnectRooms,
   settings: ConnectSettings,
 ): LinkHandlers {
-  const { joinTokens, proxies, rates } = rooms;
+  const { joinTokens, proxies, rates, limits, switchboard } = rooms;
   const addressOf = (call: { getPeer(): string; metadata: Metadata }): string =>
     proxies.clientOf(peerAddress(call.getPeer()), call.metadata.get('x-forwarded-for').join(','));
   return {
@@ -191,13 +175,13 @@ function handlers(
         closeSoon: () => connections.closeSoon(peer),
       };
       serveConnect(stream, address, connection, rooms, settings).catch((error: unknown) => {
-        rooms.notices.stranger(address, { err: error }, 'a link broke off before its hello');
+        limits.unauthenticated(address, { err: error }, 'a link broke off before its hello');
         stream.emit('error', { code: grpcStatus.INTERNAL, details: textOf(error) });
       });
     },
-    Answer(stream: ServerDuplexStream<AnswerRequest__Output, AnswerResponse>) {
+    Answer(stream: AnswerStream) {
       const [id] = stream.metadata.get(callKey);
-      const accept = typeof id === 'string' ? rooms.switchboard.get(id) : undefined;
+      const accept = typeof id === 'string' ? switchboard.get(id) : undefined;
       if (!accept)
         return void stream.emit('error', { code: grpcStatus.NOT_FOUND, details: 'no call has this id' });
       connections.authenticate(stream.getPeer());

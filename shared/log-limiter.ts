@@ -1,0 +1,55 @@
+// Limits how often something of a kind is logged: so many in a while, then the number of the others.
+import { after } from './clock.ts';
+
+interface Period<T> {
+  first: T;
+  taken: number;
+  more: number;
+  cancel(): void;
+}
+
+export class LogLimiter<T> {
+  readonly #most: number;
+  readonly #ms: number;
+  readonly #mostKinds: number;
+  readonly #report: (first: T, more: number) => void;
+  readonly #periods = new Map<string, Period<T>>();
+
+  /**
+   * `most` of each kind within `ms`; then `report` gets the first of them and how many were held back, if any. More
+   * kinds than `mostKinds` share one period: nobody fills the memory with new ones.
+   */
+  constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
+    this.#most = most;
+    this.#ms = ms;
+    this.#report = report;
+    this.#mostKinds = mostKinds;
+  }
+
+  /** Whether one more is let through. */
+  take(kind: string, one: T): boolean {
+    const key = this.#periods.has(kind) || this.#periods.size < this.#mostKinds ? kind : '';
+    const period = this.#periods.get(key) ?? this.#begin(key, one);
+    if (period.taken < this.#most) period.taken += 1;
+    else period.more += 1;
+    return period.more === 0;
+  }
+
+  /** Reports at once what was held back. */
+  close(): void {
+    for (const key of [...this.#periods.keys()]) this.#end(key);
+  }
+
+  #begin(key: string, first: T): Period<T> {
+    const period = { first, taken: 0, more: 0, cancel: after(this.#ms, () => this.#end(key)) };
+    this.#periods.set(key, period);
+    return period;
+  }
+
+  #end(key: string): void {
+    const period = this.#periods.get(key);
+    this.#periods.delete(key);
+    period?.cancel();
+    if (period && period.more > 0) this.#report(period.first, period.more);
+  }
+}
