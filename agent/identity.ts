@@ -4,7 +4,6 @@ import {
   createPrivateKey,
   createPublicKey,
   generateKeyPairSync,
-  type KeyObject,
   X509Certificate,
 } from 'node:crypto';
 import { arch, hostname } from 'node:os';
@@ -19,6 +18,7 @@ import { readRegularFile } from '../shared/regular-file.ts';
 import { linkServerName } from '../shared/rpc.ts';
 import { version } from '../shared/version.ts';
 import { enrollWith } from './link/dial.ts';
+import type { Identity } from './link/index.ts';
 
 const stored = z.strictObject({
   /** Null until the broker has answered: the key outlives a crash in between, so that the repeat is the same machine. */
@@ -33,16 +33,7 @@ const stored = z.strictObject({
 });
 type Stored = z.output<typeof stored>;
 
-export interface Identity {
-  machineId: string;
-  privateKey: KeyObject;
-  /** PEM of the only authority this agent trusts. */
-  caCertificate: string;
-  /** SHA-256 of it, hexadecimal. */
-  fingerprint: string;
-}
-
-export interface Wish {
+export interface JoinParams {
   /** HOST:PORT of the broker's link. */
   broker: string;
   joinToken: string | undefined;
@@ -51,21 +42,21 @@ export interface Wish {
 }
 
 /** Reads the identity of a data directory, or enrols with a join token. Throws StartError when neither works. */
-export async function openIdentity(directory: string, wish: Wish): Promise<Identity> {
+export async function openIdentity(directory: string, params: JoinParams): Promise<Identity> {
   const file = fileIn(directory);
   const found = await read(file);
-  if (found?.machine_id && !mayReplace(found, wish.joinToken)) return identityOf(found, found.machine_id);
-  const token = wish.joinToken ? parseJoinToken(wish.joinToken) : undefined;
+  if (found?.machine_id && !mayReplace(found, params.joinToken)) return identityOf(found, found.machine_id);
+  const token = params.joinToken ? parseJoinToken(params.joinToken) : undefined;
   if (!token) {
     throw new StartError('this machine has not joined a broker yet: start once with --join-token-file FILE');
   }
   const { secret, fingerprint } = token;
-  const ca = await pinnedAuthority(wish.broker, fingerprint);
+  const ca = await pinnedAuthority(params.broker, fingerprint);
   const isRepeat = found?.machine_id === null && found.fingerprint === fingerprint;
   const pending = { ...(isRepeat ? found : freshKey(ca, fingerprint)), token_hash: hashOf(secret) };
   // The old one goes once there is a new one: a token that is refused changes nothing.
   if (!found?.machine_id) await writeDurably(file, JSON.stringify(pending));
-  const machineId = await enroll(wish, secret, pending);
+  const machineId = await enroll(params, secret, pending);
   await writeDurably(file, JSON.stringify({ ...pending, machine_id: machineId }));
   return identityOf(pending, machineId);
 }
@@ -98,13 +89,13 @@ export async function machineIn(
 const fileIn = (directory: string): string => join(directory, 'identity.json');
 const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
-async function enroll(wish: Wish, secret: string, pending: Stored): Promise<string> {
+async function enroll(params: JoinParams, secret: string, pending: Stored): Promise<string> {
   const publicKey = rawPublicKey(createPublicKey(pending.private_key));
-  const response = await enrollWith(wish.broker, pending.ca_certificate, {
+  const response = await enrollWith(params.broker, pending.ca_certificate, {
     token: secret,
     public_key: publicKey,
-    name: wish.name ?? hostname(),
-    tags: wish.tags,
+    name: params.name ?? hostname(),
+    tags: params.tags,
     host: { hostname: hostname(), os: process.platform, arch: arch() },
     agent_version: version,
   });
@@ -176,12 +167,12 @@ function unreachable(broker: string, cause?: Error): AppError {
   return new AppError('unavailable', `${broker} ${why}`, {}, { cause });
 }
 
-const noDoor = 'is no door for agents: they dial the port of the broker’s --grpc, 8421 unless told otherwise';
+const notTheLink = 'is not for agents: they dial the port of the broker’s --grpc, 8421 unless told otherwise';
 /** What people get wrong, in words; the first two are what HTTPS and plain HTTP answer there. */
 const reasons: Readonly<Record<string, string>> = {
-  ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: noDoor,
-  ERR_SSL_WRONG_VERSION_NUMBER: noDoor,
-  ERR_SSL_PACKET_LENGTH_TOO_LONG: noDoor,
+  ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: notTheLink,
+  ERR_SSL_WRONG_VERSION_NUMBER: notTheLink,
+  ERR_SSL_PACKET_LENGTH_TOO_LONG: notTheLink,
   ECONNREFUSED: 'refuses: nobody listens there',
   ENOTFOUND: 'is unknown: no such host',
 };

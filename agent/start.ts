@@ -12,8 +12,8 @@ import { openActivity } from './activity/index.ts';
 import { belongingsOf } from './belongings.ts';
 import type { AgentSettings } from './config.ts';
 import { checkRoots, openFiles } from './files/index.ts';
-import { type Identity, markRemoved, openIdentity } from './identity.ts';
-import { keepLinked, Removed } from './link/index.ts';
+import { markRemoved, openIdentity } from './identity.ts';
+import { type Identity, keepLinked, Removed } from './link/index.ts';
 import { openMetrics } from './metrics.ts';
 import { openProcesses } from './processes/index.ts';
 

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { openActivity } from '../agent/activity/index.ts';
 import { Lines } from '../agent/activity/lines.ts';
-import { said } from '../agent/link/said.ts';
+import { sanitize } from '../agent/link/sanitize.ts';
 
 import { fakeClock } from './fake-clock.ts';
 import { quiet, temporaryFolder } from './house.ts';
@@ -111,7 +111,7 @@ test('one id of many calls is one call, and an id that fits no header is none', 
 });
 
 test('what a broker says is cut and harmless in the agent’s own log', () => {
-  expect(said(`\u001b[2J\u009b\u202e\u2028a${'x'.repeat(1_000)}`)).toMatch(/^\?\[2J\?\?\?ax{192}$/);
+  expect(sanitize(`\u001b[2J\u009b\u202e\u2028a${'x'.repeat(1_000)}`)).toMatch(/^\?\[2J\?\?\?ax{192}$/);
 });
 
 const hasJq = ((): boolean => {

@@ -5,8 +5,8 @@ import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
-import { gather } from '../agent/link/gather.ts';
-import { keptProcesses } from '../broker/link/presence.ts';
+import { coalesce } from '../agent/link/coalesce.ts';
+import { keptProcesses } from '../broker/presence/index.ts';
 import type { Reply } from '../proto/types/farhand/link/v1/Reply.ts';
 import { AppError } from '../shared/errors.ts';
 import { frameOf, messageOf, toWire } from '../shared/rpc.ts';
@@ -134,8 +134,8 @@ test('an answer that fails before its first frame throws, after it the failure i
     for (let n = 0; n < frames; n += 1) yield frameOf(Buffer.from('x'));
     throw failure;
   }
-  await expect(gather(failing(0))).rejects.toBe(failure);
-  const gathered = await gather(failing(1));
+  await expect(coalesce(failing(0))).rejects.toBe(failure);
+  const gathered = await coalesce(failing(1));
   if (Array.isArray(gathered)) throw new Error('a failed answer is never whole');
   expect((await gathered.next()).value).toEqual(frameOf(Buffer.from('x')));
   await expect(gathered.next()).rejects.toBe(failure);
@@ -155,7 +155,7 @@ test('what is too large, too many or not over in the moment goes on where it was
         closed = true;
       }
     }
-    const gathered = await gather(source());
+    const gathered = await coalesce(source());
     if (Array.isArray(gathered)) throw new Error('it was taken for small');
     expect(closed).toBe(false);
     const seen: Buffer[] = [];
@@ -168,31 +168,12 @@ test('what is too large, too many or not over in the moment goes on where it was
     yield frameOf(Buffer.from('started'));
     yield await promise;
   }
-  const gathered = await gather(lasting());
+  const gathered = await coalesce(lasting());
   if (Array.isArray(gathered)) throw new Error('it was taken for whole');
   expect((await gathered.next()).value).toEqual(frameOf(Buffer.from('started')));
   resolve(frameOf(Buffer.from('ended')));
   expect((await gathered.next()).value).toEqual(frameOf(Buffer.from('ended')));
   expect((await gathered.next()).done).toBe(true);
-});
-
-test('where many answers are held back at once, each has longer to become whole', async () => {
-  async function* slow(): AsyncGenerator<Buffer> {
-    yield frameOf(Buffer.from('started'));
-    // Longer than the moment of one alone.
-    await setTimeout(20);
-    yield frameOf(Buffer.from('ended'));
-  }
-  expect(Array.isArray(await gather(slow()))).toBe(false);
-  const { promise, resolve } = Promise.withResolvers<void>();
-  async function* silent(): AsyncGenerator<Buffer> {
-    await promise;
-    yield* [];
-  }
-  const crowd = Array.from({ length: 8 }, () => gather(silent()));
-  expect(await gather(slow())).toHaveLength(2);
-  resolve();
-  expect(await Promise.all(crowd)).toEqual(Array.from({ length: 8 }, () => []));
 });
 
 test('a real agent’s answers are the same on either way: empty, small, at the edge and large', async () => {

@@ -1,8 +1,9 @@
 // An agent that does what a real one won't: greets wrongly, dies mid-file, answers twice, never answers.
 import { once } from 'node:events';
 import { onTestFinished } from 'vitest';
-import { type Identity, openIdentity } from '../agent/identity.ts';
+import { openIdentity } from '../agent/identity.ts';
 import { type AnswerStream, type ControlStream, type Dial, dial } from '../agent/link/dial.ts';
+import type { Identity } from '../agent/link/index.ts';
 import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
 import type { ConnectRequest } from '../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse__Output } from '../proto/types/farhand/link/v1/ConnectResponse.ts';

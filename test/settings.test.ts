@@ -390,8 +390,8 @@ describe('REST in the clear', () => {
 test('an agent that waits to join says in words what is wrong with the address, and keeps nothing', async () => {
   const [plain, secure] = [await openHouse(), await openHouse({ flags: ['--tls'] })];
   const cases: [string, string, RegExp][] = [
-    [plain.url, await plain.joinToken(), /is no door for agents: they dial the port of .* 8421/],
-    [secure.url, await plain.joinToken(), /is no door for agents: they dial the port of .* 8421/],
+    [plain.url, await plain.joinToken(), /is not for agents: they dial the port of .* 8421/],
+    [secure.url, await plain.joinToken(), /is not for agents: they dial the port of .* 8421/],
     ['http://127.0.0.1:1', await plain.joinToken(), /nobody listens there/],
   ];
   for (const [url, joinToken, words] of cases) {

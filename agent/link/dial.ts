@@ -16,11 +16,10 @@ import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/
 import type { EnrollRequest } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
-import { after, now } from '../../shared/clock.ts';
+import { now } from '../../shared/clock.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
-import { Wake } from '../../shared/pace.ts';
 import { callKey, linkServerName, linkService, windowBytes } from '../../shared/rpc.ts';
-import { said } from './said.ts';
+import { sanitize } from './sanitize.ts';
 
 export type ControlStream = ClientDuplexStream<ConnectRequest, ConnectResponse__Output>;
 export type AnswerStream = ClientDuplexStream<AnswerRequest, AnswerResponse__Output>;
@@ -29,8 +28,8 @@ export interface Dial {
   connect(): ControlStream;
   /** The stream that answers one call; `quick` ones share the connection of the control stream, the others have one of their own. */
   answer(callId: string, quick?: boolean): AnswerStream;
-  /** Whether that other connection stands; asks for it, and waits for it a while, or until the signal fires. */
-  stands(signal: AbortSignal): Promise<boolean>;
+  /** Whether that other connection stands; asks for it, and waits for it a while. */
+  stands(): Promise<boolean>;
   close(): void;
 }
 
@@ -65,7 +64,6 @@ export function dial(broker: string, ca: string): Dial {
   const quickly = clientOf(broker, ca);
   // Whatever is sent on a connection waits for all that is under way there: a download's megabytes, before a key press.
   const slowly = clientOf(broker, ca, heardOf);
-  const connection = connectionOf(slowly);
   return {
     connect: () => quickly.Connect(),
     answer(callId, quick = false) {
@@ -73,51 +71,30 @@ export function dial(broker: string, ca: string): Dial {
       metadata.set(callKey, callId);
       return (quick ? quickly : slowly).Answer(metadata);
     },
-    stands: connection.stands,
+    stands: () => isReady(slowly),
     close() {
       quickly.close();
-      connection.close();
+      slowly.close();
     },
   };
 }
 
-/** What becomes of a client's connection. Not by waitForReady: that makes a client that was closed dial again. */
-function connectionOf(client: LinkClient): Pick<Dial, 'stands' | 'close'> {
+/**
+ * Whether a client's connection stands: asks for it, and waits for it a while. Not by waitForReady, which makes a client
+ * that was closed dial again.
+ */
+async function isReady(client: LinkClient): Promise<boolean> {
   const channel = client.getChannel();
-  const changed = new Wake();
-  let watched = false;
-  let closed = false;
-  /** Whoever came first has waited in vain: the others need not. */
-  let awaited = false;
-  const ready = (): boolean => {
+  const deadline = now() + connectMs;
+  for (;;) {
     const state = channel.getConnectivityState(true);
     if (state === connectivityState.READY) return true;
-    if (watched) return false;
-    watched = true;
-    channel.watchConnectivityState(state, Number.POSITIVE_INFINITY, () => {
-      watched = false;
-      changed.wake();
-      if (!closed && ready()) awaited = false;
-    });
-    return false;
-  };
-  return {
-    async stands(signal) {
-      if (closed || ready()) return !closed;
-      if (awaited) return false;
-      const late = new AbortController();
-      const cancel = after(connectMs, () => late.abort());
-      const over = AbortSignal.any([signal, late.signal]);
-      while (!closed && !over.aborted && !ready()) await changed.wait(over);
-      cancel();
-      if (late.signal.aborted) awaited = true;
-      return !closed && !over.aborted;
-    },
-    close() {
-      closed = true;
-      client.close();
-    },
-  };
+    // One that was refused is dialed again by and by: nobody waits for that.
+    if (state !== connectivityState.IDLE && state !== connectivityState.CONNECTING) return false;
+    const { promise, resolve } = Promise.withResolvers<boolean>();
+    channel.watchConnectivityState(state, deadline, (error) => resolve(!error));
+    if (!(await promise)) return false;
+  }
 }
 
 /** Enrols over a connection of its own. Throws StartError when the broker refuses, AppError when it may pass. */
@@ -147,6 +124,6 @@ const final = new Set<number>([grpcStatus.UNAUTHENTICATED, grpcStatus.INVALID_AR
 
 function enrolError(error: ServiceError | null): Error {
   if (error && final.has(error.code))
-    return new StartError(`the broker refused this machine: ${said(error.details)}`);
-  return new AppError('unavailable', `joining failed: ${said(error?.details ?? 'no answer')}`);
+    return new StartError(`the broker refused this machine: ${sanitize(error.details)}`);
+  return new AppError('unavailable', `joining failed: ${sanitize(error?.details ?? 'no answer')}`);
 }

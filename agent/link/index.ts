@@ -1,4 +1,5 @@
 // The agent's side of the link: dial, prove, greet, answer calls, and come back for ever.
+import type { KeyObject } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { arch, hostname } from 'node:os';
 import type { Metrics } from '../../proto/types/farhand/agent/v1/Metrics.ts';
@@ -15,10 +16,19 @@ import { type AgentMethods, type Method, methods, protocolVersion, shortenQueues
 import { version } from '../../shared/version.ts';
 import type { Activity } from '../activity/index.ts';
 import type { Capability } from '../capabilities.ts';
-import type { Identity } from '../identity.ts';
-import { type Answers, openAnswers } from './answers.ts';
+import { Calls } from './calls.ts';
 import { type ControlStream, type Dial, dial } from './dial.ts';
-import { said } from './said.ts';
+import { sanitize } from './sanitize.ts';
+
+/** Which machine this is to its broker. */
+export interface Identity {
+  machineId: string;
+  privateKey: KeyObject;
+  /** PEM of the only authority this agent trusts. */
+  caCertificate: string;
+  /** SHA-256 of it, hexadecimal. */
+  fingerprint: string;
+}
 
 export interface LinkOptions {
   broker: string;
@@ -101,7 +111,7 @@ class Session {
   readonly #options: LinkOptions;
   readonly #linked: () => void;
   readonly #control: ControlStream;
-  readonly #answers: Answers;
+  readonly #calls: Calls;
   #heardAt = monotonic();
   #silenceMs = greetingMs;
   #stopBeating = (): void => {};
@@ -111,7 +121,7 @@ class Session {
     this.#options = options;
     this.#linked = linked;
     this.#control = line.connect();
-    this.#answers = openAnswers({
+    this.#calls = new Calls({
       handlers: options.handlers,
       capabilities: options.capabilities,
       maxOpen: openCalls,
@@ -119,7 +129,7 @@ class Session {
       log: options.log,
       activity: options.activity,
       reply: (reply) => this.#send({ reply }),
-      roomy: () => this.#control.writableLength < mostWaiting,
+      hasRoom: () => this.#control.writableLength < mostWaiting,
     });
   }
 
@@ -144,7 +154,7 @@ class Session {
       signal.removeEventListener('abort', leave);
       stopWatching();
       this.#stopBeating();
-      this.#answers.close();
+      this.#calls.close();
       this.#control.cancel();
       if (this.#welcomed) this.#options.changed?.(false);
     }
@@ -155,12 +165,12 @@ class Session {
     if (message.challenge) await this.#greet(message.challenge.nonce);
     if (message.welcome) this.#begin(message.welcome.heartbeat_ms, message.welcome.silence_ms);
     if (message.call) this.#call(message.call);
-    if (message.cancel) this.#answers.cancel(message.cancel.call_id);
+    if (message.cancel) this.#calls.cancel(message.cancel.call_id);
     if (message.drain) return { kind: 'wait', ms: message.drain.retry_after_ms };
-    if (message.removed) return { kind: 'removed', reason: said(message.removed.reason) };
+    if (message.removed) return { kind: 'removed', reason: sanitize(message.removed.reason) };
     if (!message.fenced) return undefined;
     log.error(
-      { reason: said(message.fenced.reason) },
+      { reason: sanitize(message.fenced.reason) },
       'another agent uses this machine’s identity: is this a cloned machine?',
     );
     return { kind: 'wait', ms: fencedMs };
@@ -213,7 +223,8 @@ class Session {
 
   #call(call: Call__Output): void {
     const { method, request_id } = call;
-    if (this.#welcomed) this.#answers.take({ ...call, method: said(method), request_id: said(request_id) });
+    if (this.#welcomed)
+      this.#calls.take({ ...call, method: sanitize(method), request_id: sanitize(request_id) });
   }
 
   #watch(): void {

@@ -1,0 +1,321 @@
+// Answers the broker's calls: small and short ones by a reply on the control stream, the others on a stream of their own.
+import { status as grpcStatus } from '@grpc/grpc-js';
+import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
+import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
+import { after } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { passing } from '../../shared/heap.ts';
+import { openTerminals, terminalClients } from '../../shared/limits.ts';
+import { LogLimiter } from '../../shared/log-limiter.ts';
+import type { Logger } from '../../shared/logger.ts';
+import {
+  type AgentCall,
+  type AgentMethods,
+  cancelledDetails,
+  gaveUp,
+  type Method,
+  type MethodShape,
+  messageOf,
+  methods,
+  receiveFrames,
+  sendFrames,
+  smallMessageBytes,
+  toWire,
+} from '../../shared/rpc.ts';
+import type { Activity, Entry } from '../activity/index.ts';
+import { type Capability, needed } from '../capabilities.ts';
+import { coalesce } from './coalesce.ts';
+import type { AnswerStream, Dial } from './dial.ts';
+
+export interface CallsOptions {
+  handlers: AgentMethods;
+  capabilities: readonly Capability[];
+  /** Short calls, and as many that move bytes. */
+  maxOpen: number;
+  line: Dial;
+  log: Logger;
+  activity: Activity;
+  reply(reply: Reply): void;
+  /** False when replies pile up: answers that can take another way do so then. */
+  hasRoom(): boolean;
+}
+
+/** How long the broker has to end a stream after our half-close. */
+const closingMs = 10_000;
+/** The same after it has given the call up. */
+const givenUpMs = 1_000;
+/** What the broker may have open beside short and bulk calls: calls that last, and watches. */
+const mostLasting = 128 + openTerminals + terminalClients;
+const mostWatching = 32;
+/** Calls of no class: answered by a reply, and those whose end the broker has not heard of yet. */
+const mostSmall = 128;
+
+/** Ids as the broker makes them: they go into headers. */
+const callId = /^[\x21-\x7e]{1,64}$/;
+/** Warnings about calls that are refused: so many of each in a minute, and then a number. */
+const mostWarnings = 10;
+const minute = 60_000;
+
+/** Somebody sits there and waits for each key. */
+const quick = new Set<string>(['AttachTerminal'] satisfies Method[]);
+
+/** A call that is answered. */
+interface OpenCall {
+  shape: MethodShape;
+  call: Call__Output;
+  entry: Entry;
+  abort: AbortController;
+  /** Once it has a stream, an error goes there. */
+  stream?: AnswerStream;
+}
+
+type Handler = (request: unknown, call: AgentCall) => Promise<unknown> | AsyncIterable<unknown>;
+type Frames = AsyncIterable<Buffer> | Iterable<Buffer>;
+
+export class Calls {
+  readonly #options: CallsOptions;
+  readonly #open = new Map<string, AbortController>();
+  readonly #warnings: LogLimiter<string>;
+
+  constructor(options: CallsOptions) {
+    this.#options = options;
+    const report = (text: string, more: number): void => options.log.warn({ more }, text);
+    this.#warnings = new LogLimiter(mostWarnings, minute, report);
+  }
+
+  take(call: Call__Output): void {
+    const { activity, log } = this.#options;
+    const { call_id, request_id, method, deadline_ms } = call;
+    // One id twice would go round the caps; its answer belongs to the first.
+    if (!callId.test(call_id) || this.#open.has(call_id)) {
+      this.#warn(call, 'the broker’s id of a call is taken, or none: nothing is done');
+      return;
+    }
+    const shape = methods.get(method);
+    const abort = new AbortController();
+    const cancelDeadline = deadline_ms ? after(deadline_ms, () => abort.abort(timedOut())) : () => {};
+    const refusal = this.#refusal(shape, call);
+    const entry = activity.begin(call, refusal !== undefined);
+    if (refusal) logRefused(entry, shape, call);
+    log.debug({ request_id, call_id, method }, 'call');
+    this.#open.set(call_id, abort);
+    const open: OpenCall | undefined = shape && { shape, call, entry, abort };
+    const answered = open && !refusal ? this.#answer(open) : Promise.reject(refusal);
+    void answered
+      .then(
+        () => entry.ended('ok'),
+        (error: unknown) => {
+          entry.ended(resultOf(error, abort.signal));
+          this.#failed(error, call, abort.signal, open?.stream !== undefined);
+        },
+      )
+      .finally(() => {
+        cancelDeadline();
+        this.#open.delete(call_id);
+      });
+  }
+
+  cancel(id: string): void {
+    this.#open.get(id)?.abort(gaveUp);
+  }
+
+  /** The link is gone: every open call is cancelled. */
+  close(): void {
+    for (const abort of this.#open.values()) abort.abort(gone());
+    this.#warnings.close();
+  }
+
+  #warn({ request_id, method }: Call__Output, text: string): void {
+    if (this.#warnings.take(text, text)) this.#options.log.warn({ request_id, method }, text);
+  }
+
+  /** The owner's lock, and the caps; nothing of the request has been read yet. */
+  #refusal(shape: MethodShape | undefined, call: Call__Output): AppError | undefined {
+    const { method } = call;
+    if (!shape) return new AppError('not_supported', 'this agent is too old for this: update it', { method });
+    const { capabilities, maxOpen } = this.#options;
+    const any = needed[shape.name];
+    const [capability] = any;
+    if (!any.some((one) => capabilities.includes(one))) {
+      this.#warn(call, 'refused: the owner of this machine does not allow it');
+      const text = `the owner of this machine does not allow ${capability}`;
+      return new AppError('permission_denied', text, { capability });
+    }
+    if (this.#open.size < 2 * maxOpen + mostLasting + mostWatching + mostSmall) return undefined;
+    return new AppError('unavailable', 'too many calls are open on this machine');
+  }
+
+  /** A failure that comes before anything else is the whole answer. */
+  #failed(
+    error: unknown,
+    { call_id, request_id, method }: Call__Output,
+    signal: AbortSignal,
+    streamed: boolean,
+  ) {
+    if (signal.aborted) return;
+    if (!streamed) this.#options.reply({ call_id, error: toWire(error) });
+    if (error instanceof AppError && error.code !== 'internal_error') return;
+    this.#options.log.error({ err: error, request_id, method }, 'a call failed');
+  }
+
+  async #answer(open: OpenCall): Promise<void> {
+    const { shape, call, entry, abort } = open;
+    if (shape.clientStreams || call.request_follows)
+      return this.#onStream(open, (stream) => this.#responses(open, () => requestIn(open, stream)));
+    if (!shape.serverStreams) {
+      const response = await this.#respond(open);
+      if (!abort.signal.aborted) this.#options.reply({ call_id: call.call_id, response });
+      return;
+    }
+    const frames = this.#responses(open, () => requestOf(shape, call.request, entry));
+    try {
+      const answer = await coalesce(frames);
+      if (Array.isArray(answer) && this.#options.hasRoom()) return this.#replyAll(open, answer);
+      await this.#onStream(open, (stream) => {
+        // Nothing of interest comes in: read on, so that the end is noticed.
+        stream.resume();
+        return answer;
+      });
+    } finally {
+      await frames.return(undefined);
+    }
+  }
+
+  async #respond({ shape, call, entry, abort }: OpenCall): Promise<Buffer> {
+    const { call_id, request_id } = call;
+    const request = requestOf(shape, call.request, entry);
+    const answer = await this.#handlerOf(shape)(request, { call_id, request_id, signal: abort.signal });
+    entry.done();
+    const response = shape.encodeResponse(answer);
+    if (response.length > smallMessageBytes) throw new AppError('internal_error', 'the answer is too large');
+    return response;
+  }
+
+  #replyAll({ call, abort }: OpenCall, frames: Buffer[]): void {
+    if (abort.signal.aborted) return;
+    for (const { length } of frames) passing(length);
+    this.#options.reply({ call_id: call.call_id, messages: { messages: frames.map(messageOf) } });
+  }
+
+  async #onStream(open: OpenCall, framesOf: (stream: AnswerStream) => Frames): Promise<void> {
+    const { call, abort } = open;
+    const { signal } = abort;
+    const { line } = this.#options;
+    // It shares the control stream's connection where it has to be quick, or where there is no other.
+    const shared = quick.has(call.method) || !(await line.stands());
+    signal.throwIfAborted();
+    const stream = line.answer(call.call_id, shared);
+    open.stream = stream;
+    const status = new Promise((resolve) => stream.once('status', resolve));
+    // HTTP/2 ends a connection that resets too many streams: the broker that gave a call up ends its stream as well.
+    const stop = (): void =>
+      signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
+    signal.addEventListener('abort', stop, { once: true });
+    // Errors reach the reader or the writer; without a listener they would end the process.
+    stream.on('error', (error) => abort.abort(isGivenUp(error) ? gaveUp : gone()));
+    try {
+      await sendFrames(stream, framesOf(stream), signal);
+    } finally {
+      stream.end();
+      stream.resume();
+      await ended(status, signal);
+      signal.removeEventListener('abort', stop);
+      stream.cancel();
+    }
+  }
+
+  async *#responses({ shape, call, entry, abort }: OpenCall, request: () => unknown): AsyncGenerator<Buffer> {
+    const { call_id, request_id } = call;
+    const result = this.#handlerOf(shape)(await request(), { call_id, request_id, signal: abort.signal });
+    if (!shape.serverStreams) {
+      const response = await result;
+      entry.done();
+      yield shape.frameResponse(response);
+      return;
+    }
+    // A server-streaming handler of AgentMethods returns an AsyncIterable.
+    for await (const response of result as AsyncIterable<unknown>) {
+      entry.answered(response);
+      yield shape.frameResponse(response);
+    }
+  }
+
+  #handlerOf(shape: MethodShape): Handler {
+    const { handlers } = this.#options;
+    // AgentMethods pairs each key with the request type that this very shape decodes.
+    return handlers[shape.key].bind(handlers) as Handler;
+  }
+}
+
+/** A refused call is logged as far as its request came along. */
+function logRefused(entry: Entry, shape: MethodShape | undefined, call: Call__Output): void {
+  if (!shape || shape.clientStreams || call.request_follows) return;
+  try {
+    requestOf(shape, call.request, entry);
+  } catch {
+    // Of what cannot be read only the method is logged.
+  }
+}
+
+/** How a failed call ended, for the machine's own log. */
+function resultOf(error: unknown, signal: AbortSignal): string {
+  if (!signal.aborted) return toWire(error).code;
+  if (signal.reason === gaveUp) return 'gave_up';
+  return signal.reason instanceof AppError && signal.reason.code === 'machine_timeout'
+    ? 'machine_timeout'
+    : 'link_lost';
+}
+
+function requestOf(shape: MethodShape, bytes: Buffer, entry: Entry): unknown {
+  const request = shape.decodeRequest(bytes);
+  entry.asked(request);
+  return request;
+}
+
+/** What comes in on the stream: all requests of a streaming client, or one that was too large for its notice. */
+function requestIn(open: OpenCall, stream: AnswerStream): unknown {
+  return open.shape.clientStreams ? requestsOf(open, stream) : largeRequest(open, stream);
+}
+
+async function* requestsOf({ shape, entry }: OpenCall, stream: AnswerStream): AsyncGenerator<unknown> {
+  let first = true;
+  for await (const bytes of receiveFrames(stream, gone)) {
+    yield first ? requestOf(shape, bytes, entry) : shape.decodeRequest(bytes);
+    first = false;
+  }
+}
+
+async function largeRequest({ shape, entry }: OpenCall, stream: AnswerStream): Promise<unknown> {
+  const first = await receiveFrames(stream, gone).next();
+  stream.resume();
+  if (first.done) throw new AppError('machine_error', 'the request is missing');
+  return requestOf(shape, first.value, entry);
+}
+
+/** The broker ends last; we wait for that a while, so that our last frames are not cut off. */
+async function ended(status: Promise<unknown>, signal: AbortSignal): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const aborted = (): void => {
+    if (signal.reason !== gaveUp) resolve();
+  };
+  const cancel = after(closingMs, resolve);
+  signal.addEventListener('abort', aborted, { once: true });
+  if (signal.aborted) aborted();
+  await Promise.race([status, promise]);
+  cancel();
+  signal.removeEventListener('abort', aborted);
+}
+
+/** The notice of it on the control stream may come later than the end of the call's own. */
+function isGivenUp(error: Error): boolean {
+  const cancelled = 'code' in error && error.code === grpcStatus.CANCELLED;
+  return cancelled && 'details' in error && error.details === cancelledDetails;
+}
+
+function gone(): AppError {
+  return new AppError('unavailable', 'the link to the broker was lost');
+}
+
+function timedOut(): AppError {
+  return new AppError('machine_timeout', 'the call took longer than it may');
+}

@@ -1,6 +1,0 @@
-// What a broker says, fit for a log and for a terminal, whatever it is.
-const longest = 200;
-
-export function said(text: string): string {
-  return text.slice(0, longest).replace(/[\p{C}\u2028\u2029]/gu, '?');
-}
