@@ -115,7 +115,7 @@ export class ConnectionLimiter {
   /** A request begins here; the result ends it. Undefined: too many wait on this connection, and it is closed. */
   begin(socket: Socket): (() => void) | undefined {
     const connection = this.#find(peerOf(socket));
-    if (!connection || connection.requests >= pipelined) return closeUnread(socket);
+    if (!connection || connection.requests >= pipelined) return void socket.destroy();
     this.#use(connection, 1);
     return () => this.#use(connection, -1);
   }
@@ -234,17 +234,6 @@ export class ConnectionLimiter {
     this.#stopWeighing?.();
     this.#stopWeighing = undefined;
   }
-}
-
-/**
- * Closes a connection and leaves the rest of what was read from it: one read may hold 1,800 requests, each of which Node
- * would take up and fail, 50 ms of everybody's time. To call the next one an upgrade is what ends its parser, which is
- * not in its types; where there is none of that shape, closing only takes longer.
- */
-function closeUnread(socket: Socket & { parser?: { onIncoming?: () => number } | null }): undefined {
-  const isUpgrade = 2;
-  if (socket.parser) socket.parser.onIncoming = () => isUpgrade;
-  socket.destroy();
 }
 
 /** As grpc-js names them; with TLS the accepted socket and the one that asks are two, with the same ends. */

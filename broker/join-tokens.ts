@@ -10,19 +10,10 @@ import { AppError } from '../shared/errors.ts';
 import { newId, newSecret } from '../shared/ids.ts';
 import { joinTokenText } from '../shared/join-token.ts';
 import type { Events } from './events.ts';
-import { firstFacts } from './machines/vitals.ts';
 import type { Packages } from './packages/index.ts';
 import { pageOf } from './paging.ts';
+import { firstFacts } from './presence/machine-facts.ts';
 import type { Draft, JoinToken, Machine, State } from './state/index.ts';
-
-export interface JoinTokens {
-  handlers: Handlers['joinTokens'];
-  /**
-   * Trades a token for a machine: the use, the machine and machine.registered are one commit. A repeat with the
-   * same token and public key gets the same machine. Throws AppError unauthorized for a token that is not good.
-   */
-  enroll(request: EnrollRequest__Output, address: string): Promise<EnrollResponse>;
-}
 
 /** A token stays this long after its expiry, so that a repeated enrolment still finds its machine. */
 const keepExpiredMs = 86_400_000;
@@ -36,84 +27,85 @@ const enrolment = z.object({
   agent_version: label(1, 64),
 });
 
-export function openJoinTokens(
-  state: State,
-  events: Events,
-  fingerprint: string,
-  packages: Pick<Packages, 'hash' | 'words'>,
-): JoinTokens {
-  return {
-    handlers: {
-      async create(input, caller) {
-        const secret = newSecret();
-        const token: JoinToken = {
-          id: newId('joinToken') as JoinTokenId,
-          name: input.name ?? null,
-          hash: hashOf(secret),
-          tags: input.tags ?? null,
-          uses: input.uses,
-          uses_left: input.uses,
-          created_at: iso(),
-          expires_at: iso(now() + input.expires_in),
-        };
-        await state.change((draft) => {
-          refuseLimited(caller.during(draft));
-          dropExpired(draft);
-          draft.put('join_tokens', token);
-          caller.commit(draft, { join_token_id: token.id });
-        });
-        const text = joinTokenText(secret, fingerprint, packages.hash());
-        // What is for one machine has that machine's name.
-        const name = input.uses === 1 ? input.name : undefined;
-        return { ...shown(token), token: text, ...packages.words(text, name) };
-      },
-      list(input, caller) {
-        refuseLimited(caller);
-        const page = pageOf([...state.joinTokens.values()], input, (token, field) =>
-          field === 'name' ? token.name : token.created_at,
-        );
-        return { items: page.items.map(shown), total: page.total };
-      },
-      async remove(input, caller) {
-        await state.change((draft) => {
-          refuseLimited(caller.during(draft));
-          if (!draft.get('join_tokens', input.join_token_id)) {
-            throw new AppError('join_token_not_found', 'no such join token', {
-              join_token_id: input.join_token_id,
-            });
-          }
-          draft.remove('join_tokens', input.join_token_id);
-          caller.commit(draft);
-        });
-        return { deleted: true };
-      },
-    },
-    async enroll(request, address) {
-      const parsed = enrolment.safeParse(request);
-      if (!parsed.success) throw new AppError('validation_failed', z.prettifyError(parsed.error));
-      const { public_key, ...wish } = parsed.data;
-      const publicKey = public_key.toString('base64');
-      const machine = await state.change((draft) => {
-        const token = draft.all('join_tokens').find(({ hash }) => hash === hashOf(wish.token));
-        const known = draft.all('machines').find((one) => one.public_key === publicKey);
-        if (token && known?.join_token_id === token.id) return known;
-        const made = admit(draft, token, known, { ...wish, publicKey });
-        draft.append(firstFacts(made.id, { ...wish.host, ip: address, agent_version: wish.agent_version }));
-        events.emit(draft, 'machine.registered', made, {
-          hostname: wish.host.hostname,
-          ip: address,
-          agent_version: wish.agent_version,
-          last_seen: iso(),
-        });
-        return made;
+export class JoinTokens {
+  readonly #state: State;
+  readonly #events: Events;
+  readonly #fingerprint: string;
+  readonly #packages: Pick<Packages, 'hash' | 'words'>;
+
+  constructor(state: State, events: Events, fingerprint: string, packages: Pick<Packages, 'hash' | 'words'>) {
+    this.#state = state;
+    this.#events = events;
+    this.#fingerprint = fingerprint;
+    this.#packages = packages;
+  }
+
+  readonly handlers: Handlers['joinTokens'] = {
+    create: async (input, caller) => {
+      const secret = newSecret();
+      const token: JoinToken = {
+        id: newId('joinToken') as JoinTokenId,
+        name: input.name ?? null,
+        hash: hashOf(secret),
+        tags: input.tags ?? null,
+        uses: input.uses,
+        uses_left: input.uses,
+        created_at: iso(),
+        expires_at: iso(now() + input.expires_in),
+      };
+      await this.#state.change((draft) => {
+        assertUnlimited(caller.during(draft));
+        dropExpired(draft);
+        draft.put('join_tokens', token);
+        caller.commit(draft, { join_token_id: token.id });
       });
-      return { machine_id: machine.id, name: machine.name };
+      const text = joinTokenText(secret, this.#fingerprint, this.#packages.hash());
+      // What is for one machine has that machine's name.
+      const name = input.uses === 1 ? input.name : undefined;
+      return { ...serialize(token), token: text, ...this.#packages.words(text, name) };
+    },
+    list: (input, caller) => {
+      assertUnlimited(caller);
+      const tokens = [...this.#state.joinTokens.values()].map(serialize);
+      return pageOf(tokens, input, (token, field) => token[field === 'name' ? 'name' : 'created_at']);
+    },
+    remove: async ({ join_token_id }, caller) => {
+      await this.#state.change((draft) => {
+        assertUnlimited(caller.during(draft));
+        if (!draft.get('join_tokens', join_token_id))
+          throw new AppError('join_token_not_found', 'no such join token', { join_token_id });
+        draft.remove('join_tokens', join_token_id);
+        caller.commit(draft);
+      });
+      return { deleted: true };
     },
   };
+
+  /**
+   * Trades a token for a machine: the use, the machine and machine.registered are one commit. A repeat with the same
+   * token and public key gets the same machine. Throws AppError unauthorized for a token that is not good.
+   */
+  async enroll(request: EnrollRequest__Output, ip: string): Promise<EnrollResponse> {
+    const parsed = enrolment.safeParse(request);
+    if (!parsed.success) throw new AppError('validation_failed', z.prettifyError(parsed.error));
+    const { public_key, token: secret, host, agent_version } = parsed.data;
+    const publicKey = public_key.toString('base64');
+    const machine = await this.#state.change((draft) => {
+      const token = draft.all('join_tokens').find(({ hash }) => hash === hashOf(secret));
+      const known = draft.all('machines').find((one) => one.public_key === publicKey);
+      if (token && known?.join_token_id === token.id) return known;
+      const made = admit(draft, token, known, { ...parsed.data, publicKey });
+      draft.append(firstFacts(made.id, { ...host, ip, agent_version }));
+      const data = { hostname: host.hostname, ip, agent_version, last_seen: iso() };
+      this.#events.emit(draft, 'machine.registered', made, data);
+      return made;
+    });
+    return { machine_id: machine.id, name: machine.name };
+  }
 }
 
 /** A new machine may get any tag: whoever is limited to some machines would widen what they reach. */
-function refuseLimited({ reachable }: Rights): void {
+function assertUnlimited({ reachable }: Rights): void {
   if (!reachable()) return;
   throw new AppError('forbidden', 'a key limited to some machines cannot deal with join tokens');
 }
@@ -122,7 +114,7 @@ function admit(
   draft: Draft,
   token: JoinToken | undefined,
   known: Machine | undefined,
-  wish: { name: string; tags: string[]; publicKey: string },
+  params: { name: string; tags: string[]; publicKey: string },
 ): Machine {
   if (!token || Date.parse(token.expires_at) <= now() || token.uses_left < 1 || known) {
     // One text for every reason: a guesser learns nothing.
@@ -130,9 +122,9 @@ function admit(
   }
   const machine: Machine = {
     id: newId('machine') as MachineId,
-    name: wish.name,
-    tags: token.tags ?? wish.tags,
-    public_key: wish.publicKey,
+    name: params.name,
+    tags: token.tags ?? params.tags,
+    public_key: params.publicKey,
     join_token_id: token.id,
     created_at: iso(),
   };
@@ -147,7 +139,7 @@ function dropExpired(draft: Draft): void {
   }
 }
 
-function shown({ hash: _, ...token }: JoinToken) {
+function serialize({ hash: _, ...token }: JoinToken) {
   return token;
 }
 

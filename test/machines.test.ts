@@ -4,7 +4,7 @@ import { cpus, hostname, totalmem } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { openHistory } from '../broker/history.ts';
-import { openVitals } from '../broker/machines/vitals.ts';
+import { MachineFacts } from '../broker/presence/machine-facts.ts';
 import { fakeClock } from './fake-clock.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
@@ -153,22 +153,22 @@ test('the history of metrics is averaged per step and bounded to 48 hours', asyn
   const folder = temporaryFolder('metrics');
   const history = openHistory(join(folder, 'history.db'), 'install', quiet);
   const clock = fakeClock(1_800_000_000_000);
-  const vitals = openVitals(history);
+  const machineFacts = new MachineFacts(history);
   onTestFinished(async () => {
-    await vitals.close();
+    await machineFacts.close();
     history.close();
   });
-  await vitals.hello(
+  await machineFacts.hello(
     'mach_a',
     { hostname: 'a', os: 'linux', arch: 'x64', ip: '::1', agent_version: '1', capabilities: [] },
     null,
   );
   for (let minute = 0; minute <= 50 * 60; minute += 5) {
-    vitals.heard('mach_a', report(minute % 10 === 0 ? 20 : 40));
+    machineFacts.heard('mach_a', report(minute % 10 === 0 ? 20 : 40));
     await clock.advance(300_000);
   }
   await history.prune();
-  const points = vitals.metrics('mach_a', 0, clock.now(), 600_000);
+  const points = machineFacts.metrics('mach_a', 0, clock.now(), 600_000);
   expect(points.length).toBeGreaterThanOrEqual(48 * 6);
   expect(points.length).toBeLessThanOrEqual(48 * 6 + 1);
   expect(points.slice(1, -1).every(({ cpu_usage }) => cpu_usage === 30)).toBe(true);

@@ -3,21 +3,21 @@ import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
-import { openPresence } from '../broker/link/presence.ts';
+import { Presence } from '../broker/presence/index.ts';
 import { newId } from '../shared/ids.ts';
 import type { AgentStub } from '../shared/rpc.ts';
 import { openHouse } from './house.ts';
 import { openProxy } from './proxy.ts';
 
 // Only watched: nothing outside the broker hands out its stubs.
-vi.mock('../broker/link/presence.ts', { spy: true });
+vi.mock('../broker/presence/index.ts', { spy: true });
 
 const options = { request_id: 'req_1', lane: 'terminal', idle_ms: 0 } as const;
 
 async function openLinked(through?: (grpc: string) => Promise<string>) {
   const house = await openHouse();
   const agent = await house.agent(through && { through: await through(house.grpc) });
-  const presence = vi.mocked(openPresence).mock.results.at(-1)?.value as ReturnType<typeof openPresence>;
+  const presence = vi.mocked(Presence).mock.instances.at(-1)!;
   return { house, agent, stub: (): AgentStub => presence.get(agent.machineId).stub };
 }
 

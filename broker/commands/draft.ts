@@ -4,7 +4,7 @@ import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../sha
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import type { Vitals } from '../machines/vitals.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { Command, Spec } from './records.ts';
 
 /** What is asked for, wherever it is to run. */
@@ -63,11 +63,11 @@ export function specOf(wish: Wish): Spec {
 
 /** The owner's lock is known from hello: refuse before anything is stored. */
 export function refuseLocked(
-  { vitals }: { vitals: Vitals },
+  { machineFacts }: { machineFacts: MachineFacts },
   machineId: string,
   user: string | undefined,
 ): void {
-  const allowed = vitals.of(machineId)?.capabilities ?? [];
+  const allowed = machineFacts.of(machineId)?.capabilities ?? [];
   // It was never linked: its agent refuses for itself.
   if (allowed.length === 0) return;
   const missing = ['exec', ...(user === undefined ? [] : ['user'])].find((one) => !allowed.includes(one));

@@ -4,7 +4,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Asking } from '../../shared/rpc.ts';
-import type { Link } from '../link/presence.ts';
+import type { Link } from '../presence/index.ts';
 import type { Ledger } from './ledger.ts';
 import type { Spec } from './records.ts';
 import { type End, isSound, verdict } from './reports.ts';

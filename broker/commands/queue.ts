@@ -2,7 +2,7 @@
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
-import type { Link, Presence } from '../link/presence.ts';
+import type { Link, Presence } from '../presence/index.ts';
 import type { State } from '../state/index.ts';
 import type { Places } from './places.ts';
 import type { Command, Records, Spec } from './records.ts';

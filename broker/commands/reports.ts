@@ -2,7 +2,7 @@
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import { latestInstant } from '../../shared/clock.ts';
-import type { Link } from '../link/presence.ts';
+import type { Link } from '../presence/index.ts';
 import type { Command, Status } from './records.ts';
 
 /** How a command ends: the fields of its record that its end decides. */

@@ -9,8 +9,8 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Asking } from '../../shared/rpc.ts';
 import type { Events } from '../events.ts';
 import type { History, HistoryTransaction } from '../history.ts';
-import type { Link, Presence } from '../link/presence.ts';
-import type { Vitals } from '../machines/vitals.ts';
+import type { Link, Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/index.ts';
 import { openLedger } from './ledger.ts';
 import { streams } from './output.ts';
@@ -27,7 +27,7 @@ export interface Rooms {
   history: History;
   events: Events;
   presence: Presence;
-  vitals: Vitals;
+  machineFacts: MachineFacts;
   /** Whether a key may still have its command run there. */
   mayRun(command: Command): boolean;
   /** A command ends, in the transaction that writes it. */
@@ -217,9 +217,12 @@ export function openRuns(
   };
 }
 
-function isSilent({ machine_id, created_at, journal_id }: Command, { presence, vitals }: Rooms): boolean {
+function isSilent(
+  { machine_id, created_at, journal_id }: Command,
+  { presence, machineFacts }: Rooms,
+): boolean {
   if (journal_id === '' || presence.online(machine_id)) return false;
-  return now() - Math.max(created_at, vitals.of(machine_id)?.last_seen ?? 0) > noReportMs;
+  return now() - Math.max(created_at, machineFacts.of(machine_id)?.last_seen ?? 0) > noReportMs;
 }
 
 /** Resolves when one of these is called, after `ms`, or when the signal fires. */

@@ -5,7 +5,7 @@ import { killGraceMs } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Asking } from '../../shared/rpc.ts';
 import { openForgetting } from '../link/forgetting.ts';
-import type { Link, Presence } from '../link/presence.ts';
+import type { Link, Presence } from '../presence/index.ts';
 import { openFollowing } from './following.ts';
 import type { Ledger } from './ledger.ts';
 import { streams } from './output.ts';

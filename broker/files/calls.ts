@@ -7,7 +7,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { AgentStub, CallOptions } from '../../shared/rpc.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
-import type { Presence } from '../link/presence.ts';
+import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/index.ts';
 
 export interface FileRooms {

@@ -13,18 +13,18 @@ import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { verifyProof } from '../../shared/proof.ts';
 import { methods, protocolVersion } from '../../shared/rpc.ts';
-import type { Vitals } from '../machines/vitals.ts';
+import { keptProcesses, type Link, type Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { Machine, State } from '../state/index.ts';
 import { Calls, type Switchboard } from './calls.ts';
 import type { LinkLimits } from './limits.ts';
-import { keptProcesses, type Link, type Presence } from './presence.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 
 export interface ConnectRooms {
   state: State;
   presence: Presence;
-  vitals: Vitals;
+  machineFacts: MachineFacts;
   switchboard: Switchboard;
   fingerprint: string;
   limits: LinkLimits;
@@ -227,7 +227,11 @@ class Session implements Link {
     const { host, agent_version, metrics } = hello;
     const capabilities = hello.capabilities.slice(0, mostCapabilities);
     const facts = { hostname: host?.hostname ?? '', os: host?.os ?? '', arch: host?.arch ?? '' };
-    await rooms.vitals.hello(this.machineId, { ...facts, agent_version, capabilities, ip: address }, metrics);
+    await rooms.machineFacts.hello(
+      this.machineId,
+      { ...facts, agent_version, capabilities, ip: address },
+      metrics,
+    );
     // It may have been removed while its facts were written.
     if (!rooms.state.machines.has(this.machineId)) return this.dismiss('this machine was removed');
     this.#welcome();
@@ -279,7 +283,10 @@ class Session implements Link {
   /** Reports that come faster than we asked for are no news: to read each would cost everybody else. */
   #report(metrics: Heartbeat__Output['metrics']): void {
     this.#reports += 1;
-    this.#parts.rooms.vitals.heard(this.machineId, this.#reports > reportsPerBeat ? undefined : metrics);
+    this.#parts.rooms.machineFacts.heard(
+      this.machineId,
+      this.#reports > reportsPerBeat ? undefined : metrics,
+    );
   }
 
   #countUnasked(): void {

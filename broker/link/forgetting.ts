@@ -2,7 +2,7 @@
 import { after } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Presence } from './presence.ts';
+import type { Presence } from '../presence/index.ts';
 
 export interface Forgetting {
   /** One that is away is told when it is back, for it names what it keeps. */

@@ -1,164 +1,149 @@
-// Machines: what is declared of them, what they told, and whether they are linked now.
+// Machines: what is declared of them, what they reported, and whether they are linked now.
 import type { Api, Handlers, Reply } from '../../shared/api/index.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
-import type { Presence } from '../link/presence.ts';
 import { pageOf } from '../paging.ts';
+import type { Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { Declared, Machine, State } from '../state/index.ts';
-import type { Vitals } from './vitals.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];
 type Detail = Reply<Api['machines']['get']>;
+/** The route lets no other be asked for. */
+type SortField = 'name' | 'hostname' | 'status' | 'created_at' | 'last_seen';
+type Status = Reply<Api['machines']['status']>;
 
-const hour = 3_600_000;
-
-export function machineHandlers(rooms: {
+interface MachineRooms {
   state: State;
   events: Events;
   presence: Presence;
-  vitals: Vitals;
-}): Handlers['machines'] {
-  const { state, events, presence, vitals } = rooms;
+  machineFacts: MachineFacts;
+}
 
-  function item(machine: Machine): Item {
-    const facts = vitals.of(machine.id);
-    return {
-      id: machine.id,
-      name: machine.name,
-      status: presence.online(machine.id) ? 'online' : 'offline',
-      os: facts?.os ?? '',
-      arch: facts?.arch ?? '',
-      hostname: facts?.hostname ?? '',
-      tags: machine.tags,
-      created_at: machine.created_at,
-      last_seen: facts ? iso(facts.last_seen) : machine.created_at,
-    };
-  }
+const hour = 3_600_000;
 
-  function detail(machine: Machine): Detail {
-    const facts = vitals.of(machine.id);
-    return {
-      ...item(machine),
-      ip: facts?.ip ?? '',
-      agent_version: facts?.agent_version ?? '',
-      capabilities: facts?.capabilities ?? [],
-    };
-  }
+export function machineHandlers(rooms: MachineRooms): Handlers['machines'] {
+  return { ...readHandlers(rooms), ...changeHandlers(rooms) };
+}
 
-  function find(id: string, { machines }: Pick<Declared, 'machines'> = state): Machine {
-    const machine = machines.get(id);
-    if (!machine) throw new AppError('machine_not_found', 'no such machine', { machine_id: id });
-    return machine;
-  }
-
+function readHandlers(
+  rooms: MachineRooms,
+): Pick<Handlers['machines'], 'list' | 'get' | 'status' | 'metrics'> {
+  const { state, presence, machineFacts } = rooms;
   return {
-    list(input, caller) {
-      const wanted =
-        input.tags
-          ?.split(',')
-          .map((tag) => tag.trim())
-          .filter(Boolean) ?? [];
-      const search = input.search?.toLowerCase();
+    list({ tags = '', search = '', status, ...input }, caller) {
+      const wanted = tags.split(',').map((tag) => tag.trim());
       const matching = [...state.machines.values()].filter(
-        (machine) =>
-          caller.reaches(machine.id) &&
-          wanted.every((tag) => machine.tags.includes(tag)) &&
-          (search === undefined || machine.name.toLowerCase().includes(search)) &&
-          (input.status === undefined || presence.online(machine.id) === (input.status === 'online')),
+        ({ id, name, tags }) =>
+          caller.reaches(id) &&
+          wanted.every((tag) => tag === '' || tags.includes(tag)) &&
+          name.toLowerCase().includes(search.toLowerCase()) &&
+          (status === undefined || presence.online(id) === (status === 'online')),
       );
-      const page = pageOf(matching, input, (machine, field) => sortKey(machine, field));
-      return { items: page.items.map(item), total: page.total };
+      const items = matching.map((machine) => itemOf(rooms, machine));
+      return pageOf(items, input, (item, field) => item[field as SortField]);
     },
-    get: (input) => detail(find(input.machine_id)),
-    status(input) {
-      const machine = find(input.machine_id);
-      const facts = vitals.of(machine.id);
-      if (presence.online(machine.id) && !facts?.capabilities.includes('metrics')) {
-        const details = { machine_id: machine.id, capability: 'metrics' };
-        throw new AppError('permission_denied', 'the owner of this machine does not allow metrics', details);
-      }
-      const report = facts?.report;
-      if (!facts || !report) {
-        throw new AppError('machine_offline', 'this machine has never reported: start its agent', {
-          machine_id: machine.id,
-        });
-      }
+    get: ({ machine_id }) => detailOf(rooms, find(machine_id, state)),
+    status: ({ machine_id }) => statusOf(rooms, find(machine_id, state)),
+    metrics({ machine_id, since, until, step = 300 }) {
+      const { id } = find(machine_id, state);
+      const to = until?.getTime() ?? now();
+      const from = since?.getTime() ?? to - 48 * hour;
+      const points = machineFacts.metrics(id, from, to, step * 1000);
       return {
-        connected: presence.online(machine.id),
-        uptime: report.uptime_s,
-        last_ping: iso(facts.last_seen),
-        cpu: { usage: report.cpu_usage, cores: report.cpu_cores },
-        memory: report.memory,
-        disk: report.disk,
-        load_average: report.load_average,
-        disks: report.disks.map(({ mount, filesystem, space }) => ({
-          mount,
-          filesystem,
-          ...(space ?? { total: 0, used: 0, free: 0 }),
-        })),
-        network: report.network,
-        agent: { rss: report.agent_rss, uptime: report.agent_uptime_s },
-        recorded_at: iso(report.recorded_at_ms),
-        stale_ms: vitals.silence(machine.id),
-      };
-    },
-    metrics(input) {
-      const machine = find(input.machine_id);
-      const until = input.until?.getTime() ?? now();
-      const since = input.since?.getTime() ?? until - 48 * hour;
-      const step = input.step ?? 300;
-      const points = vitals.metrics(machine.id, since, until, step * 1000);
-      return {
-        since: iso(since),
-        until: iso(until),
+        since: iso(from),
+        until: iso(to),
         step,
-        points: points.map((p) => ({ ...p, at: iso(p.at) })),
+        points: points.map((point) => ({ ...point, at: iso(point.at) })),
       };
     },
-    async update(input, caller) {
+  };
+}
+
+function changeHandlers(rooms: MachineRooms): Pick<Handlers['machines'], 'update' | 'remove'> {
+  const { state, events, presence, machineFacts } = rooms;
+  return {
+    async update({ machine_id, name, tags }, caller) {
       const machine = await state.change((draft) => {
-        const before = find(input.machine_id, draft.before);
+        const before = find(machine_id, draft.before);
         const rights = caller.during(draft);
-        if (input.tags && rights.reachable()) {
-          throw new AppError(
-            'forbidden',
-            'tags decide what keys reach: a key limited to some machines changes none',
-          );
+        if (tags && rights.reachable()) {
+          const text = 'tags decide what keys reach: a key limited to some machines changes none';
+          throw new AppError('forbidden', text);
         }
         const limitedByTag = draft.all('keys').some((key) => key.tags !== null && key.tags.length > 0);
-        if (input.tags && limitedByTag && !rights.may('admin')) {
-          throw new AppError('forbidden', 'tags decide what some keys reach: only admin may change them', {
-            required_scope: 'admin',
-          });
+        if (tags && limitedByTag && !rights.may('admin')) {
+          const text = 'tags decide what some keys reach: only admin may change them';
+          throw new AppError('forbidden', text, { required_scope: 'admin' });
         }
-        const machine = { ...before, name: input.name ?? before.name, tags: input.tags ?? before.tags };
-        draft.put('machines', machine);
+        const changed = { ...before, name: name ?? before.name, tags: tags ?? before.tags };
+        draft.put('machines', changed);
         caller.commit(draft);
-        return machine;
+        return changed;
       });
-      return detail(machine);
+      return detailOf(rooms, machine);
     },
-    async remove(input, caller) {
+    async remove({ machine_id }, caller) {
       await state.change((draft) => {
-        const machine = find(input.machine_id, draft.before);
+        const machine = find(machine_id, draft.before);
         draft.remove('machines', machine.id);
-        const run = draft.all('schedules').filter(({ machine_id }) => machine_id === machine.id);
-        for (const { id } of run) draft.remove('schedules', id);
+        const its = draft.all('schedules').filter((schedule) => schedule.machine_id === machine.id);
+        for (const { id } of its) draft.remove('schedules', id);
         caller.commit(draft);
-        events.emit(draft, 'machine.removed', machine, { last_seen: iso(vitals.of(machine.id)?.last_seen) });
+        const last_seen = iso(machineFacts.of(machine.id)?.last_seen);
+        events.emit(draft, 'machine.removed', machine, { last_seen });
       });
-      presence.remove(input.machine_id);
+      presence.remove(machine_id);
       return { deleted: true };
     },
   };
+}
 
-  function sortKey(machine: Machine, field: string): string | number {
-    const facts = vitals.of(machine.id);
-    if (field === 'name') return machine.name;
-    if (field === 'hostname') return facts?.hostname ?? '';
-    if (field === 'status') return presence.online(machine.id) ? 'online' : 'offline';
-    if (field === 'last_seen') return facts?.last_seen ?? 0;
-    return machine.created_at;
+function find(id: string, { machines }: Pick<Declared, 'machines'>): Machine {
+  const machine = machines.get(id);
+  if (!machine) throw new AppError('machine_not_found', 'no such machine', { machine_id: id });
+  return machine;
+}
+
+function itemOf({ presence, machineFacts }: MachineRooms, machine: Machine): Item {
+  const { id, name, tags, created_at } = machine;
+  const { os = '', arch = '', hostname = '', last_seen } = machineFacts.of(id) ?? {};
+  const status = presence.online(id) ? 'online' : 'offline';
+  const seen = last_seen === undefined ? created_at : iso(last_seen);
+  return { id, name, status, os, arch, hostname, tags, created_at, last_seen: seen };
+}
+
+function detailOf(rooms: MachineRooms, machine: Machine): Detail {
+  const { ip = '', agent_version = '', capabilities = [] } = rooms.machineFacts.of(machine.id) ?? {};
+  return { ...itemOf(rooms, machine), ip, agent_version, capabilities };
+}
+
+function statusOf({ presence, machineFacts }: MachineRooms, { id: machine_id }: Machine): Status {
+  const facts = machineFacts.of(machine_id);
+  const connected = presence.online(machine_id);
+  if (connected && !facts?.capabilities.includes('metrics')) {
+    const details = { machine_id, capability: 'metrics' };
+    throw new AppError('permission_denied', 'the owner of this machine does not allow metrics', details);
   }
+  const report = facts?.report;
+  if (!report) {
+    const text = 'this machine has never reported: start its agent';
+    throw new AppError('machine_offline', text, { machine_id });
+  }
+  const { memory, disk, load_average, network } = report;
+  return {
+    connected,
+    uptime: report.uptime_s,
+    last_ping: iso(facts.last_seen),
+    cpu: { usage: report.cpu_usage, cores: report.cpu_cores },
+    memory,
+    disk,
+    load_average,
+    disks: report.disks.map(({ space, ...of }) => ({ ...of, ...(space ?? { total: 0, used: 0, free: 0 }) })),
+    network,
+    agent: { rss: report.agent_rss, uptime: report.agent_uptime_s },
+    recorded_at: iso(report.recorded_at_ms),
+    stale_ms: machineFacts.silence(machine_id),
+  };
 }

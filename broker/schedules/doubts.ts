@@ -1,6 +1,6 @@
 // Runs that an earlier broker left open: until their machine has told, they may long be over there.
 import { after, monotonic } from '../../shared/clock.ts';
-import type { Presence } from '../link/presence.ts';
+import type { Presence } from '../presence/index.ts';
 import { returnMs } from './launch.ts';
 import type { ScheduleRecords, ScheduleRun } from './records.ts';
 

@@ -2,7 +2,7 @@
 import { after, iso, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
-import type { Presence } from '../link/presence.ts';
+import type { Presence } from '../presence/index.ts';
 import type { Schedule, State } from '../state/index.ts';
 import { ClockWatch } from './clock-watch.ts';
 import { openDoubts } from './doubts.ts';

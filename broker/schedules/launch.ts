@@ -6,7 +6,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Begun, Commands } from '../commands/index.ts';
 import type { History } from '../history.ts';
-import type { Presence } from '../link/presence.ts';
+import type { Presence } from '../presence/index.ts';
 import type { Schedule } from '../state/index.ts';
 import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './records.ts';
 

@@ -6,8 +6,8 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { openTerminals } from '../../shared/limits.ts';
 import type { History } from '../history.ts';
-import type { Link, Presence } from '../link/presence.ts';
-import type { Vitals } from '../machines/vitals.ts';
+import type { Link, Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/index.ts';
 import type { Keeping } from './keeping.ts';
 import type { Life } from './life.ts';
@@ -18,7 +18,7 @@ interface Rooms {
   state: State;
   history: History;
   presence: Presence;
-  vitals: Vitals;
+  machineFacts: MachineFacts;
   records: Records;
   runs: Runs;
   life: Life;
@@ -28,10 +28,10 @@ interface Rooms {
 const methods = ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'];
 
 /** Persists a session, then has its terminal opened. Throws before anything is kept. */
-export function creator({ state, history, presence, vitals, records, runs, life, keeping }: Rooms) {
+export function creator({ state, history, presence, machineFacts, records, runs, life, keeping }: Rooms) {
   function placeOn(machine_id: MachineId): Link {
     const link = presence.get(machine_id);
-    if (!vitals.of(machine_id)?.capabilities.includes('terminal')) {
+    if (!machineFacts.of(machine_id)?.capabilities.includes('terminal')) {
       const details = { machine_id, capability: 'terminal' };
       throw new AppError('permission_denied', 'the owner of this machine does not allow terminal', details);
     }
@@ -68,7 +68,7 @@ export function creator({ state, history, presence, vitals, records, runs, life,
 
   return async (wish: Wish, caller: Caller): Promise<Run> => {
     const link = placeOn(wish.machine_id);
-    const facts = vitals.of(wish.machine_id);
+    const facts = machineFacts.of(wish.machine_id);
     const heard = { machine_hostname: facts?.hostname ?? '', last_heartbeat_at: facts?.last_seen ?? null };
     const session = { ...sessionOf(wish, caller), ...heard, instance_id: link.instanceId };
     const run = await store(session, caller);

@@ -7,8 +7,8 @@ import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
-import type { Presence } from '../link/presence.ts';
-import type { Vitals } from '../machines/vitals.ts';
+import type { Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/index.ts';
 import { type Attachment, type AttachWish, type Clients, openClients } from './clients.ts';
 import { creator } from './creating.ts';
@@ -35,7 +35,7 @@ export interface SessionRooms {
   history: History;
   events: Events;
   presence: Presence;
-  vitals: Vitals;
+  machineFacts: MachineFacts;
   /** Records who did what, with the change. */
   audit(journal: Journal, deed: Deed): void;
   /** Calls `end` once a key may no longer take part in sessions there. The result stops that. */

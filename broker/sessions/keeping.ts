@@ -8,7 +8,7 @@ import { AppError } from '../../shared/errors.ts';
 import { isId, newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { openForgetting } from '../link/forgetting.ts';
-import type { Link, Presence } from '../link/presence.ts';
+import type { Link, Presence } from '../presence/index.ts';
 import type { End, Life } from './life.ts';
 import type { Session } from './records.ts';
 import type { Run, Runs } from './run.ts';

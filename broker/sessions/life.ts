@@ -5,8 +5,8 @@ import { after, now, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
-import type { Link } from '../link/presence.ts';
-import type { Vitals } from '../machines/vitals.ts';
+import type { Link } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/index.ts';
 import type { Records, Session } from './records.ts';
 import type { Run } from './run.ts';
@@ -37,7 +37,7 @@ interface LifeRooms {
   state: State;
   history: History;
   events: Events;
-  vitals: Vitals;
+  machineFacts: MachineFacts;
   records: Records;
 }
 
@@ -47,7 +47,7 @@ const rewriteMs = 5_000;
 
 /** `over` is called for each end that is on disk. */
 export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger): Life {
-  const { state, history, events, vitals, records } = rooms;
+  const { state, history, events, machineFacts, records } = rooms;
   const stopped = new AbortController();
   const resizing = new Set<Run>();
 
@@ -78,7 +78,7 @@ export function openLife(rooms: LifeRooms, over: (run: Run) => void, log: Logger
     }
   }
 
-  const heard = ({ machine_id }: Session): number | null => vitals.of(machine_id)?.last_seen ?? null;
+  const heard = ({ machine_id }: Session): number | null => machineFacts.of(machine_id)?.last_seen ?? null;
 
   const life: Life = {
     tell,

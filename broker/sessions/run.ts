@@ -1,6 +1,6 @@
 // Sessions that have not ended, or whose clients still read their last words, as the broker holds them in memory.
 import { Wake } from '../../shared/pace.ts';
-import type { Link } from '../link/presence.ts';
+import type { Link } from '../presence/index.ts';
 import type { Attached, Session, Status } from './records.ts';
 
 export interface Run {

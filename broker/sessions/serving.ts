@@ -7,7 +7,7 @@ import { after } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { terminalReplayBytes } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Link } from '../link/presence.ts';
+import type { Link } from '../presence/index.ts';
 import type { ClientPort, Doing, Note, Parting } from './client.ts';
 import { Outbox } from './outbox.ts';
 import type { Attached } from './records.ts';

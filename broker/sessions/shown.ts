@@ -3,14 +3,14 @@ import type { Api, Handlers, Reply } from '../../shared/api/index.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { History } from '../history.ts';
-import type { Vitals } from '../machines/vitals.ts';
 import { pageOfRows, reachableOnly } from '../paging.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
 import { fromRow, type Records, type Session } from './records.ts';
 import type { Run, Runs } from './run.ts';
 
 interface Rooms {
   history: History;
-  vitals: Vitals;
+  machineFacts: MachineFacts;
   records: Records;
   runs: Runs;
 }
@@ -21,7 +21,7 @@ export interface Shown {
   detail(session_id: string): Reply<Api['sessions']['get']>;
 }
 
-export function showing({ history, vitals, records, runs }: Rooms): Shown {
+export function showing({ history, machineFacts, records, runs }: Rooms): Shown {
   return {
     detail(session_id) {
       const run = runs.get(session_id);
@@ -32,7 +32,7 @@ export function showing({ history, vitals, records, runs }: Rooms): Shown {
         mode,
         attached_at: iso(attached_at),
       }));
-      return { ...shown(run?.session ?? known(records, session_id), run, vitals), attached_clients };
+      return { ...shown(run?.session ?? known(records, session_id), run, machineFacts), attached_clients };
     },
     list(input, caller) {
       const { machine_hostname, machine_id, status } = input;
@@ -50,7 +50,7 @@ export function showing({ history, vitals, records, runs }: Rooms): Shown {
       const items = page.items.map((row) => {
         const session = fromRow(row);
         const run = runs.get(session.id);
-        return shown(run?.session ?? session, run, vitals);
+        return shown(run?.session ?? session, run, machineFacts);
       });
       return { items, total: page.total };
     },
@@ -64,9 +64,13 @@ export function known(records: Records, session_id: string): Session {
   throw new AppError('session_not_found', 'no such session', { session_id });
 }
 
-function shown({ instance_id: _, ending: __, ...session }: Session, run: Run | undefined, vitals: Vitals) {
+function shown(
+  { instance_id: _, ending: __, ...session }: Session,
+  run: Run | undefined,
+  machineFacts: MachineFacts,
+) {
   const { id, connected_at, grace_period_started_at, ended_at } = session;
-  const live = run?.link && !run.ended ? vitals.of(session.machine_id)?.last_seen : undefined;
+  const live = run?.link && !run.ended ? machineFacts.of(session.machine_id)?.last_seen : undefined;
   const time = (ms: number | null): string | null => (ms === null ? null : iso(ms));
   return {
     ...session,

@@ -22,16 +22,16 @@ import { fileHandlers } from '../files/index.ts';
 import { type History, openHistory } from '../history.ts';
 import { openMetrics, type RequestMetrics } from '../http/metrics.ts';
 import { serviceHandlers } from '../http/service.ts';
-import { type JoinTokens, openJoinTokens } from '../join-tokens.ts';
+import { JoinTokens } from '../join-tokens.ts';
 import { type Keys, openKeys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
 import { type Authority, authorityFiles, openAuthority } from '../link/authority.ts';
 import type { ConnectSettings } from '../link/connect.ts';
-import { openPresence, type Presence } from '../link/presence.ts';
-import { announce } from '../machines/announce.ts';
+import { recordMachineEvents } from '../machines/events.ts';
 import { machineHandlers } from '../machines/index.ts';
-import { openVitals, type Vitals } from '../machines/vitals.ts';
 import { openPackages, type Packages } from '../packages/index.ts';
+import { Presence } from '../presence/index.ts';
+import { MachineFacts } from '../presence/machine-facts.ts';
 import { openSchedules, type Schedules } from '../schedules/index.ts';
 import { openScheduleRecords } from '../schedules/records.ts';
 import { countFrom } from '../schedules/since.ts';
@@ -77,7 +77,7 @@ interface Stores {
   history: History;
   events: Events;
   presence: Presence;
-  vitals: Vitals;
+  machineFacts: MachineFacts;
 }
 
 interface Nouns {
@@ -129,11 +129,11 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   closers.push(() => history.close());
   const events = openEvents(history, settings.keep_events);
   const webhooks = await webhooksOf(opening, { state, history, events });
-  const vitals = openVitals(history);
-  closers.push(() => vitals.close());
-  const stores = { state, history, events, presence: openPresence(), vitals };
+  const machineFacts = new MachineFacts(history);
+  closers.push(() => machineFacts.close());
+  const stores = { state, history, events, presence: new Presence(), machineFacts };
   const idempotency = openIdempotency(history);
-  closers.push(announce(stores, log));
+  closers.push(recordMachineEvents(stores, log));
   const nouns = { ...(await openNouns(opening, stores, authority)), webhooks };
   const recorder = openRecorder({ history, record: nouns.audit.record }, log);
   closers.push(() => recorder.close());
@@ -196,7 +196,7 @@ async function openNouns(
   const keys = openKeys(state, history, log);
   closers.push(() => keys.close());
   const packages = openPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
-  const joinTokens = openJoinTokens(state, events, fingerprint, packages);
+  const joinTokens = new JoinTokens(state, events, fingerprint, packages);
   const audit = openAudit(history, settings.keep_audit);
   const records = openScheduleRecords(stores, keepMs);
   const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended };

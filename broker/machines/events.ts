@@ -1,0 +1,64 @@
+// machine.online and machine.offline: an event each way, two seconds after the new state, so that flapping stays quiet.
+import { after, iso } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Events } from '../events.ts';
+import type { History } from '../history.ts';
+import type { Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
+import type { State } from '../state/index.ts';
+
+const settleMs = 2_000;
+/** After a broker start every agent gets this long to come back before it counts as gone. */
+const graceAtStartMs = 45_000;
+
+const tables = [
+  'CREATE TABLE announced (machine_id TEXT PRIMARY KEY, online INTEGER NOT NULL) WITHOUT ROWID',
+];
+
+/** Watches presence and records events; the result stops it. */
+export function recordMachineEvents(
+  rooms: { state: State; history: History; events: Events; presence: Presence; machineFacts: MachineFacts },
+  log: Logger,
+): () => void {
+  const { state, history, events, presence, machineFacts } = rooms;
+  history.migrate('announced', tables);
+  const rows = history.sql('SELECT machine_id, online FROM announced').all();
+  const recorded = new Map(rows.map((row) => [String(row.machine_id), row.online === 1]));
+  const waiting = new Map<string, () => void>();
+  let stopped = false;
+
+  function recordIn(ms: number, machineId: string): void {
+    if (stopped) return;
+    waiting.get(machineId)?.();
+    const cancel = after(ms, () => {
+      waiting.delete(machineId);
+      record(machineId).catch((error: unknown) => {
+        log.error({ err: error, machine_id: machineId }, 'event not recorded; trying again');
+        recordIn(settleMs, machineId);
+      });
+    });
+    waiting.set(machineId, cancel);
+  }
+
+  async function record(machineId: string): Promise<void> {
+    const machine = state.machines.get(machineId);
+    const online = presence.online(machineId);
+    if (!machine || (recorded.get(machineId) ?? false) === online) return;
+    const { last_seen, hostname, ip, agent_version } = machineFacts.of(machineId) ?? {};
+    const data = { last_seen: iso(last_seen), hostname, ip, agent_version };
+    await history.write((transaction) => {
+      history.sql('INSERT OR REPLACE INTO announced VALUES (?, ?)').run(machineId, online ? 1 : 0);
+      events.emit(transaction, online ? 'machine.online' : 'machine.offline', machine, data);
+    });
+    recorded.set(machineId, online);
+  }
+
+  const stopWatching = presence.watch((machineId) => recordIn(settleMs, machineId));
+  for (const [machineId, online] of recorded) if (online) recordIn(graceAtStartMs, machineId);
+
+  return () => {
+    stopped = true;
+    stopWatching();
+    for (const cancel of waiting.values()) cancel();
+  };
+}

@@ -1,0 +1,92 @@
+// Which machines are linked now, and the way to a machine's stub.
+import { AppError } from '../../shared/errors.ts';
+import type { AgentStub } from '../../shared/rpc.ts';
+
+/** A machine's link, as long as it lives. */
+export interface Link {
+  id: string;
+  machineId: string;
+  /** Changes when the agent starts. */
+  instanceId: string;
+  /** Tells a restarted agent from a wiped one. */
+  journalId: string;
+  /** What the agent can do, by the names of agent.proto. */
+  methods: readonly string[];
+  /** What the agent still kept when it linked; whatever is settled here it may forget. */
+  processIds: readonly string[];
+  stub: AgentStub;
+  /** Ends it: a newer link took over, or the machine was removed. */
+  fence(reason: string): void;
+  dismiss(reason: string): void;
+  /** Ends it: the broker goes away and wants the agent back after this long. */
+  drain(retryAfterMs: number): void;
+}
+
+type Watcher = (machineId: string, online: boolean) => void;
+
+/** Ids as newId makes them: whatever else a machine names, nobody here has ever asked it to keep. */
+const processId = /^[a-z]{1,8}_[0-9A-Za-z]{22}$/;
+/** The others come with a later hello, when these are forgotten. */
+const mostProcesses = 4096;
+
+/** What of a hello's list can be ids of processes. */
+export function keptProcesses(ids: readonly string[]): readonly string[] {
+  return ids.filter((id) => processId.test(id)).slice(0, mostProcesses);
+}
+
+export class Presence {
+  readonly #links = new Map<string, Link>();
+  readonly #watchers = new Set<Watcher>();
+
+  /** The machine's link. Throws AppError machine_offline. */
+  get(machine_id: string): Link {
+    const link = this.#links.get(machine_id);
+    if (link) return link;
+    const text = 'this machine is not connected now: try again when it is';
+    throw new AppError('machine_offline', text, { machine_id });
+  }
+
+  online(machineId: string): boolean {
+    return this.#links.has(machineId);
+  }
+
+  get count(): number {
+    return this.#links.size;
+  }
+
+  /** A link is up; an older one of the same machine is fenced off. Returns the older one. */
+  add(link: Link): Link | undefined {
+    const older = this.#links.get(link.machineId);
+    this.#links.set(link.machineId, link);
+    older?.fence('a newer link with this identity took over');
+    this.#changed(link.machineId, true);
+    return older;
+  }
+
+  /** A link is down. */
+  drop(link: Link): void {
+    if (this.#links.get(link.machineId) !== link) return;
+    this.#links.delete(link.machineId);
+    this.#changed(link.machineId, false);
+  }
+
+  /** The machine is not ours any more. */
+  remove(machineId: string): void {
+    this.#links.get(machineId)?.dismiss('this machine was removed');
+  }
+
+  /** Ends every link and spreads the agents' return over `spreadMs`. */
+  drain(spreadMs: number): void {
+    for (const link of [...this.#links.values()]) link.drain(Math.round(Math.random() * spreadMs));
+  }
+
+  /** Calls back when a machine's state changed; the result stops it. */
+  watch(watcher: Watcher): () => void {
+    this.#watchers.add(watcher);
+    return () => this.#watchers.delete(watcher);
+  }
+
+  #changed(machineId: string, online: boolean): void {
+    for (const watcher of this.#watchers) watcher(machineId, online);
+  }
+}

@@ -1,0 +1,228 @@
+// What is known of each machine without asking it: host facts, last report, last seen, and the bounded history of metrics.
+import { z } from 'zod';
+import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics.ts';
+import { label } from '../../shared/api/route.ts';
+import { every, latestInstant, monotonic, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { type Entry, type History, jsonIn, type Row, textIn } from '../history.ts';
+
+const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
+const space = z.object({ total: amount, used: amount, free: amount });
+const disk = space.extend({ available: amount.optional() });
+const absent = { total: 0, used: 0, free: 0 };
+
+/** A report as it may come over the link: sizes and numbers are checked once, here. */
+const reportSchema = z.object({
+  recorded_at_ms: z.number().min(0).max(latestInstant),
+  uptime_s: amount,
+  cpu_usage: z.number().min(0).max(100),
+  cpu_cores: amount,
+  memory: space.nullish().transform((value) => value ?? absent),
+  disk: disk.nullish().transform((value) => value ?? absent),
+  load_average: z.array(amount).max(3),
+  disks: z
+    .array(z.object({ mount: z.string().max(4096), filesystem: z.string().max(255), space: disk.nullish() }))
+    .max(256),
+  network: z
+    .array(z.object({ name: z.string().max(255), received_bytes: amount, sent_bytes: amount }))
+    .max(256),
+  agent_rss: amount,
+  agent_uptime_s: amount,
+});
+export type Report = z.output<typeof reportSchema>;
+
+const hostSchema = z.object({
+  hostname: label(1, 255),
+  os: label(1, 64),
+  arch: label(1, 64),
+  agent_version: label(1, 64),
+  capabilities: z.array(label(1, 64)).max(64),
+});
+
+/** What is known of a machine without asking it. */
+export interface Facts extends z.output<typeof hostSchema> {
+  ip: string;
+  /** Milliseconds since 1970. */
+  last_seen: number;
+  report: Report | undefined;
+}
+
+interface FactsEntry extends Entry {
+  kind: 'machine_facts';
+  machine_id: string;
+  facts: Omit<Facts, 'report'>;
+}
+
+const tables = [
+  `CREATE TABLE machine_facts (
+    machine_id TEXT PRIMARY KEY, facts TEXT NOT NULL, last_seen INTEGER NOT NULL, report TEXT
+  ) WITHOUT ROWID;
+  CREATE TABLE metrics (
+    machine_id TEXT NOT NULL, at INTEGER NOT NULL, cpu_usage REAL NOT NULL,
+    memory_used REAL NOT NULL, memory_total REAL NOT NULL, disk_used REAL NOT NULL, disk_total REAL NOT NULL,
+    load_average REAL NOT NULL
+  );
+  CREATE UNIQUE INDEX metrics_by_machine ON metrics (machine_id, at);
+  CREATE INDEX metrics_by_time ON metrics (at)`,
+];
+
+/** The facts a machine enrols with, to be committed with the machine itself. */
+export function firstFacts(
+  machineId: string,
+  host: Omit<Facts, 'last_seen' | 'report' | 'capabilities'>,
+): Entry {
+  const entry: FactsEntry = {
+    kind: 'machine_facts',
+    machine_id: machineId,
+    facts: { ...host, capabilities: [], last_seen: now() },
+  };
+  return entry;
+}
+
+const metricsPoint = [
+  'cpu_usage',
+  'memory_used',
+  'memory_total',
+  'disk_used',
+  'disk_total',
+  'load_average',
+] as const;
+/** Averages of one step. */
+export type MetricsPoint = Record<'at' | (typeof metricsPoint)[number], number>;
+
+const flushMs = 60_000;
+
+/** Samples each online machine every `sampleMs` and keeps that for `keepMs`. */
+export class MachineFacts {
+  readonly #history: History;
+  readonly #facts: Map<string, Facts>;
+  readonly #heardAt = new Map<string, number>();
+  /** Machines whose facts, and whose new report, are only in memory. */
+  readonly #unsaved = new Set<string>();
+  readonly #unsampled = new Set<string>();
+  readonly #stops: (() => void)[];
+
+  constructor(history: History, { sampleMs = 300_000, keepMs = 48 * 3_600_000 } = {}) {
+    this.#history = history;
+    history.migrate('machines', tables);
+    history.retain({ table: 'metrics', column: 'at', keepMs });
+    const rows = history.sql('SELECT machine_id, facts, report FROM machine_facts').all();
+    this.#facts = new Map(rows.map((row) => [textIn(row, 'machine_id'), factsIn(row)]));
+    history.onEntry('machine_facts', ({ machine_id, facts }: FactsEntry, transaction) => {
+      history
+        .sql('INSERT OR IGNORE INTO machine_facts (machine_id, facts, last_seen) VALUES (?, ?, ?)')
+        .run(machine_id, JSON.stringify(facts), facts.last_seen);
+      transaction.committed(() => {
+        if (!this.#facts.has(machine_id)) this.#facts.set(machine_id, { ...facts, report: undefined });
+      });
+    });
+    // A missed write is not lost: the facts stay in memory and history logs its own failures.
+    this.#stops = [
+      every(flushMs, () => void this.#flush().catch(() => {})),
+      every(sampleMs, () => void this.#sample().catch(() => {})),
+    ];
+  }
+
+  of(machineId: string): Facts | undefined {
+    return this.#facts.get(machineId);
+  }
+
+  /** Milliseconds since the last byte was heard. */
+  silence(machineId: string): number {
+    const heardAt = this.#heardAt.get(machineId);
+    if (heardAt !== undefined) return Math.round(monotonic() - heardAt);
+    return Math.max(0, now() - (this.of(machineId)?.last_seen ?? now()));
+  }
+
+  /** A hello: facts and, with it, the first report. Throws AppError validation_failed. */
+  async hello(
+    machineId: string,
+    { ip, ...host }: Omit<Facts, 'last_seen' | 'report'>,
+    metrics: Metrics__Output | null | undefined,
+  ): Promise<void> {
+    const parsed = hostSchema.safeParse(host);
+    if (!parsed.success) throw new AppError('validation_failed', z.prettifyError(parsed.error));
+    const report = reportOf(metrics) ?? this.of(machineId)?.report;
+    this.#facts.set(machineId, { ...parsed.data, ip, last_seen: now(), report });
+    this.#heardAt.set(machineId, monotonic());
+    await this.#history.write(() => this.#save(machineId));
+  }
+
+  /** Any sign of life, with or without a report. A report that breaks the contract is dropped. */
+  heard(machineId: string, metrics?: Metrics__Output | null): void {
+    const before = this.of(machineId);
+    if (!before) return;
+    const report = reportOf(metrics);
+    this.#facts.set(machineId, { ...before, ...(report && { report }), last_seen: now() });
+    this.#heardAt.set(machineId, monotonic());
+    this.#unsaved.add(machineId);
+    if (report) this.#unsampled.add(machineId);
+  }
+
+  /** Averages per step, oldest first. */
+  metrics(machineId: string, since: number, until: number, stepMs: number): MetricsPoint[] {
+    const averages = metricsPoint.map((column) => `avg(${column}) AS ${column}`).join(', ');
+    const rows = this.#history
+      .sql(
+        // Numbers are bound as reals, and a division of those would not round down.
+        `SELECT (at / CAST(?1 AS INTEGER)) * CAST(?1 AS INTEGER) AS at, ${averages}
+         FROM metrics WHERE machine_id = ?2 AND at >= ?3 AND at < ?4 GROUP BY at / CAST(?1 AS INTEGER) ORDER BY at`,
+      )
+      .all(stepMs, machineId, since, until);
+    // The columns are those of MetricsPoint, all of them numbers.
+    return rows as unknown as MetricsPoint[];
+  }
+
+  async close(): Promise<void> {
+    for (const stop of this.#stops) stop();
+    await this.#flush();
+  }
+
+  async #flush(): Promise<void> {
+    const machines = takeAll(this.#unsaved);
+    if (machines.length === 0) return;
+    await this.#history.write(() => {
+      for (const id of machines) this.#save(id);
+    });
+  }
+
+  #save(machineId: string): void {
+    const facts = this.of(machineId);
+    if (!facts) return;
+    const { report, ...host } = facts;
+    this.#history
+      .sql('INSERT OR REPLACE INTO machine_facts (machine_id, facts, last_seen, report) VALUES (?, ?, ?, ?)')
+      .run(machineId, JSON.stringify(host), facts.last_seen, report ? JSON.stringify(report) : null);
+  }
+
+  async #sample(): Promise<void> {
+    const machines = takeAll(this.#unsampled);
+    const insert = 'INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)';
+    if (machines.length === 0) return;
+    await this.#history.write(() => {
+      for (const id of machines) {
+        const report = this.of(id)?.report;
+        if (!report) continue;
+        const { cpu_usage, memory, disk, load_average } = report;
+        const used = [cpu_usage, memory.used, memory.total, disk.used, disk.total, load_average[0] ?? 0];
+        this.#history.sql(insert).run(id, now(), ...used);
+      }
+    });
+  }
+}
+
+function takeAll(ids: Set<string>): string[] {
+  const all = [...ids];
+  ids.clear();
+  return all;
+}
+
+/** A row as it was saved. */
+function factsIn(row: Row): Facts {
+  const facts = jsonIn(row, 'facts') as Omit<Facts, 'report'>;
+  return { ...facts, report: row.report === null ? undefined : (jsonIn(row, 'report') as Report) };
+}
+
+function reportOf(metrics: Metrics__Output | null | undefined): Report | undefined {
+  return metrics ? reportSchema.safeParse(metrics).data : undefined;
+}
