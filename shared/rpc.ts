@@ -1,5 +1,6 @@
 // The wire contract in code: derives typed stubs and handlers from the protos, and frames a
 // streaming call the same way at both of its ends.
+import type { EventEmitter } from 'node:events';
 import { setDefaultHighWaterMark } from 'node:stream';
 import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agent/v1/Agent.ts';
 import type { StreamsDefinition } from '../proto/types/farhand/client/v1/Streams.ts';
@@ -134,25 +135,21 @@ export const methods: ReadonlyMap<string, MethodShape> = new Map(
 );
 
 function shapeOf(name: string, definition: WireMethod): MethodShape {
-  const shape = codecOf(name, definition);
-  return {
-    ...shape,
-    frameRequest: framerOf(definition.requestChunk, shape.encodeRequest),
-    frameResponse: framerOf(definition.responseChunk, shape.encodeResponse),
-  };
-}
-
-function codecOf(name: string, definition: WireMethod) {
+  // The generated types describe these messages; AgentStub and AgentMethods name them.
+  const encodeRequest = definition.requestSerialize as (request: unknown) => Buffer;
+  const encodeResponse = definition.responseSerialize as (response: unknown) => Buffer;
   return {
     // The entries of the loaded service are exactly the rpcs that the generated types name.
     name: name as Method,
     key: (name.charAt(0).toLowerCase() + name.slice(1)) as keyof AgentStub,
     clientStreams: definition.requestStream,
     serverStreams: definition.responseStream,
-    encodeRequest: (request: unknown) => definition.requestSerialize(request as object),
-    decodeRequest: (bytes: Buffer): unknown => definition.requestDeserialize(bytes),
-    encodeResponse: (response: unknown) => definition.responseSerialize(response as object),
-    decodeResponse: (bytes: Buffer): unknown => definition.responseDeserialize(bytes),
+    encodeRequest,
+    decodeRequest: definition.requestDeserialize,
+    encodeResponse,
+    decodeResponse: definition.responseDeserialize,
+    frameRequest: framerOf(definition.requestChunk, encodeRequest),
+    frameResponse: framerOf(definition.responseChunk, encodeResponse),
   };
 }
 
@@ -217,14 +214,8 @@ export interface Frame {
   error?: WireError | null;
 }
 
-/** Something that says when it takes more. */
-interface Draining {
-  once(event: 'drain', listener: () => void): unknown;
-  off(event: 'drain', listener: () => void): unknown;
-}
-
 /** The part of a gRPC stream that frames are written to. */
-export interface FrameSink extends Draining {
+export interface FrameSink extends EventEmitter {
   write(frame: Frame): boolean;
 }
 
@@ -291,7 +282,7 @@ export async function sendFrames(
 }
 
 /** Resolves when a stream takes more; rejects with the signal's reason. */
-export function drained(sink: Draining, signal: AbortSignal): Promise<void> {
+export function drained(sink: EventEmitter, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     const settle = (): void => {
       sink.off('drain', settle);
