@@ -494,6 +494,58 @@ test('unknown fields of a body are validation_failed, and tell which', async () 
   expect(issues).toEqual([{ path: '', message: expect.stringMatching(/Name.*hostname/) }]);
 });
 
+test('a body of 1 MB with 80,000 unknown fields is refused in few words before it is parsed', async () => {
+  const { house } = await openQuietHouse();
+  const many = Object.fromEntries(Array.from({ length: 80_000 }, (_, n) => [`f${n}`, 1]));
+  const bodies: [path: string, body: object][] = [
+    ['/schedules', many],
+    ['/schedules', { notify: many }],
+    ['/commands', { env: many }],
+  ];
+  for (const [path, body] of bodies) {
+    const answer = await house.call('POST', path, { body });
+    expect(refusal(answer)).toBe('422 validation_failed');
+    expect(answer.body.error.message).toBe('body: must not hold more than 400 fields');
+    expect(answer.body.error.details.issues).toHaveLength(1);
+  }
+  // Not parsed: else this would be the refusal.
+  const cut = JSON.stringify(many).slice(0, -1);
+  expect(refusal(await house.call('POST', '/schedules', { body: cut }))).toBe('422 validation_failed');
+});
+
+test('a refusal names at most 20 of what is wrong, and nothing of it at length', async () => {
+  const { house, machine } = await openQuietHouse();
+  const id = machine.split('/').at(-1);
+  const some = (n: number, name: string) =>
+    Object.fromEntries(Array.from({ length: n }, (_, i) => [name + i, 1]));
+  const long = 'x'.repeat(900_000);
+  const wrong: [path: string, body: object, issues: number][] = [
+    ['/schedules', { name: 'x', machine_id: id, command: 'x', cron: '@daily', ...some(99, 'no') }, 1],
+    ['/schedules', { name: 'x', machine_id: id, command: 'x', cron: '@daily', [long]: 1 }, 1],
+    ['/commands', { machine_id: id, command: 'x', env: some(256, '-') }, 20],
+    ['/commands', { machine_id: id, command: 'x', env: { [`-${long}`]: 'x' } }, 1],
+    ['/commands', { machine_id: id, command: 'x', args: Array.from({ length: 4096 }, () => 1) }, 20],
+    ['/commands', { machine_id: id, command: 'x', args: Array.from({ length: 400_000 }, () => 1) }, 1],
+    ['/api-keys', { name: 'x', scopes: ['admin'], machine_ids: Array.from({ length: 30_000 }, () => id) }, 1],
+  ];
+  for (const [path, body, issues] of wrong) {
+    const answer = await house.call('POST', path, { body });
+    expect(refusal(answer)).toBe('422 validation_failed');
+    expect(answer.body.error.details.issues).toHaveLength(issues);
+    expect(JSON.stringify(answer.body).length).toBeLessThan(5_000);
+    expect(answer.body.error.message.match(/"no\d+"/g) ?? []).toHaveLength(
+      path === '/schedules' && 'no0' in body ? 20 : 0,
+    );
+  }
+  const nowhere = await house.call('POST', '/commands', { body: { machine_id: long, command: 'x' } });
+  expect(refusal(nowhere)).toBe('404 machine_not_found');
+  expect(JSON.stringify(nowhere.body).length).toBeLessThan(2_000);
+  const query = Array.from({ length: 1_500 }, (_, n) => `no${n}=1`).join('&');
+  const answer = await house.call('GET', `/machines?${query}`);
+  expect(refusal(answer)).toBe('400 invalid_request');
+  expect(answer.body.error.details.issues).toHaveLength(20);
+});
+
 test('a boolean is true or false and nothing else: in a query invalid_request, in a body validation_failed', async () => {
   const { house, machine } = await openQuietHouse();
   const inQuery = ['1', '0', 'yes', 'TRUE', 'True', '', ' true', 'null', 'true&hidden=true'];
