@@ -4,6 +4,7 @@ import { z } from 'zod';
 import type { EnrollRequest__Output } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { Handlers, Rights } from '../shared/api/index.ts';
+import { joinTokens as routes } from '../shared/api/join-tokens.ts';
 import { type JoinTokenId, label, type MachineId, tags } from '../shared/api/route.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
@@ -69,9 +70,7 @@ export function openJoinTokens(
       },
       list(input, caller) {
         refuseLimited(caller);
-        const page = pageOf([...state.joinTokens.values()], input, (token, field) =>
-          field === 'name' ? token.name : token.created_at,
-        );
+        const page = pageOf(routes.list, [...state.joinTokens.values()], input);
         return { items: page.items.map(shown), total: page.total };
       },
       async remove(input, caller) {

@@ -1,5 +1,6 @@
 // Machines: what is declared of them, what they told, and whether they are linked now.
 import type { Api, Handlers, Reply } from '../../shared/api/index.ts';
+import { machines as routes } from '../../shared/api/machines.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
@@ -64,10 +65,12 @@ export function machineHandlers(rooms: {
         (machine) =>
           caller.reaches(machine.id) &&
           wanted.every((tag) => machine.tags.includes(tag)) &&
-          (search === undefined || machine.name.toLowerCase().includes(search)) &&
-          (input.status === undefined || presence.online(machine.id) === (input.status === 'online')),
+          (search === undefined || machine.name.toLowerCase().includes(search)),
       );
-      const page = pageOf(matching, input, (machine, field) => sortKey(machine, field));
+      // Only what is asked for: of 10,000 machines all items take 10 ms.
+      const page = pageOf(routes.list, matching, input, (machine, name) =>
+        Reflect.get(name in machine ? machine : item(machine), name),
+      );
       return { items: page.items.map(item), total: page.total };
     },
     get: (input) => detail(find(input.machine_id)),
@@ -152,13 +155,4 @@ export function machineHandlers(rooms: {
       return { deleted: true };
     },
   };
-
-  function sortKey(machine: Machine, field: string): string | number {
-    const facts = vitals.of(machine.id);
-    if (field === 'name') return machine.name;
-    if (field === 'hostname') return facts?.hostname ?? '';
-    if (field === 'status') return presence.online(machine.id) ? 'online' : 'offline';
-    if (field === 'last_seen') return facts?.last_seen ?? 0;
-    return machine.created_at;
-  }
 }

@@ -1,6 +1,7 @@
 // Machines over REST (spec 2.2, 2.3, 4.1).
 import * as z from 'zod';
-import { instant, label, list, machineId, queryNumber, single, tags, timestamp } from './route.ts';
+import { list } from './list.ts';
+import { instant, label, machineId, queryNumber, single, tags, timestamp } from './route.ts';
 
 const listItem = z
   .object({
@@ -79,7 +80,6 @@ export const machines = {
     access: 'machines:read',
     summary: 'List machines',
     query: {
-      status: z.enum(['online', 'offline']).optional(),
       tags: z
         .string()
         .max(4096)
