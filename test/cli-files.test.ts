@@ -10,12 +10,14 @@ import {
   readlinkSync,
   statSync,
   symlinkSync,
+  truncateSync,
   writeFileSync,
 } from 'node:fs';
 import { createServer, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { loadPtyMaker } from '../agent/processes/terminals/pty.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../shared/tar/index.ts';
 import { open, openLine, type Running } from './cli-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
@@ -211,6 +213,69 @@ describe('farhand files, where something is in the way', () => {
     expect((await waiting.ended).code).toBe(130);
     await vi.waitFor(() => expect(readdirSync(there)).toEqual([]), { timeout: 15_000 });
   });
+
+  test('reads no further after Ctrl-C', async () => {
+    const { farhand, there } = await openScene();
+    // It has no end.
+    const running = farhand.start('files put', ['/dev/zero', `web-1:${there}/x`]);
+    await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
+    running.child.kill('SIGINT');
+    const { code, err } = await running.ended;
+    expect([code, err]).toEqual([130, 'farhand: interrupted; nothing half is left\n']);
+  });
+
+  test('names the directory that holds a part of what was put when Ctrl-C came; a fetch leaves nothing', async () => {
+    const { farhand, there, here } = await openScene();
+    mkdirSync(join(here, 'tree'));
+    writeFileSync(join(here, 'tree/a'), 'a');
+    writeFileSync(join(here, 'tree/b'), '');
+    truncateSync(join(here, 'tree/b'), 8_000_000_000);
+    const put = farhand.start('files put', [join(here, 'tree'), `web-1:${there}`]);
+    await vi.waitFor(() => expect(existsSync(join(there, 'tree/a'))).toBe(true), { timeout: 15_000 });
+    put.child.kill('SIGINT');
+    const { code, err } = await put.ended;
+    expect([code, err]).toEqual([
+      130,
+      `farhand: interrupted; ${there}/tree holds what had arrived; put it again for the rest\n`,
+    ]);
+    const back = temporaryFolder('back');
+    const get = farhand.start('files get', [`web-1:${here}/tree`, join(back, 'tree')]);
+    await vi.waitFor(() => expect(readdirSync(back)).toHaveLength(1), { timeout: 15_000 });
+    get.child.kill('SIGINT');
+    expect((await get.ended).err).toBe('farhand: interrupted; nothing half is left\n');
+    expect(readdirSync(back)).toEqual([]);
+  });
+
+  test.skipIf(!loadPtyMaker())(
+    'draws percent and time left of files and of directories, there and back (needs the pty library)',
+    async () => {
+      const { house, agent, farhand, there, here } = await openScene();
+      mkdirSync(join(here, 'tree/.hidden'), { recursive: true });
+      writeFileSync(join(here, 'tree/.hidden/large'), '');
+      truncateSync(join(here, 'tree/.hidden/large'), 96_000_000);
+      const draws = async (...args: string[]): Promise<string> => {
+        const { file, env } = farhand.program;
+        const { client } = house;
+        const { session_id } = await client.sessions.create({
+          ...{ machine_id: agent.machineId, shell: process.execPath, args: [file, 'files', ...args], env },
+        });
+        const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id }));
+        const parts: Uint8Array[] = [];
+        for await (const bytes of terminal.output) parts.push(Buffer.from(bytes));
+        expect(await terminal.ended).toMatchObject({ why: 'ended', exit_code: 0 });
+        return Buffer.concat(parts).toString();
+      };
+      const drawn = [
+        await draws('put', join(here, 'tree'), `web-1:${there}`),
+        await draws('get', `web-1:${there}/tree`, join(here, 'back')),
+        await draws('get', `web-1:${there}/tree/.hidden/large`, here),
+      ];
+      for (const text of drawn) {
+        expect(text).toMatch(/\[#* *\] \d?\d % .* left/);
+        expect(text).toMatch(/\[#+\] 100 % [^\r]*\r\n$/);
+      }
+    },
+  );
 
   test('tells what cannot be read here as that', async () => {
     const { farhand, there, here } = await openScene();

@@ -138,7 +138,7 @@ async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): 
   try {
     return await transfer(leaving.signal);
   } catch (error) {
-    throw leaving.signal.aborted ? leaving.signal.reason : error;
+    throw leaving.signal.aborted && !(error instanceof Interrupted) ? leaving.signal.reason : error;
   } finally {
     forget();
   }
