@@ -105,6 +105,11 @@ describe('farhand login', () => {
       (await farhand('login', [tls.url, '--key-stdin', '--pin', `${wrongPin};${tls.pin}`], { input })).code,
     ).toBe(0);
     expect((await farhand('exec', ['web-1', '--', 'echo there'])).out).toBe('there\n');
+    // The end of the command comes before the answer to its cancellation.
+    const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
+    await running.says(/on/);
+    running.child.kill('SIGINT');
+    expect(await running.ended).toMatchObject({ code: 130, err: '' });
     // However its URL is told, and with another key, it is the same broker with the same pin.
     for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`]) {
       const env = { FARHAND_URL, FARHAND_API_KEY: house.key };
