@@ -178,7 +178,12 @@ describe('farhand exec on several machines', () => {
     ];
     const expected = [...lines('web-1  '), ...lines('other-1')];
     expect(out.split('\n').filter(Boolean).toSorted()).toEqual(expected.toSorted());
-    expect(err.split('\n').filter((line) => line.includes(' | ')).toSorted()).toEqual(expected.toSorted());
+    expect(
+      err
+        .split('\n')
+        .filter((line) => line.includes(' | '))
+        .toSorted(),
+    ).toEqual(expected.toSorted());
   });
 
   test('escapes in JSON what a terminal would obey, and the JSON stays equal', async () => {
@@ -186,7 +191,9 @@ describe('farhand exec on several machines', () => {
     const text = 'a\u009b2J\u007f\u2028\u202eb\u2066\n';
     const { out } = await farhand('exec', ['web-1', '-o', 'json', '--', `printf '${text.trimEnd()}\\n'`]);
     // biome-ignore lint/suspicious/noControlCharactersInRegex: that there are none is the point
-    expect(out).not.toMatch(/[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/);
+    expect(out).not.toMatch(
+      /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/,
+    );
     expect(JSON.parse(out.split('\n')[0] ?? '')).toMatchObject({ data: text });
   });
 

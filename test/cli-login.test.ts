@@ -9,6 +9,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { openAuthority } from '../broker/link/authority.ts';
 import { open, openLine } from './cli-bench.ts';
 import { type House, openHouse, temporaryFolder } from './house.ts';
+import { scriptedMachine } from './scripted-agent.ts';
 
 /** https before a house, of an authority of its own; counts what comes through to the house. */
 async function openTls(house: House) {
@@ -218,5 +219,23 @@ describe('farhand doctor', () => {
     const { code, out } = await farhand('doctor');
     expect([code, out]).toEqual([0, expect.stringMatching(/^warn +machines +offline: web-2$/m)]);
     expect(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).not.toContain(house.key);
+  });
+
+  test('names agents that are older than the broker, and clocks that are apart from its own', async () => {
+    const house = await openHouse();
+    await house.agent({ name: 'web-1' });
+    const farhand = openLine(house);
+    const metrics = { recorded_at_ms: Date.now() - 86_400_000, cpu_cores: 1, memory: {}, disk: {} };
+    await scriptedMachine(house, { metrics });
+    const { code, out } = await farhand('doctor');
+    expect(code).toBe(0);
+    expect(out).toMatch(/^warn +agents +older than the broker \(\S+\): scripted \(0\.0\.0\)$/m);
+    expect(out).toMatch(/^warn +clocks +apart from the broker’s: scripted \((1d|23h 59m) behind\)$/m);
+    const list = await farhand('machines list');
+    expect(list.out).toMatch(/^NAME +ID +STATUS +OS +VERSION /);
+    expect(list.out).toMatch(/^scripted .* 0\.0\.0 /m);
+    expect((await farhand('machines status', ['scripted'])).out).toMatch(
+      /^clock +(1d|23h 59m)\S* behind the broker’s$/m,
+    );
   });
 });

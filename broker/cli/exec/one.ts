@@ -44,8 +44,7 @@ const plain: Hearer = { output: tellOutput, gap: tellGap };
 
 /** For programs: an object a line. */
 export function asLines(command_id: string, more: Record<string, unknown> = {}): Hearer {
-  const line = (rest: Record<string, unknown>): string =>
-    `${cleanJson({ command_id, ...more, ...rest })}\n`;
+  const line = (rest: Record<string, unknown>): string => `${cleanJson({ command_id, ...more, ...rest })}\n`;
   return {
     output(stream, bytes) {
       const text = Buffer.from(bytes).toString('utf8');

@@ -111,7 +111,10 @@ async function sendTree(
   ).catch((error: unknown) => {
     if (!(signal.reason instanceof Interrupted)) throw error;
     // It is extracted as it comes.
-    throw new Interrupted(signal.reason.exitCode, `${target.path} holds what had arrived; put it again for the rest`);
+    throw new Interrupted(
+      signal.reason.exitCode,
+      `${target.path} holds what had arrived; put it again for the rest`,
+    );
   });
   return sent.path;
 }
@@ -120,7 +123,9 @@ async function sendTree(
 async function bytesBelow(directory: string): Promise<number> {
   let total = tarBytes();
   for (const one of await readdir(directory, { recursive: true, withFileTypes: true })) {
-    const stats = one.isFile() ? await lstat(join(one.parentPath, one.name)).catch(() => undefined) : undefined;
+    const stats = one.isFile()
+      ? await lstat(join(one.parentPath, one.name)).catch(() => undefined)
+      : undefined;
     total += tarBytes(stats?.size);
   }
   return total;
