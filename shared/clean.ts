@@ -5,8 +5,8 @@
 const control = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069]/g;
 
 /** CSI, OSC and its like, other escapes (ECMA-48, 5.3 to 5.6); Node's own pattern takes seconds for a hostile 64 KiB. */
-// biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with one
 const sequence =
+  // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with one
   /(?:\u001b\[|\u009b)[0-?]*[ -/]*[@-~]|(?:\u001b[\]PX^_]|\u009d)[^\u0007\u001b\n]*(?:\u0007|\u001b\\)?|\u001b[ -/]*[0-~]/g;
 
 /** One value: it can neither steer a terminal nor begin a line. */

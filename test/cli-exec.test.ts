@@ -190,8 +190,8 @@ describe('farhand exec on several machines', () => {
     const { farhand } = await openScene();
     const text = 'a\u009b2J\u007f\u2028\u202eb\u2066\n';
     const { out } = await farhand('exec', ['web-1', '-o', 'json', '--', `printf '${text.trimEnd()}\\n'`]);
-    // biome-ignore lint/suspicious/noControlCharactersInRegex: that there are none is the point
     expect(out).not.toMatch(
+      // biome-ignore lint/suspicious/noControlCharactersInRegex: that there are none is the point
       /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/,
     );
     expect(JSON.parse(out.split('\n')[0] ?? '')).toMatchObject({ data: text });

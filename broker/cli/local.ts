@@ -5,12 +5,12 @@ import { join } from 'node:path';
 import { Agent } from 'undici';
 import * as z from 'zod';
 import { monotonic, sleep } from '../../shared/clock.ts';
+import { demandAccess } from '../../shared/doctor/owner.ts';
 import { StartError } from '../../shared/errors.ts';
 import { brokerProgram } from '../../shared/home.ts';
 import { failureOf } from '../../shared/sdk/failure.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { hint } from './output.ts';
-import { demandAccess } from './owner.ts';
 import { through } from './tls.ts';
 import { put } from './told.ts';
 

@@ -1,5 +1,7 @@
 // The broker as this command line sees it: reached, known, with a key that is good.
 import { mostSkewMs, now } from '../../../shared/clock.ts';
+import { type Finding, fail, ok, reason, warn } from '../../../shared/doctor/finding.ts';
+import { hostPortOf, reachPort } from '../../../shared/doctor/reach.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError, type FarhandOptions } from '../../../shared/sdk/index.ts';
 import { version } from '../../../shared/version.ts';
@@ -7,8 +9,6 @@ import { openClient } from '../connect.ts';
 import { clean, span } from '../output.ts';
 import { every } from '../verb.ts';
 import type { Where } from '../where.ts';
-import { type Finding, fail, ok, reason, warn } from './finding.ts';
-import { hostPortOf, reachPort } from './reach.ts';
 
 const setClock = 'let it follow a time server (timedatectl set-ntp true)';
 const soonMs = 7 * 86_400_000;
