@@ -211,6 +211,7 @@ const sides: Rule[] = [
           'shared/sdk',
           'shared/api',
           'shared/errors',
+          'shared/system-errors',
           'shared/settings',
           'shared/program',
           'shared/version',

@@ -252,7 +252,7 @@ describe('farhand files, where something is in the way', () => {
       const { house, agent, farhand, there, here } = await openScene();
       mkdirSync(join(here, 'tree/.hidden'), { recursive: true });
       writeFileSync(join(here, 'tree/.hidden/large'), '');
-      truncateSync(join(here, 'tree/.hidden/large'), 96_000_000);
+      truncateSync(join(here, 'tree/.hidden/large'), 64_000_000);
       const draws = async (...args: string[]): Promise<string> => {
         const { file, env } = farhand.program;
         const { client } = house;
@@ -265,23 +265,40 @@ describe('farhand files, where something is in the way', () => {
         expect(await terminal.ended).toMatchObject({ why: 'ended', exit_code: 0 });
         return Buffer.concat(parts).toString();
       };
-      const drawn = [
-        await draws('put', join(here, 'tree'), `web-1:${there}`),
-        await draws('get', `web-1:${there}/tree`, join(here, 'back')),
-        await draws('get', `web-1:${there}/tree/.hidden/large`, here),
-      ];
-      for (const text of drawn) {
+      const put = await draws('put', join(here, 'tree'), `web-1:${there}`);
+      const got = await Promise.all([
+        draws('get', `web-1:${there}/tree`, join(here, 'back')),
+        draws('get', `web-1:${there}/tree/.hidden/large`, here),
+      ]);
+      for (const text of [put, ...got]) {
         expect(text).toMatch(/\[#* *\] \d?\d % .* left/);
         expect(text).toMatch(/\[#+\] 100 % [^\r]*\r\n$/);
       }
     },
+    60_000,
   );
 
-  test('tells what cannot be read here as that', async () => {
-    const { farhand, there, here } = await openScene();
-    // No file of /proc/self/mem can be read from its begin.
-    const { code, err } = await farhand('files put', ['/proc/self/mem', `web-1:${there}/x`], { cwd: here });
-    expect([code, err]).toEqual([1, expect.stringMatching(/^farhand: E\w+.*read\n$/)]);
+  test('names the path that cannot be read or written here, and the next step', async () => {
+    const scene = await openScene();
+    const { farhand, there, here } = scene;
+    const { house } = scene;
+    await house.client.commands.create({
+      machine_id: scene.agent.machineId,
+      command: `echo x > ${there}/one`,
+    });
+    const [read, missing, full, through] = await Promise.all([
+      // No file of /proc/self/mem can be read from its begin.
+      farhand('files put', ['/proc/self/mem', `web-1:${there}/x`]),
+      farhand('files put', [join(here, 'none'), `web-1:${there}/x`]),
+      farhand('files get', [`web-1:${there}/one`, '/dev/full']),
+      farhand('files get', [`web-1:${there}/one`, '/etc/passwd/one']),
+    ]);
+    expect([read, missing, full, through].map(({ code, err }) => [code, err])).toEqual([
+      [1, 'farhand: /proc/self/mem: the disk reports an error (EIO); dmesg tells more\n'],
+      [1, `farhand: ${here}/none: does not exist (ENOENT); is the path right?\n`],
+      [1, expect.stringMatching(/^farhand: \/dev\/full: the disk is full \(ENOSPC\); make room there .*\n$/)],
+      [1, expect.stringMatching(/^farhand: \/etc\/passwd\/one: .* \(ENOTDIR\); is the path right\?\n$/)],
+    ]);
   });
 });
 

@@ -188,15 +188,7 @@ describe('farhand doctor', () => {
     const found: { state: string; check: string; what: string }[] = await farhand.json('doctor', all);
     expect(found.filter(({ state }) => state === 'fail')).toEqual([]);
     expect(found.map(({ check }) => check)).toEqual(
-      expect.arrayContaining([
-        'node',
-        'broker here',
-        'broker',
-        'clock',
-        'key',
-        'version',
-        'machines',
-      ]),
+      expect.arrayContaining(['node', 'broker here', 'broker', 'clock', 'key', 'version', 'machines']),
     );
     await other.close();
     const { code, out } = await farhand('doctor');

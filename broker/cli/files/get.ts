@@ -4,6 +4,7 @@ import { lstat, open, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
+import { atPath } from '../../../shared/system-errors.ts';
 import { write } from '../told.ts';
 import { demandApart, nameOf, resolve, type Target } from './place.ts';
 import { shownProgress, tarBytes } from './progress.ts';
@@ -31,7 +32,10 @@ export async function getEach(
     const target = directory ? join(to, nameOf(place.path)) : to;
     if (!overwrite && target !== '-' && (await lstat(target).catch(() => undefined)))
       throw new StartError(`${target} exists already; where it may be replaced, say --overwrite`, 1);
-    paths.push(await get(client, place, target, signal));
+    const got = get(client, place, target, signal).catch((error: unknown) => {
+      throw atPath(error, target);
+    });
+    paths.push(await got);
   }
   return paths;
 }

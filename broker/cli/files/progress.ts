@@ -3,7 +3,7 @@ import { every, monotonic } from '../../../shared/clock.ts';
 import { paddingOf } from '../../../shared/tar/index.ts';
 import { clean, size, span } from '../output.ts';
 
-const redrawMs = 200;
+const redrawMs = 100;
 const barWidth = 24;
 
 export interface Watched {

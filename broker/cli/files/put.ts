@@ -5,6 +5,7 @@ import { lstat, readdir, realpath, stat } from 'node:fs/promises';
 import { resolve as absolute, join } from 'node:path';
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
+import { atPath } from '../../../shared/system-errors.ts';
 import { Interrupted } from '../stop.ts';
 import { packed } from './pack.ts';
 import { demandApart, isDirectory, resolve, type Target, under } from './place.ts';
@@ -39,7 +40,12 @@ export async function putEach(
   const sender = { client, signal };
   const paths: string[] = [];
   const whither = (one: string): Target => (directory ? under(target, absolute(one)) : target);
-  for (const one of from) paths.push(await put(sender, one, whither(one), wish));
+  for (const one of from) {
+    const sent = put(sender, one, whither(one), wish).catch((error: unknown) => {
+      throw error instanceof Error && 'path' in error ? error : atPath(error, one);
+    });
+    paths.push(await sent);
+  }
   return paths;
 }
 
