@@ -40,7 +40,7 @@ const ofAddresses: Readonly<Record<string, Fault>> = {
     'may not be used: ports below 1024 are root’s',
     'choose another port, or give CAP_NET_BIND_SERVICE',
   ],
-  ECONNREFUSED: ['refuses: nobody listens there', 'is the address right, does the program run there?'],
+  ECONNREFUSED: ['refuses: nothing listens there', 'is the address right, does the program run there?'],
   ENOTFOUND: ['is unknown: there is no such host', 'is the name right?'],
 };
 
@@ -48,7 +48,7 @@ const ofAddresses: Readonly<Record<string, Fault>> = {
 export function reasonOf(error: unknown, of?: string): string {
   if (!(error instanceof Error)) return String(error);
   const [path, host, port] = ['path', 'address', 'port'].map((key): unknown => Reflect.get(error, key));
-  const address = of ?? (port === undefined ? undefined : `${String(host)}:${String(port)}`);
+  const address = of ?? (port === undefined ? undefined : [host, port].join(':'));
   const errno = errnoOf(error) ?? '';
   const [wrong, next] = (address === undefined ? ofPaths : ofAddresses)[errno] ?? [];
   if (wrong === undefined) return of === undefined ? error.message : `${of} cannot be had (${error.message})`;
