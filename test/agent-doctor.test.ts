@@ -1,6 +1,9 @@
 // farhand-agent doctor: what is wrong on an agent's own machine; and an agent whose clock is wrong.
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { chmodSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { text as read } from 'node:stream/consumers';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { doctor } from '../agent/doctor.ts';
 import { openIdentity } from '../agent/identity.ts';
@@ -37,10 +40,13 @@ test('tells what is wrong with an agent and how to mend it, with exit code 1', a
     expect(await examine(dataDir, broker)).toEqual({ code: 1, text: expect.stringMatching(text) });
 });
 
-test('finds nothing wrong with an agent that is linked', async () => {
+test('finds nothing wrong with an agent that is linked, as the program’s own verb', async () => {
   const house = await openHouse();
   const { dataDir, machineId } = await house.agent();
-  const { text, code } = await examine(dataDir, house.grpc);
+  const main = join(import.meta.dirname, '../agent/main.ts');
+  const flags = ['--data-dir', dataDir, '--broker', house.grpc];
+  const child = spawn(process.execPath, [main, 'doctor', ...flags], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const [text, [code]] = await Promise.all([read(child.stdout), once(child, 'exit')]);
   expect([code, text]).toEqual([0, expect.stringContaining(`ok    identity   ${machineId}\n`)]);
   expect(text).toMatch(/^ok {4}broker +\S+ answers, and is the one that this machine has joined$/m);
 });

@@ -1,7 +1,8 @@
 // A data directory: whose it is, who else may use it, whether there is room.
 import { stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type Finding, fail, ok, reason, warn } from './finding.ts';
+import { reasonOf } from '../system-errors.ts';
+import { type Finding, fail, ok, warn } from './finding.ts';
 import { refusedIn } from './owner.ts';
 
 const gib = 1024 ** 3;
@@ -10,7 +11,7 @@ const gib = 1024 ** 3;
 export async function examineDirectory(dataDir: string, files: string[]): Promise<Finding[]> {
   const refused = refusedIn(dataDir);
   if (refused) return [fail('directory', refused, 'say sudo before the same command')];
-  const there = await stat(dataDir).catch((error: unknown) => reason(error));
+  const there = await stat(dataDir).catch((error: unknown) => reasonOf(error));
   if (typeof there === 'string')
     return [fail('directory', there, 'is --data-dir right, and may you read it?')];
   const open: string[] = [];
