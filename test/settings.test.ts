@@ -349,7 +349,12 @@ describe('the real programs', () => {
       /^\/etc\/passwd\/x: .*\(ENOTDIR\); is the path right\?$/,
     ],
     ['farhand-agent', ['--config', '/no/such.toml'], 78, /^\/no\/such\.toml: does not exist \(ENOENT\); is/],
-    ['farhand-agent', ['--join-token-file', '/etc'], 78, /^--join-token-file: .*\(EISDIR\); name a file$/],
+    [
+      'farhand-agent',
+      ['--join-token-file', '/etc'],
+      78,
+      /^--join-token-file: \/etc: is a directory \(EISDIR\); name a file$/,
+    ],
     [
       'farhand-broker',
       ['--insecure-http', '--http', '192.0.2.1:0'],

@@ -11,7 +11,7 @@ import {
 } from 'undici';
 import { StartError } from '../../shared/errors.ts';
 import type { FarhandOptions } from '../../shared/sdk/index.ts';
-import { reasonOf } from '../../shared/system-errors.ts';
+import { atPath, reasonOf } from '../../shared/system-errors.ts';
 import type { Where } from './where.ts';
 
 export interface Way {
@@ -41,7 +41,7 @@ function readAuthority(file: string): string {
   try {
     return readFileSync(file, 'utf8');
   } catch (error) {
-    throw new StartError(`FARHAND_CA: ${reasonOf(error)}`);
+    throw new StartError(`FARHAND_CA: ${reasonOf(atPath(error, file))}`);
   }
 }
 
