@@ -41,10 +41,8 @@ function lock(directory: string, program: string): () => void {
     database.close();
     throw new StartError(
       `another ${program} already uses ${directory}: stop it, or choose another --data-dir`,
-      1,
-      {
-        cause: error,
-      },
+      75,
+      { cause: error },
     );
   }
   return () => database.close();

@@ -20,7 +20,7 @@ import { after, now } from '../../shared/clock.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { Wake } from '../../shared/pace.ts';
 import { callKey, linkServerName, linkService, windowBytes } from '../../shared/rpc.ts';
-import { said } from './said.ts';
+import { clockFault, said } from './said.ts';
 
 export type ControlStream = ClientDuplexStream<ConnectRequest, ConnectResponse__Output>;
 export type AnswerStream = ClientDuplexStream<AnswerRequest, AnswerResponse__Output>;
@@ -148,5 +148,6 @@ const final = new Set<number>([grpcStatus.UNAUTHENTICATED, grpcStatus.INVALID_AR
 function enrolError(error: ServiceError | null): Error {
   if (error && final.has(error.code))
     return new StartError(`the broker refused this machine: ${said(error.details)}`);
-  return new AppError('unavailable', `joining failed: ${said(error?.details ?? 'no answer')}`);
+  const why = error?.details ?? 'no answer';
+  return new AppError('unavailable', `joining failed: ${clockFault(why) ?? said(why)}`);
 }

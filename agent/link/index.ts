@@ -18,7 +18,7 @@ import type { Capability } from '../capabilities.ts';
 import type { Identity } from '../identity.ts';
 import { type Answers, openAnswers } from './answers.ts';
 import { type ControlStream, type Dial, dial } from './dial.ts';
-import { said } from './said.ts';
+import { clockFault, said } from './said.ts';
 
 export interface LinkOptions {
   broker: string;
@@ -76,7 +76,7 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
   while (!signal.aborted) {
     options.turned?.(patienceMs);
     const ending = await linkOnce(options, signal, () => wait.reset()).catch((error: unknown): Ending => {
-      options.log.warn({ err: error }, 'the link broke');
+      options.log.warn({ err: error }, clockFault(String(error)) ?? 'the link broke');
       return { kind: 'lost' };
     });
     if (ending.kind === 'removed') throw new Removed(ending.reason);

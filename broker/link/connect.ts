@@ -6,7 +6,7 @@ import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/C
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { Heartbeat__Output } from '../../proto/types/farhand/link/v1/Heartbeat.ts';
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
-import { after, every, monotonic, now } from '../../shared/clock.ts';
+import { after, every, monotonic, mostSkewMs, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
@@ -179,6 +179,7 @@ class Session implements Link {
   #unread = 0;
   #unasked = 0;
   #reports = 0;
+  #apart = false;
 
   constructor(
     stream: ConnectStream,
@@ -241,6 +242,7 @@ class Session implements Link {
     // It may have been removed while its facts were written.
     if (!state.machines.has(this.machineId)) return this.dismiss('this machine was removed');
     this.#welcome();
+    if (metrics) this.#watchClock();
     const older = presence.add(this);
     if (older) this.#recordFence(older);
     this.#note('info', 'machine linked', { address, agent_version });
@@ -290,6 +292,19 @@ class Session implements Link {
   #hear(metrics: Heartbeat__Output['metrics']): void {
     this.#reports += 1;
     this.#rooms.vitals.heard(this.machineId, this.#reports > reportsPerBeat ? undefined : metrics);
+    this.#watchClock();
+  }
+
+  /** A clock that is far off makes everybody wonder about times, and certificates: said once, and again after it was right. */
+  #watchClock(): void {
+    const offset = this.#rooms.vitals.of(this.machineId)?.report?.clock_offset_ms ?? 0;
+    const apart = Math.abs(offset) > mostSkewMs;
+    if (apart && !this.#apart) {
+      const about = { machine: this.#machine.name, clock_offset_ms: offset };
+      const text = `the machine’s clock is ${offset < 0 ? 'behind' : 'ahead of'} the broker’s: let both follow a time server`;
+      this.#note('warn', text, about);
+    }
+    this.#apart = apart;
   }
 
   /** A machine that floods us with what nobody waits for is cut. */

@@ -1,18 +1,24 @@
 // Machines: what is declared of them, what they told, and whether they are linked now.
 import type { Api, Handlers, Reply } from '../../shared/api/index.ts';
-import { machines as routes } from '../../shared/api/machines.ts';
+import { includedIn, machines as routes } from '../../shared/api/machines.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import type { Presence } from '../link/presence.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Machine, State } from '../state/index.ts';
-import type { Vitals } from './vitals.ts';
+import type { Facts, Vitals } from './vitals.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];
 type Detail = Reply<Api['machines']['get']>;
 
 const hour = 3_600_000;
+
+/** How far a machine's clock is from ours, where its owner allows reports. */
+function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
+  const offset = facts?.capabilities.includes('metrics') ? facts.report?.clock_offset_ms : undefined;
+  return offset === undefined ? {} : { clock_offset_ms: offset };
+}
 
 export function machineHandlers(rooms: {
   state: State;
@@ -34,6 +40,15 @@ export function machineHandlers(rooms: {
       tags: machine.tags,
       created_at: machine.created_at,
       last_seen: facts ? iso(facts.last_seen) : machine.created_at,
+    };
+  }
+
+  /** What a list's `include` asks for. */
+  function included(id: string, text: string | undefined): Partial<Item> {
+    const [fields, facts] = [includedIn(text), vitals.of(id)];
+    return {
+      ...(fields.includes('agent_version') && { agent_version: facts?.agent_version ?? '' }),
+      ...(fields.includes('clock_offset_ms') && clockOf(facts)),
     };
   }
 
@@ -71,7 +86,8 @@ export function machineHandlers(rooms: {
       const page = pageOf(routes.list, matching, input, (machine, name) =>
         Reflect.get(name in machine ? machine : item(machine), name),
       );
-      return { items: page.items.map(item), total: page.total };
+      const items = page.items.map((one) => ({ ...item(one), ...included(one.id, input.include) }));
+      return { items, total: page.total };
     },
     get: (input) => detail(find(input.machine_id)),
     status(input) {
@@ -103,6 +119,7 @@ export function machineHandlers(rooms: {
         network: report.network,
         agent: { rss: report.agent_rss, uptime: report.agent_uptime_s },
         recorded_at: iso(report.recorded_at_ms),
+        ...clockOf(facts),
         stale_ms: vitals.silence(machine.id),
       };
     },

@@ -1,59 +1,42 @@
-// farhand doctor: what is wrong with a broker, an agent or the way to them, and how it is mended.
+// farhand doctor: what is wrong with a broker or the way to it, and how it is mended. On an agent's machine: farhand-agent doctor.
 import type { Command } from 'commander';
+import { type Finding, fail, mendText, ok, reason } from '../../../shared/doctor/finding.ts';
 import { nodeIsGood, wrongNode } from '../../../shared/program.ts';
 import { printTable, say } from '../output.ts';
 import { type Common, verb } from '../verb.ts';
 import { type Where, where } from '../where.ts';
-import { examineAgentBox, examineBrokerBox } from './box.ts';
+import { examineBrokerBox } from './box.ts';
 import { examineBroker } from './broker.ts';
-import { type Finding, fail, ok, reason } from './finding.ts';
-
-interface DoctorOptions extends Common {
-  agentDataDir?: string;
-  broker?: string;
-}
 
 export function addDoctor(program: Command): void {
   verb(
     program,
     'doctor',
-    'what is wrong with a broker or an agent, and how to mend it; ends with 1 where something is',
+    'what is wrong with a broker or the way to it, and how to mend it; ends with 1 where something is',
     'farhand doctor',
     'farhand doctor --data-dir /var/lib/farhand-broker',
-    'farhand doctor --agent-data-dir /var/lib/farhand-agent --broker farhand.example.org:8421',
-  )
-    .option('--agent-data-dir <dir>', 'an agent’s data directory, on its own machine')
-    .option('--broker <host:port>', 'where that agent dials')
-    .action(doctor);
+    'farhand-agent doctor                                  on the machine of an agent',
+  ).action(doctor);
 }
 
-async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions): Promise<void> {
-  const findings = [node(), ...(await examine(dataDir, agentDataDir, broker))];
+async function doctor({ dataDir, output }: Common): Promise<void> {
+  const findings = [node(), ...(await examine(dataDir))];
   await printTable(output, findings, {
     state: ({ state }) => state,
     check: ({ check }) => check,
     finding: ({ what }) => what,
   });
-  if (output === 'text') tell(findings.filter(({ mend }) => mend !== undefined));
+  if (output === 'text') say(mendText(findings));
   if (findings.some(({ state }) => state === 'fail')) process.exitCode = 1;
 }
 
-function tell(ill: Finding[]): void {
-  const lines = ill.map(({ check, mend }) => `  ${check}: ${mend}`);
-  say(ill.length === 0 ? '\nAll is well.' : ['', 'To mend:', ...lines].join('\n'));
-}
-
-async function examine(dataDir?: string, agentDataDir?: string, broker?: string): Promise<Finding[]> {
+async function examine(dataDir?: string): Promise<Finding[]> {
   const here = dataDir === undefined ? [] : await examineBrokerBox(dataDir);
-  const agent =
-    agentDataDir === undefined
-      ? []
-      : await examineAgentBox(agentDataDir, broker ?? process.env.FARHAND_BROKER);
   const place = placeOf();
-  if ('check' in place) return [...here, ...agent, place];
+  if ('check' in place) return [...here, place];
   // On a box of its own nobody need have a key.
-  const asked = place.url !== undefined || (dataDir === undefined && agentDataDir === undefined);
-  return [...here, ...agent, ...(asked ? await examineBroker(place) : [])];
+  const asked = place.url !== undefined || dataDir === undefined;
+  return [...here, ...(asked ? await examineBroker(place) : [])];
 }
 
 function placeOf(): Where | Finding {
