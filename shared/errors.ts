@@ -133,12 +133,12 @@ function explain(code: Code): string {
   return code === 'internal_error' ? 'unexpected failure, see the log' : code.replaceAll('_', ' ');
 }
 
-/** A program cannot start: the message says what to do; 78 is bad configuration, 75 passes by itself, 1 anything else. */
+/** A program cannot start: the message says what to do; 78 is bad configuration, 1 anything else. */
 export class StartError extends Error {
   override readonly name = 'StartError';
-  readonly exitCode: 1 | 75 | 78;
+  readonly exitCode: 1 | 78;
 
-  constructor(message: string, exitCode: 1 | 75 | 78 = 78, options?: ErrorOptions) {
+  constructor(message: string, exitCode: 1 | 78 = 78, options?: ErrorOptions) {
     super(message, options);
     this.exitCode = exitCode;
   }

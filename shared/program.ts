@@ -52,3 +52,7 @@ export function failure(program: string, error: unknown): { text: string; code: 
 }
 
 export const wrongNode = `this needs Node 22.23.2 or newer of 22, or 24.18.1 or newer; this is ${process.version}`;
+
+/** How the refusal of a directory begins that another process has; the CLI waits for the end of that. */
+export const inUse = (program: string, directory: string): string =>
+  `another ${program} already uses ${directory}`;

@@ -382,7 +382,7 @@ describe('a data directory', () => {
     for (const more of [[], ['--local']]) {
       const args = ['--data-dir', first.dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0', ...more];
       const { code, stderr } = await run('broker', args);
-      expect(code).toBe(75);
+      expect(code).toBe(1);
       expect(stderr).toBe(
         `farhand-broker: another broker already uses ${first.dataDir}: stop it, or choose another --data-dir\n`,
       );
@@ -426,7 +426,7 @@ describe('a data directory', () => {
     const args = ['--data-dir', agent.dataDir, '--broker', broker.grpc];
     const { code, stderr } = await run('agent', [...args, '--log-level', 'error']);
     expect([code, stderr]).toEqual([
-      75,
+      1,
       expect.stringContaining(`another agent already uses ${agent.dataDir}`),
     ]);
     await stop(agent, 'SIGKILL');

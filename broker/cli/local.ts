@@ -8,6 +8,7 @@ import { monotonic, sleep } from '../../shared/clock.ts';
 import { demandAccess } from '../../shared/doctor/owner.ts';
 import { StartError } from '../../shared/errors.ts';
 import { brokerProgram } from '../../shared/home.ts';
+import { inUse } from '../../shared/program.ts';
 import { failureOf } from '../../shared/sdk/failure.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { hint } from './output.ts';
@@ -118,8 +119,8 @@ function startLocal(
   return new Promise((resolve, reject) => {
     child.once('error', reject);
     // After its last words.
-    child.once('close', (code) => {
-      if (code === 75) return resolve(undefined);
+    child.once('close', () => {
+      if (said.includes(inUse('broker', dataDir))) return resolve(undefined);
       put('stderr', said);
       reject(new StartError(`the broker in ${dataDir} cannot be reached or started`, 1));
     });

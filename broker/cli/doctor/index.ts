@@ -1,5 +1,6 @@
 // farhand doctor: what is wrong with a broker or the way to it, and how it is mended. On an agent's machine: farhand-agent doctor.
-import type { Command } from 'commander';
+import { type Command, Option } from 'commander';
+import { examineAgent } from '../../../shared/doctor/agent.ts';
 import { type Finding, fail, mendText, ok, reason } from '../../../shared/doctor/finding.ts';
 import { nodeIsGood, wrongNode } from '../../../shared/program.ts';
 import { printTable, say } from '../output.ts';
@@ -7,6 +8,11 @@ import { type Common, verb } from '../verb.ts';
 import { type Where, where } from '../where.ts';
 import { examineBrokerBox } from './box.ts';
 import { examineBroker } from './broker.ts';
+
+interface DoctorOptions extends Common {
+  agentDataDir?: string;
+  broker?: string;
+}
 
 export function addDoctor(program: Command): void {
   verb(
@@ -16,11 +22,17 @@ export function addDoctor(program: Command): void {
     'farhand doctor',
     'farhand doctor --data-dir /var/lib/farhand-broker',
     'farhand-agent doctor                                  on the machine of an agent',
-  ).action(doctor);
+  )
+    // As of 0.1.0; on an agent's machine there is farhand-agent doctor.
+    .addOption(new Option('--agent-data-dir <dir>').hideHelp())
+    .addOption(new Option('--broker <host:port>').hideHelp())
+    .action(doctor);
 }
 
-async function doctor({ dataDir, output }: Common): Promise<void> {
-  const findings = [node(), ...(await examine(dataDir))];
+async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions): Promise<void> {
+  const agent =
+    agentDataDir === undefined ? [] : await examineAgent(agentDataDir, broker ?? process.env.FARHAND_BROKER);
+  const findings = [node(), ...agent, ...(await examine(dataDir, agent.length === 0))];
   await printTable(output, findings, {
     state: ({ state }) => state,
     check: ({ check }) => check,
@@ -30,12 +42,13 @@ async function doctor({ dataDir, output }: Common): Promise<void> {
   if (findings.some(({ state }) => state === 'fail')) process.exitCode = 1;
 }
 
-async function examine(dataDir?: string): Promise<Finding[]> {
+/** `asks`: with neither a directory nor an address it is a login that is missing. */
+async function examine(dataDir: string | undefined, asks: boolean): Promise<Finding[]> {
   const here = dataDir === undefined ? [] : await examineBrokerBox(dataDir);
   const place = placeOf();
   if ('check' in place) return [...here, place];
   // On a box of its own nobody need have a key.
-  const asked = place.url !== undefined || dataDir === undefined;
+  const asked = place.url !== undefined || (dataDir === undefined && asks);
   return [...here, ...(asked ? await examineBroker(place) : [])];
 }
 
