@@ -80,10 +80,11 @@ export async function markRemoved(directory: string): Promise<void> {
 /** As which machine a data directory has joined, if it has. */
 export async function machineIn(
   directory: string,
-): Promise<{ machineId: string; fingerprint: string; removed: boolean } | undefined> {
+): Promise<(Omit<Identity, 'privateKey'> & { removed: boolean }) | undefined> {
   const found = await read(fileIn(directory));
   if (!found?.machine_id) return undefined;
-  return { machineId: found.machine_id, fingerprint: found.fingerprint, removed: found.removed === true };
+  const { machine_id: machineId, fingerprint, ca_certificate: caCertificate, removed = false } = found;
+  return { machineId, fingerprint, caCertificate, removed };
 }
 
 const fileIn = (directory: string): string => join(directory, 'identity.json');

@@ -28,9 +28,12 @@ async function main(): Promise<void> {
   nameProcess(program);
   const invocation = { argv: process.argv.slice(2), env: process.env };
   if (isVerb(invocation.argv[0])) return await serve(invocation.argv[0], invocation);
+  if (invocation.argv[0] === 'doctor') return await examine(invocation);
   if (invocation.argv.includes('--help')) {
     const help = helpText(program, 'lets a broker reach this machine', agentSettings);
-    return void process.stdout.write(`${help}${verbsHelp(program)}`);
+    return void process.stdout.write(
+      `${help}${verbsHelp(program)}What is wrong with it: ${program} doctor.\n`,
+    );
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(agentSettings, invocation);
@@ -58,6 +61,13 @@ async function main(): Promise<void> {
 async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   const { service } = await import('./service.ts');
   process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));
+}
+
+async function examine({ argv, env }: Invocation): Promise<void> {
+  const { doctor } = await import('./doctor.ts');
+  const { text, code } = await doctor({ argv: argv.slice(1), env });
+  process.stdout.write(text);
+  process.exitCode = code;
 }
 
 function leave(): void {

@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { flag, type Invocation, readSettings, type Settings } from '../shared/settings.ts';
+import { atPath, reasonOf } from '../shared/system-errors.ts';
 import { needSystemd, type State } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
 import {
@@ -93,7 +94,7 @@ async function tokenIn(file: string | undefined): Promise<string> {
   // The service's own one is from an earlier install, and is removed by the agent.
   if (!file || file === tokenFile) return '';
   return await readFile(file, 'utf8').catch((error: unknown) => {
-    throw new StartError(`--join-token-file ${file}: ${String(error)}`);
+    throw new StartError(`--join-token-file: ${reasonOf(atPath(error, file))}`);
   });
 }
 

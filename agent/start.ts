@@ -8,6 +8,7 @@ import { AppError, errnoOf, StartError } from '../shared/errors.ts';
 import { takeDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
 import type { AgentMethods } from '../shared/rpc.ts';
+import { atPath, reasonOf } from '../shared/system-errors.ts';
 import { openActivity } from './activity/index.ts';
 import { belongingsOf } from './belongings.ts';
 import type { AgentSettings } from './config.ts';
@@ -184,7 +185,7 @@ async function textIn(file: string): Promise<string | undefined> {
     return await readFile(file, 'utf8');
   } catch (error) {
     if (errnoOf(error) === 'ENOENT') return undefined;
-    throw new StartError(`--join-token-file ${file} cannot be read (${String(error)})`);
+    throw new StartError(`--join-token-file: ${reasonOf(atPath(error, file))}`);
   }
 }
 

@@ -1,12 +1,12 @@
 // Who did what and when, never with which keys or words: rows that are only ever added, with the change they tell of.
-import type { Deed } from '../shared/api/audit.ts';
+import { type Deed, audit as routes } from '../shared/api/audit.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/index.ts';
 import type { MachineId } from '../shared/api/route.ts';
 import { iso, now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
 import { type Entry, type History, jsonIn, type Row, textIn } from './history.ts';
 import { openNumbers, renumbered, rowsSince } from './numbers.ts';
-import { type Condition, pageOfRows } from './paging.ts';
+import { type Condition, filtersOf, pageOfRows } from './paging.ts';
 
 export interface Audit {
   handlers: Handlers['audit'];
@@ -83,9 +83,8 @@ export function openAudit(history: History, keepMs: number, keepRows = mostRows)
             visibleTo(caller),
             input.action ? ['action = ?', input.action] : undefined,
             input.key ? ['key_id = ?', input.key] : undefined,
-            input.machine_id && ['machine_id = ?', input.machine_id],
-            input.request_id ? ['request_id = ?', input.request_id] : undefined,
-            rowsSince(input.since),
+            input.key_id ? ['key_id = ?', input.key_id] : undefined,
+            ...filtersOf(routes.list, input, { since: rowsSince(input.since) }),
           ],
           { ...input, sort: input.sort.replace('created_at', 'seq') },
           'seq',

@@ -1,6 +1,6 @@
 // What happened: typed events, committed with the change that caused them, kept in history.
 
-import { type EventType, readableTypes } from '../shared/api/events.ts';
+import { type EventType, readableTypes, events as routes } from '../shared/api/events.ts';
 import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/index.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
@@ -8,7 +8,7 @@ import { newId } from '../shared/ids.ts';
 import { Wake } from '../shared/pace.ts';
 import { type Entry, type History, type HistoryTransaction, jsonIn, type Row, textIn } from './history.ts';
 import { openNumbers, renumbered, rowsSince } from './numbers.ts';
-import { allOf, type Condition, pageOfRows, reachableOnly } from './paging.ts';
+import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from './paging.ts';
 
 export interface Event {
   id: string;
@@ -168,9 +168,8 @@ export function openEvents(history: History, keepMs: number, keepRows = mostRows
           { table: 'events', columns: '*' },
           [
             ...readableOnly(caller),
-            input.type && ['type = ?', input.type],
             input.machine_id && ['machine_id = ?', input.machine_id],
-            rowsSince(input.since),
+            ...filtersOf(routes.list, input, { since: rowsSince(input.since) }),
           ],
           { ...input, sort: input.sort.replace('created_at', 'seq') },
           'seq',

@@ -82,6 +82,8 @@ export interface Snapshot {
 }
 
 const pruneStep = 500;
+/** Lists have a statement for each combination of filters: the oldest one goes. */
+const mostStatements = 500;
 /** Copied at once by another thread, which then lets others at the disk. */
 const copyPages = 256;
 const schemaVersion = 1;
@@ -127,6 +129,8 @@ export function openHistory(
     const known = statements.get(text);
     if (known) return known;
     const statement = database.prepare(text);
+    const [oldest] = statements.keys();
+    if (oldest !== undefined && statements.size >= mostStatements) statements.delete(oldest);
     statements.set(text, statement);
     return statement;
   }

@@ -4,6 +4,7 @@ import { z } from 'zod';
 import type { EnrollRequest__Output } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { Handlers, Rights } from '../shared/api/index.ts';
+import { joinTokens as routes } from '../shared/api/join-tokens.ts';
 import { type JoinTokenId, label, type MachineId, tags } from '../shared/api/route.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
@@ -66,8 +67,8 @@ export class JoinTokens {
     },
     list: (input, caller) => {
       assertUnlimited(caller);
-      const tokens = [...this.#state.joinTokens.values()].map(serialize);
-      return pageOf(tokens, input, (token, field) => token[field === 'name' ? 'name' : 'created_at']);
+      const { items, total } = pageOf(routes.list, [...this.#state.joinTokens.values()], input);
+      return { items: items.map(serialize), total };
     },
     remove: async ({ join_token_id }, caller) => {
       await this.#state.change((draft) => {

@@ -1,5 +1,6 @@
-// One page of a list, from memory or from history: sorted by a field, ties by id.
+// One page of a list, from memory or from history: filtered by fields and times, sorted by a field, ties by id.
 import type { Page } from '../shared/api/index.ts';
+import type { Route } from '../shared/api/route.ts';
 import type { History, Row } from './history.ts';
 
 interface PageInput {
@@ -9,25 +10,61 @@ interface PageInput {
   sort: string;
 }
 
-/** A page of items that are all in memory; `field` reads what is sorted by. */
-export function pageOf<T extends { id: string }>(
+type Filtered = Pick<Route, 'filters'>;
+
+/** A page of items that are all in memory; `field` reads what is filtered and sorted by. */
+export function pageOf<T extends { id: string; created_at: string }>(
+  { filters = [] }: Filtered,
   items: T[],
-  input: PageInput,
-  field: (item: T, name: string) => string | number | null,
+  input: PageInput & { since?: Date | undefined; until?: Date | undefined },
+  field: (item: T, name: string) => unknown = (item, name) => Reflect.get(item, name),
 ): Page<T> {
+  const given = filters.filter((name) => Reflect.get(input, name) !== undefined);
+  const from = input.since?.getTime() ?? Number.NEGATIVE_INFINITY;
+  const to = input.until?.getTime() ?? Number.POSITIVE_INFINITY;
+  const timed = input.since ?? input.until;
+  const matching = items.filter((item) => {
+    const at = timed ? Date.parse(item.created_at) : from;
+    return at >= from && at < to && given.every((name) => field(item, name) === Reflect.get(input, name));
+  });
   const descending = input.sort.startsWith('-');
   const name = input.sort.replace('-', '');
-  const keyed = items.map((item) => ({ item, key: field(item, name) ?? '' }));
+  const keyed = matching.map((item) => ({ item, key: sortable(field(item, name)) }));
   keyed.sort((a, b) => {
     const order = a.key < b.key ? -1 : a.key > b.key ? 1 : a.item.id < b.item.id ? -1 : 1;
     return descending ? -order : order;
   });
   const page = keyed.slice(input.offset, input.offset + input.limit);
-  return { items: page.map(({ item }) => item), total: items.length };
+  return { items: page.map(({ item }) => item), total: matching.length };
+}
+
+function sortable(value: unknown): string | number {
+  return typeof value === 'string' || typeof value === 'number' ? value : '';
 }
 
 /** A condition with its values; undefined ones are left out. */
 export type Condition = readonly [sql: string, ...values: (string | number)[]] | undefined;
+
+const times: Readonly<Record<string, string>> = { since: 'created_at >= ?', until: 'created_at < ?' };
+
+/**
+ * What a request to a list route is filtered by, its columns having the names of the fields. `own` has the conditions
+ * of those that are no column of that name.
+ */
+export function filtersOf(
+  { filters = [] }: Filtered,
+  input: object,
+  own: Readonly<Record<string, Condition>> = {},
+): Condition[] {
+  return [...filters, ...Object.keys(times)].map((name) => {
+    if (Object.hasOwn(own, name)) return own[name];
+    const value: unknown = Reflect.get(input, name);
+    // In SQL a time is its milliseconds, and true is 1.
+    const plain = value instanceof Date || typeof value === 'boolean' ? Number(value) : value;
+    if (typeof plain !== 'string' && typeof plain !== 'number') return undefined;
+    return [times[name] ?? `${name} = ?`, plain];
+  });
+}
 
 /**
  * A page of rows of a history table; `sort` must come from a route's own list of fields. Ties go by `tie`: the id,

@@ -42,6 +42,9 @@ export const now = (): number => current.now();
 export const monotonic = (): number => current.monotonic();
 export const after = (ms: number, run: () => void): (() => void) => current.after(ms, run);
 
+/** Clocks that are further apart are worth a word. */
+export const mostSkewMs = 30_000;
+
 /** The last millisecond that a calendar has (ECMA-262, time values). */
 export const latestInstant = 8.64e15;
 

@@ -4,6 +4,7 @@ import { chmodSync, closeSync, mkdirSync, openSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { StartError } from './errors.ts';
+import { inUse } from './program.ts';
 
 /** Takes the directory for this process, made where it is missing; the result gives it back. Throws StartError. */
 export function takeDirectory(directory: string, program: string): () => void {
@@ -39,13 +40,9 @@ function lock(directory: string, program: string): () => void {
     database.exec('PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE');
   } catch (error) {
     database.close();
-    throw new StartError(
-      `another ${program} already uses ${directory}: stop it, or choose another --data-dir`,
-      1,
-      {
-        cause: error,
-      },
-    );
+    throw new StartError(`${inUse(program, directory)}: stop it, or choose another --data-dir`, 1, {
+      cause: error,
+    });
   }
   return () => database.close();
 }

@@ -1,6 +1,7 @@
 // What the three programs share at their very top: which Node runs them, and how they tell of failure.
 import { writeFileSync } from 'node:fs';
 import { errnoOf, StartError, UsageError } from './errors.ts';
+import { reasonOf } from './system-errors.ts';
 
 /** Whether a Node version has the HTTP/2 fixes that the link needs: `>=22.23.2 <23 || >=24.18.1`, as in package.json. */
 export function nodeIsGood(version: string): boolean {
@@ -44,7 +45,14 @@ export function failure(program: string, error: unknown): { text: string; code: 
   const message = error instanceof Error ? error.message : String(error);
   if (error instanceof UsageError) return { text: `${program}: ${message}\nSee ${program} --help.`, code: 2 };
   if (error instanceof StartError) return { text: `${program}: ${message}`, code: error.exitCode };
-  return { text: `${program}: ${error instanceof Error ? (error.stack ?? message) : message}`, code: 1 };
+  // What the system refuses needs no stack.
+  const text = reasonOf(error);
+  const more = error instanceof Error && text === message ? (error.stack ?? message) : text;
+  return { text: `${program}: ${more}`, code: 1 };
 }
 
 export const wrongNode = `this needs Node 22.23.2 or newer of 22, or 24.18.1 or newer; this is ${process.version}`;
+
+/** How the refusal of a directory begins that another process has; the CLI waits for the end of that. */
+export const inUse = (program: string, directory: string): string =>
+  `another ${program} already uses ${directory}`;

@@ -5,8 +5,9 @@ import { parseArgs } from 'node:util';
 import { parse as parseToml, stringify } from 'smol-toml';
 import * as z from 'zod';
 import { durationForm, parseDuration } from './duration.ts';
-import { StartError, UsageError } from './errors.ts';
+import { errnoOf, StartError, UsageError } from './errors.ts';
 import { logLevels } from './logger.ts';
+import { reasonOf } from './system-errors.ts';
 
 export interface Setting<T extends z.ZodType = z.ZodType> {
   /** Reads the text of a flag or variable, or the value of the file. */
@@ -205,7 +206,7 @@ function readFile(
       ]),
     );
   } catch (error) {
-    throw new StartError(`${path}: ${error instanceof Error ? error.message : String(error)}`);
+    throw new StartError(errnoOf(error) ? reasonOf(error) : `${path}: ${reasonOf(error)}`);
   }
   const unknown = Object.keys(content).find((name) => !Object.hasOwn(table, name));
   if (unknown) throw new StartError(`${path}: there is no setting ${unknown}`);

@@ -47,6 +47,8 @@ export interface Line {
   // biome-ignore lint/suspicious/noExplicitAny: the tests look into answers as a script would
   json(verb: string, args?: string[], wish?: Wish): Promise<any>;
   home: string;
+  /** For what starts it in another way. */
+  program: { file: string; env: Record<string, string> };
 }
 
 /** A command line of a person of this house; without one of somebody who is not logged in. */
@@ -54,7 +56,7 @@ export function openLine(house?: Pick<House, 'url' | 'key'>): Line {
   const bundler = join(import.meta.dirname, '../scripts/bundle-cli.ts');
   if (!existsSync(main)) execFileSync(process.execPath, [bundler, shipped]);
   const home = temporaryFolder('home');
-  const plain = { PATH: process.env.PATH, HOME: home, XDG_CACHE_HOME: shipped };
+  const plain = { PATH: process.env.PATH ?? '', HOME: home, XDG_CACHE_HOME: shipped };
   const env = { ...plain, ...(house && { FARHAND_URL: house.url, FARHAND_API_KEY: house.key }) };
   const start = (verb: string, args: string[] = [], wish: Wish = {}): Running =>
     begin([...verb.split(' ').filter(Boolean), ...args], {
@@ -66,6 +68,7 @@ export function openLine(house?: Pick<House, 'url' | 'key'>): Line {
   return Object.assign(line, {
     start,
     home,
+    program: { file: main, env },
     async json(verb: string, args: string[] = [], wish?: Wish) {
       const cut = args.indexOf('--');
       const at = cut < 0 ? args.length : cut;

@@ -16,6 +16,12 @@ async function openScene() {
 const patience = { timeout: 15_000, interval: 50 };
 
 describe('farhand exec on one machine', () => {
+  test('passes on every byte as it is, escape sequences too, as ssh does', async () => {
+    const { farhand } = await openScene();
+    const { stdout } = await farhand('exec', ['web-1', '--', forgery]);
+    expect(stdout.includes('\u001b[1A\rother-1 | forged')).toBe(true);
+  });
+
   test('ends with the code of the command, and says why where there is none', async () => {
     const { farhand } = await openScene();
     const [plain, killed, late, missing, away] = await Promise.all([
@@ -157,7 +163,40 @@ test('farhand exec loads little before it asks: no schemas, no second HTTP clien
   expect(loaded.reduce((sum, bytes) => sum + bytes, 0)).toBeLessThan(160_000);
 });
 
+/** Moves the cursor up and writes another machine's line; a carriage return and C1 do as well. */
+const forgery = String.raw`printf 'good\tday\r\n\033[1A\rother-1 | forged\rother-1 | forged\n\033]0;title\007\302\2332J\342\200\256turned\n'`;
+
 describe('farhand exec on several machines', () => {
+  test('prints no escape sequence, carriage return, C1 or bidi control of a machine before another one’s line', async () => {
+    const { house, farhand } = await openScene();
+    await house.agent({ name: 'other-1', tags: 'other' });
+    const { out, err } = await farhand('exec', ['web-1', 'other-1', '--', `${forgery}; ${forgery} >&2`]);
+    const lines = (name: string) => [
+      `${name} | good\tday`,
+      `${name} | \ufffdother-1 | forged\ufffdother-1 | forged`,
+      `${name} | \ufffdturned`,
+    ];
+    const expected = [...lines('web-1  '), ...lines('other-1')];
+    expect(out.split('\n').filter(Boolean).toSorted()).toEqual(expected.toSorted());
+    expect(
+      err
+        .split('\n')
+        .filter((line) => line.includes(' | '))
+        .toSorted(),
+    ).toEqual(expected.toSorted());
+  });
+
+  test('escapes in JSON what a terminal would obey, and the JSON stays equal', async () => {
+    const { farhand } = await openScene();
+    const text = 'a\u009b2J\u007f\u2028\u202eb\u2066\n';
+    const { out } = await farhand('exec', ['web-1', '-o', 'json', '--', `printf '${text.trimEnd()}\\n'`]);
+    expect(out).not.toMatch(
+      // biome-ignore lint/suspicious/noControlCharactersInRegex: that there are none is the point
+      /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/,
+    );
+    expect(JSON.parse(out.split('\n')[0] ?? '')).toMatchObject({ data: text });
+  });
+
   test('puts the name of its machine before each line, sums up, and ends with 1 when one failed', async () => {
     const { house, farhand } = await openScene();
     const db = await house.agent({ name: 'database-1', tags: 'web' });

@@ -10,12 +10,14 @@ import {
   readlinkSync,
   statSync,
   symlinkSync,
+  truncateSync,
   writeFileSync,
 } from 'node:fs';
 import { createServer, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { loadPtyMaker } from '../agent/processes/terminals/pty.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../shared/tar/index.ts';
 import { open, openLine, type Running } from './cli-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
@@ -212,11 +214,91 @@ describe('farhand files, where something is in the way', () => {
     await vi.waitFor(() => expect(readdirSync(there)).toEqual([]), { timeout: 15_000 });
   });
 
-  test('tells what cannot be read here as that', async () => {
+  test('reads no further after Ctrl-C', async () => {
+    const { farhand, there } = await openScene();
+    // It has no end.
+    const running = farhand.start('files put', ['/dev/zero', `web-1:${there}/x`]);
+    await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
+    running.child.kill('SIGINT');
+    const { code, err } = await running.ended;
+    expect([code, err]).toEqual([130, 'farhand: interrupted; nothing half is left\n']);
+  });
+
+  test('names the directory that holds a part of what was put when Ctrl-C came; a fetch leaves nothing', async () => {
     const { farhand, there, here } = await openScene();
-    // No file of /proc/self/mem can be read from its begin.
-    const { code, err } = await farhand('files put', ['/proc/self/mem', `web-1:${there}/x`], { cwd: here });
-    expect([code, err]).toEqual([1, expect.stringMatching(/^farhand: E\w+.*read\n$/)]);
+    mkdirSync(join(here, 'tree'));
+    writeFileSync(join(here, 'tree/a'), 'a');
+    writeFileSync(join(here, 'tree/b'), '');
+    truncateSync(join(here, 'tree/b'), 8_000_000_000);
+    const put = farhand.start('files put', [join(here, 'tree'), `web-1:${there}`]);
+    await vi.waitFor(() => expect(existsSync(join(there, 'tree/a'))).toBe(true), { timeout: 15_000 });
+    put.child.kill('SIGINT');
+    const { code, err } = await put.ended;
+    expect([code, err]).toEqual([
+      130,
+      `farhand: interrupted; ${there}/tree holds what had arrived; put it again for the rest\n`,
+    ]);
+    const back = temporaryFolder('back');
+    const get = farhand.start('files get', [`web-1:${here}/tree`, join(back, 'tree')]);
+    await vi.waitFor(() => expect(readdirSync(back)).toHaveLength(1), { timeout: 15_000 });
+    get.child.kill('SIGINT');
+    expect((await get.ended).err).toBe('farhand: interrupted; nothing half is left\n');
+    expect(readdirSync(back)).toEqual([]);
+  });
+
+  test.skipIf(!loadPtyMaker())(
+    'draws percent and time left of files and of directories, there and back (needs the pty library)',
+    async () => {
+      const { house, agent, farhand, there, here } = await openScene();
+      mkdirSync(join(here, 'tree/.hidden'), { recursive: true });
+      writeFileSync(join(here, 'tree/.hidden/large'), '');
+      truncateSync(join(here, 'tree/.hidden/large'), 64_000_000);
+      const draws = async (...args: string[]): Promise<string> => {
+        const { file, env } = farhand.program;
+        const { client } = house;
+        const { session_id } = await client.sessions.create({
+          ...{ machine_id: agent.machineId, shell: process.execPath, args: [file, 'files', ...args], env },
+        });
+        const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id }));
+        const parts: Uint8Array[] = [];
+        for await (const bytes of terminal.output) parts.push(Buffer.from(bytes));
+        expect(await terminal.ended).toMatchObject({ why: 'ended', exit_code: 0 });
+        return Buffer.concat(parts).toString();
+      };
+      const put = await draws('put', join(here, 'tree'), `web-1:${there}`);
+      const got = await Promise.all([
+        draws('get', `web-1:${there}/tree`, join(here, 'back')),
+        draws('get', `web-1:${there}/tree/.hidden/large`, here),
+      ]);
+      for (const text of [put, ...got]) {
+        expect(text).toMatch(/\[#* *\] \d?\d % .* left/);
+        expect(text).toMatch(/\[#+\] 100 % [^\r]*\r\n$/);
+      }
+    },
+    60_000,
+  );
+
+  test('names the path that cannot be read or written here, and the next step', async () => {
+    const scene = await openScene();
+    const { farhand, there, here } = scene;
+    const { house } = scene;
+    await house.client.commands.create({
+      machine_id: scene.agent.machineId,
+      command: `echo x > ${there}/one`,
+    });
+    const [read, missing, full, through] = await Promise.all([
+      // No file of /proc/self/mem can be read from its begin.
+      farhand('files put', ['/proc/self/mem', `web-1:${there}/x`]),
+      farhand('files put', [join(here, 'none'), `web-1:${there}/x`]),
+      farhand('files get', [`web-1:${there}/one`, '/dev/full']),
+      farhand('files get', [`web-1:${there}/one`, '/etc/passwd/one']),
+    ]);
+    expect([read, missing, full, through].map(({ code, err }) => [code, err])).toEqual([
+      [1, 'farhand: /proc/self/mem: the disk reports an error (EIO); dmesg tells more\n'],
+      [1, `farhand: ${here}/none: does not exist (ENOENT); is the path right?\n`],
+      [1, expect.stringMatching(/^farhand: \/dev\/full: the disk is full \(ENOSPC\); make room there .*\n$/)],
+      [1, expect.stringMatching(/^farhand: \/etc\/passwd\/one: .* \(ENOTDIR\); is the path right\?\n$/)],
+    ]);
   });
 });
 

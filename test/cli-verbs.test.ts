@@ -7,6 +7,7 @@ import { openTree } from '../broker/cli/tree.ts';
 import { openLine } from './cli-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { openReceiver } from './receivers.ts';
+import { scriptedMachine } from './scripted-agent.ts';
 
 async function openScene() {
   const house = await openHouse();
@@ -116,12 +117,20 @@ describe('the command line', () => {
       machine_id: agent.machineId,
       command: `mkdir ${folder}/x; touch "${folder}/x/$(printf 'a\\033[2Jb')" "${folder}/x/c\u061c\u200b\u2028d"`,
     });
-    const [piped, forced, both] = await Promise.all([
+    const disks = [{ mount: '/a\u001b[2Jb\nstatus', filesystem: 'x', space: { total: 2, used: 1, free: 1 } }];
+    const metrics = { recorded_at_ms: 1, cpu_cores: 1, memory: {}, disk: {}, disks };
+    const { identity } = await scriptedMachine(house, { metrics });
+    const [json, status, piped, forced, both] = await Promise.all([
+      farhand('files ls', [`web-1:${folder}/x`, '-o', 'json']),
+      farhand('machines status', [identity.machineId]),
       farhand('files ls', [`web-1:${folder}/x`]),
       farhand('machines list', [], { env: { FORCE_COLOR: '1' } }),
       farhand('machines list', [], { env: { FORCE_COLOR: '1', NO_COLOR: '1' } }),
     ]);
     expect(piped.out).toContain('a\ufffd[2Jb');
+    expect(status.out).toContain('disk /a\ufffd[2Jb\ufffdstatus');
+    expect(json.out).toContain('"name": "c\\u061c\\u200b\\u2028d"');
+    expect(JSON.parse(json.out)).toContainEqual(expect.objectContaining({ name: 'c\u061c\u200b\u2028d' }));
     expect(piped.out).toContain('c\ufffd\ufffd\ufffdd');
     expect(piped.out + both.out).not.toContain('\u001b');
     expect(forced.out).toContain('\u001b[32monline');

@@ -17,6 +17,7 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { withSocket } from '../broker/cli/local.ts';
 import { openState } from '../broker/state/index.ts';
+import { takeDirectory } from '../shared/lock.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { call, openHouse, temporaryFolder } from './house.ts';
 
@@ -237,6 +238,19 @@ test('a broker that is stuck is told as one, and no other is started beside it',
   const asked = withSocket(dataDir, (client) => client.keys.me(), { patienceMs: 50 });
   await expect(asked).rejects.toThrow('runs, but does not answer');
   expect(processesWith(dataDir)).toEqual([]);
+});
+
+test('a broker that holds its directory and does not listen yet is waited for, but not for ever', async () => {
+  const { dataDir, ...first } = await startBroker();
+  await stop(first, 'SIGTERM');
+  const release = takeDirectory(dataDir, 'broker');
+  const asked = withSocket(dataDir, (client) => client.keys.me(), { startMs: 0 });
+  await expect(asked).rejects.toThrow(`a broker holds ${dataDir} and has not listened for 0 s: systemctl`);
+  const waiting = start('cli', ['auth', 'list-keys', '--data-dir', dataDir]);
+  await waiting.said(/waiting for the broker/);
+  release();
+  const { code, stderr } = await waiting.ended;
+  expect([code, stderr]).toEqual([0, expect.stringMatching(/^farhand: waiting for the broker of .*\n$/)]);
 });
 
 test.skipIf(process.getuid?.() !== 0)('who may not use a data directory is told whose it is', async () => {

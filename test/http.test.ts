@@ -283,7 +283,10 @@ test('headers that name another method, path or address change nothing about a r
   const { key } = await house.keyed(['machines:read']);
   for (const name of ['X-HTTP-Method-Override', 'X-HTTP-Method', 'X-Method-Override']) {
     const headers = { [name]: 'DELETE' };
-    const read = await house.call('GET', `${machine}?_method=DELETE`, { headers });
+    expect(refusal(await house.call('GET', `${machine}?_method=DELETE`, { headers }))).toBe(
+      '400 invalid_request',
+    );
+    const read = await house.call('GET', machine, { headers });
     expect([name, read.status, read.body.data.name]).toEqual([name, 200, 'quiet']);
     expect(refusal(await house.call('POST', machine, { headers }))).toBe('405 method_not_allowed');
     const written = await house.call('DELETE', machine, { key, headers: { [name]: 'GET' } });
@@ -476,18 +479,71 @@ test('names of Object.prototype in a path, a query or a header mean nothing', as
     expect(refusal(await house.call('GET', `/commands/${name}`))).toBe('404 command_not_found');
     const docs = await call(`${house.url}/docs/${name}`, 'GET');
     expect(refusal(docs)).toBe('404 route_not_found');
-    const list = await house.call('GET', `/machines?${name}=x&${name}[y]=z`, { headers: { [name]: 'x' } });
+    const list = await house.call('GET', '/machines', { headers: { [name]: 'x' } });
     expect(list.status).toBe(200);
+    const filtered = await house.call('GET', `/machines?${name}=x&${name}[y]=z`);
+    expect(refusal(filtered)).toBe('400 invalid_request');
   }
 });
 
-test('unknown fields of a body are validation_failed, and tell which; unknown ones of a query are ignored', async () => {
+test('unknown fields of a body are validation_failed, and tell which', async () => {
   const { house, machine } = await openQuietHouse();
   const answer = await house.call('PATCH', machine, { body: { name: 'x', Name: 'y', hostname: 'z' } });
   expect(refusal(answer)).toBe('422 validation_failed');
   const { issues } = answer.body.error.details;
   expect(issues).toEqual([{ path: '', message: expect.stringMatching(/Name.*hostname/) }]);
-  expect((await house.call('GET', `${machine}?name=x&Limit=no`)).body.data.name).toBe('quiet');
+});
+
+test('a body of 1 MB with 80,000 unknown fields is refused in few words before it is parsed', async () => {
+  const { house } = await openQuietHouse();
+  const many = Object.fromEntries(Array.from({ length: 80_000 }, (_, n) => [`f${n}`, 1]));
+  const bodies: [path: string, body: object][] = [
+    ['/schedules', many],
+    ['/schedules', { notify: many }],
+    ['/commands', { env: many }],
+  ];
+  for (const [path, body] of bodies) {
+    const answer = await house.call('POST', path, { body });
+    expect(refusal(answer)).toBe('422 validation_failed');
+    expect(answer.body.error.message).toBe('body: must not hold more than 400 fields');
+    expect(answer.body.error.details.issues).toHaveLength(1);
+  }
+  // Not parsed: else this would be the refusal.
+  const cut = JSON.stringify(many).slice(0, -1);
+  expect(refusal(await house.call('POST', '/schedules', { body: cut }))).toBe('422 validation_failed');
+});
+
+test('a refusal names at most 20 of what is wrong, and nothing of it at length', async () => {
+  const { house, machine } = await openQuietHouse();
+  const id = machine.split('/').at(-1);
+  const some = (n: number, name: string) =>
+    Object.fromEntries(Array.from({ length: n }, (_, i) => [name + i, 1]));
+  const long = 'x'.repeat(900_000);
+  const wrong: [path: string, body: object, issues: number][] = [
+    ['/schedules', { name: 'x', machine_id: id, command: 'x', cron: '@daily', ...some(99, 'no') }, 1],
+    ['/schedules', { name: 'x', machine_id: id, command: 'x', cron: '@daily', [long]: 1 }, 1],
+    ['/commands', { machine_id: id, command: 'x', env: some(256, '-') }, 20],
+    ['/commands', { machine_id: id, command: 'x', env: { [`-${long}`]: 'x' } }, 1],
+    ['/commands', { machine_id: id, command: 'x', args: Array.from({ length: 4096 }, () => 1) }, 20],
+    ['/commands', { machine_id: id, command: 'x', args: Array.from({ length: 400_000 }, () => 1) }, 1],
+    ['/api-keys', { name: 'x', scopes: ['admin'], machine_ids: Array.from({ length: 30_000 }, () => id) }, 1],
+  ];
+  for (const [path, body, issues] of wrong) {
+    const answer = await house.call('POST', path, { body });
+    expect(refusal(answer)).toBe('422 validation_failed');
+    expect(answer.body.error.details.issues).toHaveLength(issues);
+    expect(JSON.stringify(answer.body).length).toBeLessThan(5_000);
+    expect(answer.body.error.message.match(/"no\d+"/g) ?? []).toHaveLength(
+      path === '/schedules' && 'no0' in body ? 20 : 0,
+    );
+  }
+  const nowhere = await house.call('POST', '/commands', { body: { machine_id: long, command: 'x' } });
+  expect(refusal(nowhere)).toBe('404 machine_not_found');
+  expect(JSON.stringify(nowhere.body).length).toBeLessThan(2_000);
+  const query = Array.from({ length: 1_500 }, (_, n) => `no${n}=1`).join('&');
+  const answer = await house.call('GET', `/machines?${query}`);
+  expect(refusal(answer)).toBe('400 invalid_request');
+  expect(answer.body.error.details.issues).toHaveLength(20);
 });
 
 test('a boolean is true or false and nothing else: in a query invalid_request, in a body validation_failed', async () => {
@@ -763,7 +819,9 @@ test('HEAD answers every GET route with the same status and type, and without a 
   for (const { noun, operation, route } of answering) {
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) => values[name] ?? 'x');
     const onFile = ['read', 'readAnywhere', 'download'].includes(operation);
-    const query = noun === 'files' ? `?path=${join(folder, onFile ? 'file' : '')}&name=*` : '?cron=@daily';
+    const told = { path: join(folder, onFile ? 'file' : ''), ...(operation === 'search' && { name: '*' }) };
+    const wanted = noun === 'files' ? told : operation === 'preview' ? { cron: '@daily' } : {};
+    const query = `?${new URLSearchParams(wanted).toString()}`;
     // A GET of events has no end.
     const ending = new AbortController();
     const answers = await Promise.all(

@@ -56,6 +56,8 @@ test.each([
   'offset=-1',
   'sort=ip',
   'status=up',
+  'include=ip',
+  'include=agent_version,ip',
   'limit=1&limit=2',
 ])('a list refuses ?%s with invalid_request', async (query) => {
   const house = await openHouse();
@@ -66,7 +68,7 @@ test.each([
 test('a list item holds exactly the fields of the contract, the detail form three more', async () => {
   const house = await openHouse();
   const agent = await house.agent({ name: 'web-1', tags: 'prod,web' });
-  const list = await house.call('GET', '/machines?unknown=1');
+  const list = await house.call('GET', '/machines');
   expect(list.body.data).toEqual([
     {
       id: agent.machineId,
@@ -138,6 +140,53 @@ test('the disks of an older agent have no available space', async () => {
   const { identity } = await scriptedMachine(house, { metrics: old });
   const status = await house.client.machines.status({ machine_id: identity.machineId });
   expect([status.disk, status.disks]).toEqual([space, [{ mount: '/', filesystem: 'ext4', ...space }]]);
+});
+
+test('list items are exactly the spec’s, and have the version and the clock of the agent where they are included', async () => {
+  const house = await openHouse();
+  await house.agent({ name: 'web-1' });
+  await house.agent({ name: 'no-reports', flags: ['--allow', 'exec'] });
+  const keys = async (query: string): Promise<string[][]> =>
+    (await house.call('GET', `/machines?sort=-name&${query}`)).body.data.map(Object.keys);
+  const plain = ['id', 'name', 'status', 'os', 'arch', 'hostname', 'tags', 'created_at', 'last_seen'];
+  expect(await keys('')).toEqual([plain, plain]);
+  expect(await keys('include=agent_version')).toEqual(Array(2).fill([...plain, 'agent_version']));
+  expect(await keys('include=clock_offset_ms,agent_version')).toEqual([
+    [...plain, 'agent_version', 'clock_offset_ms'],
+    [...plain, 'agent_version'],
+  ]);
+});
+
+test('a machine whose clock is far off is named in the log once, until it was right again, and in its status', async () => {
+  const house = await openHouse();
+  const metrics = { cpu_cores: 1, memory: {}, disk: {} };
+  const at = (offset: number) => ({ ...metrics, recorded_at_ms: Date.now() + offset });
+  const agent = await scriptedMachine(house, { metrics: at(-86_400_000) });
+  const { machineId: machine_id } = agent.identity;
+  const offset = async (): Promise<number> =>
+    (await house.client.machines.status({ machine_id })).clock_offset_ms ?? 0;
+  const near = async (ms: number): Promise<void> =>
+    await expect.poll(async () => Math.abs((await offset()) - ms) < 10_000).toBe(true);
+  await near(-86_400_000);
+  for (const ms of [-86_400_000, 0, 3_600_000]) {
+    agent.send({ heartbeat: { metrics: at(ms) } });
+    await near(ms);
+  }
+  const lines = house.log.filter((line) => line.includes('clock is')).map((line) => JSON.parse(line));
+  expect(lines).toEqual([
+    expect.objectContaining({
+      level: 40,
+      machine: 'scripted',
+      machine_id,
+      msg: expect.stringContaining('behind'),
+    }),
+    expect.objectContaining({
+      level: 40,
+      machine: 'scripted',
+      machine_id,
+      msg: expect.stringContaining('ahead'),
+    }),
+  ]);
 });
 
 test('an offline machine tells its last known status with connected false', async () => {

@@ -139,7 +139,7 @@ test('its lines of shell, and those of docs/, call verbs and flags that there ar
   expect(calls.length).toBeGreaterThan(12);
   for (const { program, words } of calls) {
     if (program !== 'farhand') {
-      expect(['install', 'status', 'uninstall']).toContain(words[0]);
+      expect(['install', 'status', 'uninstall', 'doctor']).toContain(words[0]);
       for (const flag of words.filter(isFlag)) expect(services).toContain(` ${flag} `);
       continue;
     }

@@ -68,8 +68,8 @@ function nounAt(at: string): IdNoun | undefined {
     .filter((step) => step !== '0')
     .at(-1);
   if (!field || !/_ids?$/.test(field)) return undefined;
-  // Of a client of the session in the path, and of a request that was; of nothing else.
-  if (['client_id', 'request_id'].includes(field)) return undefined;
+  // Of a client of the session in the path, of a request or an event that was, of a key that may be revoked: not looked up.
+  if (['client_id', 'request_id', 'event_id'].includes(field) || at === 'query.key_id') return undefined;
   const noun = nouns.find((one) => new RegExp(`(^|_)${one}_ids?$`).test(field));
   if (!noun) throw new Error(`${at} is an id of something that dispatch cannot look up`);
   return noun;

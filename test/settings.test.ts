@@ -335,6 +335,48 @@ describe('the real programs', () => {
     },
   );
 
+  test.each<[Program, string[], number, RegExp]>([
+    [
+      'farhand-broker',
+      ['--data-dir', '/etc/passwd/x'],
+      1,
+      /^\/etc\/passwd\/x: leads through what is no directory \(ENOTDIR\); is the path right\?$/,
+    ],
+    [
+      'farhand-agent',
+      ['--data-dir', '/etc/passwd/x'],
+      1,
+      /^\/etc\/passwd\/x: .*\(ENOTDIR\); is the path right\?$/,
+    ],
+    ['farhand-agent', ['--config', '/no/such.toml'], 78, /^\/no\/such\.toml: does not exist \(ENOENT\); is/],
+    [
+      'farhand-agent',
+      ['--join-token-file', '/etc'],
+      78,
+      /^--join-token-file: \/etc: is a directory \(EISDIR\); name a file$/,
+    ],
+    [
+      'farhand-broker',
+      ['--insecure-http', '--http', '192.0.2.1:0'],
+      1,
+      /^--http 192\.0\.2\.1:0 is no address of this machine \(EADDRNOTAVAIL\); choose one that ip addr shows$/,
+    ],
+  ])(
+    '%s names the path or address that the system refuses, and the next step: %j',
+    async (program, args, code, text) => {
+      const free =
+        program === 'farhand-broker'
+          ? ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0']
+          : ['--broker', 'x:1'];
+      const folder = temporaryFolder('refused');
+      const answer = await run(program, [...free, '--data-dir', folder, '--log-level', 'fatal', ...args]);
+      expect([answer.code, answer.stderr.replace(`${program}: `, '').trimEnd()]).toEqual([
+        code,
+        expect.stringMatching(text),
+      ]);
+    },
+  );
+
   test.each<[Program, string[]]>([
     ['farhand-broker', ['--http', '--new-history', '--log-level', '--config']],
     ['farhand-agent', ['--broker', '--join-token', '--allow', '--root']],

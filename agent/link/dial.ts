@@ -17,6 +17,7 @@ import type { EnrollRequest } from '../../proto/types/farhand/link/v1/EnrollRequ
 import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
 import { now } from '../../shared/clock.ts';
+import { clockFault } from '../../shared/clock-fault.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { callKey, linkServerName, linkService, windowBytes } from '../../shared/rpc.ts';
 import { sanitize } from './sanitize.ts';
@@ -125,5 +126,6 @@ const final = new Set<number>([grpcStatus.UNAUTHENTICATED, grpcStatus.INVALID_AR
 function enrolError(error: ServiceError | null): Error {
   if (error && final.has(error.code))
     return new StartError(`the broker refused this machine: ${sanitize(error.details)}`);
-  return new AppError('unavailable', `joining failed: ${sanitize(error?.details ?? 'no answer')}`);
+  const why = error?.details ?? 'no answer';
+  return new AppError('unavailable', `joining failed: ${clockFault(why) ?? sanitize(why)}`);
 }

@@ -8,6 +8,7 @@ import type { ConnectRequest } from '../../proto/types/farhand/link/v1/ConnectRe
 import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import { backoff } from '../../shared/backoff.ts';
 import { after, every, monotonic, sleep } from '../../shared/clock.ts';
+import { clockFault } from '../../shared/clock-fault.ts';
 import { StartError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -86,7 +87,7 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
   while (!signal.aborted) {
     options.turned?.(patienceMs);
     const ending = await linkOnce(options, signal, () => wait.reset()).catch((error: unknown): Ending => {
-      options.log.warn({ err: error }, 'the link broke');
+      options.log.warn({ err: error }, clockFault(String(error)) ?? 'the link broke');
       return { kind: 'lost' };
     });
     if (ending.kind === 'removed') throw new Removed(ending.reason);

@@ -8,10 +8,13 @@ import type { FoundId, RawInput } from './input.ts';
 import type { Quota, Rates } from './rates.ts';
 import type { Recorder } from './recording.ts';
 
-/** For each noun with ids: whether one names something, and the machines behind it, of which a key must reach one. */
+/**
+ * For each noun with ids: whether one names something, and the machines behind it, of which a key must reach one. As a
+ * filter one may also name what has been removed and left its history.
+ */
 export type Lookups = Record<
   IdNoun,
-  (id: string, declared: Declared) => { machines?: readonly MachineId[] } | undefined
+  (id: string, declared: Declared, filters: boolean) => { machines?: readonly MachineId[] } | undefined
 >;
 
 export interface AccessRooms {
@@ -85,7 +88,7 @@ export interface Subject extends FoundId {
 /** Everything that a request names, as it is declared. */
 export function subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Subject[] {
   return ids.map((found) => {
-    const names = lookups[found.noun](found.id, declared);
+    const names = lookups[found.noun](found.id, declared, found.filters);
     // A machine's id counts whether it names one or not: an outsider learns nothing.
     const machines = found.noun === 'machine' ? [found.id as MachineId] : names?.machines;
     return { ...found, named: names !== undefined, machines };

@@ -17,6 +17,8 @@ export interface FoundId {
   id: string;
   /** An item of a list: the others say what the request is about. */
   listed: boolean;
+  /** A list or stream of the past is filtered by it: it may name what has been removed. */
+  filters: boolean;
 }
 
 /** What is known of one route beforehand. */
@@ -27,11 +29,21 @@ export interface Reader {
   parse(raw: RawInput): Record<string, unknown>;
 }
 
-/** Where in a value ids of a noun lie; '*' steps into every item. */
+/** Any id of ours is shorter. */
+const longestId = 1_000;
+
+/** A field, or so many items of a list. */
+type Step = string | number;
+
+/** Where in a value ids of a noun lie. */
 interface Place {
   noun: IdNoun;
-  path: readonly string[];
+  path: readonly Step[];
 }
+
+/** Things that are wrong, and names, that one answer lists. */
+const mostNamed = 20;
+const longestName = 100;
 
 export function readerOf(route: Route): Reader {
   const parts = {
@@ -40,13 +52,21 @@ export function readerOf(route: Route): Reader {
     headers: z.object(route.headers),
     body: route.body ?? z.undefined(),
   };
+  const reads = route.kind === 'list' || route.kind === 'events';
   const places = Object.entries(parts).flatMap(([part, schema]) => placesIn(schema, [part]));
   return {
     ids: (raw) =>
-      places.flatMap(({ noun, path }) =>
-        valuesAt(raw, path).map((id) => ({ noun, id, listed: path.includes('*') })),
-      ),
+      places.flatMap(({ noun, path }) => {
+        const about = {
+          noun,
+          listed: path.some((step) => typeof step === 'number'),
+          filters: reads && path[0] === 'query',
+        };
+        // No id is as long: what is cut names nothing.
+        return valuesAt(raw, path).map((id) => ({ ...about, id: id.slice(0, longestId) }));
+      }),
     parse(raw) {
+      refuseUnknown(raw.query, route.query);
       const outer = {
         ...read(parts.params, raw.params, 'invalid_request', 'path'),
         ...read(parts.query, raw.query, 'invalid_request', 'query'),
@@ -61,6 +81,19 @@ export function readerOf(route: Route): Reader {
   };
 }
 
+/** Throws invalid_request for parameters of a query that a route does not have. */
+export function refuseUnknown(query: Record<string, unknown>, known: Route['query']): void {
+  const unknown = Object.keys(query).filter((name) => !Object.hasOwn(known, name));
+  if (unknown.length === 0) return;
+  const names = Object.keys(known).join(', ');
+  const instead = names === '' ? 'there are none here' : `there are: ${names}`;
+  const issues = unknown
+    .slice(0, mostNamed)
+    .map((name) => ({ path: nameOf([name]), message: 'is no parameter of this route' }));
+  const what = `unknown parameter${unknown.length === 1 ? '' : 's'} ${namesOf(unknown)}`;
+  throw new AppError('invalid_request', `query: ${what}; ${instead}`, { issues });
+}
+
 function read(
   schema: z.ZodType,
   value: unknown,
@@ -70,17 +103,28 @@ function read(
   const parsed = schema.safeParse(value);
   // Every part of a route is an object schema.
   if (parsed.success) return parsed.data as Record<string, unknown>;
-  const issues = parsed.error.issues
-    .slice(0, 20)
-    .map(({ path, message }) => ({ path: path.map(String).join('.'), message }));
+  const issues = parsed.error.issues.slice(0, mostNamed).map((issue) => ({
+    path: nameOf(issue.path),
+    message: issue.code === 'unrecognized_keys' ? `Unrecognized keys: ${namesOf(issue.keys)}` : issue.message,
+  }));
   const { path, message } = issues[0] ?? { path: '', message: 'not valid' };
   throw new AppError(code, `${part}: ${path && `${path}: `}${message}`, { issues });
+}
+
+/** A path in a request, and names, as an answer repeats them: they may be as long as a body. */
+function nameOf(path: readonly PropertyKey[]): string {
+  return path.map((step) => String(step).slice(0, longestName).toWellFormed()).join('.');
+}
+
+function namesOf(names: readonly string[]): string {
+  const first = names.slice(0, mostNamed).map((name) => JSON.stringify(nameOf([name])));
+  return `${first.join(', ')}${names.length > mostNamed ? ', …' : ''}`;
 }
 
 /** Finds the id schemas in a schema. One in a place that is not looked into would escape the check: refused at start. */
 function placesIn(
   schema: z.core.$ZodType,
-  path: readonly string[],
+  path: readonly Step[],
   above: readonly z.core.$ZodType[] = [],
 ): Place[] {
   const noun = nounOf(schema);
@@ -92,7 +136,12 @@ function placesIn(
       placesIn(inner, [...path, key], inside),
     );
   }
-  if (!turns && schema instanceof z.ZodArray) return placesIn(schema.element, [...path, '*'], inside);
+  if (!turns && schema instanceof z.ZodArray) {
+    // What is beyond its maximum is not looked up: the schema refuses such a list.
+    const longest = schema._zod.def.checks?.find((check) => check instanceof z.core.$ZodCheckMaxLength);
+    const most = longest?._zod.def.maximum ?? Number.POSITIVE_INFINITY;
+    return placesIn(schema.element, [...path, most], inside);
+  }
   if (schema instanceof z.ZodOptional || schema instanceof z.ZodNullable || schema instanceof z.ZodDefault) {
     return placesIn(schema.unwrap(), path, inside);
   }
@@ -123,13 +172,12 @@ function nounOf(schema: z.core.$ZodType): IdNoun | undefined {
   return found?.[0] as IdNoun | undefined;
 }
 
-function valuesAt(value: unknown, path: readonly string[]): string[] {
+function valuesAt(value: unknown, path: readonly Step[]): string[] {
   const [step, ...rest] = path;
   if (step === undefined) return typeof value === 'string' ? [value] : [];
   if (typeof value !== 'object' || value === null) return [];
-  if (step !== '*')
-    return Object.hasOwn(value, step)
-      ? valuesAt(Object.entries(value).find(([key]) => key === step)?.[1], rest)
-      : [];
-  return Array.isArray(value) ? value.flatMap((item) => valuesAt(item, rest)) : [];
+  if (typeof step === 'string') {
+    return Object.hasOwn(value, step) ? valuesAt(Reflect.get(value, step), rest) : [];
+  }
+  return Array.isArray(value) ? value.slice(0, step).flatMap((item) => valuesAt(item, rest)) : [];
 }

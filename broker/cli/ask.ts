@@ -1,4 +1,5 @@
 // Questions to a person; a program says its answers by flags.
+import { clean } from '../../shared/clean.ts';
 import { UsageError } from '../../shared/errors.ts';
 
 /** Whether there is somebody to ask. */
@@ -10,7 +11,7 @@ export async function demandYes(yes: boolean | undefined, what: string): Promise
   if (!attended()) throw new UsageError(`this would ${what}; say --yes`);
   const { confirm } = await import('@clack/prompts');
   const answer = await confirm({
-    message: `This will ${what}. Go on?`,
+    message: clean(`This will ${what}. Go on?`),
     initialValue: false,
     output: screen(),
   });

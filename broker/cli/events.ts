@@ -4,7 +4,7 @@ import { now } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { given, limitOption, since } from './flags.ts';
 import { machineNamed } from './named.ts';
-import { clean, printTable, when } from './output.ts';
+import { clean, cleanJson, printTable, when } from './output.ts';
 import { lost, write } from './told.ts';
 import { type Common, every, verb, withClient } from './verb.ts';
 
@@ -58,7 +58,7 @@ async function follow(client: Farhand, { type, output }: EventOptions, machine_i
       signal,
     });
     for await (const { data } of stream) {
-      await write('stdout', `${output === 'json' ? JSON.stringify(data) : lineOf(data)}\n`);
+      await write('stdout', `${output === 'json' ? cleanJson(data) : clean(lineOf(data))}\n`);
     }
   } catch (error) {
     if (!signal.aborted) throw error;
@@ -70,14 +70,14 @@ function lineOf({ timestamp, type, data }: Event): string {
 }
 
 const nameIn = (data: Record<string, unknown>): string =>
-  typeof data.machine_name === 'string' ? clean(data.machine_name) : '-';
+  typeof data.machine_name === 'string' ? data.machine_name : '-';
 
 /** What there is besides the machine, in few words. */
 function summary(data: Record<string, unknown>): string {
   const rest = Object.entries(data).filter(
     ([name, value]) => !['machine_id', 'machine_name'].includes(name) && value !== null && value !== '',
   );
-  return clean(rest.map(([name, value]) => `${name}=${asWord(value)}`).join(' '));
+  return rest.map(([name, value]) => `${name}=${asWord(value)}`).join(' ');
 }
 
 const asWord = (value: unknown): string => {

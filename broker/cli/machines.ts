@@ -1,5 +1,6 @@
 // farhand machines: who there is, how they are, what they are called.
 import type { Command } from 'commander';
+import { mostSkewMs } from '../../shared/clock.ts';
 import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { demandYes } from './ask.ts';
@@ -64,12 +65,15 @@ async function list(client: Farhand, { tag, status, search, output }: ListOption
   const known = (['online', 'offline'] as const).find((one) => one === status);
   if (status !== undefined && !known) throw new UsageError(`--status ${status}: must be online or offline`);
   const wish = given({ status: known, search, tags: tag?.join(',') });
-  const all = await every((page) => client.machines.list({ ...wish, sort: 'name', ...page }));
+  const all = await every((page) =>
+    client.machines.list({ ...wish, include: 'agent_version', sort: 'name', ...page }),
+  );
   await printTable(output, all, {
     name: ({ name }) => name,
     id: ({ id }) => id,
     status: (one) => one.status,
     os: ({ os, arch }) => `${os} ${arch}`,
+    version: ({ agent_version }) => agent_version,
     tags: ({ tags }) => tags.join(','),
     'last seen': (one) => (one.status === 'online' ? 'now' : when(one.last_seen)),
   });
@@ -120,6 +124,7 @@ async function status(client: Farhand, machine: string, { output }: Common): Pro
     processor: `${now.cpu.usage.toFixed(1)} % of ${now.cpu.cores} cores`,
     load: now.load_average.map((load) => load.toFixed(2)).join(' '),
     memory: part(now.memory),
+    clock: clockText(now.clock_offset_ms),
     ...Object.fromEntries(now.disks.map((one) => [`disk ${one.mount}`, disk(one)])),
     ...Object.fromEntries(
       now.network.map((one) => [
@@ -133,6 +138,12 @@ async function status(client: Farhand, machine: string, { output }: Common): Pro
 
 const percentOf = (used: number, available: number): number =>
   used + available > 0 ? Math.ceil((100 * used) / (used + available)) : 0;
+
+/** Only one that is off is worth a line. */
+function clockText(offset = 0): string | undefined {
+  if (Math.abs(offset) <= mostSkewMs) return undefined;
+  return `${span(Math.abs(offset))} ${offset < 0 ? 'behind' : 'ahead of'} the broker’s`;
+}
 
 async function tag(
   client: Farhand,

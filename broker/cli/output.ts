@@ -1,27 +1,32 @@
 // How the CLI speaks: tables for people, JSON for programs.
 import { styleText } from 'node:util';
-import { clean } from '../../shared/clean.ts';
+import { clean, cleanJson, cleanLines } from '../../shared/clean.ts';
 import { now } from '../../shared/clock.ts';
 import { put } from './told.ts';
 
-export { clean };
+export { clean, cleanJson, cleanLines };
 
 export type Format = 'text' | 'json';
 type Cell = string | number | boolean | null | undefined;
 
 /** Prints a result: as JSON whole, else the lines a person wants. */
 export function print(format: Format, result: unknown, lines: () => string[]): void {
-  say(format === 'json' ? JSON.stringify(result, null, 2) : lines().join('\n'));
+  if (format === 'json') sayJson(result, 2);
+  else say(lines().map(clean).join('\n'));
 }
 
 /** One line, or several; of nothing nothing. */
 export function say(text: string): void {
-  if (text !== '') put('stdout', `${text}\n`);
+  if (text !== '') put('stdout', `${cleanLines(text)}\n`);
+}
+
+export function sayJson(value: unknown, indent?: number): void {
+  put('stdout', `${cleanJson(value, indent)}\n`);
 }
 
 /** For a person who watches; never in the way of what is piped on. */
 export function hint(text: string): void {
-  put('stderr', `${text}\n`);
+  put('stderr', `${cleanLines(text)}\n`);
 }
 
 /** A list: as JSON an array, else a table with a row for each. */
@@ -30,10 +35,10 @@ export async function printTable<T>(
   items: readonly T[],
   columns: Record<string, (item: T) => Cell>,
 ): Promise<void> {
-  if (format === 'json') return say(JSON.stringify(items, null, 2));
+  if (format === 'json') return sayJson(items, 2);
   const titles = Object.keys(columns);
   const rows = items.map((item) => Object.values(columns).map((cell) => shown(cell(item))));
-  say(await table([titles.map((title) => paint('bold', title.toUpperCase())), ...rows]));
+  put('stdout', `${await table([titles.map((title) => paint('bold', title.toUpperCase())), ...rows])}\n`);
 }
 
 /** A record: as JSON, else a line for each field. */
@@ -42,9 +47,10 @@ export async function printFields(
   result: unknown,
   fields: Record<string, Cell>,
 ): Promise<void> {
-  if (format === 'json') return say(JSON.stringify(result, null, 2));
+  if (format === 'json') return sayJson(result, 2);
   const rows = Object.entries(fields).filter(([, value]) => value !== undefined && value !== null);
-  say(await table(rows.map(([name, value]) => [paint('bold', name), shown(value)])));
+  const drawn = await table(rows.map(([name, value]) => [paint('bold', clean(name)), shown(value)]));
+  put('stdout', `${drawn}\n`);
 }
 
 /** Cells under each other, without lines around them. */

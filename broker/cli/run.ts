@@ -3,6 +3,7 @@ import { CommanderError } from 'commander';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { failure, hideArgument, nodeIsGood, wrongNode } from '../../shared/program.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
+import { reasonOf } from '../../shared/system-errors.ts';
 import { clean, hint } from './output.ts';
 import { Interrupted } from './stop.ts';
 import { OutputLost, watchOutputs } from './told.ts';
@@ -22,15 +23,13 @@ export async function run(argv: string[]): Promise<void> {
     // Told where it happened.
     else if (error instanceof OutputLost) process.exitCode = error.exitCode;
     // What the system or an archive refuses needs no stack.
-    else if (error instanceof AppError || errnoOf(error)) end(`farhand: ${clean(messageOf(error))}`, 1);
+    else if (error instanceof AppError || errnoOf(error)) end(`farhand: ${clean(reasonOf(error))}`, 1);
     else {
       const { text, code } = failure('farhand', error);
       end(text, code);
     }
   }
 }
-
-const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
 function end(text: string, code: number): void {
   hint(text);
@@ -40,7 +39,7 @@ function end(text: string, code: number): void {
 function refusal(error: FarhandError): string {
   const { code, message, requestId, details } = error;
   const request = requestId && `, request ${clean(requestId)}`;
-  const why = code === 'no_answer' ? reasonOf(error) : '';
+  const why = code === 'no_answer' ? causeOf(error) : '';
   const lines = [
     `farhand: ${clean(message)}${why} (${clean(code)}${request})`,
     ...issuesOf(details, message),
@@ -50,7 +49,7 @@ function refusal(error: FarhandError): string {
 }
 
 /** The innermost cause in words: what fetch itself tells is no more than that it failed. */
-function reasonOf(error: unknown): string {
+function causeOf(error: unknown): string {
   let last: unknown = error;
   while (last instanceof Error && last.cause !== undefined) last = last.cause;
   return last instanceof Error && last !== error && last.message ? `: ${clean(last.message)}` : '';

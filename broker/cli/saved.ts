@@ -3,6 +3,7 @@ import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node
 import { homedir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { StartError } from '../../shared/errors.ts';
+import { atPath, reasonOf } from '../../shared/system-errors.ts';
 
 export interface Saved {
   url: string;
@@ -24,7 +25,7 @@ export function readSaved(): Saved | undefined {
   } catch (error) {
     if (error instanceof Error && 'code' in error && ['ENOENT', 'ENOTDIR'].includes(String(error.code)))
       return;
-    throw new StartError(`${file}: ${error instanceof Error ? error.message : String(error)}`);
+    throw new StartError(reasonOf(atPath(error, file)));
   }
   const saved = parse(text);
   if (saved) return saved;

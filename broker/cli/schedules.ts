@@ -5,7 +5,7 @@ import type { Farhand } from '../../shared/sdk/index.ts';
 import { demandYes } from './ask.ts';
 import { count, given, limitOption, milliseconds, since, variables } from './flags.ts';
 import { machineNamed, nameOfMachine, namesOf, scheduleNamed } from './named.ts';
-import { clean, type Format, print, printFields, printTable, span, when } from './output.ts';
+import { type Format, print, printFields, printTable, span, when } from './output.ts';
 import { type Common, every, verb, withClient } from './verb.ts';
 
 export function addSchedules(program: Command): void {
@@ -261,7 +261,7 @@ async function remove(client: Farhand, schedule: string, options: Common & { yes
   // With --yes and an id nothing need be read: a key may remove and not read.
   const name =
     yes || schedule !== schedule_id ? schedule : (await client.schedules.get({ schedule_id })).name;
-  const removed = name === schedule_id ? schedule_id : `${clean(name)} (${schedule_id})`;
+  const removed = name === schedule_id ? schedule_id : `${name} (${schedule_id})`;
   await demandYes(yes, `remove the schedule ${removed}`);
   await printFields(output, await client.schedules.remove({ schedule_id }), { removed });
 }

@@ -1,5 +1,6 @@
 // farhand shell: a terminal on a machine, in the one this runs in; or through pipes.
 import type { Command } from 'commander';
+import { clean } from '../../shared/clean.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import type { Ending, Farhand, Terminal, TerminalNote, TerminalSettings } from '../../shared/sdk/index.ts';
 import { withBroker } from './connect.ts';
@@ -209,7 +210,7 @@ const farewells = {
 /** The exit code that an ending makes; what it leaves is told. */
 function codeOf(ending: Ending, session_id: string): number {
   if (ending.why === 'ended') {
-    if (ending.reason) process.stderr.write(`farhand: ${ending.reason}\r\n`);
+    if (ending.reason) process.stderr.write(`farhand: ${clean(ending.reason)}\r\n`);
     return ending.exit_code ?? 1;
   }
   if (ending.why === 'detached') {
@@ -217,11 +218,11 @@ function codeOf(ending: Ending, session_id: string): number {
     return 0;
   }
   const why = ending.why === 'lost' ? ending.message : farewells[ending.why];
-  process.stderr.write(`\r\nfarhand: ${why}; ${again(session_id)}\r\n`);
+  process.stderr.write(`\r\nfarhand: ${clean(why)}; ${again(session_id)}\r\n`);
   return 1;
 }
 
 /** For a person only. */
 function hint(text: string): void {
-  if (process.stderr.isTTY) process.stderr.write(`\r\n[${text}]\r\n`);
+  if (process.stderr.isTTY) process.stderr.write(`\r\n[${clean(text)}]\r\n`);
 }

@@ -17,8 +17,8 @@ export class Interrupted extends Error {
   override readonly name = 'Interrupted';
   readonly exitCode: number;
 
-  constructor(exitCode: number) {
-    super('interrupted; nothing half is left');
+  constructor(exitCode: number, rest = 'nothing half is left') {
+    super(`interrupted; ${rest}`);
     this.exitCode = exitCode;
   }
 }

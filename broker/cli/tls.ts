@@ -11,6 +11,7 @@ import {
 } from 'undici';
 import { StartError } from '../../shared/errors.ts';
 import type { FarhandOptions } from '../../shared/sdk/index.ts';
+import { atPath, reasonOf } from '../../shared/system-errors.ts';
 import type { Where } from './where.ts';
 
 export interface Way {
@@ -40,7 +41,7 @@ function readAuthority(file: string): string {
   try {
     return readFileSync(file, 'utf8');
   } catch (error) {
-    throw new StartError(`FARHAND_CA: ${error instanceof Error ? error.message : String(error)}`);
+    throw new StartError(`FARHAND_CA: ${reasonOf(atPath(error, file))}`);
   }
 }
 

@@ -1,6 +1,6 @@
 // Batches: one command on many machines, so many at once, until too many have failed.
 
-import { mostMachines } from '../../shared/api/batches.ts';
+import { mostMachines, batches as routes } from '../../shared/api/batches.ts';
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/index.ts';
 import type { BatchId, KeyId, MachineId } from '../../shared/api/route.ts';
 import { iso, now } from '../../shared/clock.ts';
@@ -8,7 +8,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type History, jsonIn, type Row } from '../history.ts';
-import { pageOfRows } from '../paging.ts';
+import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { commandOf, specOf, type Wish } from './draft.ts';
 import { type Command, listedBytes, type Records, type Status, type Tally } from './records.ts';
 import { current } from './run.ts';
@@ -159,11 +159,9 @@ export function openBatches(
           history,
           { table: 'batches', columns: '*' },
           [
-            reachable && [
-              `EXISTS (SELECT 1 FROM commands
-                 WHERE batch_id = batches.id AND machine_id IN (SELECT value FROM json_each(?)))`,
-              JSON.stringify(reachable),
-            ],
+            reachable && hasMember(reachableOnly(reachable)),
+            input.machine_id && hasMember(['machine_id = ?', input.machine_id]),
+            ...filtersOf(routes.list, input, { status: statusIs(input.status, reachable) }),
           ],
           input,
         );
@@ -193,6 +191,21 @@ export function openBatches(
       },
     },
   };
+}
+
+/** The condition that a batch has such a command. */
+function hasMember(such: Condition): Condition {
+  const [where, values] = allOf([['batch_id = batches.id'], such]);
+  return [`EXISTS (SELECT 1 FROM commands WHERE ${where})`, ...values];
+}
+
+/** The status as shown() makes it, of the commands on these machines or on all. */
+function statusIs(status: string | undefined, machines: readonly string[] | undefined): Condition {
+  const [where, values] = allOf([['batch_id = batches.id'], reachableOnly(machines)]);
+  const of = `(SELECT CASE WHEN total(status IN ('queued', 'running')) > 0 THEN 'running'
+      WHEN total(status <> 'completed') = 0 THEN 'completed'
+      WHEN batches.cancel THEN 'cancelled' ELSE 'failed' END FROM commands WHERE ${where})`;
+  return status === undefined ? undefined : [`${of} = ?`, ...values, status];
 }
 
 function unfinished(history: History): Batch[] {

@@ -1,11 +1,12 @@
 // Commands over REST: accepted once, followed to their end, kept in history with their output.
-import type { Api, Caller, Handlers, Input, Journal } from '../../shared/api/index.ts';
+import { commands as routes } from '../../shared/api/commands.ts';
+import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/api/index.ts';
 import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { textIn } from '../history.ts';
-import { pageOfRows, reachableOnly } from '../paging.ts';
+import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Presence } from '../presence/index.ts';
 import { type Batches, openBatches } from './batches.ts';
 import { commandOf, refuseLocked, specOf, type Wish } from './draft.ts';
@@ -171,18 +172,19 @@ function creating(rooms: Rooms, runs: Runs): Pick<Handlers['commands'], 'create'
 }
 
 function listing({ history }: Rooms, runs: Runs): Pick<Handlers['commands'], 'list' | 'ofMachine'> {
-  const list: Handlers['commands']['list'] = async (input, caller) => {
+  async function pageFor(
+    route: typeof routes.list | typeof routes.ofMachine,
+    input: Input<typeof routes.list> | Input<typeof routes.ofMachine>,
+    caller: Caller,
+  ): Promise<Page<CommandRecord>> {
+    const filters = filtersOf(route, input, {
+      stdout_truncated: truncatedIs('stdout', input.stdout_truncated),
+      stderr_truncated: truncatedIs('stderr', input.stderr_truncated),
+    });
     const page = pageOfRows(
       history,
       { table: 'commands', columns: columns },
-      [
-        reachableOnly(caller.reachable()),
-        input.machine_id && ['machine_id = ?', input.machine_id],
-        input.status && ['status = ?', input.status],
-        input.schedule_id && ['schedule_id = ?', input.schedule_id],
-        input.batch_id && ['batch_id = ?', input.batch_id],
-        input.since && ['created_at >= ?', input.since.getTime()],
-      ],
+      [reachableOnly(caller.reachable()), ...filters],
       input,
     );
     const items = page.items.map(async (row) => {
@@ -190,8 +192,16 @@ function listing({ history }: Rooms, runs: Runs): Pick<Handlers['commands'], 'li
       return listed(run ? await current(run, listedBytes) : fromRow(row));
     });
     return { items: await Promise.all(items), total: page.total };
+  }
+  return {
+    list: (input, caller) => pageFor(routes.list, input, caller),
+    ofMachine: (input, caller) => pageFor(routes.ofMachine, input, caller),
   };
-  return { list, ofMachine: list };
+}
+
+/** Of the row: what a list has of each stream is its end. */
+function truncatedIs(stream: Stream, wanted: boolean | undefined): Condition {
+  return wanted === undefined ? undefined : [`(length(${stream}) < ${stream}_bytes) = ?`, Number(wanted)];
 }
 
 function steering(

@@ -12,7 +12,9 @@ const maxMs = 300_000;
 const smallBytes = 64 * 1024;
 const maxDepth = 32;
 const maxParts = 100_000;
-const [quote, backslash, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\{}[]');
+/** The fields of the largest schema, 256 variables for a command, and a hundred that are none. */
+const maxFields = 400;
+const [quote, backslash, colon, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\:{}[]');
 
 /**
  * The parsed body; undefined when there is none. A large one has its share of the budget until closed.
@@ -81,10 +83,11 @@ function parse(text: string): unknown {
   }
 }
 
-/** Refuses what would be costly to parse and to keep, by one look at the bytes: too deep, or too many parts. */
-function refuseTangled(bytes: Buffer): void {
+/** Refuses what would be costly to parse, check and keep, by one look at the bytes: too deep, or too many parts. */
+export function refuseTangled(bytes: Buffer): void {
   let depth = 0;
   let parts = 0;
+  let fields = 0;
   let quoted = false;
   for (let at = 0; at < bytes.length; at += 1) {
     const byte = bytes[at];
@@ -102,5 +105,10 @@ function refuseTangled(bytes: Buffer): void {
         throw new AppError('invalid_request', `the body holds more than ${maxParts} arrays and objects`);
       }
     } else if (byte === closeBrace || byte === closeBracket) depth -= 1;
+    else if (byte === colon) fields += 1;
+    if (fields > maxFields) {
+      const message = `must not hold more than ${maxFields} fields`;
+      throw new AppError('validation_failed', `body: ${message}`, { issues: [{ path: '', message }] });
+    }
   }
 }

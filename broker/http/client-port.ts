@@ -3,6 +3,7 @@ import type { RawData, WebSocket } from 'ws';
 import { clientMessage, closeCodes } from '../../shared/api/terminal.ts';
 import { every, monotonic } from '../../shared/clock.ts';
 import type { ClientPort, Doing, Note, Parting } from '../sessions/client.ts';
+import { refuseTangled } from './body.ts';
 
 const pingMs = 15_000;
 /** The first of them is then 30 seconds old. */
@@ -62,7 +63,7 @@ function endOf({ why: _, ...ending }: Parting & { why: 'ended' }) {
 function take(ws: WebSocket, inbox: Inbox, data: RawData, binary: boolean): void {
   // As long as binaryType is left alone, messages are Buffers.
   const bytes = data as Buffer;
-  const message = binary ? undefined : clientMessage.safeParse(parseJson(bytes.toString()));
+  const message = binary ? undefined : clientMessage.safeParse(parseJson(bytes));
   if (!message || message.success) {
     inbox.put(message ? doingOf(message.data) : { input: bytes }, bytes.length);
     return;
@@ -74,9 +75,10 @@ function take(ws: WebSocket, inbox: Inbox, data: RawData, binary: boolean): void
   ws.close(1008, `message: ${where}${problem}`.replaceAll(/[^\x20-\x7e]/g, '?').slice(0, 120));
 }
 
-function parseJson(text: string): unknown {
+function parseJson(bytes: Buffer): unknown {
   try {
-    return JSON.parse(text);
+    refuseTangled(bytes);
+    return JSON.parse(bytes.toString());
   } catch {
     return undefined;
   }

@@ -8,8 +8,10 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type Proxies, plainAddress } from '../address.ts';
+import { refuseUnknown } from '../admission/input.ts';
 import type { ClientPort } from '../sessions/client.ts';
 import { portOf } from './client-port.ts';
+import { queryOf } from './query.ts';
 
 /** What a ticket is good for: one client of one session. */
 export interface Attachment {
@@ -103,7 +105,9 @@ function sessionOf({ method, url = '', headers }: IncomingMessage): string | und
 function admit(request: IncomingMessage, session: string, rooms: SocketRooms): Attachment {
   refuseMalformed(request);
   refuseForeign(request, rooms);
-  const ticket = new URLSearchParams(request.url?.split('?', 2)[1]).get('ticket') ?? '';
+  const query = queryOf(request.url?.split('?', 2)[1] ?? '');
+  refuseUnknown(query, terminal.query);
+  const ticket = typeof query.ticket === 'string' ? query.ticket : '';
   const attachment = rooms.redeem(ticket);
   if (attachment?.session_id === session) return attachment;
   attachment?.leave();

@@ -1,6 +1,7 @@
 // API keys: made, shown once, kept as hashes, and what each may do.
 
 import type { Caller, Handlers } from '../../shared/api/index.ts';
+import { keys as routes } from '../../shared/api/keys.ts';
 import type { KeyId } from '../../shared/api/route.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -102,11 +103,8 @@ export function openKeys(state: State, history: History, log: Logger): Keys {
       },
       list(input, caller) {
         const own = currentKey(state, caller.key_id);
-        const page = pageOf(
-          [...state.keys.values()].filter((key) => within(key, own)),
-          input,
-          (key, field) => (field === 'name' ? key.name : key.created_at),
-        );
+        const seen = [...state.keys.values()].filter((key) => within(key, own));
+        const page = pageOf(routes.list, seen, input);
         return { items: page.items.map(shown), total: page.total };
       },
       get: ({ key_id }, caller) => shown(find(key_id, caller)),

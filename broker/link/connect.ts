@@ -6,7 +6,7 @@ import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/C
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { Heartbeat__Output } from '../../proto/types/farhand/link/v1/Heartbeat.ts';
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
-import { after, every, monotonic, now } from '../../shared/clock.ts';
+import { after, every, monotonic, mostSkewMs, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
@@ -180,6 +180,7 @@ class Session implements Link {
   #unread = 0;
   #unasked = 0;
   #reports = 0;
+  #clockIsOff = false;
 
   constructor(parts: SessionParts) {
     const { machine, hello, rooms, settings } = parts;
@@ -235,6 +236,7 @@ class Session implements Link {
     // It may have been removed while its facts were written.
     if (!rooms.state.machines.has(this.machineId)) return this.dismiss('this machine was removed');
     this.#welcome();
+    if (metrics) this.#watchClock();
     const older = rooms.presence.add(this);
     if (older) this.#recordTakeover(older);
     this.#log('info', 'machine linked', { address, agent_version });
@@ -283,10 +285,21 @@ class Session implements Link {
   /** Reports that come faster than we asked for are no news: to read each would cost everybody else. */
   #report(metrics: Heartbeat__Output['metrics']): void {
     this.#reports += 1;
-    this.#parts.rooms.machineFacts.heard(
-      this.machineId,
-      this.#reports > reportsPerBeat ? undefined : metrics,
-    );
+    const news = this.#reports > reportsPerBeat ? undefined : metrics;
+    this.#parts.rooms.machineFacts.heard(this.machineId, news);
+    this.#watchClock();
+  }
+
+  /** A clock that is far off makes people wonder about times and certificates: logged once, and again after it was right. */
+  #watchClock(): void {
+    const { machine, rooms } = this.#parts;
+    const clock_offset_ms = rooms.machineFacts.of(this.machineId)?.report?.clock_offset_ms ?? 0;
+    const isOff = Math.abs(clock_offset_ms) > mostSkewMs;
+    if (isOff && !this.#clockIsOff) {
+      const text = `the machine’s clock is ${clock_offset_ms < 0 ? 'behind' : 'ahead of'} the broker’s: let both follow a time server`;
+      this.#log('warn', text, { machine: machine.name, clock_offset_ms });
+    }
+    this.#clockIsOff = isOff;
   }
 
   #countUnasked(): void {

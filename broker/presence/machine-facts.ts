@@ -29,7 +29,8 @@ const reportSchema = z.object({
   agent_rss: amount,
   agent_uptime_s: amount,
 });
-export type Report = z.output<typeof reportSchema>;
+/** With the machine's clock minus ours when it came; an older broker stored none. */
+export type Report = z.output<typeof reportSchema> & { clock_offset_ms?: number };
 
 const hostSchema = z.object({
   hostname: label(1, 255),
@@ -224,5 +225,6 @@ function factsIn(row: Row): Facts {
 }
 
 function reportOf(metrics: Metrics__Output | null | undefined): Report | undefined {
-  return metrics ? reportSchema.safeParse(metrics).data : undefined;
+  const report = metrics ? reportSchema.safeParse(metrics).data : undefined;
+  return report && { ...report, clock_offset_ms: report.recorded_at_ms - now() };
 }

@@ -1,6 +1,7 @@
 // Schedules over REST: declared in the state, fired by the clock, every run kept in history.
 import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/index.ts';
 import type { MachineId, ScheduleId } from '../../shared/api/route.ts';
+import { schedules as routes } from '../../shared/api/schedules.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
@@ -60,17 +61,10 @@ export function openSchedules(rooms: ScheduleRooms, log: Logger): Schedules {
     handlers: {
       ...declaring(state, find, show.detailed),
       list(input, caller) {
-        const matching = [...state.schedules.values()].filter(
-          ({ machine_id, enabled }) =>
-            caller.reaches(machine_id) &&
-            (input.machine_id ?? machine_id) === machine_id &&
-            (input.enabled ?? enabled) === enabled,
+        const seen = [...state.schedules.values()].filter(({ machine_id }) => caller.reaches(machine_id));
+        const page = pageOf(routes.list, seen, input, (schedule, field) =>
+          field === 'next_run' ? firing.nextOf(schedule.id, 1)[0] : Reflect.get(schedule, field),
         );
-        const page = pageOf(matching, input, (schedule, field) => {
-          if (field === 'next_run') return firing.nextOf(schedule.id, 1)[0] ?? null;
-          if (field === 'name') return schedule.name;
-          return field === 'updated_at' ? schedule.updated_at : schedule.created_at;
-        });
         return { items: page.items.map((one) => show.listed(one, caller)), total: page.total };
       },
       preview({ cron, timezone, count, from }) {

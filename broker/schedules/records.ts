@@ -1,12 +1,13 @@
 // Runs of schedules in history: one row for each time that was due and each run by hand, and how far each schedule has come.
 import type { Api, Input, Page, Reply } from '../../shared/api/index.ts';
 import type { CommandId, MachineId, RunId, ScheduleId } from '../../shared/api/route.ts';
+import { schedules as routes } from '../../shared/api/schedules.ts';
 import { now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Command } from '../commands/records.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history.ts';
-import { allOf, pageOfRows, reachableOnly } from '../paging.ts';
+import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Schedule, State } from '../state/index.ts';
 
 type Shown = Reply<Api['schedules']['getRun']>;
@@ -208,10 +209,11 @@ export function openScheduleRecords(
         history,
         { table: 'schedule_runs', columns },
         [
-          ['schedule_id = ?', input.schedule_id],
           reachableOnly(reach),
-          input.status && ['status = ?', input.status],
-          input.since && ['decided_at >= ?', input.since.getTime()],
+          ...filtersOf(routes.history, input, {
+            since: input.since && ['decided_at >= ?', input.since.getTime()],
+            until: input.until && ['decided_at < ?', input.until.getTime()],
+          }),
         ],
         { ...input, sort: input.sort.replace('started_at', 'decided_at') },
         // Those decided together stay in the order of their times.

@@ -1,9 +1,10 @@
 // Sessions as REST shows them: one, or a page of them.
 import type { Api, Handlers, Reply } from '../../shared/api/index.ts';
+import { sessions as routes } from '../../shared/api/sessions.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { History } from '../history.ts';
-import { pageOfRows, reachableOnly } from '../paging.ts';
+import { filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import { fromRow, type Records, type Session } from './records.ts';
 import type { Run, Runs } from './run.ts';
@@ -35,15 +36,13 @@ export function showing({ history, machineFacts, records, runs }: Rooms): Shown 
       return { ...shown(run?.session ?? known(records, session_id), run, machineFacts), attached_clients };
     },
     list(input, caller) {
-      const { machine_hostname, machine_id, status } = input;
+      const { session_id } = input;
       const page = pageOfRows(
         history,
         { table: 'sessions', columns: '*' },
         [
           reachableOnly(caller.reachable()),
-          status && ['status = ?', status],
-          machine_hostname ? ['machine_hostname = ?', machine_hostname] : undefined,
-          machine_id && ['machine_id = ?', machine_id],
+          ...filtersOf(routes.list, input, { session_id: session_id ? ['id = ?', session_id] : undefined }),
         ],
         input,
       );

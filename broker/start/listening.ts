@@ -2,7 +2,8 @@
 import type { Server } from 'node:http';
 import type { ListenOptions, Socket } from 'node:net';
 import { sleep } from '../../shared/clock.ts';
-import { errnoOf, StartError } from '../../shared/errors.ts';
+import { StartError } from '../../shared/errors.ts';
+import { reasonOf } from '../../shared/system-errors.ts';
 
 const finishRequestsMs = 4_000;
 /** Connections that wait to be taken: where they find no room their clients try again a second later. */
@@ -22,11 +23,7 @@ export function listen(server: Server | undefined, options: ListenOptions, what:
 }
 
 export function cannotListen(error: unknown, what: string, where: string): StartError {
-  const taken = errnoOf(error) === 'EADDRINUSE';
-  const reason = taken
-    ? 'is taken: another program, or another broker, listens there'
-    : `cannot be had (${String(error)})`;
-  return new StartError(`${what} ${where} ${reason}`, 1, { cause: error });
+  return new StartError(`${what} ${reasonOf(error, where)}`, 1, { cause: error });
 }
 
 /** A server and its open connections. */

@@ -157,7 +157,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     recorder,
     metrics,
     handlers,
-    lookups: lookupsOf(nouns),
+    lookups: lookupsOf({ ...nouns, machineFacts }),
     backups: await openBackups(settings.data_dir, stores, [...authorityFiles, vaultFile]),
     proxies,
     rates: openRates({ limit: settings.rate_limit, standsForMany: proxies.isTrusted }),
@@ -236,9 +236,17 @@ function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service
   };
 }
 
-function lookupsOf({ commands, schedules, sessions, webhooks }: Nouns): Lookups {
+function lookupsOf({
+  commands,
+  schedules,
+  sessions,
+  webhooks,
+  machineFacts,
+}: Nouns & Pick<Stores, 'machineFacts'>): Lookups {
   return {
-    machine: (id, { machines }) => machines.get(id) && {},
+    // The facts of a machine stay when it is removed.
+    machine: (id, { machines }, filters) =>
+      machines.has(id) || (filters && machineFacts.of(id)) ? {} : undefined,
     command: (id) => behind(commands.machineOf(id)),
     batch: (id) => behind(...commands.batches.machinesOf(id)),
     schedule: (id, declared) => behind(schedules.machineOf(id, declared)),

@@ -5,6 +5,7 @@ import type { ExecResponse } from '../../proto/types/farhand/client/v1/ExecRespo
 import type { ExecStart__Output } from '../../proto/types/farhand/client/v1/ExecStart.ts';
 import type { FollowCommandRequest__Output } from '../../proto/types/farhand/client/v1/FollowCommandRequest.ts';
 import type { FollowCommandResponse } from '../../proto/types/farhand/client/v1/FollowCommandResponse.ts';
+import { mostVariables } from '../../shared/api/commands.ts';
 import { api, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
 import { type CommandId, commandId } from '../../shared/api/route.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
@@ -195,6 +196,11 @@ async function insisting(
 /** As the body of POST /commands. */
 function bodyOf(start: ExecStart__Output) {
   const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
+  // Counted before each of them is checked: a message has place for many thousands.
+  if (Object.keys(env).length > mostVariables) {
+    const issues = [{ path: 'env', message: `at most ${mostVariables} variables` }];
+    throw new AppError('validation_failed', `body: env: at most ${mostVariables} variables`, { issues });
+  }
   return {
     machine_id,
     command,

@@ -1,14 +1,14 @@
 // What of deliveries REST shows and does: their list, a test at once, and asking again for what failed.
 import type { Caller, Handlers } from '../../shared/api/index.ts';
 import type { KeyId, WebhookId } from '../../shared/api/route.ts';
-import { scopeOfType } from '../../shared/api/webhooks.ts';
+import { webhooks as routes, scopeOfType } from '../../shared/api/webhooks.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { readableOnly } from '../events.ts';
 import type { History, Row } from '../history.ts';
 import { numberBefore } from '../numbers.ts';
-import { pageOfRows } from '../paging.ts';
+import { filtersOf, pageOfRows } from '../paging.ts';
 import type { State, Webhook } from '../state/index.ts';
 import type { Queue } from './queue.ts';
 import type { Place, Records, Told } from './records.ts';
@@ -91,16 +91,11 @@ export function deliveryHandlers(rooms: DeliveryRooms): DeliveryHandlers {
       }
     },
     deliveries(input, caller) {
-      const webhook = find(input.webhook_id, caller);
+      find(input.webhook_id, caller);
       const page = pageOfRows(
         history,
         { table: 'webhook_deliveries', columns: '*' },
-        [
-          ['webhook_id = ?', webhook.id],
-          ...readableOnly(caller),
-          input.status && ['status = ?', input.status],
-          input.since && ['created_at >= ?', input.since.getTime()],
-        ],
+        [...readableOnly(caller), ...filtersOf(routes.deliveries, input)],
         input,
       );
       const answers = caller.may('webhooks:write');

@@ -1,7 +1,7 @@
 // Webhooks over REST: made for what their key may read, changed by who may read as much, before and after.
 import type { Api, Caller, Handlers, Reply, Rights } from '../../shared/api/index.ts';
 import type { MachineId, WebhookId } from '../../shared/api/route.ts';
-import { scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
+import { webhooks as routes, scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
@@ -52,24 +52,21 @@ export function webhookHandlers(rooms: HandlerRooms): Handlers['webhooks'] {
   }
 
   function shown(webhook: Webhook, caller: Caller): Shown {
-    const { secret: _, armed: _armed, key_id: _key, ...rest } = webhook;
-    return {
-      ...rest,
-      enabled: subscriptions.isEnabled(webhook),
-      disabled_reason: webhook.enabled ? subscriptions.disabledReason(webhook) : null,
-      last_delivery: lastFor(caller, webhook),
-    };
+    const { secret: _, armed: _armed, key_id: _key, ...rest } = withStatus(webhook);
+    return { ...rest, last_delivery: lastFor(caller, webhook) };
+  }
+
+  function withStatus(webhook: Webhook) {
+    const enabled = subscriptions.isEnabled(webhook);
+    const disabled_reason = webhook.enabled ? subscriptions.disabledReason(webhook) : null;
+    return { ...webhook, enabled, disabled_reason };
   }
 
   return {
     list(input, caller) {
-      const seen = [...state.webhooks.values()].filter(
-        (webhook) =>
-          mayDeal(caller, webhook) &&
-          (input.enabled === undefined || subscriptions.isEnabled(webhook) === input.enabled),
-      );
-      const page = pageOf(seen, input, (webhook, field) =>
-        field === 'updated_at' ? webhook.updated_at : webhook.created_at,
+      const seen = [...state.webhooks.values()].filter((webhook) => mayDeal(caller, webhook));
+      const page = pageOf(routes.list, seen, input, (webhook, field) =>
+        Reflect.get(withStatus(webhook), field),
       );
       return { items: page.items.map((webhook) => shown(webhook, caller)), total: page.total };
     },

@@ -1,6 +1,7 @@
 // Who did what, over REST: an append-only record of every call that changes or runs something.
 import * as z from 'zod';
-import { instant, label, list, machineId, timestamp } from './route.ts';
+import { list } from './list.ts';
+import { label, timestamp } from './route.ts';
 
 const audited = z
   .object({
@@ -32,12 +33,10 @@ export const audit = {
     access: 'admin',
     summary: 'List who did what',
     query: {
-      since: instant.optional(),
       action: label(1, 100).optional(),
       // Not looked up: what a revoked key did is what one wants to know.
-      key: label(1, 200).optional().meta({ description: 'Id of a key, also of a revoked one' }),
-      machine_id: machineId.optional(),
-      request_id: label(1, 64).optional(),
+      key_id: label(1, 200).optional().meta({ description: 'Id of a key, also of a revoked one' }),
+      key: label(1, 200).optional().meta({ description: 'The same as key_id' }),
     },
     sort: ['created_at'],
     defaultSort: '-created_at',

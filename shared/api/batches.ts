@@ -1,7 +1,8 @@
 // One command on many machines (batches).
 import * as z from 'zod';
 import { command, spec, wait } from './commands.ts';
-import { batchId, list, machineId, single, tags, timestamp } from './route.ts';
+import { list } from './list.ts';
+import { batchId, machineId, single, tags, timestamp } from './route.ts';
 
 export const mostMachines = 1000;
 /** Characters as JSON. Each machine gets all of it: what is larger is uploaded first. */
@@ -92,6 +93,7 @@ export const batches = {
     path: '/batches',
     access: 'commands:read',
     summary: 'List batches',
+    query: { machine_id: machineId.optional().meta({ description: 'Those that have this machine' }) },
     sort: ['created_at'],
     defaultSort: '-created_at',
     reply: batch,

@@ -1,18 +1,15 @@
 // Commands over REST (spec 2.9, 4.5).
 import * as z from 'zod';
 import { signals } from '../signals.ts';
+import { list } from './list.ts';
 import {
-  batchId,
   commandId,
-  instant,
   label,
-  list,
   machineId,
   milliseconds,
   outgoing,
   queryBoolean,
   queryNumber,
-  scheduleId,
   single,
   text,
   timestamp,
@@ -62,6 +59,7 @@ export const command = z
   })
   .meta({ id: 'Command' });
 
+export const mostVariables = 256;
 export const environment = z
   .record(
     z
@@ -70,7 +68,7 @@ export const environment = z
       .max(256),
     text(131_072),
   )
-  .refine((env) => Object.keys(env).length <= 256, 'at most 256 variables');
+  .refine((env) => Object.keys(env).length <= mostVariables, `at most ${mostVariables} variables`);
 
 const day = 86_400_000;
 
@@ -105,12 +103,6 @@ const creation = {
   input: z.boolean().optional().meta({ description: 'Its input stays open for POST input after stdin' }),
 };
 
-const filters = {
-  status: z.enum(commandStatuses).optional(),
-  schedule_id: scheduleId.optional(),
-  batch_id: batchId.optional(),
-  since: instant.optional(),
-};
 const paging = {
   sort: ['created_at', 'started_at', 'status'],
   defaultSort: '-created_at',
@@ -165,7 +157,6 @@ export const commands = {
     path: '/commands',
     access: 'commands:read',
     summary: 'List commands',
-    query: { machine_id: machineId.optional(), ...filters },
     ...paging,
   }),
   ofMachine: list({
@@ -173,7 +164,6 @@ export const commands = {
     access: 'commands:read',
     summary: 'List the commands of a machine',
     params: { machine_id: machineId },
-    query: filters,
     ...paging,
   }),
   purge: single({

@@ -1,6 +1,7 @@
 // Join tokens over REST: what a new machine shows to become one of ours.
 import * as z from 'zod';
-import { joinTokenId, label, list, milliseconds, single, tags, timestamp } from './route.ts';
+import { list } from './list.ts';
+import { joinTokenId, label, milliseconds, single, tags, timestamp } from './route.ts';
 
 const joinToken = z
   .object({

@@ -1,10 +1,10 @@
 // API keys over REST (spec 5).
 import * as z from 'zod';
+import { list } from './list.ts';
 import {
   instant,
   keyId,
   label,
-  list,
   machineId,
   milliseconds,
   scheduleId,

@@ -1,22 +1,31 @@
 // Machines over REST (spec 2.2, 2.3, 4.1).
 import * as z from 'zod';
-import { instant, label, list, machineId, queryNumber, single, tags, timestamp } from './route.ts';
+import { list } from './list.ts';
+import { instant, label, machineId, queryNumber, single, tags, timestamp } from './route.ts';
 
-const listItem = z
-  .object({
-    id: machineId,
-    name: z.string(),
-    status: z.enum(['online', 'offline']),
-    os: z.string().meta({ examples: ['linux'] }),
-    arch: z.string().meta({ examples: ['x64'] }),
-    hostname: z.string(),
-    tags: z.array(z.string()),
-    created_at: timestamp,
-    last_seen: timestamp,
-  })
+const machine = z.object({
+  id: machineId,
+  name: z.string(),
+  status: z.enum(['online', 'offline']),
+  os: z.string().meta({ examples: ['linux'] }),
+  arch: z.string().meta({ examples: ['x64'] }),
+  hostname: z.string(),
+  tags: z.array(z.string()),
+  created_at: timestamp,
+  last_seen: timestamp,
+});
+
+const clockOffset = z.number().optional().meta({
+  description: 'The machine’s clock minus the broker’s at its last report; absent where there was none',
+});
+
+const extras = ['agent_version', 'clock_offset_ms'] as const;
+/** Items are exactly the spec's unless more is included. */
+const listItem = machine
+  .extend({ agent_version: z.string().optional(), clock_offset_ms: clockOffset })
   .meta({ id: 'Machine' });
 
-const machineDetail = listItem
+const machineDetail = machine
   .extend({
     ip: z.string().meta({ description: 'The address the agent connected from' }),
     agent_version: z.string(),
@@ -48,6 +57,7 @@ const status = z
     network: z.array(z.object({ name: z.string(), received_bytes: z.number(), sent_bytes: z.number() })),
     agent: z.object({ rss: z.number(), uptime: z.number() }),
     recorded_at: timestamp,
+    clock_offset_ms: clockOffset,
     stale_ms: z.number().meta({ description: 'Age of the last byte heard from the machine' }),
   })
   .meta({ id: 'MachineStatus' });
@@ -73,19 +83,31 @@ const metrics = z
 
 const params = { machine_id: machineId };
 
+/** The fields that a list's `include` names. */
+export const includedIn = (text = ''): (typeof extras)[number][] =>
+  extras.filter((field) => text.split(',').includes(field));
+
 export const machines = {
   list: list({
     path: '/machines',
     access: 'machines:read',
     summary: 'List machines',
     query: {
-      status: z.enum(['online', 'offline']).optional(),
       tags: z
         .string()
         .max(4096)
         .optional()
         .meta({ description: 'Comma-separated; a machine must have all of them' }),
       search: z.string().max(200).optional().meta({ description: 'Part of the name, case ignored' }),
+      include: z
+        .string()
+        .max(200)
+        .refine(
+          (text) => includedIn(text).length === text.split(',').length,
+          `must be of ${extras.join(', ')}`,
+        )
+        .optional()
+        .meta({ description: `Comma-separated fields that items have besides: ${extras.join(', ')}` }),
     },
     sort: ['name', 'hostname', 'status', 'created_at', 'last_seen'],
     defaultSort: '-created_at',

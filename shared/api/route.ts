@@ -59,6 +59,8 @@ export interface Route<
   accepts?: Accepts;
   /** Of `data`; for a list, lines and events of one item. Raw routes and those that answer bytes have none. */
   reply: Reply;
+  /** Of a list: the fields of its items that path or query may name; only items that have each value are answered. */
+  filters?: readonly string[];
   /** The array of `reply` that grows. */
   grows?: string;
   status: 101 | 200 | 201;
@@ -80,13 +82,15 @@ export interface Route<
 }
 
 const nothing = z.undefined();
-type Nothing = typeof nothing;
-type NoShape = Record<never, never>;
+export type Nothing = typeof nothing;
+export type NoShape = Record<never, never>;
 
-type Draft<Q extends z.ZodRawShape, H extends z.ZodRawShape, B extends z.ZodType, R extends z.ZodType> = Pick<
-  Route,
-  'method' | 'access' | 'summary'
-> & {
+export type Draft<
+  Q extends z.ZodRawShape,
+  H extends z.ZodRawShape,
+  B extends z.ZodType,
+  R extends z.ZodType,
+> = Pick<Route, 'method' | 'access' | 'summary'> & {
   path: string;
   params?: z.ZodRawShape;
   query?: Q;
@@ -102,7 +106,7 @@ type Draft<Q extends z.ZodRawShape, H extends z.ZodRawShape, B extends z.ZodType
   lastEvent?: string;
 };
 
-interface Defaults<P extends z.ZodRawShape> {
+export interface Defaults<P extends z.ZodRawShape> {
   params?: P;
 }
 
@@ -115,23 +119,6 @@ export function single<
   B extends z.ZodType = Nothing,
 >(draft: Draft<Q, H, B, R> & Defaults<P>): Route<P, Q, H, B, R, 'single'> {
   return build(draft, 'single');
-}
-
-/** A route that answers a page of objects; it takes limit, offset and sort besides its own query. */
-export function list<
-  R extends z.ZodType,
-  const Sort extends readonly [string, ...string[]],
-  P extends z.ZodRawShape = NoShape,
-  Q extends z.ZodRawShape = NoShape,
->(
-  draft: Omit<Draft<Q, NoShape, Nothing, R>, 'method'> &
-    Defaults<P> & { sort: Sort; defaultSort: SortBy<Sort> },
-): Route<P, Q & Paging<SortBy<Sort>>, NoShape, Nothing, R, 'list'> {
-  const { sort, defaultSort, ...rest } = draft;
-  const fields = sort.flatMap((field) => [field, `-${field}`]);
-  // The fields and their negatives are exactly SortBy<Sort>; flatMap cannot say so.
-  const schema = z.enum(fields as [SortBy<Sort>, ...SortBy<Sort>[]]).default(defaultSort as never);
-  return build({ ...rest, method: 'GET', query: { ...rest.query, ...paging(schema) } as never }, 'list');
 }
 
 /** A route that answers one object with an array of any length, which is sent as it comes. */
@@ -202,7 +189,8 @@ export function socket<P extends z.ZodRawShape, Q extends z.ZodRawShape & { tick
   };
 }
 
-function build<
+/** A route of a kind, with what its draft leaves out. */
+export function build<
   P extends z.ZodRawShape,
   Q extends z.ZodRawShape,
   H extends z.ZodRawShape,
@@ -223,8 +211,6 @@ function build<
     body,
   };
 }
-
-type SortBy<Sort extends readonly string[]> = Sort[number] | `-${Sort[number]}`;
 
 /** How a schema that transforms shows in OpenAPI: exactly so, whatever its parts would show. */
 export function shownAs(json: Readonly<Record<string, unknown>>) {
@@ -252,15 +238,6 @@ export const queryBoolean = z
   .enum(['true', 'false'])
   .transform((value) => value === 'true')
   .meta(shownAs({ type: 'boolean' }));
-
-function paging<S extends z.ZodType>(sort: S) {
-  return {
-    limit: queryNumber(1, 100, 'Items per page').default(20),
-    offset: queryNumber(0, Number.MAX_SAFE_INTEGER, 'Items to skip').default(0),
-    sort,
-  };
-}
-type Paging<S> = ReturnType<typeof paging<z.ZodType<S>>>;
 
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is refused
 const control = /[\u0000-\u001f\u007f-\u009f]/;

@@ -1,14 +1,13 @@
 // Schedules over REST (spec 2.7, 2.8, 4.3): commands by cron, and what became of every time.
 import * as z from 'zod';
 import { environment } from './commands.ts';
+import { list } from './list.ts';
 import {
   commandId,
   instant,
   label,
-  list,
   machineId,
   milliseconds,
-  queryBoolean,
   queryNumber,
   runId,
   scheduleId,
@@ -154,7 +153,7 @@ export const schedules = {
     path: '/schedules',
     access: 'schedules:read',
     summary: 'List schedules',
-    query: { machine_id: machineId.optional(), enabled: queryBoolean.optional() },
+    fields: detailed,
     sort: ['name', 'created_at', 'updated_at', 'next_run'],
     defaultSort: '-created_at',
     reply: listed,
@@ -218,7 +217,6 @@ export const schedules = {
     access: 'schedules:read',
     summary: 'List what became of the times of a schedule',
     params: { schedule_id: scheduleId },
-    query: { status: z.enum(runStatuses).optional(), since: instant.optional() },
     sort: ['started_at'],
     defaultSort: '-started_at',
     reply: run,

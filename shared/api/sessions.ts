@@ -1,7 +1,8 @@
 // Sessions over REST (spec 2.9, 4.5): terminals that outlive their clients.
 import * as z from 'zod';
 import { environment } from './commands.ts';
-import { label, list, machineId, milliseconds, sessionId, single, text, timestamp } from './route.ts';
+import { list } from './list.ts';
+import { machineId, milliseconds, sessionId, single, text, timestamp } from './route.ts';
 
 export const sessionStatuses = ['PENDING', 'CONNECTED', 'GRACE_PERIOD', 'DISCONNECTED'] as const;
 const attachModes = ['operator', 'observer'] as const;
@@ -76,11 +77,6 @@ export const sessions = {
     path: '/sessions',
     access: 'sessions:read',
     summary: 'List sessions',
-    query: {
-      status: z.enum(sessionStatuses).optional(),
-      machine_hostname: label(1, 255).optional(),
-      machine_id: machineId.optional(),
-    },
     sort: ['created_at', 'machine_hostname', 'status'],
     defaultSort: '-created_at',
     reply: session,

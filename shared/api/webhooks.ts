@@ -1,17 +1,7 @@
 // Webhooks over REST (spec 2.6, 4.4, 6): who is told what happened, and how that went.
 import * as z from 'zod';
-import {
-  deliveryId,
-  instant,
-  list,
-  machineId,
-  queryBoolean,
-  type Scope,
-  single,
-  text,
-  timestamp,
-  webhookId,
-} from './route.ts';
+import { list } from './list.ts';
+import { deliveryId, instant, machineId, type Scope, single, text, timestamp, webhookId } from './route.ts';
 
 /** Each group of events that webhooks can be told of, and the scope that reading it needs. */
 export const groups = {
@@ -158,7 +148,6 @@ export const webhooks = {
     path: '/webhooks',
     access: 'webhooks:read',
     summary: 'List webhooks',
-    query: { enabled: queryBoolean.optional() },
     sort: ['created_at', 'updated_at'],
     defaultSort: '-created_at',
     reply: webhook,
@@ -233,7 +222,6 @@ export const webhooks = {
     access: 'webhooks:read',
     summary: 'What was, or is to be, delivered, with every attempt',
     params,
-    query: { status: z.enum(statuses).optional(), since: instant.optional() },
     sort: ['created_at'],
     defaultSort: '-created_at',
     reply: delivery,

@@ -47,7 +47,8 @@ const mostRestarts = 3;
 
 export const dataOf = ({ name }: Service): string => `/var/lib/${name}`;
 const unitOf = ({ name }: Service): string => `/etc/systemd/system/${name}.service`;
-export const settingsOf = ({ name }: Service): string => `/etc/farhand/${name.replace('farhand-', '')}.toml`;
+export const settingsOf = ({ name }: Pick<Service, 'name'>): string =>
+  `/etc/farhand/${name.replace('farhand-', '')}.toml`;
 
 /** Steps that undo what was done; run last to first. */
 type Undo = (() => Promise<unknown>)[];

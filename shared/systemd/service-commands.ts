@@ -53,7 +53,7 @@ export async function installCommand<T extends Record<string, Setting> & { data_
   const file = settingsOf(service);
   const old = existsSync(file) ? givenSettings(table, { argv: ['--config', file], env: {} }) : {};
   const { config: _, ...given } = { ...old, ...givenSettings(table, from) };
-  const settings = parseSettings(table, given);
+  const settings = parseSettings(table, { data_dir: dataOf(service), ...given });
   if (settings.data_dir !== dataOf(service)) {
     throw new StartError(`--data-dir: as a service ${service.name} stores its data in ${dataOf(service)}`);
   }

@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { existsSync, mkdirSync, statSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { createInterface } from 'node:readline';
-import { beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import { keepLinked, type LinkOptions } from '../../agent/link/index.ts';
 import { service as agentService } from '../../agent/service.ts';
 import { scriptFor } from '../../broker/packages/install.ts';
@@ -16,6 +16,7 @@ import { unitText } from '../../shared/systemd/unit.ts';
 import { version } from '../../shared/version.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { openHouse, quiet, temporaryFolder } from '../house.ts';
+import { lacks, needs } from '../needs.ts';
 import { joinScripted } from '../scripted-agent.ts';
 import { execute } from './container.ts';
 
@@ -95,11 +96,7 @@ test('where agents reach a broker is told as it was said, to them and to whoever
 });
 
 describe('a unit', () => {
-  let missing = '';
-  beforeAll(async () => {
-    const { code } = await execute('systemd-analyze', ['security', '--help']);
-    if (code !== 0) missing = 'needs systemd-analyze';
-  });
+  const isMissing = lacks('systemd-analyze');
 
   /** A file of that unit which systemd takes for one. */
   function fileOf(name: keyof typeof units): string {
@@ -108,27 +105,29 @@ describe('a unit', () => {
     return file;
   }
 
-  test.each([
+  test.skipIf(isMissing).each([
     ['agent of its own user', 5.5],
     ['broker', 1.5],
     ['broker with a low port', 2],
-  ] as const)('of the %s has an exposure of at most %d', async (name, most) => {
-    expect(missing).toBe('');
+  ] as const)('of the %s has an exposure of at most %d (needs systemd-analyze)', async (name, most) => {
     const args = ['security', '--offline=true', '--no-pager', `--threshold=${most * 10}`, fileOf(name)];
     const { code, stdout } = await execute('systemd-analyze', args);
     expect(stdout).toContain('Overall exposure level');
     expect(code, stdout.trim().split('\n').at(-1)).toBe(0);
   });
 
-  test.each(Object.keys(units) as (keyof typeof units)[])('of the %s is understood whole', async (name) => {
-    expect(missing).toBe('');
-    const root = temporaryFolder('root');
-    const place = join(root, 'etc/systemd/system');
-    mkdirSync(place, { recursive: true });
-    writeFileSync(join(place, 'x.service'), units[name].replace(/^ExecStart=.*$/m, 'ExecStart=/bin/true'));
-    const { stderr } = await execute('systemd-analyze', ['verify', '--man=no', join(place, 'x.service')]);
-    expect(stderr).not.toMatch(/x\.service:\d+/);
-  });
+  const names = Object.keys(units) as (keyof typeof units)[];
+  test.skipIf(isMissing).each(names)(
+    'of the %s is understood whole (needs systemd-analyze)',
+    async (name) => {
+      const root = temporaryFolder('root');
+      const place = join(root, 'etc/systemd/system');
+      mkdirSync(place, { recursive: true });
+      writeFileSync(join(place, 'x.service'), units[name].replace(/^ExecStart=.*$/m, 'ExecStart=/bin/true'));
+      const { stderr } = await execute('systemd-analyze', ['verify', '--man=no', join(place, 'x.service')]);
+      expect(stderr).not.toMatch(/x\.service:\d+/);
+    },
+  );
 
   test('names its program as systemd reads it, and restarts slower and slower where systemd can', () => {
     expect(units.broker).toContain(
@@ -173,26 +172,29 @@ describe('a program that systemd has started', () => {
     await notify.ending('y');
   });
 
-  test('takes what it was told out of its environment and tells how it is, in order', async () => {
-    const { socket, next } = await listener();
-    const env = { NOTIFY_SOCKET: socket, WATCHDOG_USEC: '1', WATCHDOG_PID: '2', HOME: '/' };
-    const notify = openNotify(env, 1, quiet);
-    expect(env).toEqual({ HOME: '/' });
-    notify.up('waits', () => true);
-    notify.up('two\nlines', () => true);
-    const told = notify.ending('stops');
-    notify.up('too late', () => true);
-    await told;
-    await notify.ending('ended');
-    expect([await next(), await next(), await next(), await next()]).toEqual([
-      `READY=1 | STATUS=waits (${version})`,
-      `READY=1 | STATUS=two lines (${version})`,
-      'STOPPING=1 | STATUS=stops',
-      'STOPPING=1 | STATUS=ended',
-    ]);
-  });
+  needs('python3')(
+    'takes what it was told out of its environment and tells how it is, in order',
+    async () => {
+      const { socket, next } = await listener();
+      const env = { NOTIFY_SOCKET: socket, WATCHDOG_USEC: '1', WATCHDOG_PID: '2', HOME: '/' };
+      const notify = openNotify(env, 1, quiet);
+      expect(env).toEqual({ HOME: '/' });
+      notify.up('waits', () => true);
+      notify.up('two\nlines', () => true);
+      const told = notify.ending('stops');
+      notify.up('too late', () => true);
+      await told;
+      await notify.ending('ended');
+      expect([await next(), await next(), await next(), await next()]).toEqual([
+        `READY=1 | STATUS=waits (${version})`,
+        `READY=1 | STATUS=two lines (${version})`,
+        'STOPPING=1 | STATUS=stops',
+        'STOPPING=1 | STATUS=ended',
+      ]);
+    },
+  );
 
-  test('shows that it is alive, only while it is', async () => {
+  needs('python3')('shows that it is alive, only while it is', async () => {
     const { socket, next } = await listener();
     const clock = fakeClock(0);
     let alive = true;

@@ -1,5 +1,7 @@
 // The broker as this command line sees it: reached, known, with a key that is good.
-import { now } from '../../../shared/clock.ts';
+import { mostSkewMs, now } from '../../../shared/clock.ts';
+import { type Finding, fail, ok, reason, warn } from '../../../shared/doctor/finding.ts';
+import { hostPortOf, reachPort } from '../../../shared/doctor/reach.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError, type FarhandOptions } from '../../../shared/sdk/index.ts';
 import { version } from '../../../shared/version.ts';
@@ -7,10 +9,8 @@ import { openClient } from '../connect.ts';
 import { clean, span } from '../output.ts';
 import { every } from '../verb.ts';
 import type { Where } from '../where.ts';
-import { type Finding, fail, ok, reason, warn } from './finding.ts';
-import { hostPortOf, reachPort } from './reach.ts';
 
-const mostSkewMs = 30_000;
+const setClock = 'let it follow a time server (timedatectl set-ntp true)';
 const soonMs = 7 * 86_400_000;
 
 export async function examineBroker(place: Where): Promise<Finding[]> {
@@ -68,13 +68,7 @@ function clock({ headers }: Response, before: number): Finding[] {
   // The header has whole seconds.
   const skew = Math.max(0, Math.abs(there - (before + now()) / 2) - 1000);
   if (skew < mostSkewMs) return [ok('clock', 'as the broker’s')];
-  return [
-    warn(
-      'clock',
-      `${span(skew)} apart from the broker’s`,
-      'let both follow a time server (timedatectl set-ntp true)',
-    ),
-  ];
+  return [warn('clock', `${span(skew)} apart from the broker’s`, `on both: ${setClock}`)];
 }
 
 /** Said once more where somebody has allowed it. */
@@ -92,7 +86,7 @@ async function examineWithKey(options: FarhandOptions): Promise<Finding[]> {
       key(me),
       sameVersion(info.version),
       await grpcPort(info.grpc_address, options.baseUrl),
-      ...(await machines(client, me.scopes)),
+      ...(await machines(client, me.scopes, info.version)),
     ];
   } catch (error) {
     // A key that cannot be one, such as two lines.
@@ -136,18 +130,50 @@ async function grpcPort(address: string, url: string): Promise<Finding> {
   }
 }
 
-async function machines(client: Farhand, scopes: readonly string[]): Promise<Finding[]> {
+async function machines(client: Farhand, scopes: readonly string[], version: string): Promise<Finding[]> {
   if (!scopes.some((scope) => scope === 'admin' || scope === 'machines:read')) return [];
-  const { total } = await client.machines.list({ limit: 1 });
-  if (total === 0) return [warn('machines', 'there is none', 'farhand join-tokens create')];
-  const away = await every((page) => client.machines.list({ status: 'offline', sort: 'name', ...page }), 10);
-  if (away.length === 0) return [ok('machines', `all ${total} online`)];
-  const names = away.map(({ name }) => clean(name)).join(', ');
+  const include = 'agent_version,clock_offset_ms';
+  const all = await every((page) => client.machines.list({ sort: 'name', include, ...page }));
+  if (all.length === 0) return [warn('machines', 'there is none', 'farhand join-tokens create')];
+  const online = all.filter(({ status }) => status === 'online');
+  const away = all.filter((one) => !online.includes(one));
+  const old = all.filter(({ agent_version = '' }) => isOlder(agent_version, version));
+  const apart = online.filter(({ clock_offset_ms = 0 }) => Math.abs(clock_offset_ms) > mostSkewMs);
   return [
-    warn(
-      'machines',
-      `offline: ${names}`,
-      'on each of them: farhand-agent status; journalctl -u farhand-agent',
-    ),
+    away.length === 0
+      ? ok('machines', `all ${all.length} online`)
+      : warn('machines', `offline: ${some(away.map(({ name }) => name))}`, 'on each: farhand-agent doctor'),
+    ...aged(old, version),
+    ...skewed(apart),
   ];
+}
+
+type Listed = Awaited<ReturnType<Farhand['machines']['list']>>['items'];
+
+function aged(old: Listed, version: string): Finding[] {
+  if (old.length === 0) return [];
+  const what = some(old.map(({ name, agent_version }) => `${name} (${agent_version})`));
+  return [
+    warn('agents', `older than the broker (${version}): ${what}`, 'install the broker’s version there'),
+  ];
+}
+
+function skewed(apart: Listed): Finding[] {
+  if (apart.length === 0) return [];
+  const off = ({ name, clock_offset_ms = 0 }: Listed[number]): string =>
+    `${name} (${span(Math.abs(clock_offset_ms))} ${clock_offset_ms < 0 ? 'behind' : 'ahead'})`;
+  return [warn('clocks', `apart from the broker’s: ${some(apart.map(off))}`, `there: ${setClock}`)];
+}
+
+/** The first ten by name. */
+function some(texts: string[]): string {
+  const more = texts.length > 10 ? `, and ${texts.length - 10} more` : '';
+  return `${clean(texts.slice(0, 10).join(', '))}${more}`;
+}
+
+/** By the three numbers of a version; what has none counts as no older. */
+function isOlder(version: string, than: string): boolean {
+  const [a, b] = [version, than].map((text) => /^(\d+)\.(\d+)\.(\d+)/.exec(text)?.slice(1).map(Number));
+  const at = a?.findIndex((part, index) => part !== b?.[index]) ?? -1;
+  return at >= 0 && (a?.[at] ?? 0) < (b?.[at] ?? 0);
 }

@@ -1,12 +1,13 @@
-// farhand doctor: what is wrong with a broker, an agent or the way to them, and how it is mended.
-import type { Command } from 'commander';
+// farhand doctor: what is wrong with a broker or the way to it, and how it is mended. On an agent's machine: farhand-agent doctor.
+import { type Command, Option } from 'commander';
+import { examineAgent } from '../../../shared/doctor/agent.ts';
+import { type Finding, fail, mendText, ok, reason } from '../../../shared/doctor/finding.ts';
 import { nodeIsGood, wrongNode } from '../../../shared/program.ts';
 import { printTable, say } from '../output.ts';
 import { type Common, verb } from '../verb.ts';
 import { type Where, where } from '../where.ts';
-import { examineAgentBox, examineBrokerBox } from './box.ts';
+import { examineBrokerBox } from './box.ts';
 import { examineBroker } from './broker.ts';
-import { type Finding, fail, ok, reason } from './finding.ts';
 
 interface DoctorOptions extends Common {
   agentDataDir?: string;
@@ -17,43 +18,38 @@ export function addDoctor(program: Command): void {
   verb(
     program,
     'doctor',
-    'what is wrong with a broker or an agent, and how to mend it; ends with 1 where something is',
+    'what is wrong with a broker or the way to it, and how to mend it; ends with 1 where something is',
     'farhand doctor',
     'farhand doctor --data-dir /var/lib/farhand-broker',
-    'farhand doctor --agent-data-dir /var/lib/farhand-agent --broker farhand.example.org:8421',
+    'farhand-agent doctor                                  on the machine of an agent',
   )
-    .option('--agent-data-dir <dir>', 'an agent’s data directory, on its own machine')
-    .option('--broker <host:port>', 'where that agent dials')
+    // As of 0.1.0; on an agent's machine there is farhand-agent doctor.
+    .addOption(new Option('--agent-data-dir <dir>').hideHelp())
+    .addOption(new Option('--broker <host:port>').hideHelp())
     .action(doctor);
 }
 
 async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions): Promise<void> {
-  const findings = [node(), ...(await examine(dataDir, agentDataDir, broker))];
+  const agent =
+    agentDataDir === undefined ? [] : await examineAgent(agentDataDir, broker ?? process.env.FARHAND_BROKER);
+  const findings = [node(), ...agent, ...(await examine(dataDir, agent.length === 0))];
   await printTable(output, findings, {
     state: ({ state }) => state,
     check: ({ check }) => check,
     finding: ({ what }) => what,
   });
-  if (output === 'text') tell(findings.filter(({ mend }) => mend !== undefined));
+  if (output === 'text') say(mendText(findings));
   if (findings.some(({ state }) => state === 'fail')) process.exitCode = 1;
 }
 
-function tell(ill: Finding[]): void {
-  const lines = ill.map(({ check, mend }) => `  ${check}: ${mend}`);
-  say(ill.length === 0 ? '\nAll is well.' : ['', 'To mend:', ...lines].join('\n'));
-}
-
-async function examine(dataDir?: string, agentDataDir?: string, broker?: string): Promise<Finding[]> {
+/** `asks`: with neither a directory nor an address it is a login that is missing. */
+async function examine(dataDir: string | undefined, asks: boolean): Promise<Finding[]> {
   const here = dataDir === undefined ? [] : await examineBrokerBox(dataDir);
-  const agent =
-    agentDataDir === undefined
-      ? []
-      : await examineAgentBox(agentDataDir, broker ?? process.env.FARHAND_BROKER);
   const place = placeOf();
-  if ('check' in place) return [...here, ...agent, place];
+  if ('check' in place) return [...here, place];
   // On a box of its own nobody need have a key.
-  const asked = place.url !== undefined || (dataDir === undefined && agentDataDir === undefined);
-  return [...here, ...agent, ...(asked ? await examineBroker(place) : [])];
+  const asked = place.url !== undefined || (dataDir === undefined && asks);
+  return [...here, ...(asked ? await examineBroker(place) : [])];
 }
 
 function placeOf(): Where | Finding {

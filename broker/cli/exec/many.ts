@@ -4,7 +4,7 @@ import type { Farhand } from '../../../shared/sdk/index.ts';
 import { given } from '../flags.ts';
 import { readInput } from '../input.ts';
 import { machineNamed, namesOf } from '../named.ts';
-import { clean, hint, printFields, say } from '../output.ts';
+import { clean, cleanLines, hint, printFields, say, sayJson } from '../output.ts';
 import { exitCodeOf, explain, tellOutput } from './ending.ts';
 import { type End, follow, type Hearer, type OutputStream } from './follow.ts';
 import { asLines } from './one.ts';
@@ -68,19 +68,19 @@ async function followAll(client: Farhand, members: Member[], json: boolean): Pro
       const lines = json ? undefined : underName(clean(name).padEnd(width));
       member.end = await follow(client, command_id, lines ?? asLines(command_id, { machine: name }));
       await lines?.flush();
-      if (json) say(JSON.stringify({ command_id, machine: name, ...member.end }));
+      if (json) sayJson({ command_id, machine: name, ...member.end });
     }
   };
   await Promise.all(Array.from({ length: followedAtOnce }, one));
 }
 
-/** Whole lines, for those of several machines come between each other. */
+/** Whole lines, for those of several machines come between each other; sanitized, so that none can forge another's. */
 function underName(name: string): Hearer & { flush(): Promise<void> } {
   const rest: Record<OutputStream, string> = { stdout: '', stderr: '' };
   const decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
   const put = (stream: OutputStream, lines: string[]): Promise<void> =>
     lines.length > 0
-      ? tellOutput(stream, lines.map((line) => `${name} | ${line}\n`).join(''))
+      ? tellOutput(stream, lines.map((line) => `${name} | ${cleanLines(line)}\n`).join(''))
       : Promise.resolve();
   return {
     async output(stream, bytes) {

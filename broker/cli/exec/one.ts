@@ -1,7 +1,7 @@
 // A command on one machine: its output is ours, our input is its, and its exit code too.
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { machineNamed } from '../named.ts';
-import { printFields, say } from '../output.ts';
+import { cleanJson, printFields, say, sayJson } from '../output.ts';
 import { exitCodeOf, explain, paintHint, tellGap, tellOutput } from './ending.ts';
 import { follow, type Hearer } from './follow.ts';
 import { hasInput, passInput } from './input.ts';
@@ -30,7 +30,7 @@ export async function runOnOne(
     const end = await follow(client, command_id, output === 'json' ? asLines(command_id) : plain);
     over.abort();
     await passed;
-    if (output === 'json') say(JSON.stringify({ command_id, ...end }));
+    if (output === 'json') sayJson({ command_id, ...end });
     const why = explain(end);
     if (why && stop.code() === undefined) paintHint(why);
     return end.status === 'cancelled' ? (stop.code() ?? exitCodeOf(end)) : exitCodeOf(end);
@@ -44,8 +44,7 @@ const plain: Hearer = { output: tellOutput, gap: tellGap };
 
 /** For programs: an object a line. */
 export function asLines(command_id: string, more: Record<string, unknown> = {}): Hearer {
-  const line = (rest: Record<string, unknown>): string =>
-    `${JSON.stringify({ command_id, ...more, ...rest })}\n`;
+  const line = (rest: Record<string, unknown>): string => `${cleanJson({ command_id, ...more, ...rest })}\n`;
   return {
     output(stream, bytes) {
       const text = Buffer.from(bytes).toString('utf8');

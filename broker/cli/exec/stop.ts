@@ -6,11 +6,13 @@ import { paintHint } from './ending.ts';
 /** Cancels on a signal, or when nobody reads what is written any more. `code` is then this program's. */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
+  /** What is over needs no cancelling, and its connection may close before the answer to that comes. */
+  let over = false;
   const stop = (as: number): void => {
     if (code !== undefined) process.exit(as);
     code = as;
     cancel().catch((error: unknown) => {
-      paintHint(`cannot be cancelled: ${error instanceof Error ? error.message : String(error)}`);
+      if (!over) paintHint(`cannot be cancelled: ${error instanceof Error ? error.message : String(error)}`);
     });
   };
   const forget = onStop((as) => {
@@ -25,6 +27,7 @@ export function cancelOnSignals(cancel: () => Promise<unknown>) {
   return {
     code: () => code,
     forget() {
+      over = true;
       forget();
       lost.removeEventListener('abort', onLost);
     },

@@ -4,9 +4,10 @@ import { lstat, open, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
+import { atPath } from '../../../shared/system-errors.ts';
 import { write } from '../told.ts';
 import { demandApart, nameOf, resolve, type Target } from './place.ts';
-import { shownProgress } from './progress.ts';
+import { shownProgress, tarBytes } from './progress.ts';
 import { unpackNew } from './unpack.ts';
 
 /** Fetches all of them; into `to` where that is a directory, else the only one under that name; - is standard output. */
@@ -31,7 +32,10 @@ export async function getEach(
     const target = directory ? join(to, nameOf(place.path)) : to;
     if (!overwrite && target !== '-' && (await lstat(target).catch(() => undefined)))
       throw new StartError(`${target} exists already; where it may be replaced, say --overwrite`, 1);
-    paths.push(await get(client, place, target, signal));
+    const got = get(client, place, target, signal).catch((error: unknown) => {
+      throw atPath(error, target);
+    });
+    paths.push(await got);
   }
   return paths;
 }
@@ -47,11 +51,25 @@ async function get(client: Farhand, place: Target, target: string, signal: Abort
   const directory = type === 'directory';
   const archive = directory ? ({ archive: 'tar' } as const) : {};
   const { body } = await client.files.download({ ...place, ...archive }, { signal });
-  const bytes = body ? shownProgress(body, place.path, directory ? undefined : size) : nothing();
+  const total = async (): Promise<number | undefined> =>
+    directory ? await bytesBelow(client, place, signal) : size;
+  const bytes = body ? shownProgress(body, { name: place.path, total, signal }) : nothing();
   if (target === '-') for await (const chunk of bytes) await write('stdout', chunk);
   else if (directory) await unpackNew(asBuffers(bytes), target);
   else await keep(bytes, target, Number.parseInt(mode, 8));
   return target;
+}
+
+/** Of the tar of a directory, about; undefined where it has more entries than one search tells. */
+async function bytesBelow(client: Farhand, place: Target, signal: AbortSignal): Promise<number | undefined> {
+  let total = tarBytes();
+  const all = { ...place, name: '*', hidden: true, limit: 10_000 };
+  for await (const found of await client.files.search(all, { signal })) {
+    if ('end' in found) return found.end.truncated ? undefined : total;
+    const { size, link_target } = found.entry;
+    total += tarBytes(link_target === undefined ? size : 0);
+  }
+  return undefined;
 }
 
 async function* nothing(): AsyncGenerator<Uint8Array> {}

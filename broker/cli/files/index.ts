@@ -4,7 +4,7 @@ import { UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import { demandYes } from '../ask.ts';
 import { count, given, permissions } from '../flags.ts';
-import { clean, hint, print, printFields, printTable, say, size } from '../output.ts';
+import { clean, hint, print, printFields, printTable, say, sayJson, size } from '../output.ts';
 import { Interrupted, onStop } from '../stop.ts';
 import { write } from '../told.ts';
 import { type Common, verb, withClient } from '../verb.ts';
@@ -138,7 +138,7 @@ async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): 
   try {
     return await transfer(leaving.signal);
   } catch (error) {
-    throw leaving.signal.aborted ? leaving.signal.reason : error;
+    throw leaving.signal.aborted && !(error instanceof Interrupted) ? leaving.signal.reason : error;
   } finally {
     forget();
   }
@@ -221,7 +221,7 @@ async function rm(
   await demandYes(yes, `delete ${places.join(', ')}${recursive ? ' with all that is in it' : ''}`);
   const removed: Awaited<ReturnType<Farhand['files']['remove']>>[] = [];
   for (const one of where) removed.push(await client.files.remove({ ...one, recursive }));
-  print(output, removed, () => removed.map(({ path }) => `deleted ${clean(path)}`));
+  print(output, removed, () => removed.map(({ path }) => `deleted ${path}`));
 }
 
 type MkdirOptions = Common & { parents?: boolean; mode?: string };
@@ -236,7 +236,7 @@ async function mkdir(client: Farhand, place: string, { parents, mode, output }: 
       if (there.type !== 'directory') throw error;
       return there;
     });
-  print(output, made, () => [`${clean(made.path)}/`]);
+  print(output, made, () => [`${made.path}/`]);
 }
 
 interface FindOptions extends Common {
@@ -254,7 +254,7 @@ async function find(client: Farhand, place: string, options: FindOptions): Promi
   const where = await resolve(client, place);
   const wish = given({ name, content, ignore_case: ignoreCase, hidden: all, limit });
   for await (const found of await client.files.search({ ...where, ...wish })) {
-    if (output === 'json') say(JSON.stringify(found));
+    if (output === 'json') sayJson(found);
     else if ('entry' in found) {
       const { entry, line, text } = found;
       const path = clean(textOf(entry.path, entry));

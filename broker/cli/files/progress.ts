@@ -1,37 +1,66 @@
 // How far a transfer is, for a person who watches.
 import { every, monotonic } from '../../../shared/clock.ts';
+import { paddingOf } from '../../../shared/tar/index.ts';
 import { clean, size, span } from '../output.ts';
 
-const redrawMs = 200;
+const redrawMs = 100;
 const barWidth = 24;
 
-/** Passes chunks on and draws how many there were; nothing where standard error is no terminal. */
+export interface Watched {
+  name: string;
+  /** Bytes in all; asked only where somebody watches. Without them there is neither percent nor time left. */
+  total?: () => Promise<number | undefined>;
+  signal: AbortSignal;
+}
+
+/** Passes chunks on until the signal fires and draws how many there were; nothing where standard error is no terminal. */
 export async function* shownProgress(
   chunks: AsyncIterable<Uint8Array>,
-  name: string,
-  total?: number,
+  { name, total, signal }: Watched,
 ): AsyncGenerator<Uint8Array<ArrayBuffer>> {
   const { stderr } = process;
   const began = monotonic();
   let done = 0;
+  let all: number | undefined;
   const draw = (): void => {
-    stderr.write(`\r\x1b[K${line(name, done, total, monotonic() - began)}`);
+    stderr.write(`\r\x1b[K${line(name, done, all, monotonic() - began)}`);
   };
-  const stop = stderr.isTTY ? every(redrawMs, draw) : undefined;
-  try {
-    for await (const chunk of chunks) {
-      done += chunk.length;
-      // Bytes of files and of fetch never lie in shared memory.
-      yield chunk as Uint8Array<ArrayBuffer>;
-    }
-  } finally {
+  let stop = stderr.isTTY ? every(redrawMs, draw) : undefined;
+  if (stop) {
+    total?.().then(
+      (bytes) => {
+        all = bytes;
+      },
+      () => {},
+    );
+  }
+  const end = (): void => {
     stop?.();
     if (stop) {
       draw();
       stderr.write('\n');
     }
+    stop = undefined;
+  };
+  signal.addEventListener('abort', end);
+  try {
+    for await (const chunk of chunks) {
+      // fetch itself would read a body to its end.
+      signal.throwIfAborted();
+      done += chunk.length;
+      // Bytes of files and of fetch never lie in shared memory.
+      yield chunk as Uint8Array<ArrayBuffer>;
+    }
+    // What was estimated is known now.
+    if (all !== undefined) all = done;
+  } finally {
+    signal.removeEventListener('abort', end);
+    end();
   }
 }
+
+/** About what an entry takes in a tar: its header, one more for the fraction of its time, and its content. */
+export const tarBytes = (bytes = 0): number => 3 * 512 + bytes + paddingOf(bytes);
 
 function line(name: string, done: number, total: number | undefined, ms: number): string {
   const rate = ms > 0 ? (1000 * done) / ms : 0;

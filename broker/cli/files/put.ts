@@ -1,13 +1,15 @@
 // Files, directories and standard input to a machine: each there whole or not at all.
 import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
-import { realpath, stat } from 'node:fs/promises';
-import { resolve as absolute } from 'node:path';
+import { lstat, readdir, realpath, stat } from 'node:fs/promises';
+import { resolve as absolute, join } from 'node:path';
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
+import { atPath } from '../../../shared/system-errors.ts';
+import { Interrupted } from '../stop.ts';
 import { packed } from './pack.ts';
 import { demandApart, isDirectory, resolve, type Target, under } from './place.ts';
-import { shownProgress } from './progress.ts';
+import { shownProgress, tarBytes } from './progress.ts';
 
 /** As the API has them. */
 interface Wish {
@@ -38,7 +40,12 @@ export async function putEach(
   const sender = { client, signal };
   const paths: string[] = [];
   const whither = (one: string): Target => (directory ? under(target, absolute(one)) : target);
-  for (const one of from) paths.push(await put(sender, one, whither(one), wish));
+  for (const one of from) {
+    const sent = put(sender, one, whither(one), wish).catch((error: unknown) => {
+      throw error instanceof Error && 'path' in error ? error : atPath(error, one);
+    });
+    paths.push(await sent);
+  }
   return paths;
 }
 
@@ -53,7 +60,9 @@ async function put(sender: Sender, from: string, target: Target, wish: Wish): Pr
   if (stats.isDirectory()) return sendTree(sender, target, from, wish);
   const mode = wish.mode ?? (stats.mode & 0o777).toString(8).padStart(4, '0');
   const bytes = createReadStream(from, { highWaterMark: chunkBytes });
-  return send(sender, target, shownProgress(bytes, from, stats.size), { ...wish, mode });
+  const total = async (): Promise<number> => stats.size;
+  const watched = { name: from, total, signal: sender.signal };
+  return send(sender, target, shownProgress(bytes, watched), { ...wish, mode });
 }
 
 /** Somebody may type it, or nothing comes: it is left as soon as nobody wants it. */
@@ -61,7 +70,7 @@ async function putInput(sender: Sender, to: Target, wish: Wish): Promise<string>
   const leave = (): void => void process.stdin.destroy();
   sender.signal.addEventListener('abort', leave);
   try {
-    return await send(sender, to, shownProgress(process.stdin, '-'), wish);
+    return await send(sender, to, shownProgress(process.stdin, { name: '-', signal: sender.signal }), wish);
   } finally {
     sender.signal.removeEventListener('abort', leave);
     leave();
@@ -100,11 +109,32 @@ async function sendTree(
   wish: Wish,
 ): Promise<string> {
   const { mode, ...rest } = wish;
-  const tree = packed(await realpath(from), mode === undefined ? undefined : Number.parseInt(mode, 8));
-  const sent = await told(shownProgress(tree, from), (content) =>
+  const directory = await realpath(from);
+  const tree = packed(directory, mode === undefined ? undefined : Number.parseInt(mode, 8));
+  const watched = { name: from, total: () => bytesBelow(directory), signal };
+  const sent = await told(shownProgress(tree, watched), (content) =>
     client.files.extract({ ...target, ...rest, content }, { signal }),
-  );
+  ).catch((error: unknown) => {
+    if (!(signal.reason instanceof Interrupted)) throw error;
+    // It is extracted as it comes.
+    throw new Interrupted(
+      signal.reason.exitCode,
+      `${target.path} holds what had arrived; put it again for the rest`,
+    );
+  });
   return sent.path;
+}
+
+/** Of the tar of a directory, about. */
+async function bytesBelow(directory: string): Promise<number> {
+  let total = tarBytes();
+  for (const one of await readdir(directory, { recursive: true, withFileTypes: true })) {
+    const stats = one.isFile()
+      ? await lstat(join(one.parentPath, one.name)).catch(() => undefined)
+      : undefined;
+    total += tarBytes(stats?.size);
+  }
+  return total;
 }
 
 /** What cannot be read here is told as that: the broker only sees a body that ends too early. */

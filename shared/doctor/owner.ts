@@ -1,6 +1,6 @@
 // Whose a data directory is: who is not its owner sees other illnesses than it has.
 import { accessSync, constants, readFileSync, statSync } from 'node:fs';
-import { errnoOf, StartError } from '../../shared/errors.ts';
+import { errnoOf, StartError } from '../errors.ts';
 
 export function demandAccess(directory: string): void {
   const why = refusedIn(directory);
@@ -14,7 +14,7 @@ export function refusedIn(directory: string): string | undefined {
     return undefined;
   } catch (error) {
     if (!['EACCES', 'EPERM'].includes(errnoOf(error) ?? '')) return undefined;
-    return `${directory} belongs to ${ownerOf(directory)}: say sudo farhand …`;
+    return `${directory} belongs to ${ownerOf(directory)}: say sudo before the same command`;
   }
 }
 

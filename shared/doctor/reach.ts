@@ -2,7 +2,7 @@
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { connect as connectTls } from 'node:tls';
-import { after } from '../../../shared/clock.ts';
+import { after } from '../clock.ts';
 
 const patienceMs = 3_000;
 

@@ -1,7 +1,7 @@
 // What systemd says of one of our services, where there is systemd.
 import { existsSync } from 'node:fs';
-import { stateOf } from '../../../shared/systemd/control.ts';
-import { clean } from '../output.ts';
+import { clean } from '../clean.ts';
+import { stateOf } from '../systemd/control.ts';
 import { type Finding, fail, ok, warn } from './finding.ts';
 
 export async function unitState(name: string): Promise<Finding[]> {

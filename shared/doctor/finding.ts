@@ -1,4 +1,4 @@
-// What the doctor finds: how it is, and how it is mended.
+// What a doctor finds: how it is, and how it is mended.
 
 export interface Finding {
   check: string;
@@ -20,6 +20,12 @@ export const fail = (check: string, what: string, mend: string): Finding => ({
   what,
   mend,
 });
+
+/** What to do about each that is not well. */
+export function mendText(findings: readonly Finding[]): string {
+  const lines = findings.flatMap(({ check, mend }) => (mend === undefined ? [] : [`  ${check}: ${mend}`]));
+  return ['', ...(lines.length === 0 ? ['All is well.'] : ['To mend:', ...lines])].join('\n');
+}
 
 /** The innermost cause in words. */
 export function reason(error: unknown): string {

@@ -1,0 +1,32 @@
+// farhand-agent doctor: what is wrong with the agent of this machine or its way to the broker, and how it is mended.
+import { existsSync } from 'node:fs';
+import { clean } from '../shared/clean.ts';
+import { examineAgent } from '../shared/doctor/agent.ts';
+import { mendText } from '../shared/doctor/finding.ts';
+import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
+import { settingsOf } from '../shared/systemd/install.ts';
+import { agentSettings } from './config.ts';
+
+const name = 'farhand-agent';
+
+/** What to print, and the exit code: 1 where something is wrong. */
+export async function doctor({ argv, env }: Invocation): Promise<{ text: string; code: number }> {
+  if (argv.includes('--help')) {
+    const purpose =
+      'what is wrong with this machine’s agent, and how to mend it; exits with 1 where something is';
+    return { text: helpText(`${name} doctor`, purpose, agentSettings), code: 0 };
+  }
+  // Those of the service, unless others are named.
+  const installed = existsSync(settingsOf({ name })) && !argv.includes('--config');
+  const settings = readSettings(agentSettings, {
+    argv: installed ? ['--config', settingsOf({ name }), ...argv] : argv,
+    env,
+  });
+  const findings = await examineAgent(settings.data_dir, settings.broker);
+  const width = Math.max(...findings.map(({ check }) => check.length));
+  const lines = findings.map(
+    ({ state, check, what }) => `${state.padEnd(4)}  ${check.padEnd(width)}  ${clean(what)}`,
+  );
+  const failed = findings.some(({ state }) => state === 'fail');
+  return { text: `${lines.join('\n')}\n${mendText(findings)}\n`, code: failed ? 1 : 0 };
+}

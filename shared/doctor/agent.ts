@@ -1,0 +1,74 @@
+// What can be wrong with an agent on its own machine: its directory, its identity, the way to its broker, its service.
+import { join } from 'node:path';
+import * as z from 'zod';
+import { clockFault } from '../clock-fault.ts';
+import { StartError } from '../errors.ts';
+import { readRegularFile } from '../regular-file.ts';
+import { examineDirectory } from './directory.ts';
+import { type Finding, fail, ok, reason } from './finding.ts';
+import { hostPortOf, reachBroker } from './reach.ts';
+import { unitState } from './unit.ts';
+
+/** Its directory, its identity, the way to its broker (HOST:PORT), and its service. */
+export async function examineAgent(dataDir: string, broker: string | undefined): Promise<Finding[]> {
+  const directory = await examineDirectory(dataDir, ['identity.json']);
+  if (directory.some(({ state }) => state === 'fail')) return directory;
+  return [...directory, ...(await joined(dataDir, broker)), ...(await unitState('farhand-agent'))];
+}
+
+const joinAnew = 'farhand join-tokens create, then farhand-agent --join-token-file FILE --broker HOST:PORT';
+
+async function joined(dataDir: string, broker: string | undefined): Promise<Finding[]> {
+  try {
+    const machine = await identityIn(join(dataDir, 'identity.json'));
+    if (!machine?.machine_id)
+      return [fail('identity', `there is none in ${join(dataDir, 'identity.json')}`, joinAnew)];
+    if (machine.removed)
+      return [fail('identity', `${machine.machine_id} was removed at the broker`, joinAnew)];
+    const found = ok('identity', machine.machine_id);
+    return broker ? [found, await reached(broker, machine.ca_certificate)] : [found];
+  } catch (error) {
+    if (!(error instanceof StartError)) throw error;
+    return [fail('identity', error.message, joinAnew)];
+  }
+}
+
+/** What of an agent's identity.json matters here. */
+const identity = z.looseObject({
+  machine_id: z.string().nullable(),
+  ca_certificate: z.string(),
+  removed: z.boolean().optional(),
+});
+
+async function identityIn(file: string): Promise<z.output<typeof identity> | undefined> {
+  const found = await readRegularFile(file);
+  if (!found) return undefined;
+  const parsed = identity.safeParse(parseJson(found.text));
+  if (parsed.success) return parsed.data;
+  throw new StartError(`${file} is damaged: remove it and join again with a new join token`);
+}
+
+function parseJson(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+async function reached(broker: string, ca: string): Promise<Finding> {
+  const { host = '', port = 0 } = hostPortOf(broker) ?? {};
+  try {
+    await reachBroker(host, port, ca);
+    return ok('broker', `${broker} answers, and is the one that this machine has joined`);
+  } catch (error) {
+    const why = reason(error);
+    const mend = /certificate|self.signed|issuer|verify/i.test(why)
+      ? 'another broker is there now: join it with another --data-dir and a new token'
+      : 'does the broker run, is its port open to this machine?';
+    const fault = clockFault(why);
+    return fault
+      ? fail('clock', fault, 'timedatectl set-ntp true, or set it by hand')
+      : fail('broker', `${broker}: ${why}`, mend);
+  }
+}

@@ -1,0 +1,151 @@
+// An agent in another language: Python's gRPC with what protoc makes of link.proto and agent.proto, on a real broker.
+import { execFileSync, spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { cpus } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { expect, onTestFinished, test } from 'vitest';
+import { type House, openHouse, temporaryFolder } from '../house.ts';
+
+const root = join(import.meta.dirname, '../..');
+const python = '/usr/bin/python3';
+
+function missing(): boolean {
+  try {
+    execFileSync(python, ['-c', 'import grpc, cryptography'], { stdio: 'ignore' });
+    execFileSync('sh', ['-c', 'command -v protoc grpc_python_plugin'], { stdio: 'ignore' });
+    return false;
+  } catch {
+    return true;
+  }
+}
+
+/** What protoc makes of the two protos, in a folder that goes with the test. */
+function generate(): string {
+  const folder = temporaryFolder('python');
+  const plugin = execFileSync('sh', ['-c', 'command -v grpc_python_plugin'], { encoding: 'utf8' }).trim();
+  const into = [`--python_out=${folder}`, `--grpc_out=${folder}`, `--plugin=protoc-gen-grpc=${plugin}`];
+  const protos = ['farhand/link/v1/link.proto', 'farhand/agent/v1/agent.proto'];
+  execFileSync('protoc', ['-I', join(root, 'proto'), ...into, ...protos]);
+  return folder;
+}
+
+/** The agent as a process of its own, ended with the test. */
+function startAgent(generated: string, house: House, joinToken: string) {
+  const args = [join(import.meta.dirname, 'agent.py'), house.grpc, temporaryFolder('agent'), joinToken];
+  const env = { ...process.env, PYTHONPATH: generated, PYTHONDONTWRITEBYTECODE: '1' };
+  const child = spawn(python, args, { env, stdio: ['ignore', 'ignore', 'pipe'] });
+  onTestFinished(() => void child.kill('SIGKILL'));
+  let waiting: Record<string, unknown>[] = [];
+  const lines = createInterface({ input: child.stderr });
+  lines.on('line', (line) => {
+    // What is no JSON is a failure of Python's own.
+    waiting.push(line.startsWith('{') ? JSON.parse(line) : { msg: line });
+    child.emit('logged');
+  });
+  child.once('close', () => child.emit('logged'));
+  return {
+    ended: once(child, 'close'),
+    /** The next line of its log with this message. */
+    async line(text: string): Promise<Record<string, unknown>> {
+      for (;;) {
+        const at = waiting.findIndex(({ msg }) => msg === text);
+        const found = waiting[at];
+        waiting = waiting.slice(at + 1);
+        if (found) return found;
+        if (child.exitCode !== null)
+          throw new Error(`the agent ended without "${text}": ${JSON.stringify(waiting)}`);
+        await once(child, 'logged');
+      }
+    },
+  };
+}
+
+/** A broker with that agent, linked. */
+async function linkedHouse() {
+  const house = await openHouse();
+  const agent = startAgent(generate(), house, await house.joinToken());
+  const { machine_id } = (await agent.line('linked')) as { machine_id: string };
+  const folder = temporaryFolder('files');
+  return { house, agent, machine_id, at: (name: string): string => join(folder, name) };
+}
+
+/** Debian: python3-grpcio, python3-cryptography, protobuf-compiler and protobuf-compiler-grpc. */
+const needed = '(skipped where python3-grpcio, python3-cryptography, protoc or its plugin is missing)';
+const testPython = test.skipIf(missing());
+
+testPython(
+  `an agent in Python refuses what it lacks and what cannot be, and changes nothing then ${needed}`,
+  async () => {
+    const { house, machine_id, at } = await linkedHouse();
+    const { client } = house;
+    const path = at('file');
+    await expect(client.files.read({ machine_id, path })).rejects.toMatchObject({ code: 'file_not_found' });
+    await expect(client.files.mkdir({ machine_id, path })).rejects.toMatchObject({ code: 'not_supported' });
+    expect(await client.commands.create({ machine_id, command: 'true' })).toMatchObject({
+      status: 'failed',
+      reason: expect.stringContaining('not_supported'),
+    });
+
+    writeFileSync(path, 'old');
+    const other = { machine_id, path, content: 'new', if_match: '"other"' };
+    await expect(client.files.write(other)).rejects.toMatchObject({ code: 'precondition_failed' });
+    const second = { machine_id, path, content: new Blob(['new']), overwrite: false };
+    await expect(client.files.put(second)).rejects.toMatchObject({ code: 'already_exists' });
+    expect(readFileSync(path, 'utf8')).toBe('old');
+    expect(readdirSync(at('.'))).toEqual(['file']);
+  },
+);
+
+testPython(
+  `an agent in Python lists, reads and writes files byte for byte, small and large ${needed}`,
+  async () => {
+    const { house, machine_id, at } = await linkedHouse();
+    const { client, url, key } = house;
+
+    const path = at('new/small');
+    await client.files.write({ machine_id, path, content: 'früh', create_parents: true, mode: '0640' });
+    expect([readFileSync(path, 'utf8'), statSync(path).mode & 0o777]).toEqual(['früh', 0o640]);
+    expect(await client.files.read({ machine_id, path })).toMatchObject({ content: 'früh', size: 5 });
+
+    const large = { machine_id, path: at('large') };
+    const bytes = randomBytes(5_000_000);
+    const sent = await client.files.put({ ...large, content: new Blob([bytes]) });
+    expect(sent).toMatchObject({ size: bytes.length, created: true });
+    expect(readFileSync(large.path).equals(bytes)).toBe(true);
+    const download = `${url}/api/v1/machines/${machine_id}/files/download?path=${large.path}`;
+    const received = await fetch(download, { headers: { Authorization: `Bearer ${key}` } });
+    expect(Buffer.from(await received.arrayBuffer()).equals(bytes)).toBe(true);
+
+    const short = await client.files.list({ machine_id, path: at('.') });
+    expect(short.files).toMatchObject([
+      { name: 'new', type: 'directory' },
+      { name: 'large', type: 'file', size: bytes.length },
+    ]);
+    // More than a reply on the control stream may hold.
+    for (let number = 0; number < 1_000; number += 1) writeFileSync(at(`new/${number}`.padEnd(100, '-')), '');
+    const long = await client.files.list({ machine_id, path: at('new') });
+    expect(long.files.map(({ name }) => name)).toEqual(readdirSync(at('new')).sort());
+  },
+);
+
+testPython(
+  `an agent in Python comes back after its broker restarts, and stops when it is removed ${needed}`,
+  async () => {
+    const { house, agent, machine_id, at } = await linkedHouse();
+    writeFileSync(at('file'), 'here');
+    await house.broker.close();
+    const { client } = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+    expect(await agent.line('linked')).toMatchObject({ machine_id });
+    expect(await client.files.read({ machine_id, path: at('file') })).toMatchObject({ content: 'here' });
+    expect(await client.machines.status({ machine_id })).toMatchObject({
+      connected: true,
+      cpu: { cores: cpus().length },
+    });
+
+    await client.machines.remove({ machine_id });
+    expect((await agent.ended)[0]).toBe(1);
+  },
+);

@@ -1,0 +1,269 @@
+// What lists are filtered by: every route knows its parameters, every filter does what it says, and a machine that was
+// removed is still found by its id.
+import { expect, test, vi } from 'vitest';
+import { openLine } from './cli-bench.ts';
+import { type House, openHouse } from './house.ts';
+import { ask, type Named, openScene, refusalIn, type Scene, table } from './scene.ts';
+
+// Many requests: a busy machine is slow, not wrong.
+vi.setConfig({ testTimeout: 60_000 });
+
+type Item = Record<string, unknown> & { id: string };
+
+const lists = table.filter(({ route }) => route.kind === 'list');
+/** The time of an item that since and until are about. */
+const timeOf = (item: Item): string => String(item.created_at ?? item.at ?? item.timestamp);
+
+/** A scene whose things differ in whatever one filters by. */
+async function openVaried(): Promise<Scene> {
+  const scene = await openScene();
+  const { client } = scene.house;
+  const { machine: machine_id } = scene.here;
+  await client.webhooks.create({ url: 'https://example.org/', events: ['*'], enabled: false });
+  await client.commands.create({ machine_id, command: 'head -c 9000 /dev/zero' });
+  await client.commands.create({ machine_id, command: 'false' });
+  await client.batches.create({ machine_ids: [machine_id], command: 'false' });
+  const { id: schedule_id } = await client.schedules.create({
+    ...{ machine_id, name: 'off', command: 'true', cron: '@daily' },
+    ...{ enabled: false, overlap: 'allow', catch_up: 'all' },
+  });
+  await client.schedules.run({ schedule_id });
+  // Those come two seconds after the machines, and nothing comes by itself after them.
+  const online = async () => (await client.events.list({ type: 'machine.online' })).total;
+  await expect.poll(online, { interval: 50 }).toBe(2);
+  return scene;
+}
+
+test('every route refuses parameters that it does not have, and names those it has', async () => {
+  const scene = await openScene();
+  for (const { name, route } of table) {
+    const answer = await ask(scene, route, { ids: scene.here, query: { Limit: '1', no_such: 'x' } });
+    expect([name, refusalIn(answer)]).toEqual([name, '400 invalid_request']);
+    const { message, details } = answer.body.error;
+    const known = Object.keys(route.query).join(', ');
+    const instead = known === '' ? 'there are none here' : `there are: ${known}`;
+    expect([name, message]).toEqual([name, `query: unknown parameters "Limit", "no_such"; ${instead}`]);
+    expect(details.issues.map(({ path }: { path: string }) => path)).toEqual(['Limit', 'no_such']);
+  }
+});
+
+async function page(
+  { house, here }: Scene,
+  { route }: Named,
+  query: Record<string, string>,
+): Promise<Item[]> {
+  // Only what must be there, and what is asked for.
+  const path = route.path.replaceAll(/\{(\w+)_id\}/g, (_, noun: string) => here[noun as 'machine']);
+  const search = new URLSearchParams({ limit: '100', ...query });
+  const { status, body } = await house.call('GET', `${path}?${search.toString()}`);
+  expect([path, query, status, body.error]).toEqual([path, query, 200, undefined]);
+  expect(body.meta.total).toBe(body.data.length);
+  return body.data;
+}
+
+const idsOf = (items: Item[]): string[] => items.map(({ id }) => id);
+
+/** Where a page does not show a field, the item itself does. */
+async function withField({ house }: Scene, name: string, items: Item[]): Promise<Item[]> {
+  if (items[0] && name in items[0]) return items;
+  const whole = items.map(({ id }) => house.client.schedules.get({ schedule_id: id }));
+  return (await Promise.all(whole)).map((one) => ({ ...one }));
+}
+
+test('every list is filtered by its fields, and by since, which counts itself, and until, which does not', async () => {
+  const scene = await openVaried();
+  for (const named of lists) {
+    const { name: list, route } = named;
+    const found = async (query: Record<string, string>) => idsOf(await page(scene, named, query));
+    const all = await page(scene, named, {});
+    expect([list, all.length > 0]).toEqual([list, true]);
+    for (const name of route.filters?.filter((one) => one in route.query) ?? []) {
+      const whole = await withField(scene, name, all);
+      const values = [...new Set(whole.map((item) => item[name]))].filter((value) => value !== null);
+      for (const value of values.slice(0, 3)) {
+        const expected = whole.filter((item) => item[name] === value);
+        expect([list, name, await found({ [name]: `${value as string | boolean}` })]).toEqual([
+          list,
+          name,
+          idsOf(expected),
+        ]);
+      }
+    }
+    expect([list, await found({ id: 'none' })]).toEqual([list, []]);
+    expect([list, await found({ since: '2100-01-01T00:00:00Z' })]).toEqual([list, []]);
+    expect([list, await found({ until: '2001-01-01T00:00:00Z' })]).toEqual([list, []]);
+    const always = { since: '2001-01-01T00:00:00Z', until: '2100-01-01T00:00:00Z' };
+    expect([list, await found(always)]).toEqual([list, idsOf(all)]);
+    // Runs go by when they were decided, which no field shows to the millisecond.
+    if (list === 'schedules.history') continue;
+    const middle = all.map(timeOf).toSorted()[Math.floor(all.length / 2)]!;
+    const [later, before] = [await found({ since: middle }), await found({ until: middle })];
+    expect([list, later]).toEqual([list, idsOf(all.filter((item) => timeOf(item) >= middle))]);
+    expect([list, before]).toEqual([list, idsOf(all.filter((item) => timeOf(item) < middle))]);
+  }
+});
+
+test('every list takes what the contract promises: id, since and until, and each field of such a name or kind', () => {
+  expect(lists.map(({ name, route }) => [name, Object.keys(route.query).toSorted().join(' ')])).toEqual([
+    ['machines.list', 'arch hostname id limit name offset os search since sort status tags until'],
+    ['joinTokens.list', 'id limit name offset since sort until'],
+    [
+      'commands.list',
+      'batch_id id limit machine_id offset schedule_id since sort status stderr_truncated stdout_truncated until',
+    ],
+    [
+      'commands.ofMachine',
+      'batch_id id limit offset schedule_id since sort status stderr_truncated stdout_truncated until',
+    ],
+    ['batches.list', 'id limit machine_id offset since sort status until'],
+    ['schedules.list', 'catch_up enabled id limit machine_id name offset overlap since sort until'],
+    ['schedules.history', 'command_id id limit machine_id offset since sort status trigger until'],
+    ['sessions.list', 'id limit machine_hostname machine_id offset session_id since sort status until'],
+    ['events.list', 'id limit machine_id offset since sort type until'],
+    ['keys.list', 'id limit name offset since sort until'],
+    ['webhooks.list', 'disabled_reason enabled id limit offset since sort until'],
+    ['webhooks.deliveries', 'event_id id limit offset since sort status type until'],
+    ['audit.list', 'action id key key_id key_name limit machine_id offset request_id since sort until'],
+  ]);
+});
+
+test('batches and events are filtered by a machine that they have, and audit by a key that may be revoked', async () => {
+  const scene = await openScene();
+  const { client } = scene.house;
+  const { here, there } = scene;
+  const both = await client.batches.create({ machine_ids: [here.machine, there.machine], command: 'true' });
+  const of = async (machine_id: string) =>
+    (await client.batches.list({ machine_id })).items.map(({ id }) => id);
+  expect(await of(there.machine)).toEqual([both.id, there.batch]);
+  expect(await of(here.machine)).toEqual(expect.arrayContaining([both.id, here.batch]));
+  expect(await of(here.machine)).not.toContain(there.batch);
+  const { items } = await client.events.list({ machine_id: there.machine, limit: 100 });
+  expect(new Set(items.map(({ data }) => data.machine_id))).toEqual(new Set([there.machine]));
+  const { id: key_id } = await client.keys.create({ name: 'gone', scopes: ['commands:read'] });
+  await client.keys.remove({ key_id });
+  const me = await client.keys.me();
+  expect((await client.audit.list({ key_id: me.id })).total).toBeGreaterThan(0);
+  expect((await client.audit.list({ key_id })).total).toBe(0);
+  expect((await client.audit.list({ key: key_id, key_id: me.id })).total).toBe(0);
+});
+
+test('the status of a batch is that of the machines that a key reaches, as a filter too', async () => {
+  const scene = await openScene();
+  const { client, keyed } = scene.house;
+  const half = await client.batches.create({
+    ...{
+      machine_ids: [scene.here.machine, scene.there.machine],
+      command: 'test "$FARHAND_COMMAND_ID" = no',
+    },
+  });
+  expect(half.status).toBe('failed');
+  const limited = (await keyed(['commands:read'], { machine_ids: [scene.there.machine] })).client;
+  for (const one of [client, limited]) {
+    const { items } = await one.batches.list({ limit: 100 });
+    for (const status of ['running', 'completed', 'failed', 'cancelled'] as const) {
+      const expected = items.filter((item) => item.status === status).map(({ id }) => id);
+      const found = await one.batches.list({ status, limit: 100 });
+      expect([status, found.items.map(({ id }) => id)]).toEqual([status, expected]);
+    }
+  }
+});
+
+// ---- A machine that was removed
+
+const filtered = ['audit', 'commands', 'events', 'sessions', 'schedules', 'batches'];
+
+interface Past {
+  house: House;
+  machine: string;
+  /** Keys by their limit: it names the machine, another one, or the tag that the machine had. */
+  keys: Record<'named' | 'elsewhere' | 'tagged', string>;
+}
+
+async function openPast(): Promise<Past> {
+  const house = await openHouse();
+  const [gone, stays] = [
+    await house.agent({ name: 'gone', tags: 'web' }),
+    await house.agent({ name: 'stays' }),
+  ];
+  const machine = gone.machineId;
+  await house.client.commands.create({ machine_id: machine, command: 'true' });
+  await house.client.batches.create({ machine_ids: [machine], command: 'true' });
+  await house.client.sessions.create({ machine_id: machine, shell: 'cat' });
+  const limited = async (limits: { machine_ids?: string[]; tags?: string[] }) =>
+    (await house.keyed(['admin'], limits)).key;
+  const keys = {
+    named: await limited({ machine_ids: [machine, stays.machineId] }),
+    elsewhere: await limited({ machine_ids: [stays.machineId] }),
+    tagged: await limited({ tags: ['web'] }),
+  };
+  await house.client.machines.remove({ machine_id: machine });
+  // It stops for good, and says so.
+  await gone.ended.catch(() => undefined);
+  return { house, machine, keys };
+}
+
+test('the history of a removed machine is found by its id; an id that never was is 404', async () => {
+  const { house, machine, keys } = await openPast();
+  const told = async (path: string, key: string) => {
+    const { status, body } = await house.call('GET', path, { key });
+    return status === 200 ? body.meta.total > 0 : refusalIn({ status, body, headers: new Headers() });
+  };
+  for (const noun of filtered) {
+    const path = `/${noun}?machine_id=`;
+    // Its schedules went with it.
+    const some = noun !== 'schedules';
+    for (const key of [house.key, keys.named])
+      expect([path, await told(path + machine, key)]).toEqual([path, some]);
+    for (const key of [keys.elsewhere, keys.tagged]) {
+      const { status } = await house.call('GET', path + machine, { key });
+      expect([path, status]).toEqual([path, 403]);
+    }
+    const { status, body } = await house.call('GET', `${path}mach_never`);
+    expect([path, status, body.error?.code]).toEqual([path, 404, 'machine_not_found']);
+  }
+});
+
+test('what needs the machine itself stays 404 once it is removed: its own paths, files, and bodies', async () => {
+  const { house, machine } = await openPast();
+  const asked: [method: string, path: string, body?: object][] = [
+    ['GET', `/machines/${machine}`],
+    ['GET', `/machines/${machine}/commands`],
+    ['GET', `/machines/${machine}/metrics`],
+    ['GET', `/files?machine_id=${machine}`],
+    ['POST', '/commands', { machine_id: machine, command: 'true' }],
+    ['POST', '/sessions', { machine_id: machine }],
+    ['POST', '/schedules', { machine_id: machine, name: 'x', command: 'true', cron: '@daily' }],
+  ];
+  for (const [method, path, body] of asked) {
+    const answer = await house.call(method, path, body && { body });
+    expect([method, path, answer.body.error?.code]).toEqual([method, path, 'machine_not_found']);
+  }
+});
+
+test('farhand lists the history of a removed machine by its id, before and after a restart of the broker', async () => {
+  const { house, machine } = await openPast();
+  const verbs = ['commands list', 'events', 'audit'];
+  const look = async (at: House) => {
+    const farhand = openLine(at);
+    const shown = await Promise.all(verbs.map((verb) => farhand(verb, ['--machine', machine, '-o', 'json'])));
+    expect(shown.map(({ code, err }) => [code, err])).toEqual(verbs.map(() => [0, '']));
+    return shown.map(({ out }) => JSON.parse(out).length > 0);
+  };
+  expect(await look(house)).toEqual([true, true, true]);
+  await house.broker.close();
+  expect(await look(await openHouse({ dataDir: house.dataDir }))).toEqual([true, true, true]);
+});
+
+test('a stream of events about a machine goes on when that is removed, and tells of it', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const told: string[] = [];
+  const enough = new AbortController();
+  const stream = await house.client.events.stream({ machine_id }, { signal: enough.signal });
+  await house.client.machines.remove({ machine_id });
+  for await (const { event } of stream) {
+    told.push(event);
+    if (event === 'machine.removed') break;
+  }
+  expect(told.at(-1)).toBe('machine.removed');
+});
