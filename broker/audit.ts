@@ -14,7 +14,7 @@ export interface Audit {
   record(journal: Journal, deed: Deed, id?: string): void;
 }
 
-interface AuditEntry extends Entry {
+export interface AuditEntry extends Entry {
   kind: 'audit';
   id: string;
   created_at: number;
@@ -93,6 +93,15 @@ export function openAudit(history: History, keepMs: number, keepRows = mostRows)
       },
     },
   };
+}
+
+export function isAudit(entry: Entry): entry is AuditEntry {
+  return entry.kind === 'audit';
+}
+
+/** What is on record for the first machine of a request, for the n-th of them. */
+export function auditOn(first: AuditEntry, machine_id: MachineId, n: number): AuditEntry {
+  return { ...first, id: `${first.id}_${n}`, deed: { ...first.deed, machine_id } };
 }
 
 /** What was done on the machines a key reaches, and what it did itself on none. */

@@ -4,7 +4,7 @@ import { command, spec, wait } from './commands.ts';
 import { list } from './list.ts';
 import { batchId, machineId, single, tags, timestamp } from './route.ts';
 
-export const mostMachines = 1000;
+export const mostMachines = 10_000;
 /** Characters as JSON. Each machine gets all of it: what is larger is uploaded first. */
 const mostBeside = 64 * 1024;
 

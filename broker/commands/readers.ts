@@ -1,31 +1,28 @@
-// Reads the output of a command, while it runs or later: as plain bytes, or both streams as events.
+// Output readers: the output of a command while it runs or later, as plain bytes or both streams as events.
 import type { Api, BytesReply, Input, Reply } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { OutputLog } from '../../shared/output.ts';
-import type { Output, Stream } from './output.ts';
-import { streams } from './output.ts';
-import type { Command } from './records.ts';
-import { shownEnd } from './shown.ts';
+import type { OutputLog, OutputReader } from '../../shared/output.ts';
+import type { Command } from './command.ts';
+import { type Output, type Stream, streams } from './output.ts';
+import { serializeEnd } from './serialize.ts';
 
 /** A command whose output is read. */
 export interface Source {
-  output: Output;
+  readonly output: Output;
   /** Its record once its end is on disk: then all of its output is there. */
-  ended(): Command | undefined;
-  /** No more will come for now, for the broker stops. */
-  closed(): boolean;
+  readonly ended: Command | undefined;
 }
 
-/** Output in order, bytes that are gone, and how it ended; `id` tells how far both streams are told then. */
+/** Output in order, bytes that are gone, and how it ended; `id` says how far both streams have been sent then. */
 export type Part = (
   | { stream: Stream; offset: number; data: Buffer }
   | { stream: Stream; from: number; to: number }
-  | { end: ReturnType<typeof shownEnd> }
+  | { end: ReturnType<typeof serializeEnd> }
 ) & { id: string };
 type Piece =
   Exclude<Part, { end: unknown }> extends infer P ? (P extends unknown ? Omit<P, 'id'> : never) : never;
 
-type Told = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
+type SentPart = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
 
 const readBytes = 256 * 1024;
 /** An event is held in memory as text several times. */
@@ -43,7 +40,7 @@ export function bytesOf(
   const log = source.output[stream];
   const from = offset ?? log.start;
   // Who follows may ask for what is still to come.
-  if (from < log.start || (from > log.end && (!follow || source.ended()))) {
+  if (from < log.start || (from > log.end && (!follow || source.ended))) {
     throw new AppError('range_not_satisfiable', `${stream} holds the bytes from ${log.start} to ${log.end}`, {
       start: log.start,
       end: log.end,
@@ -71,7 +68,7 @@ async function* pieces(
   try {
     while (reader.position < to) {
       // Looked at before reading: once it is set, all output is there.
-      const last = source.ended() !== undefined || to <= log.end;
+      const last = source.ended !== undefined || to <= log.end;
       const at = reader.position;
       const { offset, data } = await reader.read(Math.min(readBytes, to - at));
       if (offset > at) throw gone(at, offset);
@@ -91,8 +88,9 @@ function gone(from: number, to: number): AppError {
 /** Sleeps until there is more, or there is nothing to wait for. */
 async function more(source: Source, log: OutputLog, position: number, signal: AbortSignal): Promise<void> {
   signal.throwIfAborted();
-  if (source.closed()) throw new AppError('unavailable', 'the broker stops: ask again from this offset on');
-  if (log.end > position || source.ended()) return;
+  if (source.output.stopped)
+    throw new AppError('unavailable', 'the broker stops: ask again from this offset on');
+  if (log.end > position || source.ended) return;
   await source.output.changed.wait(signal);
 }
 
@@ -101,15 +99,15 @@ export function eventsFrom(
   source: Source,
   from: Record<Stream, number>,
   signal: AbortSignal,
-): AsyncIterable<Told> {
+): AsyncIterable<SentPart> {
   return events(partsFrom(source, from, signal, true));
 }
 
-async function* events(parts: AsyncIterable<Part>): AsyncGenerator<Told> {
+async function* events(parts: AsyncIterable<Part>): AsyncGenerator<SentPart> {
   for await (const part of parts) yield eventOf(part);
 }
 
-function eventOf({ id, ...part }: Part): Told {
+function eventOf({ id, ...part }: Part): SentPart {
   if ('end' in part) return { event: 'exit', data: part.end, id };
   if ('from' in part) return { event: 'gap', data: part, id };
   const { stream, offset, data: bytes } = part;
@@ -123,7 +121,7 @@ function eventOf({ id, ...part }: Part): Told {
 
 /**
  * Both streams piece by piece from `from` on, then the end; with `whole` text is cut between characters. Throws
- * range_not_satisfiable for what is beyond the end of one that has ended: nothing was ever told there.
+ * range_not_satisfiable for what is beyond the end of one that has ended: there never was output.
  */
 export function partsFrom(
   source: Source,
@@ -133,7 +131,7 @@ export function partsFrom(
 ): AsyncGenerator<Part> {
   for (const stream of streams) {
     const { start, end } = source.output[stream];
-    if (source.ended() && from[stream] > end) {
+    if (source.ended && from[stream] > end) {
       throw new AppError('range_not_satisfiable', `${stream} holds the bytes from ${start} to ${end}`, {
         start,
         end,
@@ -150,66 +148,76 @@ async function* parts(
   whole: boolean,
 ): AsyncGenerator<Part> {
   const { output } = source;
-  const tellers = streams.map((stream) => teller(output[stream], stream, from[stream], whole));
-  const id = (): string => tellers.map(({ told }) => told()).join('.');
+  const sent = { ...from };
+  const id = (): string => `${sent.stdout}.${sent.stderr}`;
+  const readers = streams.map((stream) => new StreamReader(output[stream], stream, from[stream], whole));
   try {
     for (;;) {
-      const ended = source.ended();
+      const { ended } = source;
       let quiet = true;
-      for (const { next } of tellers) {
-        for await (const told of next(ended !== undefined)) {
+      for (const reader of readers) {
+        for (const piece of await reader.read(ended !== undefined)) {
           quiet = false;
-          yield { ...told, id: id() };
+          sent[piece.stream] = 'to' in piece ? piece.to : piece.offset + piece.data.length;
+          yield { ...piece, id: id() };
         }
       }
       if (!quiet) continue;
       if (ended) {
-        yield { end: shownEnd(ended), id: id() };
+        yield { end: serializeEnd(ended), id: id() };
         return;
       }
       signal.throwIfAborted();
-      if (source.closed()) throw new AppError('unavailable', 'the broker stops: come back');
-      if (tellers.every(({ behind }) => !behind()) && !source.ended()) await output.changed.wait(signal);
+      if (output.stopped) throw new AppError('unavailable', 'the broker stops: come back');
+      if (!readers.some(({ behind }) => behind) && !source.ended) await output.changed.wait(signal);
     }
   } finally {
-    for (const { close } of tellers) close();
+    for (const reader of readers) reader.close();
   }
 }
 
-/** Tells one stream piece by piece; with `whole` cut between characters. */
-function teller(log: OutputLog, stream: Stream, from: number, whole: boolean) {
-  const reader = log.reader(from);
-  // The first bytes of a character whose others are still to come.
-  let begun: Buffer = Buffer.alloc(0);
-  let end = from;
+/** Reads one stream piece by piece; with `whole` cut between characters. */
+class StreamReader {
+  readonly #log: OutputLog;
+  readonly #stream: Stream;
+  readonly #whole: boolean;
+  readonly #reader: OutputReader;
+  /** The first bytes of a character whose others are still to come. */
+  #begun: Buffer = Buffer.alloc(0);
 
-  async function* next(last: boolean): AsyncGenerator<Piece> {
-    const at = reader.position;
-    const { offset, data } = await reader.read(eventBytes);
+  constructor(log: OutputLog, stream: Stream, from: number, whole: boolean) {
+    this.#log = log;
+    this.#stream = stream;
+    this.#whole = whole;
+    this.#reader = log.reader(from);
+  }
+
+  /** What comes next; `last`: all of it is there. */
+  async read(last: boolean): Promise<Piece[]> {
+    const stream = this.#stream;
+    const at = this.#reader.position;
+    const { offset, data } = await this.#reader.read(eventBytes);
+    const pieces: Piece[] = [];
     if (offset > at) {
-      const cut = begun;
-      begun = Buffer.alloc(0);
-      if (cut.length > 0) yield piece(cut, at - cut.length);
-      end = offset;
-      yield { stream, from: at, to: offset };
+      if (this.#begun.length > 0) pieces.push({ stream, offset: at - this.#begun.length, data: this.#begun });
+      this.#begun = Buffer.alloc(0);
+      pieces.push({ stream, from: at, to: offset });
     }
-    const bytes = begun.length === 0 ? data : Buffer.concat([begun, data]);
-    const over = last && reader.position >= log.end;
-    begun = !whole || over ? Buffer.alloc(0) : unfinished(bytes);
-    const told = bytes.subarray(0, bytes.length - begun.length);
-    if (told.length > 0) yield piece(told, offset + data.length - bytes.length);
+    const bytes = this.#begun.length === 0 ? data : Buffer.concat([this.#begun, data]);
+    const over = last && !this.behind;
+    this.#begun = !this.#whole || over ? Buffer.alloc(0) : unfinished(bytes);
+    const sent = bytes.subarray(0, bytes.length - this.#begun.length);
+    if (sent.length > 0) pieces.push({ stream, offset: offset + data.length - bytes.length, data: sent });
+    return pieces;
   }
-  function piece(data: Buffer, offset: number): Piece {
-    end = offset + data.length;
-    return { stream, offset, data };
+
+  get behind(): boolean {
+    return this.#log.end > this.#reader.position;
   }
-  return {
-    next,
-    /** One past the last byte that was told. */
-    told: () => end,
-    behind: () => log.end > reader.position,
-    close: () => reader.close(),
-  };
+
+  close(): void {
+    this.#reader.close();
+  }
 }
 
 /** The start of a UTF-8 character at the end of some bytes (RFC 3629 section 3). */
