@@ -71,9 +71,9 @@ export class Batches {
     for (const { batch, members, ids, stored } of batches) {
       const { command, args, cwd, user, created_at, cancel, requested_by: key_id } = batch;
       const rest = ids.map(([id, machine_id]) => {
-        const member = commandOf({ machine_id, command }, { key_id, batch_id: batch.id });
+        const member = commandOf({ command }, { machine_id, key_id, batch_id: batch.id }, created_at);
         const queue_until = members?.queue_until ?? null;
-        const open = runner.create({ ...member, id, args, cwd, user, created_at, cancel, queue_until });
+        const open = runner.create({ ...member, id, args, cwd, user, cancel, queue_until });
         open.recovered = true;
         return open;
       });
@@ -125,7 +125,11 @@ export class Batches {
     try {
       for (const machine_id of machines) {
         runner.refuseLongQueue(machine_id);
-        const member = commandOf({ ...input, machine_id }, { key_id: caller.key_id, batch_id: id });
+        const member = commandOf(
+          input,
+          { machine_id, key_id: caller.key_id, batch_id: id },
+          batch.created_at,
+        );
         members.push(runner.create(member, caller.request_id));
         if (members.length % sliceSize === 0) await turn();
       }
@@ -137,7 +141,7 @@ export class Batches {
           transaction.append(entry);
         };
         caller.commit({ append }, { batch_id: id }, machines.slice(0, sliceSize));
-        const queue_until = first[0]?.record.queue_until ?? null;
+        const queue_until = members[0]?.record.queue_until ?? null;
         const isWhole = members.length === first.length;
         store.insertBatch(batch, input, isWhole ? undefined : { ids, queue_until, audit });
       });

@@ -75,11 +75,12 @@ const unreported = {
 
 /** The record of a new command, which no agent has yet. */
 export function commandOf(
-  params: CommandParams & { machine_id: MachineId },
-  origin: { key_id: KeyId; batch_id?: BatchId; schedule_id?: ScheduleId },
+  params: CommandParams,
+  origin: { machine_id: MachineId; key_id: KeyId; batch_id?: BatchId; schedule_id?: ScheduleId },
+  created_at = now(),
 ): Command {
-  const { machine_id, command, args = null, cwd = null, user = null, queue_for } = params;
-  const created_at = now();
+  const { command, args = null, cwd = null, user = null, queue_for } = params;
+  const { machine_id } = origin;
   return {
     ...unreported,
     ...{ id: newId('command') as CommandId, machine_id, command, args, cwd, user, created_at },

@@ -151,8 +151,9 @@ export class Commands {
 
   async #create(input: Input<Api['commands']['create']>, caller: Caller): Promise<CommandRecord> {
     const { runner, lifecycle, vitals } = this.#parts;
-    refuseLocked(vitals, input.machine_id, input.user);
-    const command = commandOf(input, caller);
+    const { machine_id } = input;
+    refuseLocked(vitals, machine_id, input.user);
+    const command = commandOf(input, { machine_id, key_id: caller.key_id });
     const also = (journal: Journal): void => caller.commit(journal, { command_id: command.id });
     const open = await runner.add(command, specOf(input), caller.request_id, also);
     await lifecycle.ended(open, input.wait, caller.signal);

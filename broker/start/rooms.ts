@@ -46,7 +46,7 @@ export interface Tuning {
   proofMs?: number;
   pings?: { pingMs: number; pongMs: number };
   resolve?: NonNullable<WebhookSettings['resolve']>;
-  rooms?(rooms: { history: History; events: Events }): void;
+  rooms?(rooms: { state: State; history: History; events: Events }): void;
   stalledMs?: number;
   /** Of the HTTP port: connections, and time for the headers of a first request. */
   connections?: ConnectionLimits;
