@@ -9,21 +9,12 @@ import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type AuditEntry, auditOn, isAudit } from '../audit.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-import type { State } from '../state/index.ts';
 import { type Command, commandOf, OpenCommand } from './command.ts';
-import type { Lifecycle } from './lifecycle.ts';
-import { cancelWaitMs, type Runner } from './runner.ts';
-import type { Scheduler } from './scheduler.ts';
+import { cancelWaitMs, type Runner, type RunnerRooms } from './runner.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './serialize.ts';
 import { type Batch, batchColumns, batchFromRow, type CommandStore, type Tally } from './store.ts';
 
-interface BatchRooms {
-  state: State;
-  store: CommandStore;
-  scheduler: Scheduler;
-  lifecycle: Lifecycle;
-  runner: Runner;
-}
+type BatchRooms = RunnerRooms & { runner: Runner };
 
 /** Members that are worked on in one turn of the event loop, and stored in one transaction. */
 const sliceSize = 250;

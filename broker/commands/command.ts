@@ -1,6 +1,7 @@
 // A command: its record, what an agent is to start, what the agent's report means, and how it is held while it is open.
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
+import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { Api, Input, Reply } from '../../shared/api/index.ts';
 import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
@@ -14,53 +15,35 @@ export type CommandRecord = Reply<Api['commands']['get']>;
 export type Status = CommandRecord['status'];
 
 /** A command as the broker holds it: times in milliseconds, output as bytes. */
-export interface Command {
+export interface Command extends Omit<CommandRecord, Serialized> {
   id: CommandId;
   machine_id: MachineId;
-  command: string;
-  args: string[] | null;
-  cwd: string | null;
-  user: string | null;
-  status: Status;
-  exit_code: number | null;
-  signal: string | null;
-  /** Its last MiB, once it has ended. */
-  stdout: Buffer;
-  stderr: Buffer;
-  stdout_bytes: number;
-  stderr_bytes: number;
-  /** First byte that can still be had. */
-  stdout_start: number;
-  stderr_start: number;
-  created_at: number;
-  started_at: number | null;
-  finished_at: number | null;
-  reason: string | null;
   requested_by: KeyId;
   schedule_id: ScheduleId | null;
   batch_id: BatchId | null;
-  /** The agent's journal it was given to: another journal means a wiped agent. Empty: no agent has it. */
-  journal_id: string;
+  /** Its last MiB, once it has ended. */
+  stdout: Buffer;
+  stderr: Buffer;
+  created_at: number;
+  started_at: number | null;
+  finished_at: number | null;
   /** How long it may wait for its machine. */
   queue_until: number | null;
+  /** The agent's journal it was given to: another journal means a wiped agent. Empty: no agent has it. */
+  journal_id: string;
   /** Its end was requested. */
   cancel: boolean;
   /** Bytes of its output in files. */
   kept_bytes: number;
 }
 
-/** What an agent is to start. */
-export interface Spec {
-  command: string;
-  direct: boolean;
-  args: string[];
-  cwd: string;
-  env: Record<string, string>;
-  user: string;
-  stdin: string;
-  timeout_ms: number;
-  input: boolean;
-}
+/** What REST has otherwise than the broker, or in addition. */
+type Serialized =
+  | ('id' | 'machine_id' | 'requested_by' | 'schedule_id' | 'batch_id' | 'stdout' | 'stderr' | 'queued_until')
+  | ('created_at' | 'started_at' | 'finished_at' | 'duration' | 'stdout_truncated' | 'stderr_truncated');
+
+/** What an agent is to start, as JSON. */
+export type Spec = Omit<ProcessSpec__Output, 'stdin'> & { stdin: string };
 
 /** What is to run, on whichever machine. */
 export type CommandParams = Omit<Input<Api['commands']['async']>, 'machine_id'>;

@@ -19,7 +19,7 @@ import {
 import { Lifecycle } from './lifecycle.ts';
 import { OutputDirectory, type Stream } from './output.ts';
 import { bytesOf, eventsFrom, type Part, partsFrom, type Source } from './readers.ts';
-import { type CommandRooms, cancelWaitMs, Runner } from './runner.ts';
+import { type CommandRooms, cancelWaitMs, Runner, type RunnerRooms } from './runner.ts';
 import { Scheduler } from './scheduler.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './serialize.ts';
 import { type CommandRetention, CommandStore, columns, fromRow } from './store.ts';
@@ -58,7 +58,7 @@ export async function openCommands(
   await outputs.removeAllBut(store.withFiles());
   const scheduler = new Scheduler(rooms.presence);
   const acknowledgements = new ResultAcknowledgements(rooms.presence, log);
-  const lifecycle = new Lifecycle(store, scheduler, acknowledgements, log);
+  const lifecycle = new Lifecycle({ store, scheduler, acknowledgements }, log);
   const parts = { ...rooms, store, outputs, scheduler, acknowledgements, lifecycle };
   const runner = new Runner(parts, log);
   const batches = new Batches({ ...parts, runner }, log);
@@ -67,15 +67,7 @@ export async function openCommands(
   return new Commands({ ...parts, runner, batches });
 }
 
-interface Parts extends CommandRooms {
-  store: CommandStore;
-  outputs: OutputDirectory;
-  scheduler: Scheduler;
-  acknowledgements: ResultAcknowledgements;
-  lifecycle: Lifecycle;
-  runner: Runner;
-  batches: Batches;
-}
+type Parts = RunnerRooms & { runner: Runner; batches: Batches };
 
 export class Commands {
   readonly batches: Batches;

@@ -20,23 +20,20 @@ const rewriteMs = 5_000;
 /** A command that ends within this time has its start and its end in one transaction. */
 const announceMs = 10;
 
+interface LifecycleRooms {
+  store: CommandStore;
+  scheduler: Scheduler;
+  acknowledgements: ResultAcknowledgements;
+}
+
 /** Writes what becomes of commands, each change with its event, and wakes those who wait for it. */
 export class Lifecycle {
-  readonly #store: CommandStore;
-  readonly #scheduler: Scheduler;
-  readonly #acknowledgements: ResultAcknowledgements;
+  readonly #rooms: LifecycleRooms;
   readonly #log: Logger;
   readonly #stopped = new AbortController();
 
-  constructor(
-    store: CommandStore,
-    scheduler: Scheduler,
-    acknowledgements: ResultAcknowledgements,
-    log: Logger,
-  ) {
-    this.#store = store;
-    this.#scheduler = scheduler;
-    this.#acknowledgements = acknowledgements;
+  constructor(rooms: LifecycleRooms, log: Logger) {
+    this.#rooms = rooms;
     this.#log = log;
   }
 
@@ -73,7 +70,7 @@ export class Lifecycle {
     open.record = { ...open.record, status: 'running', started_at };
     open.output.changed.wake();
     open.cancelTimer = after(announceMs, () => {
-      this.#store.history
+      this.#rooms.store.history
         .write((transaction) => this.#announce(open, transaction))
         .catch((error: unknown) => {
           open.announced = false;
@@ -85,8 +82,8 @@ export class Lifecycle {
   #announce(open: OpenCommand, transaction: HistoryTransaction): void {
     if (open.announced || open.record.started_at === null) return;
     open.announced = true;
-    if (!open.end) this.#store.update({ ...open.record, ...open.output.extent() });
-    this.#store.announce(open.record, transaction);
+    if (!open.end) this.#rooms.store.update({ ...open.record, ...open.output.extent() });
+    this.#rooms.store.announce(open.record, transaction);
   }
 
   /** It has ended; of several ends the first counts. Resolves when that is on disk or the broker stops. Never rejects. */
@@ -99,10 +96,10 @@ export class Lifecycle {
     // What cannot be written now (disk full) is tried again until it can.
     while (!this.#stopped.signal.aborted) {
       try {
-        await this.#store.history.write((transaction) => {
+        await this.#rooms.store.history.write((transaction) => {
           open.record = { ...open.record, started_at: end.started_at };
           this.#announce(open, transaction);
-          this.#store.end(end, transaction);
+          this.#rooms.store.end(end, transaction);
         });
         return this.#close(open, end);
       } catch (error) {
@@ -114,11 +111,11 @@ export class Lifecycle {
   }
 
   #close(open: OpenCommand, end: Command): void {
-    const store = this.#store;
+    const { store, scheduler, acknowledgements } = this.#rooms;
     const { id, machine_id, batch_id, journal_id, kept_bytes } = end;
     open.record = end;
     open.ended = end;
-    if (this.#scheduler.close(open) && batch_id) {
+    if (scheduler.close(open) && batch_id) {
       // It can hold secrets, and nothing will be started any more.
       store.history
         .write(() => store.setBatch(batch_id, 'spec = NULL'))
@@ -128,7 +125,7 @@ export class Lifecycle {
     }
     store.limitOutput(kept_bytes);
     open.output.changed.wake();
-    if (journal_id !== '') this.#acknowledgements.add(machine_id, [id]);
-    this.#scheduler.changed.wake();
+    if (journal_id !== '') acknowledgements.add(machine_id, [id]);
+    scheduler.changed.wake();
   }
 }

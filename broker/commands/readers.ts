@@ -52,46 +52,29 @@ export function bytesOf(
     reply: {
       filename: `${command_id}.${stream}`,
       ...(follow ? { quiet: true } : { length: to - from }),
-      bytes: pieces(source, log, from, to, signal),
+      bytes: bytesBetween(source, stream, from, to, signal),
     },
   };
 }
 
-async function* pieces(
+async function* bytesBetween(
   source: Source,
-  log: OutputLog,
+  stream: Stream,
   from: number,
   to: number,
   signal: AbortSignal,
 ): AsyncGenerator<Uint8Array> {
-  const reader = log.reader(from);
-  try {
-    while (reader.position < to) {
-      // Looked at before reading: once it is set, all output is there.
-      const last = source.ended !== undefined || to <= log.end;
-      const at = reader.position;
-      const { offset, data } = await reader.read(Math.min(readBytes, to - at));
-      if (offset > at) throw gone(at, offset);
-      if (data.length > 0) yield data;
-      else if (last) return;
-      else await more(source, log, reader.position, signal);
+  if (from === to) return;
+  for await (const part of parts(source, { [stream]: from }, signal, { most: readBytes, whole: false })) {
+    if ('end' in part) return;
+    if ('from' in part) {
+      const { from, to } = part;
+      const message = 'output was dropped before it could be sent';
+      throw new AppError('range_not_satisfiable', message, { from, to });
     }
-  } finally {
-    reader.close();
+    yield part.data.subarray(0, to - part.offset);
+    if (part.offset + part.data.length >= to) return;
   }
-}
-
-function gone(from: number, to: number): AppError {
-  return new AppError('range_not_satisfiable', 'output was dropped before it could be sent', { from, to });
-}
-
-/** Sleeps until there is more, or there is nothing to wait for. */
-async function more(source: Source, log: OutputLog, position: number, signal: AbortSignal): Promise<void> {
-  signal.throwIfAborted();
-  if (source.output.stopped)
-    throw new AppError('unavailable', 'the broker stops: ask again from this offset on');
-  if (log.end > position || source.ended) return;
-  await source.output.changed.wait(signal);
 }
 
 /** Both streams as events, cut between characters. Throws as partsFrom does. */
@@ -138,19 +121,22 @@ export function partsFrom(
       });
     }
   }
-  return parts(source, from, signal, whole);
+  return parts(source, from, signal, { most: eventBytes, whole });
 }
 
 async function* parts(
   source: Source,
-  from: Record<Stream, number>,
+  from: Partial<Record<Stream, number>>,
   signal: AbortSignal,
-  whole: boolean,
+  reading: Reading,
 ): AsyncGenerator<Part> {
   const { output } = source;
-  const sent = { ...from };
+  const sent = { stdout: 0, stderr: 0, ...from };
   const id = (): string => `${sent.stdout}.${sent.stderr}`;
-  const readers = streams.map((stream) => new StreamReader(output[stream], stream, from[stream], whole));
+  const readers = streams.flatMap((stream) => {
+    const start = from[stream];
+    return start === undefined ? [] : [new StreamReader(output[stream], stream, start, reading)];
+  });
   try {
     for (;;) {
       const { ended } = source;
@@ -168,7 +154,8 @@ async function* parts(
         return;
       }
       signal.throwIfAborted();
-      if (output.stopped) throw new AppError('unavailable', 'the broker stops: come back');
+      if (output.stopped)
+        throw new AppError('unavailable', 'the broker stops: ask again from this offset on');
       if (!readers.some(({ behind }) => behind) && !source.ended) await output.changed.wait(signal);
     }
   } finally {
@@ -176,19 +163,26 @@ async function* parts(
   }
 }
 
-/** Reads one stream piece by piece; with `whole` cut between characters. */
+interface Reading {
+  /** Bytes of a piece. */
+  most: number;
+  /** Pieces are cut between characters. */
+  whole: boolean;
+}
+
+/** Reads one stream piece by piece. */
 class StreamReader {
   readonly #log: OutputLog;
   readonly #stream: Stream;
-  readonly #whole: boolean;
+  readonly #reading: Reading;
   readonly #reader: OutputReader;
   /** The first bytes of a character whose others are still to come. */
   #begun: Buffer = Buffer.alloc(0);
 
-  constructor(log: OutputLog, stream: Stream, from: number, whole: boolean) {
+  constructor(log: OutputLog, stream: Stream, from: number, reading: Reading) {
     this.#log = log;
     this.#stream = stream;
-    this.#whole = whole;
+    this.#reading = reading;
     this.#reader = log.reader(from);
   }
 
@@ -196,7 +190,7 @@ class StreamReader {
   async read(last: boolean): Promise<Piece[]> {
     const stream = this.#stream;
     const at = this.#reader.position;
-    const { offset, data } = await this.#reader.read(eventBytes);
+    const { offset, data } = await this.#reader.read(this.#reading.most);
     const pieces: Piece[] = [];
     if (offset > at) {
       if (this.#begun.length > 0) pieces.push({ stream, offset: at - this.#begun.length, data: this.#begun });
@@ -205,7 +199,7 @@ class StreamReader {
     }
     const bytes = this.#begun.length === 0 ? data : Buffer.concat([this.#begun, data]);
     const over = last && !this.behind;
-    this.#begun = !this.#whole || over ? Buffer.alloc(0) : unfinished(bytes);
+    this.#begun = !this.#reading.whole || over ? Buffer.alloc(0) : unfinished(bytes);
     const sent = bytes.subarray(0, bytes.length - this.#begun.length);
     if (sent.length > 0) pieces.push({ stream, offset: offset + data.length - bytes.length, data: sent });
     return pieces;

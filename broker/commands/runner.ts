@@ -24,7 +24,7 @@ export interface CommandRooms extends StoreRooms {
   mayRun(command: Command): boolean;
 }
 
-interface RunnerRooms extends CommandRooms {
+export interface RunnerRooms extends CommandRooms {
   store: CommandStore;
   outputs: OutputDirectory;
   scheduler: Scheduler;

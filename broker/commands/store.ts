@@ -1,13 +1,13 @@
 // Commands and batches in history: a row each, what of a command is written when, and how much output stays.
 import type { EventType } from '../../shared/api/events.ts';
 import type { Journal } from '../../shared/api/index.ts';
-import type { BatchId, CommandId, KeyId, MachineId } from '../../shared/api/route.ts';
+import type { BatchId, CommandId, MachineId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { AuditEntry } from '../audit.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
 import type { State } from '../state/index.ts';
-import { type Command, type CommandParams, type Spec, type Status, specOf } from './command.ts';
+import { type Command, type CommandParams, type Spec, specOf } from './command.ts';
 import type { OutputDirectory } from './output.ts';
 import { durationOf, listedBytes } from './serialize.ts';
 
@@ -81,19 +81,13 @@ export const batchColumns =
   'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
-export interface Batch {
+export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created_at' | 'requested_by'> & {
   id: BatchId;
-  command: string;
-  args: string[] | null;
-  cwd: string | null;
-  user: string | null;
   concurrency: number | null;
   max_failures: number | null;
-  created_at: number;
-  requested_by: KeyId;
   /** Its end was requested. */
   cancel: boolean;
-}
+};
 
 /** All members of a batch in their order, as its row holds them until each has a row of its own. */
 export interface Members {
@@ -104,11 +98,7 @@ export interface Members {
 }
 
 /** How many commands have a status, and when the last of them ended. */
-export interface Tally {
-  status: Status;
-  n: number;
-  finished_at: number | null;
-}
+export type Tally = Pick<Command, 'status' | 'finished_at'> & { n: number };
 
 export interface StoreRooms {
   state: State;
