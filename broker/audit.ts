@@ -14,7 +14,7 @@ export interface Audit {
   record(journal: Journal, deed: Deed, id?: string): void;
 }
 
-export interface AuditEntry extends Entry {
+interface AuditEntry extends Entry {
   kind: 'audit';
   id: string;
   created_at: number;
@@ -95,13 +95,15 @@ export function openAudit(history: History, keepMs: number, keepRows = mostRows)
   };
 }
 
-export function isAudit(entry: Entry): entry is AuditEntry {
-  return entry.kind === 'audit';
+/** What is on record for the first machine of a request, for the n-th of them. */
+export function auditOn(first: Entry, machine_id: MachineId, n: number): Entry {
+  if (!isAudit(first)) throw new Error(`an entry of kind ${first.kind} is not the audit's`);
+  const entry: AuditEntry = { ...first, id: `${first.id}_${n}`, deed: { ...first.deed, machine_id } };
+  return entry;
 }
 
-/** What is on record for the first machine of a request, for the n-th of them. */
-export function auditOn(first: AuditEntry, machine_id: MachineId, n: number): AuditEntry {
-  return { ...first, id: `${first.id}_${n}`, deed: { ...first.deed, machine_id } };
+function isAudit(entry: Entry): entry is AuditEntry {
+  return entry.kind === 'audit';
 }
 
 /** What was done on the machines a key reaches, and what it did itself on none. */

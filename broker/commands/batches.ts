@@ -1,5 +1,4 @@
 // Batches: one command on many machines, so many at once, until too many have failed.
-import { setImmediate as turn } from 'node:timers/promises';
 import { mostMachines, batches as routes } from '../../shared/api/batches.ts';
 import type { Api, Caller, Handlers, Input, Journal, Reply } from '../../shared/api/index.ts';
 import type { BatchId, MachineId } from '../../shared/api/route.ts';
@@ -7,12 +6,12 @@ import { monotonic, now, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type AuditEntry, auditOn, isAudit } from '../audit.ts';
+import type { Entry } from '../history.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-import { type Command, commandOf, OpenCommand } from './command.ts';
+import { type Batch, type Command, commandOf, OpenCommand, type Tally } from './command.ts';
 import { cancelWaitMs, type Runner, type RunnerRooms } from './runner.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './serialize.ts';
-import { type Batch, batchColumns, batchFromRow, type CommandStore, type Tally } from './store.ts';
+import { batchColumns, batchFromRow } from './store.ts';
 
 type BatchRooms = RunnerRooms & { runner: Runner };
 
@@ -24,7 +23,12 @@ const mostOutput = 2 * 1000 * listedBytes;
 const retryMs = 5_000;
 
 export class Batches {
-  readonly handlers: Handlers['batches'];
+  readonly handlers: Handlers['batches'] = {
+    create: (input, caller) => this.#create(input, caller),
+    list: (input, caller) => this.#list(input, caller),
+    get: ({ batch_id }, caller) => this.#detail(batch_id, caller),
+    cancel: ({ batch_id }, caller) => this.#cancel(batch_id, caller),
+  };
   readonly #rooms: BatchRooms;
   readonly #log: Logger;
   readonly #stopped = new AbortController();
@@ -34,12 +38,6 @@ export class Batches {
   constructor(rooms: BatchRooms, log: Logger) {
     this.#rooms = rooms;
     this.#log = log;
-    this.handlers = {
-      create: (input, caller) => this.#create(input, caller),
-      list: (input, caller) => this.#list(input, caller),
-      get: ({ batch_id }, caller) => this.#detail(batch_id, caller),
-      cancel: ({ batch_id }, caller) => this.#cancel(batch_id, caller),
-    };
   }
 
   /** Takes up what an earlier broker left: open commands, with the slots of their batches, and members without a row. */
@@ -112,10 +110,10 @@ export class Batches {
     const { store, scheduler, runner } = this.#rooms;
     const { id } = batch;
     const members: OpenCommand[] = [];
-    let audit: AuditEntry | undefined;
+    let audit: Entry | undefined;
     try {
       for (const machine_id of machines) {
-        runner.refuseLongQueue(machine_id);
+        scheduler.refuseLongQueue(machine_id);
         const member = commandOf(
           input,
           { machine_id, key_id: caller.key_id, batch_id: id },
@@ -128,7 +126,7 @@ export class Batches {
       const ids = members.map(({ record }) => [record.id, record.machine_id] as const);
       await runner.save(first, (transaction) => {
         const append: Journal['append'] = (entry) => {
-          if (isAudit(entry)) audit ??= entry;
+          if (entry.kind === 'audit') audit ??= entry;
           transaction.append(entry);
         };
         caller.commit({ append }, { batch_id: id }, machines.slice(0, sliceSize));
@@ -146,8 +144,8 @@ export class Batches {
   }
 
   /** Gives members rows of their own, slice by slice; what fails is tried again. Never rejects. */
-  async #storeRest(id: BatchId, rest: OpenCommand[], offset: number, audit?: AuditEntry): Promise<void> {
-    const { store, runner } = this.#rooms;
+  async #storeRest(id: BatchId, rest: OpenCommand[], offset: number, audit?: Entry): Promise<void> {
+    const { store, runner, auditOn } = this.#rooms;
     this.#unstored.set(id, rest);
     for (let at = 0; at < rest.length && !this.#stopped.signal.aborted; ) {
       const slice = rest.slice(at, at + sliceSize);
@@ -267,6 +265,11 @@ export class Batches {
     }
     return matching.map((machine) => machine.id);
   }
+}
+
+/** Lets the event loop do what else there is. */
+function turn(): Promise<void> {
+  return new Promise((resolve) => setImmediate(resolve));
 }
 
 /** The condition that a batch has such a command. */

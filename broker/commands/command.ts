@@ -42,6 +42,17 @@ type Serialized =
   | ('id' | 'machine_id' | 'requested_by' | 'schedule_id' | 'batch_id' | 'stdout' | 'stderr' | 'queued_until')
   | ('created_at' | 'started_at' | 'finished_at' | 'duration' | 'stdout_truncated' | 'stderr_truncated');
 
+export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created_at' | 'requested_by'> & {
+  id: BatchId;
+  concurrency: number | null;
+  max_failures: number | null;
+  /** Its end was requested. */
+  cancel: boolean;
+};
+
+/** How many commands have a status, and when the last of them ended. */
+export type Tally = Pick<Command, 'status' | 'finished_at'> & { n: number };
+
 /** What an agent is to start, as JSON. */
 export type Spec = Omit<ProcessSpec__Output, 'stdin'> & { stdin: string };
 

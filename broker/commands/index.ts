@@ -71,27 +71,56 @@ type Parts = RunnerRooms & { runner: Runner; batches: Batches };
 
 export class Commands {
   readonly batches: Batches;
-  readonly handlers: Handlers['commands'];
   readonly #parts: Parts;
 
   constructor(parts: Parts) {
     this.#parts = parts;
     this.batches = parts.batches;
-    this.handlers = {
-      create: (input, caller) => this.#create(input, caller),
-      async: (input, caller) => this.#create({ ...input, wait: 0 }, caller),
-      list: (input, caller) => this.#list(routes.list, input, caller),
-      ofMachine: (input, caller) => this.#list(routes.ofMachine, input, caller),
-      get: ({ command_id }) => this.#record(command_id),
-      cancel: (input, caller) => this.#cancel(input, caller),
-      purge: (input) => this.#purge(input),
-      input: (input, caller) => this.#input(input, caller),
-      signal: (input, caller) => this.#signal(input, caller),
-      output: (input, caller) => this.#output(input, caller),
-      stream: async ({ command_id, last_event_id }, caller) =>
-        eventsFrom(await this.#sourceOf(command_id), offsetsIn(last_event_id), caller.signal),
-    };
   }
+
+  readonly handlers: Handlers['commands'] = {
+    create: (input, caller) => this.#create(input, caller),
+    async: (input, caller) => this.#create({ ...input, wait: 0 }, caller),
+    list: (input, caller) => this.#list(routes.list, input, caller),
+    ofMachine: (input, caller) => this.#list(routes.ofMachine, input, caller),
+    get: ({ command_id }) => this.#record(command_id),
+    cancel: async ({ command_id }, caller) => {
+      const { scheduler, runner, lifecycle } = this.#parts;
+      const open = scheduler.get(command_id);
+      if (open) {
+        await runner.cancel(open, caller);
+        await lifecycle.ended(open, cancelWaitMs);
+      }
+      return serializeFor(caller, await this.#record(command_id));
+    },
+    purge: async ({ machine_id }) => {
+      const { scheduler, runner } = this.#parts;
+      const waiting = scheduler.waiting(machine_id).filter(({ stored }) => stored);
+      await Promise.all(waiting.map((open) => runner.cancel(open)));
+      return { cancelled: waiting.map(({ record }) => record.id) };
+    },
+    input: async (input, caller) => {
+      const open = this.#running(input.command_id);
+      // One after another: the pieces of two callers must not come between each other.
+      const turn = open.input.then(() => this.#give(open, input, caller));
+      open.input = turn.catch(() => {});
+      return { taken: await turn };
+    },
+    signal: async ({ command_id, signal }, caller) => {
+      const { machine_id } = this.#running(command_id).record;
+      const { stub } = this.#parts.presence.get(machine_id);
+      await stub.signalProcess({ id: command_id, signal }, { request_id: caller.request_id, caller });
+      return serializeFor(caller, await this.#record(command_id));
+    },
+    output: async (input, caller) => {
+      const source = await this.#sourceOf(input.command_id);
+      const { reply, from } = bytesOf(source, input, caller.signal);
+      caller.headers.set('X-Output-Offset', String(from));
+      return reply;
+    },
+    stream: async ({ command_id, last_event_id }, caller) =>
+      eventsFrom(await this.#sourceOf(command_id), offsetsIn(last_event_id), caller.signal),
+  };
 
   /** Runs a command for a schedule, written together with `also`. Throws what POST would answer. */
   async start(params: ScheduledParams, also: (journal: Journal, id: CommandId) => void): Promise<Begun> {
@@ -178,31 +207,6 @@ export class Commands {
     return serialize((await scheduler.get(id)?.current()) ?? store.get(id));
   }
 
-  async #cancel({ command_id }: Input<Api['commands']['cancel']>, caller: Caller) {
-    const { scheduler, runner, lifecycle } = this.#parts;
-    const open = scheduler.get(command_id);
-    if (open) {
-      await runner.cancel(open, caller);
-      await lifecycle.ended(open, cancelWaitMs);
-    }
-    return serializeFor(caller, await this.#record(command_id));
-  }
-
-  async #purge({ machine_id }: Input<Api['commands']['purge']>) {
-    const { scheduler, runner } = this.#parts;
-    const waiting = scheduler.waiting(machine_id).filter(({ stored }) => stored);
-    await Promise.all(waiting.map((open) => runner.cancel(open)));
-    return { cancelled: waiting.map(({ record }) => record.id) };
-  }
-
-  async #input(input: Input<Api['commands']['input']>, caller: Caller) {
-    const open = this.#running(input.command_id);
-    // One after another: the pieces of two callers must not come between each other.
-    const turn = open.input.then(() => this.#give(open, input, caller));
-    open.input = turn.catch(() => {});
-    return { taken: await turn };
-  }
-
   /** Bytes of input taken in all. An error says, as `given`, how many of these were. */
   async #give(
     { record: { id, machine_id } }: OpenCommand,
@@ -231,13 +235,6 @@ export class Commands {
     }
   }
 
-  async #signal({ command_id, signal }: Input<Api['commands']['signal']>, caller: Caller) {
-    const { machine_id } = this.#running(command_id).record;
-    const { stub } = this.#parts.presence.get(machine_id);
-    await stub.signalProcess({ id: command_id, signal }, { request_id: caller.request_id, caller });
-    return serializeFor(caller, await this.#record(command_id));
-  }
-
   /** A command that its machine has. Throws conflict for one that has ended or not begun. */
   #running(id: string): OpenCommand {
     const { scheduler, store } = this.#parts;
@@ -247,13 +244,6 @@ export class Commands {
     const started = open?.state !== 'queued';
     const message = `this command ${started ? 'has ended' : 'has not started'}`;
     throw new AppError('conflict', message, { command_id: id, started });
-  }
-
-  async #output(input: Input<Api['commands']['output']>, caller: Caller) {
-    const source = await this.#sourceOf(input.command_id);
-    const { reply, from } = bytesOf(source, input, caller.signal);
-    caller.headers.set('X-Output-Offset', String(from));
-    return reply;
   }
 
   /** The output of a command, live while it runs. */

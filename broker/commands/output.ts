@@ -3,7 +3,6 @@ import { readdir, rm, statfs } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from '../../shared/logger.ts';
 import { newOutput, type OutputLog, openOutput, Wake } from '../../shared/output.ts';
-import type { Command } from './command.ts';
 
 export const streams = ['stdout', 'stderr'] as const;
 export type Stream = (typeof streams)[number];
@@ -120,6 +119,9 @@ const reserveShare = 0.1;
 /** The disk is asked again after so many bytes. */
 const checkEveryBytes = 1024 * 1024;
 
+/** What the record of a command that has ended has of its output. */
+type Ended = Record<Stream, Buffer> & Record<`${Stream}_bytes`, number> & { id: string; kept_bytes: number };
+
 /** Where the output of all commands lies: a directory for each command that needs files. */
 export class OutputDirectory {
   /** The data directory: names below it are synced with the files. */
@@ -150,7 +152,7 @@ export class OutputDirectory {
   }
 
   /** Of one that has ended: its files, or where there are none, the tail that its record keeps. */
-  async ofEnded(command: Command): Promise<Output> {
+  async ofEnded(command: Ended): Promise<Output> {
     const changed = new Wake();
     const ended = async (stream: Stream): Promise<OutputLog> => {
       const bytes = command[`${stream}_bytes`];

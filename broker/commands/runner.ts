@@ -1,13 +1,13 @@
 // Runs commands: each is handed to its agent once, followed to its end, and ended on request.
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { Caller } from '../../shared/api/index.ts';
-import type { BatchId } from '../../shared/api/route.ts';
+import type { BatchId, MachineId } from '../../shared/api/route.ts';
 import { after, every, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isId, newId } from '../../shared/ids.ts';
-import { killGraceMs, openCommands } from '../../shared/limits.ts';
+import { killGraceMs } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { HistoryTransaction } from '../history.ts';
+import type { Entry, HistoryTransaction } from '../history.ts';
 import type { ResultAcknowledgements } from '../link/acknowledgements.ts';
 import type { Link, Presence } from '../link/presence.ts';
 import type { Vitals } from '../machines/vitals.ts';
@@ -22,6 +22,8 @@ export interface CommandRooms extends StoreRooms {
   vitals: Vitals;
   /** Whether a key may still have its command run there. */
   mayRun(command: Command): boolean;
+  /** The entry of the audit log for the first machine of a request, for the n-th of them. */
+  auditOn(first: Entry, machine: MachineId, n: number): Entry;
 }
 
 export interface RunnerRooms extends CommandRooms {
@@ -34,8 +36,6 @@ export interface RunnerRooms extends CommandRooms {
 
 /** A cancelled command that dies within TERM's grace has ended by then. */
 export const cancelWaitMs = killGraceMs + 1_000;
-/** Commands that wait for one machine. */
-const maxWaiting = 1000;
 /** After this long without its machine, a command's outcome is called unknown. */
 const noReportMs = 24 * 3_600_000;
 /** So long after the broker's start, machines may still be on their way back. */
@@ -99,7 +99,7 @@ export class Runner {
 
   /** Persists a command with `also` and starts it, or lets it wait where it may; resolves once it is on disk. */
   async add(command: Command, spec: Spec, requestId: string, also: (journal: HistoryTransaction) => void) {
-    const link = this.#placeFor(command);
+    const link = this.#rooms.scheduler.placeFor(command);
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
     // Only what may wait is kept for later: it can hold secrets.
     await this.save([open], also, command.queue_until === null ? undefined : spec).catch((error: unknown) => {
@@ -370,20 +370,6 @@ export class Runner {
     }
   }
 
-  /** The link to start it on, or undefined where it waits. Throws machine_offline or unavailable. */
-  #placeFor({ machine_id, queue_until }: Command): Link | undefined {
-    const { presence, scheduler } = this.#rooms;
-    if (presence.online(machine_id) && scheduler.placesOn(machine_id) > 0) return presence.get(machine_id);
-    if (queue_until !== null) return this.refuseLongQueue(machine_id);
-    throw full(presence.get(machine_id).machineId, `${openCommands} commands are open`, openCommands);
-  }
-
-  /** Throws unavailable where too many commands wait for a machine already. */
-  refuseLongQueue(machineId: string): undefined {
-    if (this.#rooms.scheduler.waiting(machineId).length >= maxWaiting)
-      throw full(machineId, `${maxWaiting} commands wait`, maxWaiting);
-  }
-
   #abandonRemoved(among: readonly OpenCommand[]): void {
     const { machines } = this.#rooms.state;
     this.#abandon(({ machine_id }) => !machines.has(machine_id), 'machine_removed', among);
@@ -414,9 +400,4 @@ export class Runner {
       output.stop();
     }
   }
-}
-
-function full(machineId: string, what: string, limit: number): AppError {
-  const message = `${what} on this machine already: try again later, or let it wait with queue_for`;
-  return new AppError('unavailable', message, { machine_id: machineId, limit });
 }

@@ -1,6 +1,7 @@
 // The scheduler: all open commands, in the order they came, the slots of their batches, and which of them is next.
 import type { BatchId } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
 import { openCommands } from '../../shared/limits.ts';
 import { Wake } from '../../shared/output.ts';
 import type { Link, Presence } from '../link/presence.ts';
@@ -21,6 +22,8 @@ export interface BatchProgress {
 /** What becomes of a command that has waited: it starts over a link, or ends. */
 export type Decision = { open: OpenCommand; link: Link } | { open: OpenCommand; end: End };
 
+/** Commands that wait for one machine. */
+const maxWaiting = 1000;
 /** Decisions at once: each is a write, and the event loop is for others, too. */
 const mostDecisions = 250;
 
@@ -100,6 +103,20 @@ export class Scheduler {
     return openCommands - this.dispatched(machineId).length;
   }
 
+  /** The link to start it on, or undefined where it waits. Throws machine_offline or unavailable. */
+  placeFor({ machine_id, queue_until }: Command): Link | undefined {
+    if (this.#presence.online(machine_id) && this.placesOn(machine_id) > 0)
+      return this.#presence.get(machine_id);
+    if (queue_until !== null) return this.refuseLongQueue(machine_id);
+    throw full(this.#presence.get(machine_id).machineId, `${openCommands} commands are open`, openCommands);
+  }
+
+  /** Throws unavailable where too many commands wait for a machine already. */
+  refuseLongQueue(machineId: string): undefined {
+    if (this.waiting(machineId).length >= maxWaiting)
+      throw full(machineId, `${maxWaiting} commands wait`, maxWaiting);
+  }
+
   takeSlot(open: OpenCommand): void {
     const batch = this.#batchOf(open.record);
     if (batch) batch.running += 1;
@@ -175,4 +192,9 @@ export class Scheduler {
   #on(machineId: string): OpenCommand[] {
     return [...(this.#byMachine.get(machineId) ?? [])];
   }
+}
+
+function full(machineId: string, what: string, limit: number): AppError {
+  const message = `${what} on this machine already: try again later, or let it wait with queue_for`;
+  return new AppError('unavailable', message, { machine_id: machineId, limit });
 }

@@ -1,8 +1,7 @@
 // Commands as REST answers with them.
 import type { Api, Caller, Reply } from '../../shared/api/index.ts';
 import { iso } from '../../shared/clock.ts';
-import type { Command, CommandRecord } from './command.ts';
-import type { Batch, Tally } from './store.ts';
+import type { Batch, Command, CommandRecord, Tally } from './command.ts';
 
 /** What a list has of each stream: enough to see what happened, and a page stays small. */
 export const listedBytes = 4096;

@@ -3,11 +3,10 @@ import type { EventType } from '../../shared/api/events.ts';
 import type { Journal } from '../../shared/api/index.ts';
 import type { BatchId, CommandId, MachineId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { AuditEntry } from '../audit.ts';
 import type { Events } from '../events.ts';
-import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
+import { type Entry, type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
 import type { State } from '../state/index.ts';
-import { type Command, type CommandParams, type Spec, specOf } from './command.ts';
+import { type Batch, type Command, type CommandParams, type Spec, specOf, type Tally } from './command.ts';
 import type { OutputDirectory } from './output.ts';
 import { durationOf, listedBytes } from './serialize.ts';
 
@@ -81,24 +80,13 @@ export const batchColumns =
   'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
-export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created_at' | 'requested_by'> & {
-  id: BatchId;
-  concurrency: number | null;
-  max_failures: number | null;
-  /** Its end was requested. */
-  cancel: boolean;
-};
-
 /** All members of a batch in their order, as its row holds them until each has a row of its own. */
 export interface Members {
   ids: (readonly [CommandId, MachineId])[];
   queue_until: number | null;
   /** What the audit log has of the first one. */
-  audit: AuditEntry | undefined;
+  audit: Entry | undefined;
 }
-
-/** How many commands have a status, and when the last of them ended. */
-export type Tally = Pick<Command, 'status' | 'finished_at'> & { n: number };
 
 export interface StoreRooms {
   state: State;
