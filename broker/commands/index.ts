@@ -4,7 +4,6 @@ import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/a
 import type { CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { ResultAcknowledgements } from '../link/acknowledgements.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { Batches } from './batches.ts';
 import {
@@ -57,9 +56,8 @@ export async function openCommands(
   const store = new CommandStore(rooms, outputs, retention);
   await outputs.removeAllBut(store.withFiles());
   const scheduler = new Scheduler(rooms.presence);
-  const acknowledgements = new ResultAcknowledgements(rooms.presence, log);
-  const lifecycle = new Lifecycle({ store, scheduler, acknowledgements }, log);
-  const parts = { ...rooms, store, outputs, scheduler, acknowledgements, lifecycle };
+  const lifecycle = new Lifecycle({ ...rooms, store, scheduler }, log);
+  const parts = { ...rooms, store, outputs, scheduler, lifecycle };
   const runner = new Runner(parts, log);
   const batches = new Batches({ ...parts, runner }, log);
   await batches.recover();
@@ -158,11 +156,10 @@ export class Commands {
 
   /** Wakes all who wait; nothing is started any more. */
   stop(): void {
-    const { batches, runner, lifecycle, acknowledgements } = this.#parts;
+    const { batches, runner, lifecycle } = this.#parts;
     batches.stop();
     runner.stop();
     lifecycle.stop();
-    acknowledgements.close();
   }
 
   /** Closes the files, once no link is left. */

@@ -10,7 +10,8 @@
 import { after, now, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { HistoryTransaction } from '../history.ts';
-import type { ResultAcknowledgements } from '../link/acknowledgements.ts';
+import { acknowledge } from '../link/acknowledge.ts';
+import type { Presence } from '../link/presence.ts';
 import type { Command, End, OpenCommand } from './command.ts';
 import type { Scheduler } from './scheduler.ts';
 import type { CommandStore } from './store.ts';
@@ -23,7 +24,7 @@ const announceMs = 10;
 interface LifecycleRooms {
   store: CommandStore;
   scheduler: Scheduler;
-  acknowledgements: ResultAcknowledgements;
+  presence: Presence;
 }
 
 /** Writes what becomes of commands, each change with its event, and wakes those who wait for it. */
@@ -111,7 +112,7 @@ export class Lifecycle {
   }
 
   #close(open: OpenCommand, end: Command): void {
-    const { store, scheduler, acknowledgements } = this.#rooms;
+    const { store, scheduler, presence } = this.#rooms;
     const { id, machine_id, batch_id, journal_id, kept_bytes } = end;
     open.record = end;
     open.ended = end;
@@ -125,7 +126,7 @@ export class Lifecycle {
     }
     store.limitOutput(kept_bytes);
     open.output.changed.wake();
-    if (journal_id !== '') acknowledgements.add(machine_id, [id]);
+    if (journal_id !== '') acknowledge(presence, machine_id, [id], this.#log);
     scheduler.changed.wake();
   }
 }

@@ -8,7 +8,7 @@ import { isId, newId } from '../../shared/ids.ts';
 import { killGraceMs } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Entry, HistoryTransaction } from '../history.ts';
-import type { ResultAcknowledgements } from '../link/acknowledgements.ts';
+import { acknowledge } from '../link/acknowledge.ts';
 import type { Link, Presence } from '../link/presence.ts';
 import type { Vitals } from '../machines/vitals.ts';
 import { type Command, type End, endOf, isSound, OpenCommand, type Spec } from './command.ts';
@@ -31,7 +31,6 @@ export interface RunnerRooms extends CommandRooms {
   outputs: OutputDirectory;
   scheduler: Scheduler;
   lifecycle: Lifecycle;
-  acknowledgements: ResultAcknowledgements;
 }
 
 /** A cancelled command that dies within TERM's grace has ended by then. */
@@ -52,7 +51,6 @@ export class Runner {
   /** Keys or machines have changed: all that wait are judged. */
   #judging = false;
   #cancelExpiry: () => void = () => {};
-
   readonly #look = (): void => this.#rooms.scheduler.changed.wake();
 
   constructor(rooms: RunnerRooms, log: Logger) {
@@ -173,12 +171,10 @@ export class Runner {
 
   /** Cancels the members of a batch: first all that wait, so that none of them has its turn meanwhile. */
   async cancelAll(members: readonly OpenCommand[], by: Caller): Promise<void> {
-    const [waiting, others] = [true, false].map((waits) =>
-      members.filter(({ state }) => (state === 'queued') === waits),
-    );
-    for (const open of waiting ?? []) open.record = { ...open.record, cancel: true };
+    for (const open of members) if (open.state === 'queued') open.record = { ...open.record, cancel: true };
     this.#look();
-    await Promise.all((others ?? []).map((open) => this.cancel(open, by)));
+    const others = members.filter(({ state }) => state !== 'queued');
+    await Promise.all(others.map((open) => this.cancel(open, by)));
   }
 
   #decide(): void {
@@ -356,9 +352,9 @@ export class Runner {
   #linked(link: Link): void {
     this.#resume(link);
     // What ended while the agent was offline, and what is unknown here; terminals belong to sessions.
-    const { scheduler } = this.#rooms;
+    const { scheduler, presence } = this.#rooms;
     const settled = link.processIds.filter((id) => !scheduler.get(id) && !isId('session', id));
-    this.#rooms.acknowledgements.add(link.machineId, settled);
+    acknowledge(presence, link.machineId, settled, this.#log);
   }
 
   /** Follows every command of a machine that is not followed, and passes on what was requested meanwhile. */

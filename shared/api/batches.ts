@@ -43,7 +43,9 @@ const withResults = batch
   .extend({
     results: z
       .array(command.omit({ command: true, args: true, cwd: true, user: true }))
-      .meta({ description: 'The command on each machine, with the last 4 KiB of its output' }),
+      .meta({
+        description: 'The command on each machine, with the last 4 KiB of its output, or a share of 8 MiB',
+      }),
   })
   .meta({ id: 'BatchWithResults' });
 
