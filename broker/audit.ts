@@ -95,6 +95,17 @@ export function openAudit(history: History, keepMs: number, keepRows = mostRows)
   };
 }
 
+/** What is on record for the first machine of a request, for the n-th of them. */
+export function auditOn(first: Entry, machine_id: MachineId, n: number): Entry {
+  if (!isAudit(first)) throw new Error(`an entry of kind ${first.kind} is not the audit's`);
+  const entry: AuditEntry = { ...first, id: `${first.id}_${n}`, deed: { ...first.deed, machine_id } };
+  return entry;
+}
+
+function isAudit(entry: Entry): entry is AuditEntry {
+  return entry.kind === 'audit';
+}
+
 /** What was done on the machines a key reaches, and what it did itself on none. */
 function visibleTo(caller: Caller): Condition {
   const reachable = caller.reachable();

@@ -3,6 +3,8 @@ import { mkdirSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
+import type { Tuning } from '../broker/start/index.ts';
+import type { MachineId } from '../shared/api/route.ts';
 import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './command-bench.ts';
 import { type AgentHandle, type House, openHouse, temporaryFolder } from './house.ts';
 import { openProxy } from './proxy.ts';
@@ -305,9 +307,9 @@ test('what a batch runs is kept once, and its secrets no longer than it is open'
   await soon(kept).toBe(0);
 });
 
-test('a command as long as a single one may be goes to a list of a thousand, and is stored once', async () => {
+test('a command as long as a single one may be goes to a list of ten thousand, and is stored once', async () => {
   const { house, ids, agents, run } = await fleet(2);
-  const machine_ids = Array.from({ length: 1_000 }, (_, n) => ids[n % 2]!);
+  const machine_ids = Array.from({ length: 10_000 }, (_, n) => ids[n % 2]!);
   const text = `echo ran; : ${'x'.repeat(131_000)}`;
   const tooMany = { machine_ids: [...machine_ids, ids[0]], command: 'true' };
   expect((await house.call('POST', '/commands/batch', { body: tooMany })).status).toBe(422);
@@ -337,6 +339,64 @@ test('a command as long as a single one may be goes to a list of a thousand, and
     .then(({ results }) => results);
   expect(last).toMatchObject({ status: 'completed', stdout_bytes: 60_001 });
   expect(await again.client.commands.get({ command_id: last!.id })).toMatchObject({ command: 'sh', args });
+});
+
+/** A house with so many machines that have never been linked. */
+async function largeFleet(count: number) {
+  const stores: Parameters<NonNullable<Tuning['rooms']>>[0][] = [];
+  const house = await openHouse({ tuning: { rooms: (opened) => void stores.push(opened) } });
+  const { identity } = await scriptedMachine(house);
+  const { state, history } = stores[0]!;
+  const first = state.machines.get(identity.machineId)!;
+  const ids = Array.from({ length: count }, (_, n) => `mach_${String(n).padStart(22, '0')}` as MachineId);
+  await state.change((draft) => {
+    for (const id of ids) draft.put('machines', { ...first, id, name: id, public_key: id });
+  });
+  return { house, history, ids };
+}
+
+test('a batch of more machines than fit into one transaction lists all of them at once, and DELETE ends all', async () => {
+  const { house, ids } = await largeFleet(1_100);
+  const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };
+  const made = await house.client.batches.create(many);
+  expect(made).toMatchObject({ status: 'running', total: 1_100, counts: { queued: 1_100 } });
+  expect(made.results.map(({ machine_id }) => machine_id)).toEqual(ids);
+  // Also the last one, whose row may not be there yet.
+  const last = { command_id: made.results.at(-1)!.id };
+  expect(await house.client.commands.get(last)).toMatchObject({ status: 'queued', batch_id: made.id });
+  expect((await house.client.commands.cancel(last)).status).toBe('cancelled');
+  expect((await house.client.batches.list()).items).toMatchObject([{ id: made.id, total: 1_100 }]);
+  const cancelled = await house.client.batches.cancel({ batch_id: made.id });
+  expect(cancelled).toMatchObject({ status: 'cancelled', counts: { cancelled: 1_100 } });
+  expect(cancelled.results.map(({ id }) => id)).toEqual(made.results.map(({ id }) => id));
+  const rows = (await house.call('GET', '/audit?action=batches.create&limit=1')).body.meta.total;
+  expect(rows).toBe(1_100);
+});
+
+test('members that an earlier broker could not store any more are stored at the next start, once', async () => {
+  const { house, history, ids } = await largeFleet(600);
+  const { write } = history;
+  history.write = async (change) => {
+    const open = history.sql('SELECT count(*) AS n FROM batches WHERE members NOT NULL').get()?.n;
+    if (open) throw new Error('no space left');
+    return write(change);
+  };
+  const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };
+  const made = await house.client.batches.create(many);
+  expect(made.counts.queued).toBe(600);
+  expect((await house.client.commands.list({ batch_id: made.id })).total).toBe(250);
+  await house.broker.close();
+  const again = await openHouse({ dataDir: house.dataDir });
+  const { results, total } = await again.client.batches.get({ batch_id: made.id });
+  expect(total).toBe(600);
+  expect(results).toEqual(made.results);
+  await soon(async () => (await again.client.commands.list({ batch_id: made.id })).total).toBe(600);
+  const audit = await again.call('GET', '/audit?action=batches.create&limit=100&sort=-created_at');
+  expect(audit.body.meta.total).toBe(600);
+  expect(audit.body.data[0]).toMatchObject({ machine_id: ids.at(-1), what: { batch_id: made.id } });
+  expect(await again.client.batches.cancel({ batch_id: made.id })).toMatchObject({
+    counts: { cancelled: 600 },
+  });
 });
 
 test('a limited key sees the results of its machines only, and may not cancel what runs on others', async () => {

@@ -43,6 +43,8 @@ export interface RecorderRooms {
 /** Refusals of one key that are written in a while; of the rest only the number. */
 const mostRefusals = 60;
 const minute = 60_000;
+/** Rows of one transaction: the event loop is for others, too. */
+const mostAtOnce = 500;
 
 export function openRecorder({ history, record }: RecorderRooms, log: Logger): Recorder {
   const refusals = new LogLimiter<Deed>(mostRefusals, minute, (first, left_out) => {
@@ -50,15 +52,20 @@ export function openRecorder({ history, record }: RecorderRooms, log: Logger): R
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newId('audit'));
   });
 
-  function recordAll(journal: Journal, deeds: readonly Deed[], id: string): void {
-    for (const [n, deed] of deeds.entries()) record(journal, deed, n === 0 ? id : `${id}_${n}`);
+  function recordAll(journal: Journal, deeds: readonly Deed[], id: string, from = 0): void {
+    for (const [n, deed] of deeds.entries()) record(journal, deed, from + n === 0 ? id : `${id}_${from + n}`);
   }
 
   /** What was done stays done, and is answered, though nobody could write it down. */
   async function write(deeds: readonly Deed[], id: string): Promise<void> {
-    await history
-      .write((journal) => recordAll(journal, deeds, id))
-      .catch((error: unknown) => log.error({ err: error, deeds }, 'what was done could not be written down'));
+    for (let from = 0; from < deeds.length; from += mostAtOnce) {
+      const some = deeds.slice(from, from + mostAtOnce);
+      await history
+        .write((journal) => recordAll(journal, some, id, from))
+        .catch((error: unknown) =>
+          log.error({ err: error, deeds: some }, 'what was done could not be written down'),
+        );
+    }
   }
 
   return {

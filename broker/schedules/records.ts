@@ -4,7 +4,7 @@ import type { CommandId, MachineId, RunId, ScheduleId } from '../../shared/api/r
 import { schedules as routes } from '../../shared/api/schedules.ts';
 import { now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
-import type { Command } from '../commands/records.ts';
+import type { Command } from '../commands/command.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history.ts';
 import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';

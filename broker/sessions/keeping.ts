@@ -7,7 +7,7 @@ import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isId, newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { openForgetting } from '../link/forgetting.ts';
+import { acknowledge } from '../link/acknowledge.ts';
 import type { Link, Presence } from '../presence/index.ts';
 import type { End, Life } from './life.ts';
 import type { Session } from './records.ts';
@@ -44,7 +44,6 @@ const againMs = 1_000;
 const unsure: readonly string[] = ['machine_offline', 'machine_timeout', 'unavailable'];
 
 export function openKeeping({ presence, life, runs }: KeepingRooms, log: Logger): Keeping {
-  const forgetting = openForgetting(presence, log);
   let stopped = false;
   const linkOf = (machineId: string): Link | undefined =>
     presence.online(machineId) ? presence.get(machineId) : undefined;
@@ -109,7 +108,7 @@ export function openKeeping({ presence, life, runs }: KeepingRooms, log: Logger)
       .killProcess({ id, grace_ms: endGraceMs }, { request_id: newId('request') })
       .catch((error: unknown) => log.debug({ err: error, session_id: id }, 'nothing to end'));
     // What still runs is forgotten when it is over.
-    forgetting.add(link.machineId, [id]);
+    acknowledge(presence, link.machineId, [id], log);
   }
 
   const stopWatching = presence.watch((machineId) => {
@@ -139,12 +138,11 @@ export function openKeeping({ presence, life, runs }: KeepingRooms, log: Logger)
     settled({ session: { id, machine_id }, exited }) {
       const link = linkOf(machine_id);
       if (link && !exited && !stopped) putAway(link, id);
-      else forgetting.add(machine_id, [id]);
+      else acknowledge(presence, machine_id, [id], log);
     },
     stop() {
       stopped = true;
       stopWatching();
-      forgetting.close();
     },
   };
 }

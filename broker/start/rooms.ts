@@ -12,7 +12,7 @@ import type { Lookups } from '../admission/access.ts';
 import { openIdempotency } from '../admission/idempotency.ts';
 import { openRates, type Rates } from '../admission/rates.ts';
 import { openRecorder, type Recorder } from '../admission/recording.ts';
-import { type Audit, openAudit } from '../audit.ts';
+import { type Audit, auditOn, openAudit } from '../audit.ts';
 import { type Backups, openBackups } from '../backup.ts';
 import { type Commands, openCommands } from '../commands/index.ts';
 import type { BrokerSettings } from '../config.ts';
@@ -46,7 +46,7 @@ export interface Tuning {
   proofMs?: number;
   pings?: { pingMs: number; pongMs: number };
   resolve?: NonNullable<WebhookSettings['resolve']>;
-  rooms?(rooms: { history: History; events: Events }): void;
+  rooms?(rooms: { state: State; history: History; events: Events }): void;
   stalledMs?: number;
   /** Of the HTTP port: connections, and time for the headers of a first request. */
   connections?: ConnectionLimits;
@@ -199,7 +199,7 @@ async function openNouns(
   const joinTokens = new JoinTokens(state, events, fingerprint, packages);
   const audit = openAudit(history, settings.keep_audit);
   const records = openScheduleRecords(stores, keepMs);
-  const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended };
+  const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended, auditOn };
   const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };
   const commands = await openCommands(commandRooms, output, log);
   closers.push(() => commands.close());

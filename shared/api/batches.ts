@@ -4,7 +4,7 @@ import { command, spec, wait } from './commands.ts';
 import { list } from './list.ts';
 import { batchId, machineId, single, tags, timestamp } from './route.ts';
 
-export const mostMachines = 1000;
+export const mostMachines = 10_000;
 /** Characters as JSON. Each machine gets all of it: what is larger is uploaded first. */
 const mostBeside = 64 * 1024;
 
@@ -43,7 +43,9 @@ const withResults = batch
   .extend({
     results: z
       .array(command.omit({ command: true, args: true, cwd: true, user: true }))
-      .meta({ description: 'The command on each machine, with the last 4 KiB of its output' }),
+      .meta({
+        description: 'The command on each machine, with the last 4 KiB of its output, or a share of 8 MiB',
+      }),
   })
   .meta({ id: 'BatchWithResults' });
 

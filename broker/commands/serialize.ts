@@ -1,16 +1,19 @@
-// A command as REST shows it.
-import type { Caller } from '../../shared/api/index.ts';
+// Commands as REST answers with them.
+import type { Api, Caller, Reply } from '../../shared/api/index.ts';
 import { iso } from '../../shared/clock.ts';
-import { type Command, type CommandRecord, listedBytes } from './records.ts';
+import type { Batch, Command, CommandRecord, Tally } from './command.ts';
 
-/** A command with the end of its output only. */
-export function listed(command: Command): CommandRecord {
+/** What a list has of each stream: enough to see what happened, and a page stays small. */
+export const listedBytes = 4096;
+
+/** A command with the last `most` bytes of its output. */
+export function serializeListed(command: Command, most = listedBytes): CommandRecord {
   const { stdout, stderr } = command;
-  return shown({ ...command, stdout: stdout.subarray(-listedBytes), stderr: stderr.subarray(-listedBytes) });
+  return serialize({ ...command, stdout: stdout.subarray(-most), stderr: stderr.subarray(-most) });
 }
 
 /** A command with all that its record keeps of its output. */
-export function shown(command: Command): CommandRecord {
+export function serialize(command: Command): CommandRecord {
   const { cancel: _, journal_id: __, kept_bytes: ___, queue_until, ...rest } = command;
   const { started_at, finished_at, status } = command;
   return {
@@ -27,8 +30,8 @@ export function shown(command: Command): CommandRecord {
   };
 }
 
-/** What a caller may know of one that it steers: output takes commands:read, but for whoever ran it. */
-export function shownTo(caller: Caller, record: CommandRecord): CommandRecord {
+/** What a caller may see of a command that it steers: its output only with commands:read, or if its key ran it. */
+export function serializeFor(caller: Caller, record: CommandRecord): CommandRecord {
   if (caller.may('commands:read') || record.requested_by === caller.key_id) return record;
   const { stdout_bytes, stderr_bytes } = record;
   const cut = { stdout_truncated: stdout_bytes > 0, stderr_truncated: stderr_bytes > 0 };
@@ -48,7 +51,31 @@ function textOf(kept: Buffer, total: number): string {
 }
 
 /** How a command ended. */
-export function shownEnd(command: Command) {
+export function serializeEnd(command: Command) {
   const { status, exit_code, signal, reason, stdout_bytes, stderr_bytes } = command;
   return { status, exit_code, signal, reason, duration: durationOf(command), stdout_bytes, stderr_bytes };
+}
+
+const noneByStatus = {
+  ...{ queued: 0, running: 0, completed: 0, failed: 0 },
+  ...{ timeout: 0, cancelled: 0, expired: 0, lost: 0 },
+};
+
+/** `members`: how many of them are so, and when the last of these ended. */
+export function serializeBatch({ cancel, created_at, ...batch }: Batch, members: readonly Tally[]) {
+  const counts = { ...noneByStatus };
+  for (const { status, n } of members) counts[status] += n;
+  const total = members.reduce((sum, { n }) => sum + n, 0);
+  const open = counts.queued + counts.running > 0;
+  const done = counts.completed === total ? 'completed' : cancel ? 'cancelled' : 'failed';
+  const status: Reply<Api['batches']['get']>['status'] = open ? 'running' : done;
+  const last = members.reduce((latest, { finished_at }) => Math.max(latest, finished_at ?? 0), created_at);
+  return {
+    ...batch,
+    status,
+    total,
+    counts,
+    created_at: iso(created_at),
+    finished_at: open ? null : iso(last),
+  };
 }

@@ -1,0 +1,197 @@
+// A command: its record, what an agent is to start, what the agent's report means, and how it is held while it is open.
+import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
+import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
+import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
+import type { Api, Input, Reply } from '../../shared/api/index.ts';
+import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
+import { latestInstant, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Asking } from '../../shared/rpc.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
+import type { Output } from './output.ts';
+
+export type CommandRecord = Reply<Api['commands']['get']>;
+export type Status = CommandRecord['status'];
+
+/** A command as the broker holds it: times in milliseconds, output as bytes. */
+export interface Command extends Omit<CommandRecord, Serialized> {
+  id: CommandId;
+  machine_id: MachineId;
+  requested_by: KeyId;
+  schedule_id: ScheduleId | null;
+  batch_id: BatchId | null;
+  /** Its last MiB, once it has ended. */
+  stdout: Buffer;
+  stderr: Buffer;
+  created_at: number;
+  started_at: number | null;
+  finished_at: number | null;
+  /** How long it may wait for its machine. */
+  queue_until: number | null;
+  /** The agent's journal it was given to: another journal means a wiped agent. Empty: no agent has it. */
+  journal_id: string;
+  /** Its end was requested. */
+  cancel: boolean;
+  /** Bytes of its output in files. */
+  kept_bytes: number;
+}
+
+/** What REST has otherwise than the broker, or in addition. */
+type Serialized =
+  | ('id' | 'machine_id' | 'requested_by' | 'schedule_id' | 'batch_id' | 'stdout' | 'stderr' | 'queued_until')
+  | ('created_at' | 'started_at' | 'finished_at' | 'duration' | 'stdout_truncated' | 'stderr_truncated');
+
+export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created_at' | 'requested_by'> & {
+  id: BatchId;
+  concurrency: number | null;
+  max_failures: number | null;
+  /** Its end was requested. */
+  cancel: boolean;
+};
+
+/** How many commands have a status, and when the last of them ended. */
+export type Tally = Pick<Command, 'status' | 'finished_at'> & { n: number };
+
+/** What an agent is to start, as JSON. */
+export type Spec = Omit<ProcessSpec__Output, 'stdin'> & { stdin: string };
+
+/** What is to run, on whichever machine. */
+export type CommandParams = Omit<Input<Api['commands']['async']>, 'machine_id'>;
+
+const nothing = Buffer.alloc(0);
+/** A record before its agent has reported anything. */
+const unreported = {
+  ...{ status: 'queued' as const, exit_code: null, signal: null, stdout: nothing, stderr: nothing },
+  ...{ stdout_bytes: 0, stderr_bytes: 0, stdout_start: 0, stderr_start: 0, kept_bytes: 0 },
+  ...{ started_at: null, finished_at: null, reason: null, journal_id: '', cancel: false },
+};
+
+/** The record of a new command, which no agent has yet. */
+export function commandOf(
+  params: CommandParams,
+  origin: { machine_id: MachineId; key_id: KeyId; batch_id?: BatchId; schedule_id?: ScheduleId },
+  created_at = now(),
+): Command {
+  const { command, args = null, cwd = null, user = null, queue_for } = params;
+  const { machine_id } = origin;
+  return {
+    ...unreported,
+    ...{ id: newId('command') as CommandId, machine_id, command, args, cwd, user, created_at },
+    requested_by: origin.key_id,
+    schedule_id: origin.schedule_id ?? null,
+    batch_id: origin.batch_id ?? null,
+    queue_until: queue_for === undefined ? null : created_at + queue_for,
+  };
+}
+
+export function specOf(params: CommandParams): Spec {
+  const { command, args, cwd = '', env = {}, user = '', stdin = '', timeout = 0, input = false } = params;
+  const direct = args !== undefined;
+  return { command, direct, args: args ?? [], cwd, env, user, stdin, timeout_ms: timeout, input };
+}
+
+/** Throws permission_denied where the owner of the machine, as hello said, does not allow the command. */
+export function refuseLocked(machineFacts: MachineFacts, machineId: string, user: string | undefined): void {
+  const allowed = machineFacts.of(machineId)?.capabilities ?? [];
+  // It was never linked: its agent refuses for itself.
+  if (allowed.length === 0) return;
+  const missing = ['exec', ...(user === undefined ? [] : ['user'])].find((one) => !allowed.includes(one));
+  if (missing) {
+    throw new AppError('permission_denied', `the owner of this machine does not allow ${missing}`, {
+      machine_id: machineId,
+      capability: missing,
+    });
+  }
+}
+
+/** How a command ends: the fields of its record that its end decides. */
+export type End = Partial<Command> & { status: Status };
+
+const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
+  PROCESS_OUTCOME_UNSPECIFIED: 'lost',
+  PROCESS_OUTCOME_EXITED: 'completed',
+  PROCESS_OUTCOME_NOT_STARTED: 'failed',
+  PROCESS_OUTCOME_TIMEOUT: 'timeout',
+  PROCESS_OUTCOME_CANCELLED: 'cancelled',
+  PROCESS_OUTCOME_EXPIRED: 'expired',
+  PROCESS_OUTCOME_LOST: 'lost',
+};
+
+/** What the exit that an agent with this journal reports means for the record. */
+export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
+  // Seen to run, or given to another journal: an agent that says that it never ran does not know.
+  const unknown =
+    exit.outcome === 'PROCESS_OUTCOME_EXPIRED' &&
+    (command.started_at !== null || journalId !== command.journal_id);
+  const ran = exit.outcome === 'PROCESS_OUTCOME_EXITED';
+  const status = unknown ? 'lost' : ran && exit.exit_code !== 0 ? 'failed' : outcomes[exit.outcome];
+  const timed = exit.started_at_ms > 0;
+  return {
+    status,
+    exit_code: timed && status !== 'lost' ? exit.exit_code : null,
+    signal: exit.signal || null,
+    reason: unknown ? 'no_report' : exit.reason || null,
+    ...(timed && { started_at: exit.started_at_ms }),
+    ...(exit.finished_at_ms > 0 && { finished_at: exit.finished_at_ms }),
+  };
+}
+
+/** Whether every time and count of a report is possible; an agent that reports others spoils only its own command. */
+export function isSound({ started, output, exit }: ProcessEvent__Output): boolean {
+  const times = [started?.started_at_ms ?? 0, exit?.started_at_ms ?? 0, exit?.finished_at_ms ?? 0];
+  const reach = (output?.offset ?? 0) + (output?.data.length ?? 0);
+  const counts = [exit?.stdout_bytes ?? 0, exit?.stderr_bytes ?? 0, reach];
+  const within = (values: number[], most: number): boolean =>
+    values.every((value) => value >= 0 && value <= most);
+  const words = /^[\x20-\x7e]{0,32}$/.test(exit?.signal ?? '') && (exit?.reason.length ?? 0) <= 4096;
+  return within(times, latestInstant) && within(counts, Number.MAX_SAFE_INTEGER) && words;
+}
+
+/** A command that has not ended, as the broker holds it in memory. Its states: see runner.ts. */
+export class OpenCommand {
+  record: Command;
+  readonly output: Output;
+  /** Of the request that made it, for the logs of the machine. */
+  readonly requestId: string;
+  /** It is on disk; before that nothing is done with it. */
+  stored = false;
+  /** An earlier broker left it open. */
+  recovered = false;
+  /** It holds one of the slots of its batch. */
+  inSlot = false;
+  /** Its agent is being asked about it. */
+  followed = false;
+  /** Its start is, or is about to be, in an event. */
+  announced: boolean;
+  /** How it ended, from the moment that is known; on disk a little later. */
+  end: Command | undefined;
+  /** Its record, once its end is on disk: all of its output is there. */
+  ended: Command | undefined;
+  /** Who requested its end, for the log of the machine. */
+  cancelledBy: Asking | undefined;
+  /** The last input on its way; never rejects. */
+  input: Promise<unknown> = Promise.resolve();
+  cancelTimer: () => void = () => {};
+
+  constructor(record: Command, output: Output, requestId = newId('request')) {
+    this.record = record;
+    this.output = output;
+    this.requestId = requestId;
+    this.announced = record.started_at !== null;
+  }
+
+  get state(): 'queued' | 'dispatched' | 'running' | 'ending' | 'ended' {
+    if (this.end) return this.ended ? 'ended' : 'ending';
+    if (this.record.journal_id === '') return 'queued';
+    return this.record.status === 'running' ? 'running' : 'dispatched';
+  }
+
+  /** Its record with its output so far; `most` bytes of each stream. */
+  async current(most?: number): Promise<Command> {
+    const { output } = this;
+    if (this.ended || output.silent) return this.ended ?? this.record;
+    const tails = { stdout: await output.tail('stdout', most), stderr: await output.tail('stderr', most) };
+    return this.ended ?? { ...this.record, ...tails, ...output.extent() };
+  }
+}

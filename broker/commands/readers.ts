@@ -1,0 +1,226 @@
+// Output readers: the output of a command while it runs or later, as plain bytes or both streams as events.
+import type { Api, BytesReply, Input, Reply } from '../../shared/api/index.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { OutputLog, OutputReader } from '../../shared/output.ts';
+import type { Command } from './command.ts';
+import { type Output, type Stream, streams } from './output.ts';
+import { serializeEnd } from './serialize.ts';
+
+/** A command whose output is read. */
+export interface Source {
+  readonly output: Output;
+  /** Its record once its end is on disk: then all of its output is there. */
+  readonly ended: Command | undefined;
+}
+
+/** Output in order, bytes that are gone, and how it ended; `id` says how far both streams have been sent then. */
+export type Part = (
+  | { stream: Stream; offset: number; data: Buffer }
+  | { stream: Stream; from: number; to: number }
+  | { end: ReturnType<typeof serializeEnd> }
+) & { id: string };
+type Piece =
+  Exclude<Part, { end: unknown }> extends infer P ? (P extends unknown ? Omit<P, 'id'> : never) : never;
+
+type SentPart = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
+
+const readBytes = 256 * 1024;
+/** An event is held in memory as text several times. */
+const eventBytes = 64 * 1024;
+
+/**
+ * The bytes of one stream from an offset on, to its present end or, following, to the end of the command. Throws
+ * range_not_satisfiable for what has gone or never was; bytes that go while it is read cut it.
+ */
+export function bytesOf(
+  source: Source,
+  { stream, follow = false, offset, command_id }: Input<Api['commands']['output']>,
+  signal: AbortSignal,
+): { reply: BytesReply; from: number } {
+  const log = source.output[stream];
+  const from = offset ?? log.start;
+  // Who follows may ask for what is still to come.
+  if (from < log.start || (from > log.end && (!follow || source.ended))) {
+    throw new AppError('range_not_satisfiable', `${stream} holds the bytes from ${log.start} to ${log.end}`, {
+      start: log.start,
+      end: log.end,
+    });
+  }
+  const to = follow ? Number.POSITIVE_INFINITY : log.end;
+  return {
+    from,
+    reply: {
+      filename: `${command_id}.${stream}`,
+      ...(follow ? { quiet: true } : { length: to - from }),
+      bytes: bytesBetween(source, stream, from, to, signal),
+    },
+  };
+}
+
+async function* bytesBetween(
+  source: Source,
+  stream: Stream,
+  from: number,
+  to: number,
+  signal: AbortSignal,
+): AsyncGenerator<Uint8Array> {
+  if (from === to) return;
+  for await (const part of parts(source, { [stream]: from }, signal, { most: readBytes, whole: false })) {
+    if ('end' in part) return;
+    if ('from' in part) {
+      const { from, to } = part;
+      const message = 'output was dropped before it could be sent';
+      throw new AppError('range_not_satisfiable', message, { from, to });
+    }
+    yield part.data.subarray(0, to - part.offset);
+    if (part.offset + part.data.length >= to) return;
+  }
+}
+
+/** Both streams as events, cut between characters. Throws as partsFrom does. */
+export function eventsFrom(
+  source: Source,
+  from: Record<Stream, number>,
+  signal: AbortSignal,
+): AsyncIterable<SentPart> {
+  return events(partsFrom(source, from, signal, true));
+}
+
+async function* events(parts: AsyncIterable<Part>): AsyncGenerator<SentPart> {
+  for await (const part of parts) yield eventOf(part);
+}
+
+function eventOf({ id, ...part }: Part): SentPart {
+  if ('end' in part) return { event: 'exit', data: part.end, id };
+  if ('from' in part) return { event: 'gap', data: part, id };
+  const { stream, offset, data: bytes } = part;
+  const text = bytes.toString('utf8');
+  const isText = Buffer.byteLength(text) === bytes.length && !text.includes('\ufffd');
+  const shown = isText
+    ? { data: text, encoding: 'utf-8' as const }
+    : { data: bytes.toString('base64'), encoding: 'base64' as const };
+  return { event: 'output', data: { stream, offset, ...shown }, id };
+}
+
+/**
+ * Both streams piece by piece from `from` on, then the end; with `whole` text is cut between characters. Throws
+ * range_not_satisfiable for what is beyond the end of one that has ended: there never was output.
+ */
+export function partsFrom(
+  source: Source,
+  from: Record<Stream, number>,
+  signal: AbortSignal,
+  whole = false,
+): AsyncGenerator<Part> {
+  for (const stream of streams) {
+    const { start, end } = source.output[stream];
+    if (source.ended && from[stream] > end) {
+      throw new AppError('range_not_satisfiable', `${stream} holds the bytes from ${start} to ${end}`, {
+        start,
+        end,
+      });
+    }
+  }
+  return parts(source, from, signal, { most: eventBytes, whole });
+}
+
+async function* parts(
+  source: Source,
+  from: Partial<Record<Stream, number>>,
+  signal: AbortSignal,
+  reading: Reading,
+): AsyncGenerator<Part> {
+  const { output } = source;
+  const sent = { stdout: 0, stderr: 0, ...from };
+  const id = (): string => `${sent.stdout}.${sent.stderr}`;
+  const readers = streams.flatMap((stream) => {
+    const start = from[stream];
+    return start === undefined ? [] : [new StreamReader(output[stream], stream, start, reading)];
+  });
+  try {
+    for (;;) {
+      const { ended } = source;
+      let quiet = true;
+      for (const reader of readers) {
+        for (const piece of await reader.read(ended !== undefined)) {
+          quiet = false;
+          sent[piece.stream] = 'to' in piece ? piece.to : piece.offset + piece.data.length;
+          yield { ...piece, id: id() };
+        }
+      }
+      if (!quiet) continue;
+      if (ended) {
+        yield { end: serializeEnd(ended), id: id() };
+        return;
+      }
+      signal.throwIfAborted();
+      if (output.stopped)
+        throw new AppError('unavailable', 'the broker stops: ask again from this offset on');
+      if (!readers.some(({ behind }) => behind) && !source.ended) await output.changed.wait(signal);
+    }
+  } finally {
+    for (const reader of readers) reader.close();
+  }
+}
+
+interface Reading {
+  /** Bytes of a piece. */
+  most: number;
+  /** Pieces are cut between characters. */
+  whole: boolean;
+}
+
+/** Reads one stream piece by piece. */
+class StreamReader {
+  readonly #log: OutputLog;
+  readonly #stream: Stream;
+  readonly #reading: Reading;
+  readonly #reader: OutputReader;
+  /** The first bytes of a character whose others are still to come. */
+  #begun: Buffer = Buffer.alloc(0);
+
+  constructor(log: OutputLog, stream: Stream, from: number, reading: Reading) {
+    this.#log = log;
+    this.#stream = stream;
+    this.#reading = reading;
+    this.#reader = log.reader(from);
+  }
+
+  /** What comes next; `last`: all of it is there. */
+  async read(last: boolean): Promise<Piece[]> {
+    const stream = this.#stream;
+    const at = this.#reader.position;
+    const { offset, data } = await this.#reader.read(this.#reading.most);
+    const pieces: Piece[] = [];
+    if (offset > at) {
+      if (this.#begun.length > 0) pieces.push({ stream, offset: at - this.#begun.length, data: this.#begun });
+      this.#begun = Buffer.alloc(0);
+      pieces.push({ stream, from: at, to: offset });
+    }
+    const bytes = this.#begun.length === 0 ? data : Buffer.concat([this.#begun, data]);
+    const over = last && !this.behind;
+    this.#begun = !this.#reading.whole || over ? Buffer.alloc(0) : unfinished(bytes);
+    const sent = bytes.subarray(0, bytes.length - this.#begun.length);
+    if (sent.length > 0) pieces.push({ stream, offset: offset + data.length - bytes.length, data: sent });
+    return pieces;
+  }
+
+  get behind(): boolean {
+    return this.#log.end > this.#reader.position;
+  }
+
+  close(): void {
+    this.#reader.close();
+  }
+}
+
+/** The start of a UTF-8 character at the end of some bytes (RFC 3629 section 3). */
+function unfinished(bytes: Buffer): Buffer {
+  for (let back = 1; back <= Math.min(3, bytes.length); back += 1) {
+    const byte = bytes[bytes.length - back] ?? 0;
+    if ((byte & 0xc0) === 0x80) continue;
+    const length = byte >= 0xf5 ? 1 : byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc2 ? 2 : 1;
+    return length > back ? Buffer.from(bytes.subarray(bytes.length - back)) : Buffer.alloc(0);
+  }
+  return Buffer.alloc(0);
+}

@@ -1,0 +1,385 @@
+// Commands and batches in history: a row each, what of a command is written when, and how much output stays.
+import type { EventType } from '../../shared/api/events.ts';
+import type { Journal } from '../../shared/api/index.ts';
+import type { BatchId, CommandId, MachineId } from '../../shared/api/route.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { Events } from '../events.ts';
+import { type Entry, type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
+import type { State } from '../state/index.ts';
+import { type Batch, type Command, type CommandParams, type Spec, specOf, type Tally } from './command.ts';
+import type { OutputDirectory } from './output.ts';
+import { durationOf, listedBytes } from './serialize.ts';
+
+// Rows are read by the page: what is long lies beside them.
+const tables = [
+  `CREATE TABLE commands (
+    id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT,
+    status TEXT NOT NULL, exit_code INTEGER, signal TEXT, stdout BLOB NOT NULL, stderr BLOB NOT NULL,
+    stdout_bytes INTEGER NOT NULL, stderr_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, started_at INTEGER,
+    finished_at INTEGER, reason TEXT, requested_by TEXT NOT NULL, journal_id TEXT NOT NULL, cancel INTEGER NOT NULL
+  );
+  CREATE INDEX commands_by_time ON commands (created_at, id);
+  CREATE INDEX commands_by_machine ON commands (machine_id, created_at);
+  CREATE INDEX commands_by_end ON commands (finished_at);
+  CREATE INDEX commands_open ON commands (machine_id) WHERE finished_at IS NULL`,
+  // Indexes cost every command: those that only few rows need are partial.
+  `ALTER TABLE commands ADD COLUMN stdout_start INTEGER NOT NULL DEFAULT 0;
+  ALTER TABLE commands ADD COLUMN stderr_start INTEGER NOT NULL DEFAULT 0;
+  ALTER TABLE commands ADD COLUMN kept_bytes INTEGER NOT NULL DEFAULT 0;
+  ALTER TABLE commands ADD COLUMN schedule_id TEXT;
+  ALTER TABLE commands ADD COLUMN batch_id TEXT;
+  ALTER TABLE commands ADD COLUMN queue_until INTEGER;
+  ALTER TABLE commands ADD COLUMN spec TEXT;
+  UPDATE commands SET stdout_start = stdout_bytes - length(stdout), stderr_start = stderr_bytes - length(stderr);
+  DROP INDEX commands_open;
+  CREATE INDEX commands_open ON commands (created_at) WHERE finished_at IS NULL;
+  CREATE INDEX commands_kept ON commands (finished_at) WHERE kept_bytes > 0;
+  CREATE INDEX commands_by_schedule ON commands (schedule_id, created_at) WHERE schedule_id IS NOT NULL;
+  CREATE INDEX commands_by_batch ON commands (batch_id) WHERE batch_id IS NOT NULL;
+  CREATE TABLE command_tails (id TEXT NOT NULL UNIQUE, stdout BLOB NOT NULL, stderr BLOB NOT NULL);
+  INSERT INTO command_tails SELECT id, stdout, stderr FROM commands
+    WHERE length(stdout) > ${listedBytes} OR length(stderr) > ${listedBytes};
+  UPDATE commands SET stdout = substr(stdout, -${listedBytes}), stderr = substr(stderr, -${listedBytes})
+    WHERE id IN (SELECT id FROM command_tails);
+  CREATE TRIGGER command_tails_go AFTER DELETE ON commands BEGIN
+    DELETE FROM command_tails WHERE id = old.id;
+  END`,
+  // What ended long ago began before that: it is found by its time.
+  'DROP INDEX commands_by_end',
+];
+
+const lasting =
+  'id, machine_id, command, args, cwd, user, created_at, requested_by, schedule_id, batch_id, queue_until';
+const changing =
+  'status, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, stdout_start, stderr_start, started_at, finished_at, reason, journal_id, cancel, kept_bytes';
+const stored = `${lasting}, ${changing}`;
+/** Of a member of a batch, what runs is stored once, with the batch. */
+const ofBatch = (column: string): string =>
+  `iif(batch_id IS NULL, ${column}, (SELECT ${column} FROM batches WHERE batches.id = batch_id)) AS ${column}`;
+/** A command with the end of its output only. */
+export const columns = stored.replace('command, args', `${ofBatch('command')}, ${ofBatch('args')}`);
+
+const insertion = `INSERT INTO commands (${stored}, spec) VALUES (${`${stored}, spec`.replaceAll(/\w+/g, '?')})`;
+const assignments = changing.replaceAll(/\w+/g, '$& = ?');
+/** What has no files any more keeps its tail alone. */
+const dropFiles = `UPDATE commands SET kept_bytes = 0,
+  stdout_start = stdout_bytes - ifnull((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
+  stderr_start = stderr_bytes - ifnull((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
+  WHERE id = ?`;
+
+const batchTables = [
+  `CREATE TABLE batches (
+    id TEXT NOT NULL UNIQUE, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT, concurrency INTEGER,
+    max_failures INTEGER, created_at INTEGER NOT NULL, requested_by TEXT NOT NULL, cancel INTEGER NOT NULL, spec TEXT
+  );
+  CREATE INDEX batches_by_time ON batches (created_at)`,
+  'ALTER TABLE batches ADD COLUMN members TEXT',
+];
+/** A batch without what it is to start, which can hold secrets, and without its members, which can be many. */
+export const batchColumns =
+  'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
+const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
+
+/** All members of a batch in their order, as its row holds them until each has a row of its own. */
+export interface Members {
+  ids: (readonly [CommandId, MachineId])[];
+  queue_until: number | null;
+  /** What the audit log has of the first one. */
+  audit: Entry | undefined;
+}
+
+export interface StoreRooms {
+  state: State;
+  history: History;
+  events: Events;
+  /** A command ends, in the transaction that writes it. */
+  ended(command: Command, transaction: HistoryTransaction): void;
+}
+
+/** Commands that ended longer than `keepMs` ago go; of all others, files with more than `keepBytes` of output. */
+export interface CommandRetention {
+  keepMs: number;
+  keepBytes: number;
+}
+
+/** Characters of its command that an event of a batch holds. */
+const mostOfBatch = 4096;
+
+export class CommandStore {
+  readonly history: History;
+  readonly #rooms: StoreRooms;
+  readonly #outputs: OutputDirectory;
+  readonly #keepBytes: number;
+  /** Bytes in files of commands that have ended. */
+  #keptBytes: number;
+  #dropping = false;
+
+  constructor(rooms: StoreRooms, outputs: OutputDirectory, { keepMs, keepBytes }: CommandRetention) {
+    const { history } = rooms;
+    this.history = history;
+    this.#rooms = rooms;
+    this.#outputs = outputs;
+    this.#keepBytes = keepBytes;
+    history.migrate('commands', tables);
+    history.migrate('batches', batchTables);
+    const removed = (ids: string[]): void => {
+      this.#keptBytes = this.#countKept();
+      outputs.remove(ids);
+    };
+    const where = 'finished_at < ?1';
+    history.retain({ table: 'commands', column: 'created_at', keepMs, where, removed });
+    history.retain({ table: 'batches', column: 'created_at', keepMs, where: memberless });
+    this.#keptBytes = this.#countKept();
+  }
+
+  /** Inside a transaction. With `spec`, which goes once it has started, it can be given to an agent later. */
+  insert(command: Command, spec?: Spec): void {
+    const values = [...lastingOf(command), ...changingOf(command)];
+    this.history.sql(insertion).run(...values, spec ? JSON.stringify(spec) : null);
+  }
+
+  /** Writes what changes of a command; inside a transaction. */
+  update(command: Command): void {
+    const { id, stdout, stderr, status } = command;
+    this.history
+      .sql(`UPDATE commands SET ${assignments}, spec = iif(?, spec, NULL) WHERE id = ?`)
+      .run(...changingOf(command), status === 'queued' ? 1 : 0, id);
+    if (Math.max(stdout.length, stderr.length) <= listedBytes) return;
+    this.history.sql('INSERT OR REPLACE INTO command_tails VALUES (?, ?, ?)').run(id, stdout, stderr);
+  }
+
+  /** The event that it runs; inside a transaction. */
+  announce(command: Command, journal: Journal): void {
+    const then = { status: 'running', exit_code: null, finished_at: null } as const;
+    this.#emit(journal, 'command.started', { ...command, ...then });
+  }
+
+  /** Its one end, with the event and with what a schedule makes of it. */
+  end(command: Command, transaction: HistoryTransaction): void {
+    const { status } = command;
+    this.update(command);
+    const type = status === 'completed' || status === 'timeout' ? status : 'failed';
+    this.#emit(transaction, `command.${type}`, command);
+    this.#rooms.ended(command, transaction);
+  }
+
+  #emit(journal: Journal, type: EventType, command: Command): void {
+    const machine = this.#rooms.state.machines.get(command.machine_id) ?? {
+      id: command.machine_id,
+      name: '',
+    };
+    const { batch_id, command: text } = command;
+    this.#rooms.events.emit(journal, type, machine, {
+      command_id: command.id,
+      // One request makes two events for each machine of a batch: they hold the beginning of it.
+      command: batch_id === null ? text : text.slice(0, mostOfBatch).toWellFormed(),
+      status: command.status,
+      exit_code: command.exit_code,
+      duration: durationOf(command),
+      schedule_id: command.schedule_id,
+    });
+  }
+
+  find(id: string): Command | undefined {
+    const row = this.history.sql(`SELECT ${columns} FROM commands WHERE id = ?`).get(id);
+    const tails = row && this.history.sql('SELECT stdout, stderr FROM command_tails WHERE id = ?').get(id);
+    return row && fromRow({ ...row, ...tails });
+  }
+
+  /** Throws command_not_found. */
+  get(id: string): Command {
+    const command = this.find(id);
+    if (command) return command;
+    throw new AppError('command_not_found', 'no such command', { command_id: id });
+  }
+
+  /** Those of these ids that exist, with the end of their output only. */
+  some(ids: readonly string[]): Command[] {
+    return this.history
+      .sql(`SELECT ${columns} FROM commands WHERE id IN (SELECT value FROM json_each(?))`)
+      .all(JSON.stringify(ids))
+      .map(fromRow);
+  }
+
+  machineOf(id: string): MachineId | undefined {
+    const row = this.history.sql('SELECT machine_id FROM commands WHERE id = ?').get(id);
+    return row && (textIn(row, 'machine_id') as MachineId);
+  }
+
+  specOf(id: string): Spec | undefined {
+    const row = this.history
+      .sql(
+        `SELECT ifnull(commands.spec, batches.spec) AS spec
+         FROM commands LEFT JOIN batches ON batches.id = batch_id WHERE commands.id = ?`,
+      )
+      .get(id);
+    // Written by insert() or with its batch, which take no other shape.
+    return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
+  }
+
+  /** Those that have not ended, in the order they came. */
+  open(): Command[] {
+    const sql = `SELECT ${columns} FROM commands WHERE finished_at IS NULL ORDER BY created_at, rowid`;
+    // In memory, too, members of a batch share what runs.
+    const shared = new Map<BatchId, Pick<Command, 'command' | 'args'>>();
+    return Array.from(this.history.sql(sql).iterate(), (row) => {
+      const member = fromRow(row);
+      if (member.batch_id === null) return member;
+      const { command, args } = shared.get(member.batch_id) ?? member;
+      shared.set(member.batch_id, { command, args });
+      return { ...member, command, args };
+    });
+  }
+
+  /** Those that may have files. */
+  withFiles(): Set<string> {
+    const rows = this.history
+      .sql('SELECT id FROM commands WHERE finished_at IS NULL OR kept_bytes > 0')
+      .all();
+    return new Set(rows.map((row) => textIn(row, 'id')));
+  }
+
+  /** Where the files of ended commands, with these bytes more, are too much in all, the oldest go. */
+  limitOutput(bytes: number): void {
+    this.#keptBytes += bytes;
+    if (this.#keptBytes <= this.#keepBytes || this.#dropping) return;
+    this.#dropping = true;
+    this.#dropOldest()
+      .catch((error: unknown) => this.#outputs.log.error({ err: error }, 'old output could not be dropped'))
+      .finally(() => {
+        this.#dropping = false;
+      });
+  }
+
+  async #dropOldest(): Promise<void> {
+    const ended = 'kept_bytes > 0 AND finished_at IS NOT NULL';
+    while (this.#keptBytes > this.#keepBytes) {
+      const sql = `SELECT id, kept_bytes FROM commands WHERE ${ended} ORDER BY finished_at LIMIT 1`;
+      const row = this.history.sql(sql).get();
+      if (!row) return;
+      const id = textIn(row, 'id');
+      await this.history.write(() => {
+        this.history.sql(dropFiles).run(id);
+        this.#keptBytes -= Number(row.kept_bytes);
+      });
+      this.#outputs.remove([id]);
+    }
+  }
+
+  #countKept(): number {
+    const row = this.history.sql('SELECT total(kept_bytes) AS n FROM commands WHERE kept_bytes > 0').get();
+    return Number(row?.n);
+  }
+
+  /** Inside a transaction. With `members` these get rows of their own later, and clearMembers() when all have one. */
+  insertBatch(
+    { id, created_at, requested_by, ...batch }: Batch,
+    params: CommandParams,
+    members?: Members,
+  ): void {
+    const { command, args, cwd, user, concurrency, max_failures } = batch;
+    this.history
+      .sql(`INSERT INTO batches (${batchColumns}, spec, members) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)`)
+      .run(
+        ...[id, command, args ? JSON.stringify(args) : null, cwd, user, concurrency, max_failures],
+        ...[
+          created_at,
+          requested_by,
+          JSON.stringify(specOf(params)),
+          members ? JSON.stringify(members) : null,
+        ],
+      );
+  }
+
+  /** Throws batch_not_found. */
+  batch(id: string): Batch {
+    const row = this.history.sql(`SELECT ${batchColumns} FROM batches WHERE id = ?`).get(id);
+    if (row) return batchFromRow(row);
+    throw new AppError('batch_not_found', 'no such batch', { batch_id: id });
+  }
+
+  openBatches(): Batch[] {
+    const open = 'SELECT batch_id FROM commands WHERE finished_at IS NULL AND batch_id IS NOT NULL';
+    const where = `members IS NOT NULL OR id IN (${open})`;
+    return this.history.sql(`SELECT ${batchColumns} FROM batches WHERE ${where}`).all().map(batchFromRow);
+  }
+
+  /** The members of a batch, unless each has a row of its own. */
+  membersOf(id: BatchId): Members | undefined {
+    const row = this.history.sql('SELECT members FROM batches WHERE id = ?').get(id);
+    // Written by insertBatch(), which takes no other shape.
+    return row?.members ? (jsonIn(row, 'members') as Members) : undefined;
+  }
+
+  /** Inside a transaction. */
+  setBatch(id: BatchId, change: 'cancel = 1' | 'members = NULL' | 'spec = NULL'): void {
+    this.history.sql(`UPDATE batches SET ${change} WHERE id = ?`).run(id);
+  }
+
+  /**
+   * So many commands of a batch from a row on, each with the row after it; with the last `most` bytes of their output,
+   * and without command and args, which are the batch's.
+   */
+  ofBatch(id: string, from: number, count: number, most = listedBytes): { command: Command; next: number }[] {
+    const tail = (stream: string): string =>
+      `iif(length(${stream}) > ?4, substr(${stream}, -?4), ${stream}) AS ${stream}`;
+    const tails = stored.replace('stdout, stderr', `${tail('stdout')}, ${tail('stderr')}`);
+    return this.history
+      .sql(
+        `SELECT rowid + 1 AS next, ${tails} FROM commands WHERE batch_id = ?1 AND rowid >= ?2 ORDER BY rowid LIMIT ?3`,
+      )
+      .all(id, from, count, most)
+      .map(({ next, ...row }) => ({ command: fromRow(row), next: Number(next) }));
+  }
+
+  /** Of a batch, on these machines or on all. */
+  tally(batchId: string, machines?: readonly MachineId[]): Tally[] {
+    return this.history
+      .sql(
+        `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
+         WHERE batch_id = ?1 AND (?2 IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`,
+      )
+      .all(batchId, machines ? JSON.stringify(machines) : null)
+      .map((row) => row as unknown as Tally);
+  }
+
+  machinesOfBatch(batchId: string): MachineId[] {
+    return this.history
+      .sql('SELECT machine_id FROM commands WHERE batch_id = ?')
+      .all(batchId)
+      .map((row) => textIn(row, 'machine_id') as MachineId);
+  }
+}
+
+function lastingOf(c: Command) {
+  const [command, args] = c.batch_id === null ? [c.command, c.args && JSON.stringify(c.args)] : ['', null];
+  const what = [c.id, c.machine_id, command, args, c.cwd, c.user];
+  return [...what, c.created_at, c.requested_by, c.schedule_id, c.batch_id, c.queue_until];
+}
+
+function changingOf(c: Command) {
+  const sizes = [c.stdout_bytes, c.stderr_bytes, c.stdout_start, c.stderr_start];
+  const output = [c.stdout.subarray(-listedBytes), c.stderr.subarray(-listedBytes), ...sizes];
+  const rest = [c.started_at, c.finished_at, c.reason, c.journal_id, c.cancel ? 1 : 0, c.kept_bytes];
+  return [c.status, c.exit_code, c.signal, ...output, ...rest];
+}
+
+/** A row back as a command; the columns are those that insert() and update() wrote. */
+export function fromRow(row: Row): Command {
+  return {
+    ...(row as unknown as Command),
+    args: row.args === null ? null : (jsonIn(row, 'args') as string[]),
+    stdout: Buffer.from(row.stdout as Uint8Array),
+    stderr: Buffer.from(row.stderr as Uint8Array),
+    cancel: row.cancel === 1,
+  };
+}
+
+/** The columns are those that insertBatch() wrote. */
+export function batchFromRow(row: Row): Batch {
+  return {
+    ...(row as unknown as Batch),
+    args: row.args === null ? null : (jsonIn(row, 'args') as string[]),
+    cancel: row.cancel === 1,
+  };
+}
