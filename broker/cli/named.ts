@@ -48,25 +48,26 @@ export async function scheduleNamed(client: Farhand, text: string): Promise<stri
   const [only, another] = found;
   if (only === undefined) throw new StartError(none('schedule', text, all.slice(0, 10), all.length > 10), 1);
   if (another) {
-    const nameOf = await namesOf(client);
+    const nameOf = await namesOf(
+      client,
+      found.map(({ machine_id }) => machine_id),
+    );
     const each = found.map(({ id, machine_id }) => `${id} (on ${nameOf(machine_id)})`);
     throw new StartError(`several schedules are called ${text}; say which: ${each.join(', ')}`, 1);
   }
   return only.id;
 }
 
-/** For what shows ids of machines: the name of each. */
-export async function namesOf(client: Farhand): Promise<(id: string | null) => string> {
-  const all = await every((page) => client.machines.list(page)).catch(() => []);
-  const names = new Map<string, string>(all.map(({ id, name }) => [id, name]));
+/** The name of each machine with one of these ids; an id that the key may not look up stays as it is. */
+export async function namesOf(
+  client: Farhand,
+  ids: readonly (string | null)[],
+): Promise<(id: string | null) => string> {
+  const [only, another] = new Set(ids);
+  const all =
+    only && another === undefined
+      ? client.machines.get({ machine_id: only }).then((one) => [one])
+      : every<{ id: string; name: string }>((page) => client.machines.list(page));
+  const names = new Map((await all.catch(() => [])).map(({ id, name }) => [id, name]));
   return (id) => (id === null ? '-' : (names.get(id) ?? id));
-}
-
-/** For what shows one machine's id: its name. */
-export async function nameOfMachine(client: Farhand, machine_id: string): Promise<string> {
-  return await client.machines.get({ machine_id }).then(
-    ({ name }) => name,
-    // A key may see the one and not the other.
-    () => machine_id,
-  );
 }

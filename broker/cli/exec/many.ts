@@ -44,7 +44,10 @@ export async function runOnMany(
     else say(batch.id);
     return 0;
   }
-  const nameOf = await namesOf(client);
+  const nameOf = await namesOf(
+    client,
+    batch.results.map(({ machine_id }) => machine_id),
+  );
   const members: Member[] = batch.results.map(({ id, machine_id }) => ({
     command_id: id,
     name: nameOf(machine_id),
