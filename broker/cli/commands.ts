@@ -24,12 +24,12 @@ export function addCommands(program: Command): void {
   const commands = program.command('commands').description('commands that run or ran');
   routeVerb(commands, 'list', 'commands', 'list', {
     examples: ['--machine web-1 --status failed'],
-    filters: ['machine', 'status', 'since', 'limit'],
+    filters: ['machine', 'since', 'limit'],
     view: {
       fields: 'id machine status exit=exit_code took=duration asked=created_at command',
       cells: { command: line },
     },
-  });
+  }).option('--status <status>', 'queued, running, completed, failed, timeout, cancelled, expired or lost');
   routeVerb(commands, 'get', 'commands', 'get', { view: one });
   verb(commands, 'output <command>', 'the bytes that it wrote', 'farhand commands output cmd_… --follow')
     .addOption(new Option('--stream <stream>').choices(['stdout', 'stderr']).default('stdout'))

@@ -1,7 +1,7 @@
 // Verbs derived from the table of routes: arguments and flags become the input of one call, its answer a table, a
 // record or lines.
 import { type Command, Option } from 'commander';
-import * as z from 'zod';
+import type * as z from 'zod';
 import { type Api, allRoutes } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
@@ -38,14 +38,14 @@ export interface RouteVerb<T> {
   about?: string;
   /** Each is an example in its help, after the verb and its arguments. */
   examples?: [string, ...string[]];
-  /** Shared flags: --machine, --status, --since and --limit. */
+  /** Shared flags: --machine, --since and --limit. */
   filters?: (keyof typeof filters)[];
   /** Input that no flag gives. */
   fixed?: Item;
   /** Input of flags that are no fields of the route. */
   input?: (told: Item) => Item | Promise<Item>;
-  /** It cannot be undone: what --yes agrees to, and the word for what was done. */
-  destroys?: { what: (name: string) => string; done: string };
+  /** It cannot be undone. */
+  destroys?: Destroys;
   view?: View<T>;
   lines?: (answer: T) => string[];
   show?: (client: Farhand, format: Format, answer: T) => Promise<void>;
@@ -56,20 +56,23 @@ export interface RouteVerb<T> {
   mayBegin?: boolean;
 }
 
+interface Destroys {
+  /** What --yes agrees to. */
+  what: (name: string) => string;
+  /** The word for what was done. */
+  done: string;
+  /** What it is called; as it was given unless told. */
+  nameOf?: (client: Farhand, given: string, id: string, yes?: boolean) => Promise<string>;
+}
+
 const filters = {
   machine: () => new Option('--machine <machine>', 'of this machine'),
-  status: (route: Route) => new Option('--status <status>', statusesOf(route).join(', ')),
   since: () => new Option('--since <time>', 'not before, such as 2h (ago)').argParser(since('--since', now)),
   limit: () =>
     new Option('--limit <count>', 'at most so many, the latest first')
       .argParser(count('--limit'))
       .default(50),
 };
-
-function statusesOf({ query: { status } }: Route): unknown[] {
-  const bare = status instanceof z.ZodOptional ? status.unwrap() : status;
-  return bare instanceof z.ZodEnum ? bare.options : [];
-}
 
 /** Adds a verb that calls one route; arguments in `words` come after the ids in its path. */
 export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
@@ -84,22 +87,22 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
   const ids = Object.keys(route.params);
   const { destroys, examples = [destroys ? '--yes' : ''] } = spec;
   const path = parent.parent ? ['farhand', parent.name()] : ['farhand'];
-  const start = [...path, name, ...ids.map((id) => sampleOf(id, route.params[id]))];
+  const start = [...path, name, ...ids.map((id) => samples[id] ?? id)];
   const [first, ...others] = examples.map((example) => [...start, example].join(' ').trim());
   const made = verb(
     parent,
-    [name, ...ids.map((id) => `<${id.replace(/_id$/, '').replace('_', '-')}>`), ...more].join(' '),
+    [name, ...ids.map((id) => `<${wordOf(id)}>`), ...more].join(' '),
     spec.about ?? route.summary.charAt(0).toLowerCase() + route.summary.slice(1),
     first ?? '',
     ...others,
   );
-  for (const filter of spec.filters ?? []) made.addOption(filters[filter](route));
+  for (const filter of spec.filters ?? []) made.addOption(filters[filter]());
   if (destroys) made.option('--yes', 'do not ask');
   const act = async (client: Farhand, ..._: unknown[]): Promise<void> => {
     const told: Told = { ...argumentsOf(made), ...made.opts<Common>() };
     // One method per route, which takes the input that its route describes (shared/sdk).
     const call = client[noun][operation] as unknown as Call<Answer<Api[N][O]>>;
-    await perform({ client, route, call, spec }, told, made.args[0] ?? '');
+    await perform({ client, route, call, spec }, told);
   };
   return made.action(withClient<[...unknown[], Common]>(act, { mayBegin: spec.mayBegin }));
 }
@@ -115,11 +118,7 @@ interface Performed<T> {
   spec: RouteVerb<T>;
 }
 
-async function perform<T>(
-  { client, route, call, spec }: Performed<T>,
-  told: Told,
-  name: string,
-): Promise<void> {
+async function perform<T>({ client, route, call, spec }: Performed<T>, told: Told): Promise<void> {
   const { output } = told;
   const input = { ...(await inputOf(client, route, told)), ...(await spec.input?.(told)), ...spec.fixed };
   if (await spec.instead?.(client, told, input)) return;
@@ -127,14 +126,32 @@ async function perform<T>(
     const items = await every((page) => call({ ...input, ...page }), told.limit);
     return printView(client, output, items, spec.view);
   }
-  if (spec.destroys) await demandYes(told.yes, spec.destroys.what(name));
+  const destroyed = spec.destroys && (await agreedOn(spec.destroys, client, route, told, input));
   const answer = await call(input);
-  if (spec.destroys) await printFields(output, answer, { [spec.destroys.done]: name });
+  if (destroyed) await printFields(output, answer, destroyed);
   else if (spec.lines) print(output, answer, () => spec.lines?.(answer) ?? []);
   else if (spec.view) await printView(client, output, answer, spec.view);
   else await spec.show?.(client, output, answer);
   spec.after?.(answer, output);
 }
+
+/** Goes on only with --yes or when a person agrees; what is then printed. */
+async function agreedOn(
+  { what, done, nameOf }: Destroys,
+  client: Farhand,
+  { params }: Route,
+  told: Told,
+  input: Item,
+): Promise<Record<string, string>> {
+  const [id = ''] = Object.keys(params);
+  const given = String(told[wordOf(id)]);
+  const name = nameOf ? await nameOf(client, given, String(input[id]), told.yes) : given;
+  await demandYes(told.yes, what(name));
+  return { [done]: name };
+}
+
+/** The argument that an id is given by: join-token for join_token_id. */
+const wordOf = (id: string): string => id.replace(/_id$/, '').replace('_', '-');
 
 function routeOf(noun: string, operation: string): Route {
   const found = allRoutes().find((one) => one.noun === noun && one.operation === operation);
@@ -142,12 +159,17 @@ function routeOf(noun: string, operation: string): Route {
   return found.route;
 }
 
-/** An id as an example: cmd_…; of what has a name, a name. */
-function sampleOf(id: string, schema: unknown): string {
-  const names: Item = { machine_id: 'web-1', schedule_id: 'backup' };
-  const example = schema instanceof z.ZodType ? schema.meta()?.examples : undefined;
-  return String(names[id] ?? example).replace(/_.*/, '_…');
-}
+/** Ids in examples. */
+const samples: Readonly<Record<string, string>> = {
+  machine_id: 'web-1',
+  schedule_id: 'backup',
+  command_id: 'cmd_…',
+  batch_id: 'batch_…',
+  session_id: 'sess_…',
+  webhook_id: 'hook_…',
+  key_id: 'key_…',
+  join_token_id: 'join_…',
+};
 
 function argumentsOf({ registeredArguments, args }: Command): Item {
   return Object.fromEntries(registeredArguments.map((one, at) => [one.name(), args[at]]));
@@ -155,7 +177,8 @@ function argumentsOf({ registeredArguments, args }: Command): Item {
 
 /** Each value under the field of the route that it is for: --catch-up is catch_up, --machine machine_id or machine_ids. */
 async function inputOf(client: Farhand, route: Route, told: Item): Promise<Item> {
-  const body = route.body instanceof z.ZodObject ? route.body.shape : {};
+  // A bundle has names where the table has schemas (scripts/package/routes.ts).
+  const body: object = route.body && 'shape' in route.body ? Object(route.body.shape) : { ...route.body };
   const fields = { ...route.params, ...route.query, ...body };
   const input: Item = {};
   for (const [name, value] of Object.entries(told)) {

@@ -1,12 +1,9 @@
 // farhand schedules: commands by cron, and what became of every time.
 import { type Command, Option } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { demandYes } from './ask.ts';
 import { count, milliseconds, variables } from './flags.ts';
-import { scheduleNamed } from './named.ts';
-import { printFields, when } from './output.ts';
+import { when } from './output.ts';
 import { routeVerb, type View } from './resource-verbs.ts';
-import { type Common, verb, withClient } from './verb.ts';
 
 type Schedule = Awaited<ReturnType<Farhand['schedules']['get']>>;
 
@@ -61,14 +58,10 @@ function addChanges(schedules: Command): void {
   routeVerb(schedules, 'enable', 'schedules', 'update', enable);
   const disable = { about: 'let it run only by hand', fixed: { enabled: false }, view: one };
   routeVerb(schedules, 'disable', 'schedules', 'update', disable);
-  verb(
-    schedules,
-    'delete <schedule>',
-    'remove it: what runs goes on, its history stays',
-    'farhand schedules delete backup --yes',
-  )
-    .option('--yes', 'do not ask')
-    .action(withClient(remove));
+  routeVerb(schedules, 'delete', 'schedules', 'remove', {
+    about: 'remove a schedule: what runs goes on, its history stays',
+    destroys: { what: (name) => `remove the schedule ${name}`, done: 'removed', nameOf: nameToRemove },
+  });
 }
 
 function addRuns(schedules: Command): void {
@@ -79,12 +72,12 @@ function addRuns(schedules: Command): void {
   routeVerb(schedules, 'history', 'schedules', 'history', {
     about: 'what became of its times, the latest first',
     examples: ['--since 7d --status failed'],
-    filters: ['since', 'status', 'limit'],
+    filters: ['since', 'limit'],
     view: {
       fields:
         'started=started_at due=scheduled_for trigger status exit=exit_code took=duration command=command_id reason',
     },
-  });
+  }).option('--status <status>', 'running, completed, failed, timeout, cancelled, skipped, missed or lost');
   routeVerb(schedules, 'preview <cron>', 'schedules', 'preview', {
     about: 'when a cron expression would fire',
     examples: ["'0 9 * * mon-fri'"],
@@ -126,13 +119,8 @@ function notifyOf({ notifyFailure, notifySuccess }: Record<string, unknown>): Re
   return { notify: { on_failure: notifyFailure ?? false, on_success: notifySuccess ?? false } };
 }
 
-async function remove(client: Farhand, schedule: string, options: Common & { yes?: boolean }): Promise<void> {
-  const schedule_id = await scheduleNamed(client, schedule);
-  const { yes, output } = options;
+async function nameToRemove(client: Farhand, given: string, id: string, yes?: boolean): Promise<string> {
   // With --yes and an id nothing need be read: a key may remove and not read.
-  const name =
-    yes || schedule !== schedule_id ? schedule : (await client.schedules.get({ schedule_id })).name;
-  const removed = name === schedule_id ? schedule_id : `${name} (${schedule_id})`;
-  await demandYes(yes, `remove the schedule ${removed}`);
-  await printFields(output, await client.schedules.remove({ schedule_id }), { removed });
+  const name = yes || given !== id ? given : (await client.schedules.get({ schedule_id: id })).name;
+  return name === id ? id : `${name} (${id})`;
 }

@@ -6,8 +6,7 @@ import type { Farhand } from '../../shared/sdk/index.ts';
 import { collect, since, words } from './flags.ts';
 import { readInput } from './input.ts';
 import { printFields, when } from './output.ts';
-import { routeVerb, type View } from './resource-verbs.ts';
-import { type Common, verb, withClient } from './verb.ts';
+import { routeVerb, type Told, type View } from './resource-verbs.ts';
 
 const one: View<Awaited<ReturnType<Farhand['webhooks']['get']>>> = {
   fields: 'id url events machines enabled disabled_because=disabled_reason last_delivery',
@@ -69,7 +68,7 @@ function addDeliveries(webhooks: Command): void {
   });
   routeVerb(webhooks, 'deliveries', 'webhooks', 'deliveries', {
     examples: ['--status failed'],
-    filters: ['status', 'since', 'limit'],
+    filters: ['since', 'limit'],
     view: {
       fields: 'id type status attempts made=created_at next last',
       cells: {
@@ -78,15 +77,13 @@ function addDeliveries(webhooks: Command): void {
         last: ({ attempts }) => attempts.at(-1)?.error ?? attempts.at(-1)?.status_code,
       },
     },
-  });
-  verb(
-    webhooks,
-    'redeliver <webhook> [delivery]',
-    'deliver one again, or with --since all that did not arrive',
-    'farhand webhooks redeliver hook_… --since 6h',
-  )
-    .option('--since <time>', 'all since then, such as 6h (ago)', since('--since', now))
-    .action(withClient(redeliver));
+  }).option('--status <status>', 'pending, delivered or failed');
+  routeVerb(webhooks, 'redeliver [delivery]', 'webhooks', 'redeliverSince', {
+    about: 'deliver one again, or with --since all that did not arrive',
+    examples: ['--since 6h'],
+    instead: redeliverOne,
+    view: { fields: 'redelivered' },
+  }).option('--since <time>', 'all since then, such as 6h (ago)', since('--since', now));
 }
 
 /** The flags of create and update alike; a secret in an argument would be everybody's who may list processes. */
@@ -102,19 +99,14 @@ async function secretOf({ secretStdin }: Record<string, unknown>): Promise<{ sec
   return { secret: (await readInput(4096, 'a secret is one line')).replace(/\r?\n$/, '') };
 }
 
-async function redeliver(
-  client: Farhand,
-  webhook_id: string,
-  delivery_id: string | undefined,
-  { since, output }: Common & { since?: string },
-): Promise<void> {
-  if ((delivery_id === undefined) === (since === undefined)) {
+async function redeliverOne(client: Farhand, told: Told): Promise<boolean> {
+  const { webhook, delivery, since, output } = told;
+  if ((delivery === undefined) === (since === undefined)) {
     throw new UsageError('say either a delivery, or --since');
   }
-  if (delivery_id !== undefined) {
-    const { id, status } = await client.webhooks.redeliver({ webhook_id, delivery_id });
-    return printFields(output, { id, status }, { id, status });
-  }
-  const answer = await client.webhooks.redeliverSince({ webhook_id, since: since ?? '' });
-  await printFields(output, answer, { redelivered: answer.redelivered });
+  if (delivery === undefined) return false;
+  const ids = { webhook_id: String(webhook), delivery_id: String(delivery) };
+  const { id, status } = await client.webhooks.redeliver(ids);
+  await printFields(output, { id, status }, { id, status });
+  return true;
 }
