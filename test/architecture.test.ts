@@ -210,6 +210,7 @@ const sides: Rule[] = [
           'broker/cli',
           'shared/sdk',
           'shared/api',
+          'shared/durable-file',
           'shared/errors',
           'shared/system-errors',
           'shared/settings',

@@ -1,68 +1,45 @@
 // farhand events and farhand audit: what happened, and who did what.
 import type { Command } from 'commander';
-import { now } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { given, limitOption, since } from './flags.ts';
-import { machineNamed } from './named.ts';
-import { clean, cleanJson, printTable, when } from './output.ts';
+import { given } from './flags.ts';
+import { clean, cleanJson } from './output.ts';
+import { type Item, routeVerb, type Told } from './resource-verbs.ts';
 import { lost, write } from './told.ts';
-import { type Common, every, verb, withClient } from './verb.ts';
 
 export function addEvents(program: Command): void {
-  verb(
-    program,
-    'events',
-    'what happened, the latest first; --follow tells more as it happens',
-    'farhand events --machine web-1 --since 2h',
-    'farhand events --follow --type "machine.*,command.failed" -o json',
-  )
+  routeVerb(program, 'events', 'events', 'list', {
+    about: 'what happened, the latest first; --follow tells more as it happens',
+    examples: ['--machine web-1 --since 2h', '--follow --type "machine.*,command.failed" -o json'],
+    filters: ['machine', 'since', 'limit'],
+    view: {
+      fields: 'when=timestamp type machine what',
+      cells: { machine: ({ data }) => nameIn(data), what: ({ data }) => summary(data) },
+    },
+    instead: follow,
+  })
     .option('-f, --follow', 'go on, the latest last, until Ctrl-C; with -o json one object a line')
-    .option('--type <types>', 'of these types; with --follow also families such as machine.*, with commas')
-    .option('--machine <machine>', 'of this machine')
-    .option('--since <time>', 'not before, such as 2h (ago)', since('--since', now))
-    .addOption(limitOption(50))
-    .action(withClient(events));
-}
-
-interface EventOptions extends Common {
-  follow?: boolean;
-  type?: string;
-  machine?: string;
-  since?: string;
-  limit: number;
-}
-
-async function events(client: Farhand, options: EventOptions): Promise<void> {
-  const { type, machine, limit, output } = options;
-  const machine_id = machine === undefined ? undefined : await machineNamed(client, machine);
-  if (options.follow) return follow(client, options, machine_id);
-  const wish = given({ type, machine_id, since: options.since }) as Parameters<Farhand['events']['list']>[0];
-  const found = await every((page) => client.events.list({ ...wish, ...page }), limit);
-  await printTable(output, found, {
-    when: ({ timestamp }) => when(timestamp),
-    type: (event) => event.type,
-    machine: ({ data }) => nameIn(data),
-    what: ({ data }) => summary(data),
-  });
+    .option('--type <types>', 'of these types; with --follow also families such as machine.*, with commas');
 }
 
 type Event = Awaited<ReturnType<Farhand['events']['list']>>['items'][number];
 
-/** Until Ctrl-C, or until the broker goes away. */
-async function follow(client: Farhand, { type, output }: EventOptions, machine_id?: string): Promise<void> {
+/** With --follow: until Ctrl-C, or until the broker goes away. */
+async function follow(client: Farhand, told: Told, { type, machine_id }: Item): Promise<boolean> {
+  if (!told.follow) return false;
+  // The broker judges which types there are.
+  const wanted: object = given({ types: type, machine_id });
   const leaving = new AbortController();
   process.once('SIGINT', () => leaving.abort());
   const signal = AbortSignal.any([leaving.signal, lost]);
   try {
-    const stream = await client.events.stream(given({ types: type, machine_id }) as object, {
-      signal,
-    });
+    const stream = await client.events.stream(wanted, { signal });
     for await (const { data } of stream) {
-      await write('stdout', `${output === 'json' ? cleanJson(data) : clean(lineOf(data))}\n`);
+      await write('stdout', `${told.output === 'json' ? cleanJson(data) : clean(lineOf(data))}\n`);
     }
   } catch (error) {
     if (!signal.aborted) throw error;
   }
+  return true;
 }
 
 function lineOf({ timestamp, type, data }: Event): string {
@@ -86,39 +63,15 @@ const asWord = (value: unknown): string => {
 };
 
 export function addAudit(program: Command): void {
-  verb(program, 'audit', 'who did what, the latest first', 'farhand audit --since 24h --machine web-1')
+  routeVerb(program, 'audit', 'audit', 'list', {
+    about: 'who did what, the latest first',
+    examples: ['--since 24h --machine web-1'],
+    filters: ['machine', 'since', 'limit'],
+    view: {
+      fields: 'when=at key=key_name action result what from=address request=request_id',
+      cells: { what: ({ what }) => summary(what) },
+    },
+  })
     .option('--action <action>', 'only this one')
-    .option('--key <key>', 'of this key, by its id')
-    .option('--machine <machine>', 'to this machine')
-    .option('--since <time>', 'not before, such as 2h (ago)', since('--since', now))
-    .addOption(limitOption(50))
-    .action(withClient(audit));
-}
-
-interface AuditOptions extends Common {
-  action?: string;
-  key?: string;
-  machine?: string;
-  since?: string;
-  limit: number;
-}
-
-async function audit(
-  client: Farhand,
-  { action, key, machine, limit, output, ...rest }: AuditOptions,
-): Promise<void> {
-  const machine_id = machine === undefined ? undefined : await machineNamed(client, machine);
-  const wish = given({ action, key, machine_id, since: rest.since }) as Parameters<
-    Farhand['audit']['list']
-  >[0];
-  const rows = await every((page) => client.audit.list({ ...wish, ...page }), limit);
-  await printTable(output, rows, {
-    when: ({ at }) => when(at),
-    key: ({ key_name }) => key_name,
-    action: (row) => row.action,
-    result: ({ result }) => result,
-    what: ({ what }) => summary(what),
-    from: ({ address }) => address,
-    request: ({ request_id }) => request_id,
-  });
+    .option('--key <key>', 'of this key, by its id');
 }

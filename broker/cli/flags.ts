@@ -1,5 +1,4 @@
 // Values of flags: what is not good is a wrong usage that names the flag.
-import { Option } from 'commander';
 import { durationForm, parseDuration } from '../../shared/duration.ts';
 import { UsageError } from '../../shared/errors.ts';
 
@@ -48,11 +47,6 @@ export const since =
     if (Number.isFinite(ms)) return new Date(ms).toISOString();
     throw new UsageError(`${flag} ${text}: must be a time such as 2h (ago) or 2026-11-21T10:00:00Z`);
   };
-
-export const limitOption = (standard: number): Option =>
-  new Option('--limit <count>', 'at most so many, the latest first')
-    .argParser(count('--limit'))
-    .default(standard);
 
 /** Only what was told. */
 export function given<T extends object>(values: T): { [K in keyof T]?: Exclude<T[K], undefined> } {

@@ -45,7 +45,7 @@ async function login(told: string | undefined, options: LoginOptions): Promise<v
   await meet(place);
   const api_key = keyStdin ? await firstLine() : await askSecret('API key');
   const me = await withUrl({ ...place, apiKey: api_key }, (client) => client.keys.me());
-  writeSaved({ url, api_key, ...given(knownBy(options)) });
+  await writeSaved({ url, api_key, ...given(knownBy(options)) });
   print(output, me, () => [
     `Logged in to ${url} as ${me.name} (${me.scopes.join(', ')}); kept in ${savedAt()}.`,
   ]);

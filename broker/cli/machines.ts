@@ -1,34 +1,41 @@
 // farhand machines: who there is, how they are, what they are called.
-import type { Command } from 'commander';
+import { type Command, Option } from 'commander';
 import { mostSkewMs } from '../../shared/clock.ts';
 import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { demandYes } from './ask.ts';
-import { collect, given } from './flags.ts';
+import { collect } from './flags.ts';
 import { machineNamed } from './named.ts';
-import { printFields, printTable, size, span, when } from './output.ts';
-import { type Common, every, verb, withClient } from './verb.ts';
+import { type Format, printFields, size, span, when } from './output.ts';
+import { printView, routeVerb, type View } from './resource-verbs.ts';
+import { type Common, verb, withClient } from './verb.ts';
+
+type Machine = Awaited<ReturnType<Farhand['machines']['get']>>;
+
+const cells = {
+  system: ({ os, arch }: Pick<Machine, 'os' | 'arch'>) => `${os} ${arch}`,
+  seen: ({ status, last_seen }: Pick<Machine, 'status' | 'last_seen'>) =>
+    status === 'online' ? 'now' : when(last_seen),
+  tags: ({ tags }: Pick<Machine, 'tags'>) => tags.join(','),
+};
+
+const one: View<Machine> = {
+  fields:
+    'id name status hostname system tags address=ip agent=agent_version capabilities joined=created_at last_seen',
+  cells,
+};
 
 export function addMachines(program: Command): void {
   const machines = program.command('machines').description('machines, by name or id');
-  verb(
-    machines,
-    'list',
-    'all machines',
-    'farhand machines list --tag web --status online',
-    'farhand machines list -o json',
-  )
+  routeVerb(machines, 'list', 'machines', 'list', {
+    examples: ['--tag web --status online', '-o json'],
+    fixed: { include: 'agent_version', sort: 'name' },
+    view: { fields: 'name id status os=system version=agent_version tags last_seen=seen', cells },
+  })
     .option('--tag <tag>', 'only those with this tag; several times: with all of them', collect)
-    .option('--status <status>', 'online or offline')
-    .option('--search <text>', 'part of the name')
-    .action(withClient(list));
-  verb(machines, 'get <machine>', 'one machine', 'farhand machines get web-1').action(withClient(get));
-  verb(
-    machines,
-    'status <machine>',
-    'how it is now: processor, memory, disks, network',
-    'farhand machines status web-1',
-  ).action(withClient(status));
+    .addOption(new Option('--status <status>').choices(['online', 'offline']))
+    .option('--search <text>', 'part of the name');
+  routeVerb(machines, 'get', 'machines', 'get', { view: one });
+  routeVerb(machines, 'status', 'machines', 'status', { show: showStatus });
   verb(
     machines,
     'tag <add|remove|set> <machine> <tags...>',
@@ -39,70 +46,20 @@ export function addMachines(program: Command): void {
   )
     .showHelpAfterError('Say tag add|remove|set MACHINE TAGS. See farhand --help.')
     .action(withClient(tag));
-  verb(
-    machines,
-    'rename <machine> <name>',
-    'give it another name',
-    'farhand machines rename web-1 web-2',
-  ).action(withClient(rename));
-  verb(
-    machines,
-    'remove <machine>',
-    'remove it: its agent stops for good, its history stays',
-    'farhand machines remove web-1 --yes',
-  )
-    .option('--yes', 'do not ask')
-    .action(withClient(remove));
-}
-
-interface ListOptions extends Common {
-  tag?: string[];
-  status?: string;
-  search?: string;
-}
-
-async function list(client: Farhand, { tag, status, search, output }: ListOptions): Promise<void> {
-  const known = (['online', 'offline'] as const).find((one) => one === status);
-  if (status !== undefined && !known) throw new UsageError(`--status ${status}: must be online or offline`);
-  const wish = given({ status: known, search, tags: tag?.join(',') });
-  const all = await every((page) =>
-    client.machines.list({ ...wish, include: 'agent_version', sort: 'name', ...page }),
-  );
-  await printTable(output, all, {
-    name: ({ name }) => name,
-    id: ({ id }) => id,
-    status: (one) => one.status,
-    os: ({ os, arch }) => `${os} ${arch}`,
-    version: ({ agent_version }) => agent_version,
-    tags: ({ tags }) => tags.join(','),
-    'last seen': (one) => (one.status === 'online' ? 'now' : when(one.last_seen)),
+  routeVerb(machines, 'rename <name>', 'machines', 'update', {
+    about: 'give a machine another name',
+    examples: ['web-2'],
+    view: one,
+  });
+  routeVerb(machines, 'remove', 'machines', 'remove', {
+    about: 'remove a machine: its agent stops for good, its history stays',
+    destroys: { what: (name) => `remove ${name} and stop its agent for good`, done: 'removed' },
   });
 }
 
-type Machine = Awaited<ReturnType<Farhand['machines']['get']>>;
+type Status = Awaited<ReturnType<Farhand['machines']['status']>>;
 
-async function get(client: Farhand, machine: string, { output }: Common): Promise<void> {
-  await show(output, await client.machines.get({ machine_id: await machineNamed(client, machine) }));
-}
-
-async function show(output: Common['output'], one: Machine): Promise<void> {
-  await printFields(output, one, {
-    id: one.id,
-    name: one.name,
-    status: one.status,
-    hostname: one.hostname,
-    system: `${one.os} ${one.arch}`,
-    tags: one.tags.join(','),
-    address: one.ip,
-    agent: one.agent_version,
-    capabilities: one.capabilities.join(', '),
-    joined: one.created_at,
-    'last seen': one.last_seen,
-  });
-}
-
-async function status(client: Farhand, machine: string, { output }: Common): Promise<void> {
-  const now = await client.machines.status({ machine_id: await machineNamed(client, machine) });
+async function showStatus(_: Farhand, format: Format, now: Status): Promise<void> {
   const part = ({ used, total }: { used: number; total: number }): string =>
     `${size(used)} of ${size(total)} (${total > 0 ? Math.round((100 * used) / total) : 0} %)`;
   // As df(1): what is reserved for root is neither used nor available.
@@ -117,7 +74,7 @@ async function status(client: Farhand, machine: string, { output }: Common): Pro
     available === undefined
       ? part(one)
       : `${size(one.used)} used, ${size(available)} available of ${size(one.total)} (${percentOf(one.used, available)} %)`;
-  await printFields(output, now, {
+  await printFields(format, now, {
     status: now.connected ? 'online' : 'offline',
     'last heard': `${span(now.stale_ms)} ago`,
     uptime: span(now.uptime * 1000),
@@ -162,17 +119,5 @@ async function tag(
     remove: () => tags.filter((one) => !words.includes(one)),
     set: () => words,
   };
-  await show(output, await client.machines.update({ machine_id, tags: changes[action]() }));
-}
-
-async function rename(client: Farhand, machine: string, name: string, { output }: Common): Promise<void> {
-  const machine_id = await machineNamed(client, machine);
-  await show(output, await client.machines.update({ machine_id, name }));
-}
-
-async function remove(client: Farhand, machine: string, options: Common & { yes?: boolean }): Promise<void> {
-  const machine_id = await machineNamed(client, machine);
-  await demandYes(options.yes, `remove ${machine} and stop its agent for good`);
-  const answer = await client.machines.remove({ machine_id });
-  await printFields(options.output, answer, { removed: machine });
+  await printView(client, output, await client.machines.update({ machine_id, tags: changes[action]() }), one);
 }

@@ -7,7 +7,7 @@ import { put } from './told.ts';
 export { clean, cleanJson, cleanLines };
 
 export type Format = 'text' | 'json';
-type Cell = string | number | boolean | null | undefined;
+export type Cell = string | number | boolean | null | undefined;
 
 /** Prints a result: as JSON whole, else the lines a person wants. */
 export function print(format: Format, result: unknown, lines: () => string[]): void {

@@ -1,8 +1,10 @@
 // What `farhand login` keeps: the broker, the key and how the broker is known; readable by its owner alone.
-import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, readFileSync, rmSync } from 'node:fs';
+import { mkdir } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { StartError } from '../../shared/errors.ts';
+import { writeDurably } from '../../shared/durable-file.ts';
+import { errnoOf, StartError } from '../../shared/errors.ts';
 import { atPath, reasonOf } from '../../shared/system-errors.ts';
 
 export interface Saved {
@@ -19,26 +21,15 @@ export function savedAt(): string {
 
 export function readSaved(): Saved | undefined {
   const file = savedAt();
-  let text: string;
   try {
-    text = readFileSync(file, 'utf8');
+    const saved: unknown = JSON.parse(readFileSync(file, 'utf8'));
+    if (isSaved(saved)) return saved;
   } catch (error) {
-    if (error instanceof Error && 'code' in error && ['ENOENT', 'ENOTDIR'].includes(String(error.code)))
-      return;
-    throw new StartError(reasonOf(atPath(error, file)));
+    const code = errnoOf(error);
+    if (code === 'ENOENT' || code === 'ENOTDIR') return undefined;
+    if (code) throw new StartError(reasonOf(atPath(error, file)));
   }
-  const saved = parse(text);
-  if (saved) return saved;
   throw new StartError(`${file} is damaged: farhand login writes a new one`);
-}
-
-function parse(text: string): Saved | undefined {
-  try {
-    const value: unknown = JSON.parse(text);
-    return isSaved(value) ? value : undefined;
-  } catch {
-    return undefined;
-  }
 }
 
 /** Our own file: that it is one of ours is enough. */
@@ -48,28 +39,14 @@ function isSaved(value: unknown): value is Saved {
 }
 
 /** Whole or not at all, and never for others to read. */
-export function writeSaved(saved: Saved): void {
-  const file = savedAt();
-  mkdirSync(dirname(file), { recursive: true, mode: 0o700 });
-  const draft = `${file}.${process.pid}`;
-  try {
-    writeFileSync(draft, `${JSON.stringify(saved, null, 2)}\n`, { mode: 0o600, flag: 'wx', flush: true });
-    renameSync(draft, file);
-  } finally {
-    rmSync(draft, { force: true });
-  }
+export async function writeSaved(saved: Saved): Promise<void> {
+  await mkdir(dirname(savedAt()), { recursive: true, mode: 0o700 });
+  await writeDurably(savedAt(), `${JSON.stringify(saved, null, 2)}\n`);
 }
 
+/** Whether there was something to forget. */
 export function forgetSaved(): boolean {
-  const there = readSavedQuietly();
+  const there = existsSync(savedAt());
   rmSync(savedAt(), { force: true });
   return there;
-}
-
-function readSavedQuietly(): boolean {
-  try {
-    return readSaved() !== undefined;
-  } catch {
-    return true;
-  }
 }

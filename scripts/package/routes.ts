@@ -1,6 +1,7 @@
-// The SDK in a bundle needs of the routes only how they are called: the names, not the schemas, which take zod and
-// 60 ms to build.
+// The SDK and the verbs of the CLI in a bundle need of the routes only how they are called: the names, not the schemas,
+// which take zod and 60 ms to build.
 import type { Plugin } from 'esbuild';
+import * as z from 'zod';
 import { allRoutes } from '../../shared/api/index.ts';
 
 const namesOf = (shape: object): Record<string, true> =>
@@ -8,7 +9,8 @@ const namesOf = (shape: object): Record<string, true> =>
 
 function plainRoutes() {
   return allRoutes().map(({ noun, operation, route }) => {
-    const { method, path, base, kind, accepts, idempotency, lastEvent, params, query, headers, body } = route;
+    const { method, path, base, kind, accepts, idempotency, lastEvent, summary } = route;
+    const { params, query, headers, body } = route;
     const shapes = { params: namesOf(params), query: namesOf(query), headers: namesOf(headers) };
     const plain = {
       method,
@@ -18,19 +20,22 @@ function plainRoutes() {
       accepts,
       idempotency,
       lastEvent,
+      summary,
       ...shapes,
-      body: body && true,
+      body: body && namesOf(body instanceof z.ZodObject ? body.shape : {}),
     };
     return { noun, operation, route: plain };
   });
 }
 
-/** What the SDK imports of the routes is data; what of the SDK nobody uses is left out. */
+const readers = ['/shared/sdk/index.ts', '/broker/cli/resource-verbs.ts'];
+
+/** What the SDK and the verbs import of the routes is data; what of the SDK nobody uses is left out. */
 export const routesAsData: Plugin = {
   name: 'routes as data',
   setup(esbuild) {
     esbuild.onResolve({ filter: /\/api\/index\.ts$/ }, ({ importer, kind }) =>
-      importer.endsWith('/shared/sdk/index.ts') && kind === 'import-statement'
+      readers.some((one) => importer.endsWith(one)) && kind === 'import-statement'
         ? { path: 'routes', namespace: 'routes-as-data' }
         : undefined,
     );

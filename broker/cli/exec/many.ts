@@ -4,12 +4,19 @@ import type { Farhand } from '../../../shared/sdk/index.ts';
 import { given } from '../flags.ts';
 import { readInput } from '../input.ts';
 import { machineNamed, namesOf } from '../named.ts';
-import { clean, cleanLines, hint, printFields, say, sayJson } from '../output.ts';
-import { exitCodeOf, explain, tellOutput } from './ending.ts';
-import { type End, follow, type Hearer, type OutputStream } from './follow.ts';
+import { clean, cleanLines, hint, print, sayJson } from '../output.ts';
+import {
+  cancelOnSignals,
+  type End,
+  exitCodeOf,
+  explain,
+  follow,
+  type Hearer,
+  type OutputStream,
+  tellOutput,
+} from './follow.ts';
+import type { ExecOptions, Spec } from './index.ts';
 import { asLines } from './one.ts';
-import type { ExecOptions, Spec } from './spec.ts';
-import { cancelOnSignals } from './stop.ts';
 
 /** Each is a connection; the others are followed in their turn. */
 const followedAtOnce = 32;
@@ -40,11 +47,13 @@ export async function runOnMany(
   const batch = await client.batches.create({ ...spec, ...wish, wait: 0 });
   if (batch.results.length === 0) throw new UsageError('no machine is meant');
   if (detach) {
-    if (output === 'json') await printFields(output, batch, {});
-    else say(batch.id);
+    print(output, batch, () => [batch.id]);
     return 0;
   }
-  const nameOf = await namesOf(client);
+  const nameOf = await namesOf(
+    client,
+    batch.results.map(({ machine_id }) => machine_id),
+  );
   const members: Member[] = batch.results.map(({ id, machine_id }) => ({
     command_id: id,
     name: nameOf(machine_id),

@@ -1,12 +1,19 @@
 // A command on one machine: its output is ours, our input is its, and its exit code too.
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { machineNamed } from '../named.ts';
-import { cleanJson, printFields, say, sayJson } from '../output.ts';
-import { exitCodeOf, explain, paintHint, tellGap, tellOutput } from './ending.ts';
-import { follow, type Hearer } from './follow.ts';
+import { cleanJson, print, sayJson } from '../output.ts';
+import {
+  cancelOnSignals,
+  exitCodeOf,
+  explain,
+  follow,
+  type Hearer,
+  paintHint,
+  tellGap,
+  tellOutput,
+} from './follow.ts';
+import type { ExecOptions, Spec } from './index.ts';
 import { hasInput, passInput } from './input.ts';
-import type { ExecOptions, Spec } from './spec.ts';
-import { cancelOnSignals } from './stop.ts';
 
 export async function runOnOne(
   client: Farhand,
@@ -19,8 +26,7 @@ export async function runOnOne(
   const command = await client.commands.async({ machine_id, ...spec, ...(input && { input }) });
   const command_id = command.id;
   if (detach) {
-    if (output === 'json') await printFields(output, command, {});
-    else say(command_id);
+    print(output, command, () => [command_id]);
     return 0;
   }
   const over = new AbortController();
