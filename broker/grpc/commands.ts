@@ -1,10 +1,7 @@
 // Exec and FollowCommand: a command's input and output as streams, over the handlers of the commands room.
 import type { CommandEnd } from '../../proto/types/farhand/client/v1/CommandEnd.ts';
-import type { ExecRequest__Output } from '../../proto/types/farhand/client/v1/ExecRequest.ts';
-import type { ExecResponse } from '../../proto/types/farhand/client/v1/ExecResponse.ts';
 import type { ExecStart__Output } from '../../proto/types/farhand/client/v1/ExecStart.ts';
 import type { FollowCommandRequest__Output } from '../../proto/types/farhand/client/v1/FollowCommandRequest.ts';
-import type { FollowCommandResponse } from '../../proto/types/farhand/client/v1/FollowCommandResponse.ts';
 import { mostVariables } from '../../shared/api/commands.ts';
 import { api, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
 import { type CommandId, commandId } from '../../shared/api/route.ts';
@@ -13,13 +10,13 @@ import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AccessRooms } from '../admission/access.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
-import { entranceOf, madeBy } from '../admission/index.ts';
+import { type Entrance, entranceOf, madeBy } from '../admission/index.ts';
 import type { Rates } from '../admission/rates.ts';
 import { once } from '../admission/replay.ts';
 import { type Commands, offsetsIn } from '../commands/index.ts';
-import type { Call } from './call.ts';
+import type { Call, Rpc, Sent } from './call.ts';
 
-export interface CommandStreams extends AccessRooms {
+export interface CommandServices extends AccessRooms {
   handlers: Handlers;
   commands: Pick<Commands, 'follow'>;
   idempotency: Idempotency;
@@ -27,8 +24,10 @@ export interface CommandStreams extends AccessRooms {
   log: Logger;
 }
 
-type ExecCall = Call<ExecRequest__Output, ExecResponse>;
-type Part = FollowCommandResponse & ExecResponse;
+type ExecCall = Call<'Exec'>;
+type Part = Sent<'FollowCommand'> & Sent<'Exec'>;
+
+const { create, stream: follow, signal: signalRoute } = api.commands;
 
 /** What passes by itself, as long as the command runs. */
 const passing: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
@@ -37,42 +36,64 @@ const longestWaitMs = 500;
 /** Of the same signal one is on record in this time, as of typing. */
 const recordMs = 60_000;
 
-export function commandCalls(rooms: CommandStreams) {
-  const { handlers, commands } = rooms;
-  const creating = entranceOf(api.commands.create, rooms);
-  const following = entranceOf(api.commands.stream, rooms);
-  const signalling = entranceOf(api.commands.signal, rooms);
-  const made = madeBy(handlers, { noun: 'commands' }, rooms);
+export function commandRpcs(services: CommandServices) {
+  const { handlers, commands, log } = services;
+  const accept = acceptor(services);
 
-  async function exec(call: ExecCall): Promise<void> {
-    const visit = call.knock(creating);
-    const start = await call.first((message) => message.start, 'a start');
-    const body = bodyOf(start);
-    const { input, caller } = call.admit(visit, { body });
-    const command_id = await accept(call, body, input, caller);
-    try {
-      await call.send({ accepted: { command_id } });
-      void feed(call, command_id, caller);
-      const parts = await commands.follow(command_id, offsetsIn(), caller.signal);
-      for await (const part of parts) await call.send(partOf(part));
-    } catch (error) {
-      if (start.cancel_on_disconnect && call.abandoned) await cancel(command_id, caller);
-      throw error;
-    }
-  }
+  const Exec: Rpc<'Exec', Input<typeof create>, ExecStart__Output> = {
+    entrance: entranceOf(create, services),
+    first: { name: 'a start', of: (message) => message.start },
+    raw: (start) => ({ body: bodyOf(start) }),
+    async run(call, { input, caller }, start) {
+      const command_id = await accept(call, bodyOf(start), input, caller);
+      try {
+        await call.send({ accepted: { command_id } });
+        void new CommandInput(services, call, command_id, caller).feed();
+        const parts = await commands.follow(command_id, offsetsIn(), caller.signal);
+        for await (const part of parts) await call.send(partOf(part));
+        return undefined;
+      } catch (error) {
+        if (start.cancel_on_disconnect && call.abandoned) {
+          await Promise.resolve(handlers.commands.cancel({ command_id }, caller)).catch((err: unknown) =>
+            log.error({ err, command_id }, 'a command whose client went could not be cancelled'),
+          );
+        }
+        throw error;
+      }
+    },
+  };
 
-  /** The command's id once it is on disk; with an idempotency key perhaps that of an earlier call. */
-  async function accept(
+  const FollowCommand: Rpc<'FollowCommand', Input<typeof follow>, FollowCommandRequest__Output> = {
+    entrance: entranceOf(follow, services),
+    raw: ({ command_id, stdout_offset, stderr_offset }) => ({
+      params: { command_id },
+      headers: { last_event_id: `${stdout_offset}.${stderr_offset}` },
+    }),
+    async run(call, { input, caller }) {
+      const from = offsetsIn(input.last_event_id);
+      for await (const part of await commands.follow(input.command_id, from, caller.signal)) {
+        await call.send(partOf(part));
+      }
+      return undefined;
+    },
+  };
+  return { Exec, FollowCommand };
+}
+
+/** The command's id once it is on disk; with an idempotency key perhaps that of an earlier call. */
+function acceptor(services: CommandServices) {
+  const made = madeBy(services.handlers, { noun: 'commands' }, services);
+  return async (
     call: ExecCall,
     body: object,
-    input: Input<typeof api.commands.create>,
+    input: Input<typeof create>,
     caller: Caller,
-  ): Promise<CommandId> {
+  ): Promise<CommandId> => {
     const key = call.header('idempotency-key');
-    const run = () => handlers.commands.create(input, caller);
+    const run = () => services.handlers.commands.create(input, caller);
     if (key === '') return commandId.parse((await run()).id);
-    const reply = await once(rooms.idempotency, {
-      route: api.commands.create,
+    const reply = await once(services.idempotency, {
+      route: create,
       caller,
       key,
       path: '/farhand.client.v1.Streams/Exec',
@@ -82,94 +103,81 @@ export function commandCalls(rooms: CommandStreams) {
       run,
       made,
     });
-    return api.commands.create.reply.pick({ id: true }).parse(reply).id;
+    return create.reply.pick({ id: true }).parse(reply).id;
+  };
+}
+
+/** Gives a command what its client sends, in order and no faster than it is read. */
+class CommandInput {
+  readonly #services: CommandServices;
+  readonly #signalling: Entrance<Input<typeof signalRoute>>;
+  readonly #call: ExecCall;
+  readonly #command_id: CommandId;
+  readonly #caller: Caller;
+  #offset = 0;
+  /** When which signal was recorded. */
+  readonly #signalled = new Map<string, number>();
+
+  constructor(services: CommandServices, call: ExecCall, command_id: CommandId, caller: Caller) {
+    this.#services = services;
+    this.#signalling = entranceOf(signalRoute, services);
+    this.#call = call;
+    this.#command_id = command_id;
+    this.#caller = caller;
   }
 
-  async function cancel(command_id: CommandId, caller: Caller): Promise<void> {
+  /** Never rejects. */
+  async feed(): Promise<void> {
     try {
-      await handlers.commands.cancel({ command_id }, caller);
-    } catch (error) {
-      rooms.log.error({ err: error, command_id }, 'a command whose client went could not be cancelled');
-    }
-  }
-
-  /** Gives the command what its client sends, in order and no faster than it is read. Never rejects. */
-  async function feed(call: ExecCall, command_id: CommandId, caller: Caller): Promise<void> {
-    let offset = 0;
-    const signalled = new Map<string, number>();
-    try {
-      for await (const { message, stdin, signal } of call.messages) {
-        if (message === 'stdin')
-          offset = await give(command_id, stdin ?? Buffer.alloc(0), offset, false, caller);
-        else if (message === 'signal') await deliver(call, command_id, signal ?? '', signalled);
+      for await (const { message, stdin = Buffer.alloc(0), signal = '' } of this.#call.messages) {
+        if (message === 'stdin') await this.#give(stdin);
+        else if (message === 'signal') await this.#deliver(signal);
         else throw new AppError('invalid_request', 'after the first message comes stdin or signal');
       }
-      await call.stayed();
-      await give(command_id, Buffer.alloc(0), offset, true, caller);
+      await this.#call.stayed();
+      await this.#give(Buffer.alloc(0), true);
     } catch (error) {
-      call.gone.abort(error);
+      this.#call.gone.abort(error);
     }
   }
 
-  /** Resolves with the offset after these bytes, once the machine has them all. */
-  async function give(
-    command_id: CommandId,
-    bytes: Buffer,
-    offset: number,
-    end: boolean,
-    caller: Caller,
-  ): Promise<number> {
+  /** Resolves once the machine has all of these bytes. */
+  async #give(bytes: Buffer, end = false): Promise<void> {
+    const command_id = this.#command_id;
     let given = 0;
-    await insisting(caller.signal, passing, async () => {
+    await insisting(this.#caller.signal, passing, async () => {
       const data = bytes.toString('base64', given);
-      const at = { command_id, data, encoding: 'base64', offset: offset + given, end } as const;
-      await Promise.resolve(handlers.commands.input(at, caller)).catch((error: unknown) => {
+      const input = { command_id, data, encoding: 'base64', offset: this.#offset + given, end } as const;
+      try {
+        await this.#services.handlers.commands.input(input, this.#caller);
+      } catch (error) {
         // A repeat is harmless, and a shorter one cheaper.
         if (error instanceof AppError) given += Number(error.details.given ?? 0);
         throw error;
-      });
+      }
     });
-    return offset + bytes.length;
+    this.#offset += bytes.length;
   }
 
-  /** As a request of its own, and counted as one; `signalled` tells when which signal was recorded. */
-  async function deliver(
-    call: ExecCall,
-    command_id: CommandId,
-    signal: string,
-    signalled: Map<string, number>,
-  ): Promise<void> {
-    const visit = signalling.knock(call.visitor, call.requestId);
+  /** As a request of its own, and counted as one. */
+  async #deliver(signal: string): Promise<void> {
+    const { rates, handlers } = this.#services;
+    const { visitor, requestId } = this.#call;
+    const visit = this.#signalling.knock(visitor, requestId);
     try {
-      const raw = { params: { command_id }, body: { signal } };
-      const { input, caller } = call.admit(visit, raw, { lasts: false });
-      const quota = await rooms.rates.spend(caller.key_id);
+      const raw = { params: { command_id: this.#command_id }, body: { signal } };
+      const { input, caller } = this.#call.admit(visit, raw, { lasts: false });
+      const quota = await rates.spend(caller.key_id);
       if (quota?.refusal) throw quota.refusal;
       await insisting(caller.signal, [], async () => handlers.commands.signal(input, caller));
     } catch (error) {
       await visit.settle(error);
       throw error;
     }
-    if (monotonic() - (signalled.get(signal) ?? Number.NEGATIVE_INFINITY) < recordMs) return;
-    signalled.set(signal, monotonic());
+    if (monotonic() - (this.#signalled.get(signal) ?? Number.NEGATIVE_INFINITY) < recordMs) return;
+    this.#signalled.set(signal, monotonic());
     await visit.settle();
   }
-
-  return {
-    exec,
-    async followCommand(
-      call: Call<never, FollowCommandResponse>,
-      { command_id, stdout_offset, stderr_offset }: FollowCommandRequest__Output,
-    ): Promise<void> {
-      const last_event_id = `${stdout_offset}.${stderr_offset}`;
-      const raw = { params: { command_id }, headers: { last_event_id } };
-      const { input, caller } = call.admit(call.knock(following), raw);
-      const from = offsetsIn(input.last_event_id);
-      for await (const part of await commands.follow(input.command_id, from, caller.signal)) {
-        await call.send(partOf(part));
-      }
-    },
-  };
 }
 
 /** Tries until it is done, or the command has no more use for it: it has ended, or closed its input. */
