@@ -47,6 +47,13 @@ export interface Rpc<M extends Method = Method, I = unknown, O = unknown> {
 /** A request that may do what it asks for. */
 export type Entered<I> = Pick<Admitted<I>, 'input' | 'caller'>;
 
+/** Without what is null or absent: messages have no null. */
+export function present<T extends object>(fields: T): { [K in keyof T]?: NonNullable<T[K]> } {
+  const entries = Object.entries(fields).filter(([, value]) => value !== null && value !== undefined);
+  // What is left of the same fields.
+  return Object.fromEntries(entries) as { [K in keyof T]?: NonNullable<T[K]> };
+}
+
 /** A call under way. */
 export class Call<M extends Method = Method> {
   readonly requestId: string;

@@ -1,4 +1,4 @@
-// Exec and FollowCommand: a command's input and output as streams, over the handlers of the commands room.
+// Exec and FollowCommand: a command's input and output as streams, over the handlers of commands.
 import type { CommandEnd } from '../../proto/types/farhand/client/v1/CommandEnd.ts';
 import type { ExecStart__Output } from '../../proto/types/farhand/client/v1/ExecStart.ts';
 import type { FollowCommandRequest__Output } from '../../proto/types/farhand/client/v1/FollowCommandRequest.ts';
@@ -14,7 +14,7 @@ import { type Entrance, entranceOf, madeBy } from '../admission/index.ts';
 import type { Rates } from '../admission/rates.ts';
 import { once } from '../admission/replay.ts';
 import { type Commands, offsetsIn } from '../commands/index.ts';
-import type { Call, Rpc, Sent } from './call.ts';
+import { type Call, present, type Rpc, type Sent } from './call.ts';
 
 export interface CommandServices extends AccessRooms {
   handlers: Handlers;
@@ -213,8 +213,7 @@ function bodyOf(start: ExecStart__Output) {
     machine_id,
     command,
     ...(direct && { args }),
-    ...(cwd !== undefined && { cwd }),
-    ...(user !== undefined && { user }),
+    ...present({ cwd, user }),
     ...(Object.keys(env).length > 0 && { env }),
     ...(timeout_ms > 0 && { timeout: timeout_ms }),
     ...(queue_for_ms > 0 && { queue_for: queue_for_ms }),
@@ -234,18 +233,8 @@ function partOf(part: Told): Part {
   return { output: { stream, offset: part.offset, data: part.data } };
 }
 
-function endOf({
-  status,
-  exit_code,
-  signal,
-  reason,
-  duration,
-}: Extract<Told, { end: unknown }>['end']): CommandEnd {
-  return {
-    status,
-    ...(exit_code !== null && { exit_code }),
-    ...(signal !== null && { signal }),
-    ...(reason !== null && { reason }),
-    ...(duration !== null && { duration_ms: Math.round(duration) }),
-  };
+function endOf({ status, duration, ...end }: Extract<Told, { end: unknown }>['end']): CommandEnd {
+  const { exit_code, signal, reason } = end;
+  const duration_ms = duration === null ? null : Math.round(duration);
+  return { status, ...present({ exit_code, signal, reason, duration_ms }) };
 }

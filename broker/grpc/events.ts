@@ -3,7 +3,7 @@ import type { EventsRequest__Output } from '../../proto/types/farhand/client/v1/
 import { api, type Handlers, type Input } from '../../shared/api/index.ts';
 import type { AccessRooms } from '../admission/access.ts';
 import { entranceOf } from '../admission/index.ts';
-import type { Rpc } from './call.ts';
+import { present, type Rpc } from './call.ts';
 
 const route = api.events.stream;
 
@@ -13,9 +13,9 @@ export function eventRpcs(services: AccessRooms & { handlers: Handlers }) {
     raw: ({ types, machine_id, after_id }) => ({
       query: {
         ...(types.length > 0 && { types: types.join(',') }),
-        ...(machine_id !== undefined && { machine_id }),
+        ...present({ machine_id }),
       },
-      headers: after_id === undefined ? {} : { last_event_id: after_id },
+      headers: present({ last_event_id: after_id }),
     }),
     async run(call, { input, caller }) {
       for await (const { data } of await services.handlers.events.stream(input, caller)) {

@@ -8,7 +8,7 @@ import { api, type Handlers, type Input } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { AccessRooms } from '../admission/access.ts';
 import { entranceOf } from '../admission/index.ts';
-import type { Call, Rpc } from './call.ts';
+import { type Call, present, type Rpc } from './call.ts';
 
 const { download, put, watch } = api.files;
 
@@ -24,7 +24,7 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
       query: {
         ...pathOf(request),
         ...(offset !== 0 && { offset: String(offset) }),
-        ...(length !== undefined && { length: String(length) }),
+        ...present({ length: length?.toString() }),
       },
     }),
     async run(call, { input, caller }) {
@@ -82,7 +82,7 @@ function headOf({ length }: { length?: number | undefined }, headers: Headers) {
   const modified = Date.parse(headers.get('Last-Modified') ?? '');
   return {
     etag: headers.get('ETag') ?? '',
-    ...(length !== undefined && { length }),
+    ...present({ length }),
     ...(!Number.isNaN(modified) && { modified_at_ms: modified }),
   };
 }
@@ -99,10 +99,9 @@ function addressOf(open: WriteFileOpen__Output) {
     query: {
       ...pathOf(open),
       create_parents: String(create_parents),
-      ...(mode !== undefined && { mode }),
-      ...(overwrite !== undefined && { overwrite: String(overwrite) }),
+      ...present({ mode, overwrite: overwrite?.toString() }),
     },
-    headers: if_match === undefined ? {} : { if_match },
+    headers: present({ if_match }),
   };
 }
 

@@ -7,7 +7,7 @@ import { isSignal } from '../../shared/signals.ts';
 import type { AccessRooms } from '../admission/access.ts';
 import { entranceOf } from '../admission/index.ts';
 import type { ClientPort, Doing, Note, Parting } from '../sessions/client.ts';
-import type { Call, Received, Rpc, Sent } from './call.ts';
+import { type Call, present, type Received, type Rpc, type Sent } from './call.ts';
 
 /** What this needs of sessions. */
 export interface Joining {
@@ -32,7 +32,7 @@ export function sessionRpcs(services: AccessRooms & { sessions: Joining }) {
     first: { name: 'an open', of: (message) => message.open },
     raw: ({ session_id, mode, offset }) => ({
       params: { session_id },
-      body: { mode: modes[mode], ...(offset !== undefined && { offset }) },
+      body: { mode: modes[mode], ...present({ offset }) },
     }),
     async run(call, { input, caller }) {
       const attachment = await services.sessions.join(input, caller);
@@ -65,13 +65,7 @@ function portOf(call: Attaching): { port: ClientPort; parted(): Promise<void> } 
       call.gone.signal.throwIfAborted();
       if (parting?.why !== 'ended') throw partingError(parting?.why);
       const { exit_code, signal, reason } = parting;
-      await call.send({
-        end: {
-          ...(exit_code !== null && { exit_code }),
-          ...(signal !== null && { signal }),
-          ...(reason !== null && { reason }),
-        },
-      });
+      await call.send({ end: present({ exit_code, signal, reason }) });
     },
   };
 }

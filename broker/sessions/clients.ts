@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import type { Caller, Journal } from '../../shared/api/index.ts';
 import type { SessionId } from '../../shared/api/route.ts';
-import { after, monotonic, now } from '../../shared/clock.ts';
+import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, newSecret } from '../../shared/ids.ts';
 import { terminalClients } from '../../shared/limits.ts';
@@ -19,8 +19,6 @@ export interface AttachParams {
 
 /** A client that is not served within this time is let go. */
 const unusedMs = 30_000;
-/** What is audited of typing: that there was some, once in this time. */
-const auditMs = 60_000;
 /** After the end of its session a client gets this long to take the rest. */
 const restMs = 30_000;
 /** Lets a client in, to be served within 30 s. Throws unavailable. */
@@ -104,7 +102,6 @@ export class Attachment {
   #parting: Parting | undefined;
   #served = false;
   #left: Promise<void> | undefined;
-  #auditedAt = Number.NEGATIVE_INFINITY;
   #stopJudging = (): void => {};
   #cancelUnused = (): void => {};
   #cancelRest = (): void => {};
@@ -171,18 +168,12 @@ export class Attachment {
     this.#cancelRest = after(restMs, () => void this.#close(endOf(this.session)));
   }
 
-  /** It typed, or being an observer tried to: audited once a minute; how much and what is private. */
-  audit(): void {
-    if (monotonic() - this.#auditedAt < auditMs) return;
-    this.#auditedAt = monotonic();
+  /** What is only to be remembered: a full disk must not stop who types. */
+  audit(action: string, result: string): void {
     const { log, history } = this.#context;
-    const { client_id, mode } = this.attached;
-    if (mode === 'observer') log.info({ client_id }, 'an observer tried to take part');
-    const result = mode === 'observer' ? 'forbidden' : 'ok';
-    // A full disk must not stop who types.
     history
-      .write((journal) => this.#record(journal, 'sessions.input', result))
-      .catch((error: unknown) => log.error({ err: error, client_id }, 'input was not audited'));
+      .write((journal) => this.#record(journal, action, result))
+      .catch((error: unknown) => log.error({ err: error, action }, 'not audited'));
   }
 
   /** The first reason counts. */

@@ -3,6 +3,7 @@ import type { AttachTerminalHead__Output } from '../../proto/types/farhand/agent
 import type { TerminalOutput__Output } from '../../proto/types/farhand/agent/v1/TerminalOutput.ts';
 import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/TerminalSize.ts';
 import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/sessions.ts';
+import { monotonic } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { terminalReplayBytes } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -19,10 +20,12 @@ interface ServedClient {
   readonly session: OpenSession;
   /** First byte of output wanted; undefined: the agent decides. */
   readonly offset: number | undefined;
-  /** It typed, or being an observer tried to. */
-  audit(): void;
+  /** Puts on record what it did. */
+  audit(action: string, result: string): void;
 }
 
+/** What is audited of typing: that there was some, once in this time. */
+const auditMs = 60_000;
 /** What a client may be given before it takes it; the agent sends more output only while it cannot hear what is taken. */
 const mostUntaken = 2 * terminalReplayBytes;
 /** What a note costs, about. */
@@ -49,6 +52,7 @@ export class Conversation {
   readonly #taken = new Wake();
   /** It has all there will ever be. */
   #drained = false;
+  #auditedAt = Number.NEGATIVE_INFINITY;
 
   constructor(client: ServedClient, port: ClientPort, signal: AbortSignal, log: Logger) {
     this.#client = client;
@@ -81,12 +85,21 @@ export class Conversation {
 
   async #do(doing: Doing): Promise<void> {
     const observes = this.#client.attached.mode === 'observer';
-    if (observes || 'input' in doing) this.#client.audit();
+    if (observes || 'input' in doing) this.#audit(observes ? 'forbidden' : 'ok');
     if (observes) {
       return this.#note({ type: 'refused', message: 'an observer only watches: attach as operator' });
     }
     await this.#input.send(doing, this.#signal);
     if ('size' in doing && !this.#signal.aborted) this.#session.resized(doing.size);
+  }
+
+  /** That it typed, or being an observer tried to; how much and what is private. */
+  #audit(result: 'ok' | 'forbidden'): void {
+    if (monotonic() - this.#auditedAt < auditMs) return;
+    this.#auditedAt = monotonic();
+    const { client_id } = this.#client.attached;
+    if (result === 'forbidden') this.#log.info({ client_id }, 'an observer tried to take part');
+    this.#client.audit('sessions.input', result);
   }
 
   /** The client learns when its machine is away, and when it is back. */
