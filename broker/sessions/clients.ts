@@ -21,6 +21,7 @@ export interface AttachParams {
 const unusedMs = 30_000;
 /** After the end of its session a client gets this long to take the rest. */
 const restMs = 30_000;
+
 /** Lets a client in, to be served within 30 s. Throws unavailable. */
 export async function attach(
   context: SessionContext,
@@ -29,9 +30,8 @@ export async function attach(
   caller: Caller,
 ): Promise<Attachment> {
   const { id: session_id, machine_id } = session.record;
-  if (
-    sessionsOn(machine_id, context).reduce((sum, { clients }) => sum + clients.size, 0) >= terminalClients
-  ) {
+  const there = sessionsOn(machine_id, context).flatMap(({ clients }) => [...clients.keys()]);
+  if (there.length >= terminalClients) {
     const message = `${terminalClients} clients are attached on this machine already`;
     throw new AppError('unavailable', message, { machine_id, limit: terminalClients });
   }
