@@ -1,5 +1,5 @@
 // farhand.client.v1.Streams beside the link: what programs in any language stream from the broker, and its health.
-import type { Server, sendUnaryData } from '@grpc/grpc-js';
+import type { Server, sendUnaryData, UntypedServiceImplementation } from '@grpc/grpc-js';
 import { HealthImplementation } from 'grpc-health-check';
 import type { Handlers } from '../../shared/api/index.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -46,11 +46,12 @@ export class StreamsService {
       ...eventRpcs(services),
       ...sessionRpcs(services),
     };
-    const handlers = Object.entries(rpcs).map(([name, rpc]) => [
-      name,
-      (stream: Stream, reply?: sendUnaryData<unknown>) => void this.#serve(rpc, stream, proven, reply),
-    ]);
-    server.addService(streamsService, Object.fromEntries(handlers));
+    const handlers: UntypedServiceImplementation = {};
+    for (const [name, rpc] of Object.entries(rpcs)) {
+      handlers[name] = (stream: Stream, reply?: sendUnaryData<unknown>): void =>
+        void this.#serve(rpc, stream, proven, reply);
+    }
+    server.addService(streamsService, handlers);
     this.#health.addToServer(server);
   }
 
