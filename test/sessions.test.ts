@@ -174,7 +174,7 @@ test('a ticket is good once, and only the right one', async () => {
   expect(sessions.redeem(`${ticket}x`)).toBeUndefined();
   expect(sessions.redeem('')).toBeUndefined();
   const first = sessions.redeem(ticket);
-  expect(first).toMatchObject({ session_id, client_id: made.client_id, mode: 'observer' });
+  expect(first).toMatchObject({ session_id, client_id: made.client_id, attached: { mode: 'observer' } });
   expect(sessions.redeem(ticket)).toBeUndefined();
 });
 

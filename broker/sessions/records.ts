@@ -1,15 +1,14 @@
 // Sessions in history: a row each from the moment one is asked for, and a row for each client while it is attached.
-import type { Api, Input, Reply } from '../../shared/api/index.ts';
+import type { Api, Reply } from '../../shared/api/index.ts';
 import type { KeyId, MachineId, SessionId } from '../../shared/api/route.ts';
-import { type History, type Row, textIn } from '../history.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { History, Row } from '../history.ts';
 
-export type Detail = Reply<Api['sessions']['get']>;
+type Detail = Reply<Api['sessions']['get']>;
 export type Status = Detail['status'];
 export type Mode = Detail['attached_clients'][number]['mode'];
-/** What is asked for. */
-export type Wish = Input<Api['sessions']['create']>;
 
-/** A session as the broker holds it: times in milliseconds. */
+/** A session as the broker holds it: times in milliseconds. The fields are the columns. */
 export interface Session {
   id: SessionId;
   machine_id: MachineId;
@@ -34,7 +33,7 @@ export interface Session {
   ending: boolean;
 }
 
-/** A client that is attached, whatever carries it. */
+/** A client that is attached, whatever carries it. The fields are the columns. */
 export interface Attached {
   client_id: string;
   session_id: SessionId;
@@ -64,67 +63,63 @@ const tables = [
   )`,
 ];
 
-const columns = [
-  ...(['id', 'machine_id', 'machine_hostname', 'shell', 'status', 'created_at', 'connected_at'] as const),
-  ...(['last_heartbeat_at', 'grace_period', 'grace_period_started_at', 'ended_at', 'exit_code'] as const),
-  ...(['signal', 'reason', 'cols', 'rows', 'requested_by', 'instance_id', 'ending'] as const),
-];
-const clientColumns = [
-  ...(['client_id', 'session_id', 'key_id', 'key_name', 'mode', 'attached_at', 'request_id'] as const),
-];
+/** The two tables; sessions that ended longer than `keepMs` ago go. What writes is called inside a transaction. */
+export class SessionRecords {
+  readonly #history: History;
 
-export interface Records {
-  /** Writes a session as it is; inside a transaction. */
-  put(session: Session): void;
-  find(id: string): Session | undefined;
-  machineOf(id: string): MachineId | undefined;
+  constructor(history: History, keepMs: number) {
+    this.#history = history;
+    history.migrate('sessions', tables);
+    history.retain({ table: 'sessions', column: 'ended_at', keepMs, where: 'ended_at IS NOT NULL' });
+  }
+
+  put(session: Session): void {
+    this.#put('sessions', 'id', { ...session, ending: Number(session.ending) });
+  }
+
+  /** Throws session_not_found. */
+  get(session_id: string): Session {
+    const session = this.find(session_id);
+    if (session) return session;
+    throw new AppError('session_not_found', 'no such session', { session_id });
+  }
+
+  find(id: string): Session | undefined {
+    const row = this.#history.sql('SELECT * FROM sessions WHERE id = ?').get(id);
+    return row && sessionOf(row);
+  }
+
   /** In the order they came. */
-  open(): Session[];
-  attach(client: Attached): void;
-  detach(clientId: string): void;
-  /** Who was attached when an earlier broker stopped. */
-  attached(): Attached[];
-}
+  open(): Session[] {
+    const text = 'SELECT * FROM sessions WHERE ended_at IS NULL ORDER BY created_at, rowid';
+    return this.#history.sql(text).all().map(sessionOf);
+  }
 
-/** Opens the tables; sessions that ended longer than `keepMs` ago go. */
-export function openRecords(history: History, keepMs: number): Records {
-  history.migrate('sessions', tables);
-  history.retain({ table: 'sessions', column: 'ended_at', keepMs, where: 'ended_at IS NOT NULL' });
-  const values = (names: readonly string[]): string => names.map(() => '?').join(', ');
-  const changes = columns.map((name) => `${name} = excluded.${name}`).join(', ');
-  const put = `INSERT INTO sessions (${columns.join(', ')}) VALUES (${values(columns)})
-    ON CONFLICT (id) DO UPDATE SET ${changes}`;
-  const attach = `INSERT INTO session_clients (${clientColumns.join(', ')}) VALUES (${values(clientColumns)})`;
-  return {
-    put(session) {
-      const flat = { ...session, ending: session.ending ? 1 : 0 };
-      history.sql(put).run(...columns.map((name) => flat[name]));
-    },
-    find(id) {
-      const row = history.sql('SELECT * FROM sessions WHERE id = ?').get(id);
-      return row && fromRow(row);
-    },
-    machineOf(id) {
-      const row = history.sql('SELECT machine_id FROM sessions WHERE id = ?').get(id);
-      return row && (textIn(row, 'machine_id') as MachineId);
-    },
-    open: () =>
-      history
-        .sql('SELECT * FROM sessions WHERE ended_at IS NULL ORDER BY created_at, rowid')
-        .all()
-        .map(fromRow),
-    attach: (client) => void history.sql(attach).run(...clientColumns.map((name) => client[name])),
-    detach: (clientId) => void history.sql('DELETE FROM session_clients WHERE client_id = ?').run(clientId),
+  attach(client: Attached): void {
+    this.#put('session_clients', 'client_id', { ...client });
+  }
+
+  detach(clientId: string): void {
+    this.#history.sql('DELETE FROM session_clients WHERE client_id = ?').run(clientId);
+  }
+
+  /** Who was attached when an earlier broker stopped. */
+  attached(): Attached[] {
+    const rows = this.#history.sql('SELECT * FROM session_clients ORDER BY rowid').all();
     // The columns are those that attach() wrote.
-    attached: () =>
-      history
-        .sql('SELECT * FROM session_clients ORDER BY rowid')
-        .all()
-        .map((row) => row as unknown as Attached),
-  };
+    return rows.map((row) => row as unknown as Attached);
+  }
+
+  #put(table: string, key: string, row: Row): void {
+    const names = Object.keys(row);
+    const places = names.map(() => '?').join(', ');
+    const changes = names.map((name) => `${name} = excluded.${name}`).join(', ');
+    const text = `INSERT INTO ${table} (${names.join(', ')}) VALUES (${places}) ON CONFLICT (${key}) DO UPDATE SET ${changes}`;
+    this.#history.sql(text).run(...Object.values(row));
+  }
 }
 
 /** A row back as a session; the columns are those that put() wrote. */
-export function fromRow(row: Row): Session {
+export function sessionOf(row: Row): Session {
   return { ...(row as unknown as Session), ending: row.ending === 1 };
 }

@@ -11,12 +11,12 @@ import { isLoopback } from '../../shared/loopback.ts';
 import { holdsKey } from '../admission/access.ts';
 import type { BrokerSettings } from '../config.ts';
 import { ConnectionLimiter, connectionLimits } from '../connections.ts';
+import { StreamsService } from '../grpc/index.ts';
 import { createHttpServer } from '../http/app.ts';
 import { openSpool } from '../http/spool.ts';
 import { defaultSettings } from '../link/connect.ts';
 import { type AddService, type LinkListener, openListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
-import { openStreams } from '../streams/index.ts';
 import { certificateOf } from './certificate.ts';
 import { address, cannotListen, listen, stopServer, tracked } from './listening.ts';
 import { type Closers, openRooms, type Rooms, type Status, type Tuning } from './rooms.ts';
@@ -86,7 +86,7 @@ async function assemble(
   const status: Status = { ready: false, url: '', grpc: '', publicGrpc: '', pin: '' };
   const rooms = await openRooms({ settings, tuning, status, closers, log });
   const { events, presence, commands, schedules, sessions } = rooms;
-  const streams = openStreams({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
+  const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await openSpool(join(settings.data_dir, 'spool'));
   const bodies = openBudget(maxBodies, 'large bodies are under way');
   const terminals = { redeem: sessions.redeem, publicUrl: () => settings.public_url ?? status.url };
@@ -110,7 +110,7 @@ async function assemble(
   await chmod(socket, 0o600);
 
   if (!settings.local) {
-    door = await doorOf(settings, tuning, rooms, streams.serve, log);
+    door = await doorOf(settings, tuning, rooms, (...server) => streams.addTo(...server), log);
     status.grpc = address(settings.grpc.host, door.port);
     status.publicGrpc = settings.public_grpc
       ? address(settings.public_grpc.host, settings.public_grpc.port)

@@ -1,38 +1,33 @@
-// ReadFile, WriteFile and WatchFiles: bytes and changes of files, over the handlers of the files room.
+// ReadFile, WriteFile and WatchFiles: bytes and changes of files, over the handlers of files.
 import { createHash } from 'node:crypto';
 import type { ReadFileRequest__Output } from '../../proto/types/farhand/client/v1/ReadFileRequest.ts';
-import type { ReadFileResponse } from '../../proto/types/farhand/client/v1/ReadFileResponse.ts';
 import type { WatchFilesRequest__Output } from '../../proto/types/farhand/client/v1/WatchFilesRequest.ts';
-import type { WatchFilesResponse } from '../../proto/types/farhand/client/v1/WatchFilesResponse.ts';
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v1/WriteFileCommit.ts';
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/client/v1/WriteFileOpen.ts';
-import type { WriteFileRequest__Output } from '../../proto/types/farhand/client/v1/WriteFileRequest.ts';
-import type { WriteFileResponse } from '../../proto/types/farhand/client/v1/WriteFileResponse.ts';
-import { api, type Handlers } from '../../shared/api/index.ts';
+import { api, type Handlers, type Input } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { AccessRooms } from '../admission/access.ts';
 import { entranceOf } from '../admission/index.ts';
-import type { Call } from './call.ts';
+import { type Call, present, type Rpc } from './call.ts';
 
-type Writing = Call<WriteFileRequest__Output, never>;
+const { download, put, watch } = api.files;
 
 /** Each of these calls has one of the few places of its machine, so its client must not stall. */
-export function fileCalls(rooms: AccessRooms & { handlers: Handlers; stalledMs: number }) {
-  const { stalledMs } = rooms;
-  const { files } = rooms.handlers;
-  const downloading = entranceOf(api.files.download, rooms);
-  const putting = entranceOf(api.files.put, rooms);
-  const watching = entranceOf(api.files.watch, rooms);
+export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs: number }) {
+  const { stalledMs } = services;
+  const { files } = services.handlers;
 
-  return {
-    async readFile(call: Call<never, ReadFileResponse>, request: ReadFileRequest__Output): Promise<void> {
-      const { machine_id, offset, length } = request;
-      const query = {
+  const ReadFile: Rpc<'ReadFile', Input<typeof download>, ReadFileRequest__Output> = {
+    entrance: entranceOf(download, services),
+    raw: ({ machine_id, offset, length, ...request }) => ({
+      params: { machine_id },
+      query: {
         ...pathOf(request),
         ...(offset !== 0 && { offset: String(offset) }),
-        ...(length !== undefined && { length: String(length) }),
-      };
-      const { input, caller } = call.admit(call.knock(downloading), { params: { machine_id }, query });
+        ...present({ length: length?.toString() }),
+      },
+    }),
+    async run(call, { input, caller }) {
       const { bytes, ...head } = await files.download(input, caller);
       try {
         await call.send({ head: headOf(head, caller.headers) });
@@ -45,31 +40,37 @@ export function fileCalls(rooms: AccessRooms & { handlers: Handlers; stalledMs: 
       } finally {
         await bytes?.return?.();
       }
+      return undefined;
     },
+  };
 
-    async writeFile(call: Writing): Promise<WriteFileResponse> {
-      const visit = call.knock(putting);
-      const open = await call.first((message) => message.open, 'an open');
-      const { input, caller } = call.admit(visit, addressOf(open));
+  const WriteFile: Rpc<'WriteFile', Input<typeof put>, WriteFileOpen__Output> = {
+    entrance: entranceOf(put, services),
+    first: { name: 'an open', of: (message) => message.open },
+    raw: addressOf,
+    async run(call, { input, caller }) {
       const content = { chunks: chunksOf(call, stalledMs), fields: () => undefined };
       const { path_encoding = '', ...written } = await files.put({ ...input, content }, caller);
       return { ...written, path_encoding };
     },
+  };
 
-    async watchFiles(
-      call: Call<never, WatchFilesResponse>,
-      request: WatchFilesRequest__Output,
-    ): Promise<void> {
-      const { machine_id, path, recursive } = request;
-      const query = { ...(path !== '' && pathOf(request)), recursive: String(recursive) };
-      const { input, caller } = call.admit(call.knock(watching), { params: { machine_id }, query });
+  const WatchFiles: Rpc<'WatchFiles', Input<typeof watch>, WatchFilesRequest__Output> = {
+    entrance: entranceOf(watch, services),
+    raw: ({ machine_id, recursive, ...request }) => ({
+      params: { machine_id },
+      query: { ...(request.path !== '' && pathOf(request)), recursive: String(recursive) },
+    }),
+    async run(call, { input, caller }) {
       for await (const { event, data } of await files.watch(input, caller)) {
-        const { kind, path: at, path_encoding = '', type = '' } = data;
+        const { kind, path, path_encoding = '', type = '' } = data;
         const change = kind ?? (event === 'overflow' ? event : '');
-        await call.within(stalledMs, call.send({ change, path: at, path_encoding, type }));
+        await call.within(stalledMs, call.send({ change, path, path_encoding, type }));
       }
+      return undefined;
     },
   };
+  return { ReadFile, WriteFile, WatchFiles };
 }
 
 function pathOf({ path, path_encoding }: { path: string; path_encoding: string }) {
@@ -81,7 +82,7 @@ function headOf({ length }: { length?: number | undefined }, headers: Headers) {
   const modified = Date.parse(headers.get('Last-Modified') ?? '');
   return {
     etag: headers.get('ETag') ?? '',
-    ...(length !== undefined && { length }),
+    ...present({ length }),
     ...(!Number.isNaN(modified) && { modified_at_ms: modified }),
   };
 }
@@ -98,15 +99,14 @@ function addressOf(open: WriteFileOpen__Output) {
     query: {
       ...pathOf(open),
       create_parents: String(create_parents),
-      ...(mode !== undefined && { mode }),
-      ...(overwrite !== undefined && { overwrite: String(overwrite) }),
+      ...present({ mode, overwrite: overwrite?.toString() }),
     },
-    headers: if_match === undefined ? {} : { if_match },
+    headers: present({ if_match }),
   };
 }
 
 /** The bytes until the commit, which must come; whatever fails here changes nothing. */
-async function* chunksOf(call: Writing, stalledMs: number): AsyncGenerator<Uint8Array> {
+async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGenerator<Uint8Array> {
   const hash = createHash('sha256');
   for (;;) {
     const next = await call.within(stalledMs, call.messages.next());

@@ -1,6 +1,5 @@
-// AttachSession: a client of a terminal over gRPC, as the sessions room sees it.
-import type { AttachSessionRequest__Output } from '../../proto/types/farhand/client/v1/AttachSessionRequest.ts';
-import type { AttachSessionResponse } from '../../proto/types/farhand/client/v1/AttachSessionResponse.ts';
+// AttachSession: a client of a terminal over gRPC, as a port that sessions serve.
+import type { AttachOpen__Output } from '../../proto/types/farhand/client/v1/AttachOpen.ts';
 import type { Caller, Input } from '../../shared/api/index.ts';
 import { cols, sessions as routes, rows } from '../../shared/api/sessions.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -8,9 +7,9 @@ import { isSignal } from '../../shared/signals.ts';
 import type { AccessRooms } from '../admission/access.ts';
 import { entranceOf } from '../admission/index.ts';
 import type { ClientPort, Doing, Note, Parting } from '../sessions/client.ts';
-import type { Call } from './call.ts';
+import { type Call, present, type Received, type Rpc, type Sent } from './call.ts';
 
-/** What this needs of the sessions room. */
+/** What this needs of sessions. */
 export interface Joining {
   join(
     input: Input<typeof routes.attach>,
@@ -18,7 +17,8 @@ export interface Joining {
   ): Promise<{ serve(port: ClientPort): Promise<void> }>;
 }
 
-type Attaching = Call<AttachSessionRequest__Output, AttachSessionResponse>;
+type Attaching = Call<'AttachSession'>;
+type Message = Sent<'AttachSession'>;
 
 const modes = {
   ATTACH_MODE_UNSPECIFIED: 'operator',
@@ -26,26 +26,29 @@ const modes = {
   ATTACH_MODE_OBSERVER: 'observer',
 } as const;
 
-export function sessionCalls(rooms: AccessRooms & { sessions: Joining }) {
-  const attaching = entranceOf(routes.attach, rooms);
-  return {
-    async attachSession(call: Attaching): Promise<void> {
-      const visit = call.knock(attaching);
-      const { session_id, mode, offset } = await call.first((message) => message.open, 'an open');
-      const body = { mode: modes[mode], ...(offset !== undefined && { offset }) };
-      const { input, caller } = call.admit(visit, { params: { session_id }, body });
-      const attachment = await rooms.sessions.join(input, caller);
+export function sessionRpcs(services: AccessRooms & { sessions: Joining }) {
+  const AttachSession: Rpc<'AttachSession', Input<typeof routes.attach>, AttachOpen__Output> = {
+    entrance: entranceOf(routes.attach, services),
+    first: { name: 'an open', of: (message) => message.open },
+    raw: ({ session_id, mode, offset }) => ({
+      params: { session_id },
+      body: { mode: modes[mode], ...present({ offset }) },
+    }),
+    async run(call, { input, caller }) {
+      const attachment = await services.sessions.join(input, caller);
       const { port, parted } = portOf(call);
       await attachment.serve(port);
       await parted();
+      return undefined;
     },
   };
+  return { AttachSession };
 }
 
-/** The call as the room's port; `parted` tells the client why it was let go, and resolves where that is no failure. */
+/** The call as a client's port; `parted` tells the client why it was let go, and resolves where that is no failure. */
 function portOf(call: Attaching): { port: ClientPort; parted(): Promise<void> } {
   let parting: Parting | undefined;
-  const tell = (message: AttachSessionResponse): Promise<void> =>
+  const tell = (message: Message): Promise<void> =>
     // Whoever is gone is told of by the signal.
     call.send(message).catch(() => undefined);
   return {
@@ -62,13 +65,7 @@ function portOf(call: Attaching): { port: ClientPort; parted(): Promise<void> } 
       call.gone.signal.throwIfAborted();
       if (parting?.why !== 'ended') throw partingError(parting?.why);
       const { exit_code, signal, reason } = parting;
-      await call.send({
-        end: {
-          ...(exit_code !== null && { exit_code }),
-          ...(signal !== null && { signal }),
-          ...(reason !== null && { reason }),
-        },
-      });
+      await call.send({ end: present({ exit_code, signal, reason }) });
     },
   };
 }
@@ -84,7 +81,7 @@ function partingError(why: Exclude<Parting['why'], 'ended'> | undefined): AppErr
   return new AppError('unavailable', 'the broker stops: attach again');
 }
 
-function messageOf(note: Note): AttachSessionResponse {
+function messageOf(note: Note): Message {
   if (note.type === 'status') return { status: note.status };
   if (note.type === 'refused') return { refused: note.message };
   const size = { cols: note.cols, rows: note.rows };
@@ -101,7 +98,7 @@ async function* doingsOf(call: Attaching): AsyncGenerator<Doing> {
   }
 }
 
-function doingOf({ message, input, size, signal }: AttachSessionRequest__Output): Doing {
+function doingOf({ message, input, size, signal }: Received<'AttachSession'>): Doing {
   if (message === 'input' && input) return { input };
   if (message === 'size' && size)
     return { size: { cols: demand(cols, size, 'cols'), rows: demand(rows, size, 'rows') } };

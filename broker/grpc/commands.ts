@@ -1,0 +1,240 @@
+// Exec and FollowCommand: a command's input and output as streams, over the handlers of commands.
+import type { CommandEnd } from '../../proto/types/farhand/client/v1/CommandEnd.ts';
+import type { ExecStart__Output } from '../../proto/types/farhand/client/v1/ExecStart.ts';
+import type { FollowCommandRequest__Output } from '../../proto/types/farhand/client/v1/FollowCommandRequest.ts';
+import { mostVariables } from '../../shared/api/commands.ts';
+import { api, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
+import { type CommandId, commandId } from '../../shared/api/route.ts';
+import { monotonic, sleep } from '../../shared/clock.ts';
+import { AppError, type Code } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { AccessRooms } from '../admission/access.ts';
+import type { Idempotency } from '../admission/idempotency.ts';
+import { type Entrance, entranceOf, madeBy } from '../admission/index.ts';
+import type { Rates } from '../admission/rates.ts';
+import { once } from '../admission/replay.ts';
+import { type Commands, offsetsIn } from '../commands/index.ts';
+import { type Call, present, type Rpc, type Sent } from './call.ts';
+
+export interface CommandServices extends AccessRooms {
+  handlers: Handlers;
+  commands: Pick<Commands, 'follow'>;
+  idempotency: Idempotency;
+  rates: Rates;
+  log: Logger;
+}
+
+type ExecCall = Call<'Exec'>;
+type Part = Sent<'FollowCommand'> & Sent<'Exec'>;
+
+const { create, stream: follow, signal: signalRoute } = api.commands;
+
+/** What passes by itself, as long as the command runs. */
+const passing: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
+const firstWaitMs = 10;
+const longestWaitMs = 500;
+/** Of the same signal one is on record in this time, as of typing. */
+const recordMs = 60_000;
+
+export function commandRpcs(services: CommandServices) {
+  const { handlers, commands, log } = services;
+  const accept = acceptor(services);
+
+  const Exec: Rpc<'Exec', Input<typeof create>, ExecStart__Output> = {
+    entrance: entranceOf(create, services),
+    first: { name: 'a start', of: (message) => message.start },
+    raw: (start) => ({ body: bodyOf(start) }),
+    async run(call, { input, caller }, start) {
+      const command_id = await accept(call, bodyOf(start), input, caller);
+      try {
+        await call.send({ accepted: { command_id } });
+        void new CommandInput(services, call, command_id, caller).feed();
+        const parts = await commands.follow(command_id, offsetsIn(), caller.signal);
+        for await (const part of parts) await call.send(partOf(part));
+        return undefined;
+      } catch (error) {
+        if (start.cancel_on_disconnect && call.abandoned) {
+          await Promise.resolve(handlers.commands.cancel({ command_id }, caller)).catch((err: unknown) =>
+            log.error({ err, command_id }, 'a command whose client went could not be cancelled'),
+          );
+        }
+        throw error;
+      }
+    },
+  };
+
+  const FollowCommand: Rpc<'FollowCommand', Input<typeof follow>, FollowCommandRequest__Output> = {
+    entrance: entranceOf(follow, services),
+    raw: ({ command_id, stdout_offset, stderr_offset }) => ({
+      params: { command_id },
+      headers: { last_event_id: `${stdout_offset}.${stderr_offset}` },
+    }),
+    async run(call, { input, caller }) {
+      const from = offsetsIn(input.last_event_id);
+      for await (const part of await commands.follow(input.command_id, from, caller.signal)) {
+        await call.send(partOf(part));
+      }
+      return undefined;
+    },
+  };
+  return { Exec, FollowCommand };
+}
+
+/** The command's id once it is on disk; with an idempotency key perhaps that of an earlier call. */
+function acceptor(services: CommandServices) {
+  const made = madeBy(services.handlers, { noun: 'commands' }, services);
+  return async (
+    call: ExecCall,
+    body: object,
+    input: Input<typeof create>,
+    caller: Caller,
+  ): Promise<CommandId> => {
+    const key = call.header('idempotency-key');
+    const run = () => services.handlers.commands.create(input, caller);
+    if (key === '') return commandId.parse((await run()).id);
+    const reply = await once(services.idempotency, {
+      route: create,
+      caller,
+      key,
+      path: '/farhand.client.v1.Streams/Exec',
+      query: '',
+      body,
+      content: undefined,
+      run,
+      made,
+    });
+    return create.reply.pick({ id: true }).parse(reply).id;
+  };
+}
+
+/** Gives a command what its client sends, in order and no faster than it is read. */
+class CommandInput {
+  readonly #services: CommandServices;
+  readonly #signalling: Entrance<Input<typeof signalRoute>>;
+  readonly #call: ExecCall;
+  readonly #command_id: CommandId;
+  readonly #caller: Caller;
+  #offset = 0;
+  /** When which signal was recorded. */
+  readonly #signalled = new Map<string, number>();
+
+  constructor(services: CommandServices, call: ExecCall, command_id: CommandId, caller: Caller) {
+    this.#services = services;
+    this.#signalling = entranceOf(signalRoute, services);
+    this.#call = call;
+    this.#command_id = command_id;
+    this.#caller = caller;
+  }
+
+  /** Never rejects. */
+  async feed(): Promise<void> {
+    try {
+      for await (const { message, stdin = Buffer.alloc(0), signal = '' } of this.#call.messages) {
+        if (message === 'stdin') await this.#give(stdin);
+        else if (message === 'signal') await this.#deliver(signal);
+        else throw new AppError('invalid_request', 'after the first message comes stdin or signal');
+      }
+      await this.#call.stayed();
+      await this.#give(Buffer.alloc(0), true);
+    } catch (error) {
+      this.#call.gone.abort(error);
+    }
+  }
+
+  /** Resolves once the machine has all of these bytes. */
+  async #give(bytes: Buffer, end = false): Promise<void> {
+    const command_id = this.#command_id;
+    let given = 0;
+    await insisting(this.#caller.signal, passing, async () => {
+      const data = bytes.toString('base64', given);
+      const input = { command_id, data, encoding: 'base64', offset: this.#offset + given, end } as const;
+      try {
+        await this.#services.handlers.commands.input(input, this.#caller);
+      } catch (error) {
+        // A repeat is harmless, and a shorter one cheaper.
+        if (error instanceof AppError) given += Number(error.details.given ?? 0);
+        throw error;
+      }
+    });
+    this.#offset += bytes.length;
+  }
+
+  /** As a request of its own, and counted as one. */
+  async #deliver(signal: string): Promise<void> {
+    const { rates, handlers } = this.#services;
+    const { visitor, requestId } = this.#call;
+    const visit = this.#signalling.knock(visitor, requestId);
+    try {
+      const raw = { params: { command_id: this.#command_id }, body: { signal } };
+      const { input, caller } = this.#call.admit(visit, raw, { lasts: false });
+      const quota = await rates.spend(caller.key_id);
+      if (quota?.refusal) throw quota.refusal;
+      await insisting(caller.signal, [], async () => handlers.commands.signal(input, caller));
+    } catch (error) {
+      await visit.settle(error);
+      throw error;
+    }
+    if (monotonic() - (this.#signalled.get(signal) ?? Number.NEGATIVE_INFINITY) < recordMs) return;
+    this.#signalled.set(signal, monotonic());
+    await visit.settle();
+  }
+}
+
+/** Tries until it is done, or the command has no more use for it: it has ended, or closed its input. */
+async function insisting(
+  signal: AbortSignal,
+  codes: readonly Code[],
+  attempt: () => Promise<unknown>,
+): Promise<void> {
+  for (let wait = firstWaitMs; ; wait = Math.min(2 * wait, longestWaitMs)) {
+    try {
+      await attempt();
+      return;
+    } catch (error) {
+      signal.throwIfAborted();
+      if (!(error instanceof AppError)) throw error;
+      const early = error.code === 'conflict' && error.details.started === false;
+      if (error.code === 'conflict' && !early) return;
+      if (!early && !codes.includes(error.code)) throw error;
+      await sleep(wait, signal);
+    }
+  }
+}
+
+/** As the body of POST /commands. */
+function bodyOf(start: ExecStart__Output) {
+  const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
+  // Counted before each of them is checked: a message has place for many thousands.
+  if (Object.keys(env).length > mostVariables) {
+    const issues = [{ path: 'env', message: `at most ${mostVariables} variables` }];
+    throw new AppError('validation_failed', `body: env: at most ${mostVariables} variables`, { issues });
+  }
+  return {
+    machine_id,
+    command,
+    ...(direct && { args }),
+    ...present({ cwd, user }),
+    ...(Object.keys(env).length > 0 && { env }),
+    ...(timeout_ms > 0 && { timeout: timeout_ms }),
+    ...(queue_for_ms > 0 && { queue_for: queue_for_ms }),
+    input: true,
+    wait: 0,
+  };
+}
+
+const streamNames = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' } as const;
+
+type Told = Awaited<ReturnType<Commands['follow']>> extends AsyncIterable<infer T> ? T : never;
+
+function partOf(part: Told): Part {
+  if ('end' in part) return { end: endOf(part.end) };
+  const stream = streamNames[part.stream];
+  if ('from' in part) return { gap: { stream, from: part.from, to: part.to } };
+  return { output: { stream, offset: part.offset, data: part.data } };
+}
+
+function endOf({ status, duration, ...end }: Extract<Told, { end: unknown }>['end']): CommandEnd {
+  const { exit_code, signal, reason } = end;
+  const duration_ms = duration === null ? null : Math.round(duration);
+  return { status, ...present({ exit_code, signal, reason, duration_ms }) };
+}

@@ -1,0 +1,28 @@
+// Events: what happens, as it happens, over the handler of the event log.
+import type { EventsRequest__Output } from '../../proto/types/farhand/client/v1/EventsRequest.ts';
+import { api, type Handlers, type Input } from '../../shared/api/index.ts';
+import type { AccessRooms } from '../admission/access.ts';
+import { entranceOf } from '../admission/index.ts';
+import { present, type Rpc } from './call.ts';
+
+const route = api.events.stream;
+
+export function eventRpcs(services: AccessRooms & { handlers: Handlers }) {
+  const Events: Rpc<'Events', Input<typeof route>, EventsRequest__Output> = {
+    entrance: entranceOf(route, services),
+    raw: ({ types, machine_id, after_id }) => ({
+      query: {
+        ...(types.length > 0 && { types: types.join(',') }),
+        ...present({ machine_id }),
+      },
+      headers: present({ last_event_id: after_id }),
+    }),
+    async run(call, { input, caller }) {
+      for await (const { data } of await services.handlers.events.stream(input, caller)) {
+        await call.send({ ...data, data: JSON.stringify(data.data) });
+      }
+      return undefined;
+    },
+  };
+  return { Events };
+}

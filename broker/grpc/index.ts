@@ -1,0 +1,99 @@
+// farhand.client.v1.Streams beside the link: what programs in any language stream from the broker, and its health.
+import type { Server, sendUnaryData, UntypedServiceImplementation } from '@grpc/grpc-js';
+import { HealthImplementation } from 'grpc-health-check';
+import type { Handlers } from '../../shared/api/index.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { streamsService } from '../../shared/rpc.ts';
+import type { Proxies } from '../address.ts';
+import type { AccessRooms } from '../admission/access.ts';
+import { toldFailure } from '../admission/failure.ts';
+import type { Rates } from '../admission/rates.ts';
+import { Call, type Method, type Rpc, type Stream } from './call.ts';
+import { type CommandServices, commandRpcs } from './commands.ts';
+import { eventRpcs } from './events.ts';
+import { fileRpcs } from './files.ts';
+import { type Joining, sessionRpcs } from './sessions.ts';
+import { refusalOf, trailersOf } from './status.ts';
+
+export interface StreamsServices extends AccessRooms, CommandServices {
+  handlers: Handlers;
+  sessions: Joining;
+  proxies: Proxies;
+  rates: Rates;
+  log: Logger;
+  /** Longest wait for a client that holds up a transfer. */
+  stalledMs: number;
+}
+
+const served = ['', 'farhand.client.v1.Streams'];
+
+export class StreamsService {
+  readonly #services: StreamsServices;
+  readonly #health = new HealthImplementation(Object.fromEntries(served.map((name) => [name, 'SERVING'])));
+  readonly #open = new Set<Call>();
+  #stopped = false;
+
+  constructor(services: StreamsServices) {
+    this.#services = services;
+  }
+
+  /** Adds the service to a server, before it takes calls; `proven` lets a connection stay that has shown a key. */
+  addTo(server: Server, proven: (peer: string) => void): void {
+    const services = this.#services;
+    const rpcs: Record<Method, Rpc> = {
+      ...commandRpcs(services),
+      ...fileRpcs(services),
+      ...eventRpcs(services),
+      ...sessionRpcs(services),
+    };
+    const handlers: UntypedServiceImplementation = {};
+    for (const [name, rpc] of Object.entries(rpcs)) {
+      handlers[name] = (stream: Stream, reply?: sendUnaryData<unknown>): void =>
+        void this.#serve(rpc, stream, proven, reply);
+    }
+    server.addService(streamsService, handlers);
+    this.#health.addToServer(server);
+  }
+
+  /** Says that nothing is served any more, and ends every call. */
+  stop(): void {
+    this.#stopped = true;
+    for (const name of served) this.#health.setStatus(name, 'NOT_SERVING');
+    for (const call of this.#open) call.stop();
+  }
+
+  /** One call to its end; `reply` where its response is no stream. Never rejects. */
+  async #serve(
+    rpc: Rpc,
+    stream: Stream,
+    proven: (peer: string) => void,
+    reply?: sendUnaryData<unknown>,
+  ): Promise<void> {
+    const { proxies, log } = this.#services;
+    const call = new Call(stream, proxies);
+    const trailers = trailersOf(call.requestId);
+    this.#open.add(call);
+    try {
+      await call.enter(this.#services);
+      proven(stream.getPeer());
+      if (this.#stopped) call.stop();
+      call.gone.signal.throwIfAborted();
+      const response = await call.perform(rpc);
+      await call.settle();
+      if (reply) reply(null, response, trailers);
+      else stream.end(trailers);
+    } catch (error) {
+      const { signal } = call.gone;
+      const why: unknown = signal.aborted ? signal.reason : error;
+      await call.settle(why);
+      const about = { request_id: call.requestId, path: stream.getPath() };
+      const refusal = refusalOf(toldFailure(why, about, log), call.requestId);
+      if (reply) reply(refusal);
+      // destroy() would leave the client's side open.
+      else stream.emit('error', refusal);
+    } finally {
+      this.#open.delete(call);
+      call.leave();
+    }
+  }
+}

@@ -1,0 +1,357 @@
+// A session that is open, or whose clients still read its last output: its state, each change of it on disk with its
+// event, and the calls that keep its terminal on the agent.
+import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
+import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/TerminalEvent.ts';
+import type { TerminalSpec } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
+import type { Deed } from '../../shared/api/audit.ts';
+import type { EventType } from '../../shared/api/events.ts';
+import type { Caller, Journal } from '../../shared/api/index.ts';
+import type { KeyId, MachineId } from '../../shared/api/route.ts';
+import { after, now, sleep } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { Wake } from '../../shared/pace.ts';
+import type { Events } from '../events.ts';
+import type { History } from '../history.ts';
+import { acknowledge } from '../link/acknowledge.ts';
+import type { Link, Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
+import type { State } from '../state/index.ts';
+import type { Attached, Session, SessionRecords, Status } from './records.ts';
+
+/** What sessions need of the broker. */
+export interface SessionServices {
+  state: State;
+  history: History;
+  events: Events;
+  presence: Presence;
+  machineFacts: MachineFacts;
+  /** Records who did what, with the change. */
+  audit(journal: Journal, deed: Deed): void;
+  /** Calls `end` once a key may no longer take part in sessions there. The result stops that. */
+  whileAttachable(intent: { key_id: KeyId; machine_id: MachineId }, end: () => void): () => void;
+}
+
+/** What all sessions share. */
+export interface SessionContext extends SessionServices {
+  records: SessionRecords;
+  /** By their ids, in the order they came. */
+  sessions: Map<string, OpenSession>;
+  /** Fires when the broker stops. */
+  stopping: AbortSignal;
+  log: Logger;
+}
+
+/** A client that is attached, as its session sees it. */
+interface SessionClient {
+  readonly attached: Attached;
+  /** Lets it go. Resolves when that is on disk. Never rejects. */
+  dismiss(why: 'detached' | 'forbidden' | 'stopping'): Promise<void>;
+  /** The end of its session is on disk. */
+  sessionEnded(): void;
+}
+
+/** How a session ends. */
+interface End {
+  exit_code?: number | null;
+  signal?: string | null;
+  reason: string | null;
+}
+
+type Asker = Pick<Caller, 'request_id' | 'key_id' | 'key_name'>;
+type TerminalEvents = AsyncIterable<{ event?: TerminalEvent__Output | null }>;
+
+const lasting = { idle_ms: 0, lane: 'terminal' } as const;
+const resizeMs = 1_000;
+/** An end that could not be written is tried again after this. */
+const rewriteMs = 5_000;
+/** From a hangup to KILL. */
+const killGraceMs = 2_000;
+/** An agent that was told to end one has killed it, or given up, well before. */
+const overdueMs = 15_000;
+/** What a linked agent did not answer is asked again after this. */
+const againMs = 1_000;
+
+export class OpenSession {
+  record: Session;
+  /** It is on disk; before that nothing is done with it. */
+  stored: boolean;
+  /** Its status as it is on disk. */
+  written: Status;
+  /** The link to the agent that has the terminal; none while that is away. */
+  link: Link | undefined;
+  /** How it ended is known; on disk a little later. */
+  ended = false;
+  /** Its end is on disk. */
+  over = false;
+  readonly clients = new Map<string, SessionClient>();
+  /** Wakes those who wait for another status, or for the link. */
+  readonly changed = new Wake();
+  readonly #context: SessionContext;
+  /** Its agent has reported how it ended: there is nothing left there. */
+  #exited = false;
+  #cancelGrace = (): void => {};
+  /** Set while a new size is not on disk. */
+  #cancelResize: (() => void) | undefined;
+
+  constructor(context: SessionContext, record: Session, stored: boolean) {
+    this.#context = context;
+    this.record = record;
+    this.stored = stored;
+    this.written = record.status;
+    context.sessions.set(record.id, this);
+  }
+
+  /** Resolves when `test` holds, the signal fires, or `ms` have passed. */
+  async until(test: () => boolean, ms: number, signal: AbortSignal): Promise<void> {
+    const late = new AbortController();
+    const cancel = after(ms, () => late.abort());
+    const enough = AbortSignal.any([signal, late.signal]);
+    while (!test() && !enough.aborted) await this.changed.wait(enough);
+    cancel();
+  }
+
+  /** Has the terminal opened, once in its life, if its machine is still there. */
+  open(spec: TerminalSpec, asker: Asker): void {
+    const link = linkTo(this.record.machine_id, this.#context);
+    if (!link) return void this.end({ reason: 'machine_offline: it left before this could start' });
+    this.link = link;
+    const options = { request_id: asker.request_id, caller: asker, ...lasting };
+    void this.#follow(link, link.stub.openTerminal({ id: this.record.id, spec }, options), true);
+  }
+
+  /** Has the terminal and its whole tree ended, now or when its agent is back. */
+  requestEnd(asker?: Asker): void {
+    if (!this.link) return void this.end({ reason: 'ended' });
+    this.#kill(asker);
+    // An agent that never reports the end must not keep the session.
+    after(overdueMs, () => {
+      if (!this.#context.stopping.aborted) void this.end({ reason: 'ended' });
+    });
+  }
+
+  /** Its machine has another link, or none. */
+  relink(link: Link | undefined): void {
+    if (!this.stored) return;
+    if (this.link && this.link !== link) this.awaitLink();
+    if (link && !this.link && !this.ended) this.#keep(link);
+  }
+
+  /** The link to its agent is lost: what runs there outlives that for the grace period. */
+  awaitLink(): void {
+    this.link = undefined;
+    this.changed.wake();
+    if (this.ended) return;
+    const { status, ending, grace_period, grace_period_started_at } = this.record;
+    if (ending) return void this.end({ reason: 'ended' });
+    const began = grace_period_started_at ?? now();
+    // A clock that was set back must not stretch it.
+    const left = Math.min(Math.max(0, began + grace_period - now()), grace_period);
+    this.#cancelGrace();
+    this.#cancelGrace = after(left, () => void this.end({ reason: 'grace_period_over' }));
+    if (status === 'GRACE_PERIOD') return;
+    const changes = { grace_period_started_at: began, last_heartbeat_at: this.#lastHeartbeat() };
+    void this.#change({ status: 'GRACE_PERIOD', ...changes }, 'session.grace_period');
+  }
+
+  /** The terminal has another size; of many in a second the last is stored. */
+  resized({ cols, rows }: { cols: number; rows: number }): void {
+    if (this.ended || (this.record.cols === cols && this.record.rows === rows)) return;
+    this.record = { ...this.record, cols, rows };
+    this.#cancelResize?.();
+    this.#cancelResize = after(resizeMs, () => void this.#storeSize());
+  }
+
+  /** It is over; of several ends the first counts. Resolves when that is on disk, or the broker stops. Never rejects. */
+  async end({ exit_code = null, signal = null, reason }: End): Promise<void> {
+    if (this.ended) return;
+    this.ended = true;
+    this.changed.wake();
+    this.#cancelTimers();
+    const { stopping, log } = this.#context;
+    const last_heartbeat_at = this.link ? this.#lastHeartbeat() : this.record.last_heartbeat_at;
+    const end = { exit_code, signal, reason, ended_at: now(), last_heartbeat_at };
+    const record: Session = { ...this.record, status: 'DISCONNECTED', ...end };
+    while (!this.over && !stopping.aborted) {
+      try {
+        await this.#write(record, 'session.disconnected');
+        this.record = record;
+        this.written = record.status;
+        this.over = true;
+      } catch (error) {
+        log.error({ err: error, session_id: record.id }, 'the end of a session could not be written');
+        await sleep(rewriteMs, stopping);
+      }
+    }
+    if (!this.over) return;
+    for (const client of this.clients.values()) client.sessionEnded();
+    this.closeIfUnread();
+    this.changed.wake();
+  }
+
+  /** Once it is over and has no clients left, the agent may forget it as well. */
+  closeIfUnread(): void {
+    if (!this.over || this.clients.size > 0) return;
+    const { id, machine_id } = this.record;
+    const { sessions, presence, stopping, log } = this.#context;
+    sessions.delete(id);
+    const link = linkTo(machine_id, this.#context);
+    if (link && !this.#exited && !stopping.aborted) endStray(link, id, this.#context);
+    else acknowledge(presence, machine_id, [id], log);
+  }
+
+  /** The broker stops: lets every client go and writes what waits. Never rejects. */
+  async stop(): Promise<void> {
+    const resized = this.#cancelResize;
+    this.#cancelTimers();
+    const leaving = [...this.clients.values()].map((client) => client.dismiss('stopping'));
+    await Promise.all([...leaving, resized && this.#storeSize()]);
+  }
+
+  #keep(link: Link): void {
+    this.link = link;
+    const options = { request_id: newId('request'), ...lasting };
+    void this.#follow(link, link.stub.keepTerminal({ id: this.record.id }, options), false);
+    if (this.record.ending) this.requestEnd();
+  }
+
+  /** Hears one call that keeps the terminal to its end; with another link there is another call. */
+  async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
+    const { stopping, log } = this.#context;
+    const current = (): boolean => this.link === link && !this.ended && !stopping.aborted;
+    try {
+      for await (const { event } of events) {
+        if (!current()) return;
+        if (event?.started) this.#connected(link);
+        if (event?.exit) {
+          this.#exited = true;
+          return await this.end(endOf(event.exit, this.record, link));
+        }
+      }
+    } catch (error) {
+      const why = error instanceof AppError ? error.code : error;
+      log.info({ why, session_id: this.record.id }, 'lost sight of a session');
+      const unopened = opening && this.record.status === 'PENDING';
+      const end = refusalOf(error, unopened, this.record, link);
+      if (end && current()) return await this.end(end);
+    }
+    after(againMs, () => {
+      if (current()) this.#keep(link);
+    });
+  }
+
+  #connected({ instanceId: instance_id }: Link): void {
+    if (this.record.status === 'CONNECTED' || this.ended) return;
+    this.#cancelGrace();
+    const connected_at = this.record.connected_at ?? now();
+    const since = { grace_period_started_at: null, last_heartbeat_at: this.#lastHeartbeat() };
+    void this.#change({ status: 'CONNECTED', connected_at, instance_id, ...since }, 'session.connected');
+  }
+
+  #kill(asker?: Asker): void {
+    const { link, record } = this;
+    const { stopping, log } = this.#context;
+    if (!link || this.ended || stopping.aborted) return;
+    const options = { request_id: asker?.request_id ?? newId('request'), caller: asker };
+    link.stub.killProcess({ id: record.id, grace_ms: killGraceMs }, options).catch((error: unknown) => {
+      log.warn({ err: error, session_id: record.id }, 'could not end a session; asking again');
+      after(againMs, () => this.#kill(asker));
+    });
+  }
+
+  /** What could not be written goes with the next change, and the end is written for sure. */
+  async #change(changes: Partial<Session>, type?: EventType): Promise<void> {
+    const record = { ...this.record, ...changes };
+    this.record = record;
+    this.changed.wake();
+    try {
+      await this.#write(record, type);
+      this.written = record.status;
+      this.changed.wake();
+    } catch (error) {
+      this.#context.log.error({ err: error, session_id: record.id }, 'a session could not be written');
+    }
+  }
+
+  async #write(record: Session, type?: EventType): Promise<void> {
+    await this.#context.history.write((journal) => {
+      this.#context.records.put(record);
+      if (type) emitEvent(journal, type, record, this.#context);
+    });
+  }
+
+  async #storeSize(): Promise<void> {
+    this.#cancelResize = undefined;
+    await this.#change({});
+  }
+
+  #cancelTimers(): void {
+    this.#cancelGrace();
+    this.#cancelResize?.();
+    this.#cancelResize = undefined;
+  }
+
+  #lastHeartbeat(): number | null {
+    return this.#context.machineFacts.of(this.record.machine_id)?.last_seen ?? null;
+  }
+}
+
+/** Those that belong to a machine. */
+export function sessionsOn(machineId: string, { sessions }: SessionContext): OpenSession[] {
+  return [...sessions.values()].filter(({ record }) => record.machine_id === machineId);
+}
+
+/** The event of a session, with the change that causes it. */
+export function emitEvent(
+  journal: Journal,
+  type: EventType,
+  { id, machine_id, status }: Session,
+  { state, events }: SessionContext,
+  more: object = {},
+): void {
+  const machine = state.machines.get(machine_id) ?? { id: machine_id, name: '' };
+  events.emit(journal, type, machine, { session_id: id, status, ...more });
+}
+
+export function linkTo(machineId: string, { presence }: SessionContext): Link | undefined {
+  return presence.online(machineId) ? presence.get(machineId) : undefined;
+}
+
+/** Ends one that is over here, or unknown: its agent may have it still. */
+export function endStray({ stub, machineId }: Link, id: string, { presence, log }: SessionContext): void {
+  stub
+    .killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
+    .catch((error: unknown) => log.debug({ err: error, session_id: id }, 'nothing to end'));
+  // What still runs is forgotten when it is over.
+  acknowledge(presence, machineId, [id], log);
+}
+
+const ran = ['PROCESS_OUTCOME_EXITED', 'PROCESS_OUTCOME_TIMEOUT', 'PROCESS_OUTCOME_CANCELLED'];
+
+/** What an exit means for the record. */
+function endOf({ outcome, exit_code, ...exit }: ProcessExit__Output, session: Session, link: Link): End {
+  const reason = exit.reason.slice(0, 4096) || null;
+  if (outcome === 'PROCESS_OUTCOME_NOT_STARTED') return { reason: reason ?? 'could not start' };
+  if (outcome === 'PROCESS_OUTCOME_LOST' && reason) return { reason };
+  if (!ran.includes(outcome)) return lostOn(session, link);
+  const signal = /^[\x20-\x7e]{1,32}$/.test(exit.signal) ? exit.signal : null;
+  if (session.ending) return { exit_code, signal, reason: 'ended' };
+  return { exit_code, signal, reason: reason ?? (outcome === 'PROCESS_OUTCOME_EXITED' ? null : 'ended') };
+}
+
+/** Terminals die with the agent that opened them. */
+function lostOn({ instance_id }: Session, { instanceId }: Link): End {
+  return { reason: instance_id === instanceId ? 'lost' : 'agent_restarted' };
+}
+
+/** What a refusal means: nothing was started, or the terminal is not known any more. Undefined: ask again. */
+function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
+  if (!(error instanceof AppError)) return undefined;
+  // An agent that says so may have the terminal all the same; not so one that is full.
+  const unsure = unopened
+    ? ['machine_offline', 'machine_timeout']
+    : ['machine_offline', 'machine_timeout', 'unavailable'];
+  if (unsure.includes(error.code)) return undefined;
+  return unopened ? { reason: `${error.code}: ${error.message}` } : lostOn(session, link);
+}
