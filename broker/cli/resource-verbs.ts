@@ -175,15 +175,18 @@ function argumentsOf({ registeredArguments, args }: Command): Item {
   return Object.fromEntries(registeredArguments.map((one, at) => [one.name(), args[at]]));
 }
 
+/** A bundle has the names of the fields where the table has a schema (scripts/package/routes.ts). */
+function bodyOf({ body = {} }: { body?: object | undefined }): object {
+  return 'shape' in body && typeof body.shape === 'object' ? (body.shape ?? {}) : body;
+}
+
 /** Each value under the field of the route that it is for: --catch-up is catch_up, --machine machine_id or machine_ids. */
 async function inputOf(client: Farhand, route: Route, told: Item): Promise<Item> {
-  // A bundle has names where the table has schemas (scripts/package/routes.ts).
-  const body: object = route.body && 'shape' in route.body ? Object(route.body.shape) : { ...route.body };
-  const fields = { ...route.params, ...route.query, ...body };
+  const fields = new Set([route.params, route.query, bodyOf(route)].flatMap(Object.keys));
   const input: Item = {};
   for (const [name, value] of Object.entries(told)) {
     const word = name.replaceAll('-', '_').replaceAll(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
-    const field = ['', '_id', '_ids', 's', '_at'].map((end) => word + end).find((one) => one in fields);
+    const field = ['', '_id', '_ids', 's', '_at'].map((end) => word + end).find((one) => fields.has(one));
     if (field !== undefined && value !== undefined) input[field] = await resolved(client, name, value);
   }
   return input;
@@ -239,6 +242,6 @@ function textOf(field: string, value: unknown, isTable: boolean): Cell {
     if (/^(duration|timeout)$/.test(field)) return span(value);
     return field.endsWith('_bytes') ? size(value) : value;
   }
-  const isTime = /^(at|.+_at|timestamp|next_run)$/.test(field);
-  return isTable && isTime ? when(String(value)) : String(value);
+  const text = typeof value === 'string' ? value : JSON.stringify(value);
+  return isTable && /^(at|.+_at|timestamp|next_run)$/.test(field) ? when(text) : text;
 }

@@ -104,8 +104,8 @@ async function redeliverOne(client: Farhand, told: Told): Promise<boolean> {
   if ((delivery === undefined) === (since === undefined)) {
     throw new UsageError('say either a delivery, or --since');
   }
-  if (delivery === undefined) return false;
-  const ids = { webhook_id: String(webhook), delivery_id: String(delivery) };
+  if (typeof delivery !== 'string') return false;
+  const ids = { webhook_id: String(webhook), delivery_id: delivery };
   const { id, status } = await client.webhooks.redeliver(ids);
   await printFields(output, { id, status }, { id, status });
   return true;

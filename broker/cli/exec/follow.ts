@@ -4,6 +4,22 @@ import type { Farhand } from '../../../shared/sdk/index.ts';
 import { clean, hint } from '../output.ts';
 import { onStop } from '../stop.ts';
 import { lost, OutputLost, write } from '../told.ts';
+import type { Common } from '../verb.ts';
+
+export interface ExecOptions extends Common {
+  tag?: string[];
+  interactive?: boolean;
+  timeout?: number;
+  cwd?: string;
+  env?: Record<string, string>;
+  user?: string;
+  queueFor?: number;
+  detach?: boolean;
+  concurrency?: number;
+  maxFailures?: number;
+}
+
+export type Spec = Omit<Parameters<Farhand['commands']['async']>[0], 'machine_id' | 'stdin' | 'input'>;
 
 export type OutputStream = 'stdout' | 'stderr';
 type Told = ReturnType<Farhand['commands']['stream']> extends AsyncIterable<{ data: infer D }> ? D : never;

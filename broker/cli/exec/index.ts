@@ -3,22 +3,8 @@ import type { Command } from 'commander';
 import { UsageError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { collect, count, given, milliseconds, variables } from '../flags.ts';
-import { type Common, verb, withClient } from '../verb.ts';
-
-export interface ExecOptions extends Common {
-  tag?: string[];
-  interactive?: boolean;
-  timeout?: number;
-  cwd?: string;
-  env?: Record<string, string>;
-  user?: string;
-  queueFor?: number;
-  detach?: boolean;
-  concurrency?: number;
-  maxFailures?: number;
-}
-
-export type Spec = Omit<Parameters<Farhand['commands']['async']>[0], 'machine_id' | 'stdin' | 'input'>;
+import { verb, withClient } from '../verb.ts';
+import type { ExecOptions, Spec } from './follow.ts';
 
 export function addExec(program: Command): void {
   verb(

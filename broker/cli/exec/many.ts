@@ -8,14 +8,15 @@ import { clean, cleanLines, hint, print, sayJson } from '../output.ts';
 import {
   cancelOnSignals,
   type End,
+  type ExecOptions,
   exitCodeOf,
   explain,
   follow,
   type Hearer,
   type OutputStream,
+  type Spec,
   tellOutput,
 } from './follow.ts';
-import type { ExecOptions, Spec } from './index.ts';
 import { asLines } from './one.ts';
 
 /** Each is a connection; the others are followed in their turn. */

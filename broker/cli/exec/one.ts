@@ -4,15 +4,16 @@ import { machineNamed } from '../named.ts';
 import { cleanJson, print, sayJson } from '../output.ts';
 import {
   cancelOnSignals,
+  type ExecOptions,
   exitCodeOf,
   explain,
   follow,
   type Hearer,
   paintHint,
+  type Spec,
   tellGap,
   tellOutput,
 } from './follow.ts';
-import type { ExecOptions, Spec } from './index.ts';
 import { hasInput, passInput } from './input.ts';
 
 export async function runOnOne(
