@@ -76,7 +76,7 @@ export function residentBytes(): number | undefined {
 function collector(): Collect {
   if (!collect) {
     setFlagsFromString('--expose-gc');
-    const found: Collect | undefined = globalThis.gc ?? runInNewContext('globalThis.gc');
+    const found = globalThis.gc ?? (runInNewContext('globalThis.gc') as Collect | undefined);
     collect = found ?? (() => {});
   }
   return collect;
