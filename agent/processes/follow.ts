@@ -1,19 +1,13 @@
 // What a follower of a process gets: started, output from its offsets on, gaps, the exit.
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
-import type { AppError } from '../../shared/errors.ts';
-import type { OutputLog, OutputReader, Wake } from '../../shared/output.ts';
+import type { OutputLog, OutputReader } from '../../shared/output.ts';
 import { gaveUp } from '../../shared/rpc.ts';
-import type { Exit } from './journal.ts';
+import type { Tracked } from './table.ts';
 
-/** A process as its followers see it; `changed` wakes them after every change. */
-export interface Followed {
-  readonly changed: Wake;
+/** A command as its followers see it. */
+interface Followed extends Pick<Tracked, 'changed' | 'started' | 'exit' | 'begun'> {
   readonly stdout: OutputLog;
   readonly stderr: OutputLog;
-  started?: { pid: number; at: number };
-  exit?: Exit;
-  /** It could not even be accepted. */
-  failure?: AppError;
 }
 
 export interface Answer {
@@ -109,10 +103,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
 }
 
 async function* started(followed: Followed, signal: AbortSignal): AsyncGenerator<Answer> {
-  while (!followed.started && !followed.exit && !signal.aborted) {
-    if (followed.failure) throw followed.failure;
-    await followed.changed.wait(signal);
-  }
+  await followed.begun(signal);
   const { started: begun } = followed;
   if (begun && !signal.aborted) yield { event: { started: { pid: begun.pid, started_at_ms: begun.at } } };
 }

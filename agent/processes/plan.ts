@@ -4,7 +4,6 @@ import { access, stat } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { TerminalSpec__Output } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
-import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type Account, accountNamed, ownAccount } from './users.ts';
@@ -146,16 +145,8 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
 
 /** Accounts of services often name a home that does not exist. */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  const seenAt = seenHomes.get(home);
-  if (seenAt !== undefined && monotonic() - seenAt < seenHomeMs) return home;
-  if (await badDirectory(home)) return '/';
-  seenHomes.set(home, monotonic());
-  return home;
+  return (await badDirectory(home)) ? '/' : home;
 }
-
-/** Looking costs as much as many a command; one that went meanwhile fails with a clear reason. */
-const seenHomeMs = 1_000;
-const seenHomes = new Map<string, number>();
 
 function place(cwd: string, home: string): string {
   return resolve(home, cwd === '~' || cwd.startsWith('~/') ? `.${cwd.slice(1)}` : cwd);
