@@ -36,17 +36,17 @@ export function follow(
   });
 }
 
-/** What `answer` gives, until it ends or the signal fires. Ending early, also while it waits, costs nothing. */
+/**
+ * What `answer` gives, until it ends or the signal fires. Ending early, also while it waits, costs nothing. The signal that
+ * `answer` gets has fired once it is over in any way: also when nobody asks for the next one.
+ */
 export function leaving<A>(
   signal: AbortSignal,
   answer: (left: AbortSignal) => AsyncGenerator<A>,
 ): AsyncIterableIterator<A, undefined> {
-  const left = new AbortController();
-  const leave = (): void => left.abort(signal.aborted ? signal.reason : gaveUp);
-  signal.addEventListener('abort', leave, { once: true });
-  if (signal.aborted) leave();
-  const unlisten = (): void => signal.removeEventListener('abort', leave);
-  const inner = answers(answer, left.signal, unlisten);
+  const own = new AbortController();
+  const left = AbortSignal.any([signal, own.signal]);
+  const inner = answers(answer(left), own);
   return {
     [Symbol.asyncIterator]() {
       return this;
@@ -54,22 +54,17 @@ export function leaving<A>(
     next: () => inner.next(),
     return() {
       // A generator alone would not answer before the process speaks again.
-      leave();
-      unlisten();
+      own.abort(gaveUp);
       return inner.return(undefined);
     },
   };
 }
 
-async function* answers<A>(
-  answer: (left: AbortSignal) => AsyncGenerator<A>,
-  signal: AbortSignal,
-  done: () => void,
-): AsyncGenerator<A, undefined> {
+async function* answers<A>(answer: AsyncGenerator<A>, own: AbortController): AsyncGenerator<A, undefined> {
   try {
-    yield* answer(signal);
+    yield* answer;
   } finally {
-    done();
+    own.abort(gaveUp);
   }
 }
 
@@ -81,24 +76,20 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
   const close = (): void => {
     for (const stream of streams) readers[stream].close();
   };
-  // Nobody may ever ask for the next event.
   signal.addEventListener('abort', close, { once: true });
-  try {
-    yield* started(followed, signal);
-    while (!signal.aborted) {
-      // Looked at before reading: once it is set, all output is in the logs.
-      const { exit } = followed;
-      for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
-      if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;
-      if (exit && !signal.aborted) {
-        yield { event: { exit } };
-        return;
-      }
-      // Both looks and the wait are in one turn, so no wake is missed.
-      if (!followed.exit) await followed.changed.wait(signal);
+  if (signal.aborted) close();
+  yield* started(followed, signal);
+  while (!signal.aborted) {
+    // Looked at before reading: once it is set, all output is in the logs.
+    const { exit } = followed;
+    for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
+    if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;
+    if (exit && !signal.aborted) {
+      yield { event: { exit } };
+      return;
     }
-  } finally {
-    close();
+    // Both looks and the wait are in one turn, so no wake is missed.
+    if (!followed.exit) await followed.changed.wait(signal);
   }
 }
 

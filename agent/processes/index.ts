@@ -2,26 +2,16 @@
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
 import { after } from '../../shared/clock.ts';
-import {
-  killGraceMs,
-  openCommands,
-  openTerminals,
-  outputWindowBytes,
-  readerStallMs,
-  terminalClients,
-  terminalWindowBytes,
-} from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods, Method } from '../../shared/rpc.ts';
 import { openCgroups } from './cgroup.ts';
 import { Commands } from './commands.ts';
 import { Journal, readJournal } from './journal.ts';
 import { PipeNames } from './pipes.ts';
-import { closeInherited } from './plan.ts';
 import { killSpawners, recover } from './recover.ts';
 import { readRings, removeRings } from './ring.ts';
 import { Spawners } from './spawner/index.ts';
-import type { Limits, Parts } from './table.ts';
+import { defaultLimits, type Limits, type Parts } from './table.ts';
 import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';
 
@@ -60,30 +50,12 @@ export interface Processes
   stop: () => Promise<void>;
 }
 
-const defaults: Limits = {
-  windowBytes: outputWindowBytes,
-  stallMs: readerStallMs,
-  open: openCommands,
-  graceMs: killGraceMs,
-  stopGraceMs: 2_000,
-  drainMs: 2_000,
-  killForMs: 5_000,
-  lateMs: 5_000,
-  seenMs: 24 * 3_600_000,
-  terminals: openTerminals,
-  clients: terminalClients,
-  terminalWindowBytes,
-  hangupMs: 2_000,
-  heldMs: 5_000,
-};
-
 /** Opens the processes of a directory; what an earlier agent left running is killed and counts as lost. */
 export async function openProcesses(options: ProcessesOptions): Promise<Processes> {
   const { log } = options;
-  const limits = { ...defaults, ...options.limits };
+  const limits = { ...defaultLimits, ...options.limits };
   await mkdir(options.directory, { recursive: true, mode: 0o700 });
   const directory = await realpath(options.directory);
-  closeInherited(log);
   const journal = await recoverJournal(directory, limits, log);
   const cgroups = await openCgroups(`farhand-${journal.id}`, log);
   const { lateMs } = limits;

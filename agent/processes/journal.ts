@@ -49,7 +49,7 @@ interface Queued {
 }
 
 const version = 1;
-/** Steps that need not be durable wait this long for one that must be; one that a crash takes counts as lost, which is true. */
+/** Steps that need not be durable wait this long for one that must be: a write costs as much for several as for one. */
 const noteMs = 5;
 /** A journal is rewritten once it has grown by three times what the last rewrite left, within these bounds. */
 const leastGrowth = 1024 * 1024;
@@ -144,6 +144,7 @@ export class Journal {
     }
   }
 
+  /** Not durable, as all that follows: what a power cut takes counts as lost, which is true. */
   started(id: string, { pid, start }: Leader, at: number): void {
     this.#note({ t: 'started', id, pid, start, at });
   }

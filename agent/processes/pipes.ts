@@ -2,11 +2,11 @@
 // `echo >/dev/stderr` fails, and bash takes a socket as its input for a remote login.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
-import { chmodSync, closeSync, constants, openSync, rmSync } from 'node:fs';
+import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
 import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import { join } from 'node:path';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { OutputLog } from '../../shared/output.ts';
 import { Input } from './input.ts';
@@ -14,10 +14,10 @@ import type { Plan } from './plan.ts';
 import { drain, Pump } from './pump.ts';
 import type { Stdio } from './running.ts';
 
-/** Names made by one call of mkfifo, a process that few commands should wait for. */
-const batch = 64;
+/** Names made by one call of mkfifo, a process: a name costs up to a millisecond on a disk, so names are used again. */
+const batch = 32;
 
-/** Names of pipes that nobody has opened yet. */
+/** Names of pipes that no process has open. */
 export class PipeNames {
   readonly #directory: string;
   /** Of this agent alone: what a spawner of an earlier one was asked for finds no pipe. */
@@ -42,12 +42,22 @@ export class PipeNames {
   async take(): Promise<string> {
     for (;;) {
       const path = this.#free.shift();
-      if (path !== undefined) return path;
-      this.#refill ??= this.#more().finally(() => {
-        this.#refill = undefined;
-      });
-      await this.#refill;
+      if (path === undefined) await this.#refillOnce();
+      else if (isFree(path)) return path;
+      else rmSync(path, { force: true });
     }
+  }
+
+  #refillOnce(): Promise<void> {
+    this.#refill ??= this.#more().finally(() => {
+      this.#refill = undefined;
+    });
+    return this.#refill;
+  }
+
+  /** Those of an ended command. */
+  giveBack(paths: readonly string[]): void {
+    this.#free.push(...paths);
   }
 
   async close(): Promise<void> {
@@ -60,6 +70,24 @@ export class PipeNames {
     const paths = Array.from({ length: batch }, name);
     await mkfifo(paths);
     this.#free.push(...paths);
+  }
+}
+
+/** A process that a command has left could take what the next one writes, or write there itself. */
+function isFree(path: string): boolean {
+  try {
+    const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
+    try {
+      // EAGAIN unless nobody has it open for writing (pipe(7)).
+      if (readSync(reader, Buffer.alloc(1)) > 0) return false;
+    } finally {
+      closeSync(reader);
+    }
+    closeSync(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK));
+    return false;
+  } catch (error) {
+    // Nobody has it open for reading (fifo(7)).
+    return errnoOf(error) === 'ENXIO';
   }
 }
 
@@ -94,6 +122,9 @@ export class Piped implements Stdio {
   readonly links: string[];
   /** Only where it stays open. */
   readonly input: Input | undefined;
+  readonly #names: PipeNames;
+  /** Another user might open its pipes again by their names in /proc. */
+  readonly #foreign: boolean;
   readonly #outputs: OutputLog[];
   readonly #pumps: Pump[] = [];
   readonly #whole: FileHandle | undefined;
@@ -109,6 +140,8 @@ export class Piped implements Stdio {
   private constructor(options: PipedOptions, out: string, err: string, input: string | undefined) {
     const { id, plan, whole, first, stdout, stderr, log } = options;
     this.#outputs = [stdout, stderr];
+    this.#names = options.names;
+    this.#foreign = plan.foreign;
     this.#whole = whole;
     this.links = input === undefined ? [out, err] : [out, err, input];
     // A file without a name is found through the agent.
@@ -142,9 +175,12 @@ export class Piped implements Stdio {
   }
 
   close(): void {
+    const clean = this.#pumps.length === 2 && this.#pumps.every(({ ended }) => ended) && !this.#foreign;
     for (const pump of this.#pumps) pump.cut();
     this.input?.close();
-    for (const path of this.links) rmSync(path, { force: true });
+    const [out = '', err = '', ...input] = this.links;
+    if (clean) this.#names.giveBack([out, err]);
+    for (const path of clean ? input : this.links) rmSync(path, { force: true });
   }
 
   #closeTheirs(): void {

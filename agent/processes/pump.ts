@@ -5,6 +5,9 @@ import type { Logger } from '../../shared/logger.ts';
 
 /** What a pipe holds. */
 const pipeBytes = 64 * 1024;
+/** Buffers of pumps that are done: new ones for every command keep the garbage collector busy. */
+const spare: Buffer[] = [];
+const mostSpare = 32;
 
 /** Waits for the end of all pipes, but not long for something in the background that holds them. Never rejects. */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
@@ -35,7 +38,7 @@ export class Pump {
   /** Resolves when all that was read is in the log. Never rejects. */
   readonly done: Promise<void>;
   readonly #pipe: Socket;
-  readonly #buffer = Buffer.allocUnsafeSlow(pipeBytes);
+  readonly #buffer = spare.pop() ?? Buffer.allocUnsafeSlow(pipeBytes);
   #store: (data: Uint8Array) => Promise<void> = async () => {};
   #written = Promise.resolve();
   #busySince = Number.POSITIVE_INFINITY;
@@ -55,7 +58,12 @@ export class Pump {
         this.#ended = true;
         void this.#written.then(resolve);
       });
-      this.#pipe.once('close', () => void this.#written.then(resolve));
+      this.#pipe.once('close', () => {
+        void this.#written.then(() => {
+          if (spare.length < mostSpare) spare.push(this.#buffer);
+          resolve();
+        });
+      });
     });
     this.#pipe.resume();
   }

@@ -2,6 +2,15 @@
 // acknowledged its result. accepted -> running -> over, or accepted -> over, or refused.
 import { now } from '../../shared/clock.ts';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
+import {
+  killGraceMs,
+  openCommands,
+  openTerminals,
+  outputWindowBytes,
+  readerStallMs,
+  terminalClients,
+  terminalWindowBytes,
+} from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/output.ts';
 import type { Cgroups } from './cgroup.ts';
@@ -18,36 +27,37 @@ import {
 } from './running.ts';
 import { SpawnerDied, type Spawners } from './spawner/index.ts';
 
-export interface Limits {
+export const defaultLimits = {
   /** Last bytes stored of each output stream of a command. */
-  windowBytes: number;
+  windowBytes: outputWindowBytes,
   /** A follower that has not read for that long no longer holds up a command. */
-  stallMs: number;
+  stallMs: readerStallMs,
   /** Commands at once. */
-  open: number;
+  open: openCommands,
   /** Between TERM and KILL at a timeout. */
-  graceMs: number;
+  graceMs: killGraceMs,
   /** The same when the agent stops. */
-  stopGraceMs: number;
+  stopGraceMs: 2_000,
   /** How long the background may hold the pipes of a command that has exited. */
-  drainMs: number;
+  drainMs: 2_000,
   /** How long KILL is repeated. */
-  killForMs: number;
+  killForMs: 5_000,
   /** A start that takes longer holds up its spawner, and others have the next one. */
-  lateMs: number;
+  lateMs: 5_000,
   /** How long a forgotten id is still refused. */
-  seenMs: number;
+  seenMs: 24 * 3_600_000,
   /** Terminals at once. */
-  terminals: number;
+  terminals: openTerminals,
   /** Clients of all terminals, with those whose link was lost. */
-  clients: number;
-  /** Last bytes kept of a terminal's output. */
-  terminalWindowBytes: number;
-  /** Between HUP and KILL when a terminal ends by itself or nobody keeps it. */
-  hangupMs: number;
+  clients: terminalClients,
+  /** Last bytes stored of a terminal's output. */
+  terminalWindowBytes,
+  /** Between HUP and KILL when a terminal ends by itself or no client keeps it. */
+  hangupMs: 2_000,
   /** How long the place of a client is held that has not come back with the link. */
-  heldMs: number;
-}
+  heldMs: 5_000,
+};
+export type Limits = typeof defaultLimits;
 
 /** What commands and terminals share. */
 export interface Parts {

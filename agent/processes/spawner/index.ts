@@ -3,7 +3,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { after, monotonic } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
-import { spawnerProgram } from '../../../shared/home.ts';
+import { compileCache, spawnerProgram } from '../../../shared/home.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { Leader } from '../census.ts';
 import { marker } from '../plan.ts';
@@ -54,88 +54,66 @@ export function marksOf(name: string): string[] {
 }
 
 export class Spawners {
-  readonly #slots: readonly Slot[];
+  readonly #marks: string[];
+  readonly #options: SpawnersOptions;
+  /** By their marks; a dead one until nothing is left that it has started. */
+  readonly #spawners = new Map<string, SpawnerProcess>();
+  #starting: Promise<void> | undefined;
 
   /** `name`: the same for all agents of a data directory, and for no other. */
   constructor(name: string, options: SpawnersOptions) {
-    this.#slots = marksOf(name).map((mark) => new Slot(mark, options));
+    this.#marks = marksOf(name);
+    this.#options = options;
   }
 
   get pids(): number[] {
-    return this.#slots.flatMap(({ spawner }) => spawner?.pid ?? []);
+    return [...this.#spawners.values()].flatMap(({ pid }) => pid ?? []);
   }
 
   /** Resolves when one can start a process; rejects with unavailable. */
   async ready(): Promise<void> {
     if (this.#prompt()) return;
-    // While all hang, waiting for one of them is all that is left.
-    await this.#slots.find(({ spawner }) => !spawner?.connected)?.start();
+    this.#starting ??= this.#start().finally(() => {
+      this.#starting = undefined;
+    });
+    await this.#starting;
   }
 
   /** Sends the request before it returns; rejects with SpawnFailed or SpawnerDied. */
   spawn(request: SpawnRequest): Promise<Child> {
-    const connected = this.#slots.find(({ spawner }) => spawner?.connected);
-    const spawner = this.#prompt() ?? connected?.spawner;
+    const spawner = this.#prompt() ?? this.#connected()[0];
     return spawner ? spawner.spawn(request) : Promise.reject(new SpawnerDied());
   }
 
   async stop(): Promise<void> {
-    await Promise.all(this.#slots.map((slot) => slot.stop()));
+    await this.#starting?.catch(() => undefined);
+    await Promise.all([...this.#spawners.values()].map((spawner) => spawner.stop()));
+  }
+
+  #connected(): SpawnerProcess[] {
+    return [...this.#spawners.values()].filter(({ connected }) => connected);
   }
 
   #prompt(): SpawnerProcess | undefined {
-    return this.#slots.find(({ spawner }) => spawner?.connected && !spawner.hangs)?.spawner;
-  }
-}
-
-/** Where one spawner follows another of the same mark. */
-class Slot {
-  spawner: SpawnerProcess | undefined;
-  readonly #mark: string;
-  readonly #options: SpawnersOptions;
-  #starting: Promise<void> | undefined;
-  /** Resolves when nothing of a dead spawner runs any more that has not become its program. */
-  #cleared: Promise<unknown> = Promise.resolve();
-
-  constructor(mark: string, options: SpawnersOptions) {
-    this.#mark = mark;
-    this.#options = options;
-  }
-
-  start(): Promise<void> {
-    this.#starting ??= this.#start().finally(() => {
-      this.#starting = undefined;
-    });
-    return this.#starting;
-  }
-
-  async stop(): Promise<void> {
-    await this.#starting?.catch(() => undefined);
-    await this.spawner?.stop();
-    await this.#cleared;
+    return this.#connected().find(({ hangs }) => !hangs);
   }
 
   async #start(): Promise<void> {
+    const mark = this.#marks.find((one) => !this.#spawners.has(one));
+    if (mark === undefined) {
+      // Where all hang, waiting for one of them is all that is left.
+      if (this.#connected().length > 0) return;
+      await Promise.race([...this.#spawners.values()].map(({ ended }) => ended));
+      return this.#start();
+    }
     try {
-      await this.spawner?.ended;
-      await this.#cleared;
-      const started = new SpawnerProcess(this.#mark, this.#options);
-      await started.ready();
-      this.spawner = started;
-      void started.ended.then((stopped) => this.#over(stopped));
+      const spawner = new SpawnerProcess(mark, this.#options);
+      this.#spawners.set(mark, spawner);
+      void spawner.ended.then(() => this.#spawners.delete(mark));
+      await spawner.ready();
     } catch (cause) {
       throw new AppError('unavailable', 'the spawner of commands could not be started', {}, { cause });
     }
-  }
-
-  #over(stopped: boolean): void {
-    this.spawner = undefined;
-    if (stopped) return;
-    const { log } = this.#options;
-    log.error('a spawner died; commands that it ran are lost');
-    this.#cleared = killTree(new Tree({ marks: [this.#mark] }), AbortSignal.abort(), killForMs).catch(
-      (error: unknown) => log.error({ err: error }, 'what a spawner left could not be killed'),
-    );
   }
 }
 
@@ -147,26 +125,29 @@ interface Requested {
 }
 
 class SpawnerProcess {
-  /** Resolves when it is gone and all its reports were read: true when stop() ended it. Never rejects. */
-  readonly ended: Promise<boolean>;
+  /** Resolves when it is gone, all its reports were read, and nothing is left half started. Never rejects. */
+  readonly ended: Promise<void>;
+  readonly #mark: string;
   readonly #child: ChildProcess;
-  readonly #lateMs: number;
+  readonly #options: SpawnersOptions;
   readonly #ready = Promise.withResolvers<void>();
   /** Oldest first. */
   readonly #requested = new Map<string, Requested>();
+  #isReady = false;
   #stopped = false;
 
-  constructor(mark: string, { lateMs, cgroup = '' }: SpawnersOptions) {
-    this.#lateMs = lateMs;
+  constructor(mark: string, options: SpawnersOptions) {
+    this.#mark = mark;
+    this.#options = options;
     // Node copies its own NODE_V8_COVERAGE unless there is one.
-    const env = { [marker]: mark, NODE_V8_COVERAGE: undefined };
-    this.#child = spawn(process.execPath, [...flags, spawnerProgram, cgroup], {
+    const env = { [marker]: mark, NODE_V8_COVERAGE: undefined, NODE_COMPILE_CACHE: compileCache };
+    this.#child = spawn(process.execPath, [...flags, spawnerProgram, options.cgroup ?? ''], {
       cwd: '/',
       env,
       stdio: ['ignore', 'ignore', 'inherit', 'ipc'],
       detached: true,
     });
-    const over = (): boolean => this.#over();
+    const over = (): Promise<void> => this.#over();
     this.ended = once(this.#child, 'close').then(over, over);
     this.#child.on('error', (error) => this.#ready.reject(error));
     // A spawner that the agent no longer hears must not start anything.
@@ -181,13 +162,13 @@ class SpawnerProcess {
 
   get connected(): boolean {
     const { connected, exitCode, signalCode } = this.#child;
-    return connected && exitCode === null && signalCode === null;
+    return this.#isReady && connected && exitCode === null && signalCode === null;
   }
 
   /** Whether its oldest start takes too long; it can begin no other meanwhile. */
   get hangs(): boolean {
     const oldest = [...this.#requested.values()].find(({ since }) => since !== undefined);
-    return monotonic() - (oldest?.since ?? monotonic()) >= this.#lateMs;
+    return monotonic() - (oldest?.since ?? monotonic()) >= this.#options.lateMs;
   }
 
   /** Rejects when it ends before that. */
@@ -212,6 +193,7 @@ class SpawnerProcess {
 
   #take(report: SpawnReport): void {
     if ('ready' in report) {
+      this.#isReady = true;
       this.#ready.resolve();
       return;
     }
@@ -228,13 +210,19 @@ class SpawnerProcess {
     else requested.exited.resolve({ code: report.code, signal: report.signal });
   }
 
-  #over(): boolean {
+  async #over(): Promise<void> {
     this.#ready.reject(new SpawnerDied());
     for (const { started, exited } of this.#requested.values()) {
       started.reject(new SpawnerDied());
       exited.resolve(undefined);
     }
     this.#requested.clear();
-    return this.#stopped;
+    if (this.#stopped) return;
+    const { log } = this.#options;
+    log.error('a spawner died; commands that it ran are lost');
+    // What it forked has its mark until it is the program.
+    await killTree(new Tree({ marks: [this.#mark] }), AbortSignal.abort(), killForMs).catch(
+      (error: unknown) => log.error({ err: error }, 'what a spawner left could not be killed'),
+    );
   }
 }

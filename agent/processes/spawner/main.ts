@@ -1,16 +1,8 @@
 // The spawner, a small process of its own that starts programs for the agent: a start blocks until the kernel has read
 // the program, perhaps from a disk that hangs, and a fork costs by the size of the process that forks.
 import { type ChildProcess, spawn } from 'node:child_process';
-import {
-  closeSync,
-  constants,
-  mkdirSync,
-  openSync,
-  readdirSync,
-  readFileSync,
-  readlinkSync,
-  writeFileSync,
-} from 'node:fs';
+import { closeSync, constants, mkdirSync, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { flushCompileCache } from 'node:module';
 import { join } from 'node:path';
 
 /** A program to start. */
@@ -43,6 +35,9 @@ export type SpawnReport =
 
 /** The cgroup of this process, where it may make others; undefined elsewhere. */
 const cgroup = joinCgroup(process.argv[2]);
+
+/** Of flags in proc_pid_fdinfo(5). */
+const closeOnExec = 0o2000000;
 
 function report(message: SpawnReport): void {
   // It fails once the agent is gone.
@@ -133,11 +128,16 @@ function startTime(pid: number): string {
   }
 }
 
-/** Terminals that the agent had open: they are not close-on-exec, and every program would inherit them. */
-function closeTerminals(): void {
+/**
+ * Node opens everything close-on-exec, so what is not was inherited, terminals of the agent or files of whoever started
+ * that, and every program would inherit it, too.
+ */
+function closeInherited(): void {
   for (const fd of readdirSync('/proc/self/fd').map(Number)) {
     try {
-      if (fd > 2 && /^\/dev\/(ptmx|pts\/)/.test(readlinkSync(`/proc/self/fd/${fd}`))) closeSync(fd);
+      const info = readFileSync(`/proc/self/fdinfo/${fd}`, 'latin1');
+      const flags = Number.parseInt(/^flags:\s+(\d+)/m.exec(info)?.[1] ?? '', 8);
+      if (fd > 2 && (flags & closeOnExec) === 0) closeSync(fd);
     } catch {
       // The descriptor of the listing itself, closed by now.
     }
@@ -154,7 +154,7 @@ function resetOomScore(): void {
   }
 }
 
-closeTerminals();
+closeInherited();
 resetOomScore();
 // The agent decides when this ends, not a signal to everything in a unit or a terminal.
 for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
@@ -163,3 +163,5 @@ process.once('disconnect', () => process.exit());
 process.on('message', (message) => start(message as SpawnRequest));
 process.title = 'farhand-spawner';
 report({ ready: true });
+// It does so by itself at its end, but this one is killed.
+flushCompileCache();

@@ -85,19 +85,9 @@ export class Terminals {
   ): AsyncIterable<{ event: TerminalEvent }> {
     return leaving(call.signal, async function* (left) {
       const terminal = await find();
-      const leave = terminal.keep();
-      let kept = true;
-      const leaveOnce = (): void => {
-        if (kept) leave();
-        kept = false;
-      };
-      // Nobody may ever ask for the next event.
-      left.addEventListener('abort', leaveOnce, { once: true });
-      try {
-        if (!left.aborted) yield* events(terminal, left, found);
-      } finally {
-        leaveOnce();
-      }
+      if (left.aborted) return terminal.keep()();
+      left.addEventListener('abort', terminal.keep(), { once: true });
+      yield* events(terminal, left, found);
     });
   }
 
@@ -116,17 +106,9 @@ export class Terminals {
       client.end(signal.reason === gaveUp ? 'left' : 'lost');
       terminal.detach(open.client_id, client, client.parting === 'lost');
     };
-    // Nobody may ever ask for the next answer.
     signal.addEventListener('abort', leave, { once: true });
     void listen(incoming, client);
-    try {
-      yield* client.answers(signal);
-      client.end('left');
-    } finally {
-      signal.removeEventListener('abort', leave);
-      client.end('left');
-      if (!signal.aborted) terminal.detach(open.client_id, client, client.parting === 'lost');
-    }
+    yield* client.answers(signal);
   }
 
   #join(terminal: Terminal, { client_id, offset }: AttachTerminalOpen__Output): Client {
