@@ -148,8 +148,9 @@ describe('a broker from its package', () => {
     const command = await client.commands.create({ machine_id, command: 'echo "$0 $PATH $FARHAND_PROGRAM"' });
     expect(command.stdout).not.toContain(made);
     expect(command.exit_code).toBe(0);
-    const parent = await client.commands.create({ machine_id, command: 'cat /proc/$PPID/cmdline' });
-    expect(parent.stdout).toContain(`${agentHome}/lib/farhand-spawner.js`);
+    const command_line = 'cat /proc/$PPID/comm; readlink /proc/$PPID/exe';
+    const spawner = await client.commands.create({ machine_id, command: command_line });
+    expect(spawner.stdout).toBe(`farhand-spawner\n${agentHome}/node\n`);
     const session = await client.sessions.create({ machine_id, shell: '/bin/sh' });
     expect(session.reason ?? null).toBeNull();
   });
