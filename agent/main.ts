@@ -15,9 +15,7 @@ import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
 import { isVerb, linkText, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
 import { agentSettings } from './config.ts';
-import { koffi } from './libc.ts';
 import { type Agent, startAgent } from './start.ts';
-import { unmapperOf } from './unmap.ts';
 
 const program = 'farhand-agent';
 let notify: Notify | undefined;
@@ -41,7 +39,7 @@ async function main(): Promise<void> {
   process.once('SIGTERM', leave);
   process.once('SIGINT', leave);
   const log = createLogger(program, settings.log_level, isJournal(process.env));
-  giveBackAtRest(unmapperOf(koffi(), import.meta.url));
+  giveBackAtRest();
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
   agent = await startAgent(settings, log, (linked) => {

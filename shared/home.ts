@@ -10,6 +10,13 @@ export const home = dirname(import.meta.dirname);
 
 /** The file of a program, for who starts it as a process of its own. */
 export const brokerProgram = join(home, packaged ? 'lib/farhand-broker.js' : 'broker/main.ts');
+export const spawnerProgram = join(
+  home,
+  packaged ? 'lib/farhand-spawner.js' : 'agent/processes/spawner/main.ts',
+);
+
+/** Where Node stores the JavaScript of a checkout's TypeScript; without it each process keeps what stripped the types, 16 MiB. */
+export const compileCache = packaged ? undefined : join(home, 'node_modules/.cache/node');
 
 /** A directory that a package has, and a checkout somewhere else. */
 export function shipped(name: string, otherwise: () => string): string {

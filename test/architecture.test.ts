@@ -354,7 +354,7 @@ const rooms: [libraries: string[], rooms: string[]][] = [
     ],
     ['broker/http'],
   ],
-  [['execa', '@lydell/node-pty', '@koromix/'], ['agent/processes']],
+  [['execa', '@lydell/node-pty'], ['agent/processes']],
   [['systeminformation'], ['agent/metrics']],
   [['@grpc/'], ['shared/wire', 'shared/grpc', 'agent/link*', 'broker/link', 'broker/grpc*']],
   [['protobufjs'], ['shared/protos', 'shared/wire']],
@@ -403,15 +403,7 @@ function portable(files: SourceFile[]): Set<string> {
 
 const maySeeTime = (path: string) => inRoom(path, 'shared/clock', 'scripts', 'test');
 const mayTouchProcess = (path: string) =>
-  inRoom(
-    path,
-    'agent/main',
-    'agent/processes/spawner/program',
-    'broker/main',
-    'broker/cli',
-    'scripts',
-    'test',
-  );
+  inRoom(path, 'agent/main', 'agent/processes/spawner/main', 'broker/main', 'broker/cli', 'scripts', 'test');
 const forbiddenNames = ['utils', 'helpers', 'common', 'types', 'services', 'controllers', 'managers'];
 
 const runtime: Rule[] = [

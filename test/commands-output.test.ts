@@ -1,21 +1,10 @@
 // GET /commands/{id}/output: the bytes a command wrote, while it runs and later, and how long they stay.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import {
-  closeSync,
-  existsSync,
-  mkdirSync,
-  openSync,
-  readdirSync,
-  rmSync,
-  statSync,
-  writeFileSync,
-} from 'node:fs';
-import { createRequire } from 'node:module';
+import { existsSync, mkdirSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
-import { type Koffi, koffi } from '../agent/libc.ts';
 import {
   answerOf,
   bench,
@@ -366,20 +355,16 @@ test('a command whose output cannot be synced to disk promises no more than the 
 
 /** Bytes of a file that a power cut would lose: cachestat(2), Linux 6.5. Undefined where that cannot be asked. */
 function unsyncedBytes(file: string): number | undefined {
-  const require = createRequire(import.meta.url);
-  let native: Koffi<(...values: unknown[]) => bigint | number>;
+  const script = `open(my $file, '<', $ARGV[0]) or exit 1;
+    my ($range, $counts) = (pack('Q2', 0, 0), "\\0" x 40);
+    syscall(451, fileno($file), $range, $counts, 0) == 0 or exit 1;
+    my (undef, $dirty, $writeback) = unpack('Q5', $counts);
+    print $dirty + $writeback;`;
   try {
-    native = require(koffi());
+    return 4096 * Number(execFileSync('perl', ['-e', script, file], { encoding: 'utf8', stdio: 'pipe' }));
   } catch {
     return undefined;
   }
-  const syscall = native.load(null).func('long syscall(long, int, void *, void *, unsigned int)');
-  const fd = openSync(file, 'r');
-  const counts = new BigUint64Array(5);
-  const failed = Number(syscall(451, fd, new BigUint64Array(2), counts, 0)) !== 0;
-  closeSync(fd);
-  const [, dirty = 0n, writeback = 0n] = counts;
-  return failed ? undefined : Number(dirty + writeback) * 4096;
 }
 
 test('a command has all of its output on the disk before its record says so, and before its machine forgets it', async (context) => {

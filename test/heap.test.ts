@@ -15,7 +15,7 @@ async function rush(meanwhile: string): Promise<{ full: number; after: number }>
     let held = Array.from({ length: 1_500_000 }, (_, n) => ({ n, text: 'x' + n }));
     const full = resident();
     held = undefined;
-    giveBackAtRest(undefined, 100);
+    giveBackAtRest(100);
     ${meanwhile}
     console.log(JSON.stringify({ full, after: resident() }));
   `;

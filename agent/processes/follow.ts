@@ -1,19 +1,13 @@
 // What a follower of a process gets: started, output from its offsets on, gaps, the exit.
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
-import type { AppError } from '../../shared/errors.ts';
-import type { OutputLog, OutputReader, Wake } from '../../shared/output.ts';
+import type { OutputLog, OutputReader } from '../../shared/output.ts';
 import { gaveUp } from '../../shared/rpc.ts';
-import type { Exit } from './journal.ts';
+import type { Tracked } from './table.ts';
 
-/** A process as its followers see it; `changed` wakes them after every change. */
-export interface Followed {
-  readonly changed: Wake;
+/** A command as its followers see it. */
+interface Followed extends Pick<Tracked, 'changed' | 'started' | 'exit' | 'begun'> {
   readonly stdout: OutputLog;
   readonly stderr: OutputLog;
-  started?: { pid: number; at: number };
-  exit?: Exit;
-  /** It could not even be accepted. */
-  failure?: AppError;
 }
 
 export interface Answer {
@@ -42,17 +36,17 @@ export function follow(
   });
 }
 
-/** What `answer` gives, until it ends or the signal fires. Ending early, also while it waits, costs nothing. */
+/**
+ * What `answer` gives, until it ends or the signal fires. Ending early, also while it waits, costs nothing. The signal that
+ * `answer` gets has fired once it is over in any way: also when nobody asks for the next one.
+ */
 export function leaving<A>(
   signal: AbortSignal,
   answer: (left: AbortSignal) => AsyncGenerator<A>,
 ): AsyncIterableIterator<A, undefined> {
-  const left = new AbortController();
-  const leave = (): void => left.abort(signal.aborted ? signal.reason : gaveUp);
-  signal.addEventListener('abort', leave, { once: true });
-  if (signal.aborted) leave();
-  const unlisten = (): void => signal.removeEventListener('abort', leave);
-  const inner = answers(answer, left.signal, unlisten);
+  const own = new AbortController();
+  const left = AbortSignal.any([signal, own.signal]);
+  const inner = answers(answer(left), own);
   return {
     [Symbol.asyncIterator]() {
       return this;
@@ -60,22 +54,17 @@ export function leaving<A>(
     next: () => inner.next(),
     return() {
       // A generator alone would not answer before the process speaks again.
-      leave();
-      unlisten();
+      own.abort(gaveUp);
       return inner.return(undefined);
     },
   };
 }
 
-async function* answers<A>(
-  answer: (left: AbortSignal) => AsyncGenerator<A>,
-  signal: AbortSignal,
-  done: () => void,
-): AsyncGenerator<A, undefined> {
+async function* answers<A>(answer: AsyncGenerator<A>, own: AbortController): AsyncGenerator<A, undefined> {
   try {
-    yield* answer(signal);
+    yield* answer;
   } finally {
-    done();
+    own.abort(gaveUp);
   }
 }
 
@@ -87,32 +76,25 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
   const close = (): void => {
     for (const stream of streams) readers[stream].close();
   };
-  // Nobody may ever ask for the next event.
   signal.addEventListener('abort', close, { once: true });
-  try {
-    yield* started(followed, signal);
-    while (!signal.aborted) {
-      // Looked at before reading: once it is set, all output is in the logs.
-      const { exit } = followed;
-      for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
-      if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;
-      if (exit && !signal.aborted) {
-        yield { event: { exit } };
-        return;
-      }
-      // Both looks and the wait are in one turn, so no wake is missed.
-      if (!followed.exit) await followed.changed.wait(signal);
+  if (signal.aborted) close();
+  yield* started(followed, signal);
+  while (!signal.aborted) {
+    // Looked at before reading: once it is set, all output is in the logs.
+    const { exit } = followed;
+    for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
+    if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;
+    if (exit && !signal.aborted) {
+      yield { event: { exit } };
+      return;
     }
-  } finally {
-    close();
+    // Both looks and the wait are in one turn, so no wake is missed.
+    if (!followed.exit) await followed.changed.wait(signal);
   }
 }
 
 async function* started(followed: Followed, signal: AbortSignal): AsyncGenerator<Answer> {
-  while (!followed.started && !followed.exit && !signal.aborted) {
-    if (followed.failure) throw followed.failure;
-    await followed.changed.wait(signal);
-  }
+  await followed.begun(signal);
   const { started: begun } = followed;
   if (begun && !signal.aborted) yield { event: { started: { pid: begun.pid, started_at_ms: begun.at } } };
 }

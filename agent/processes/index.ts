@@ -1,27 +1,17 @@
-// Processes of this machine: started at most once per id, kept with their output until the broker forgets them.
+// Processes of this machine: started at most once per id, stored with their output until the broker acknowledges them.
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
 import { after } from '../../shared/clock.ts';
-import {
-  killGraceMs,
-  openCommands,
-  openTerminals,
-  outputWindowBytes,
-  readerStallMs,
-  terminalClients,
-  terminalWindowBytes,
-} from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentMethods, Method } from '../../shared/rpc.ts';
-import { openBirths } from './births.ts';
+import { openCgroups } from './cgroup.ts';
 import { Commands } from './commands.ts';
-import { openJournal } from './journal.ts';
-import { openPipeSupply } from './pipes.ts';
-import { closeInherited } from './plan.ts';
-import { Promises } from './promises.ts';
+import { Journal, readJournal } from './journal.ts';
+import { PipeNames } from './pipes.ts';
 import { killSpawners, recover } from './recover.ts';
-import type { Limits, Parts } from './room.ts';
-import { marksOf, Spawners } from './spawner/index.ts';
+import { readRings, removeRings } from './ring.ts';
+import { Spawners } from './spawner/index.ts';
+import { defaultLimits, type Limits, type Parts } from './table.ts';
 import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';
 
@@ -48,62 +38,63 @@ export interface Processes
     | 'killProcess'
     | 'forgetProcesses'
   > {
-  /** Made when the journal was made: tells a restarted machine from a wiped one. */
+  /** Made when the journal was made: it distinguishes a restarted machine from a wiped one. */
   journalId: string;
   /** What this machine cannot do. */
   missing: readonly Method[];
-  /** What runs of ours to run others. */
+  /** Of the spawners. */
   pids: () => number[];
-  /** Commands and terminals kept for the broker. */
+  /** Commands and terminals stored for the broker. */
   ids: () => string[];
   /** Ends everything: what still runs is killed and counts as lost. */
   stop: () => Promise<void>;
 }
 
-const defaults: Limits = {
-  windowBytes: outputWindowBytes,
-  stallMs: readerStallMs,
-  open: openCommands,
-  graceMs: killGraceMs,
-  stopGraceMs: 2_000,
-  drainMs: 2_000,
-  killForMs: 5_000,
-  lateMs: 5_000,
-  seenMs: 24 * 3_600_000,
-  terminals: openTerminals,
-  clients: terminalClients,
-  terminalWindowBytes,
-  hangupMs: 2_000,
-  heldMs: 5_000,
-};
-
-/** Opens the room of a directory; what an earlier agent left running is killed and counts as lost. */
+/** Opens the processes of a directory; what an earlier agent left running is killed and counts as lost. */
 export async function openProcesses(options: ProcessesOptions): Promise<Processes> {
-  const { log, mayRunAs } = options;
-  const limits = { ...defaults, ...options.limits };
+  const { log } = options;
+  const limits = { ...defaultLimits, ...options.limits };
   await mkdir(options.directory, { recursive: true, mode: 0o700 });
   const directory = await realpath(options.directory);
-  closeInherited(log);
-  const journal = await openJournal(directory, log, limits.seenMs, (id) =>
-    killSpawners(marksOf(id), limits.killForMs, log),
-  );
-  const outputs = join(directory, 'output');
-  const pipeNames = join(directory, 'pipes');
-  const births = await openBirths(`farhand-${journal.id}`, log);
-  const promises = (nth: number) => new Promises(directory, nth, () => journal.onDisk());
-  const spawners = new Spawners(journal.id, { lateMs: limits.lateMs, births, log, promises });
-  const maker = loadPtyMaker();
-  const parts: Parts = { journal, limits, log, spawners, births };
-  const { commands, terminals, close } = await openRooms().catch(async (error: unknown) => {
+  const journal = await recoverJournal(directory, limits, log);
+  const cgroups = await openCgroups(`farhand-${journal.id}`, log);
+  const { lateMs } = limits;
+  const spawners = new Spawners(journal.id, { lateMs, cgroup: cgroups?.directory, log });
+  const parts: Parts = { journal, limits, log, spawners, cgroups };
+  try {
+    return await assemble(parts, directory, options.mayRunAs);
+  } catch (error) {
     await Promise.all([spawners.stop(), journal.close()]);
-    await births?.close();
+    await cgroups?.close();
     throw error;
-  });
+  }
+}
+
+/** No spawner of an earlier agent runs then. */
+async function recoverJournal(directory: string, limits: Limits, log: Logger): Promise<Journal> {
+  const stored = await readJournal(directory, log);
+  await killSpawners(stored.id, limits.killForMs, log);
+  const lines = [...stored.lines, ...(await readRings(directory, stored.lines))];
+  const journal = await Journal.open(directory, { id: stored.id, lines }, limits.seenMs, log);
+  await removeRings(directory);
+  return journal;
+}
+
+async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Promise<Processes> {
+  const { journal, spawners, cgroups, limits } = parts;
+  const outputs = join(directory, 'output');
+  const pipes = join(directory, 'pipes');
+  const recovered = await recover({ ...parts, outputs, pipes });
+  await spawners.ready();
+  const names = await PipeNames.open(pipes);
+  const maker = loadPtyMaker();
+  const commands = new Commands({ ...parts, outputs, names, mayRunAs }, recovered);
+  const terminals = new Terminals({ ...parts, maker });
   return {
     journalId: journal.id,
     missing: maker ? [] : ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'],
     pids: () => spawners.pids,
-    ids: () => [...commands.room.ids(), ...terminals.room.ids()],
+    ids: () => [...commands.table.ids(), ...terminals.table.ids()],
     startProcess: (request, call) => commands.start(request, call),
     followProcess: (request, call) => commands.follow(request, call),
     writeInput: (request, call) => commands.input(request, call),
@@ -112,46 +103,25 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
     keepTerminal: (request, call) => terminals.keep(request, call),
     attachTerminal: (requests, call) => terminals.attach(requests, call),
     async killProcess({ id, grace_ms }) {
-      const found = commands.room.kill(id, grace_ms) || terminals.room.kill(id, grace_ms);
-      if (!found && !journal.wasForgotten(id)) throw commands.room.notFound(id);
+      const found = commands.table.kill(id, grace_ms) || terminals.table.kill(id, grace_ms);
+      if (!found && !journal.wasForgotten(id)) throw commands.table.notFound(id);
       return {};
     },
     async forgetProcesses({ ids }) {
       for (const id of ids) {
-        await commands.room.forget(id);
-        await terminals.room.forget(id);
+        await commands.table.forget(id);
+        await terminals.table.forget(id);
       }
       return {};
     },
     async stop() {
-      // What was asked of a spawner that hangs is not killed before that.
+      // What waits in a hung spawner is over only when that is killed.
       const cancel = after(limits.stopGraceMs + limits.lateMs, () => void spawners.stop());
-      await Promise.all([commands.room.stop(), terminals.room.stop()]).finally(cancel);
+      await Promise.all([commands.table.stop(), terminals.table.stop()]).finally(cancel);
       await spawners.stop();
-      await births?.close();
-      await close();
+      await cgroups?.close();
+      await names.close();
       await journal.close();
     },
   };
-
-  async function openRooms() {
-    const left = await recover({
-      journal,
-      outputs,
-      pipes: pipeNames,
-      limits,
-      log,
-    });
-    const ended = new Map([...journal.entries].filter(([, { terminal }]) => terminal));
-    const pipes = await openPipeSupply(pipeNames);
-    await spawners.ready(undefined).catch(async (error: unknown) => {
-      await pipes.close();
-      throw error;
-    });
-    return {
-      commands: new Commands({ ...parts, outputs, pipes, mayRunAs }, left),
-      terminals: new Terminals({ ...parts, maker }, ended),
-      close: () => pipes.close(),
-    };
-  }
 }

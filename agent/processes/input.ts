@@ -11,8 +11,8 @@ export class Input {
   #waiting = 0;
   #ended = false;
 
-  /** `fd`: its end of the pipe, ours from now on. `first` goes before everything else. */
-  constructor(fd: number, first: Uint8Array) {
+  /** `fd`: the end of the pipe that writes, its own from now on. `first` goes before everything else. */
+  constructor(fd: number, first: Uint8Array = Buffer.alloc(0)) {
     this.#pipe = new Socket({ fd, readable: false, writable: true });
     // A process may exit or close its input whenever it likes; later bytes are refused.
     this.#pipe.on('error', () => {});

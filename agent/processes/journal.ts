@@ -1,7 +1,6 @@
-// What this machine promised to run and how it ended: one JSON line per step in a file that is only added to. It
-// has its whole length from the start: a line that makes it longer takes 240 us to the disk, one within it 170 (measured).
+// The journal of a machine: which commands and terminals it accepted and how each ended, a JSON line for each step in a
+// file that is only appended to. It is what lets an id run at most once.
 import { randomUUID } from 'node:crypto';
-import { constants } from 'node:fs';
 import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
@@ -10,19 +9,13 @@ import { syncDirectory } from '../../shared/durable-file.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Leader } from './census.ts';
-import { readPromises, removePromises } from './promises.ts';
 
 export type Exit = ProcessExit__Output;
 
 export type ProcessKind = 'command' | 'terminal';
 
-/** A promise was not kept, and the process never ran; `cause` says why. */
-export class Unkept extends Error {
-  override readonly name = 'Unkept';
-}
-
-/** A process the broker may still ask about. */
-export interface Entry {
+/** A command or terminal that the broker may still ask for. */
+export interface JournalEntry {
   accepted_at: number;
   /** A command otherwise. */
   terminal?: true;
@@ -31,279 +24,172 @@ export interface Entry {
   exit?: Exit;
 }
 
-type Line =
+export type Line =
   | { t: 'journal'; id: string; version: number }
   | { t: 'accepted'; id: string; at: number; terminal?: true }
   | { t: 'started'; id: string; pid: number; start: string; at: number }
   | { t: 'end'; id: string; exit: Exit }
-  /** It was never accepted: the promise could not be kept. */
+  /** Of agents up to 0.1.0: it was not accepted after all. */
   | { t: 'refused'; id: string }
   /** `at`: when it was accepted. */
   | { t: 'forgotten'; id: string; at: number };
 
-type Head = Extract<Line, { t: 'journal' }>;
-
-/** What is on the disk when a write returns: perhaps not even that, itself, or all that was written before, too. */
-type Sync = 'none' | 'own' | 'all';
+/** What the disk has of a journal. */
+export interface StoredJournal {
+  /** Made with the journal. */
+  id: string;
+  lines: Line[];
+}
 
 interface Queued {
-  text: string;
-  sync: Sync;
+  line: Line;
+  durable: boolean;
   resolve(): void;
   reject(error: unknown): void;
 }
 
 const version = 1;
-/**
- * What need not be synced goes with the next promise, or after this. Without it a process counts as lost, once its promise
- * is on the disk here or with its spawner.
- */
+/** Steps that need not be durable wait this long for one that must be: a write costs as much for several as for one. */
 const noteMs = 5;
-/** A rewritten journal has room for three times what it carries over, within these bounds. */
-const leastRoom = 1024 * 1024;
-const mostRoom = 16 * 1024 * 1024;
+/** A journal is rewritten once it has grown by three times what the last rewrite left, within these bounds. */
+const leastGrowth = 1024 * 1024;
+const mostGrowth = 16 * 1024 * 1024;
 
-/**
- * Reads the journal of a directory, or makes one. `seenMs`: how long a forgotten id is still refused. `alone` ends the
- * spawners of the agent that had the journal of this id: they might still add to its promises, and keep them.
- */
-export async function openJournal(
-  directory: string,
-  log: Logger,
-  seenMs: number,
-  alone: (id: string) => Promise<void>,
-): Promise<Journal> {
+/** A new one where there is none; one that cannot be read is set aside. */
+export async function readJournal(directory: string, log: Logger): Promise<StoredJournal> {
   const path = join(directory, 'journal');
-  const journal = new Journal(directory, log, seenMs);
   const text = await readFile(path, 'utf8').catch((error: unknown) => {
     if (errnoOf(error) === 'ENOENT') return '';
     throw fromErrno(error, path);
   });
-  const head = headOf(text);
-  if (head) {
-    await alone(head.id);
-    journal.load(head, text, await readPromises(directory));
-  } else if (text) {
+  const [first = '', ...rest] = text.split('\n');
+  const head = parseLine(first);
+  if (head?.t === 'journal' && head.version === version) return { id: head.id, lines: parseLines(rest) };
+  if (text) {
     // Under a new journal id the broker takes what it started before as lost, never as "never ran".
     log.error({ path }, 'the journal of processes is unreadable, set aside as journal.unreadable');
     await rename(path, `${path}.unreadable`);
   }
-  await journal.compact();
-  await removePromises(directory);
-  return journal;
+  return { id: randomUUID(), lines: [] };
+}
+
+/**
+ * Lines that a crash tore are left out: nothing follows them, for every start rewrites the file. Files of 0.1.0 are filled
+ * up with empty ones.
+ */
+export function parseLines(texts: string[]): Line[] {
+  const lines = texts.filter((text) => text !== '').map(parseLine);
+  return lines.filter((line) => line !== undefined);
+}
+
+/** The agent wrote the file itself: this finds torn lines, not forged ones. */
+function parseLine(text: string): Line | undefined {
+  try {
+    const value: unknown = JSON.parse(text);
+    return isLine(value) ? value : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+function isLine(value: unknown): value is Line {
+  if (typeof value !== 'object' || value === null) return false;
+  return 't' in value && typeof value.t === 'string' && 'id' in value && typeof value.id === 'string';
 }
 
 export class Journal {
-  id: string = randomUUID();
-  readonly entries = new Map<string, Entry>();
-  /** Forgotten ids and when they were accepted: within the window they never run again. */
+  readonly id: string;
+  readonly entries = new Map<string, JournalEntry>();
+  /** Forgotten ids and when they were accepted: they never run again before `seenMs` have passed. */
   readonly #forgotten = new Map<string, number>();
-  /** Refused ids and when: a spawner may have written their promise all the same. */
-  readonly #refused = new Map<string, number>();
   readonly #directory: string;
-  readonly #log: Logger;
   readonly #seenMs: number;
+  readonly #log: Logger;
   #file: FileHandle | undefined;
-  /** The same file; what is written through it is on the disk when the write returns. */
-  #synced: FileHandle | undefined;
+  #size = 0;
+  #mostSize = 0;
+  /** After a failed write the content of the file is unknown: the next write replaces it. */
+  #damaged = false;
   #queue: Queued[] = [];
   #writing: Promise<void> | undefined;
   #cancelLater: (() => void) | undefined;
-  /** Where the next line goes; from there on it is empty lines. */
-  #end = 0;
-  #length = 0;
-  /** After a failed write or fsync nobody knows what the file holds: the next write makes a new one. */
-  #damaged = false;
 
-  /** Through openJournal. */
-  constructor(directory: string, log: Logger, seenMs: number) {
+  /** Opens it with what is stored, rewritten. `seenMs`: how long a forgotten id is still refused. */
+  static async open(directory: string, stored: StoredJournal, seenMs: number, log: Logger): Promise<Journal> {
+    const journal = new Journal(directory, stored, seenMs, log);
+    await journal.#rewrite();
+    return journal;
+  }
+
+  private constructor(directory: string, { id, lines }: StoredJournal, seenMs: number, log: Logger) {
+    this.id = id;
     this.#directory = directory;
-    this.#log = log;
     this.#seenMs = seenMs;
+    this.#log = log;
+    for (const line of lines) this.#apply(line);
   }
 
   wasForgotten(id: string): boolean {
     return this.#forgotten.has(id);
   }
 
-  /** Resolves when the promise to run this id is on the disk; rejects, and knows nothing of it, when it is not. */
+  /** Resolves when the disk has it; rejects, and forgets the id, when it has not. */
   async accept(id: string, kind: ProcessKind): Promise<void> {
     try {
-      await this.#write(this.#enter(id, kind), 'own');
+      const which = kind === 'terminal' ? ({ terminal: true } as const) : {};
+      await this.#write({ t: 'accepted', id, at: now(), ...which }, true);
     } catch (error) {
       this.entries.delete(id);
       throw fromErrno(error, join(this.#directory, 'journal'));
     }
   }
 
-  /** Whether nothing of this id was ever told here: what was is stronger than the promise of a spawner. */
-  isNew(id: string): boolean {
-    return !this.entries.has(id) && !this.#forgotten.has(id) && !this.#refused.has(id);
-  }
-
-  /**
-   * The same promise where a spawner is to keep it, for an id that is new: what is answered must be on the disk before
-   * this id is run.
-   */
-  expect(id: string, kind: ProcessKind): string {
-    const line = this.#enter(id, kind);
-    this.#note(line);
-    return format(line);
-  }
-
-  /** What was expected was not kept, and never ran. */
-  refuse(id: string): void {
-    this.entries.delete(id);
-    this.#refused.set(id, now());
-    this.#note({ t: 'refused', id });
-  }
-
-  #enter(id: string, kind: ProcessKind): Line {
-    const known = this.entries.get(id);
-    // One that is over surely never ran.
-    const at = known && !known.exit ? known.accepted_at : now();
-    const which = kind === 'terminal' ? ({ terminal: true } as const) : {};
-    this.entries.set(id, { accepted_at: at, ...which });
-    return { t: 'accepted', id, at, ...which };
-  }
-
+  /** Not durable, as all that follows: what a power cut takes counts as lost, which is true. */
   started(id: string, { pid, start }: Leader, at: number): void {
-    const entry = this.entries.get(id);
-    if (!entry) return;
-    entry.started = { pid, start, at };
     this.#note({ t: 'started', id, pid, start, at });
   }
 
-  /** Not synced: if a power cut takes it, the process counts as lost, which is true. */
   ended(id: string, exit: Exit): void {
-    const entry = this.entries.get(id);
-    if (!entry) return;
-    entry.exit = exit;
     this.#note({ t: 'end', id, exit });
   }
 
   forget(id: string): void {
     const entry = this.entries.get(id);
-    if (!entry) return;
-    this.entries.delete(id);
-    this.#forgotten.set(id, entry.accepted_at);
-    this.#note({ t: 'forgotten', id, at: entry.accepted_at });
+    if (entry) this.#note({ t: 'forgotten', id, at: entry.accepted_at });
   }
 
   async close(): Promise<void> {
     this.#begin();
     await this.#writing;
-    await this.#letGo();
+    await this.#closeFile();
   }
 
-  /** Resolves when all that was told before is on the disk. */
-  onDisk(): Promise<void> {
-    return this.#enqueue('', 'all');
-  }
-
-  /** Takes what files hold. `promises`: of spawners. */
-  load(head: Head, text: string, promises: string): void {
-    this.id = head.id;
-    for (const line of text.trimEnd().split('\n').slice(1)) {
-      const step = parse(line);
-      if (step) this.#take(step);
-      // Nothing follows a line that a crash tore, for every opening rewrites the file.
-      else if (line) this.#log.warn('a torn line of the journal was ignored');
+  #apply(line: Line): void {
+    const { id } = line;
+    const entry = this.entries.get(id);
+    if (line.t === 'accepted') {
+      this.entries.set(id, { accepted_at: line.at, ...(line.terminal && { terminal: true }) });
     }
-    for (const line of promises.split('\n')) {
-      const step = parse(line);
-      // Of what was told here long ago nothing may be left: then it counts as lost once more, until the broker forgets it.
-      if (step?.t === 'accepted' && this.isNew(step.id)) this.#take(step);
-    }
-    // From here on no spawner's promise is older than what is told here.
-    this.#refused.clear();
-  }
-
-  /** Writes what still matters to a new file and puts it in place of the old one. */
-  async compact(): Promise<void> {
-    const path = join(this.#directory, 'journal');
-    const carried = Buffer.from(this.#snapshot());
-    const room = Math.min(Math.max(leastRoom, 3 * carried.length), mostRoom);
-    const { O_WRONLY, O_DSYNC } = constants;
-    const file = await open(`${path}.new`, 'w', 0o600);
-    let synced: FileHandle | undefined;
-    try {
-      await file.writeFile(carried);
-      // On a disk that is full it grows with each line.
-      await file.writeFile(Buffer.alloc(room, '\n')).catch(() => file.truncate(carried.length));
-      await file.sync();
-      synced = await open(`${path}.new`, O_WRONLY | O_DSYNC);
-      await rename(`${path}.new`, path);
-      await syncDirectory(this.#directory);
-    } catch (error) {
-      await file.close();
-      await synced?.close();
-      throw error;
-    }
-    await this.#letGo().catch(() => {});
-    this.#file = file;
-    this.#synced = synced;
-    this.#damaged = false;
-    this.#end = carried.length;
-    this.#length = carried.length + room;
-  }
-
-  async #letGo(): Promise<void> {
-    const files = [this.#file, this.#synced];
-    this.#file = undefined;
-    this.#synced = undefined;
-    for (const file of files) await file?.close();
-  }
-
-  #snapshot(): string {
-    const oldest = now() - this.#seenMs;
-    for (const [id, at] of this.#forgotten) if (at < oldest) this.#forgotten.delete(id);
-    for (const [id, at] of this.#refused) if (at < oldest) this.#refused.delete(id);
-    const lines: Line[] = [{ t: 'journal', id: this.id, version }];
-    for (const [id, at] of this.#forgotten) lines.push({ t: 'forgotten', id, at });
-    for (const id of this.#refused.keys()) lines.push({ t: 'refused', id });
-    for (const [id, { accepted_at, terminal, started, exit }] of this.entries) {
-      lines.push({ t: 'accepted', id, at: accepted_at, ...(terminal && { terminal }) });
-      if (started) lines.push({ t: 'started', id, ...started });
-      if (exit) lines.push({ t: 'end', id, exit });
-    }
-    return lines.map(format).join('');
-  }
-
-  #take(step: Line): void {
-    if (step.t === 'accepted') {
-      this.entries.set(step.id, { accepted_at: step.at, ...(step.terminal && { terminal: true }) });
-    }
-    if (step.t === 'refused') {
-      this.entries.delete(step.id);
-      this.#refused.set(step.id, now());
-    }
-    const entry = this.entries.get(step.id);
-    if (step.t === 'started' && entry) entry.started = { pid: step.pid, start: step.start, at: step.at };
-    if (step.t === 'end' && entry) entry.exit = step.exit;
-    if (step.t !== 'forgotten') return;
-    this.entries.delete(step.id);
-    this.#forgotten.set(step.id, step.at);
+    if (line.t === 'started' && entry) entry.started = { pid: line.pid, start: line.start, at: line.at };
+    if (line.t === 'end' && entry) entry.exit = line.exit;
+    if (line.t === 'refused' || line.t === 'forgotten') this.entries.delete(id);
+    if (line.t === 'forgotten') this.#forgotten.set(id, line.at);
   }
 
   #note(line: Line): void {
-    this.#write(line, 'none').catch((error: unknown) => {
-      this.#log.error(
-        { err: error, id: line.id, step: line.t },
-        'a step of a process could not be journalled',
-      );
+    this.#write(line, false).catch((error: unknown) => {
+      const { id, t } = line;
+      this.#log.error({ err: error, id, step: t }, 'a step of a process could not be journalled');
     });
   }
 
-  #write(line: Line, sync: Sync): Promise<void> {
-    return this.#enqueue(format(line), sync);
-  }
-
-  #enqueue(text: string, sync: Sync): Promise<void> {
+  /** The memory has it at once, the disk later. */
+  #write(line: Line, durable: boolean): Promise<void> {
+    this.#apply(line);
     return new Promise((resolve, reject) => {
-      this.#queue.push({ text, sync, resolve, reject });
-      if (sync === 'none') this.#cancelLater ??= after(noteMs, () => this.#begin());
-      else this.#begin();
+      this.#queue.push({ line, durable, resolve, reject });
+      if (durable) this.#begin();
+      else this.#cancelLater ??= after(noteMs, () => this.#begin());
     });
   }
 
@@ -315,7 +201,7 @@ export class Journal {
 
   /** One write for all that arrived meanwhile. */
   async #drain(): Promise<void> {
-    // What is asked for in the same turn shares the first round.
+    // What is accepted in the same turn shares the first write.
     await Promise.resolve();
     while (this.#queue.length > 0) {
       const batch = this.#queue.splice(0);
@@ -325,7 +211,7 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         for (const { reject } of batch) reject(error);
-        // Who was refused forgets it now; a rewrite for those who wait would keep it.
+        // accept() takes back what it could not write; the next batch would rewrite it.
         await Promise.resolve();
       }
     }
@@ -333,44 +219,56 @@ export class Journal {
   }
 
   async #writeBatch(batch: Queued[]): Promise<void> {
-    const sync = batch.some((queued) => queued.sync !== 'none');
-    const file = sync ? this.#synced : this.#file;
-    if (!file) throw new AppError('unavailable', 'the journal of processes is closed');
-    const text = batch.map((queued) => queued.text).join('');
-    // Where the file grows, what was not synced before may be zeros after a power cut, without its line break.
-    const bytes = Buffer.from(sync ? `\n${text}` : text);
-    const from = this.#end;
-    // The memory is ahead of the batch, so a rewrite holds it already.
-    if (this.#damaged || from + bytes.length > this.#length) return this.compact();
-    this.#end += bytes.length;
-    for (let at = 0; at < bytes.length; ) {
-      at += (await file.write(bytes, at, bytes.length - at, from + at)).bytesWritten;
+    if (!this.#file) throw new AppError('unavailable', 'the journal of processes is closed');
+    const bytes = Buffer.from(textOf(batch.map(({ line }) => line)));
+    // The memory has the batch, so a rewrite holds it already.
+    if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
+    this.#size += bytes.length;
+    for (let at = 0; at < bytes.length; ) at += (await this.#file.write(bytes, at)).bytesWritten;
+    if (batch.some(({ durable }) => durable)) await this.#file.datasync();
+  }
+
+  /** Replaces the file by one that holds only what still matters. */
+  async #rewrite(): Promise<void> {
+    const path = join(this.#directory, 'journal');
+    const bytes = Buffer.from(textOf(this.#snapshot()));
+    const file = await open(`${path}.new`, 'w', 0o600);
+    try {
+      await file.writeFile(bytes);
+      await file.sync();
+      await rename(`${path}.new`, path);
+      await syncDirectory(this.#directory);
+    } catch (error) {
+      await file.close();
+      throw error;
     }
-    if (batch.some((queued) => queued.sync === 'all')) await file.datasync();
+    await this.#closeFile().catch(() => {});
+    this.#file = file;
+    this.#damaged = false;
+    this.#size = bytes.length;
+    this.#mostSize = bytes.length + Math.min(Math.max(leastGrowth, 3 * bytes.length), mostGrowth);
+  }
+
+  #snapshot(): Line[] {
+    const oldest = now() - this.#seenMs;
+    const lines: Line[] = [{ t: 'journal', id: this.id, version }];
+    for (const [id, at] of this.#forgotten) {
+      if (at < oldest) this.#forgotten.delete(id);
+      else lines.push({ t: 'forgotten', id, at });
+    }
+    for (const [id, { accepted_at, terminal, started, exit }] of this.entries) {
+      lines.push({ t: 'accepted', id, at: accepted_at, ...(terminal && { terminal }) });
+      if (started) lines.push({ t: 'started', id, ...started });
+      if (exit) lines.push({ t: 'end', id, exit });
+    }
+    return lines;
+  }
+
+  async #closeFile(): Promise<void> {
+    const file = this.#file;
+    this.#file = undefined;
+    await file?.close();
   }
 }
 
-function format(line: Line): string {
-  return `${JSON.stringify(line)}\n`;
-}
-
-function parse(text: string): Line | undefined {
-  try {
-    const value: unknown = JSON.parse(text);
-    return isLine(value) ? value : undefined;
-  } catch {
-    return undefined;
-  }
-}
-
-/** What a text begins with, if that is a journal that we can read. */
-function headOf(text: string): Head | undefined {
-  const head = parse(text.split('\n', 1)[0] ?? '');
-  return head?.t === 'journal' && head.version === version ? head : undefined;
-}
-
-/** We wrote the file ourselves: this catches torn lines, not forged ones. */
-function isLine(value: unknown): value is Line {
-  if (typeof value !== 'object' || value === null) return false;
-  return 't' in value && typeof value.t === 'string' && 'id' in value && typeof value.id === 'string';
-}
+const textOf = (lines: Line[]): string => lines.map((line) => `${JSON.stringify(line)}\n`).join('');

@@ -1,5 +1,5 @@
-// What a child gets as its first three files. Node's own stdio pipes are sockets: `echo >/dev/stderr` fails
-// on them, and bash takes a socket as its input for a remote login. So these are real pipes and a file.
+// What a command gets as its first three files: named pipes and a file. Node's own stdio pipes are sockets: on them
+// `echo >/dev/stderr` fails, and bash takes a socket as its input for a remote login.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
@@ -7,191 +7,87 @@ import { type FileHandle, mkdir, open, rm, unlink } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import { join } from 'node:path';
 import { AppError, errnoOf } from '../../shared/errors.ts';
-import { Pump } from './pump.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { OutputLog } from '../../shared/output.ts';
+import { Input } from './input.ts';
+import type { Plan } from './plan.ts';
+import { drain, Pump } from './pump.ts';
+import type { Stdio } from './running.ts';
 
-/** Names made by one call of mkfifo. */
+/** Names made by one call of mkfifo, a process: a name costs up to a millisecond on a disk, so names are used again. */
 const batch = 32;
 
-/** The pipes of one command, which nobody else has. */
-export interface Pipes {
-  /** Of standard output and error; /proc/PID/fd of whoever has them open shows the same. */
-  paths: string[];
-  /** Of standard input, where one was asked for. */
-  inputPath: string | undefined;
-  /** Nobody has read or written there yet. */
-  pumps: [stdout: Pump, stderr: Pump];
-  /** Our end of the input, to be closed by who takes them. */
-  input: number | undefined;
-  /** The command has its own ends, or never will: until then there is no end of its output. */
-  handedOver(): void;
-  /** They may serve another command: `free` when nobody writes there any more. */
-  giveBack(free: boolean): void;
-}
+/** Names of pipes that no process has open. */
+export class PipeNames {
+  readonly #directory: string;
+  /** Of this agent alone: what a spawner of an earlier one was asked for finds no pipe. */
+  readonly #prefix = randomUUID();
+  readonly #free: string[] = [];
+  #made = 0;
+  #refill: Promise<void> | undefined;
 
-export interface PipeSupply {
-  /** With `input` a third one, for input. `shared`: another user's command may want to open /dev/stderr too. */
-  take(input: boolean, shared: boolean): Promise<Pipes>;
-  close(): Promise<void>;
-}
-
-/** Two pipes, open at both ends. */
-interface Outputs {
-  paths: string[];
-  pumps: [Pump, Pump];
-  theirs: number[];
-}
-
-/** Keeps some named pipes: making one takes a process, which a command should not wait for. */
-export async function openPipeSupply(directory: string): Promise<PipeSupply> {
-  const ready: string[] = [];
-  let made = 0;
-  let refill: Promise<void> | undefined;
-  /** Those of the next command, which need not wait for them either. */
-  let ahead: Outputs | undefined;
-  let closed = false;
-  await rm(directory, { recursive: true, force: true });
-  await mkdir(directory, { mode: 0o700 });
-
-  async function more(): Promise<void> {
-    const paths = Array.from({ length: batch }, () => join(directory, String(made++)));
-    await mkfifo(paths);
-    ready.push(...paths);
+  /** In an empty directory. */
+  static async open(directory: string): Promise<PipeNames> {
+    await rm(directory, { recursive: true, force: true });
+    await mkdir(directory, { mode: 0o700 });
+    const names = new PipeNames(directory);
+    await names.#more();
+    return names;
   }
-  function refillOnce(): Promise<void> {
-    refill ??= more().finally(() => {
-      refill = undefined;
-    });
-    return refill;
-  }
-  await refillOnce();
-  openAhead();
 
-  /** One that nobody holds, of those there are. */
-  function next(): string | undefined {
+  private constructor(directory: string) {
+    this.#directory = directory;
+  }
+
+  async take(): Promise<string> {
     for (;;) {
-      const path = ready.shift();
-      if (path === undefined || isFree(path)) return path;
-      remove(path);
+      const path = this.#free.shift();
+      if (path === undefined) await this.#refillOnce();
+      else if (isFree(path)) return path;
+      else rmSync(path, { force: true });
     }
   }
 
-  async function some(count: number): Promise<string[]> {
-    const taken: string[] = [];
-    try {
-      while (taken.length < count) {
-        const path = next();
-        if (path === undefined) await refillOnce();
-        else taken.push(path);
-      }
-    } catch (error) {
-      ready.push(...taken);
-      throw error;
-    }
-    return taken;
+  #refillOnce(): Promise<void> {
+    this.#refill ??= this.#more().finally(() => {
+      this.#refill = undefined;
+    });
+    return this.#refill;
   }
 
-  /** While a command runs, the agent has nothing to do for it. Where it fails, the next one tries again and is told. */
-  function openAhead(): void {
-    if (ahead || closed) return;
-    const paths: string[] = [];
-    try {
-      for (let path = next(); path !== undefined; path = next()) {
-        paths.push(path);
-        if (paths.length < 2) continue;
-        ahead = openOutputs(paths);
-        return;
-      }
-    } catch {
-      // Too many files are open, or the disk fails.
-    }
-    ready.push(...paths);
+  /** Those of an ended command. */
+  giveBack(paths: readonly string[]): void {
+    this.#free.push(...paths);
   }
 
-  async function outputs(): Promise<Outputs> {
-    const found = ahead;
-    ahead = undefined;
-    if (found) return found;
-    const paths = await some(2);
-    try {
-      return openOutputs(paths);
-    } catch (error) {
-      ready.push(...paths);
-      throw error;
-    }
+  async close(): Promise<void> {
+    await this.#refill?.catch(() => {});
+    await rm(this.#directory, { recursive: true, force: true });
   }
 
-  function giveBack(paths: string[], free: boolean): void {
-    if (free) ready.push(...paths);
-    else for (const path of paths) remove(path);
+  async #more(): Promise<void> {
+    const name = (): string => join(this.#directory, `${this.#prefix}-${this.#made++}`);
+    const paths = Array.from({ length: batch }, name);
+    await mkfifo(paths);
+    this.#free.push(...paths);
   }
-
-  return {
-    async take(input, shared) {
-      const [inputPath] = input ? await some(1) : [];
-      let taken: Outputs | undefined;
-      try {
-        taken = await outputs();
-        const { paths, pumps, theirs } = taken;
-        if (shared) for (const path of paths) chmodSync(path, 0o622);
-        const inputs = inputPath === undefined ? undefined : openInputPipe(inputPath, shared);
-        if (inputs) theirs.push(inputs.theirs);
-        return {
-          paths,
-          inputPath,
-          pumps,
-          input: inputs?.ours,
-          handedOver() {
-            for (const fd of theirs.splice(0)) closeSync(fd);
-            openAhead();
-          },
-          giveBack(free) {
-            giveBack(paths, free);
-            // Who holds only this one shows nowhere, and would take the input of the next command.
-            if (inputPath) remove(inputPath);
-          },
-        };
-      } catch (error) {
-        if (inputPath) remove(inputPath);
-        if (taken) {
-          drop(taken);
-          giveBack(taken.paths, false);
-        }
-        throw error;
-      }
-    },
-    async close() {
-      closed = true;
-      if (ahead) drop(ahead);
-      ahead = undefined;
-      await refill?.catch(() => {});
-      await rm(directory, { recursive: true, force: true });
-    },
-  };
 }
 
-/** Something that a command has left could take what the next one writes, or write there itself. */
+/** A process that a command has left could take what the next one writes, or write there itself. */
 function isFree(path: string): boolean {
-  const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
   try {
-    // With nobody at the other end it is at its end (pipe(7)).
-    if (readSync(reader, Buffer.alloc(1)) > 0) return false;
-  } catch (error) {
-    if (errnoOf(error) === 'EAGAIN') return false;
-    throw error;
-  } finally {
-    closeSync(reader);
-  }
-  return !hasReader(path);
-}
-
-function hasReader(path: string): boolean {
-  try {
+    const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
+    try {
+      // EAGAIN unless nobody has it open for writing (pipe(7)).
+      if (readSync(reader, Buffer.alloc(1)) > 0) return false;
+    } finally {
+      closeSync(reader);
+    }
     closeSync(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK));
-    return true;
+    return false;
   } catch (error) {
     // Nobody has it open for reading (fifo(7)).
-    if (errnoOf(error) === 'ENXIO') return false;
-    throw error;
+    return errnoOf(error) === 'ENXIO';
   }
 }
 
@@ -207,19 +103,101 @@ function mkfifo(paths: string[]): Promise<void> {
   });
 }
 
-/** Ours do not wait for the other end; the child's do not either, for ours are there. */
-function openOutputs(paths: string[]): Outputs {
-  const pumps: Pump[] = [];
-  const theirs: number[] = [];
-  try {
-    for (const path of paths) pumps.push(pumpOf(path));
-    for (const path of paths) theirs.push(openSync(path, constants.O_WRONLY));
-    const [out, err] = pumps;
-    if (!out || !err) throw new Error('a command has two outputs');
-    return { paths, pumps: [out, err], theirs };
-  } catch (error) {
-    drop({ pumps, theirs });
-    throw error;
+export interface PipedOptions {
+  id: string;
+  plan: Plan;
+  names: PipeNames;
+  /** The whole input, which ends by itself, or none. */
+  whole: FileHandle | undefined;
+  /** The begin of an input that stays open. */
+  first: Uint8Array | undefined;
+  stdout: OutputLog;
+  stderr: OutputLog;
+  log: Logger;
+}
+
+/** The first three files of a command: outputs that go into its logs, and an input. */
+export class Piped implements Stdio {
+  readonly request: Stdio['request'];
+  readonly links: string[];
+  /** Only where it stays open. */
+  readonly input: Input | undefined;
+  readonly #names: PipeNames;
+  /** Another user might open its pipes again by their names in /proc. */
+  readonly #foreign: boolean;
+  readonly #outputs: OutputLog[];
+  readonly #pumps: Pump[] = [];
+  readonly #whole: FileHandle | undefined;
+  /** The command's ends. While the agent has them open too, its own are not at their end. */
+  readonly #theirs: number[] = [];
+
+  static async open(options: PipedOptions): Promise<Piped> {
+    const { names, first } = options;
+    const [out, err] = [await names.take(), await names.take()];
+    return new Piped(options, out, err, first && (await names.take()));
+  }
+
+  private constructor(options: PipedOptions, out: string, err: string, input: string | undefined) {
+    const { id, plan, whole, first, stdout, stderr, log } = options;
+    this.#outputs = [stdout, stderr];
+    this.#names = options.names;
+    this.#foreign = plan.foreign;
+    this.#whole = whole;
+    this.links = input === undefined ? [out, err] : [out, err, input];
+    // A file without a name is found through the agent.
+    const stdin = whole ? `/proc/${process.pid}/fd/${whole.fd}` : input;
+    this.request = { file: plan.file, args: plan.args, stdin, stdout: out, stderr: err };
+    try {
+      for (const path of [out, err]) {
+        // /dev/stderr is opened by its name, also as another user.
+        if (plan.foreign) chmodSync(path, 0o622);
+        const pipe = pumpOf(path).into(path === out ? stdout : stderr, id, log);
+        this.#pumps.push(pipe);
+        this.#theirs.push(openSync(path, constants.O_WRONLY));
+      }
+      if (input !== undefined) this.input = new Input(this.#openInput(input, plan.foreign), first);
+    } catch (error) {
+      this.#closeTheirs();
+      this.close();
+      throw error;
+    }
+  }
+
+  async handedOver(): Promise<void> {
+    this.#closeTheirs();
+    await this.#whole?.close();
+  }
+
+  async drain(ms: number): Promise<void> {
+    // What is still in the pipes is small.
+    for (const output of this.#outputs) output.release();
+    await drain(this.#pumps, ms);
+  }
+
+  close(): void {
+    const clean = this.#pumps.length === 2 && this.#pumps.every(({ ended }) => ended) && !this.#foreign;
+    for (const pump of this.#pumps) pump.cut();
+    this.input?.close();
+    const [out = '', err = '', ...input] = this.links;
+    if (clean) this.#names.giveBack([out, err]);
+    for (const path of clean ? input : this.links) rmSync(path, { force: true });
+  }
+
+  #closeTheirs(): void {
+    for (const fd of this.#theirs.splice(0)) closeSync(fd);
+  }
+
+  /** The end that writes can be opened only while one reads. */
+  #openInput(path: string, shared: boolean): number {
+    if (shared) chmodSync(path, 0o644);
+    const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
+    try {
+      const writer = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
+      this.#theirs.push(openSync(path, constants.O_RDONLY));
+      return writer;
+    } finally {
+      closeSync(reader);
+    }
   }
 }
 
@@ -230,36 +208,6 @@ function pumpOf(path: string): Pump {
   } catch (error) {
     closeSync(fd);
     throw error;
-  }
-}
-
-function drop({ pumps, theirs }: { pumps: Pump[]; theirs: number[] }): void {
-  for (const pump of pumps) pump.cut();
-  for (const fd of theirs) closeSync(fd);
-}
-
-/** A name that stays all the same is not used again. */
-function remove(path: string): void {
-  try {
-    rmSync(path, { force: true });
-  } catch {
-    // The disk cannot be written.
-  }
-}
-
-/** The end that writes can be opened only while one reads. */
-function openInputPipe(path: string, shared: boolean): { ours: number; theirs: number } {
-  if (shared) chmodSync(path, 0o644);
-  const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
-  let ours: number | undefined;
-  try {
-    ours = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
-    return { ours, theirs: openSync(path, constants.O_RDONLY) };
-  } catch (error) {
-    if (ours !== undefined) closeSync(ours);
-    throw error;
-  } finally {
-    closeSync(reader);
   }
 }
 
@@ -283,7 +231,7 @@ async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
     const reader = await open(path, 'r');
     await unlink(path);
     await writer.writeFile(bytes);
-    // Only who holds it can reach it now, and that may be another user.
+    // Only a process that has it can reach it now, and that may be another user's.
     await writer.chmod(0o444);
     return reader;
   } finally {

@@ -1,12 +1,9 @@
 // From what was asked to what is started: who, where, with which environment, and why it could not be.
-import { closeSync, constants, readdirSync, readFileSync } from 'node:fs';
-import { access, stat } from 'node:fs/promises';
+import { access, constants, stat } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { TerminalSpec__Output } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
-import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
-import type { Logger } from '../../shared/logger.ts';
 import { type Account, accountNamed, ownAccount } from './users.ts';
 
 /** The variable that marks every process of a command, for the kill of its whole tree. */
@@ -146,16 +143,8 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
 
 /** Accounts of services often name a home that does not exist. */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  const seenAt = seenHomes.get(home);
-  if (seenAt !== undefined && monotonic() - seenAt < seenHomeMs) return home;
-  if (await badDirectory(home)) return '/';
-  seenHomes.set(home, monotonic());
-  return home;
+  return (await badDirectory(home)) ? '/' : home;
 }
-
-/** Looking costs as much as many a command; one that went meanwhile fails with a clear reason. */
-const seenHomeMs = 1_000;
-const seenHomes = new Map<string, number>();
 
 function place(cwd: string, home: string): string {
   return resolve(home, cwd === '~' || cwd.startsWith('~/') ? `.${cwd.slice(1)}` : cwd);
@@ -177,34 +166,6 @@ function environment(id: string, account: Account, wanted: Record<string, string
     ...wanted,
     [marker]: id,
   };
-}
-
-/**
- * Node opens everything close-on-exec, so what is not came from whoever started the agent. Every command
- * would inherit it: it is closed.
- */
-export function closeInherited(log: Logger): void {
-  // Later there are terminals of ours among them.
-  if (inheritedClosed) return;
-  inheritedClosed = true;
-  for (const fd of readdirSync('/proc/self/fd').map(Number)) {
-    if (fd > 2 && inheritable(fd)) {
-      closeSync(fd);
-      log.debug({ fd }, 'closed a file that the agent had inherited');
-    }
-  }
-}
-
-let inheritedClosed = false;
-
-function inheritable(fd: number): boolean {
-  try {
-    const flags = /^flags:\s+(\d+)/m.exec(readFileSync(`/proc/self/fdinfo/${fd}`, 'latin1'))?.[1] ?? '';
-    return flags !== '' && (Number.parseInt(flags, 8) & 0o2000000) === 0;
-  } catch {
-    // The listing's own, closed by now.
-    return false;
-  }
 }
 
 /** Why the spawner could not start it, in words for the user. */

@@ -2,64 +2,55 @@
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { census, type Leader, type Process, type Seen, statNow } from './census.ts';
-import { killByCgroup } from './cgroup.ts';
-
-// A cgroup per command would be exact, but moving a fresh process into one holds up every fork and exit for
-// a kernel grace period: 10 ms a command measured, five times the command. So members are searched when a
-// kill is due; one cgroup for all commands tells of those that have cleared every trace of whose they are.
+import { type Cgroups, killByCgroup } from './cgroup.ts';
 
 /** What ends a process that means well. */
-export type Ending = 'SIGTERM' | 'SIGHUP';
+export type FirstSignal = 'SIGTERM' | 'SIGHUP';
 
-/** Tells of processes that show neither mark nor kin whether they belong to what is killed. */
-export interface Claim {
-  /** Everything that any command has started and that still lives. */
-  pids(): Promise<ReadonlySet<number>>;
-  /** Asked of these only; `others`: the rest of them that are known to be of somebody else, or of nobody. */
-  mine(one: Leader, others: readonly Leader[]): boolean;
+export interface TreeOptions {
+  /** Values of the marker in the environment: ids of commands and terminals, or the marks of spawners. */
+  marks: readonly string[];
+  /** Their output pipes or terminals, as /proc shows them. */
+  links?: readonly string[];
+  /** Their first processes. */
+  leaders?: readonly Leader[];
+  /** Where each has a cgroup. */
+  cgroups?: Cgroups | undefined;
 }
 
-/** The processes of a command or several, as far as /proc tells; it remembers who belonged to it once. */
+/** The processes of a command or several; it remembers who belonged to it once. */
 export class Tree {
-  readonly ids: ReadonlySet<string>;
+  readonly marks: ReadonlySet<string>;
   readonly #links: ReadonlySet<string>;
+  readonly #cgroups: Cgroups | undefined;
   readonly #known = new Map<number, string>();
   readonly #sessions = new Map<number, string>();
-  readonly #claim: Claim | undefined;
 
-  /** `leaders`: the first processes of the commands. `links`: their output pipes, as /proc shows them. */
-  constructor(
-    ids: readonly string[],
-    links: readonly string[],
-    leaders: readonly Leader[] = [],
-    claim?: Claim,
-  ) {
-    this.#claim = claim;
+  constructor({ marks, links = [], leaders = [], cgroups }: TreeOptions) {
     // Processes without a mark or a link must never match: that would be the whole machine.
-    this.ids = new Set(ids.filter((id) => id !== ''));
+    this.marks = new Set(marks.filter((mark) => mark !== ''));
     this.#links = new Set(links.filter((link) => link !== ''));
+    this.#cgroups = cgroups;
     for (const leader of leaders) this.#learn({ ...leader, session: leader.pid });
   }
 
-  /** Who is alive now: marked, or related to a member by birth, session or our pipes. Never we or init. */
+  /** Who is alive now: in their cgroups, marked, or related to a member by birth, session or pipes. Never the agent or init. */
   async members(): Promise<Process[]> {
     const all = await census();
+    const held = await this.#held();
     const byPid = new Map(all.map((one) => [one.pid, one]));
     for (const [session, start] of this.#sessions) {
       const leader = byPid.get(session);
       if (leader && leader.start !== start) this.#sessions.delete(session);
     }
-    const born = (await this.#claim?.pids()) ?? new Set();
     this.#spread(all, byPid);
-    for (const one of all) if (!this.#has(one) && this.#shows(one)) this.#learn(one);
-    this.#spread(all, byPid);
-    this.#claimHidden(all.filter((one) => one.alive && born.has(one.pid) && !this.#has(one)));
+    for (const one of all) if (held.has(one.pid) || this.#shows(one)) this.#learn(one);
     this.#spread(all, byPid);
     return all.filter((one) => one.alive && this.#has(one));
   }
 
   /** Sends to whole groups where they are surely ours (nothing forks past that); returns whom we may not signal. */
-  signal(members: Process[], name: Ending | 'SIGCONT' | 'SIGKILL'): number[] {
+  signal(members: Process[], name: FirstSignal | 'SIGCONT' | 'SIGKILL'): number[] {
     const groups = new Set<number>();
     const refused: number[] = [];
     for (const { pid, group, session } of members) {
@@ -94,14 +85,13 @@ export class Tree {
   }
 
   #shows({ mark, links }: Seen): boolean {
-    return (mark !== undefined && this.ids.has(mark)) || links.some((link) => this.#links.has(link));
+    return (mark !== undefined && this.marks.has(mark)) || links.some((link) => this.#links.has(link));
   }
 
-  /** Those that have cleared or overwritten their environment, left their session and closed their files. */
-  #claimHidden(strangers: readonly Seen[]): void {
-    for (const one of strangers) {
-      if (one.mark === undefined && this.#claim?.mine(one, strangers)) this.#learn(one);
-    }
+  async #held(): Promise<Set<number>> {
+    const cgroups = this.#cgroups;
+    if (!cgroups) return new Set();
+    return new Set((await Promise.all([...this.marks].map((mark) => cgroups.members(mark)))).flat());
   }
 }
 
@@ -113,7 +103,7 @@ export async function killTree(
   tree: Tree,
   hurry: AbortSignal,
   killForMs: number,
-  first: Ending | 'SIGKILL' = 'SIGTERM',
+  first: FirstSignal | 'SIGKILL' = 'SIGTERM',
 ): Promise<number> {
   let left = await tree.members();
   tree.signal(left, first);
@@ -127,7 +117,7 @@ export async function killTree(
     left = await tree.members();
     if (left.length === 0 && (await gone(tree))) return 0;
     const refused = tree.signal(left, 'SIGKILL');
-    if (refused.length > 0) await killByCgroup(`farhand-${[...tree.ids].join('-').slice(0, 100)}`, refused);
+    if (refused.length > 0) await killByCgroup(`farhand-${[...tree.marks].join('-').slice(0, 100)}`, refused);
   }
   return (await tree.members()).length;
 }

@@ -1,4 +1,4 @@
-// What is not ours and not JavaScript: Node and the addons, for this kind of machine or another.
+// What is not ours and not JavaScript: Node and the addon, for this kind of machine or another.
 import { createHash } from 'node:crypto';
 import { constants, copyFileSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
@@ -19,11 +19,10 @@ export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
 }
 
-/** What an agent starts programs and opens terminals with. */
-export async function addAddons(folder: string, arch: Arch): Promise<void> {
-  for (const name of [`@koromix/koffi-linux-${arch}`, `@lydell/node-pty-linux-${arch}`]) {
-    cpSync(await libraryOf(name), join(folder, 'node_modules', name), { recursive: true });
-  }
+/** What an agent opens terminals with. */
+export async function addAddon(folder: string, arch: Arch): Promise<void> {
+  const name = `@lydell/node-pty-linux-${arch}`;
+  cpSync(await libraryOf(name), join(folder, 'node_modules', name), { recursive: true });
 }
 
 /** The directory of a library: installed, or fetched once for a machine that is not like this one. */

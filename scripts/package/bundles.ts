@@ -16,6 +16,8 @@ const entries = {
   farhand: 'broker/cli/main.ts',
 };
 export type Entry = keyof typeof entries;
+/** What an agent runs as a process of its own. */
+const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 
 /** CommonJS libraries look for their protos at `../../proto` of themselves: that becomes proto/ beside lib/. */
 const banner = `import { createRequire as requireFrom } from 'node:module';
@@ -70,7 +72,10 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
   const { metafile } = await build({
     ...shape,
     plugins: [oneLanguage, routesAsData, terminalsLater],
-    entryPoints: Object.fromEntries(names.map((name) => [name, entries[name]])),
+    entryPoints: {
+      ...Object.fromEntries(names.map((name) => [name, entries[name]])),
+      ...(names.includes('farhand-agent') && spawner),
+    },
     outdir: join(folder, 'lib'),
     chunkNames: 'part-[hash]',
     splitting: true,

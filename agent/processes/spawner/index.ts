@@ -1,148 +1,227 @@
-// The spawners of an agent: one, after its death another, and more beside it where it hangs. Where the agent may become
-// other users and nothing else can do that for it, there are others for those.
+// The agent's side of the spawner: one process, after its death another, and a stand-in where it hangs.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { after, monotonic } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
+import { compileCache, spawnerProgram } from '../../../shared/home.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import type { Births } from '../births.ts';
-import type { Promises } from '../promises.ts';
+import type { Leader } from '../census.ts';
+import { marker } from '../plan.ts';
 import { killTree, Tree } from '../tree.ts';
-import { type Child, SpawnerDied, type SpawnerOptions, SpawnerProcess } from './process.ts';
-import type { SpawnRequest } from './program.ts';
+import type { Exited, SpawnReport, SpawnRequest } from './main.ts';
 
-/** A program on a disk that does not answer holds up its spawner: for others there is the next one. */
-const most = 4;
-/** How long KILL is repeated for what a dead one left half started. */
-const killForMs = 5_000;
+/** The first process of a command or terminal, a child of the spawner. */
+export interface Child extends Leader {
+  /** Undefined when the spawner died before it. */
+  exited: Promise<Exited | undefined>;
+}
+
+/** The process did not start; `errno` names the error. */
+export class SpawnFailed extends Error {
+  override readonly name = 'SpawnFailed';
+  readonly errno: string;
+
+  constructor(errno: string) {
+    super(errno);
+    this.errno = errno;
+  }
+}
+
+/** The spawner died; the process may have started. */
+export class SpawnerDied extends Error {
+  override readonly name = 'SpawnerDied';
+}
 
 export interface SpawnersOptions {
-  /** A start that takes longer hangs. */
+  /** After how many milliseconds a start counts as hung. */
   lateMs: number;
-  births: Births | undefined;
-  /** For one of them each. */
-  promises(nth: number): Promises;
+  /** Where spawners give each process tree a cgroup of its own. */
+  cgroup: string | undefined;
   log: Logger;
 }
 
-export class Spawners {
-  readonly #own: readonly Place[];
-  /** For commands that become other users as they are forked. */
-  readonly #forking: readonly Place[];
+/** A program on a disk that does not answer holds up its spawner; the next one starts what comes later. */
+const most = 3;
+/** Little room for garbage and no threads to collect it. */
+const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--disable-warning=ExperimentalWarning'];
+const startMs = 30_000;
+/** How long KILL is repeated for what a dead spawner left half started. */
+const killForMs = 5_000;
 
-  /** `name`: the same for all agents of a data directory, and for nobody else. */
-  constructor(name: string, { births, promises, ...options }: SpawnersOptions) {
-    this.#own = marksOfKind(name, false).map((mark, nth) => {
-      return new Place(mark, { ...options, forking: false, promises: promises(nth) }, births);
-    });
-    this.#forking = marksOfKind(name, true).map((mark) => {
-      return new Place(mark, { ...options, forking: true, promises: undefined }, births);
-    });
+/** Values of the marker in spawners of that name, no command's id: what they fork has it until it is the program. */
+export function marksOf(name: string): string[] {
+  return Array.from({ length: most }, (_, nth) => `spawner:${name}:${nth}`);
+}
+
+export class Spawners {
+  readonly #marks: string[];
+  readonly #options: SpawnersOptions;
+  /** By their marks; a dead one until nothing is left that it has started. */
+  readonly #spawners = new Map<string, SpawnerProcess>();
+  #starting: Promise<void> | undefined;
+
+  /** `name`: the same for all agents of a data directory, and for no other. */
+  constructor(name: string, options: SpawnersOptions) {
+    this.#marks = marksOf(name);
+    this.#options = options;
   }
 
   get pids(): number[] {
-    return [...this.#own, ...this.#forking].flatMap(({ pid }) => pid ?? []);
+    return [...this.#spawners.values()].flatMap(({ pid }) => pid ?? []);
   }
 
-  /** Resolves when one can be asked for this. Rejects with unavailable. */
-  async ready(ids: SpawnRequest['ids']): Promise<void> {
-    const places = this.#for(ids);
-    if (prompt(places)) return;
-    // One that died while it hung is over only when what it was starting is.
-    const free = places.find(({ living }) => !living) ?? places.find(({ living }) => !living?.connected);
-    // Where all hang, waiting is all that is left.
-    if (free) await free.start();
-  }
-
-  /** Whether the one that would be asked in this very turn can keep a promise before it starts something. */
-  keeps(ids: SpawnRequest['ids']): boolean {
-    return prompt(this.#for(ids))?.keeps ?? false;
-  }
-
-  /** Asks in this very turn; rejects with SpawnFailed, Unkept or SpawnerDied. `promise`: as it keeps one, a line. */
-  spawn(request: SpawnRequest, promise?: string): Promise<Child> {
-    const places = this.#for(request.ids);
-    const one = prompt(places) ?? places.find(({ living }) => living?.connected)?.living;
-    return one?.spawn(request, promise) ?? Promise.reject(new SpawnerDied());
-  }
-
-  async stop(): Promise<void> {
-    await Promise.all([...this.#own, ...this.#forking].map((place) => place.stop()));
-  }
-
-  #for(ids: SpawnRequest['ids']): readonly Place[] {
-    return ids ? this.#forking : this.#own;
-  }
-}
-
-/** The first that can be asked and does not hang. */
-function prompt(places: readonly Place[]): SpawnerProcess | undefined {
-  return places.find(({ living }) => living?.connected && !living.hangs)?.living;
-}
-
-/** In the environments of spawners of that name, whatever agent had them. No id of a command has a colon. */
-export function marksOf(name: string): string[] {
-  return [...marksOfKind(name, false), ...marksOfKind(name, true)];
-}
-
-function marksOfKind(name: string, forking: boolean): string[] {
-  const kind = forking ? 'forking-spawner' : 'spawner';
-  return Array.from({ length: most }, (_, n) => `${kind}:${name}:${n}`);
-}
-
-/** Where there is one spawner, or none, or after its death another. */
-class Place {
-  /** What they fork has it until it becomes the command. */
-  readonly mark: string;
-  living: SpawnerProcess | undefined;
-  pid: number | undefined;
-  readonly #options: SpawnerOptions;
-  readonly #births: Births | undefined;
-  #starting: Promise<void> | undefined;
-  /** What a dead one forked may not have become its command yet: until that is gone none follows. */
-  #cleared: Promise<unknown> = Promise.resolve();
-
-  constructor(mark: string, options: SpawnerOptions, births: Births | undefined) {
-    this.mark = mark;
-    this.#options = options;
-    this.#births = births;
-  }
-
-  start(): Promise<void> {
-    this.#starting ??= this.#begin().finally(() => {
+  /** Resolves when one can start a process; rejects with unavailable. */
+  async ready(): Promise<void> {
+    if (this.#prompt()) return;
+    this.#starting ??= this.#start().finally(() => {
       this.#starting = undefined;
     });
-    return this.#starting;
+    await this.#starting;
+  }
+
+  /** Sends the request before it returns; rejects with SpawnFailed or SpawnerDied. */
+  spawn(request: SpawnRequest): Promise<Child> {
+    const spawner = this.#prompt() ?? this.#connected()[0];
+    return spawner ? spawner.spawn(request) : Promise.reject(new SpawnerDied());
   }
 
   async stop(): Promise<void> {
     await this.#starting?.catch(() => undefined);
-    await this.living?.stop();
-    await this.#cleared;
+    await Promise.all([...this.#spawners.values()].map((spawner) => spawner.stop()));
   }
 
-  async #begin(): Promise<void> {
+  #connected(): SpawnerProcess[] {
+    return [...this.#spawners.values()].filter(({ connected }) => connected);
+  }
+
+  #prompt(): SpawnerProcess | undefined {
+    return this.#connected().find(({ hangs }) => !hangs);
+  }
+
+  async #start(): Promise<void> {
+    const mark = this.#marks.find((one) => !this.#spawners.has(one));
+    if (mark === undefined) {
+      // Where all hang, waiting for one of them is all that is left.
+      if (this.#connected().length > 0) return;
+      await Promise.race([...this.#spawners.values()].map(({ ended }) => ended));
+      return this.#start();
+    }
     try {
-      // One that no longer speaks is being killed: what it leaves bears the mark of the next one, too.
-      await this.living?.ended;
-      await this.#cleared;
-      await this.#options.promises?.open();
-      const started = new SpawnerProcess(this.mark, this.#options);
-      this.pid = started.pid;
-      await started.ready();
-      await this.#births?.enter(started.pid);
-      this.living = started;
-      void started.ended.then((asked) => this.#over(asked));
+      const spawner = new SpawnerProcess(mark, this.#options);
+      this.#spawners.set(mark, spawner);
+      void spawner.ended.then(() => this.#spawners.delete(mark));
+      await spawner.ready();
     } catch (cause) {
-      this.pid = undefined;
       throw new AppError('unavailable', 'the spawner of commands could not be started', {}, { cause });
     }
   }
+}
 
-  #over(asked: boolean): void {
-    this.living = undefined;
-    this.pid = undefined;
-    if (asked) return;
+interface Requested {
+  /** When it was sent (monotonic); undefined once it has started. */
+  since: number | undefined;
+  started: PromiseWithResolvers<Child>;
+  exited: PromiseWithResolvers<Exited | undefined>;
+}
+
+class SpawnerProcess {
+  /** Resolves when it is gone, all its reports were read, and nothing is left half started. Never rejects. */
+  readonly ended: Promise<void>;
+  readonly #mark: string;
+  readonly #child: ChildProcess;
+  readonly #options: SpawnersOptions;
+  readonly #ready = Promise.withResolvers<void>();
+  /** Oldest first. */
+  readonly #requested = new Map<string, Requested>();
+  #isReady = false;
+  #stopped = false;
+
+  constructor(mark: string, options: SpawnersOptions) {
+    this.#mark = mark;
+    this.#options = options;
+    // Node copies its own NODE_V8_COVERAGE unless there is one.
+    const env = { [marker]: mark, NODE_V8_COVERAGE: undefined, NODE_COMPILE_CACHE: compileCache };
+    this.#child = spawn(process.execPath, [...flags, spawnerProgram, options.cgroup ?? ''], {
+      cwd: '/',
+      env,
+      stdio: ['ignore', 'ignore', 'inherit', 'ipc'],
+      detached: true,
+    });
+    const over = (): Promise<void> => this.#over();
+    this.ended = once(this.#child, 'close').then(over, over);
+    this.#child.on('error', (error) => this.#ready.reject(error));
+    // A spawner that the agent no longer hears must not start anything.
+    this.#child.once('disconnect', () => this.#child.kill('SIGKILL'));
+    // Nobody else has the other end of the channel.
+    this.#child.on('message', (report) => this.#take(report as SpawnReport));
+  }
+
+  get pid(): number | undefined {
+    return this.#child.pid;
+  }
+
+  get connected(): boolean {
+    const { connected, exitCode, signalCode } = this.#child;
+    return this.#isReady && connected && exitCode === null && signalCode === null;
+  }
+
+  /** Whether its oldest start takes too long; it can begin no other meanwhile. */
+  get hangs(): boolean {
+    const oldest = [...this.#requested.values()].find(({ since }) => since !== undefined);
+    return monotonic() - (oldest?.since ?? monotonic()) >= this.#options.lateMs;
+  }
+
+  /** Rejects when it ends before that. */
+  async ready(): Promise<void> {
+    const cancel = after(startMs, () => this.#child.kill('SIGKILL'));
+    await this.#ready.promise.finally(cancel);
+  }
+
+  spawn(request: SpawnRequest): Promise<Child> {
+    const started = Promise.withResolvers<Child>();
+    this.#requested.set(request.id, { since: monotonic(), started, exited: Promise.withResolvers() });
+    // Whether it arrived shows in the reports, or in their end.
+    this.#child.send(request, () => {});
+    return started.promise;
+  }
+
+  async stop(): Promise<void> {
+    this.#stopped = true;
+    this.#child.kill('SIGKILL');
+    await this.ended;
+  }
+
+  #take(report: SpawnReport): void {
+    if ('ready' in report) {
+      this.#isReady = true;
+      this.#ready.resolve();
+      return;
+    }
+    const requested = this.#requested.get(report.id);
+    if (!requested) return;
+    if ('pid' in report) {
+      requested.since = undefined;
+      const { pid, start } = report;
+      requested.started.resolve({ pid, start, exited: requested.exited.promise });
+      return;
+    }
+    this.#requested.delete(report.id);
+    if ('errno' in report) requested.started.reject(new SpawnFailed(report.errno));
+    else requested.exited.resolve({ code: report.code, signal: report.signal });
+  }
+
+  async #over(): Promise<void> {
+    this.#ready.reject(new SpawnerDied());
+    for (const { started, exited } of this.#requested.values()) {
+      started.reject(new SpawnerDied());
+      exited.resolve(undefined);
+    }
+    this.#requested.clear();
+    if (this.#stopped) return;
     const { log } = this.#options;
     log.error('a spawner died; commands that it ran are lost');
-    this.#cleared = killTree(new Tree([this.mark], []), AbortSignal.abort(), killForMs).catch(
+    // What it forked has its mark until it is the program.
+    await killTree(new Tree({ marks: [this.#mark] }), AbortSignal.abort(), killForMs).catch(
       (error: unknown) => log.error({ err: error }, 'what a spawner left could not be killed'),
     );
   }

@@ -5,7 +5,7 @@ import { AppError } from '../../../shared/errors.ts';
 import { terminalReplayBytes } from '../../../shared/limits.ts';
 import type { Place, Wake } from '../../../shared/pace.ts';
 import { isSignal } from '../../../shared/signals.ts';
-import type { Run } from '../run.ts';
+import type { Running } from '../running.ts';
 import { signalForeground } from '../tree.ts';
 import type { Pty } from './pty.ts';
 import { checkedSize, type Size } from './pty.ts';
@@ -27,8 +27,8 @@ export interface Watched {
   readonly output: Scrollback;
   readonly size: Size;
   readonly pty?: Pty;
-  readonly run?: Run;
-  readonly exit?: object;
+  readonly running: Running | undefined;
+  readonly exit: object | undefined;
   resize(size: Size, by: Client): void;
 }
 
@@ -148,8 +148,8 @@ export class Client {
 
   #signal(name: string): void {
     if (!isSignal(name)) throw new AppError('invalid_request', `no signal that may be sent: ${name}`);
-    const { run, exit } = this.#terminal;
-    // Nobody in the foreground is nobody to tell.
-    if (run && !exit) signalForeground(run, name);
+    const { running } = this.#terminal;
+    // Without a process in the foreground there is nothing to signal.
+    if (running) signalForeground(running, name);
   }
 }

@@ -9,9 +9,8 @@ import type { TerminalSpec__Output } from '../../../proto/types/farhand/agent/v1
 import { AppError, fromErrno } from '../../../shared/errors.ts';
 import { type AgentCall, gaveUp } from '../../../shared/rpc.ts';
 import { leaving } from '../follow.ts';
-import type { Entry } from '../journal.ts';
 import { terminalPlan } from '../plan.ts';
-import { type Parts, type Prepared, Room } from '../room.ts';
+import { type Parts, type Prepared, ProcessTable } from '../table.ts';
 import type { Client } from './client.ts';
 import { checkedSize, Pty, type PtyMaker } from './pty.ts';
 import { Terminal } from './terminal.ts';
@@ -24,21 +23,21 @@ interface TerminalParts extends Parts {
 type Requests = AsyncIterable<AttachTerminalRequest__Output>;
 
 export class Terminals {
-  readonly room: Room<Terminal>;
+  readonly table: ProcessTable<Terminal>;
   readonly #parts: TerminalParts;
 
-  /** `left`: what earlier agents opened, all of it over. */
-  constructor(parts: TerminalParts, left: ReadonlyMap<string, Entry>) {
+  /** With those of earlier agents, all of which are over. */
+  constructor(parts: TerminalParts) {
     this.#parts = parts;
     const kind = {
       name: 'terminal',
       notFound: 'session_not_found',
       limit: parts.limits.terminals,
-      make: () => new Terminal(parts.limits),
+      create: () => new Terminal(parts.limits),
     } as const;
-    const over = ({ exit, started }: Entry): Terminal =>
-      Object.assign(kind.make(), { ...(exit && { exit }), ...(started && { started }) });
-    this.room = new Room(parts, kind, new Map([...left].map(([id, entry]) => [id, over(entry)])));
+    const earlier = [...parts.journal.entries].filter(([, { terminal }]) => terminal);
+    const entries = earlier.map(([id, entry]) => [id, kind.create().restore(entry)] as const);
+    this.table = new ProcessTable(parts, kind, new Map(entries));
   }
 
   open({ id, spec }: OpenTerminalRequest__Output, call: AgentCall): AsyncIterable<{ event: TerminalEvent }> {
@@ -47,7 +46,7 @@ export class Terminals {
       if (!maker) throw new AppError('not_supported', 'terminals are not supported on this kind of machine');
       if (!spec) throw new AppError('invalid_request', 'a terminal needs a spec');
       const size = checkedSize(spec.size);
-      return this.room.start(id, call, (terminal) => {
+      return this.table.start(id, call.signal, (terminal) => {
         terminal.size = size;
         terminal.graceMs = spec.grace_ms;
         return this.#prepare(id, spec, terminal, maker);
@@ -56,7 +55,7 @@ export class Terminals {
   }
 
   keep({ id }: KeepTerminalRequest__Output, call: AgentCall): AsyncIterable<{ event: TerminalEvent }> {
-    return this.#keep(call, async () => this.room.known(id), true);
+    return this.#keep(call, async () => this.table.find(id), true);
   }
 
   attach(requests: Requests, { signal }: AgentCall): AsyncIterable<AttachTerminalResponse> {
@@ -72,18 +71,10 @@ export class Terminals {
   ): Promise<Prepared> {
     const plan = await terminalPlan(id, spec);
     const { log, limits } = this.#parts;
-    return {
-      plan,
-      // An interactive shell ignores TERM.
-      first: 'SIGHUP',
-      leftoversMs: limits.hangupMs,
-      timeoutMs: 0,
-      open() {
-        terminal.pty = new Pty(maker, { id, plan, size: terminal.size, output: terminal.output, log });
-        return terminal.pty;
-      },
-      done: async () => {},
-    };
+    const pty = new Pty(maker, { id, plan, size: terminal.size, output: terminal.output, log });
+    terminal.pty = pty;
+    // An interactive shell ignores TERM.
+    return { plan, stdio: pty, first: 'SIGHUP', leftoversMs: limits.hangupMs, timeoutMs: 0 };
   }
 
   /** `found`: it was opened before. */
@@ -94,19 +85,9 @@ export class Terminals {
   ): AsyncIterable<{ event: TerminalEvent }> {
     return leaving(call.signal, async function* (left) {
       const terminal = await find();
-      const leave = terminal.keep();
-      let kept = true;
-      const leaveOnce = (): void => {
-        if (kept) leave();
-        kept = false;
-      };
-      // Nobody may ever ask for the next event.
-      left.addEventListener('abort', leaveOnce, { once: true });
-      try {
-        if (!left.aborted) yield* events(terminal, left, found);
-      } finally {
-        leaveOnce();
-      }
+      if (left.aborted) return terminal.keep()();
+      left.addEventListener('abort', terminal.keep(), { once: true });
+      yield* events(terminal, left, found);
     });
   }
 
@@ -118,29 +99,21 @@ export class Terminals {
     const open = first.done ? undefined : first.value.open;
     if (!open?.client_id)
       throw new AppError('invalid_request', 'a client says first to which terminal it goes');
-    const terminal = await this.room.begun(open.id, signal);
+    const terminal = await this.table.begun(open.id, signal);
     if (signal.aborted) return;
     const client = this.#join(terminal, open);
     const leave = (): void => {
       client.end(signal.reason === gaveUp ? 'left' : 'lost');
       terminal.detach(open.client_id, client, client.parting === 'lost');
     };
-    // Nobody may ever ask for the next answer.
     signal.addEventListener('abort', leave, { once: true });
     void listen(incoming, client);
-    try {
-      yield* client.answers(signal);
-      client.end('left');
-    } finally {
-      signal.removeEventListener('abort', leave);
-      client.end('left');
-      if (!signal.aborted) terminal.detach(open.client_id, client, client.parting === 'lost');
-    }
+    yield* client.answers(signal);
   }
 
   #join(terminal: Terminal, { client_id, offset }: AttachTerminalOpen__Output): Client {
     const { clients: limit } = this.#parts.limits;
-    const open = [...this.room.all()].reduce((sum, { clients }) => sum + clients, 0);
+    const open = [...this.table.all()].reduce((sum, { clients }) => sum + clients, 0);
     if (open >= limit && !terminal.knows(client_id)) {
       throw new AppError('unavailable', `${limit} clients are on this machine already`, { limit });
     }
@@ -153,10 +126,7 @@ async function* events(
   signal: AbortSignal,
   found: boolean,
 ): AsyncGenerator<{ event: TerminalEvent }> {
-  while (!terminal.started && !terminal.exit && !signal.aborted) {
-    if (terminal.failure) throw terminal.failure;
-    await terminal.changed.wait(signal);
-  }
+  await terminal.begun(signal);
   const { started } = terminal;
   // Who finds it over is not told first that it is there.
   if (started && !(found && terminal.exit) && !signal.aborted)

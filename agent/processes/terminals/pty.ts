@@ -7,7 +7,7 @@ import { AppError, errnoOf } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { Plan } from '../plan.ts';
 import { drain, Pump, type Sink } from '../pump.ts';
-import type { Stdio } from '../run.ts';
+import type { Stdio } from '../running.ts';
 
 export interface Size {
   cols: number;
@@ -85,15 +85,15 @@ export class Pty implements Stdio {
     if (!this.#over) this.#maker.resize(this.#master, cols, rows);
   }
 
-  handedOver(): void {
-    // It is kept to the end.
+  async handedOver(): Promise<void> {
+    // The slave stays open to the end.
   }
 
-  drain(ms: number): Promise<boolean> {
+  async drain(ms: number): Promise<void> {
     this.#output.release();
     if (this.#slave !== undefined) closeSync(this.#slave);
     this.#slave = undefined;
-    return drain([this.#pump], ms);
+    await drain([this.#pump], ms);
   }
 
   close(): void {

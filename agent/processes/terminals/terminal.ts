@@ -1,10 +1,7 @@
 // One terminal: what it has said, who keeps it, and who looks at it.
 import { after } from '../../../shared/clock.ts';
-import type { AppError } from '../../../shared/errors.ts';
-import { Wake } from '../../../shared/pace.ts';
 import type { Exit } from '../journal.ts';
-import type { Kept } from '../room.ts';
-import type { Run } from '../run.ts';
+import { Tracked } from '../table.ts';
 import { Client, type Watched } from './client.ts';
 import type { Pty, Size } from './pty.ts';
 import { fellOut, Scrollback } from './scrollback.ts';
@@ -15,17 +12,12 @@ export interface TerminalLimits {
   heldMs: number;
 }
 
-export class Terminal implements Kept, Watched {
-  readonly changed = new Wake();
+export class Terminal extends Tracked implements Watched {
   readonly output: Scrollback;
   /** Known once it is asked for. */
   size: Size = { cols: 80, rows: 24 };
   graceMs = 0;
   pty?: Pty;
-  run?: Run;
-  started?: { pid: number; at: number };
-  exit?: Exit;
-  failure?: AppError;
   readonly #limits: TerminalLimits;
   readonly #clients = new Map<string, Client>();
   /** Those whose link was lost: the program waits for them, and knows how much of their input it has. */
@@ -35,6 +27,7 @@ export class Terminal implements Kept, Watched {
   #stopWaiting = (): void => {};
 
   constructor(limits: TerminalLimits) {
+    super();
     this.#limits = limits;
     this.output = new Scrollback(limits.terminalWindowBytes, this.changed);
   }
@@ -70,7 +63,7 @@ export class Terminal implements Kept, Watched {
       this.#keepers -= 1;
       if (this.#keepers > 0 || this.exit) return;
       this.#stopWaiting();
-      const end = (): void => this.run?.kill('abandoned', this.#limits.hangupMs);
+      const end = (): void => this.running?.kill('abandoned', this.#limits.hangupMs);
       if (this.graceMs > 0) this.#stopGrace = after(this.graceMs, end);
       else end();
     };
