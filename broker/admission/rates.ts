@@ -5,7 +5,7 @@ import type { KeyId } from '../../shared/api/route.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isLoopback } from '../../shared/loopback.ts';
-import { sourceOf } from '../address.ts';
+import { sourceOf } from '../client-address.ts';
 
 const windowSeconds = 60;
 /** Wrong keys, and wrong join tokens, that a source may show in a minute. */

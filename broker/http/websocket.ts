@@ -7,11 +7,10 @@ import { maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type Proxies, plainAddress } from '../address.ts';
-import { refuseUnknown } from '../admission/input.ts';
+import { queryOf, refuseUnknown } from '../admission/parse-request.ts';
+import { type Proxies, plainAddress } from '../client-address.ts';
 import type { ClientPort } from '../sessions/client.ts';
 import { portOf } from './client-port.ts';
-import { queryOf } from './query.ts';
 
 /** What a ticket is good for: one client of one session. */
 export interface Attachment {

@@ -8,7 +8,6 @@ import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/home.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
-import { pagePolicy } from './headers.ts';
 import type { RequestMetrics } from './metrics.ts';
 import { openapiText } from './openapi.ts';
 
@@ -23,6 +22,10 @@ export interface ServiceOptions {
   ready(): boolean;
   metrics: RequestMetrics;
 }
+
+/** The reference page loads its own parts and the document, nothing from outside and no inline script. */
+const pagePolicy =
+  "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /** The parts of the page: our own script, and one library's two files. */
 const library: Readonly<Record<string, string>> = {
