@@ -7,9 +7,8 @@ import { newId } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
-import type { Subject } from './authorize.ts';
 import { replayed } from './idempotency.ts';
-import type { RawInput } from './parse-request.ts';
+import type { RawInput, Subject } from './parse-request.ts';
 
 /** What a request is about, as far as it is known. */
 export interface About {
@@ -20,20 +19,9 @@ export interface About {
 /** Who asks. */
 export type Who = Pick<Caller, 'key_id' | 'key_name' | 'request_id' | 'address'>;
 
-/** One request in the record. */
-export interface Recording {
-  /** Puts it there in the commit of what it does. */
-  commit: Caller['commit'];
-  /** It is over: writes what no commit took along. Never rejects. */
-  settle(error?: unknown): Promise<void>;
-}
-
-export interface Recorder {
-  /** `about` is asked when something is written. */
-  begin(action: string, who: Who, about: () => About): Recording;
-  /** Tells how many refusals were left out. */
-  close(): void;
-}
+/** The audit record of one request. */
+export type Recording = ReturnType<Recorder['begin']>;
+export type Recorder = ReturnType<typeof openRecorder>;
 
 /** Refusals of one key that are written in a while; of the rest only the number. */
 const mostRefusals = 60;
@@ -45,7 +33,7 @@ const mostAtOnce = 500;
 export function openRecorder(
   { history, record }: { history: History; record(journal: Journal, deed: Deed, id?: string): void },
   log: Logger,
-): Recorder {
+) {
   const refusals = new LogLimiter<Deed>(mostRefusals, minute, (first, left_out) => {
     const what = { left_out, since_request_id: first.request_id };
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newId('audit'));
@@ -68,32 +56,27 @@ export function openRecorder(
   }
 
   return {
-    begin(action, who, about) {
+    /** `about` is asked when something is written. */
+    begin(action: string, who: Who, about: () => About) {
       const id = newId('audit');
       let committed = false;
       let settled = false;
-      const deedsOf = (result: string, { machines, what }: About): Deed[] =>
-        (machines.length > 0 ? machines : [null]).map((machine_id) => ({
-          ...who,
-          action,
-          machine_id,
-          what,
-          result,
-        }));
       return {
-        commit(journal, made = {}, machines) {
+        /** Records it in the commit of what it does. */
+        commit(...[journal, made = {}, machines]: Parameters<Caller['commit']>): void {
           committed = true;
           const known = about();
-          // Every machine has a row of its own: none of them needs the list.
+          // None of the rows needs the list.
           const { machine_ids, ...rest } = known.what;
           const what = { ...(machines ? rest : known.what), ...made };
-          const deeds = deedsOf('ok', { machines: machines ?? known.machines, what });
+          const deeds = deedsOf(who, action, 'ok', { machines: machines ?? known.machines, what });
           recordAll(journal, deeds, id);
         },
-        async settle(error) {
+        /** It is over: writes what no commit took along. Never rejects. */
+        async settle(error?: unknown): Promise<void> {
           if (settled || (committed && error === undefined)) return;
           settled = true;
-          const deeds = deedsOf(resultOf(error), about());
+          const deeds = deedsOf(who, action, resultOf(error), about());
           const [first] = deeds;
           // A refused request did nothing.
           const refused = error instanceof AppError && error.status < 500;
@@ -103,8 +86,15 @@ export function openRecorder(
         },
       };
     },
+    /** Reports how many refusals were left out. */
     close: () => refusals.close(),
   };
+}
+
+/** Every machine has a row of its own. */
+function deedsOf(who: Who, action: string, result: string, { machines, what }: About): Deed[] {
+  const rows = machines.length > 0 ? machines : [null];
+  return rows.map((machine_id) => ({ ...who, action, machine_id, what, result }));
 }
 
 function resultOf(error: unknown): string {
@@ -128,10 +118,11 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
   // Cut as they may be, they are still the ids that were named.
   const machines = [...new Set(groups.flat())] as MachineId[];
   const parts = [raw.params, raw.query, raw.body].filter((part) => typeof part === 'object' && part !== null);
-  const ids = single.filter(({ noun }) => noun !== 'machine').map(({ noun, id }) => [`${noun}_id`, cut(id)]);
-  const fields = telling.flatMap((name) => {
+  const others = single.filter(({ noun }) => noun !== 'machine');
+  const ids = others.map(({ noun, id }): [string, unknown] => [`${noun}_id`, cut(id)]);
+  const fields = telling.flatMap((name): [string, unknown][] => {
     const part = parts.find((one) => Object.hasOwn(one, name));
-    const value = part && cut(Reflect.get(part, name));
+    const value = part && cut(Reflect.get(part, name) as unknown);
     return value === undefined ? [] : [[name, value]];
   });
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);

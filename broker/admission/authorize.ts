@@ -9,7 +9,7 @@ import { type Declared, foundBy, type Key, type State } from '../state/index.ts'
 import { auditOf, type Recorder, type Recording, type Who } from './audit.ts';
 import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';
-import { type FoundId, type RawInput, RequestParser } from './parse-request.ts';
+import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-request.ts';
 
 /**
  * For each noun with ids: whether one names something, and the machines behind it, of which a key must reach one. As a
@@ -25,12 +25,6 @@ export interface AccessRooms {
   keys: Keys;
   lookups: Lookups;
   recorder: Recorder;
-}
-
-/** An id of a request, whether it names something, and the machines that are named by it or behind it. */
-export interface Subject extends FoundId {
-  named: boolean;
-  machines?: readonly MachineId[] | undefined;
 }
 
 /** A route, and what its requests are checked with. */

@@ -1,7 +1,7 @@
 // The one place where requests are parsed: params, query, headers and body of a route, and the ids in them.
 import { parse as parseQuery } from 'node:querystring';
 import { z } from 'zod';
-import { type IdNoun, idSchemas, type Route } from '../../shared/api/route.ts';
+import { type IdNoun, idSchemas, type MachineId, type Route } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 
 /** A request's parts as they came. */
@@ -20,6 +20,12 @@ export interface FoundId {
   listed: boolean;
   /** A list or stream of the past is filtered by it: it may name what has been removed. */
   filters: boolean;
+}
+
+/** An id of a request, whether it names something, and the machines that are named by it or behind it. */
+export interface Subject extends FoundId {
+  named: boolean;
+  machines?: readonly MachineId[] | undefined;
 }
 
 /** Any id of ours is shorter. */

@@ -1,6 +1,6 @@
 // Events: what happens, as it happens, over the handler of the event log.
 import type { EventsRequest__Output } from '../../proto/types/farhand/client/v1/EventsRequest.ts';
-import { api, type Handlers, type Input } from '../../shared/api/index.ts';
+import { api, type Handlers } from '../../shared/api/index.ts';
 import { type AccessRooms, guardOf } from '../admission/authorize.ts';
 import { present, type Rpc } from './call.ts';
 

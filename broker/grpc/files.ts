@@ -4,7 +4,7 @@ import type { ReadFileRequest__Output } from '../../proto/types/farhand/client/v
 import type { WatchFilesRequest__Output } from '../../proto/types/farhand/client/v1/WatchFilesRequest.ts';
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v1/WriteFileCommit.ts';
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/client/v1/WriteFileOpen.ts';
-import { api, type Handlers, type Input } from '../../shared/api/index.ts';
+import { api, type Handlers } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
 import { type AccessRooms, guardOf } from '../admission/authorize.ts';
 import { type Call, present, type Rpc } from './call.ts';

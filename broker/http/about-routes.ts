@@ -1,5 +1,5 @@
 // The routes about the broker itself: health, metrics, OpenAPI and the reference page, all from our own files.
-import { createHash } from 'node:crypto';
+import { hash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
@@ -50,22 +50,19 @@ const page = `<!doctype html>
 `;
 const script = `SwaggerUIBundle({ url: 'api/v1/openapi.json', dom_id: '#page', deepLinking: true, validatorUrl: null });\n`;
 
-/** Of anybody, and large: each is made once, with its ETag. */
-function stored(): (name: string, type: string, make: () => string | Buffer) => RawReply {
-  const made = new Map<string, RawReply>();
-  return (name, type, make) => {
-    const known = made.get(name);
-    if (known) return known;
-    const body = Buffer.from(make());
-    const etag = `"${createHash('sha256').update(body).digest('base64url')}"`;
-    const reply = { type, body, etag };
-    made.set(name, reply);
-    return reply;
-  };
+const made = new Map<string, RawReply>();
+
+/** Large, and the same for all: each is made once, with its ETag. */
+function once(name: string, type: string, make: () => string | Buffer): RawReply {
+  const known = made.get(name);
+  if (known) return known;
+  const body = Buffer.from(make());
+  const reply = { type, body, etag: `"${hash('sha256', body, 'base64url')}"` };
+  made.set(name, reply);
+  return reply;
 }
 
 export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
-  const once = stored();
   return {
     info: () => ({
       version,

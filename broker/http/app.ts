@@ -90,8 +90,9 @@ async function answerBrowser(ctx: Context, next: Next): Promise<void> {
   // The same answer as elsewhere, without a line in the log.
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
     throw new AppError('unauthorized', 'there is no icon without a key, nor with one');
-  if (ctx.path !== '/' || ctx.method !== 'GET' || !/\btext\/html\b/i.test(ctx.get('accept'))) return next();
-  ctx.redirect('/docs');
+  const page = ctx.path === '/' && ctx.method === 'GET' && /\btext\/html\b/i.test(ctx.get('accept'));
+  if (page) ctx.redirect('/docs');
+  else await next();
 }
 
 /** A route's path as the router has it. */

@@ -116,7 +116,10 @@ async function serve(ctx: Context, request: AuthorizedRequest<Route>, endpoint: 
 
 /** The headers a route names, by their names with underscores. */
 function headersOf({ headers }: Context, route: Route): Record<string, unknown> {
-  const given = Object.keys(route.headers).map((name) => [name, headers[name.replaceAll('_', '-')]]);
+  const given = Object.keys(route.headers).map((name): [string, unknown] => [
+    name,
+    headers[name.replaceAll('_', '-')],
+  ]);
   return Object.fromEntries(given.filter(([, value]) => value !== undefined));
 }
 

@@ -83,7 +83,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   const server = tls ? createTlsServer(secure, take) : createServer(own, take);
   const refuse = (error: NodeJS.ErrnoException, socket: Duplex): void =>
     refuseMalformed(error, socket, headers);
-  server.on('connection', (socket) => connections?.accept(socket));
+  server.on('connection', (socket: Socket) => connections?.accept(socket));
   logAcceptErrors(server, options.log);
   server.on('tlsClientError', (error: NodeJS.ErrnoException, socket: Socket) => {
     const below = connections?.below(socket);
