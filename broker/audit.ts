@@ -8,11 +8,7 @@ import { type Entry, type History, jsonIn, type Row, textIn } from './history.ts
 import { openNumbers, renumbered, rowsSince } from './numbers.ts';
 import { type Condition, filtersOf, pageOfRows } from './paging.ts';
 
-export interface Audit {
-  handlers: Handlers['audit'];
-  /** Records a deed with the transaction, or outbox, that it is about. One of the same request and id adds nothing. */
-  record(journal: Journal, deed: Deed, id?: string): void;
-}
+export type Audit = ReturnType<typeof openAudit>;
 
 interface AuditEntry extends Entry {
   kind: 'audit';
@@ -53,7 +49,7 @@ const tables = [
 const mostRows = 1_000_000;
 
 /** Opens the record; what is older than `keepMs` goes. */
-export function openAudit(history: History, keepMs: number, keepRows = mostRows): Audit {
+export function openAudit(history: History, keepMs: number, keepRows = mostRows) {
   history.migrate('audit', tables);
   history.retain({ table: 'audit', column: 'created_at', keepMs, keepRows, ordered: true });
   const numbers = openNumbers(history, 'audit');
@@ -69,28 +65,24 @@ export function openAudit(history: History, keepMs: number, keepRows = mostRows)
       );
   });
 
+  const list: Handlers['audit']['list'] = (input, caller) => {
+    const conditions: Condition[] = [
+      visibleTo(caller),
+      input.action ? ['action = ?', input.action] : undefined,
+      input.key ? ['key_id = ?', input.key] : undefined,
+      input.key_id ? ['key_id = ?', input.key_id] : undefined,
+      ...filtersOf(routes.list, input, { since: rowsSince(input.since) }),
+    ];
+    const sorted = { ...input, sort: input.sort.replace('created_at', 'seq') };
+    const page = pageOfRows(history, { table: 'audit', columns: '*' }, conditions, sorted, 'seq');
+    return { items: page.items.map((row) => shown(row, caller)), total: page.total };
+  };
   return {
-    record(journal, deed, id = newId('audit')) {
+    handlers: { list },
+    /** Records a deed with the transaction, or outbox, that it is about. One of the same request and id adds nothing. */
+    record(journal: Journal, deed: Deed, id: string = newId('audit')): void {
       const entry: AuditEntry = { kind: 'audit', id, created_at: now(), deed };
       journal.append(entry);
-    },
-    handlers: {
-      list(input, caller) {
-        const page = pageOfRows(
-          history,
-          { table: 'audit', columns: '*' },
-          [
-            visibleTo(caller),
-            input.action ? ['action = ?', input.action] : undefined,
-            input.key ? ['key_id = ?', input.key] : undefined,
-            input.key_id ? ['key_id = ?', input.key_id] : undefined,
-            ...filtersOf(routes.list, input, { since: rowsSince(input.since) }),
-          ],
-          { ...input, sort: input.sort.replace('created_at', 'seq') },
-          'seq',
-        );
-        return { items: page.items.map((row) => shown(row, caller)), total: page.total };
-      },
     },
   };
 }

@@ -12,7 +12,7 @@ import {
   size,
   words,
 } from '../shared/settings.ts';
-import { type Network, networkOf } from './address.ts';
+import { type Network, networkOf } from './client-address.ts';
 
 /** Requests a minute for each key. */
 const plans: Readonly<Record<string, number>> = { free: 100, pro: 1_000, enterprise: 10_000 };

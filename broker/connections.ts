@@ -6,7 +6,7 @@ import type { Server, Socket } from 'node:net';
 import { after, every, sleep } from '../shared/clock.ts';
 import { LogLimiter } from '../shared/log-limiter.ts';
 import type { Logger } from '../shared/logger.ts';
-import { plainAddress, sourceOf } from './address.ts';
+import { plainAddress, sourceOf } from './client-address.ts';
 
 export interface ConnectionLimits {
   /** Connections open at once. */

@@ -2,7 +2,7 @@
 // forgotten. Who may call what is in matrix.test.ts. Every case is made from the table, so a new route is tested from its first day.
 import { expect, test } from 'vitest';
 import { z } from 'zod';
-import { readerOf } from '../broker/admission/input.ts';
+import { RequestParser } from '../broker/admission/parse-request.ts';
 import { commandId, type IdNoun, keyId, machineId, single } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { call, openHouse } from './house.ts';
@@ -221,7 +221,7 @@ const named = (found: readonly Named[]): Named[] => found.map(({ noun, id }) => 
 test('every field of every route that is called an id is found by the reader that dispatch asks', () => {
   const ids = Object.fromEntries(nouns.map((noun) => [noun, `some ${noun}`])) as Ids;
   for (const { name, route } of table) {
-    const found = named(readerOf(route).ids(rawOf(route, ids, {})));
+    const found = named(new RequestParser(route).ids(rawOf(route, ids, {})));
     const expected = placesIn(route).map(({ noun }) => ({ noun, id: ids[noun] }));
     expect([name, found]).toEqual([name, expected]);
   }
@@ -229,7 +229,7 @@ test('every field of every route that is called an id is found by the reader tha
 
 function idsIn(body: z.ZodType, value: unknown): Named[] {
   const route = single({ method: 'POST', path: '/x', access: 'admin', summary: '', body, reply: z.null() });
-  return named(readerOf(route).ids({ params: {}, query: {}, headers: {}, body: value }));
+  return named(new RequestParser(route).ids({ params: {}, query: {}, headers: {}, body: value }));
 }
 
 const a: Named = { noun: 'machine', id: 'a' };

@@ -6,7 +6,7 @@ import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test, vi } from 'vitest';
-import { queryOf } from '../broker/http/query.ts';
+import { queryOf } from '../broker/admission/parse-request.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import { AppError, codes, isCode } from '../shared/errors.ts';
 import { toWire } from '../shared/rpc.ts';

@@ -8,9 +8,9 @@ import {
   type ServiceError,
 } from '@grpc/grpc-js';
 import { expect, onTestFinished, test } from 'vitest';
-import { networkOf, openProxies } from '../broker/address.ts';
 import { openRates } from '../broker/admission/rates.ts';
 import { withBroker } from '../broker/cli/connect.ts';
+import { networkOf, openProxies } from '../broker/client-address.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { AppError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';

@@ -3,8 +3,8 @@ import crypto from 'node:crypto';
 import { syncBuiltinESMExports } from 'node:module';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { entranceOf, handlerOf } from '../broker/admission/index.ts';
-import { openRecorder } from '../broker/admission/recording.ts';
+import { openRecorder } from '../broker/admission/audit.ts';
+import { AuthorizedRequest, guardOf, handlerOf } from '../broker/admission/authorize.ts';
 import { openAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { type History, openHistory } from '../broker/history.ts';
@@ -56,10 +56,10 @@ async function openBench() {
     const [noun = '', operation = ''] = action.split('.');
     const route = allRoutes().find((one) => one.noun === noun && one.operation === operation)?.route;
     if (!route) throw new Error(`no ${action}`);
-    const visit = entranceOf(route, rooms).knock({ address: '', key: by }, `req_${by.name}`);
+    const request = new AuthorizedRequest(guardOf(route, rooms), { address: '', key: by }, `req_${by.name}`);
     const raw = { params: { ...params }, query: {}, headers: {}, body: route.body && { ...body } };
-    visit.identify(raw);
-    const { input, caller } = visit.admit(raw, { gone: new AbortController(), lasts: false });
+    request.identify(raw);
+    const { input, caller } = request.admit(raw, new AbortController(), false);
     return async () => handlerOf(rooms.handlers, noun, operation)(input, caller);
   }
 

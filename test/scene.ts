@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect } from 'vitest';
 import { z } from 'zod';
-import type { RawInput } from '../broker/admission/input.ts';
+import type { RawInput } from '../broker/admission/parse-request.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import { type IdNoun, idSchemas, type Route, type Scope } from '../shared/api/route.ts';
 import { codes, isCode } from '../shared/errors.ts';

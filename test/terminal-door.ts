@@ -4,7 +4,7 @@ import { createServer, type IncomingMessage } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 import { WebSocket } from 'ws';
-import { openProxies } from '../broker/address.ts';
+import { openProxies } from '../broker/client-address.ts';
 import { type Attachment, openSocketDoor } from '../broker/http/websocket.ts';
 import type { ClientPort } from '../broker/sessions/client.ts';
 import { AppError } from '../shared/errors.ts';

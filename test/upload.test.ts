@@ -272,7 +272,7 @@ test('a repeat with the same Idempotency-Key gets the first answer and writes no
   expect(second.body.data).toEqual(first.body.data);
   expect(readFileSync(path, 'utf8')).toBe('changed since');
   const other = await send(
-    `/upload?path=${path}&x=1`,
+    `/upload?path=${path}-other`,
     post(formOf(['file', Buffer.from('other one')]), { 'Idempotency-Key': 'k' }),
   );
   expect([other.status, other.body.error.code]).toEqual([422, 'idempotency_mismatch']);

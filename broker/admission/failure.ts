@@ -29,33 +29,18 @@ export function toldFailure(
   );
 }
 
-/** What the broker's own files answer, by errno and by the result code of SQLite (sqlite.org/rescode.html). */
-const storageTroubles: readonly { errnos: readonly string[]; sqlite: readonly number[]; text: string }[] = [
-  {
-    errnos: ['ENOSPC', 'EDQUOT', 'EROFS'],
-    // READONLY, FULL
-    sqlite: [8, 13],
-    text: 'the broker’s disk takes no more; free space on it and try again',
-  },
-  {
-    errnos: ['EIO', 'EUCLEAN'],
-    // IOERR
-    sqlite: [10],
-    text: 'the broker’s disk failed; check it, the broker’s log has more',
-  },
-  {
-    errnos: ['EMFILE', 'ENFILE'],
-    // CANTOPEN
-    sqlite: [14],
-    text: 'the broker has too many files open; try again, or raise LimitNOFILE of its unit',
-  },
-  {
-    errnos: [],
-    // BUSY
-    sqlite: [5],
-    text: 'another program holds the broker’s history.db; try again once that has ended',
-  },
-];
+const full = 'the broker’s disk takes no more; free space on it and try again';
+const failed = 'the broker’s disk failed; check it, the broker’s log has more';
+const tooManyFiles = 'the broker has too many files open; try again, or raise LimitNOFILE of its unit';
+const locked = 'another program holds the broker’s history.db; try again once that has ended';
+
+/** Failures of the broker's own files, by errno and by the result code of SQLite (sqlite.org/rescode.html). */
+const storageTroubles: Readonly<Record<string, string>> = {
+  ...{ ENOSPC: full, EDQUOT: full, EROFS: full, EIO: failed, EUCLEAN: failed },
+  ...{ EMFILE: tooManyFiles, ENFILE: tooManyFiles },
+  // READONLY, FULL, IOERR, CANTOPEN, BUSY
+  ...{ 8: full, 13: full, 10: failed, 14: tooManyFiles, 5: locked },
+};
 
 /**
  * A failure of the broker's own files, where a caller can do nothing but try again. Those of a machine's disk have
@@ -63,8 +48,8 @@ const storageTroubles: readonly { errnos: readonly string[]; sqlite: readonly nu
  */
 function storageTrouble(error: unknown): string | undefined {
   const errno = errnoOf(error) ?? '';
-  const found = z.looseObject({ errcode: z.int() }).safeParse(error);
+  const sqlite = z.looseObject({ errcode: z.int() }).safeParse(error);
   // The low byte is the primary result code.
-  const sqlite = errno === 'ERR_SQLITE_ERROR' && found.success ? found.data.errcode & 0xff : 0;
-  return storageTroubles.find((one) => one.errnos.includes(errno) || one.sqlite.includes(sqlite))?.text;
+  const code = errno === 'ERR_SQLITE_ERROR' && sqlite.success ? sqlite.data.errcode & 0xff : errno;
+  return storageTroubles[code];
 }

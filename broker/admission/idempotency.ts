@@ -1,9 +1,33 @@
-// Idempotency-Key: a repeat of a POST gets the first answer, also after a restart of the broker.
-import { createHash } from 'node:crypto';
-import type { Journal } from '../../shared/api/index.ts';
+// Idempotency-Key: a handler runs at most once for each, and a repeat gets the first answer, also after a restart.
+import { createHash, hash } from 'node:crypto';
+import type { Caller, Content } from '../../shared/api/index.ts';
+import type { Route } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Entry, History } from '../history.ts';
+
+/** The header of an answer that was given before. */
+export const replayed = 'Idempotency-Replayed';
+
+/**
+ * The answer to a repeat: the first one, where the caller still reaches every machine that it may tell of; else how what
+ * was made is now. Throws where that is not for the caller to know.
+ */
+export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
+
+/** A request that carries a key. */
+export interface KeyedRequest {
+  route: Route;
+  caller: Caller;
+  key: string;
+  path: string;
+  query: string;
+  body: unknown;
+  /** Of a body that is not JSON. */
+  content: Content<unknown> | undefined;
+  run(): unknown;
+  recall: Recall;
+}
 
 interface MadeEntry extends Entry {
   kind: 'idempotency';
@@ -12,29 +36,15 @@ interface MadeEntry extends Entry {
   resource_id: string;
 }
 
-/** One keyed request under way. */
-export interface Attempt {
-  /** Ties the key to what the request makes, in the commit that makes it. */
-  made(journal: Journal, id: string): void;
-  /** Keeps the answer for repeats. */
-  answered(data: unknown): Promise<void>;
-  /** Nothing to keep: where nothing was made, the key is free again. */
-  released(): Promise<void>;
-}
-
-/** What a repeat finds: an answer to give again, with the id of what was made, if anything was; or that id alone. */
-export type Outcome = { attempt: Attempt } | { answer: unknown; madeId: string | null } | { madeId: string };
-
-export interface Idempotency {
-  /** Begins a keyed request. Throws conflict while the first is under way, idempotency_mismatch for another body. */
-  begin(
-    owner: string,
-    key: string,
-    request: { method: string; path: string; body: unknown },
-  ): Promise<Outcome>;
+/** What an earlier request has left: its answer, and the id of what it made. */
+interface Earlier {
+  answer: unknown;
+  madeId: string | undefined;
 }
 
 const keepMs = 24 * 3_600_000;
+/** A longer answer is not stored: a repeat gets how what was made is then. */
+const largestAnswer = 64 * 1024;
 
 const tables = [
   `CREATE TABLE idempotency (
@@ -46,71 +56,113 @@ const tables = [
 
 const form = /^[\x21-\x7e]{1,255}$/;
 
-export function openIdempotency(history: History): Idempotency {
-  history.migrate('idempotency', tables);
-  history.retain({ table: 'idempotency', column: 'created_at', keepMs });
-  history.onEntry('idempotency', ({ owner, key, resource_id }: MadeEntry) => {
-    history
-      .sql('UPDATE idempotency SET resource_id = ? WHERE owner = ? AND key = ?')
-      .run(resource_id, owner, key);
-  });
-  const underWay = new Set<string>();
+export class Idempotency {
+  readonly #history: History;
+  /** Ids of requests that have begun and not ended. */
+  readonly #underWay = new Set<string>();
 
-  function attempt(owner: string, key: string, id: string): Attempt {
-    return {
-      made(journal, resource_id) {
-        const entry: MadeEntry = { kind: 'idempotency', owner, key, resource_id };
-        journal.append(entry);
-      },
-      async answered(data) {
-        underWay.delete(id);
-        await history.write(() => {
-          history.sql('UPDATE idempotency SET answer = ? WHERE id = ?').run(JSON.stringify(data), id);
-        });
-      },
-      async released() {
-        underWay.delete(id);
-        await history.write(() => {
-          history.sql('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL').run(id);
-        });
-      },
-    };
+  constructor(history: History) {
+    this.#history = history;
+    history.migrate('idempotency', tables);
+    history.retain({ table: 'idempotency', column: 'created_at', keepMs });
+    history.onEntry('idempotency', ({ owner, key, resource_id }: MadeEntry) => {
+      history
+        .sql('UPDATE idempotency SET resource_id = ? WHERE owner = ? AND key = ?')
+        .run(resource_id, owner, key);
+    });
   }
 
-  return {
-    async begin(owner, key, request) {
-      if (!form.test(key))
-        throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
-      const fingerprint = createHash('sha256').update(JSON.stringify(request)).digest('hex');
-      const id = createHash('sha256').update(`${owner}\n${key}`).digest('hex');
-      const begun = history.write((): Outcome => {
-        const row = history
-          .sql('SELECT * FROM idempotency WHERE id = ? AND created_at > ?')
-          .get(id, now() - keepMs);
-        if (row && row.fingerprint !== fingerprint) {
-          throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for another request');
-        }
-        if (row && underWay.has(id))
-          throw new AppError('conflict', 'the first request with this Idempotency-Key is still under way', {
-            under_way: true,
-          });
-        const madeId = row?.resource_id ? String(row.resource_id) : null;
-        if (row?.answer) return { answer: JSON.parse(String(row.answer)), madeId };
-        if (madeId !== null) return { madeId };
-        // A row without either is a request that a crash cut off before it made anything.
-        history
-          .sql(
-            'INSERT OR REPLACE INTO idempotency (id, owner, key, fingerprint, created_at) VALUES (?, ?, ?, ?, ?)',
-          )
-          .run(id, owner, key, fingerprint, now());
-        underWay.add(id);
-        return { attempt: attempt(owner, key, id) };
-      });
-      return begun.catch((error: unknown) => {
-        // The row was not written: nothing is under way.
-        if (!(error instanceof AppError)) underWay.delete(id);
-        throw error;
-      });
-    },
-  };
+  /** Throws conflict while the first request is under way, and idempotency_mismatch where that was another one. */
+  async answer(request: KeyedRequest): Promise<unknown> {
+    const { route, caller, key, path, content, recall } = request;
+    if (!form.test(key))
+      throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
+    // A form's fields may come late, and its file is compared by what was made of it.
+    const body = route.accepts ? { query: request.query } : (request.body ?? null);
+    const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
+    const id = hash('sha256', `${caller.key_id}\n${key}`);
+    const earlier = await this.#begin(id, caller.key_id, key, fingerprint);
+    if (!earlier) return this.#run(id, request);
+    const { answer, madeId } = earlier;
+    if (answer === undefined && route.idempotency === 'secret') {
+      const message = 'this was made already, and its secret is shown once only';
+      throw new AppError('conflict', message, { id: madeId });
+    }
+    if (content && answer !== undefined) await assertSame(content, answer);
+    caller.headers.set(replayed, 'true');
+    return madeId === undefined ? answer : recall(madeId, caller, answer);
+  }
+
+  /** What the key was used for before; undefined: nothing, and it is taken now. */
+  async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
+    const begun = this.#history.write((): Earlier | undefined => {
+      const row = this.#history
+        .sql('SELECT * FROM idempotency WHERE id = ? AND created_at > ?')
+        .get(id, now() - keepMs);
+      if (row && row.fingerprint !== fingerprint) {
+        throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for another request');
+      }
+      if (row && this.#underWay.has(id)) {
+        const message = 'the first request with this Idempotency-Key is still under way';
+        throw new AppError('conflict', message, { under_way: true });
+      }
+      const answer: unknown = row?.answer ? JSON.parse(String(row.answer)) : undefined;
+      const madeId = row?.resource_id ? String(row.resource_id) : undefined;
+      if (answer !== undefined || madeId !== undefined) return { answer, madeId };
+      // A row without either is a request that a crash cut off before it made anything.
+      this.#history
+        .sql(
+          'INSERT OR REPLACE INTO idempotency (id, owner, key, fingerprint, created_at) VALUES (?, ?, ?, ?, ?)',
+        )
+        .run(id, owner, key, fingerprint, now());
+      this.#underWay.add(id);
+      return undefined;
+    });
+    return begun.catch((error: unknown) => {
+      // The row was not written: nothing is under way.
+      if (!(error instanceof AppError)) this.#underWay.delete(id);
+      throw error;
+    });
+  }
+
+  async #run(id: string, { route, caller, key, run }: KeyedRequest): Promise<unknown> {
+    const { commit } = caller;
+    let made = false;
+    let answer: string | undefined;
+    caller.commit = (journal, names = {}, machines) => {
+      commit(journal, names, machines);
+      const [resource_id] = Object.values(names);
+      if (resource_id === undefined) return;
+      made = true;
+      const entry: MadeEntry = { kind: 'idempotency', owner: caller.key_id, key, resource_id };
+      journal.append(entry);
+    };
+    try {
+      const reply = await run();
+      const text = JSON.stringify(reply);
+      // A client that did not wait for the answer is to get how it is when it asks again.
+      const later = made && (caller.signal.aborted || text.length > largestAnswer);
+      if (route.idempotency === 'replay' && !later) answer = text;
+      return reply;
+    } finally {
+      this.#underWay.delete(id);
+      await this.#history.write(() => this.#store(id, answer));
+    }
+  }
+
+  /** Without an answer, and where nothing was made, the key is free again. */
+  #store(id: string, answer: string | undefined): void {
+    if (answer === undefined) {
+      this.#history.sql('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL').run(id);
+    } else this.#history.sql('UPDATE idempotency SET answer = ? WHERE id = ?').run(answer, id);
+  }
+}
+
+/** Every route that takes content answers with its digest. */
+async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promise<void> {
+  const digest = createHash('sha256');
+  for await (const chunk of chunks) digest.update(chunk);
+  const sha256 = digest.digest('hex');
+  if (typeof answer === 'object' && answer !== null && 'sha256' in answer && answer.sha256 === sha256) return;
+  throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for other content', { sha256 });
 }

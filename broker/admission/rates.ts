@@ -5,7 +5,7 @@ import type { KeyId } from '../../shared/api/route.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isLoopback } from '../../shared/loopback.ts';
-import { sourceOf } from '../address.ts';
+import { sourceOf } from '../client-address.ts';
 
 const windowSeconds = 60;
 /** Wrong keys, and wrong join tokens, that a source may show in a minute. */
@@ -24,12 +24,7 @@ export interface Quota {
   refusal: AppError | undefined;
 }
 
-export interface Rates {
-  /** Counts one request of a key; undefined where there is no limit. */
-  spend(key: KeyId): Promise<Quota | undefined>;
-  /** Counts something wrong that was shown from there. Throws rate_limited once it was too much. */
-  strike(address: string): Promise<void>;
-}
+export type Rates = ReturnType<typeof openRates>;
 
 export interface RateSettings {
   /** Requests a minute for each key; unlimited where it is absent. */
@@ -40,13 +35,14 @@ export interface RateSettings {
   buckets?: number;
 }
 
-export function openRates({ limit, standsForMany = () => false, buckets = 16_384 }: RateSettings): Rates {
+export function openRates({ limit, standsForMany = () => false, buckets = 16_384 }: RateSettings) {
   const requests = limit === undefined ? undefined : limiter(limit);
   const fromOne = limiter(wrongFromOne);
   const fromMany = limiter(wrongFromMany);
   const bucketOf = bucketing(buckets);
   return {
-    async spend(key) {
+    /** Counts one request of a key; undefined where there is no limit. */
+    async spend(key: KeyId): Promise<Quota | undefined> {
       if (!requests) return undefined;
       const { msBeforeNext, remainingPoints, consumedPoints } = await spent(requests, key);
       const over = consumedPoints > requests.points;
@@ -57,7 +53,8 @@ export function openRates({ limit, standsForMany = () => false, buckets = 16_384
         refusal: over ? tooMany('this key has made too many requests', msBeforeNext) : undefined,
       };
     },
-    async strike(address) {
+    /** Counts something wrong that was shown from there. Throws rate_limited once it was too much. */
+    async strike(address: string): Promise<void> {
       const many = isLoopback(address) || standsForMany(address);
       const source = many ? fromMany : fromOne;
       const { msBeforeNext, consumedPoints } = await spent(source, bucketOf(sourceOf(address)));

@@ -1,15 +1,18 @@
 // One call of a client: who calls, what may be done, what comes in order, what goes out at the reader's pace.
 import type { ServerDuplexStream } from '@grpc/grpc-js';
 import type { StreamsDefinition } from '../../proto/types/farhand/client/v1/Streams.ts';
+import type { Caller, Input } from '../../shared/api/index.ts';
+import type { Route } from '../../shared/api/route.ts';
 import { after, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { Wake } from '../../shared/pace.ts';
 import { drained } from '../../shared/rpc.ts';
-import { type Proxies, peerAddress } from '../address.ts';
-import { count, type Visitor } from '../admission/access.ts';
+import { authenticate, type Client } from '../admission/authenticate.ts';
+import { AuthorizedRequest, type Guard } from '../admission/authorize.ts';
 import { requestIdFrom } from '../admission/failure.ts';
-import type { Admitted, Entrance, RawInput, Visit } from '../admission/index.ts';
+import type { RawInput } from '../admission/parse-request.ts';
 import type { Rates } from '../admission/rates.ts';
+import { type Proxies, peerAddress } from '../client-address.ts';
 import type { Keys } from '../keys/index.ts';
 import { trailersOf } from './status.ts';
 
@@ -34,18 +37,21 @@ export type Sent<M extends Method> = Parameters<Rpcs[M]['responseSerialize']>[0]
 export type Stream = ServerDuplexStream<unknown, unknown> & { request?: unknown };
 
 /** An rpc by the route whose rights it needs. */
-export interface Rpc<M extends Method = Method, I = unknown, O = unknown> {
-  entrance: Entrance<I>;
+export interface Rpc<M extends Method = Method, R extends Route = Route, O = unknown> {
+  guard: Guard<R>;
   /** Which part the client's first message must have; absent where there is one request. */
   first?: { name: string; of(message: Received<M>): O | null | undefined };
   /** That, or the request, as REST has it. */
   raw(opening: O): Partial<RawInput>;
   /** Resolves with the response where that is not a stream. */
-  run(call: Call<M>, admitted: Entered<I>, opening: O): Promise<Sent<M> | undefined>;
+  run(call: Call<M>, admitted: Admitted<R>, opening: O): Promise<Sent<M> | undefined>;
 }
 
 /** A request that may do what it asks for. */
-export type Entered<I> = Pick<Admitted<I>, 'input' | 'caller'>;
+export interface Admitted<R extends Route> {
+  input: Input<R>;
+  caller: Caller;
+}
 
 /** Without what is null or absent: messages have no null. */
 export function present<T extends object>(fields: T): { [K in keyof T]?: NonNullable<T[K]> } {
@@ -61,18 +67,17 @@ export class Call<M extends Method = Method> {
   readonly gone = new AbortController();
   /** What the client sends, in order; reading slowly slows the client. Ends when it half-closes. */
   readonly messages: AsyncGenerator<Received<M>>;
-  /** Who calls; their key once the call is counted. */
-  visitor: Visitor;
   readonly #stream: Stream;
-  readonly #leaves: (() => void)[] = [];
-  readonly #visits: Visit<unknown>[] = [];
+  readonly #address: string;
+  readonly #requests: { settle(error?: unknown): Promise<void> }[] = [];
+  #client: Client | undefined;
   /** One wait for all who send meanwhile. */
   #draining: Promise<void> | undefined;
 
   constructor(stream: Stream, proxies: Proxies) {
     this.#stream = stream;
     const forwarded = stream.metadata.get('x-forwarded-for').join(',');
-    this.visitor = { address: proxies.clientOf(peerAddress(stream.getPeer()), forwarded), key: undefined };
+    this.#address = proxies.clientOf(peerAddress(stream.getPeer()), forwarded);
     this.requestId = requestIdFrom(this.header('x-request-id'));
     this.messages = messagesOf(stream, this.gone.signal);
     stream.once('cancelled', () => this.gone.abort(left));
@@ -90,35 +95,34 @@ export class Call<M extends Method = Method> {
     return typeof value === 'string' ? value : '';
   }
 
-  /** Counts it and looks for its key, once. Throws rate_limited or unauthorized. */
-  async enter(services: { keys: Keys; rates: Rates }): Promise<void> {
-    const { address } = this.visitor;
-    const asker = { authorization: this.header('authorization'), local: false, address };
-    this.visitor = await count(asker, services);
-    services.keys.admit(this.visitor.key, address);
+  /** Throws rate_limited or unauthorized. */
+  async authenticate(services: { keys: Keys; rates: Rates }): Promise<void> {
+    const presented = { authorization: this.header('authorization'), address: this.#address };
+    this.#client = await authenticate(presented, services);
   }
 
   /** From the rights of the caller to the last message. */
   async perform(rpc: Rpc<M>): Promise<Sent<M> | undefined> {
-    const visit = this.knock(rpc.entrance);
+    const request = this.authorize(rpc.guard);
     const opening = rpc.first ? await this.#first(rpc.first) : this.#stream.request;
-    return rpc.run(this, this.admit(visit, rpc.raw(opening)), opening);
+    return rpc.run(this, this.admit(request, rpc.raw(opening)), opening);
   }
 
-  knock<I>(entrance: Entrance<I>): Visit<I> {
-    const visit = entrance.knock(this.visitor, this.requestId);
-    this.#visits.push(visit);
-    return visit;
+  /** A request of this call, settled with it; one that does not last is settled by whoever made it. */
+  authorize<R extends Route>(guard: Guard<R>, lasts = true): AuthorizedRequest<R> {
+    if (!this.#client) throw new Error('a call is authenticated before it is authorized');
+    const request = new AuthorizedRequest(guard, this.#client, this.requestId);
+    if (lasts) this.#requests.push(request);
+    return request;
   }
 
   /** May it do that? Judged again until the call is over, unless it is done at once. */
-  admit<I>(visit: Visit<I>, parts: Partial<RawInput>, { lasts = true } = {}): Entered<I> {
+  admit<R extends Route>(request: AuthorizedRequest<R>, parts: Partial<RawInput>, lasts = true): Admitted<R> {
     const raw = { params: {}, query: {}, headers: {}, body: undefined, ...parts };
-    visit.identify(raw);
-    const { leave, ...entered } = visit.admit(raw, { gone: this.gone, lasts });
-    if (lasts) this.#leaves.push(leave);
+    request.identify(raw);
+    const admitted = request.admit(raw, this.gone, lasts);
     this.#stream.sendMetadata(trailersOf(this.requestId));
-    return entered;
+    return admitted;
   }
 
   async #first({ name, of }: NonNullable<Rpc<M>['first']>): Promise<unknown> {
@@ -162,12 +166,11 @@ export class Call<M extends Method = Method> {
 
   /** All that it asked for is on record when this resolves. */
   async settle(error?: unknown): Promise<void> {
-    await Promise.all(this.#visits.map((visit) => visit.settle(error)));
+    await Promise.all(this.#requests.map((request) => request.settle(error)));
   }
 
   leave(): void {
     this.gone.abort(over);
-    for (const leave of this.#leaves) leave();
   }
 }
 

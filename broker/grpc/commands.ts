@@ -8,11 +8,9 @@ import { type CommandId, commandId } from '../../shared/api/route.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { AccessRooms } from '../admission/access.ts';
+import { type AccessRooms, type Guard, guardOf, recallBy } from '../admission/authorize.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
-import { type Entrance, entranceOf, madeBy } from '../admission/index.ts';
 import type { Rates } from '../admission/rates.ts';
-import { once } from '../admission/replay.ts';
 import { type Commands, offsetsIn } from '../commands/index.ts';
 import { type Call, present, type Rpc, type Sent } from './call.ts';
 
@@ -40,8 +38,8 @@ export function commandRpcs(services: CommandServices) {
   const { handlers, commands, log } = services;
   const accept = acceptor(services);
 
-  const Exec: Rpc<'Exec', Input<typeof create>, ExecStart__Output> = {
-    entrance: entranceOf(create, services),
+  const Exec: Rpc<'Exec', typeof create, ExecStart__Output> = {
+    guard: guardOf(create, services),
     first: { name: 'a start', of: (message) => message.start },
     raw: (start) => ({ body: bodyOf(start) }),
     async run(call, { input, caller }, start) {
@@ -63,8 +61,8 @@ export function commandRpcs(services: CommandServices) {
     },
   };
 
-  const FollowCommand: Rpc<'FollowCommand', Input<typeof follow>, FollowCommandRequest__Output> = {
-    entrance: entranceOf(follow, services),
+  const FollowCommand: Rpc<'FollowCommand', typeof follow, FollowCommandRequest__Output> = {
+    guard: guardOf(follow, services),
     raw: ({ command_id, stdout_offset, stderr_offset }) => ({
       params: { command_id },
       headers: { last_event_id: `${stdout_offset}.${stderr_offset}` },
@@ -82,7 +80,7 @@ export function commandRpcs(services: CommandServices) {
 
 /** The command's id once it is on disk; with an idempotency key perhaps that of an earlier call. */
 function acceptor(services: CommandServices) {
-  const made = madeBy(services.handlers, { noun: 'commands' }, services);
+  const recall = recallBy(services.handlers, 'commands', 'get', services);
   return async (
     call: ExecCall,
     body: object,
@@ -92,7 +90,7 @@ function acceptor(services: CommandServices) {
     const key = call.header('idempotency-key');
     const run = () => services.handlers.commands.create(input, caller);
     if (key === '') return commandId.parse((await run()).id);
-    const reply = await once(services.idempotency, {
+    const reply = await services.idempotency.answer({
       route: create,
       caller,
       key,
@@ -101,7 +99,7 @@ function acceptor(services: CommandServices) {
       body,
       content: undefined,
       run,
-      made,
+      recall,
     });
     return create.reply.pick({ id: true }).parse(reply).id;
   };
@@ -110,7 +108,7 @@ function acceptor(services: CommandServices) {
 /** Gives a command what its client sends, in order and no faster than it is read. */
 class CommandInput {
   readonly #services: CommandServices;
-  readonly #signalling: Entrance<Input<typeof signalRoute>>;
+  readonly #signalling: Guard<typeof signalRoute>;
   readonly #call: ExecCall;
   readonly #command_id: CommandId;
   readonly #caller: Caller;
@@ -120,7 +118,7 @@ class CommandInput {
 
   constructor(services: CommandServices, call: ExecCall, command_id: CommandId, caller: Caller) {
     this.#services = services;
-    this.#signalling = entranceOf(signalRoute, services);
+    this.#signalling = guardOf(signalRoute, services);
     this.#call = call;
     this.#command_id = command_id;
     this.#caller = caller;
@@ -162,21 +160,20 @@ class CommandInput {
   /** As a request of its own, and counted as one. */
   async #deliver(signal: string): Promise<void> {
     const { rates, handlers } = this.#services;
-    const { visitor, requestId } = this.#call;
-    const visit = this.#signalling.knock(visitor, requestId);
+    const request = this.#call.authorize(this.#signalling, false);
     try {
       const raw = { params: { command_id: this.#command_id }, body: { signal } };
-      const { input, caller } = this.#call.admit(visit, raw, { lasts: false });
+      const { input, caller } = this.#call.admit(request, raw, false);
       const quota = await rates.spend(caller.key_id);
       if (quota?.refusal) throw quota.refusal;
       await insisting(caller.signal, [], async () => handlers.commands.signal(input, caller));
     } catch (error) {
-      await visit.settle(error);
+      await request.settle(error);
       throw error;
     }
     if (monotonic() - (this.#signalled.get(signal) ?? Number.NEGATIVE_INFINITY) < recordMs) return;
     this.#signalled.set(signal, monotonic());
-    await visit.settle();
+    await request.settle();
   }
 }
 

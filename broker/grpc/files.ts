@@ -4,10 +4,9 @@ import type { ReadFileRequest__Output } from '../../proto/types/farhand/client/v
 import type { WatchFilesRequest__Output } from '../../proto/types/farhand/client/v1/WatchFilesRequest.ts';
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v1/WriteFileCommit.ts';
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/client/v1/WriteFileOpen.ts';
-import { api, type Handlers, type Input } from '../../shared/api/index.ts';
+import { api, type Handlers } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { AccessRooms } from '../admission/access.ts';
-import { entranceOf } from '../admission/index.ts';
+import { type AccessRooms, guardOf } from '../admission/authorize.ts';
 import { type Call, present, type Rpc } from './call.ts';
 
 const { download, put, watch } = api.files;
@@ -17,8 +16,8 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
   const { stalledMs } = services;
   const { files } = services.handlers;
 
-  const ReadFile: Rpc<'ReadFile', Input<typeof download>, ReadFileRequest__Output> = {
-    entrance: entranceOf(download, services),
+  const ReadFile: Rpc<'ReadFile', typeof download, ReadFileRequest__Output> = {
+    guard: guardOf(download, services),
     raw: ({ machine_id, offset, length, ...request }) => ({
       params: { machine_id },
       query: {
@@ -44,8 +43,8 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
     },
   };
 
-  const WriteFile: Rpc<'WriteFile', Input<typeof put>, WriteFileOpen__Output> = {
-    entrance: entranceOf(put, services),
+  const WriteFile: Rpc<'WriteFile', typeof put, WriteFileOpen__Output> = {
+    guard: guardOf(put, services),
     first: { name: 'an open', of: (message) => message.open },
     raw: addressOf,
     async run(call, { input, caller }) {
@@ -55,8 +54,8 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
     },
   };
 
-  const WatchFiles: Rpc<'WatchFiles', Input<typeof watch>, WatchFilesRequest__Output> = {
-    entrance: entranceOf(watch, services),
+  const WatchFiles: Rpc<'WatchFiles', typeof watch, WatchFilesRequest__Output> = {
+    guard: guardOf(watch, services),
     raw: ({ machine_id, recursive, ...request }) => ({
       params: { machine_id },
       query: { ...(request.path !== '' && pathOf(request)), recursive: String(recursive) },

@@ -4,10 +4,10 @@ import { HealthImplementation } from 'grpc-health-check';
 import type { Handlers } from '../../shared/api/index.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { streamsService } from '../../shared/rpc.ts';
-import type { Proxies } from '../address.ts';
-import type { AccessRooms } from '../admission/access.ts';
+import type { AccessRooms } from '../admission/authorize.ts';
 import { toldFailure } from '../admission/failure.ts';
 import type { Rates } from '../admission/rates.ts';
+import type { Proxies } from '../client-address.ts';
 import { Call, type Method, type Rpc, type Stream } from './call.ts';
 import { type CommandServices, commandRpcs } from './commands.ts';
 import { eventRpcs } from './events.ts';
@@ -74,7 +74,7 @@ export class StreamsService {
     const trailers = trailersOf(call.requestId);
     this.#open.add(call);
     try {
-      await call.enter(this.#services);
+      await call.authenticate(this.#services);
       proven(stream.getPeer());
       if (this.#stopped) call.stop();
       call.gone.signal.throwIfAborted();

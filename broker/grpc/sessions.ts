@@ -4,8 +4,7 @@ import type { Caller, Input } from '../../shared/api/index.ts';
 import { cols, sessions as routes, rows } from '../../shared/api/sessions.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isSignal } from '../../shared/signals.ts';
-import type { AccessRooms } from '../admission/access.ts';
-import { entranceOf } from '../admission/index.ts';
+import { type AccessRooms, guardOf } from '../admission/authorize.ts';
 import type { ClientPort, Doing, Note, Parting } from '../sessions/client.ts';
 import { type Call, present, type Received, type Rpc, type Sent } from './call.ts';
 
@@ -27,8 +26,8 @@ const modes = {
 } as const;
 
 export function sessionRpcs(services: AccessRooms & { sessions: Joining }) {
-  const AttachSession: Rpc<'AttachSession', Input<typeof routes.attach>, AttachOpen__Output> = {
-    entrance: entranceOf(routes.attach, services),
+  const AttachSession: Rpc<'AttachSession', typeof routes.attach, AttachOpen__Output> = {
+    guard: guardOf(routes.attach, services),
     first: { name: 'an open', of: (message) => message.open },
     raw: ({ session_id, mode, offset }) => ({
       params: { session_id },

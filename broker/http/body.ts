@@ -1,6 +1,6 @@
 // Reads a JSON body: limited before it is buffered, and refused when it is nested too deep to be kept.
 import { isUtf8 } from 'node:buffer';
-import type { IncomingMessage } from 'node:http';
+import type { IncomingHttpHeaders, IncomingMessage } from 'node:http';
 import getRawBody from 'raw-body';
 import type { Budget } from '../../shared/budget.ts';
 import { after } from '../../shared/clock.ts';
@@ -31,34 +31,24 @@ export async function readJson(
   // One of unknown length may become as long as it may.
   const size = Math.min(Number(length ?? limit), limit);
   const close = size > smallBytes ? budget.take(size) : () => {};
+  const tooSlow = after(maxMs, () => request.destroy());
   try {
-    return { body: await readWithin(request, limit, length), close };
+    const bytes = await getRawBody(request, { limit, length: length ?? null });
+    return { body: bytes.length === 0 ? undefined : parse(bytes, request.headers), close };
   } catch (error) {
     close();
-    throw error;
+    if (error instanceof AppError) throw error;
+    const tooLarge = error instanceof Error && 'status' in error && error.status === 413;
+    throw tooLarge
+      ? new AppError('payload_too_large', `the body must not exceed ${limit} bytes`, { limit })
+      : new AppError('invalid_request', 'the body did not arrive whole');
+  } finally {
+    tooSlow();
   }
 }
 
-async function readWithin(
-  request: IncomingMessage,
-  limit: number,
-  length: string | undefined,
-): Promise<unknown> {
-  const tooSlow = after(maxMs, () => request.destroy());
-  const bytes = await getRawBody(request, { limit, length: length ?? null })
-    .catch((error: unknown) => {
-      throw bodyError(error, limit);
-    })
-    .finally(tooSlow);
-  if (bytes.length === 0) return undefined;
-  refuseForms(request);
-  if (!isUtf8(bytes)) throw new AppError('invalid_request', 'the body is not valid UTF-8');
-  refuseTangled(bytes);
-  return parse(bytes.toString('utf8'));
-}
-
 /** An empty body needs no type; anything else must be JSON as it is, not compressed. */
-function refuseForms({ headers }: IncomingMessage): void {
+function parse(bytes: Buffer, headers: IncomingHttpHeaders): unknown {
   const type = headers['content-type']?.split(';')[0]?.trim().toLowerCase();
   if (type !== undefined && type !== 'application/json' && !type.endsWith('+json')) {
     throw new AppError('invalid_request', 'send the body as JSON, with Content-Type: application/json');
@@ -66,18 +56,10 @@ function refuseForms({ headers }: IncomingMessage): void {
   if (headers['content-encoding'] !== undefined && headers['content-encoding'] !== 'identity') {
     throw new AppError('invalid_request', 'send the body without Content-Encoding');
   }
-}
-
-function bodyError(error: unknown, limit: number): AppError {
-  const status = error instanceof Error && 'status' in error ? error.status : undefined;
-  if (status === 413)
-    return new AppError('payload_too_large', `the body must not exceed ${limit} bytes`, { limit });
-  return new AppError('invalid_request', 'the body did not arrive whole');
-}
-
-function parse(text: string): unknown {
+  if (!isUtf8(bytes)) throw new AppError('invalid_request', 'the body is not valid UTF-8');
+  refuseTangled(bytes);
   try {
-    return JSON.parse(text);
+    return JSON.parse(bytes.toString('utf8'));
   } catch {
     throw new AppError('invalid_request', 'the body is not valid JSON');
   }

@@ -1,7 +1,8 @@
 // One WebSocket as a client of a terminal: messages checked and turned into doings, output at the pace of its reader.
-import type { RawData, WebSocket } from 'ws';
+import type { WebSocket } from 'ws';
 import { clientMessage, closeCodes } from '../../shared/api/terminal.ts';
 import { every, monotonic } from '../../shared/clock.ts';
+import { Wake } from '../../shared/pace.ts';
 import type { ClientPort, Doing, Note, Parting } from '../sessions/client.ts';
 import { refuseTangled } from './body.ts';
 
@@ -23,56 +24,133 @@ const said: Readonly<Record<Parting['why'], string>> = {
   fell_behind: 'too slow; attach again',
 };
 
-/** A client as the room of sessions sees it. */
-export function portOf(ws: WebSocket): ClientPort {
-  const gone = new AbortController();
-  const inbox = openInbox(ws);
-  let parted = false;
-  const stopWatching = watchLife(ws, inbox);
-  ws.on('message', (data, binary) => take(ws, inbox, data, binary));
-  answerPings(ws);
-  // What went wrong it tells the client itself, with a close.
-  ws.on('error', () => {});
-  ws.once('close', () => {
-    stopWatching();
-    inbox.end();
-    if (!parted) gone.abort();
-  });
-  const send = (data: Uint8Array | string): Promise<void> =>
-    new Promise((resolve) => ws.send(data, { binary: typeof data !== 'string' }, () => resolve()));
-  return {
-    output: send,
-    note: (note: Note) => send(JSON.stringify(note)),
-    doings: inbox.doings(),
-    gone: gone.signal,
-    part(parting: Parting) {
-      if (parted) return;
-      parted = true;
-      inbox.drop();
-      if (parting.why === 'ended') ws.send(JSON.stringify(endOf(parting)));
-      ws.close(closeCodes[parting.why], said[parting.why]);
-    },
-  };
-}
+/** A WebSocket as the client of a session. */
+export class SocketPort implements ClientPort {
+  readonly #ws: WebSocket;
+  readonly #gone = new AbortController();
+  /** What the client has done and nobody has taken yet; while that is much, its socket is not read. */
+  #waiting: { doing: Doing; cost: number }[] = [];
+  #held = 0;
+  /** No more will come. */
+  #over = false;
+  #parted = false;
+  readonly #changed = new Wake();
+  #takenAt = monotonic();
+  /** Pings in a row without a sign of life. */
+  #unanswered = 0;
+  #ponging = false;
 
-function endOf({ why: _, ...ending }: Parting & { why: 'ended' }) {
-  return { type: 'end', ...ending };
-}
-
-/** Checks a message at the door; one that no client should send ends the connection, not the session. */
-function take(ws: WebSocket, inbox: Inbox, data: RawData, binary: boolean): void {
-  // As long as binaryType is left alone, messages are Buffers.
-  const bytes = data as Buffer;
-  const message = binary ? undefined : clientMessage.safeParse(parseJson(bytes));
-  if (!message || message.success) {
-    inbox.put(message ? doingOf(message.data) : { input: bytes }, bytes.length);
-    return;
+  constructor(ws: WebSocket) {
+    this.#ws = ws;
+    const stopPings = every(pingMs, () => this.#ping());
+    // As long as binaryType is left alone, messages are Buffers.
+    ws.on('message', (data, binary) => this.#receive(data as Buffer, binary));
+    ws.on('ping', (data) => this.#pong(data));
+    for (const event of ['message', 'ping', 'pong'] as const) {
+      ws.on(event, () => {
+        this.#unanswered = 0;
+      });
+    }
+    // What went wrong it tells the client itself, with a close.
+    ws.on('error', () => {});
+    ws.once('close', () => {
+      stopPings();
+      this.#end();
+      if (!this.#parted) this.#gone.abort();
+    });
   }
-  const { path, message: problem } = message.error.issues[0] ?? { path: [], message: 'not valid' };
-  const where = path.map((step) => `${String(step)}: `).join('');
-  inbox.drop();
-  // A reason takes 123 bytes (RFC 6455 section 5.5); ours are of one byte a character.
-  ws.close(1008, `message: ${where}${problem}`.replaceAll(/[^\x20-\x7e]/g, '?').slice(0, 120));
+
+  get gone(): AbortSignal {
+    return this.#gone.signal;
+  }
+
+  get doings(): AsyncIterable<Doing> {
+    return this.#doings();
+  }
+
+  output(bytes: Uint8Array | string): Promise<void> {
+    const binary = typeof bytes !== 'string';
+    return new Promise((resolve) => this.#ws.send(bytes, { binary }, () => resolve()));
+  }
+
+  note(note: Note): Promise<void> {
+    return this.output(JSON.stringify(note));
+  }
+
+  part(parting: Parting): void {
+    if (this.#parted) return;
+    this.#parted = true;
+    const { why, ...ending } = parting;
+    if (why === 'ended') void this.output(JSON.stringify({ type: 'end', ...ending }));
+    this.#close(closeCodes[why], said[why]);
+  }
+
+  /** Nobody wants what it still does, but its close must be read. */
+  #close(code: number, reason: string): void {
+    this.#waiting = [];
+    this.#ws.resume();
+    this.#end();
+    this.#ws.close(code, reason);
+  }
+
+  #end(): void {
+    this.#over = true;
+    this.#changed.wake();
+  }
+
+  async *#doings(): AsyncGenerator<Doing> {
+    for (;;) {
+      const next = this.#waiting.shift();
+      if (next) {
+        this.#held -= next.cost;
+        this.#takenAt = monotonic();
+      }
+      if (this.#held < maxHeldInput && this.#ws.isPaused) this.#ws.resume();
+      if (next) yield next.doing;
+      else if (this.#over) return;
+      else await this.#changed.wait(this.#gone.signal);
+    }
+  }
+
+  /** Checks a message at the door; one that no client should send ends the connection, not the session. */
+  #receive(bytes: Buffer, binary: boolean): void {
+    const message = binary ? undefined : clientMessage.safeParse(parseJson(bytes));
+    if (message && !message.success) {
+      const { path, message: problem } = message.error.issues[0] ?? { path: [], message: 'not valid' };
+      const where = path.map((step) => `${String(step)}: `).join('');
+      // A reason takes 123 bytes (RFC 6455 section 5.5); ours are of one byte a character.
+      this.#close(1008, `message: ${where}${problem}`.replaceAll(/[^\x20-\x7e]/g, '?').slice(0, 120));
+    } else if (!this.#over) {
+      const cost = bytes.length + messageCost;
+      this.#waiting.push({ doing: message ? doingOf(message.data) : { input: bytes }, cost });
+      this.#held += cost;
+      if (this.#held >= maxHeldInput) this.#ws.pause();
+      this.#changed.wake();
+    }
+  }
+
+  /** One answer at a time; a ping that comes meanwhile needs none (RFC 6455 section 5.5.3). */
+  #pong(data: Buffer): void {
+    if (this.#ponging) return;
+    this.#ponging = true;
+    this.#ws.pong(data, false, () => {
+      this.#ponging = false;
+    });
+  }
+
+  /** Asks for a sign of life, and ends a socket that gives none; one that is not read cannot give any for a while. */
+  #ping(): void {
+    if (this.#ws.isPaused) {
+      this.#unanswered = 0;
+      if (monotonic() - this.#takenAt >= stuckMs)
+        this.#close(closeCodes.fell_behind, 'what was typed is not taken; attach again');
+    }
+    if (this.#unanswered >= maxUnanswered) this.#ws.terminate();
+    else if (!this.#over) {
+      this.#unanswered += 1;
+      this.#ws.ping();
+    }
+  }
 }
 
 function parseJson(bytes: Buffer): unknown {
@@ -88,95 +166,4 @@ function doingOf(message: ReturnType<typeof clientMessage.parse>): Doing {
   if (message.type === 'input') return { input: Buffer.from(message.data) };
   if (message.type === 'signal') return { signal: message.signal };
   return { size: { cols: message.cols, rows: message.rows } };
-}
-
-interface Inbox {
-  put(doing: Doing, bytes: number): void;
-  /** No more will come; what is there still counts. */
-  end(): void;
-  /** Nobody wants more. */
-  drop(): void;
-  doings(): AsyncIterable<Doing>;
-  /** How long nobody has taken anything, in milliseconds. */
-  waitedMs(): number;
-}
-
-/** What a client has done and nobody has taken yet; while that is much, its socket is not read. */
-function openInbox(ws: WebSocket): Inbox {
-  let waiting: { doing: Doing; cost: number }[] = [];
-  let held = 0;
-  let over = false;
-  let takenAt = monotonic();
-  let wake = (): void => {};
-  const end = (): void => {
-    over = true;
-    wake();
-  };
-  const shift = (): Doing | undefined => {
-    const next = waiting.shift();
-    held -= next?.cost ?? 0;
-    if (next) takenAt = monotonic();
-    if (held < maxHeldInput && ws.isPaused) ws.resume();
-    return next?.doing;
-  };
-  return {
-    put(doing, bytes) {
-      if (over) return;
-      const cost = bytes + messageCost;
-      waiting.push({ doing, cost });
-      held += cost;
-      if (held >= maxHeldInput) ws.pause();
-      wake();
-    },
-    end,
-    waitedMs: () => monotonic() - takenAt,
-    drop() {
-      waiting = [];
-      // The client's close must be read.
-      ws.resume();
-      end();
-    },
-    async *doings() {
-      for (;;) {
-        const doing = shift();
-        if (doing) yield doing;
-        else if (over) return;
-        else
-          await new Promise<void>((resolve) => {
-            wake = resolve;
-          });
-      }
-    },
-  };
-}
-
-/** One answer at a time; a ping that comes meanwhile needs none (RFC 6455 section 5.5.3). */
-function answerPings(ws: WebSocket): void {
-  let answering = false;
-  ws.on('ping', (data) => {
-    if (answering) return;
-    answering = true;
-    ws.pong(data, false, () => {
-      answering = false;
-    });
-  });
-}
-
-/** Asks for a sign of life, and ends a socket that gives none; one that we do not read cannot give any for a while. */
-function watchLife(ws: WebSocket, inbox: Inbox): () => void {
-  let unanswered = 0;
-  const sign = (): void => {
-    unanswered = 0;
-  };
-  for (const event of ['message', 'ping', 'pong'] as const) ws.on(event, sign);
-  return every(pingMs, () => {
-    if (ws.isPaused && inbox.waitedMs() >= stuckMs) {
-      inbox.drop();
-      return ws.close(closeCodes.fell_behind, 'what was typed is not taken; attach again');
-    }
-    if (ws.isPaused) sign();
-    if (unanswered >= maxUnanswered) return ws.terminate();
-    unanswered += 1;
-    ws.ping();
-  });
 }

@@ -1,33 +1,29 @@
-// Requests of the table over HTTP: their parts out of koa's context, then admission, the noun's handler, and its answer.
-import { Readable } from 'node:stream';
+// One request of the table over HTTP: authenticate, authorize, parse, idempotency, handler, audit, reply.
 import type { Context } from 'koa';
-import { z } from 'zod';
-import type { Caller, Content, Handlers, RawReply } from '../../shared/api/index.ts';
+import type { Caller, Content, Handlers } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
 import type { Budget } from '../../shared/budget.ts';
-import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { AccessRooms } from '../admission/access.ts';
-import type { Idempotency } from '../admission/idempotency.ts';
 import {
-  entranceOf,
+  type AccessRooms,
+  AuthorizedRequest,
+  type Guard,
+  guardOf,
   type Handler,
   handlerOf,
-  madeBy,
-  type RawInput,
-  type Visit,
-} from '../admission/index.ts';
-import { once } from '../admission/replay.ts';
+  recallBy,
+} from '../admission/authorize.ts';
+import type { Idempotency, Recall } from '../admission/idempotency.ts';
+import { queryOf, type RawInput } from '../admission/parse-request.ts';
 import { readJson } from './body.ts';
-import type { Entering } from './entering.ts';
-import { jsonType } from './headers.ts';
-import { headersOf, queryOf } from './query.ts';
+import type { Clients } from './clients.ts';
+import { isStreamed, sendReply } from './reply.ts';
 import type { Spool } from './spool.ts';
-import { type Sender, senderOf } from './streams.ts';
 import { type Incoming, openBytes, openForm } from './upload.ts';
 
 export interface DispatchRooms extends AccessRooms {
+  handlers: Handlers;
   idempotency: Idempotency;
   spool: Spool;
   /** Of large bodies that are being read or worked on. */
@@ -35,72 +31,117 @@ export interface DispatchRooms extends AccessRooms {
   log: Logger;
 }
 
-type Input = Record<string, unknown> & { content?: Content<unknown> };
-
-/** One request on its way through. */
-interface Exchange {
-  ctx: Context;
-  input: Input;
-  raw: RawInput;
-  caller: Caller;
-  /** Fires when nobody waits for the answer any more. */
-  gone: AbortController;
+interface Endpoint {
+  route: Route;
+  guard: Guard<Route>;
+  handler: Handler;
+  recall: Recall;
+  /** Its requests last: the key is judged again meanwhile. */
+  lasts: boolean;
+  rooms: DispatchRooms;
 }
 
+type Input = Record<string, unknown> & { content?: Content<unknown> };
+
 const bodyLimit = 1024 * 1024;
-const pieceBytes = 64 * 1024;
 
 /** Makes the koa handler of one route. */
 export function dispatcher(
-  noun: string,
-  operation: string,
-  route: Route,
-  handlers: Handlers,
+  { noun, operation, route }: { noun: string; operation: string; route: Route },
   rooms: DispatchRooms,
-  entering: Entering,
-) {
-  const entrance = entranceOf(route, rooms);
-  const answer = answererOf(noun, operation, route, handlers, rooms);
-  // Those that last are judged again while they do.
-  const lasts = route.accepts !== undefined || route.waits === true || senderOf(route) !== undefined;
-  return async (ctx: Context): Promise<void> => {
-    const visitor = route.access === 'everybody' ? entering.anybody(ctx) : await entering.counted(ctx);
-    const visit = entrance.knock(visitor, requestIdOf(ctx));
+  clients: Clients,
+): (ctx: Context) => Promise<void> {
+  const { handlers } = rooms;
+  const endpoint: Endpoint = {
+    route,
+    guard: guardOf(route, rooms),
+    handler: handlerOf(handlers, noun, operation),
+    recall: recallBy(handlers, noun, route.again ?? 'get', rooms),
+    lasts: route.accepts !== undefined || route.waits === true || isStreamed(route),
+    rooms,
+  };
+  return async (ctx) => {
+    const client = route.access === 'everybody' ? clients.anonymous(ctx) : await clients.authenticate(ctx);
+    const request = new AuthorizedRequest(endpoint.guard, client, requestIdOf(ctx));
     try {
-      await attend(ctx, visit);
+      await serve(ctx, request, endpoint);
     } catch (error) {
-      await visit.settle(error);
+      await request.settle(error);
       throw error;
     }
-    await visit.settle();
+    await request.settle();
   };
+}
 
-  async function attend(ctx: Context, visit: Visit<unknown>): Promise<void> {
-    const raw = addressed(ctx, route);
-    visit.identify(raw);
-    const body = await readBody(ctx, route, raw, rooms);
-    const client = departure(ctx);
-    try {
-      const { input, caller, leave } = visit.admit(raw, { gone: client.gone, lasts });
-      // An object of the parts that the route names.
-      const given = input as Input;
-      if (body.incoming) given.content = contentOf(body.incoming, visit, raw);
-      await answer({ ctx, input: given, raw, caller, gone: client.gone }).finally(leave);
-    } finally {
-      client.forget();
-      body.close();
+/** The id that the first middleware gave this request. */
+export function requestIdOf(ctx: Context): string {
+  return String(ctx.state.requestId);
+}
+
+async function serve(ctx: Context, request: AuthorizedRequest<Route>, endpoint: Endpoint): Promise<void> {
+  const { route, lasts, rooms } = endpoint;
+  const raw: RawInput = {
+    // Set by the router from the path's parameters.
+    params: ctx.params as Record<string, unknown>,
+    // Not ctx.URL, which a Host header can bend.
+    query: queryOf(ctx.querystring),
+    headers: headersOf(ctx, route),
+    body: undefined,
+  };
+  request.identify(raw);
+  const body = await readBody(ctx, route, raw, rooms);
+  const gone = new AbortController();
+  const leave = (): void => {
+    if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client went away'));
+  };
+  ctx.res.once('close', leave);
+  try {
+    const { caller, ...admitted } = request.admit(raw, gone, lasts);
+    // An object of the parts that the route names.
+    const input = admitted.input as Input;
+    const { incoming } = body;
+    if (incoming) {
+      const fields = () => request.reparse({ ...raw, body: incoming.fields() });
+      input.content = { chunks: incoming.chunks, fields };
     }
+    const reply = await answer(ctx, endpoint, raw, input, caller);
+    // The key may have been revoked while it waited.
+    if (route.waits) caller.signal.throwIfAborted();
+    await sendReply({ ctx, route, input, caller, gone, log: rooms.log }, reply);
+  } finally {
+    ctx.res.off('close', leave);
+    body.close();
   }
 }
 
-/** Fires when the client goes before it has its answer. */
-function departure(ctx: Context) {
-  const gone = new AbortController();
-  const close = (): void => {
-    if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client went away'));
-  };
-  ctx.res.once('close', close);
-  return { gone, forget: () => void ctx.res.off('close', close) };
+/** The headers a route names, by their names with underscores. */
+function headersOf({ headers }: Context, route: Route): Record<string, unknown> {
+  const given = Object.keys(route.headers).map((name): [string, unknown] => [
+    name,
+    headers[name.replaceAll('_', '-')],
+  ]);
+  return Object.fromEntries(given.filter(([, value]) => value !== undefined));
+}
+
+/** What the handler answers; a repeat with an Idempotency-Key gets what the first request got. */
+async function answer(
+  ctx: Context,
+  { route, handler, recall, rooms }: Endpoint,
+  { body }: RawInput,
+  input: Input,
+  caller: Caller,
+): Promise<unknown> {
+  const key = route.idempotency ? ctx.get('idempotency-key') : '';
+  const run = () => handler(input, caller);
+  try {
+    if (key === '') return await run();
+    const { path, querystring: query } = ctx;
+    const { content } = input;
+    return await rooms.idempotency.answer({ route, caller, key, path, query, body, content, run, recall });
+  } finally {
+    // A refusal may have something to say there, too (RFC 9110 section 14.4).
+    ctx.res.setHeaders(caller.headers);
+  }
 }
 
 interface Body {
@@ -146,151 +187,4 @@ function refuseCoded(ctx: Context): void {
   if (ctx.get('content-range')) {
     throw new AppError('invalid_request', 'a file can only be replaced whole: send it without Content-Range');
   }
-}
-
-/** The content as its handler takes it; the fields that came late are parsed as the first ones were. */
-function contentOf(incoming: Incoming, visit: Visit<unknown>, raw: RawInput): Content<unknown> {
-  return {
-    chunks: incoming.chunks,
-    fields: () => visit.reparse({ ...raw, body: incoming.fields() }),
-  };
-}
-
-/** Everything of a request but its body, which is read only once these allow it. */
-function addressed(ctx: Context, route: Route): RawInput {
-  return {
-    // Set by the router from the path's parameters.
-    params: ctx.params as Record<string, unknown>,
-    // Not ctx.URL, which a Host header can bend.
-    query: queryOf(ctx.querystring),
-    headers: headersOf(ctx.headers, route.headers),
-    body: undefined,
-  };
-}
-
-/** The id that the first middleware gave this request. */
-function requestIdOf(ctx: Context): string {
-  return String(ctx.state.requestId);
-}
-
-/** Runs the handler and sends what it gives, in the way of the route's kind. */
-function answererOf(
-  noun: string,
-  operation: string,
-  route: Route,
-  handlers: Handlers,
-  rooms: DispatchRooms,
-): (exchange: Exchange) => Promise<void> {
-  const handler = handlerOf(handlers, noun, operation);
-  const send = senderOf(route);
-  const made = madeBy(handlers, { noun, operation: route.again }, rooms);
-  if (route.kind === 'raw') return (exchange) => sendRaw(exchange, handler);
-  if (send) return (exchange) => stream(exchange, send, handler, rooms.log);
-  return async (exchange) => {
-    const { ctx, input, raw, caller } = exchange;
-    const key = route.idempotency ? ctx.get('idempotency-key') : '';
-    if (key === '') {
-      const reply = await handler(input, caller);
-      refuseLate(route, caller);
-      return sendObject(exchange, route, reply);
-    }
-    const reply = await once(rooms.idempotency, {
-      route,
-      caller,
-      key,
-      path: ctx.path,
-      query: ctx.querystring,
-      body: raw.body,
-      content: input.content,
-      run: () => handler(input, caller),
-      made,
-    });
-    refuseLate(route, caller);
-    sendObject(exchange, route, reply);
-  };
-}
-
-/** The key may have been revoked while it waited. */
-function refuseLate({ waits }: Route, { signal }: Caller): void {
-  if (waits) signal.throwIfAborted();
-}
-
-async function stream(
-  { ctx, input, caller, gone }: Exchange,
-  send: Sender,
-  handler: Handler,
-  log: Logger,
-): Promise<void> {
-  let reply: unknown;
-  try {
-    reply = await handler(input, caller);
-  } finally {
-    // A refusal may have something to say there, too (RFC 9110 section 14.4).
-    ctx.set(Object.fromEntries(caller.headers));
-  }
-  const leave = (): void => gone.abort(new AppError('unavailable', 'nobody reads on'));
-  await send({ ctx, caller, meta: metaOf(caller), log, leave }, reply);
-}
-
-function metaOf(caller: Caller) {
-  return { request_id: caller.request_id, timestamp: iso() };
-}
-
-async function sendRaw({ ctx, input, caller }: Exchange, handler: Handler): Promise<void> {
-  // Handlers of raw routes give RawReply.
-  const reply = (await handler(input, caller)) as RawReply;
-  ctx.status = reply.status ?? 200;
-  ctx.set(Object.fromEntries(caller.headers));
-  if (reply.etag) {
-    ctx.set({ ETag: reply.etag, 'Cache-Control': 'no-cache' });
-    if (ctx.get('if-none-match').includes(reply.etag)) {
-      ctx.status = 304;
-      return;
-    }
-  }
-  const body = typeof reply.body === 'string' ? Buffer.from(reply.body) : viewOf(reply.body);
-  // A piece at a time: a client that does not read holds no more than that.
-  ctx.body = body.length > pieceBytes ? Readable.from(piecesOf(body)) : body;
-  ctx.length = body.length;
-  ctx.type = reply.type;
-}
-
-/** The same bytes, uncopied. */
-function viewOf({ buffer, byteOffset, byteLength }: Uint8Array): Buffer {
-  return Buffer.from(buffer, byteOffset, byteLength);
-}
-
-function* piecesOf(body: Buffer): Generator<Buffer> {
-  for (let at = 0; at < body.length; at += pieceBytes) yield body.subarray(at, at + pieceBytes);
-}
-
-/** Parses the reply with the route's own schema, so that nothing leaves that the contract does not name. */
-function sendObject({ ctx, input, caller }: Exchange, route: Route, reply: unknown): void {
-  ctx.status = route.status;
-  // Else koa searches its table of types for it.
-  ctx.set('Content-Type', jsonType);
-  ctx.set(Object.fromEntries(caller.headers));
-  const meta = metaOf(caller);
-  if (route.kind !== 'list') {
-    ctx.body = { data: route.reply.parse(reply), meta };
-    return;
-  }
-  const { items, total } = page.parse(reply);
-  const { limit, offset } = paging.parse(input);
-  const has_more = offset + items.length < total;
-  if (has_more) ctx.set('Link', `<${nextPage(ctx, limit, offset)}>; rel="next"`);
-  ctx.body = {
-    data: items.map((item) => route.reply.parse(item)),
-    meta: { ...meta, total, limit, offset, has_more },
-  };
-}
-
-const page = z.object({ items: z.array(z.unknown()), total: z.number() });
-const paging = z.object({ limit: z.number(), offset: z.number() });
-
-function nextPage(ctx: Context, limit: number, offset: number): string {
-  const query = new URLSearchParams(ctx.querystring);
-  query.set('limit', String(limit));
-  query.set('offset', String(offset + limit));
-  return `${ctx.path}?${query.toString()}`;
 }

@@ -1,14 +1,10 @@
 // Prometheus metrics of the broker.
 import { collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 
-export interface RequestMetrics {
-  observe(method: string, route: string, status: number, ms: number): void;
-  /** The exposition text, and its type. */
-  text(): Promise<{ type: string; body: string }>;
-}
+export type RequestMetrics = ReturnType<typeof openMetrics>;
 
 /** Opens a registry of its own; `machines` tells how many are linked and registered. */
-export function openMetrics(machines: () => { online: number; registered: number }): RequestMetrics {
+export function openMetrics(machines: () => { online: number; registered: number }) {
   const registry = new Registry();
   collectDefaultMetrics({ register: registry });
   const requests = new Histogram({
@@ -30,7 +26,9 @@ export function openMetrics(machines: () => { online: number; registered: number
     },
   });
   return {
-    observe: (method, route, status, ms) => requests.observe({ method, route, status }, ms / 1000),
+    observe: (method: string, route: string, status: number, ms: number): void =>
+      requests.observe({ method, route, status }, ms / 1000),
+    /** The exposition text, and its type. */
     text: async () => ({ type: registry.contentType, body: await registry.metrics() }),
   };
 }

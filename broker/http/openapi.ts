@@ -111,6 +111,11 @@ function scopeText({ access }: Route): string {
   return access === 'any key' ? 'any valid key' : `a key with the scope \`${access}\``;
 }
 
+const streams: Partial<Record<Route['kind'], { description: string; type: string }>> = {
+  lines: { description: 'One object a line', type: 'application/x-ndjson' },
+  events: { description: 'Events, their data as JSON', type: 'text/event-stream' },
+};
+
 function success(route: Route) {
   if (route.kind === 'raw') return { description: 'As asked' };
   if (route.kind === 'socket') return { description: 'The WebSocket is open' };
@@ -121,15 +126,8 @@ function success(route: Route) {
       content: { 'application/octet-stream': { schema: binary } },
     };
   }
-  if (route.kind === 'lines') {
-    return { description: 'One object a line', content: { 'application/x-ndjson': { schema: route.reply } } };
-  }
-  if (route.kind === 'events') {
-    return {
-      description: 'Events, their data as JSON',
-      content: { 'text/event-stream': { schema: route.reply } },
-    };
-  }
+  const stream = streams[route.kind];
+  if (stream) return { description: stream.description, content: { [stream.type]: { schema: route.reply } } };
   const schema =
     route.kind === 'list'
       ? z.object({ data: z.array(route.reply), meta: paged })

@@ -5,27 +5,19 @@ import { join } from 'node:path';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 
-export interface Spool {
-  /** Takes all of it in. Throws payload_too_large or unavailable when it does not fit. */
-  keep(chunks: AsyncIterable<Uint8Array>): Promise<Kept>;
-}
-
-export interface Kept {
-  chunks(): AsyncIterable<Uint8Array>;
-  close(): void;
-}
+export type Spool = Awaited<ReturnType<typeof openSpool>>;
 
 /** Bytes that may wait, all uploads together. */
 const maxBytes = 1024 * 1024 * 1024;
 const chunkBytes = 256 * 1024;
 
 /** A spool in a directory of its own, made when first needed; what a killed broker may have left goes now. */
-export async function openSpool(directory: string): Promise<Spool> {
+export async function openSpool(directory: string) {
   await rm(directory, { recursive: true, force: true });
   let held = 0;
-
   return {
-    async keep(chunks) {
+    /** Takes all of it in. Throws payload_too_large or unavailable when it does not fit. */
+    async keep(chunks: AsyncIterable<Uint8Array>) {
       const handle = await openNameless(directory);
       let size = 0;
       const close = (): void => {
@@ -35,8 +27,7 @@ export async function openSpool(directory: string): Promise<Spool> {
       };
       try {
         for await (const chunk of chunks) {
-          if (size + chunk.length > maxBytes) throw tooLarge();
-          if (held + chunk.length > maxBytes) throw full();
+          refuseMore(size + chunk.length, held + chunk.length);
           held += chunk.length;
           size += chunk.length;
           await handle.writeFile(chunk);
@@ -48,6 +39,15 @@ export async function openSpool(directory: string): Promise<Spool> {
       }
     },
   };
+}
+
+/** `size`: of one file; `held`: of all. */
+function refuseMore(size: number, held: number): void {
+  const limit = maxBytes;
+  const message = `a file whose path comes after it may have ${limit} bytes: send path first, or in the query`;
+  if (size > limit) throw new AppError('payload_too_large', message, { limit });
+  if (held > limit)
+    throw new AppError('unavailable', 'too many uploads wait: send path before the file, or in the query');
 }
 
 async function openNameless(directory: string): Promise<FileHandle> {
@@ -66,16 +66,4 @@ async function* read(handle: FileHandle, size: number): AsyncGenerator<Uint8Arra
     at += bytesRead;
     yield buffer.subarray(0, bytesRead);
   }
-}
-
-function tooLarge(): AppError {
-  return new AppError(
-    'payload_too_large',
-    `a file whose path comes after it may have ${maxBytes} bytes: send path first, or in the query`,
-    { limit: maxBytes },
-  );
-}
-
-function full(): AppError {
-  return new AppError('unavailable', 'too many uploads wait: send path before the file, or in the query');
 }

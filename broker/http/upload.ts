@@ -4,6 +4,7 @@ import type { IncomingMessage } from 'node:http';
 import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
 import { AppError } from '../../shared/errors.ts';
+import { Wake } from '../../shared/pace.ts';
 import type { Spool } from './spool.ts';
 
 /** A body under way. */
@@ -25,6 +26,9 @@ const limits = {
   headerSize: 16 * 1024,
 };
 
+/** Of a request that is read. */
+const changes = ['readable', 'end', 'close', 'error'];
+
 const cutOff = (): AppError =>
   new AppError('invalid_request', 'the body was cut off before its end; nothing was changed');
 
@@ -45,29 +49,22 @@ async function* whole(
   begin: () => void,
 ): AsyncGenerator<Uint8Array> {
   begin();
-  while (!request.readableEnded) {
-    closed.throwIfAborted();
-    // Without an encoding set, bytes.
-    const chunk = request.read() as Uint8Array | null;
-    if (chunk) {
-      yield chunk;
-    } else if (request.destroyed || request.errored) throw cutOff();
-    else await more(request, closed);
+  const changed = new Wake();
+  const wake = (): void => changed.wake();
+  for (const event of changes) request.on(event, wake);
+  try {
+    while (!request.readableEnded) {
+      closed.throwIfAborted();
+      // Without an encoding set, bytes.
+      const chunk = request.read() as Uint8Array | null;
+      if (chunk) yield chunk;
+      else if (request.destroyed || request.errored) throw cutOff();
+      else await changed.wait(closed);
+    }
+  } finally {
+    for (const event of changes) request.off(event, wake);
   }
   if (!request.complete) throw cutOff();
-}
-
-/** Resolves when there is something to read, or nothing more will come. */
-function more(request: IncomingMessage, closed: AbortSignal): Promise<void> {
-  return new Promise((resolve) => {
-    const done = (): void => {
-      for (const event of ['readable', 'end', 'close', 'error']) request.off(event, done);
-      closed.removeEventListener('abort', done);
-      resolve();
-    };
-    for (const event of ['readable', 'end', 'close', 'error']) request.once(event, done);
-    closed.addEventListener('abort', done, { once: true });
-  });
 }
 
 /**
@@ -92,33 +89,40 @@ export async function openForm(
 }
 
 class Form {
-  readonly file: Promise<Readable>;
   readonly #request: IncomingMessage;
   readonly #parser: BusboyInstance;
   readonly #fields = new Map<string, string>();
-  readonly #finished: Promise<void>;
-  #begin: (file: Readable) => void = () => {};
-  #fail: (reason: unknown) => void = () => {};
+  readonly #file = Promise.withResolvers<Readable>();
+  readonly #finished = Promise.withResolvers<void>();
   #part: Readable | undefined;
   #reason: unknown;
 
   constructor(request: IncomingMessage) {
     this.#request = request;
-    this.#parser = parserOf(request);
-    this.#finished = new Promise((resolve, reject) => {
-      this.#parser.once('finish', resolve);
-      this.#fail = reject;
+    const parser = parserOf(request);
+    this.#parser = parser;
+    this.#finished.promise.then(
+      () => this.#file.reject(invalid('file', 'is missing: send the content as a part called file')),
+      this.#file.reject,
+    );
+    // Without a reader it must not end the process.
+    this.#file.promise.catch(() => undefined);
+    parser.once('finish', this.#finished.resolve);
+    parser.on('file', (name, part) => this.#takeFile(name, part));
+    parser.on('field', (name, value, _nameTruncated, truncated) => this.#takeField(name, value, truncated));
+    for (const limit of ['partsLimit', 'fieldsLimit', 'filesLimit'] as const) {
+      parser.once(limit, () => this.stop(invalid('file', 'must be the only file, with at most 20 fields')));
+    }
+    parser.on('error', (error) => this.stop(malformed(error)));
+    request.once('close', () => {
+      if (!request.complete) this.stop(cutOff());
     });
-    this.file = new Promise((resolve, reject) => {
-      this.#begin = resolve;
-      this.#finished.then(
-        () => reject(invalid('file', 'is missing: send the content as a part called file')),
-        reject,
-      );
-    });
-    // Whoever comes late, or not at all, must not leave them unheard.
-    this.file.catch(() => undefined);
-    this.#listen();
+    request.pipe(parser);
+  }
+
+  /** The content, once its part begins. */
+  get file(): Promise<Readable> {
+    return this.#file.promise;
   }
 
   fields(): Record<string, string> {
@@ -135,14 +139,14 @@ class Form {
     this.#reason = reason;
     this.#request.unpipe(this.#parser);
     this.#part?.destroy(reason instanceof Error ? reason : cutOff());
-    this.#fail(reason);
+    this.#finished.reject(reason);
   }
 
   async *#chunks(file: Readable): AsyncGenerator<Uint8Array> {
     try {
       for await (const chunk of file) yield chunk;
       // The fields that follow, and the closing boundary: without it the file may be a part of one.
-      await this.#finished;
+      await this.#finished.promise;
     } catch (error) {
       throw this.#reason ?? malformed(error);
     } finally {
@@ -150,26 +154,12 @@ class Form {
     }
   }
 
-  #listen(): void {
-    const parser = this.#parser;
-    parser.on('file', (name, part) => this.#takeFile(name, part));
-    parser.on('field', (name, value, _nameTruncated, truncated) => this.#takeField(name, value, truncated));
-    for (const limit of ['partsLimit', 'fieldsLimit', 'filesLimit'] as const) {
-      parser.once(limit, () => this.stop(invalid('file', 'must be the only file, with at most 20 fields')));
-    }
-    parser.on('error', (error) => this.stop(malformed(error)));
-    this.#request.once('close', () => {
-      if (!this.#request.complete) this.stop(cutOff());
-    });
-    this.#request.pipe(parser);
-  }
-
   #takeFile(name: string | undefined, part: Readable): void {
     // What a stopped parser still says about a part is of no interest.
     part.on('error', () => undefined);
     if (name === 'file') {
       this.#part = part;
-      this.#begin(part);
+      this.#file.resolve(part);
     } else {
       part.resume();
       this.stop(invalid(name ?? '', 'is no part of this form: the content is called file'));

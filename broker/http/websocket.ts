@@ -7,11 +7,10 @@ import { maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type Proxies, plainAddress } from '../address.ts';
-import { refuseUnknown } from '../admission/input.ts';
+import { queryOf, refuseUnknown } from '../admission/parse-request.ts';
+import { type Proxies, plainAddress } from '../client-address.ts';
 import type { ClientPort } from '../sessions/client.ts';
-import { portOf } from './client-port.ts';
-import { queryOf } from './query.ts';
+import { SocketPort } from './client-port.ts';
 
 /** What a ticket is good for: one client of one session. */
 export interface Attachment {
@@ -88,7 +87,7 @@ function serve(ws: WebSocket, attachment: Attachment, log: Logger): void {
   const named = { request_id: newId('request'), session_id, client_id };
   log.debug(named, 'a terminal was opened');
   ws.once('close', (code) => log.debug({ ...named, code }, 'a terminal was closed'));
-  const port = portOf(ws);
+  const port = new SocketPort(ws);
   attachment.serve(port).catch((error: unknown) => {
     log.error({ ...named, err: error }, 'a terminal failed');
     ws.close(1011, 'unexpected failure; see the broker’s log');

@@ -34,11 +34,10 @@ export function secretIndex(state: State): (presented: string) => Key | undefine
 }
 
 function secretsOf(keys: State['keys']): Map<string, { key: Key; until: number }> {
-  const previous = [...keys.values()].flatMap((key) =>
-    key.previous ? [[key.previous.hash, { key, until: Date.parse(key.previous.until) }] as const] : [],
-  );
-  const present = [...keys.values()].map(
-    (key) => [key.hash, { key, until: Number.POSITIVE_INFINITY }] as const,
-  );
-  return new Map([...previous, ...present]);
+  const index = new Map<string, { key: Key; until: number }>();
+  for (const key of keys.values()) {
+    if (key.previous) index.set(key.previous.hash, { key, until: Date.parse(key.previous.until) });
+    index.set(key.hash, { key, until: Number.POSITIVE_INFINITY });
+  }
+  return index;
 }

@@ -15,8 +15,8 @@ import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollRes
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
 import { AppError } from '../../shared/errors.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/rpc.ts';
-import { type Proxies, peerAddress } from '../address.ts';
 import type { Rates } from '../admission/rates.ts';
+import { type Proxies, peerAddress } from '../client-address.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../connections.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';

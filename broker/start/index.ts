@@ -8,11 +8,11 @@ import { StartError } from '../../shared/errors.ts';
 import { takeDirectory } from '../../shared/lock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../../shared/loopback.ts';
-import { holdsKey } from '../admission/access.ts';
+import { validKeyIn } from '../admission/authenticate.ts';
 import type { BrokerSettings } from '../config.ts';
 import { ConnectionLimiter, connectionLimits } from '../connections.ts';
 import { StreamsService } from '../grpc/index.ts';
-import { createHttpServer } from '../http/app.ts';
+import { createHttpServer } from '../http/server.ts';
 import { openSpool } from '../http/spool.ts';
 import { defaultSettings } from '../link/connect.ts';
 import { type AddService, type LinkListener, openListener } from '../link/listener.ts';
@@ -175,7 +175,7 @@ function doorOf(
     ...tuning.pings,
     handshakeMs: tuning.proofMs ?? proofMs,
     connections,
-    hasKey: (authorization: string): boolean => holdsKey(authorization, keys),
+    hasKey: (authorization: string): boolean => validKeyIn(authorization, keys) !== undefined,
   };
   const opening = openListener(doorRooms, options, link, serve);
   return opening.catch((error: unknown) => {

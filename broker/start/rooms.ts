@@ -7,21 +7,21 @@ import { openBudget } from '../../shared/budget.ts';
 import { now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { openProxies, type Proxies } from '../address.ts';
-import type { Lookups } from '../admission/access.ts';
-import { openIdempotency } from '../admission/idempotency.ts';
+import { openRecorder, type Recorder } from '../admission/audit.ts';
+import type { Lookups } from '../admission/authorize.ts';
+import { Idempotency } from '../admission/idempotency.ts';
 import { openRates, type Rates } from '../admission/rates.ts';
-import { openRecorder, type Recorder } from '../admission/recording.ts';
 import { type Audit, auditOn, openAudit } from '../audit.ts';
 import { type Backups, openBackups } from '../backup.ts';
+import { openProxies, type Proxies } from '../client-address.ts';
 import { type Commands, openCommands } from '../commands/index.ts';
 import type { BrokerSettings } from '../config.ts';
 import type { ConnectionLimits } from '../connections.ts';
 import { type Events, openEvents } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
 import { type History, openHistory } from '../history.ts';
+import { serviceHandlers } from '../http/about-routes.ts';
 import { openMetrics, type RequestMetrics } from '../http/metrics.ts';
-import { serviceHandlers } from '../http/service.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { type Keys, openKeys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
@@ -93,7 +93,7 @@ interface Nouns {
 
 export interface Rooms extends Stores, Nouns {
   authority: Authority;
-  idempotency: ReturnType<typeof openIdempotency>;
+  idempotency: Idempotency;
   recorder: Recorder;
   metrics: RequestMetrics;
   handlers: Handlers;
@@ -132,7 +132,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   const machineFacts = new MachineFacts(history);
   closers.push(() => machineFacts.close());
   const stores = { state, history, events, presence: new Presence(), machineFacts };
-  const idempotency = openIdempotency(history);
+  const idempotency = new Idempotency(history);
   closers.push(recordMachineEvents(stores, log));
   const nouns = { ...(await openNouns(opening, stores, authority)), webhooks };
   const recorder = openRecorder({ history, record: nouns.audit.record }, log);

@@ -63,6 +63,8 @@ export interface Route<
   filters?: readonly string[];
   /** The array of `reply` that grows. */
   grows?: string;
+  /** Of such a reply: the array, and the rest of the object. */
+  parts?: { items: z.ZodType; rest: z.ZodType };
   status: 101 | 200 | 201;
   /**
    * For a POST that makes or starts something: takes an Idempotency-Key. 'replay' answers a repeat with the first
@@ -98,13 +100,7 @@ export type Draft<
   body?: B;
   reply: R;
   status?: 200 | 201;
-  idempotency?: 'replay' | 'secret';
-  again?: string;
-  bodyLimit?: number;
-  impliesMachine?: boolean;
-  waits?: boolean;
-  lastEvent?: string;
-};
+} & Pick<Route, 'idempotency' | 'again' | 'bodyLimit' | 'impliesMachine' | 'waits' | 'lastEvent'>;
 
 export interface Defaults<P extends z.ZodRawShape> {
   params?: P;
@@ -130,8 +126,11 @@ export function growing<
 >(
   draft: Omit<Draft<Q, NoShape, Nothing, R>, 'method'> & Defaults<P> & { grows: G },
 ): Route<P, Q, NoShape, Nothing, R, 'growing'> & { grows: G } {
-  const { grows, ...rest } = draft;
-  return { ...build({ ...rest, method: 'GET' }, 'growing'), grows };
+  const { grows, ...given } = draft;
+  const { [grows]: items, ...others } = draft.reply.shape;
+  // `grows` names a field of the reply.
+  const parts = { items: items as z.ZodType, rest: z.object(others) };
+  return { ...build({ ...given, method: 'GET' }, 'growing'), grows, parts };
 }
 
 /** A route whose body is not JSON but comes as it is. */

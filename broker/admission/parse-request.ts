@@ -1,6 +1,7 @@
-// The one place where outside input is parsed: params, query, headers and body of a route, and the ids it holds.
+// The one place where requests are parsed: params, query, headers and body of a route, and the ids in them.
+import { parse as parseQuery } from 'node:querystring';
 import { z } from 'zod';
-import { type IdNoun, idSchemas, type Route } from '../../shared/api/route.ts';
+import { type IdNoun, idSchemas, type MachineId, type Route } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 
 /** A request's parts as they came. */
@@ -21,12 +22,10 @@ export interface FoundId {
   filters: boolean;
 }
 
-/** What is known of one route beforehand. */
-export interface Reader {
-  /** Every id in a request, read before anything else is checked. */
-  ids(raw: RawInput): FoundId[];
-  /** Parses all of it. Throws invalid_request for a bad query, validation_failed for a bad body. */
-  parse(raw: RawInput): Record<string, unknown>;
+/** An id of a request, whether it names something, and the machines that are named by it or behind it. */
+export interface Subject extends FoundId {
+  named: boolean;
+  machines?: readonly MachineId[] | undefined;
 }
 
 /** Any id of ours is shorter. */
@@ -45,40 +44,62 @@ interface Place {
 const mostNamed = 20;
 const longestName = 100;
 
-export function readerOf(route: Route): Reader {
-  const parts = {
-    params: z.object(route.params),
-    query: z.object(route.query),
-    headers: z.object(route.headers),
-    body: route.body ?? z.undefined(),
-  };
-  const reads = route.kind === 'list' || route.kind === 'events';
-  const places = Object.entries(parts).flatMap(([part, schema]) => placesIn(schema, [part]));
-  return {
-    ids: (raw) =>
-      places.flatMap(({ noun, path }) => {
-        const about = {
-          noun,
-          listed: path.some((step) => typeof step === 'number'),
-          filters: reads && path[0] === 'query',
-        };
-        // No id is as long: what is cut names nothing.
-        return valuesAt(raw, path).map((id) => ({ ...about, id: id.slice(0, longestId) }));
-      }),
-    parse(raw) {
-      refuseUnknown(raw.query, route.query);
-      const outer = {
-        ...read(parts.params, raw.params, 'invalid_request', 'path'),
-        ...read(parts.query, raw.query, 'invalid_request', 'query'),
-        ...read(parts.headers, raw.headers, 'invalid_request', 'header'),
-      };
-      if (!route.body) return outer;
-      if (raw.body === null || (typeof raw.body !== 'object' && raw.body !== undefined)) {
-        throw new AppError('invalid_request', 'the body must be a JSON object');
-      }
-      return { ...outer, ...read(parts.body, raw.body ?? {}, 'validation_failed', 'body') };
-    },
-  };
+/** The parser of a route's requests. */
+export class RequestParser {
+  readonly #route: Route;
+  readonly #parts: Record<keyof RawInput, z.ZodType>;
+  readonly #places: Place[];
+
+  constructor(route: Route) {
+    this.#route = route;
+    this.#parts = {
+      params: z.object(route.params),
+      query: z.object(route.query),
+      headers: z.object(route.headers),
+      body: route.body ?? z.undefined(),
+    };
+    this.#places = Object.entries(this.#parts).flatMap(([part, schema]) => placesIn(schema, [part]));
+  }
+
+  /** Every id in a request, read before anything else is checked. */
+  ids(raw: RawInput): FoundId[] {
+    const reads = ['list', 'events'].includes(this.#route.kind);
+    return this.#places.flatMap(({ noun, path }) => {
+      const listed = path.some((step) => typeof step === 'number');
+      const filters = reads && path[0] === 'query';
+      // No id is as long: what is cut names nothing.
+      return valuesAt(raw, path).map((id) => ({ noun, id: id.slice(0, longestId), listed, filters }));
+    });
+  }
+
+  /** Parses all of it. Throws invalid_request for a bad query, validation_failed for a bad body. */
+  parse(raw: RawInput): Record<string, unknown> {
+    const { query, body } = this.#route;
+    refuseUnknown(raw.query, query);
+    const outer = {
+      ...parsePart(this.#parts.params, raw.params, 'invalid_request', 'path'),
+      ...parsePart(this.#parts.query, raw.query, 'invalid_request', 'query'),
+      ...parsePart(this.#parts.headers, raw.headers, 'invalid_request', 'header'),
+    };
+    if (!body) return outer;
+    if (raw.body === null || (typeof raw.body !== 'object' && raw.body !== undefined)) {
+      throw new AppError('invalid_request', 'the body must be a JSON object');
+    }
+    return { ...outer, ...parsePart(body, raw.body ?? {}, 'validation_failed', 'body') };
+  }
+}
+
+/** A query as strings; a parameter given twice becomes an array, which no schema takes. */
+export function queryOf(text: string): Record<string, unknown> {
+  if (text === '') return {};
+  try {
+    // Bytes that are not UTF-8 would silently become others.
+    decodeURIComponent(text);
+  } catch {
+    const message = 'query: must be UTF-8, percent-encoded; for other paths use path_encoding';
+    throw new AppError('invalid_request', message);
+  }
+  return parseQuery(text, '&', '=', { maxKeys: 0 });
 }
 
 /** Throws invalid_request for parameters of a query that a route does not have. */
@@ -94,7 +115,7 @@ export function refuseUnknown(query: Record<string, unknown>, known: Route['quer
   throw new AppError('invalid_request', `query: ${what}; ${instead}`, { issues });
 }
 
-function read(
+function parsePart(
   schema: z.ZodType,
   value: unknown,
   code: 'invalid_request' | 'validation_failed',

@@ -26,16 +26,10 @@ export interface Network {
   bits: number;
 }
 
-/** The proxies before us, which are believed when they tell whom they speak for; nobody else is. */
-export interface Proxies {
-  isTrusted(address: string): boolean;
-  /** Whom a peer speaks for: the last one in X-Forwarded-For that is no proxy of ours, else the peer itself. */
-  clientOf(peer: string, forwardedFor: string): string;
-  /** `https:` or `http:` as a trusted peer tells it in X-Forwarded-Proto. */
-  schemeOf(peer: string, forwardedProto: string): string | undefined;
-}
+export type Proxies = ReturnType<typeof openProxies>;
 
-export function openProxies(networks: readonly Network[]): Proxies {
+/** The proxies before us, which are believed when they tell whom they speak for; nobody else is. */
+export function openProxies(networks: readonly Network[]) {
   const trusted = new BlockList();
   for (const { address, bits } of networks) trusted.addSubnet(address, bits, familyOf(address));
   const isTrusted = (text: string): boolean => {
@@ -44,7 +38,8 @@ export function openProxies(networks: readonly Network[]): Proxies {
   };
   return {
     isTrusted,
-    clientOf(peer, forwardedFor) {
+    /** Whom a peer speaks for: the last one in X-Forwarded-For that is no proxy of ours, else the peer itself. */
+    clientOf(peer: string, forwardedFor: string): string {
       if (forwardedFor === '') return peer;
       let client = peer;
       const told = forwardedFor.split(',');
@@ -56,7 +51,8 @@ export function openProxies(networks: readonly Network[]): Proxies {
       }
       return client;
     },
-    schemeOf(peer, forwardedProto) {
+    /** `https:` or `http:` as a trusted peer tells it in X-Forwarded-Proto. */
+    schemeOf(peer: string, forwardedProto: string): string | undefined {
       const scheme = forwardedProto.split(',').at(-1)?.trim().toLowerCase() ?? '';
       return isTrusted(peer) && /^https?$/.test(scheme) ? `${scheme}:` : undefined;
     },

@@ -1,5 +1,5 @@
 // The routes about the broker itself: health, metrics, OpenAPI and the reference page, all from our own files.
-import { createHash } from 'node:crypto';
+import { hash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
@@ -8,7 +8,6 @@ import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/home.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
-import { pagePolicy } from './headers.ts';
 import type { RequestMetrics } from './metrics.ts';
 import { openapiText } from './openapi.ts';
 
@@ -23,6 +22,10 @@ export interface ServiceOptions {
   ready(): boolean;
   metrics: RequestMetrics;
 }
+
+/** The reference page loads its own parts and the document, nothing from outside and no inline script. */
+const pagePolicy =
+  "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /** The parts of the page: our own script, and one library's two files. */
 const library: Readonly<Record<string, string>> = {
@@ -47,22 +50,19 @@ const page = `<!doctype html>
 `;
 const script = `SwaggerUIBundle({ url: 'api/v1/openapi.json', dom_id: '#page', deepLinking: true, validatorUrl: null });\n`;
 
-/** Of anybody, and large: each is made once, with its ETag. */
-function stored(): (name: string, type: string, make: () => string | Buffer) => RawReply {
-  const made = new Map<string, RawReply>();
-  return (name, type, make) => {
-    const known = made.get(name);
-    if (known) return known;
-    const body = Buffer.from(make());
-    const etag = `"${createHash('sha256').update(body).digest('base64url')}"`;
-    const reply = { type, body, etag };
-    made.set(name, reply);
-    return reply;
-  };
+const made = new Map<string, RawReply>();
+
+/** Large, and the same for all: each is made once, with its ETag. */
+function once(name: string, type: string, make: () => string | Buffer): RawReply {
+  const known = made.get(name);
+  if (known) return known;
+  const body = Buffer.from(make());
+  const reply = { type, body, etag: `"${hash('sha256', body, 'base64url')}"` };
+  made.set(name, reply);
+  return reply;
 }
 
 export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
-  const once = stored();
   return {
     info: () => ({
       version,

@@ -1,5 +1,4 @@
-// What a request does goes on record: in the commit of what it does, or by itself where that has none.
-
+// The audit record of a request: written in the commit of what it does, or by itself where that has none.
 import type { Deed } from '../../shared/api/audit.ts';
 import type { Caller, Journal } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
@@ -8,7 +7,8 @@ import { newId } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
-import type { FoundId, RawInput } from './input.ts';
+import { replayed } from './idempotency.ts';
+import type { RawInput, Subject } from './parse-request.ts';
 
 /** What a request is about, as far as it is known. */
 export interface About {
@@ -19,26 +19,9 @@ export interface About {
 /** Who asks. */
 export type Who = Pick<Caller, 'key_id' | 'key_name' | 'request_id' | 'address'>;
 
-/** One request in the record. */
-export interface Recording {
-  /** Puts it there in the commit of what it does. */
-  commit: Caller['commit'];
-  /** It is over: writes what no commit took along. Never rejects. */
-  settle(error?: unknown): Promise<void>;
-}
-
-export interface Recorder {
-  /** `about` is asked when something is written. */
-  begin(action: string, who: Who, about: () => About): Recording;
-  /** Tells how many refusals were left out. */
-  close(): void;
-}
-
-export interface RecorderRooms {
-  history: History;
-  /** Adds a row to a commit; one whose id is there already is left as it is. */
-  record(journal: Journal, deed: Deed, id?: string): void;
-}
+/** The audit record of one request. */
+export type Recording = ReturnType<Recorder['begin']>;
+export type Recorder = ReturnType<typeof openRecorder>;
 
 /** Refusals of one key that are written in a while; of the rest only the number. */
 const mostRefusals = 60;
@@ -46,7 +29,11 @@ const minute = 60_000;
 /** Rows of one transaction: the event loop is for others, too. */
 const mostAtOnce = 500;
 
-export function openRecorder({ history, record }: RecorderRooms, log: Logger): Recorder {
+/** `record` adds a row to a commit; one whose id is there already is left as it is. */
+export function openRecorder(
+  { history, record }: { history: History; record(journal: Journal, deed: Deed, id?: string): void },
+  log: Logger,
+) {
   const refusals = new LogLimiter<Deed>(mostRefusals, minute, (first, left_out) => {
     const what = { left_out, since_request_id: first.request_id };
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newId('audit'));
@@ -69,54 +56,50 @@ export function openRecorder({ history, record }: RecorderRooms, log: Logger): R
   }
 
   return {
-    begin(action, who, about) {
+    /** `about` is asked when something is written. */
+    begin(action: string, who: Who, about: () => About) {
       const id = newId('audit');
       let committed = false;
       let settled = false;
-      const deedsOf = (result: string, { machines, what }: About): Deed[] =>
-        (machines.length > 0 ? machines : [null]).map((machine_id) => ({
-          ...who,
-          action,
-          machine_id,
-          what,
-          result,
-        }));
       return {
-        commit(journal, made = {}, machines) {
+        /** Records it in the commit of what it does. */
+        commit(...[journal, made = {}, machines]: Parameters<Caller['commit']>): void {
           committed = true;
           const known = about();
-          // Every machine has a row of its own: none of them needs the list.
+          // None of the rows needs the list.
           const { machine_ids, ...rest } = known.what;
           const what = { ...(machines ? rest : known.what), ...made };
-          const deeds = deedsOf('ok', { machines: machines ?? known.machines, what });
+          const deeds = deedsOf(who, action, 'ok', { machines: machines ?? known.machines, what });
           recordAll(journal, deeds, id);
         },
-        async settle(error) {
+        /** It is over: writes what no commit took along. Never rejects. */
+        async settle(error?: unknown): Promise<void> {
           if (settled || (committed && error === undefined)) return;
           settled = true;
-          const deeds = deedsOf(resultOf(error), about());
+          const deeds = deedsOf(who, action, resultOf(error), about());
           const [first] = deeds;
-          if (first && isRefusal(error) && !refusals.take(first.key_id, first)) return;
+          // A refused request did nothing.
+          const refused = error instanceof AppError && error.status < 500;
+          if (first && refused && !refusals.take(first.key_id, first)) return;
           // Under the ids of the commit: where that was made after all, this adds nothing.
           await write(deeds, id);
         },
       };
     },
+    /** Reports how many refusals were left out. */
     close: () => refusals.close(),
   };
 }
 
-/** Of a request that only reads. */
-export const unrecorded: Recording = { commit: () => {}, settle: async () => {} };
+/** Every machine has a row of its own. */
+function deedsOf(who: Who, action: string, result: string, { machines, what }: About): Deed[] {
+  const rows = machines.length > 0 ? machines : [null];
+  return rows.map((machine_id) => ({ ...who, action, machine_id, what, result }));
+}
 
 function resultOf(error: unknown): string {
   if (error === undefined) return 'ok';
   return error instanceof AppError ? error.code : 'internal_error';
-}
-
-/** Nothing was done. */
-function isRefusal(error: unknown): boolean {
-  return error instanceof AppError && error.status < 500;
 }
 
 /** What tells an owner what was done; never content, input, values of the environment, or secrets. */
@@ -128,20 +111,26 @@ const telling = [
 const longestText = 4_096;
 const longestList = 100;
 
-/** What of a request is told, from what it is about and its parts as they came. */
-export function tellingOf(subjects: readonly FoundId[], raw: RawInput): Deed['what'] {
-  const ids = subjects.filter(({ noun }) => noun !== 'machine');
-  const parts = [raw.params, raw.query, raw.body].filter(isRecord);
-  const fields = telling.flatMap((name) => {
+/** What is recorded of a request: the machines it is about, the other ids in it, and its parts as they came. */
+export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): About {
+  const single = subjects.filter(({ listed }) => !listed);
+  const groups = single.flatMap(({ machines }) => (machines ? [machines.map((id) => id.slice(0, 200))] : []));
+  // Cut as they may be, they are still the ids that were named.
+  const machines = [...new Set(groups.flat())] as MachineId[];
+  const parts = [raw.params, raw.query, raw.body].filter((part) => typeof part === 'object' && part !== null);
+  const others = single.filter(({ noun }) => noun !== 'machine');
+  const ids = others.map(({ noun, id }): [string, unknown] => [`${noun}_id`, cut(id)]);
+  const fields = telling.flatMap((name): [string, unknown][] => {
     const part = parts.find((one) => Object.hasOwn(one, name));
-    const value = cut(part?.[name]);
-    return value === undefined ? [] : [[name, value] as const];
+    const value = part && cut(Reflect.get(part, name) as unknown);
+    return value === undefined ? [] : [[name, value]];
   });
-  return Object.fromEntries([...ids.map(({ noun, id }) => [`${noun}_id`, cut(id)] as const), ...fields]);
-}
-
-function isRecord(value: unknown): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null;
+  const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
+  // What was done between several machines is told to whoever reaches them all.
+  if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
+  // A repeat did nothing.
+  if (answer.has(replayed)) what.replayed = true;
+  return { machines, what };
 }
 
 /** No longer than a row may be; undefined for what has no place there. */

@@ -1,0 +1,241 @@
+// Authorization: whether a request may do what it asks for. Its key, its scope, its machines, and whether every id in it
+// names something: judged before the body is read, after it, in the commit that changes something, and while it lasts.
+import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
+import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
+import { AppError, type Code } from '../../shared/errors.ts';
+import type { Keys } from '../keys/index.ts';
+import { currentKey, holds, reaches, rightsOf, watchRights } from '../keys/rights.ts';
+import { type Declared, foundBy, type Key, type State } from '../state/index.ts';
+import { auditOf, type Recorder, type Recording, type Who } from './audit.ts';
+import type { Client } from './authenticate.ts';
+import type { Recall } from './idempotency.ts';
+import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-request.ts';
+
+/**
+ * For each noun with ids: whether one names something, and the machines behind it, of which a key must reach one. As a
+ * filter one may also name what has been removed and left its history.
+ */
+export type Lookups = Record<
+  IdNoun,
+  (id: string, declared: Declared, filters: boolean) => { machines?: readonly MachineId[] } | undefined
+>;
+
+export interface AccessRooms {
+  state: State;
+  keys: Keys;
+  lookups: Lookups;
+  recorder: Recorder;
+}
+
+/** A route, and what its requests are checked with. */
+export interface Guard<R extends Route> {
+  route: R;
+  parser: RequestParser;
+  /** Its place in the table: `machines.update`. */
+  action: string;
+  rooms: AccessRooms;
+}
+
+export function guardOf<R extends Route>(route: R, rooms: AccessRooms): Guard<R> {
+  const place = allRoutes().find((one) => one.route === route);
+  if (!place) throw new Error(`${route.method} ${route.path} is not in the table`);
+  return { route, parser: new RequestParser(route), action: `${place.noun}.${place.operation}`, rooms };
+}
+
+const nothing: RawInput = { params: {}, query: {}, headers: {}, body: undefined };
+
+export class AuthorizedRequest<R extends Route> {
+  readonly #guard: Guard<R>;
+  readonly #who: Who;
+  readonly #headers = new Headers();
+  /** Of a request that changes something. */
+  readonly #recording: Recording | undefined;
+  #raw = nothing;
+  #subjects: readonly Subject[] = [];
+  #stopWatching = (): void => {};
+
+  /** Throws rate_limited, and forbidden where the key lacks the scope. */
+  constructor(guard: Guard<R>, { address, key, quota }: Client, requestId: string) {
+    const { route, action, rooms } = guard;
+    this.#guard = guard;
+    this.#who = { request_id: requestId, address, key_id: key.id, key_name: key.name };
+    const about = () => auditOf(this.#subjects, this.#raw, this.#headers);
+    if (route.method !== 'GET') this.#recording = rooms.recorder.begin(action, this.#who, about);
+    try {
+      if (quota?.refusal) throw quota.refusal;
+      requireScope(key, route);
+    } catch (error) {
+      void this.settle(error);
+      throw error;
+    }
+  }
+
+  /** Judges every id, those of a body only if it is there already. Throws forbidden, then …_not_found. */
+  identify(raw: RawInput): void {
+    const { state } = this.#guard.rooms;
+    this.#look(raw);
+    this.#judge(this.#subjects, state);
+  }
+
+  /**
+   * Judges all of it once more, for a body may take its time, and parses it. With `lasts` the key is judged again until
+   * the request is settled, and `gone` fires when it may no longer.
+   */
+  admit(raw: RawInput, gone: AbortController, lasts: boolean): { input: Input<R>; caller: Caller } {
+    const { route, rooms } = this.#guard;
+    const { key_id } = this.#who;
+    if (this.#recording) this.identify(raw);
+    if (route.impliesMachine) {
+      implyMachine(raw, currentKey(rooms.state, key_id), rooms.state);
+      this.#look(raw);
+    }
+    const input = this.#parse(raw);
+    if (lasts) this.#stopWatching = watchRights(rooms.state, key_id, () => this.#judgeAgain(gone));
+    const rights = rightsOf(rooms.state, key_id);
+    const caller: Caller = {
+      ...this.#who,
+      signal: gone.signal,
+      headers: this.#headers,
+      ...rights,
+      during: (change) => rightsOf(foundBy(change) ?? rooms.state, key_id),
+      commit: (...commit) => this.#commit(...commit),
+    };
+    return { input, caller };
+  }
+
+  /** A body that came late, parsed as the first one was. */
+  reparse(raw: RawInput): Input<R> {
+    this.#look(raw);
+    return this.#parse(raw);
+  }
+
+  /** The request is over, or has failed: what it did is on record when this resolves. Never rejects. */
+  async settle(error?: unknown): Promise<void> {
+    this.#stopWatching();
+    await this.#recording?.settle(error);
+  }
+
+  #find(raw: RawInput, declared: Declared): Subject[] {
+    const { parser, rooms } = this.#guard;
+    return subjectsOf(parser.ids(raw), rooms.lookups, declared);
+  }
+
+  #look(raw: RawInput): void {
+    this.#raw = raw;
+    this.#subjects = this.#find(raw, this.#guard.rooms.state);
+  }
+
+  #parse(raw: RawInput): Input<R> {
+    // The schemas of the route are what Input is derived from.
+    return this.#guard.parser.parse(raw) as Input<R>;
+  }
+
+  /** By the key's id: a new secret ends nothing that was let in with the one before. */
+  #judge(subjects: readonly Subject[], declared: Declared): void {
+    const key = currentKey(declared, this.#who.key_id);
+    requireScope(key, this.#guard.route);
+    judgeSubjects(subjects, key, declared);
+  }
+
+  #judgeAgain(gone: AbortController): void {
+    const { route, rooms } = this.#guard;
+    try {
+      this.#judge(this.#find(this.#raw, rooms.state), rooms.state);
+    } catch (error) {
+      // What was made stays, and is answered, though its machine has gone meanwhile.
+      const refused = error instanceof AppError && ['unauthorized', 'forbidden'].includes(error.code);
+      if (!route.waits || refused) gone.abort(error);
+    }
+  }
+
+  #commit(...[journal, made, machines]: Parameters<Caller['commit']>): void {
+    const found = foundBy(journal);
+    if (found) {
+      const subjects = this.#find(this.#raw, found);
+      this.#judge(subjects, found);
+      this.#subjects = subjects;
+    }
+    this.#recording?.commit(journal, made, machines);
+  }
+}
+
+function requireScope(key: Key, { access }: Route): void {
+  if (access === 'everybody' || access === 'any key' || holds(key, access)) return;
+  throw new AppError('forbidden', `this needs a key with the scope ${access}`, { required_scope: access });
+}
+
+/** Everything that a request names, as it is declared. */
+function subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Subject[] {
+  return ids.map((found) => {
+    const names = lookups[found.noun](found.id, declared, found.filters);
+    // A machine's id counts whether it names one or not: an outsider learns nothing.
+    const machines = found.noun === 'machine' ? [found.id as MachineId] : names?.machines;
+    return { ...found, named: names !== undefined, machines };
+  });
+}
+
+/** First whether the key reaches a machine of every id, then whether each id names something. */
+function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declared): void {
+  for (const { noun, id, machines } of subjects) {
+    if (machines && !machines.some((machine) => reaches(key, machine, declared))) {
+      throw new AppError('forbidden', 'this key does not reach that machine', { [`${noun}_id`]: id });
+    }
+  }
+  const missing = subjects.find(({ named }) => !named);
+  if (!missing) return;
+  const { noun, id } = missing;
+  const code: Code = `${noun}_not_found`;
+  throw new AppError(code, `no such ${noun.replace('_', ' ')}`, { [`${noun}_id`]: id });
+}
+
+/**
+ * For a route that may leave its machine out: names the only one there is. Throws forbidden to a key that does not reach
+ * it, before anything else is looked at, and validation_failed when the query and the body name different ones.
+ */
+function implyMachine(raw: RawInput, key: Key, declared: Declared): void {
+  const inQuery = raw.query.machine_id;
+  const { body } = raw;
+  const inBody =
+    typeof body === 'object' && body !== null && 'machine_id' in body ? body.machine_id : undefined;
+  if (inQuery !== undefined && inBody !== undefined && inQuery !== inBody) {
+    const issues = [{ path: 'machine_id', message: 'is another one in the query' }];
+    throw new AppError('validation_failed', 'body: machine_id: is another one in the query', { issues });
+  }
+  const [only, ...more] = [...declared.machines.values()];
+  if (inQuery !== undefined || inBody !== undefined || only === undefined || more.length > 0) return;
+  if (!reaches(key, only.id, declared)) {
+    throw new AppError('forbidden', 'this key does not reach the machine that is registered here');
+  }
+  raw.query.machine_id = only.id;
+}
+
+export type Handler = (input: unknown, caller: Caller) => unknown;
+
+export function handlerOf(handlers: Handlers, noun: string, operation: string): Handler {
+  // The table of handlers has the shape of the table of routes: the compiler saw to that.
+  const operations = handlers[noun as keyof Handlers] as Record<string, Handler>;
+  const handler = operations[operation];
+  if (!handler) throw new Error(`no handler for ${noun}.${operation}`);
+  return handler;
+}
+
+/** Answers repeats of a route by the operation that gets what it made. */
+export function recallBy(
+  handlers: Handlers,
+  noun: string,
+  operation: string,
+  { state, lookups }: AccessRooms,
+): Recall {
+  const route = allRoutes().find((one) => one.noun === noun && one.operation === operation)?.route;
+  const [param] = Object.keys(route?.params ?? {});
+  const parser = route && new RequestParser(route);
+  return (id, caller, first) => {
+    if (!parser || param === undefined) throw new Error(`no ${noun}.${operation} to answer a repeat with`);
+    const params = { [param]: id };
+    const subjects = subjectsOf(parser.ids({ ...nothing, params }), lookups, state);
+    const machines = subjects.flatMap((subject) => subject.machines ?? []);
+    if (first !== undefined && machines.every((machine) => caller.reaches(machine))) return first;
+    judgeSubjects(subjects, currentKey(state, caller.key_id), state);
+    return handlerOf(handlers, noun, operation)(params, caller);
+  };
+}

@@ -1,0 +1,256 @@
+// The replies of handlers as HTTP sends them: an object in the envelope, or as they come, at the pace of the reader:
+// files, lines, events, and objects with an array of any length. What fails before the first byte is an ordinary error;
+// what fails later cuts the connection, so that nobody takes a part for the whole.
+import { Readable } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
+import type { Context } from 'koa';
+import mime from 'mime';
+import { z } from 'zod';
+import type { BytesReply, Caller, GrowingReply, RawReply, SentEvent } from '../../shared/api/index.ts';
+import type { Route } from '../../shared/api/route.ts';
+import { after, iso } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+
+/** Of every answer in the envelope. */
+export const jsonType = 'application/json; charset=utf-8';
+
+/** A request whose handler has replied. */
+interface Exchange {
+  ctx: Context;
+  route: Route;
+  input: unknown;
+  caller: Caller;
+  /** Fires when nobody waits for the answer any more. */
+  gone: AbortController;
+  log: Logger;
+}
+
+/** How a stream is sent. */
+interface Stream {
+  status: number;
+  headers: Record<string, string>;
+  /** Its bytes, where that is known. */
+  length?: number | undefined;
+  /** Its first item may be long in coming: the head goes out before. */
+  quiet?: boolean;
+}
+
+/** A client of a quiet stream gets the head of the answer after this. */
+const headMs = 50;
+/** A comment is sent after so long without an event, so that no proxy cuts the line. */
+const quietMs = 15_000;
+const beat = ':\n\n';
+const pieceBytes = 64 * 1024;
+/** mime takes these for videos. */
+const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/plain' };
+const page = z.object({ items: z.array(z.unknown()), total: z.number() });
+const paging = z.object({ limit: z.number(), offset: z.number() });
+
+/** Whether a route's answer is sent as it comes. */
+export function isStreamed({ kind }: Route): boolean {
+  return ['bytes', 'lines', 'events', 'growing'].includes(kind);
+}
+
+/** Handlers have the reply that the kind of their route says: the compiler saw to that. */
+export async function sendReply(exchange: Exchange, reply: unknown): Promise<void> {
+  const { route, caller } = exchange;
+  const { kind, status } = route;
+  if (kind === 'bytes') return sendBytes(exchange, reply as BytesReply);
+  if (kind === 'lines') {
+    const lines = linesOf(reply as AsyncIterable<unknown>, route);
+    return send(exchange, lines, { status, headers: { 'Content-Type': 'application/x-ndjson' } });
+  }
+  if (kind === 'events') {
+    // nginx would hold events back.
+    const headers = { 'Content-Type': 'text/event-stream', 'X-Accel-Buffering': 'no' };
+    const events = eventsOf(reply as AsyncIterable<SentEvent<unknown>>, route);
+    return send(exchange, events, { status, headers, quiet: true });
+  }
+  if (kind === 'growing') {
+    const text = growingOf(reply as GrowingReply<Record<string, unknown>, string>, route, metaOf(caller));
+    return send(exchange, text, { status, headers: { 'Content-Type': jsonType } });
+  }
+  return kind === 'raw' ? sendRaw(exchange.ctx, reply as RawReply) : sendObject(exchange, reply);
+}
+
+function metaOf(caller: Caller) {
+  return { request_id: caller.request_id, timestamp: iso() };
+}
+
+/** Parses the reply with the route's own schema, so that nothing leaves that the contract does not name. */
+function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): void {
+  ctx.status = route.status;
+  // Else koa searches its table of types for it.
+  ctx.set('Content-Type', jsonType);
+  const meta = metaOf(caller);
+  if (route.kind !== 'list') {
+    ctx.body = { data: route.reply.parse(reply), meta };
+    return;
+  }
+  const { items, total } = page.parse(reply);
+  const { limit, offset } = paging.parse(input);
+  const has_more = offset + items.length < total;
+  if (has_more) {
+    const query = new URLSearchParams(ctx.querystring);
+    query.set('limit', String(limit));
+    query.set('offset', String(offset + limit));
+    ctx.set('Link', `<${ctx.path}?${query.toString()}>; rel="next"`);
+  }
+  ctx.body = {
+    data: items.map((item) => route.reply.parse(item)),
+    meta: { ...meta, total, limit, offset, has_more },
+  };
+}
+
+function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawReply): void {
+  ctx.status = status;
+  if (etag) {
+    ctx.set({ ETag: etag, 'Cache-Control': 'no-cache' });
+    if (ctx.get('if-none-match').includes(etag)) {
+      ctx.status = 304;
+      return;
+    }
+  }
+  // Not copied: the reference page is large.
+  const bytes =
+    typeof body === 'string' ? Buffer.from(body) : Buffer.from(body.buffer, body.byteOffset, body.byteLength);
+  // A piece at a time: a client that does not read holds no more than that.
+  ctx.body = bytes.length > pieceBytes ? Readable.from(piecesOf(bytes)) : bytes;
+  ctx.length = bytes.length;
+  ctx.type = type;
+}
+
+function* piecesOf(body: Buffer): Generator<Buffer> {
+  for (let at = 0; at < body.length; at += pieceBytes) yield body.subarray(at, at + pieceBytes);
+}
+
+/** A file, or with HEAD what is said about it. */
+async function sendBytes(
+  exchange: Exchange,
+  { status = 200, filename, length, bytes, quiet = false }: BytesReply,
+): Promise<void> {
+  const { ctx } = exchange;
+  const unread = ctx.method === 'HEAD';
+  if (unread) await bytes?.return?.();
+  const headers: Record<string, string> = { 'Cache-Control': 'private, no-cache' };
+  if (status !== 304) {
+    // biome-ignore lint/suspicious/noControlCharactersInRegex: no header may hold them
+    ctx.attachment(filename.replaceAll(/[\u0000-\u001f\u007f]/g, '_'));
+    const ending = filename.slice(filename.lastIndexOf('.') + 1).toLowerCase();
+    const type = Object.hasOwn(types, ending) ? types[ending] : mime.getType(filename);
+    headers['Content-Type'] = type ?? 'application/octet-stream';
+    if (length !== undefined) headers['Content-Length'] = String(length);
+  }
+  await send(exchange, unread ? undefined : bytes, { status, headers, length, quiet });
+}
+
+async function* linesOf(items: AsyncIterable<unknown>, { reply }: Route): AsyncGenerator<string> {
+  for await (const item of items) yield `${JSON.stringify(reply.parse(item))}\n`;
+}
+
+/** Server-sent events (WHATWG HTML, section 9.2). JSON has no line breaks of its own, so the data is one line. */
+async function* eventsOf(
+  events: AsyncIterable<SentEvent<unknown>>,
+  { reply }: Route,
+): AsyncGenerator<string> {
+  const iterator = events[Symbol.asyncIterator]();
+  try {
+    for (let next = iterator.next(); ; ) {
+      const result = await within(quietMs, next);
+      if (result?.done) return;
+      if (result) {
+        const { event, data, id } = result.value;
+        const text = JSON.stringify(reply.parse(data));
+        yield `${id === undefined ? '' : `id: ${id}\n`}event: ${event}\ndata: ${text}\n\n`;
+        next = iterator.next();
+      } else yield beat;
+    }
+  } finally {
+    await iterator.return?.();
+  }
+}
+
+/** The envelope of one object, its array last and written batch by batch. */
+async function* growingOf(
+  { head, items, meta }: GrowingReply<Record<string, unknown>, string>,
+  { grows, parts }: Route,
+  own: object,
+): AsyncGenerator<string> {
+  if (!parts) throw new Error('this route names no array that grows');
+  const start = (): string =>
+    `{"data":${JSON.stringify(parts.rest.parse(head)).slice(0, -1)},${JSON.stringify(grows)}:[`;
+  let begun = false;
+  for await (const batch of items) {
+    const text = JSON.stringify(parts.items.parse(batch)).slice(1, -1);
+    if (text === '') continue;
+    // With the first batch: until then a failure is still an error of its own.
+    yield (begun ? ',' : start()) + text;
+    begun = true;
+  }
+  yield `${begun ? '' : start()}]},"meta":${JSON.stringify({ ...own, ...meta })}}`;
+}
+
+/** Sends all of it and ends the answer; a failure, or another number of bytes than announced, cuts it. */
+async function send(
+  { ctx, caller, gone, log }: Exchange,
+  chunks: AsyncIterable<Uint8Array | string> | undefined,
+  { status, headers, length, quiet = false }: Stream,
+): Promise<void> {
+  const { res } = ctx;
+  const ready = chunks && (await begun(chunks, length, quiet ? headMs : Number.POSITIVE_INFINITY));
+  ctx.status = status;
+  ctx.set(headers);
+  ctx.respond = false;
+  if (!ready) return void res.end();
+  if (ctx.method === 'HEAD') {
+    res.end();
+    // What comes first may be long in coming: it is waited for no more, and what was opened for it is closed.
+    gone.abort(new AppError('unavailable', 'nobody reads on'));
+    await ready
+      .next()
+      .then(() => ready.return(undefined))
+      .catch(() => undefined);
+    return;
+  }
+  if (quiet) res.flushHeaders();
+  await pipeline(ready, res, { signal: caller.signal }).catch((error: unknown) => {
+    const { request_id, signal } = caller;
+    if (!signal.aborted) log.warn({ err: error, request_id }, 'an answer was cut off');
+  });
+}
+
+/**
+ * With the first chunk fetched, so that what fails before it still has an error of its own; but no longer than `ms`,
+ * where it may be long in coming. Fails unless `length` bytes come, where that is given.
+ */
+async function begun<T extends { length: number }>(
+  chunks: AsyncIterable<T>,
+  length: number | undefined,
+  ms: number,
+): Promise<AsyncGenerator<T>> {
+  const iterator = chunks[Symbol.asyncIterator]();
+  const first = iterator.next();
+  await within(ms, first);
+  return (async function* () {
+    let sent = 0;
+    try {
+      for (let next = await first; !next.done; next = await iterator.next()) {
+        sent += next.value.length;
+        yield next.value;
+      }
+    } finally {
+      await iterator.return?.();
+    }
+    if (length !== undefined && sent !== length) throw new Error(`${sent} bytes came instead of ${length}`);
+  })();
+}
+
+/** Undefined when the time is over first (milliseconds; Infinity: never); the work goes on. */
+function within<T>(ms: number, work: Promise<T>): Promise<T | undefined> {
+  if (ms === Number.POSITIVE_INFINITY) return work;
+  return new Promise((resolve, reject) => {
+    const cancel = after(ms, () => resolve(undefined));
+    work.then(resolve, reject).finally(cancel);
+  });
+}

@@ -1,0 +1,141 @@
+// The HTTP server: its limits, which connections it serves, and what is answered when a request is not valid HTTP.
+import {
+  createServer,
+  type IncomingMessage,
+  type Server,
+  type ServerOptions,
+  type ServerResponse,
+} from 'node:http';
+import { createServer as createTlsServer } from 'node:https';
+import type { Socket } from 'node:net';
+import type { Duplex } from 'node:stream';
+import type { SecureContextOptions } from 'node:tls';
+import { newId } from '../../shared/ids.ts';
+import { type ConnectionLimiter, logAcceptErrors } from '../connections.ts';
+import { type AppOptions, createApp, headersOfAll } from './app.ts';
+import { Clients } from './clients.ts';
+import { beginner } from './keyless-turns.ts';
+import { jsonType } from './reply.ts';
+import { openSocketDoor } from './websocket.ts';
+
+/** What one server has of its own. */
+export interface Port {
+  /** Absent for the broker's own socket file, whose callers need no key. */
+  connections?: ConnectionLimiter;
+  /** Time until a connection has said all headers of its first request. */
+  silentMs: number;
+  /** Serves over TLS. */
+  tls?: SecureContextOptions | undefined;
+  /** Browsers shall not come without TLS any more. */
+  hsts: boolean;
+}
+
+/** A client that neither takes nor sends anything for this long, where it is its turn, is cut. */
+const stalledMs = 70_000;
+
+/** Limits of the HTTP server itself: a silent or endless request is cut. */
+const serverOptions: ServerOptions = {
+  maxHeaderSize: 16 * 1024,
+  // An upload takes its time; JSON bodies have a limit of their own, and whoever stalls is cut.
+  requestTimeout: 0,
+  // An upload that is slower than its client then goes on in larger pieces.
+  highWaterMark: 256 * 1024,
+  keepAliveTimeout: 65_000,
+  // We answer that ourselves, in the envelope.
+  requireHostHeader: false,
+};
+
+/** Refusals of what never becomes a request, by the code of Node's error. */
+const refusals: Readonly<Record<string, readonly [status: string, code: string, message: string]>> = {
+  HPE_HEADER_OVERFLOW: [
+    '413 Content Too Large',
+    'payload_too_large',
+    'there must not be more than 100 headers, nor more than 16 KiB of them',
+  ],
+  ERR_SSL_HTTP_REQUEST: ['400 Bad Request', 'invalid_request', 'this port speaks TLS: call it as https://'],
+  ERR_HTTP_REQUEST_TIMEOUT: ['400 Bad Request', 'invalid_request', 'the request did not arrive in time'],
+};
+
+/** An HTTP server over the table. */
+export function createHttpServer(options: AppOptions, { connections, silentMs, tls, hsts }: Port): Server {
+  const headers = headersOfAll(hsts);
+  const clients = new Clients(options, connections);
+  const door = openSocketDoor(options);
+  const app = createApp(options, { clients, door, headers, local: !connections });
+  const { begin, answering } = beginner(app.callback(), (request) => clients.hasKey(request));
+  const take = (request: IncomingMessage, response: ServerResponse): void => {
+    // What came in the same breath as the end of its connection.
+    if (request.socket.destroyed) return;
+    if (connections) {
+      const answered = connections.begin(request.socket);
+      if (!answered) return;
+      response.once('close', answered);
+    }
+    begin(request, response);
+  };
+  const own = {
+    ...serverOptions,
+    headersTimeout: silentMs,
+    connectionsCheckingInterval: Math.min(5_000, silentMs),
+    shouldUpgradeCallback: (request: IncomingMessage) => door.admits(request),
+  };
+  const secure = { ...own, ...tls, ALPNProtocols: ['http/1.1'], handshakeTimeout: silentMs };
+  const server = tls ? createTlsServer(secure, take) : createServer(own, take);
+  const refuse = (error: NodeJS.ErrnoException, socket: Duplex): void =>
+    refuseMalformed(error, socket, headers);
+  server.on('connection', (socket: Socket) => connections?.accept(socket));
+  logAcceptErrors(server, options.log);
+  server.on('tlsClientError', (error: NodeJS.ErrnoException, socket: Socket) => {
+    const below = connections?.below(socket);
+    if (error.code === 'ERR_SSL_HTTP_REQUEST' && below) refuse(error, below);
+    else below?.destroy();
+  });
+  server.on('upgrade', (request, socket, head) => {
+    // Its ticket was as good as a key, and it never has its last answer.
+    connections?.authenticate(request.socket);
+    connections?.begin(request.socket);
+    door.take(request, socket, head);
+  });
+  // We ask for the body ourselves, once it is known to be wanted.
+  server.on('checkContinue', take);
+  // An expectation that nobody knows may be ignored (RFC 9110 section 10.1.1).
+  server.on('checkExpectation', take);
+  server.maxHeadersCount = 100;
+  server.setTimeout(stalledMs, (socket) => cutStalled(socket, answering.get(socket)));
+  server.on('clientError', refuse);
+  server.on('connect', (_request, socket) => refuse(new Error('no tunnels here'), socket));
+  return server;
+}
+
+/** Where the client has sent all and has taken all, it is we who are slow: a large copy may be. */
+function cutStalled(socket: Socket, response: ServerResponse | undefined): void {
+  const ours = response && !response.writableEnded && response.req.complete && socket.writableLength === 0;
+  if (!ours) return void socket.destroy();
+  socket.setTimeout(stalledMs);
+}
+
+/** What is not HTTP never reaches koa; it still gets the envelope. */
+function refuseMalformed(
+  error: NodeJS.ErrnoException,
+  socket: Duplex,
+  headers: Readonly<Record<string, string>>,
+): void {
+  // Node has taken its own listener away, and an error without one ends the process.
+  socket.on('error', () => socket.destroy());
+  if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
+  const [status, code, message] = refusals[error.code ?? ''] ?? [
+    '400 Bad Request',
+    'invalid_request',
+    'this is not a valid HTTP request',
+  ];
+  const body = JSON.stringify({ error: { code, message, details: {} } });
+  const head = {
+    ...headers,
+    'X-Request-Id': newId('request'),
+    'Content-Type': jsonType,
+    'Content-Length': String(Buffer.byteLength(body)),
+    Connection: 'close',
+  };
+  const lines = Object.entries(head).map(([name, value]) => `${name}: ${value}\r\n`);
+  socket.end(`HTTP/1.1 ${status}\r\n${lines.join('')}\r\n${body}`);
+}
