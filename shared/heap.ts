@@ -33,9 +33,9 @@ export function passing(bytes: number): void {
 /**
  * Has V8 give back what a start or a rush has left, once the process has rested for three looks: by itself it keeps all
  * of that until it next needs memory, which may be never. For the rest of the process's life, or until the result is
- * called. `ms`: between two looks.
+ * called. `also`: what else is to be given back then. `ms`: between two looks.
  */
-export function giveBackAtRest(ms: number = lookMs): () => void {
+export function giveBackAtRest(also: () => void = () => {}, ms: number = lookMs): () => void {
   // Several collections in a row make all code look old: without it what comes after them would begin slowly.
   setFlagsFromString('--no-flush-bytecode');
   let rested = 0;
@@ -53,6 +53,7 @@ export function giveBackAtRest(ms: number = lookMs): () => void {
     const begun = monotonic();
     if (rested < looks || begun < next || resident < settled * worthwhile) return;
     collector()({ type: 'major', flavor: 'last-resort' });
+    also();
     settled = Number.POSITIVE_INFINITY;
     next = begun + (monotonic() - begun) / share;
   });
@@ -68,15 +69,15 @@ export function residentBytes(): number | undefined {
 }
 
 /**
- * V8's own function, which a program started with --expose-gc has. Any other gets it out of a new context, for which V8
- * reads its flags again: nobody documents that, and where it gives nothing V8 collects when it sees fit. Left to that, a
- * broker at rest keeps 43 MiB more, an agent 17, and a transfer has 0.6 of its throughput (measured).
+ * V8's own function. --expose-gc is documented for the start of a program; we are started in ways that give no flags, and
+ * get it out of a new context, for which V8 reads its flags again. Nobody documents that: where it gives nothing V8
+ * collects when it sees fit. Left to that, a broker at rest keeps 43 MiB more, an agent 17, and a transfer has 0.6 of its
+ * throughput (measured).
  */
 function collector(): Collect {
   if (!collect) {
     setFlagsFromString('--expose-gc');
-    const found = globalThis.gc ?? (runInNewContext('globalThis.gc') as Collect | undefined);
-    collect = found ?? (() => {});
+    collect = (runInNewContext('globalThis.gc') as Collect | undefined) ?? (() => {});
   }
   return collect;
 }
