@@ -9,7 +9,7 @@ import { takeDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
 import type { AgentMethods } from '../shared/rpc.ts';
 import { atPath, reasonOf } from '../shared/system-errors.ts';
-import { openActivity } from './activity/index.ts';
+import { AuditLog } from './audit-log/index.ts';
 import { belongingsOf } from './belongings.ts';
 import type { AgentSettings } from './config.ts';
 import { checkRoots, openFiles } from './files/index.ts';
@@ -63,7 +63,7 @@ async function assemble(
   // Before a join token is used up.
   await checkRoots(settings.root);
   const identity = await joined(settings, log, stopping.signal, waits);
-  const activity = await openActivity(directory, log);
+  const activity = await AuditLog.open(directory, log);
   closers.push(() => activity.close());
   const processes = await openProcesses({
     directory: join(directory, 'processes'),
