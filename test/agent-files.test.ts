@@ -29,7 +29,7 @@ import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { type Files, openFiles } from '../agent/files/index.ts';
-import { openPeople } from '../agent/files/people.ts';
+import { createUsers } from '../agent/files/users-groups.ts';
 import type { FileEntry } from '../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { ListFilesHead } from '../proto/types/farhand/agent/v1/ListFilesHead.ts';
 import type { ListFilesRequest__Output } from '../proto/types/farhand/agent/v1/ListFilesRequest.ts';
@@ -779,7 +779,7 @@ describe('listing', () => {
   test('names of owners follow changes of their file', async () => {
     const passwd = path('passwd');
     writeFileSync(passwd, 'ada:x:7:7::/:/bin/sh\nbob:x:8\n');
-    const people = openPeople(passwd, path('missing'));
+    const people = createUsers(passwd, path('missing'));
     expect((await people()).owner(7)).toBe('ada');
     expect((await people()).group(7)).toBe('7');
     writeFileSync(passwd, 'eve:x:7:7::/:/bin/sh\nother:x:7:7\n# comment\n\n');

@@ -30,10 +30,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { Boundary } from '../agent/files/beneath/boundary.ts';
-import { Beneath, type Directory } from '../agent/files/beneath/index.ts';
-import { fromText } from '../agent/files/beneath/path.ts';
-import { type Step, type WalkOptions, walk } from '../agent/files/beneath/walk.ts';
+import { Boundary } from '../agent/files/confine/boundary.ts';
+import { fromText } from '../agent/files/confine/path.ts';
+import { Confinement, type Directory } from '../agent/files/confine/resolve.ts';
+import { type Step, type WalkOptions, walk } from '../agent/files/confine/walk.ts';
 import { type Files, openFiles } from '../agent/files/index.ts';
 import type { ChangeFileRequest__Output } from '../proto/types/farhand/agent/v1/ChangeFileRequest.ts';
 import { AppError } from '../shared/errors.ts';
@@ -132,7 +132,7 @@ function makeDeep(at: string, levels: number): void {
 function program(source: string, uid?: number): ChildProcess {
   const from = (file: string): string => JSON.stringify(join(import.meta.dirname, '..', file));
   const imports = `import { openFiles } from ${from('agent/files/index.ts')}; import fs from 'node:fs';
-    import { walk } from ${from('agent/files/beneath/walk.ts')};
+    import { walk } from ${from('agent/files/confine/walk.ts')};
     import { createLogger } from ${from('shared/logger.ts')};`;
   const child = spawn(process.execPath, ['--input-type=module', '-e', `${imports}\n${source}`], {
     stdio: ['pipe', 'pipe', 'inherit'],
@@ -241,16 +241,16 @@ const leftovers = (): string[] =>
 // ---- Walking
 
 describe('walking', () => {
-  let beneath: Beneath;
+  let beneath: Confinement;
   const opened: Directory[] = [];
   const all = new AbortController().signal;
 
   beforeEach(async () => {
     rmSync(path('homes'), { recursive: true });
-    beneath = new Beneath(await Boundary.open([root], [forbidden, path('sub/config')]));
+    beneath = new Confinement(await Boundary.open([root], [forbidden, path('sub/config')]));
   });
   afterEach(() => {
-    for (const directory of opened.splice(0)) directory.close();
+    for (const directory of opened.splice(0)) directory[Symbol.dispose]();
   });
 
   async function* walking(from = root, options: Partial<WalkOptions> = {}): AsyncGenerator<Step, void, void> {
@@ -312,7 +312,7 @@ describe('walking', () => {
         seen.add(way);
         if (stats.isSymbolicLink()) links += 1;
       }
-      for (const directory of opened.splice(0)) directory.close();
+      for (const directory of opened.splice(0)) directory[Symbol.dispose]();
     }
     // Both were met, so the race was real.
     expect([...seen].sort()).toContain('sub/inside');
@@ -388,7 +388,7 @@ describe('walking', () => {
       };
       await expect(failing()).rejects.toThrow('enough');
     }
-    for (const directory of opened.splice(0)) directory.close();
+    for (const directory of opened.splice(0)) directory[Symbol.dispose]();
     // Soon, for later the garbage collector would have closed them.
     await vi.waitFor(() => expect(openHandles()).toEqual([]), 200);
   });

@@ -13,7 +13,7 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, vi } from 'vitest';
-import { type Files, openFiles } from '../agent/files/index.ts';
+import { type Files, type FilesOptions, openFiles } from '../agent/files/index.ts';
 import { createLogger } from '../shared/logger.ts';
 import type { AgentCall } from '../shared/rpc.ts';
 
@@ -36,10 +36,13 @@ export class Disk {
     return join(this.root, ...parts);
   }
 
-  open(root = this.root): Promise<Files> {
+  open(options: Partial<FilesOptions> = {}): Promise<Files> {
     const log = createLogger('test', 'silent');
     const forbidden = [this.forbidden, this.path('unit')];
-    return openFiles({ roots: [root], home: this.root, forbidden, directory: this.data, log });
+    return openFiles({
+      ...{ roots: [this.root], home: this.root, forbidden, directory: this.data, log },
+      ...options,
+    });
   }
 
   mountTmpfs(at: string, size: string): void {
