@@ -10,13 +10,13 @@ import type { Logger } from '../shared/logger.ts';
 import type { AgentMethods } from '../shared/rpc.ts';
 import { atPath, reasonOf } from '../shared/system-errors.ts';
 import { AuditLog } from './audit-log/index.ts';
-import { belongingsOf } from './belongings.ts';
 import type { AgentSettings } from './config.ts';
 import { checkRoots, openFiles } from './files/index.ts';
 import { markRemoved, openIdentity } from './identity.ts';
 import { type Identity, keepLinked, Removed } from './link/index.ts';
 import { openMetrics } from './metrics.ts';
 import { openProcesses } from './processes/index.ts';
+import { protectedPathsOf } from './protected-paths.ts';
 
 export interface Agent {
   machineId: string;
@@ -71,7 +71,7 @@ async function assemble(
     mayRunAs: settings.allow.includes('user'),
   });
   closers.push(() => processes.stop());
-  const { secret, program } = belongingsOf(settings);
+  const { secret, program } = protectedPathsOf(settings);
   const files = await openFiles({
     roots: settings.root,
     home: homedir(),

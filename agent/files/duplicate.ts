@@ -6,22 +6,8 @@ import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
 import type { Boundary } from './confine/boundary.ts';
 import { isTorn } from './confine/contents.ts';
 import { Descent } from './confine/descent.ts';
-import {
-  type BigIntStats,
-  type Confined,
-  child,
-  identityOf,
-  lchown,
-  lutimes,
-  mkdir,
-  O_DIRECTORY,
-  O_RDONLY,
-  type Pinned,
-  pin,
-  readlink,
-  readOnly,
-  symlink,
-} from './confine/fs.ts';
+import type { BigIntStats, Confined, Pinned } from './confine/fs.ts';
+import * as fs from './confine/fs.ts';
 import { holdsFiles, holdsMemory } from './confine/kernel.ts';
 import { type Bytes, fault, shown } from './confine/path.ts';
 import { type Step, walk } from './confine/walk.ts';
@@ -71,7 +57,7 @@ class Copier implements AsyncDisposable {
   async one(source: Source, to: Confined, path: Bytes): Promise<void> {
     const { stats } = source;
     try {
-      if (stats.isDirectory()) await mkdir(to, 0o700);
+      if (stats.isDirectory()) await fs.mkdir(to, 0o700);
       else if (stats.isSymbolicLink()) await this.#symlink(source, to, path);
       else if (stats.isFile()) await this.#file(source, to, path);
       else throw fault('unsupported_file', path, 'neither file, directory nor symlink');
@@ -83,8 +69,8 @@ class Copier implements AsyncDisposable {
   /** All below a directory whose copy has been made. */
   async below(source: Source, to: Confined): Promise<void> {
     const { boundary, path, signal, moves } = this.#options;
-    using from = await pin(source.at);
-    using top = await pin(to);
+    using from = await fs.pin(source.at);
+    using top = await fs.pin(to);
     using descent = new Descent(top.at, path);
     assertSame(await from.stat(), source.stats, path);
     if (!(await holdsFiles(from.at))) throw fault('unsupported_file', path, 'holds no files of a disk');
@@ -102,10 +88,10 @@ class Copier implements AsyncDisposable {
         await this.#finish(made, step.stats, below);
         continue;
       }
-      const at = child(descent.at, step.name);
+      const at = fs.child(descent.at, step.name);
       await this.one(step, at, below);
       if (!step.stats.isDirectory()) continue;
-      const made = await pin(at);
+      const made = await fs.pin(at);
       descent.enter(made, await made.stat());
     }
     await this.#finish(await openDirectory(top.at), source.stats, path);
@@ -123,9 +109,9 @@ class Copier implements AsyncDisposable {
   }
 
   async #symlink({ at, stats }: Source, to: Confined, path: Bytes): Promise<void> {
-    await symlink(await readlink(at), to);
-    if (this.#keepsOwner) await keepOwner(lchown(to, Number(stats.uid), Number(stats.gid)), path);
-    await lutimes(to, seconds(stats.atimeNs), seconds(stats.mtimeNs));
+    await fs.symlink(await fs.readlink(at), to);
+    if (this.#keepsOwner) await keepOwner(fs.lchown(to, Number(stats.uid), Number(stats.gid)), path);
+    await fs.lutimes(to, seconds(stats.atimeNs), seconds(stats.mtimeNs));
   }
 
   async #file(source: Source, to: Confined, path: Bytes): Promise<void> {
@@ -193,18 +179,18 @@ class Copier implements AsyncDisposable {
   }
 }
 
-const openDirectory = (at: Confined): Promise<Pinned> => pin(at, O_RDONLY | O_DIRECTORY);
+const openDirectory = (at: Confined): Promise<Pinned> => fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY);
 
 /** The very file that was judged, known to be a plain one before it is opened. */
 async function openSame({ name, at, stats }: Source, path: Bytes): Promise<Pinned> {
-  using pinned = await pin(at);
+  using pinned = await fs.pin(at);
   assertSame(await pinned.stat(), stats, path);
   if (await holdsMemory(name, pinned.at, stats))
     throw fault('unsupported_file', path, 'the memory of a process');
-  return await pin(pinned.at, readOnly);
+  return await fs.pin(pinned.at, fs.readOnly);
 }
 
 function assertSame(now: BigIntStats, then: BigIntStats, path: Bytes): void {
-  if (identityOf(now) === identityOf(then)) return;
+  if (fs.identityOf(now) === fs.identityOf(then)) return;
   throw fault('conflict', path, 'was replaced while it was copied, try again');
 }

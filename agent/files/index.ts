@@ -64,6 +64,8 @@ export async function checkRoots(roots: string[]): Promise<void> {
 /** Fails when a root cannot be used; removes temporary files of a killed agent. */
 export async function openFiles(options: FilesOptions): Promise<Files> {
   const { roots, home, forbidden, fixed = [], processes, directory, log } = options;
+  // First, so that its directory is there to be protected.
+  const journal = await Journal.open(directory, log);
   // Whoever could write the journal could have files removed.
   const secret = [...forbidden, directory];
   const disk: Disk = {
@@ -71,7 +73,7 @@ export async function openFiles(options: FilesOptions): Promise<Files> {
     writing: new Confinement(await Boundary.open(roots, [...secret, ...fixed], processes)),
     users: createUsers(),
     home: fromText(home),
-    journal: await Journal.open(directory, log),
+    journal,
     watches: options.watches ?? new Quota(),
   };
   const heavy = heavyCalls();

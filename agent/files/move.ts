@@ -6,18 +6,8 @@ import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { PrivateDirectory } from './atomic/directory.ts';
 import { assertPlace, type Placing, place } from './atomic/place.ts';
 import { ancestry } from './confine/boundary.ts';
-import {
-  type BigIntStats,
-  type Confined,
-  chmod,
-  drop,
-  identify,
-  identityOf,
-  lookAt,
-  pin,
-  rename,
-  syncDirectory,
-} from './confine/fs.ts';
+import type { BigIntStats, Confined } from './confine/fs.ts';
+import * as fs from './confine/fs.ts';
 import { assertFolder, fault, shown, type Target, targetOf } from './confine/path.ts';
 import type { Entry } from './confine/resolve.ts';
 import { describeArrival } from './describe.ts';
@@ -53,7 +43,7 @@ export async function moveFile(
 }
 
 const inOneDirectory = async ({ from, to }: Transfer): Promise<boolean> =>
-  (await identify(from.directory)) === (await identify(to.directory));
+  (await fs.identify(from.directory)) === (await fs.identify(to.directory));
 
 /** Refuses what can never be, before anything is touched. */
 export async function assertTransfer({ writing, home }: Disk, transfer: Transfer): Promise<void> {
@@ -61,7 +51,7 @@ export async function assertTransfer({ writing, home }: Disk, transfer: Transfer
   const directory = stats.isDirectory();
   assertFolder(source, stats);
   assertFolder(destination, stats);
-  if (directory && (await ancestry(to.directory)).includes(identityOf(stats)))
+  if (directory && (await ancestry(to.directory)).includes(fs.identityOf(stats)))
     throw fault('invalid_path', destination.path, `lies in ${shown(source.path)} itself`);
   assertPlace(to.found?.stats, { directory, overwrite, path: destination.path });
   if (to.found) await writing.boundary.assertRemovable(to.found.stats, home, destination.path);
@@ -78,16 +68,16 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
     if (errnoOf(error) !== 'EXDEV') throw fromErrno(error, shown(destination.path));
     await moveAcross(disk, transfer);
   }
-  await syncDirectory(to.directory);
-  await syncDirectory(from.directory);
+  await fs.syncDirectory(to.directory);
+  await fs.syncDirectory(from.directory);
 }
 
 /** Where both names are hard links of one file, rename does nothing. Names that differ only by case may be one name. */
 async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
-  if (stats.isDirectory() || !to.found || identityOf(to.found.stats) !== identityOf(stats)) return;
+  if (stats.isDirectory() || !to.found || fs.identityOf(to.found.stats) !== fs.identityOf(stats)) return;
   const [old, now] = [from, to].map(({ name }) => shown(name).toLowerCase());
-  if (old !== now || !(await inOneDirectory(transfer))) await drop(from.at, false);
+  if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at, false);
 }
 
 /** Gives what is at `from` the name of the destination. */
@@ -110,7 +100,7 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
   const arrived = await arrive(transfer, arriving.content());
   await leave(transfer, leaving.content()).catch(async (error: unknown) => {
     // The source stays, so what has just arrived must not, unless something has gone for it.
-    if (!to.found && (await identityAt(to.at)) === arrived) await rename(to.at, arriving.content());
+    if (!to.found && (await identityAt(to.at)) === arrived) await fs.rename(to.at, arriving.content());
     throw error;
   });
 }
@@ -118,32 +108,32 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
 /** Gives a finished copy the name of the destination, as far as that is still allowed; tells what it is. */
 export async function arrive(transfer: Transfer, content: Confined): Promise<string> {
   const { to, signal, destination } = transfer;
-  await to.recheck(await lookAt(to.at));
-  using pinned = await pin(content);
+  await to.recheck(await fs.lookAt(to.at));
+  using pinned = await fs.pin(content);
   const stats = await pinned.stat();
   const mode = Number(stats.mode) & 0o7777;
   // Who may not write in a directory may not move it elsewhere, not even its owner.
   const closed = stats.isDirectory() && (mode & 0o200) === 0;
-  if (closed) await chmod(pinned.at, mode | 0o200);
+  if (closed) await fs.chmod(pinned.at, mode | 0o200);
   signal.throwIfAborted();
   await place(placing(transfer, content)).catch((error: unknown) => {
     throw fromErrno(error, shown(destination.path));
   });
-  if (closed) await chmod(pinned.at, mode);
-  await syncDirectory(to.directory);
-  return identityOf(stats);
+  if (closed) await fs.chmod(pinned.at, mode);
+  await fs.syncDirectory(to.directory);
+  return fs.identityOf(stats);
 }
 
 /** The source leaves its place in one step, too: until then it is untouched, afterwards its removal is only tidying. */
 async function leave({ from, stats, source }: Transfer, away: Confined): Promise<void> {
-  await rename(from.at, away);
-  if ((await identityAt(away)) === identityOf(stats)) return;
-  const directory = (await lookAt(away))?.isDirectory() === true;
+  await fs.rename(from.at, away);
+  if ((await identityAt(away)) === fs.identityOf(stats)) return;
+  const directory = (await fs.lookAt(away))?.isDirectory() === true;
   await place({ from: away, to: from.at, directory, overwrite: false, path: source.path });
   throw fault('conflict', source.path, 'was replaced while it was moved, try again');
 }
 
 async function identityAt(at: Confined): Promise<string | undefined> {
-  const stats = await lookAt(at);
-  return stats && identityOf(stats);
+  const stats = await fs.lookAt(at);
+  return stats && fs.identityOf(stats);
 }

@@ -13,17 +13,8 @@ import { PrivateDirectory } from '../atomic/directory.ts';
 import type { Journal } from '../atomic/journal.ts';
 import { NewFile, seconds } from '../atomic/new-file.ts';
 import { linkAs } from '../atomic/place.ts';
-import {
-  type Confined,
-  child,
-  ignoreMissing,
-  link,
-  lookAt,
-  lutimes,
-  rename,
-  symlink,
-  unlink,
-} from '../confine/fs.ts';
+import type { Confined } from '../confine/fs.ts';
+import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf, shown } from '../confine/path.ts';
 import { type Tree, type TreeDirectory, within } from './tree.ts';
 
@@ -34,8 +25,6 @@ const mostUnderway = 16;
 
 interface ExtractorOptions {
   tree: Tree;
-  /** Where temporary files may lie that are renamed into the tree; else one is made on each mount. */
-  room: PrivateDirectory | undefined;
   journal: Journal;
   overwrite: boolean;
   /** A copy of a whole directory: its symlinks stay as they are, wherever they lead, as nothing lands through one. */
@@ -106,7 +95,7 @@ export class Extractor implements AsyncDisposable {
     if (kind === 'link') pathOfEntry(target);
     const directory = await tree.directory(parentOf(path));
     const name = posix.basename(path);
-    const arrival: Arrival = { entry, path, directory, name, to: child(directory.pinned.at, name) };
+    const arrival: Arrival = { entry, path, directory, name, to: fs.child(directory.pinned.at, name) };
     await within(directory, () => (kind === 'file' ? this.#file(arrival) : this.#link(arrival)));
   }
 
@@ -155,12 +144,12 @@ export class Extractor implements AsyncDisposable {
     const at = await this.#temporaryFor(arrival.directory);
     if (kind === 'link') await this.#hardLink(arrival.path, target, at);
     else {
-      await symlink(target, at);
-      await lutimes(at, seconds(mtimeNs), seconds(mtimeNs));
+      await fs.symlink(target, at);
+      await fs.lutimes(at, seconds(mtimeNs), seconds(mtimeNs));
     }
     await this.#place(arrival, at);
     // Renaming a file to another name of itself does nothing.
-    await unlink(at).catch(ignoreMissing);
+    await fs.unlink(at).catch(fs.ignoreMissing);
   }
 
   /** To a regular file in the directory, which an archive has ahead of the link. */
@@ -173,9 +162,9 @@ export class Extractor implements AsyncDisposable {
       entryFault('invalid_path', path, 'is a hard link to what is no file in the archive');
     if (inside === '') throw refusal();
     const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
-    await link(child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
+    await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
     // Judged by what the link has got, which nobody can swap any more.
-    const got = await lookAt(at);
+    const got = await fs.lookAt(at);
     if (!got?.isFile()) throw refusal();
     tree.assertFree(directory, name, got, path);
   }
@@ -183,7 +172,7 @@ export class Extractor implements AsyncDisposable {
   /** Throws where something has the name that may not be replaced; symlinks are replaced themselves. */
   async #assertFree({ directory, name, path, to }: Arrival): Promise<void> {
     const { tree, overwrite } = this.#options;
-    const present = await lookAt(to);
+    const present = await fs.lookAt(to);
     tree.assertFree(directory, name, present, path);
     if (present?.isDirectory()) throw entryFault('is_a_directory', path, 'a directory has this name');
     if (present && !overwrite) throw entryFault('already_exists', path, 'exists');
@@ -194,9 +183,9 @@ export class Extractor implements AsyncDisposable {
   async #place(arrival: Arrival, at: Confined): Promise<void> {
     const { to, path } = arrival;
     await this.#assertFree(arrival);
-    if (this.#options.overwrite) return rename(at, to);
+    if (this.#options.overwrite) return fs.rename(at, to);
     await linkAs(at, to, path);
-    await unlink(at);
+    await fs.unlink(at);
   }
 
   /** Waits for what is on its way to this name, to one above it, or failed anywhere. */
@@ -205,20 +194,16 @@ export class Extractor implements AsyncDisposable {
     if (this.#failure) throw this.#failure.reason;
   }
 
-  /** A free name from where a file can be renamed into the directory. */
+  /** A free name from where a file can be renamed into the directory: in a private one on the same mount. */
   async #temporaryFor(directory: TreeDirectory): Promise<Confined> {
-    const { room = await this.#roomFor(directory) } = this.#options;
+    let room = this.#rooms.get(directory.mount)?.room;
+    if (!room) {
+      room = await PrivateDirectory.open(directory.pinned.at, this.#options.journal);
+      directory.users += 1;
+      this.#rooms.set(directory.mount, { room, directory });
+    }
     this.#names += 1;
-    return room.content(this.#names);
-  }
-
-  async #roomFor(directory: TreeDirectory): Promise<PrivateDirectory> {
-    const known = this.#rooms.get(directory.mount);
-    if (known) return known.room;
-    const room = await PrivateDirectory.open(directory.pinned.at, this.#options.journal);
-    directory.users += 1;
-    this.#rooms.set(directory.mount, { room, directory });
-    return room;
+    return room.content(`content-${this.#names}`);
   }
 }
 

@@ -4,20 +4,8 @@ import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/new-file.ts';
 import type { Boundary, Kept } from '../confine/boundary.ts';
-import {
-  type BigIntStats,
-  type Confined,
-  child,
-  identityOf,
-  mkdir,
-  mountOf,
-  O_DIRECTORY,
-  O_NOFOLLOW,
-  O_RDONLY,
-  type Pinned,
-  pathOnly,
-  pin,
-} from '../confine/fs.ts';
+import type { BigIntStats, Confined, Pinned } from '../confine/fs.ts';
+import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf } from '../confine/path.ts';
 
 /** Directories held open at once. */
@@ -26,8 +14,6 @@ const mostHeld = 256;
 const mostDirectories = 200_000;
 /** Those flushed at once. */
 const mostFlushing = 16;
-/** Directories after which it is asked again where the forbidden places lie. */
-const longestTrust = 512;
 
 /** What a directory gets at the end. */
 interface Attributes {
@@ -60,17 +46,17 @@ export class Tree implements Disposable {
   /** The last one used comes last. */
   readonly #open = new Map<Bytes, TreeDirectory>();
   readonly #remembered = new Map<Bytes, Remembered>();
-  #kept: Kept = () => true;
-  #opened = 0;
+  readonly #kept: Kept;
 
-  private constructor(boundary: Boundary, path: Bytes) {
+  private constructor(boundary: Boundary, kept: Kept, path: Bytes) {
     this.#boundary = boundary;
+    this.#kept = kept;
     this.#path = path;
   }
 
   /** From a pinned directory, the caller's to close after the tree; `path` is for messages. */
   static async open(root: Pinned, boundary: Boundary, path: Bytes, made: boolean): Promise<Tree> {
-    const tree = new Tree(boundary, path);
+    const tree = new Tree(boundary, await boundary.kept(), path);
     await tree.#admit('', root, made);
     return tree;
   }
@@ -89,7 +75,7 @@ export class Tree implements Disposable {
 
   /** Refuses a name that the agent keeps to itself, with what has it now, if anything. */
   assertFree({ stats }: TreeDirectory, name: Bytes, present: BigIntStats | undefined, path: Bytes): void {
-    if (!this.#kept(identityOf(stats), name, present ?? stats)) return;
+    if (!this.#kept(fs.identityOf(stats), name, present ?? stats)) return;
     throw entryFault('permission_denied', path, 'the agent keeps this place to itself');
   }
 
@@ -116,7 +102,7 @@ export class Tree implements Disposable {
 
   async #enter(above: TreeDirectory, path: Bytes, make: boolean): Promise<TreeDirectory> {
     const name = path.slice(path.lastIndexOf('/') + 1);
-    const at = child(above.pinned.at, name);
+    const at = fs.child(above.pinned.at, name);
     const missing = (error: unknown): undefined => {
       if (!make || errnoOf(error) !== 'ENOENT') throw notDirectory(path, error);
     };
@@ -124,7 +110,7 @@ export class Tree implements Disposable {
     if (there) return this.#admit(path, there, false);
     this.assertFree(above, name, undefined, path);
     // Where somebody was faster, or a symlink dangles, opening tells which.
-    const made = await mkdir(at, 0o700).then(
+    const made = await fs.mkdir(at, 0o700).then(
       () => true,
       (error: unknown) => {
         if (errnoOf(error) !== 'EEXIST') throw error;
@@ -140,13 +126,11 @@ export class Tree implements Disposable {
   /** Judges an open directory before anything is done in it. Owns it from here on. */
   async #admit(path: Bytes, pinned: Pinned, made: boolean): Promise<TreeDirectory> {
     try {
-      if (this.#opened % longestTrust === 0) this.#kept = await this.#boundary.kept();
-      this.#opened += 1;
       const stats = await pinned.stat();
       const shownPath = path === '' ? this.#path : `${this.#path}/${path}`;
       this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, shownPath);
-      this.#remember(path, identityOf(stats), made);
-      const directory = { pinned, path, stats, mount: mountOf(pinned.at), users: 0 };
+      this.#remember(path, fs.identityOf(stats), made);
+      const directory = { pinned, path, stats, mount: fs.mountOf(pinned.at), users: 0 };
       this.#open.set(path, directory);
       this.#closeOldest();
       return directory;
@@ -185,7 +169,8 @@ export async function within<T>(directory: TreeDirectory, work: () => Promise<T>
   }
 }
 
-const openDirectory = (at: Confined): Promise<Pinned> => pin(at, pathOnly | O_DIRECTORY | O_NOFOLLOW);
+const openDirectory = (at: Confined): Promise<Pinned> =>
+  fs.pin(at, fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW);
 
 function notDirectory(path: Bytes, error: unknown): unknown {
   if (errnoOf(error) !== 'ENOTDIR' && errnoOf(error) !== 'ELOOP') return error;
@@ -198,7 +183,7 @@ async function seal(
   remembered: Remembered | undefined,
   flushes: Flushes,
 ): Promise<void> {
-  const directory = await pin(pinned.at, O_RDONLY | O_DIRECTORY).catch((error: unknown) => {
+  const directory = await fs.pin(pinned.at, fs.O_RDONLY | fs.O_DIRECTORY).catch((error: unknown) => {
     // It can be written in, but not opened for that.
     if (errnoOf(error) !== 'EACCES') throw error;
   });

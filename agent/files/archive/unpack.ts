@@ -7,19 +7,8 @@ import type { WriteArchiveResponse } from '../../../proto/types/farhand/agent/v1
 import { readTar } from '../../../shared/tar/index.ts';
 import { PrivateDirectory } from '../atomic/directory.ts';
 import { place } from '../atomic/place.ts';
-import {
-  type BigIntStats,
-  type Confined,
-  isEmpty,
-  lookAt,
-  mkdir,
-  O_DIRECTORY,
-  O_NOFOLLOW,
-  pathOnly,
-  pin,
-  rmdir,
-  syncDirectory,
-} from '../confine/fs.ts';
+import type { BigIntStats, Confined } from '../confine/fs.ts';
+import * as fs from '../confine/fs.ts';
 import { fault, targetOf } from '../confine/path.ts';
 import type { Entry } from '../confine/resolve.ts';
 import { describe } from '../describe.ts';
@@ -58,14 +47,14 @@ async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
   const { found, at } = entry;
   if (found && !found.stats.isDirectory()) throw fault('not_a_directory', entry.path, 'not a directory');
   if (found) return fill(job, found.at);
-  await mkdir(at, 0o700);
+  await fs.mkdir(at, 0o700);
   try {
     const answer = await fill(job, at);
     await syncAbove(entry);
     return answer;
   } catch (error) {
     // Unless something has landed in it.
-    await rmdir(at).catch(() => undefined);
+    await fs.rmdir(at).catch(() => undefined);
     throw error;
   }
 }
@@ -76,9 +65,9 @@ async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
   await assertVacant(job, entry.found?.stats);
   await using room = await PrivateDirectory.open(entry.directory, disk.journal);
   const from = room.content();
-  await mkdir(from, 0o700);
-  const answer = await fill(job, from, room);
-  const present = await lookAt(entry.at);
+  await fs.mkdir(from, 0o700);
+  const answer = await fill(job, from);
+  const present = await fs.lookAt(entry.at);
   await entry.recheck(present);
   await assertVacant(job, present);
   signal.throwIfAborted();
@@ -96,22 +85,18 @@ async function assertVacant({ disk, entry, upload }: Job, present: BigIntStats |
   if (!upload.open.overwrite || !present.isDirectory() || nameless)
     throw fault('already_exists', path, 'exists');
   await disk.writing.boundary.assertRemovable(present, disk.home, path);
-  if (!(await isEmpty(entry.at))) throw fault('directory_not_empty', path, 'is not empty');
+  if (!(await fs.isEmpty(entry.at))) throw fault('directory_not_empty', path, 'is not empty');
 }
 
 /** Unpacks everything and checks it; durable, with modes and times, when it resolves. */
-async function fill(
-  { disk, upload, entry, signal }: Job,
-  at: Confined,
-  room?: PrivateDirectory,
-): Promise<WriteArchiveResponse> {
+async function fill({ disk, upload, entry, signal }: Job, at: Confined): Promise<WriteArchiveResponse> {
   const { path, found, link } = entry;
   const { whole, overwrite } = upload.open;
   // The path of a handle is a symlink itself.
-  const flags = at === found?.at ? 0 : O_NOFOLLOW;
-  using root = await pin(at, pathOnly | O_DIRECTORY | flags);
+  const flags = at === found?.at ? 0 : fs.O_NOFOLLOW;
+  using root = await fs.pin(at, fs.pathOnly | fs.O_DIRECTORY | flags);
   using tree = await Tree.open(root, disk.writing.boundary, path, at !== found?.at);
-  await using extractor = new Extractor({ tree, room, journal: disk.journal, whole, overwrite });
+  await using extractor = new Extractor({ tree, journal: disk.journal, whole, overwrite });
   for await (const one of readTar(hashed(upload.chunks(), upload.hash))) await extractor.extract(one);
   const { sha256 } = upload.finish(path);
   await extractor.finish();
@@ -130,5 +115,5 @@ async function* hashed(chunks: AsyncIterable<Buffer>, hash: Hash): AsyncGenerato
 }
 
 async function syncAbove({ directory, madeIn }: Entry): Promise<void> {
-  for (const at of [directory, ...madeIn]) await syncDirectory(at);
+  for (const at of [directory, ...madeIn]) await fs.syncDirectory(at);
 }

@@ -27,9 +27,9 @@ export class PrivateDirectory implements AsyncDisposable {
     }
   }
 
-  /** A free name in it, for the one thing that it is made for; or for one of many. */
-  content(number?: number): Confined {
-    return child(this.#pinned.at, number === undefined ? 'content' : `content-${number}`);
+  /** A name in it, which is free at first. */
+  content(name = 'content'): Confined {
+    return child(this.#pinned.at, name);
   }
 
   /** Removes it with all that is in it. */

@@ -8,19 +8,8 @@ import { sleep } from '../../../shared/clock.ts';
 import { errnoOf } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { clear } from '../clear.ts';
-import {
-  type BigIntStats,
-  type Confined,
-  child,
-  drop,
-  lstat,
-  O_DIRECTORY,
-  O_NOFOLLOW,
-  Pinned,
-  pathOnly,
-  pin,
-  readlink,
-} from '../confine/fs.ts';
+import type { BigIntStats, Confined } from '../confine/fs.ts';
+import * as fs from '../confine/fs.ts';
 import { type Bytes, bytes, shown } from '../confine/path.ts';
 
 const prefix = '.farhand-';
@@ -73,7 +62,7 @@ export class Journal {
   /** A free name in an open directory; it is in the journal when this resolves. */
   async reserve(directory: Confined): Promise<TemporaryName> {
     const name = prefix + randomUUID();
-    const [at, above] = [child(directory, name), await readlink(directory)];
+    const [at, above] = [fs.child(directory, name), await fs.readlink(directory)];
     const path = `${above}/${name}`;
     await this.#add(path);
     return {
@@ -82,7 +71,7 @@ export class Journal {
       release: async (isDirectory, empty) => {
         try {
           await empty?.();
-          await drop(at, isDirectory);
+          await fs.drop(at, isDirectory);
           await this.#remove(path);
         } catch (error) {
           this.#log.warn({ err: error, path: shown(path) }, 'a temporary file stays behind');
@@ -152,13 +141,13 @@ async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
   if (!name.startsWith(prefix)) return;
   try {
     const above = bytes(posix.dirname(path));
-    using directory = new Pinned(await open(above, pathOnly | O_DIRECTORY | O_NOFOLLOW));
-    const at = child(directory.at, name);
-    const stats = await lstat(at);
+    using directory = new fs.Pinned(await open(above, fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW));
+    const at = fs.child(directory.at, name);
+    const stats = await fs.lstat(at);
     if (Number(stats.uid) !== process.geteuid?.()) return;
     if (stats.isDirectory()) await empty(at, mark, path);
     else if (!stats.isFile()) return;
-    await drop(at, stats.isDirectory());
+    await fs.drop(at, stats.isDirectory());
     log.info({ path: shown(path) }, 'removed a temporary file of an earlier run');
   } catch (error) {
     if (errnoOf(error) !== 'ENOENT')
@@ -168,7 +157,7 @@ async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
 
 /** Whoever may rename there could have given our name to another directory: only the very one is emptied. */
 async function empty(at: Confined, mark: string, path: Bytes): Promise<void> {
-  using pinned = await pin(at);
+  using pinned = await fs.pin(at);
   if (markOf(await pinned.stat()) !== mark) return;
   await clear(pinned.at, undefined, { path, signal: new AbortController().signal, own: true });
 }

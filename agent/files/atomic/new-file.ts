@@ -1,16 +1,8 @@
 // A file that is being made: its bytes, then its attributes. The disk is set to work on the way, so that the last fsync
 // of a large file does not take minutes.
 import { errnoOf } from '../../../shared/errors.ts';
-import {
-  type Confined,
-  O_CREAT,
-  O_EXCL,
-  O_NOCTTY,
-  O_NOFOLLOW,
-  O_WRONLY,
-  type Pinned,
-  pin,
-} from '../confine/fs.ts';
+import type { Confined, Pinned } from '../confine/fs.ts';
+import * as fs from '../confine/fs.ts';
 import { type Bytes, fault } from '../confine/path.ts';
 
 /** Bytes after which the disk is set to work. */
@@ -28,7 +20,9 @@ export class NewFile implements AsyncDisposable {
 
   /** Empty and private, under a name that nothing has. */
   static async create(at: Confined): Promise<NewFile> {
-    return new NewFile(await pin(at, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_NOCTTY, 0o600));
+    return new NewFile(
+      await fs.pin(at, fs.O_WRONLY | fs.O_CREAT | fs.O_EXCL | fs.O_NOFOLLOW | fs.O_NOCTTY, 0o600),
+    );
   }
 
   async append(chunk: Buffer): Promise<void> {

@@ -132,13 +132,13 @@ export class Boundary {
     throw fault('permission_denied', path, 'the agent keeps this to itself');
   }
 
-  /** The same for many names in a row: where the forbidden places lie now. */
+  /** The same for many names in a row, for as long as that takes. */
   async kept(): Promise<Kept> {
     await this.#protected.refresh();
-    const inodes = this.#protected.all();
     return (parent, name, stats) => {
+      if (this.#protected.stale) void this.#protected.refresh();
       const self = identityOf(stats);
-      if (inodes.some((one) => isBehind(one, { name, chain: [parent] }, self))) return true;
+      if (this.#protected.all().some((one) => isBehind(one, { name, chain: [parent] }, self))) return true;
       return mayHaveTwins(stats) && this.#protected.inside().has(self);
     };
   }

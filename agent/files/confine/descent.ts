@@ -1,14 +1,7 @@
 // The way down from an open directory, however deep: only its last levels are held open. Those above are found again
 // through "..", and taken only if they are what they were.
-import {
-  type BigIntStats,
-  type Confined,
-  identityOf,
-  O_DIRECTORY,
-  type Pinned,
-  pathOnly,
-  pin,
-} from './fs.ts';
+import type { BigIntStats, Confined, Pinned } from './fs.ts';
+import * as fs from './fs.ts';
 import { type Bytes, fault } from './path.ts';
 
 /** Levels held open at once: enough that trees as people have them are never reopened. */
@@ -38,7 +31,7 @@ export class Descent implements Disposable {
 
   /** Goes down into a directory of the present one. Owns its handle from here on. */
   enter(pinned: Pinned, stats: BigIntStats): void {
-    this.#levels.push({ pinned, self: identityOf(stats) });
+    this.#levels.push({ pinned, self: fs.identityOf(stats) });
     const far = this.#levels.at(-1 - mostHeld);
     far?.pinned?.[Symbol.dispose]();
     if (far) far.pinned = undefined;
@@ -57,9 +50,9 @@ export class Descent implements Disposable {
 
   async #reopen(self: string): Promise<Pinned> {
     // The one way up there is: the kernel's, of a directory that is open.
-    const pinned = await pin(`${this.at}/..` as Confined, pathOnly | O_DIRECTORY);
+    const pinned = await fs.pin(`${this.at}/..` as Confined, fs.pathOnly | fs.O_DIRECTORY);
     try {
-      if (identityOf(await pinned.stat()) === self) return pinned;
+      if (fs.identityOf(await pinned.stat()) === self) return pinned;
       throw fault('conflict', this.#path, 'a directory in it was moved meanwhile, try again');
     } catch (error) {
       pinned[Symbol.dispose]();

@@ -37,12 +37,16 @@ export class ProtectedInodes {
     this.#paths = paths;
   }
 
+  get stale(): boolean {
+    return monotonic() - this.#lookedAt >= trustMs;
+  }
+
   /**
-   * What is known is of the last second, as far as the disks answer; of this moment for paths of which more may be there
+   * Never rejects. What is known is of the last second, as far as the disks answer; of this moment for paths of which more may be there
    * by now than was, where `name` may be what they lacked. Without a name: whatever they lacked.
    */
   async refresh(name?: Bytes): Promise<void> {
-    const stale = monotonic() - this.#lookedAt >= trustMs;
+    const { stale } = this;
     if (stale) this.#lookedAt = monotonic();
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));

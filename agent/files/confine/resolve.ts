@@ -3,21 +3,8 @@
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Place } from './boundary.ts';
-import {
-  type BigIntStats,
-  type Confined,
-  child,
-  chmod,
-  mkdir,
-  O_DIRECTORY,
-  O_NOFOLLOW,
-  type Pinned,
-  pathOnly,
-  pin,
-  readlink,
-  rmdir,
-  stat,
-} from './fs.ts';
+import type { BigIntStats, Confined, Pinned } from './fs.ts';
+import * as fs from './fs.ts';
 import { type Bytes, fault, shown } from './path.ts';
 
 /** As many symlinks in a row as Linux follows. */
@@ -50,7 +37,7 @@ class Trail {
 
   /** By a confined path, or by that of the request or of a symlink, which is judged by where it has led. */
   async hold(path: Bytes, flags: number): Promise<Pinned> {
-    const pinned = await pin(path as Confined, pathOnly | flags);
+    const pinned = await fs.pin(path as Confined, fs.pathOnly | flags);
     this.#held.push(pinned);
     return pinned;
   }
@@ -58,7 +45,7 @@ class Trail {
   /** Removes the directories made on the way, as far as they are still empty. */
   async undo(): Promise<void> {
     for (const { above, name } of this.made.splice(0).reverse())
-      await rmdir(child(above, name)).catch(() => undefined);
+      await fs.rmdir(fs.child(above, name)).catch(() => undefined);
   }
 
   release(): void {
@@ -85,7 +72,7 @@ export class Entry implements AsyncDisposable {
     this.path = trail.path;
     this.directory = directory;
     this.name = name;
-    this.at = child(directory, name);
+    this.at = fs.child(directory, name);
     this.found = found;
     this.link = trail.link;
     this.#trail = trail;
@@ -158,7 +145,7 @@ export class Confinement {
 
   /** What a symlink in an open directory leads to; undefined where it dangles or leads out. */
   async linkTarget(directory: Confined, name: Bytes): Promise<BigIntStats | undefined> {
-    if (this.boundary.unconfined) return stat(child(directory, name)).catch(() => undefined);
+    if (this.boundary.unconfined) return fs.stat(fs.child(directory, name)).catch(() => undefined);
     const trail = new Trail(name);
     try {
       return (await this.#follow(trail, directory, name)).found?.stats;
@@ -184,7 +171,7 @@ export class Confinement {
 
   async #parent(trail: Trail, path: Bytes, make: boolean): Promise<Pinned> {
     try {
-      return await trail.hold(path, O_DIRECTORY);
+      return await trail.hold(path, fs.O_DIRECTORY);
     } catch (error) {
       if (!make || errnoOf(error) !== 'ENOENT') await this.#fail(trail, path, error);
     }
@@ -194,19 +181,19 @@ export class Confinement {
   async #make(trail: Trail, path: Bytes): Promise<Pinned> {
     const above = (await this.#parent(trail, posix.dirname(path), true)).at;
     const name = posix.basename(path);
-    const at = child(above, name);
+    const at = fs.child(above, name);
     await this.#check(trail, { at: above, name });
     try {
-      await mkdir(at, 0o755);
+      await fs.mkdir(at, 0o755);
     } catch (error) {
       // Somebody was faster, or a symlink dangles there: opening tells which.
       if (errnoOf(error) === 'EEXIST') return this.#directory(trail, at);
       throw error;
     }
     trail.made.push({ above, name });
-    const made = await trail.hold(at, O_DIRECTORY | O_NOFOLLOW);
+    const made = await trail.hold(at, fs.O_DIRECTORY | fs.O_NOFOLLOW);
     // Against the umask; a setgid bit inherited from above stays.
-    await chmod(made.at, (Number((await made.stat()).mode) & 0o7000) | 0o755);
+    await fs.chmod(made.at, (Number((await made.stat()).mode) & 0o7000) | 0o755);
     return made;
   }
 
@@ -214,7 +201,7 @@ export class Confinement {
     const surveyed = this.boundary.survey({ at: directory, name });
     // Listened to below; until then the name is opened meanwhile.
     surveyed.catch(() => undefined);
-    const found = await trail.hold(child(directory, name), O_NOFOLLOW).catch(async (error: unknown) => {
+    const found = await trail.hold(fs.child(directory, name), fs.O_NOFOLLOW).catch(async (error: unknown) => {
       if (errnoOf(error) === 'ENOENT') return undefined;
       this.boundary.judge(await surveyed, undefined, trail.path);
       throw error;
@@ -232,7 +219,7 @@ export class Confinement {
   async #follow(trail: Trail, at: Confined, name: Bytes): Promise<Entry> {
     trail.hops += 1;
     if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'too many symlinks');
-    const link = await readlink(child(at, name)).catch(() => undefined);
+    const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
     // It has just been replaced.
     if (link === undefined) return this.#lookUp(trail, at, name);
     trail.link ??= link;
@@ -251,7 +238,7 @@ export class Confinement {
   }
 
   async #directory(trail: Trail, path: Bytes): Promise<Pinned> {
-    return trail.hold(path, O_DIRECTORY).catch((error: unknown) => this.#fail(trail, path, error));
+    return trail.hold(path, fs.O_DIRECTORY).catch((error: unknown) => this.#fail(trail, path, error));
   }
 
   /** Why a directory cannot be opened is told only if the way to it ends inside: elsewhere it would tell what exists. */
@@ -264,10 +251,10 @@ export class Confinement {
   async #reach(trail: Trail, path: Bytes, hops = 0): Promise<Pinned> {
     // A slash or dot at the end would follow the symlink before it.
     const plain = path.replace(/(\/\.?)+$/, '') || '/';
-    const directory = await trail.hold(plain, O_DIRECTORY).catch(() => undefined);
+    const directory = await trail.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
     if (directory) return directory;
     const above = posix.dirname(plain);
-    const link = await readlink(plain as Confined).catch(() => undefined);
+    const link = await fs.readlink(plain as Confined).catch(() => undefined);
     if (link === undefined || hops === longestTrail) return this.#reach(trail, above, hops);
     return this.#reach(trail, link.startsWith('/') ? link : `${above}/${link}`, hops + 1);
   }

@@ -4,26 +4,12 @@ import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Kept } from './boundary.ts';
 import { Descent } from './descent.ts';
-import {
-  type BigIntStats,
-  type Confined,
-  child,
-  identify,
-  identityOf,
-  lstat,
-  mountOf,
-  type Named,
-  namesIn,
-  type Pinned,
-  pin,
-  sortedNames,
-} from './fs.ts';
+import type { BigIntStats, Confined, Named, Pinned } from './fs.ts';
+import * as fs from './fs.ts';
 import { type Bytes, fault, shown } from './path.ts';
 
 /** Names looked at at once, ahead of the reader. */
 const batchSize = 64;
-/** Directories after which it is asked again where the forbidden places lie. */
-const longestTrust = 512;
 /** Large directories that are read piece by piece, each within another; those further in are read at once. */
 const mostPending = 32;
 
@@ -100,14 +86,13 @@ class Walker implements Disposable {
   readonly #levels: Level[] = [];
   readonly #mount: string | undefined;
   #kept: Kept = () => false;
-  #trusted = 0;
 
   constructor(start: Confined, boundary: Boundary | undefined, options: WalkOptions) {
     this.#start = start;
     this.#boundary = boundary;
     this.#options = options;
     this.#descent = new Descent(start, options.path);
-    this.#mount = options.oneMount ? mountOf(start) : undefined;
+    this.#mount = options.oneMount ? fs.mountOf(start) : undefined;
   }
 
   [Symbol.dispose](): void {
@@ -117,8 +102,8 @@ class Walker implements Disposable {
 
   /** Directories come twice: as they are entered, and as they are left. */
   async *steps(): AsyncGenerator<Step, void, void> {
-    await this.#trust();
-    const self = await identify(this.#start);
+    this.#kept = (await this.#boundary?.kept()) ?? this.#kept;
+    const self = await fs.identify(this.#start);
     this.#levels.push({ ...(await this.#read('')), looked: [], prefix: '', self });
     for (let level = this.#levels.at(-1); level; level = this.#levels.at(-1)) {
       this.#options.signal.throwIfAborted();
@@ -149,7 +134,7 @@ class Walker implements Disposable {
     this.#levels.pop();
     if (!level.step) return undefined;
     const parent = this.#descent.at;
-    return { ...level.step, parent, at: child(parent, level.step.name), left: true };
+    return { ...level.step, parent, at: fs.child(parent, level.step.name), left: true };
   }
 
   /** What is told of a name; a directory has been entered by then. Undefined where nothing is to be told. */
@@ -158,7 +143,7 @@ class Walker implements Disposable {
     try {
       if ('error' in look) throw look.error;
       const parent = this.#descent.at;
-      const at = child(parent, look.name);
+      const at = fs.child(parent, look.name);
       const stats = look.stats.isDirectory() ? await this.#enter(level, look.name, at) : look.stats;
       this.#assertFree(level, look.name, stats);
       return { parent, name: look.name, at, path, stats, left: false };
@@ -171,7 +156,7 @@ class Walker implements Disposable {
 
   /** Enters a directory; what is none any more is described as what it is now. */
   async #enter(level: Level, name: Bytes, at: Confined): Promise<BigIntStats> {
-    const pinned = await pin(at);
+    const pinned = await fs.pin(at);
     let entered = false;
     try {
       const stats = await pinned.stat();
@@ -191,16 +176,15 @@ class Walker implements Disposable {
     const inside = this.#descent.at;
     const wanted = (await this.#options.enter?.(step, inside)) ?? true;
     const read = wanted ? await this.#read(step.path) : { names: [] };
-    const self = identityOf(step.stats);
+    const self = fs.identityOf(step.stats);
     this.#levels.push({ ...read, looked: [], prefix: `${prefix}${step.name}/`, self, step });
-    await this.#trust();
   }
 
   async #read(path: Bytes): Promise<Pick<Level, 'names' | 'pending'>> {
     const { at } = this.#descent;
     try {
-      if (this.#options.sorted) return { names: (await sortedNames(at)).reverse() };
-      const pending = namesIn(at);
+      if (this.#options.sorted) return { names: (await fs.sortedNames(at)).reverse() };
+      const pending = fs.namesIn(at);
       const names = await nextNames(pending);
       if (this.#levels.filter((level) => level.pending).length < mostPending) return { names, pending };
       for await (const more of pending) names.push(...more.map(({ name }) => name));
@@ -221,18 +205,13 @@ class Walker implements Disposable {
     }
   }
 
-  async #trust(): Promise<void> {
-    if (this.#trusted % longestTrust === 0) this.#kept = (await this.#boundary?.kept()) ?? this.#kept;
-    this.#trusted += 1;
-  }
-
   #assertFree(level: Level, name: Bytes, stats: BigIntStats): void {
     if (!this.#kept(level.self, name, stats)) return;
     throw fault('permission_denied', this.#absolute(level.prefix + name), 'the agent keeps this to itself');
   }
 
   #assertMount({ at }: Pinned, path: Bytes): void {
-    if (this.#mount === undefined || mountOf(at) === this.#mount) return;
+    if (this.#mount === undefined || fs.mountOf(at) === this.#mount) return;
     throw fault('file_busy', this.#absolute(path), 'another file system is mounted here');
   }
 
@@ -248,7 +227,7 @@ class Walker implements Disposable {
 }
 
 const look = (parent: Confined, name: Bytes): Promise<Look> =>
-  lstat(child(parent, name)).then(
+  fs.lstat(fs.child(parent, name)).then(
     (stats) => ({ name, stats }),
     (error: unknown) => ({ name, error }),
   );

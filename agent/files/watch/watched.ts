@@ -2,20 +2,8 @@
 // that is swapped on the way leads elsewhere. (chokidar watches by path and takes names for UTF-8.)
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import type { Kept } from '../confine/boundary.ts';
-import {
-  type BigIntStats,
-  type Confined,
-  child,
-  type FSWatcher,
-  identityOf,
-  namesIn,
-  O_DIRECTORY,
-  O_NOFOLLOW,
-  type Pinned,
-  pathOnly,
-  pin,
-  watch,
-} from '../confine/fs.ts';
+import type { BigIntStats, Confined, FSWatcher, Pinned } from '../confine/fs.ts';
+import * as fs from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
 import type { Bytes } from '../confine/path.ts';
 
@@ -89,9 +77,9 @@ export class Watched implements Disposable {
       if (path !== '' && (kept('', '', stats) || !(await holdsFiles(at)))) return undefined;
       this.drop(path);
       const watcher = this.#watch(path, at);
-      const folder: Folder = { self: identityOf(stats), stats, watcher, names: new Map() };
+      const folder: Folder = { self: fs.identityOf(stats), stats, watcher, names: new Map() };
       this.#folders.set(path, folder);
-      for await (const batch of namesIn(at)) {
+      for await (const batch of fs.namesIn(at)) {
         for (const { name, directory } of batch)
           if (this.#only === undefined || name === this.#only)
             this.know(folder, name, directory ? 'directory' : 'file');
@@ -108,7 +96,7 @@ export class Watched implements Disposable {
   async pin(path: Bytes): Promise<Pinned | undefined> {
     const pinned = await this.#open(path);
     const stats = await pinned?.stat();
-    if (stats && identityOf(stats) === this.#folders.get(path)?.self) return pinned;
+    if (stats && fs.identityOf(stats) === this.#folders.get(path)?.self) return pinned;
     pinned?.[Symbol.dispose]();
     return undefined;
   }
@@ -137,10 +125,10 @@ export class Watched implements Disposable {
   /** Step by step from the start, and never through a symlink. Undefined where it is gone or may not be entered. */
   async #open(path: Bytes): Promise<Pinned | undefined> {
     try {
-      let pinned = await pin(this.#start, pathOnly | O_DIRECTORY);
+      let pinned = await fs.pin(this.#start, fs.pathOnly | fs.O_DIRECTORY);
       for (const name of path === '' ? [] : path.split('/')) {
         using above = pinned;
-        pinned = await pin(child(above.at, name), pathOnly | O_DIRECTORY | O_NOFOLLOW);
+        pinned = await fs.pin(fs.child(above.at, name), fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW);
       }
       return pinned;
     } catch (error) {
@@ -163,7 +151,7 @@ export class Watched implements Disposable {
   #watch(path: Bytes, at: Confined): FSWatcher {
     this.#take(1, 0);
     try {
-      const watcher = watch(at);
+      const watcher = fs.watch(at);
       watcher.on('change', (_, name) => this.#mark(path, String(name)));
       watcher.on('error', () => this.#mark(path, '.'));
       return watcher;
