@@ -1,20 +1,13 @@
 // Copies a file, or a directory with all below it: made beside the destination, which it becomes in one step.
-import type { CopyFileRequest__Output } from '../../proto/types/farhand/agent/v1/CopyFileRequest.ts';
-import type { CopyFileResponse } from '../../proto/types/farhand/agent/v1/CopyFileResponse.ts';
 import { PrivateDirectory } from './atomic/directory.ts';
 import { identityOf } from './confine/fs.ts';
-import { fault, type Target, targetOf } from './confine/path.ts';
+import { fault, targetOf } from './confine/path.ts';
 import { describeArrival } from './describe.ts';
 import { duplicate } from './duplicate.ts';
 import { arrive, assertTransfer } from './move.ts';
-import type { Disk } from './operation.ts';
+import type { Operation } from './operation.ts';
 
-export async function copyFile(
-  disk: Disk,
-  request: CopyFileRequest__Output,
-  source: Target,
-  signal: AbortSignal,
-): Promise<CopyFileResponse> {
+export const copyFile: Operation<'copyFile'> = async (disk, request, source, signal) => {
   const destination = targetOf(request.destination, disk.home);
   await using from = await disk.reading.entry(source.path);
   const { stats } = from.present;
@@ -33,4 +26,4 @@ export async function copyFile(
   });
   await arrive(transfer, arriving.content());
   return { entry: await describeArrival(disk.writing, to, stats, await disk.users()), ...copied };
-}
+};

@@ -1,13 +1,11 @@
 // Lists one directory: directories first, then by name, bytewise; entries are looked at only as they are asked for.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
-import type { ListFilesRequest__Output } from '../../proto/types/farhand/agent/v1/ListFilesRequest.ts';
-import type { ListFilesResponse } from '../../proto/types/farhand/agent/v1/ListFilesResponse.ts';
 import { openBudget } from '../../shared/budget.ts';
 import { type Confined, child, lookAt, namesIn } from './confine/fs.ts';
-import { type Bytes, bytes, type Target } from './confine/path.ts';
+import { type Bytes, bytes } from './confine/path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describeName } from './describe.ts';
-import type { Disk } from './operation.ts';
+import type { Operation, RequestOf } from './operation.ts';
 
 /** Entries of a batch, which are also those looked at at once. */
 const batchSize = 256;
@@ -16,11 +14,7 @@ const mostAtOnce = 200_000;
 /** Names that all listings of this process hold together. */
 const held = openBudget(600_000, 'large listings are under way on this machine');
 
-export async function* listFiles(
-  { reading, users }: Disk,
-  request: ListFilesRequest__Output,
-  { path }: Target,
-): AsyncGenerator<ListFilesResponse, void, void> {
+export const listFiles: Operation<'listFiles'> = async function* ({ reading, users }, request, { path }) {
   using directory = await reading.directory(path);
   const { names, total } = await namesOf(reading, directory.at, request);
   const release = held.take(names.length);
@@ -42,13 +36,13 @@ export async function* listFiles(
   } finally {
     release();
   }
-}
+};
 
 /** Those of the page, sorted; and how many there are in all. */
 async function namesOf(
   confinement: Confinement,
   directory: Confined,
-  { hidden, offset, limit }: ListFilesRequest__Output,
+  { hidden, offset, limit }: RequestOf<'listFiles'>,
 ): Promise<{ names: Bytes[]; total: number }> {
   const end = offset + (limit || mostAtOnce + 1);
   const [directories, others] = [new Least(end), new Least(end)];

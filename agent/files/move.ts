@@ -1,7 +1,5 @@
 // Moves a file, symlink or directory: one rename, or between file systems a whole copy that is renamed into place
 // before the source goes.
-import type { MoveFileRequest__Output } from '../../proto/types/farhand/agent/v1/MoveFileRequest.ts';
-import type { MoveFileResponse } from '../../proto/types/farhand/agent/v1/MoveFileResponse.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { PrivateDirectory } from './atomic/directory.ts';
 import { assertPlace, type Placing, place } from './atomic/place.ts';
@@ -12,7 +10,7 @@ import { assertFolder, fault, shown, type Target, targetOf } from './confine/pat
 import type { Entry } from './confine/resolve.ts';
 import { describeArrival } from './describe.ts';
 import { duplicate } from './duplicate.ts';
-import type { Disk } from './operation.ts';
+import type { Disk, Operation } from './operation.ts';
 
 /** What is on its way, and where to. */
 interface Transfer {
@@ -26,12 +24,7 @@ interface Transfer {
   signal: AbortSignal;
 }
 
-export async function moveFile(
-  disk: Disk,
-  request: MoveFileRequest__Output,
-  source: Target,
-  signal: AbortSignal,
-): Promise<MoveFileResponse> {
+export const moveFile: Operation<'moveFile'> = async (disk, request, source, signal) => {
   const destination = targetOf(request.destination, disk.home);
   await using from = await disk.writing.name(source.path);
   const { stats } = from.present;
@@ -40,7 +33,7 @@ export async function moveFile(
   const transfer = { source, destination, from, to, stats, overwrite: request.overwrite, signal };
   if (from.name !== to.name || !(await inOneDirectory(transfer))) await move(disk, transfer);
   return { entry: await describeArrival(disk.writing, to, stats, await disk.users()) };
-}
+};
 
 const inOneDirectory = async ({ from, to }: Transfer): Promise<boolean> =>
   (await fs.identify(from.directory)) === (await fs.identify(to.directory));

@@ -1,7 +1,7 @@
 // How an operation is called: with the disk, the path of its request and a signal. One that only reads does not hold its
 // caller when that leaves, for a disk may hang: it comes to its end by itself and closes what it has opened.
 import { fromErrno } from '../../shared/errors.ts';
-import type { AgentCall } from '../../shared/rpc.ts';
+import type { AgentCall, AgentMethods } from '../../shared/rpc.ts';
 import type { Journal } from './atomic/journal.ts';
 import { type Bytes, shown, type Target, targetOf } from './confine/path.ts';
 import type { Confinement } from './confine/resolve.ts';
@@ -21,6 +21,10 @@ export interface Disk {
   watches: Quota;
 }
 
+/** A method of the wire as an operation: given the path that its request names, and when nobody waits any more. */
+export type Operation<M extends keyof AgentMethods> = Work<RequestOf<M>, Result<ReturnType<AgentMethods[M]>>>;
+export type RequestOf<M extends keyof AgentMethods> = Parameters<AgentMethods[M]>[0];
+type Result<Answer> = Answer extends AsyncIterable<infer Part> ? AsyncGenerator<Part, void, void> : Answer;
 type Work<Request, Result> = (disk: Disk, request: Request, target: Target, signal: AbortSignal) => Result;
 
 /** A handler of the link; `named` says which path failures are about. */

@@ -1,13 +1,11 @@
 // Reads a regular file: a head, then exactly the bytes that it announced, or an error.
 import { createHash } from 'node:crypto';
-import type { ReadFileRequest__Output } from '../../proto/types/farhand/agent/v1/ReadFileRequest.ts';
-import type { ReadFileResponse } from '../../proto/types/farhand/agent/v1/ReadFileResponse.ts';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import { type Contents, isTorn, openTarget } from './confine/contents.ts';
 import type { FileHandle } from './confine/fs.ts';
-import { type Bytes, fault, shown, type Target } from './confine/path.ts';
+import { type Bytes, fault, shown } from './confine/path.ts';
 import { describe, etagOf } from './describe.ts';
-import type { Disk } from './operation.ts';
+import type { Operation, RequestOf } from './operation.ts';
 
 const chunkBytes = 256 * 1024;
 
@@ -19,11 +17,7 @@ interface Range {
   max: number;
 }
 
-export async function* readFile(
-  { reading, users }: Disk,
-  request: ReadFileRequest__Output,
-  target: Target,
-): AsyncGenerator<ReadFileResponse, void, void> {
+export const readFile: Operation<'readFile'> = async function* ({ reading, users }, request, target) {
   const { path } = target;
   try {
     using source = await openTarget(reading, target);
@@ -45,9 +39,9 @@ export async function* readFile(
   } catch (error) {
     throw readingFailure(error, path);
   }
-}
+};
 
-function rangeOf(request: ReadFileRequest__Output, path: Bytes, size: number): Range {
+function rangeOf(request: RequestOf<'readFile'>, path: Bytes, size: number): Range {
   const { offset } = request;
   const start = offset < 0 ? Math.max(0, size + offset) : offset;
   if (start > size) throw fault('range_not_satisfiable', path, `has ${size} bytes`, { size });

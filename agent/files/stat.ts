@@ -1,14 +1,12 @@
 // Describes one path as a listing does, on request with the digest of its bytes.
 import { createHash } from 'node:crypto';
-import type { StatFileRequest__Output } from '../../proto/types/farhand/agent/v1/StatFileRequest.ts';
-import type { StatFileResponse } from '../../proto/types/farhand/agent/v1/StatFileResponse.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { openTarget } from './confine/contents.ts';
 import { type BigIntStats, readlink } from './confine/fs.ts';
 import { assertFolder, type Bytes, fault, type Target } from './confine/path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describe, etagOf } from './describe.ts';
-import { type Disk, unlessAborted } from './operation.ts';
+import { type Operation, unlessAborted } from './operation.ts';
 import { readingFailure } from './read.ts';
 
 const bufferBytes = 1024 * 1024;
@@ -19,16 +17,11 @@ interface Found {
   sha256?: string;
 }
 
-export async function statFile(
-  { reading, users }: Disk,
-  request: StatFileRequest__Output,
-  target: Target,
-  signal: AbortSignal,
-): Promise<StatFileResponse> {
+export const statFile: Operation<'statFile'> = async ({ reading, users }, request, target, signal) => {
   const finding = request.sha256 ? hash(reading, target, signal) : find(reading, target);
   const { stats, link, sha256 = '' } = await unlessAborted(signal, finding);
   return { entry: describe(target.path, stats, await users(), link), etag: etagOf(stats), sha256 };
-}
+};
 
 /** Failures to follow a symlink that leave the symlink itself to be described. */
 const lost: readonly Code[] = ['file_not_found', 'permission_denied', 'invalid_path', 'not_a_directory'];

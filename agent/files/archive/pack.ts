@@ -4,17 +4,15 @@ import { createHash } from 'node:crypto';
 import { posix } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { createGzip } from 'node:zlib';
-import type { ReadArchiveRequest__Output } from '../../../proto/types/farhand/agent/v1/ReadArchiveRequest.ts';
-import type { ReadArchiveResponse } from '../../../proto/types/farhand/agent/v1/ReadArchiveResponse.ts';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
 import { type Contents, isTorn, openContents } from '../confine/contents.ts';
 import { type BigIntStats, type Confined, readlink, stat } from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
-import { type Bytes, fault, shown, type Target } from '../confine/path.ts';
+import { type Bytes, fault, shown } from '../confine/path.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describe } from '../describe.ts';
-import type { Disk } from '../operation.ts';
+import type { Disk, Operation } from '../operation.ts';
 import type { Users } from '../users-groups.ts';
 
 const chunkBytes = 256 * 1024;
@@ -30,12 +28,7 @@ interface Job {
   bytes: number;
 }
 
-export async function* readArchive(
-  disk: Disk,
-  { gzip }: ReadArchiveRequest__Output,
-  { path }: Target,
-  signal: AbortSignal,
-): AsyncGenerator<ReadArchiveResponse, void, void> {
+export const readArchive: Operation<'readArchive'> = async function* (disk, { gzip }, { path }, signal) {
   using opened = await disk.reading.directory(path);
   const directory = opened.at;
   if (!(await holdsFiles(directory))) throw fault('unsupported_file', path, 'holds no files of a disk');
@@ -49,7 +42,7 @@ export async function* readArchive(
     yield { chunk };
   }
   yield { tail: { files: job.files, bytes: job.bytes, sha256: hash.digest('hex') } };
-}
+};
 
 /** The bytes of the archive in order, in pieces of any size that stand only until the next is asked for. */
 async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {

@@ -36,7 +36,7 @@ export async function writeArchive(
     await using entry = await disk.writing.entry(path, upload.open.create_parents);
     const job = { disk, upload, entry, signal };
     const answer = await (upload.open.whole ? unpackWhole(job) : unpackInto(job));
-    entry.keep();
+    await entry.keep();
     return answer;
   });
 }
@@ -49,9 +49,7 @@ async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
   if (found) return fill(job, found.at);
   await fs.mkdir(at, 0o700);
   try {
-    const answer = await fill(job, at);
-    await syncAbove(entry);
-    return answer;
+    return await fill(job, at);
   } catch (error) {
     // Unless something has landed in it.
     await fs.rmdir(at).catch(() => undefined);
@@ -72,7 +70,6 @@ async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
   await assertVacant(job, present);
   signal.throwIfAborted();
   await place({ from, to: entry.at, directory: true, overwrite, path: entry.path });
-  await syncAbove(entry);
   return answer;
 }
 
@@ -112,8 +109,4 @@ async function* hashed(chunks: AsyncIterable<Buffer>, hash: Hash): AsyncGenerato
     hash.update(chunk);
     yield chunk;
   }
-}
-
-async function syncAbove({ directory, madeIn }: Entry): Promise<void> {
-  for (const at of [directory, ...madeIn]) await fs.syncDirectory(at);
 }

@@ -1,5 +1,5 @@
 // The new content of a file on its way: a temporary file beside the target, which becomes it in one step or goes.
-import { type BigIntStats, rename, syncDirectory, unlink } from '../confine/fs.ts';
+import { type BigIntStats, rename, unlink } from '../confine/fs.ts';
 import type { Entry } from '../confine/resolve.ts';
 import type { Journal, TemporaryName } from './journal.ts';
 import { keepOwner, NewFile } from './new-file.ts';
@@ -79,11 +79,12 @@ export class AtomicWrite implements AsyncDisposable {
     const { at } = this.#name;
     const { entry } = this;
     if (overwrite) await rename(at, entry.at);
-    else await linkAs(at, entry.at, entry.path);
-    const above = [entry.directory, ...entry.madeIn];
-    entry.keep();
-    if (!overwrite) await unlink(at);
-    for (const directory of above) await syncDirectory(directory);
+    else {
+      await linkAs(at, entry.at, entry.path);
+      // Before its times are told: a name less changes them.
+      await unlink(at);
+    }
+    await entry.keep();
   }
 
   /** Of the file as it is now. */

@@ -27,7 +27,7 @@ class Trail {
   readonly follows: boolean;
   hops = 0;
   link: Bytes | undefined;
-  made: { above: Confined; name: Bytes }[] = [];
+  readonly made: { above: Confined; name: Bytes }[] = [];
   readonly #held: Pinned[] = [];
 
   constructor(path: Bytes, follows = true) {
@@ -55,28 +55,32 @@ class Trail {
 
 /** One name in an open directory inside the boundary; a symlink there has been followed, unless a name was asked for. */
 export class Entry implements AsyncDisposable {
-  /** As requested. */
-  readonly path: Bytes;
-  readonly directory: Confined;
-  readonly name: Bytes;
   /** For calls that do not follow symlinks: create, rename, link, unlink, lstat. */
   readonly at: Confined;
+  readonly directory: Confined;
+  readonly name: Bytes;
   /** What has the name, pinned: open it for reading as `at`. Undefined where nothing has it. */
   readonly found: Found | undefined;
-  /** Target of the symlink that the request named, as written. */
-  readonly link: Bytes | undefined;
   readonly #trail: Trail;
   readonly #boundary: Boundary;
 
   constructor(trail: Trail, boundary: Boundary, directory: Confined, name: Bytes, found?: Found) {
-    this.path = trail.path;
+    this.at = fs.child(directory, name);
     this.directory = directory;
     this.name = name;
-    this.at = fs.child(directory, name);
     this.found = found;
-    this.link = trail.link;
     this.#trail = trail;
     this.#boundary = boundary;
+  }
+
+  /** As requested. */
+  get path(): Bytes {
+    return this.#trail.path;
+  }
+
+  /** Target of the symlink that the request named, as written. */
+  get link(): Bytes | undefined {
+    return this.#trail.link;
   }
 
   /** What has the name, which must be something. */
@@ -85,20 +89,17 @@ export class Entry implements AsyncDisposable {
     return this.found;
   }
 
-  /** The open directories in which others were made on the way. */
-  get madeIn(): Confined[] {
-    return this.#trail.made.map(({ above }) => above);
-  }
-
   /** Judges the place again, with what has the name now. */
   async recheck(stats: BigIntStats | undefined): Promise<void> {
     const place = { at: this.directory, name: this.name };
     this.#boundary.judge(await this.#boundary.survey(place), stats, this.path);
   }
 
-  /** The directories made on the way stay; else they go with the entry. */
-  keep(): void {
-    this.#trail.made = [];
+  /** Makes the name durable, with the directories made on the way: they stay; else they go with the entry. */
+  async keep(): Promise<void> {
+    const { made } = this.#trail;
+    for (const at of [this.directory, ...made.map(({ above }) => above)]) await fs.syncDirectory(at);
+    made.splice(0);
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

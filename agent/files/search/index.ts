@@ -2,18 +2,17 @@
 import { posix } from 'node:path';
 import type { FileEntry } from '../../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { FileMatch } from '../../../proto/types/farhand/agent/v1/FileMatch.ts';
-import type { SearchFilesRequest__Output } from '../../../proto/types/farhand/agent/v1/SearchFilesRequest.ts';
 import type { SearchFilesResponse } from '../../../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
 import { after, monotonic } from '../../../shared/clock.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { openContents } from '../confine/contents.ts';
 import type { Confined } from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
-import { type Bytes, shown, type Target } from '../confine/path.ts';
+import { type Bytes, shown } from '../confine/path.ts';
 import type { Confinement } from '../confine/resolve.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describeName } from '../describe.ts';
-import type { Disk } from '../operation.ts';
+import type { Operation, RequestOf } from '../operation.ts';
 import { Semaphore } from '../semaphore.ts';
 import type { Users } from '../users-groups.ts';
 import { compileGlob, type Glob } from './glob.ts';
@@ -44,12 +43,8 @@ interface Job {
   truncated: boolean;
 }
 
-export async function* searchFiles(
-  { reading, users }: Disk,
-  request: SearchFilesRequest__Output,
-  { path }: Target,
-  signal: AbortSignal,
-): AsyncGenerator<SearchFilesResponse, void, void> {
+export const searchFiles: Operation<'searchFiles'> = async function* (disk, request, { path }, signal) {
+  const { reading, users } = disk;
   const wanted = compile(request);
   using opened = await reading.directory(path);
   const job: Job = {
@@ -60,9 +55,9 @@ export async function* searchFiles(
   yield* heard(inTurn(signal, batchesOf(matchesOf(job))));
   const { truncated, visited, unreadable } = job;
   yield { tail: { truncated, visited, unreadable } };
-}
+};
 
-function compile(request: SearchFilesRequest__Output): Pick<Job, 'name' | 'text' | 'limit'> {
+function compile(request: RequestOf<'searchFiles'>): Pick<Job, 'name' | 'text' | 'limit'> {
   const { name, content, ignore_case, limit } = request;
   if (content.length > longestContent || /[\n\0]/.test(content)) {
     const reason = `content must be one line of at most ${longestContent} characters`;

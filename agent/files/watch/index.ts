@@ -1,14 +1,12 @@
 // Tells what changes in a directory, below it, or to a file. Events only say where to look: what is told is what is
 // there when it is the reader's turn, so a slow reader misses steps in between and never the outcome.
 import type { FileChange } from '../../../proto/types/farhand/agent/v1/FileChange.ts';
-import type { WatchFilesRequest__Output } from '../../../proto/types/farhand/agent/v1/WatchFilesRequest.ts';
-import type { WatchFilesResponse } from '../../../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
 import { sleep } from '../../../shared/clock.ts';
 import type { Kept } from '../confine/boundary.ts';
 import { type BigIntStats, type Confined, child, identityOf, lookAt, queuedEvents } from '../confine/fs.ts';
-import { type Bytes, bytes, type Target } from '../confine/path.ts';
+import { type Bytes, bytes } from '../confine/path.ts';
 import type { Confinement, Entry } from '../confine/resolve.ts';
-import type { Disk } from '../operation.ts';
+import type { Operation } from '../operation.ts';
 import { type Folder, type Kind, type Quota, Watched } from './watched.ts';
 
 /** Names waiting for the reader; more are told as an overflow. */
@@ -17,20 +15,16 @@ const mostWaiting = 10_000;
 const batchSize = 256;
 /** Milliseconds in which steps of one change, such as a rename over a file, become one. */
 const settling = 20;
-export async function* watchFiles(
-  { reading, watches }: Disk,
-  { recursive }: WatchFilesRequest__Output,
-  { path }: Target,
-  signal: AbortSignal,
-): AsyncGenerator<WatchFilesResponse, void, void> {
-  await using entry = await reading.entry(path);
-  using watch = new Watch(reading, entry, recursive && entry.present.stats.isDirectory(), watches);
+export const watchFiles: Operation<'watchFiles'> = async function* (disk, request, { path }, signal) {
+  await using entry = await disk.reading.entry(path);
+  const recursive = request.recursive && entry.present.stats.isDirectory();
+  using watch = new Watch(disk.reading, entry, recursive, disk.watches);
   let first = true;
   for await (const changes of watch.batches(signal)) {
     yield first ? { changes, path: bytes(path) } : { changes };
     first = false;
   }
-}
+};
 
 /**
  * The kernel's queue is one for all watches of the process, and where it overflows Node does not tell: so many events in
