@@ -128,7 +128,7 @@ class Copier implements AsyncDisposable {
     }
     this.#bytes += made.size;
     this.#files += 1;
-    await this.#finish(made.file, before, path);
+    await this.#finish(made.pinned, before, path);
   }
 
   /** Copies the bytes, and leaves out holes. */
@@ -144,7 +144,7 @@ class Copier implements AsyncDisposable {
       if (sparse && chunk.equals(this.#zeros.subarray(0, bytesRead))) to.skip(bytesRead);
       else await to.append(chunk);
     }
-    if (sparse) await to.file.handle.truncate(to.size);
+    if (sparse) await to.pinned.handle.truncate(to.size);
   }
 
   /** A copy has what was there when it began; a move must not lose what was added since. */

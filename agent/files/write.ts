@@ -34,7 +34,7 @@ async function write(
   await using draft = await AtomicWrite.begin(entry, journal);
   if (entry.found) await draft.tryOwner(ownerOf(entry.found.stats));
   for await (const chunk of upload.chunks()) {
-    const written = draft.append(chunk);
+    const written = draft.file.append(chunk);
     // While the disk works.
     upload.hash.update(chunk);
     await written;
@@ -42,11 +42,11 @@ async function write(
   const { commit, sha256 } = upload.finish(path);
   assertMode(commit.mode);
   await take(draft, entry.found?.stats, commit.mode);
-  await draft.sync();
+  await draft.file.sync();
   const created = await publish(draft, upload.open, commit, signal);
-  const stats = await draft.stats();
+  const stats = await draft.file.pinned.stat();
   return {
-    ...{ path: bytes(path), size: draft.size, created, sha256, etag: etagOf(stats) },
+    ...{ path: bytes(path), size: draft.file.size, created, sha256, etag: etagOf(stats) },
     entry: describe(path, stats, await users(), entry.link),
   };
 }
@@ -66,7 +66,7 @@ async function publish(
     const present = await lookAt(entry.at);
     await entry.recheck(present);
     assertAllowed(present, { overwrite }, entry.path);
-    if (await take(draft, present, mode)) await draft.sync();
+    if (await take(draft, present, mode)) await draft.file.sync();
     assertMatch(present, if_match, entry.path);
     signal.throwIfAborted();
     await draft.place(overwrite);

@@ -129,7 +129,7 @@ export class Extractor implements AsyncDisposable {
     {
       await using made = await NewFile.create(at);
       for await (const piece of pieces) await made.append(piece);
-      const { handle } = made.file;
+      const { handle } = made.pinned;
       // Setuid, setgid and sticky are not what an archive may hand out; the umask has no say.
       await handle.chmod(mode & 0o777);
       // Both times, as tar does: an archive tells no other.

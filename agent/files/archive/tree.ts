@@ -4,7 +4,7 @@ import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/new-file.ts';
 import type { Boundary, Kept } from '../confine/boundary.ts';
-import type { BigIntStats, Confined, Pinned } from '../confine/fs.ts';
+import type { BigIntStats, Pinned } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf } from '../confine/path.ts';
 
@@ -103,24 +103,23 @@ export class Tree implements Disposable {
   async #enter(above: TreeDirectory, path: Bytes, make: boolean): Promise<TreeDirectory> {
     const name = path.slice(path.lastIndexOf('/') + 1);
     const at = fs.child(above.pinned.at, name);
-    const missing = (error: unknown): undefined => {
-      if (!make || errnoOf(error) !== 'ENOENT') throw notDirectory(path, error);
-    };
-    const there = await openDirectory(at).catch(missing);
-    if (there) return this.#admit(path, there, false);
+    const open = (): Promise<Pinned> =>
+      fs.pin(at, fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW).catch((error: unknown) => {
+        throw notDirectory(path, error);
+      });
+    try {
+      return await this.#admit(path, await open(), false);
+    } catch (error) {
+      if (!make || errnoOf(error) !== 'ENOENT') throw error;
+    }
     this.assertFree(above, name, undefined, path);
-    // Where somebody was faster, or a symlink dangles, opening tells which.
-    const made = await fs.mkdir(at, 0o700).then(
-      () => true,
-      (error: unknown) => {
-        if (errnoOf(error) !== 'EEXIST') throw error;
-        return false;
-      },
-    );
-    const opened = await openDirectory(at).catch((error: unknown) =>
-      Promise.reject(notDirectory(path, error)),
-    );
-    return this.#admit(path, opened, made);
+    let made = true;
+    await fs.mkdir(at, 0o700).catch((error: unknown) => {
+      // Somebody was faster, or a symlink dangles there: opening tells which.
+      if (errnoOf(error) !== 'EEXIST') throw error;
+      made = false;
+    });
+    return this.#admit(path, await open(), made);
   }
 
   /** Judges an open directory before anything is done in it. Owns it from here on. */
@@ -168,9 +167,6 @@ export async function within<T>(directory: TreeDirectory, work: () => Promise<T>
     directory.users -= 1;
   }
 }
-
-const openDirectory = (at: Confined): Promise<Pinned> =>
-  fs.pin(at, fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW);
 
 function notDirectory(path: Bytes, error: unknown): unknown {
   if (errnoOf(error) !== 'ENOTDIR' && errnoOf(error) !== 'ELOOP') return error;

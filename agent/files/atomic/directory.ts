@@ -1,5 +1,6 @@
 // A private directory beside a place, for what is on its way there or from there: nobody else sees into it, and with
 // all in it it is gone at the end, or at the next start of a killed agent.
+import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';
 import { clear } from '../clear.ts';
 import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/fs.ts';
@@ -23,7 +24,7 @@ export class PrivateDirectory implements AsyncDisposable {
       return new PrivateDirectory(name, await enter(name));
     } catch (error) {
       await name.release(true);
-      throw fromErrno(error, shown(name.above));
+      throw fromErrno(error, shown(posix.dirname(name.path)));
     }
   }
 

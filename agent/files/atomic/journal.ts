@@ -29,8 +29,6 @@ export interface TemporaryName {
   at: Confined;
   /** Where that is, for the journal and for messages. */
   path: Bytes;
-  /** Its directory. */
-  above: Bytes;
   /** It is a directory; only then, and once this is durable, it may be filled. */
   mark(mark: string): Promise<void>;
   /** Removes what still has the name, emptied first if need be. Never rejects: the next start tries again. */
@@ -62,11 +60,12 @@ export class Journal {
   /** A free name in an open directory; it is in the journal when this resolves. */
   async reserve(directory: Confined): Promise<TemporaryName> {
     const name = prefix + randomUUID();
-    const [at, above] = [fs.child(directory, name), await fs.readlink(directory)];
-    const path = `${above}/${name}`;
+    const at = fs.child(directory, name);
+    const path = `${await fs.readlink(directory)}/${name}`;
     await this.#add(path);
     return {
-      ...{ at, path, above },
+      at,
+      path,
       mark: (mark) => this.#add(path, mark),
       release: async (isDirectory, empty) => {
         try {

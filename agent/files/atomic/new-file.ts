@@ -9,13 +9,13 @@ import { type Bytes, fault } from '../confine/path.ts';
 const flushBytes = 64 * 1024 * 1024;
 
 export class NewFile implements AsyncDisposable {
-  readonly file: Pinned;
+  readonly pinned: Pinned;
   #flushing: Promise<unknown> = Promise.resolve();
   #unflushed = 0;
   size = 0;
 
-  private constructor(file: Pinned) {
-    this.file = file;
+  private constructor(pinned: Pinned) {
+    this.pinned = pinned;
   }
 
   /** Empty and private, under a name that nothing has. */
@@ -26,7 +26,7 @@ export class NewFile implements AsyncDisposable {
   }
 
   async append(chunk: Buffer): Promise<void> {
-    const { handle } = this.file;
+    const { handle } = this.pinned;
     for (let written = 0; written < chunk.length; ) {
       const left = chunk.length - written;
       written += (await handle.write(chunk, written, left, this.size + written)).bytesWritten;
@@ -54,13 +54,13 @@ export class NewFile implements AsyncDisposable {
   /** Everything so far is on the disk when it resolves. */
   async sync(): Promise<void> {
     await this.#flushing;
-    await this.file.handle.sync();
+    await this.pinned.handle.sync();
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
     await this.#flushing.catch(() => undefined);
     // What matters has been told by fsync.
-    await this.file.handle.close().catch(() => undefined);
+    await this.pinned.handle.close().catch(() => undefined);
   }
 }
 

@@ -1,5 +1,5 @@
 // The new content of a file on its way: a temporary file beside the target, which becomes it in one step or goes.
-import { type BigIntStats, rename, unlink } from '../confine/fs.ts';
+import { rename, unlink } from '../confine/fs.ts';
 import type { Entry } from '../confine/resolve.ts';
 import type { Journal, TemporaryName } from './journal.ts';
 import { keepOwner, NewFile } from './new-file.ts';
@@ -17,14 +17,15 @@ interface Attributes extends Owner {
 export class AtomicWrite implements AsyncDisposable {
   readonly entry: Entry;
   readonly #name: TemporaryName;
-  readonly #file: NewFile;
+  /** What the entry's name will have. */
+  readonly file: NewFile;
   readonly #born: Owner;
   #has: Attributes;
 
   private constructor(entry: Entry, name: TemporaryName, file: NewFile, born: Owner) {
     this.entry = entry;
     this.#name = name;
-    this.#file = file;
+    this.file = file;
     this.#born = born;
     this.#has = { ...born, mode: 0o600 };
   }
@@ -34,16 +35,12 @@ export class AtomicWrite implements AsyncDisposable {
     const name = await journal.reserve(entry.directory);
     try {
       const file = await NewFile.create(name.at);
-      const { uid, gid } = await file.file.stat();
+      const { uid, gid } = await file.pinned.stat();
       return new AtomicWrite(entry, name, file, { uid: Number(uid), gid: Number(gid) });
     } catch (error) {
       await name.release(false);
       throw error;
     }
-  }
-
-  get size(): number {
-    return this.#file.size;
   }
 
   /** Fails where owner and group could not be kept, before a byte is sent; changes nothing. */
@@ -52,26 +49,17 @@ export class AtomicWrite implements AsyncDisposable {
     if (await this.take({ ...owner, mode: before.mode })) await this.take(before);
   }
 
-  append(chunk: Buffer): Promise<void> {
-    return this.#file.append(chunk);
-  }
-
   /** Takes mode and owner, the agent's own unless told; true if that changed anything. */
   async take(attributes: { mode: number } & Partial<Owner>): Promise<boolean> {
     const wanted = { ...this.#born, ...attributes };
     const moves = wanted.uid !== this.#has.uid || wanted.gid !== this.#has.gid;
     if (!moves && wanted.mode === this.#has.mode) return false;
-    const { handle } = this.#file.file;
+    const { handle } = this.file.pinned;
     // A change of owner clears setuid and setgid, so the mode comes second.
     if (moves) await keepOwner(handle.chown(wanted.uid, wanted.gid), this.entry.path);
     await handle.chmod(wanted.mode);
     this.#has = wanted;
     return true;
-  }
-
-  /** Everything so far is on the disk when it resolves. */
-  sync(): Promise<void> {
-    return this.#file.sync();
   }
 
   /** Takes the target's name: in one step, and without `overwrite` only if it is free. */
@@ -87,14 +75,9 @@ export class AtomicWrite implements AsyncDisposable {
     await entry.keep();
   }
 
-  /** Of the file as it is now. */
-  stats(): Promise<BigIntStats> {
-    return this.#file.file.stat();
-  }
-
   /** What has not been placed is gone afterwards. */
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.#file[Symbol.asyncDispose]();
+    await this.file[Symbol.asyncDispose]();
     await this.#name.release(false);
   }
 }

@@ -8,19 +8,9 @@ import { type Bytes, bytes } from './path.ts';
 const procfs = 0x9fa0;
 
 /** f_type of proc, sysfs, devpts, debugfs, tracefs, securityfs, bpf, pstore, cgroup and cgroup2, configfs, selinux. */
-const madeUp = new Set([
-  procfs,
-  0x62656572,
-  0x1cd1,
-  0x64626720,
-  0x74726163,
-  0x73636673,
-  0xcafe4a11,
-  0x6165676c,
-  0x27e0eb,
-  0x63677270,
-  0x62656570,
-  0xf97cff8c,
+const madeUp: ReadonlySet<number> = new Set([
+  0x9fa0, 0x62656572, 0x1cd1, 0x64626720, 0x74726163, 0x73636673, 0xcafe4a11, 0x6165676c, 0x27e0eb,
+  0x63677270, 0x62656570, 0xf97cff8c,
 ]);
 
 /** Whether an open directory (/proc/self/fd/N) is part of a file system with files of a disk or of memory. */

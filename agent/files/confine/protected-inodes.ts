@@ -42,8 +42,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * Never rejects. What is known is of the last second, as far as the disks answer; of this moment for paths of which more may be there
-   * by now than was, where `name` may be what they lacked. Without a name: whatever they lacked.
+   * Never rejects. What is known is of the last second, as far as the disks answer; of this moment for paths of which
+   * more may be there by now than was, where `name` may be what they lacked. Without a name: whatever they lacked.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;

@@ -52,7 +52,7 @@ export const searchFiles: Operation<'searchFiles'> = async function* (disk, requ
     ...wanted,
     ...{ visited: 0, unreadable: 0, truncated: false },
   };
-  yield* heard(inTurn(signal, batchesOf(matchesOf(job))));
+  yield* heard(inTurn(signal, batchesOf(job)));
   const { truncated, visited, unreadable } = job;
   yield { tail: { truncated, visited, unreadable } };
 };
@@ -68,17 +68,6 @@ function compile(request: RequestOf<'searchFiles'>): Pick<Job, 'name' | 'text' |
     text: content === '' ? undefined : compileText(content, ignore_case),
     limit: limit || Number.POSITIVE_INFINITY,
   };
-}
-
-/** At most `limit`; the one after them only tells that there is more. */
-async function* matchesOf(job: Job): AsyncGenerator<FileMatch | undefined, void, void> {
-  let told = 0;
-  for await (const match of everyMatch(job)) {
-    job.truncated = match !== undefined && told === job.limit;
-    if (job.truncated) return;
-    if (match) told += 1;
-    yield match;
-  }
 }
 
 /** Nothing comes once per entry, too: a moment to see how long earlier matches have waited. */
@@ -126,10 +115,14 @@ const entryOf = ({ parent, name, path, stats }: Step, job: Job): Promise<FileEnt
 type Batches = AsyncGenerator<SearchFilesResponse, void, void>;
 
 /** Many matches go out together; few do not wait for more than a moment. */
-async function* batchesOf(found: AsyncIterable<FileMatch | undefined>): Batches {
+async function* batchesOf(job: Job): Batches {
   let matches: FileMatch[] = [];
-  let oldest = 0;
-  for await (const match of found) {
+  let [found, oldest] = [0, 0];
+  for await (const match of everyMatch(job)) {
+    // The one after the last only tells that there is more.
+    job.truncated = match !== undefined && found === job.limit;
+    if (job.truncated) break;
+    if (match) found += 1;
     if (match && matches.push(match) === 1) oldest = monotonic();
     const due = matches.length >= batchSize || monotonic() - oldest >= longestWait;
     if (matches.length === 0 || !due) continue;
