@@ -9,14 +9,14 @@ import { takeDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
 import type { AgentMethods } from '../shared/rpc.ts';
 import { atPath, reasonOf } from '../shared/system-errors.ts';
-import { openActivity } from './activity/index.ts';
-import { belongingsOf } from './belongings.ts';
+import { AuditLog } from './audit-log/index.ts';
 import type { AgentSettings } from './config.ts';
 import { checkRoots, openFiles } from './files/index.ts';
 import { markRemoved, openIdentity } from './identity.ts';
 import { type Identity, keepLinked, Removed } from './link/index.ts';
 import { openMetrics } from './metrics.ts';
 import { openProcesses } from './processes/index.ts';
+import { protectedPathsOf } from './protected-paths.ts';
 
 export interface Agent {
   machineId: string;
@@ -63,7 +63,7 @@ async function assemble(
   // Before a join token is used up.
   await checkRoots(settings.root);
   const identity = await joined(settings, log, stopping.signal, waits);
-  const activity = await openActivity(directory, log);
+  const activity = await AuditLog.open(directory, log);
   closers.push(() => activity.close());
   const processes = await openProcesses({
     directory: join(directory, 'processes'),
@@ -71,7 +71,7 @@ async function assemble(
     mayRunAs: settings.allow.includes('user'),
   });
   closers.push(() => processes.stop());
-  const { secret, program } = belongingsOf(settings);
+  const { secret, program } = protectedPathsOf(settings);
   const files = await openFiles({
     roots: settings.root,
     home: homedir(),

@@ -1,5 +1,5 @@
 // The agent's files room, called as the link calls it, on real files: what must never happen comes first.
-import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import {
@@ -10,10 +10,8 @@ import {
   linkSync,
   lstatSync,
   mkdirSync,
-  mkdtempSync,
   readdirSync,
   readFileSync,
-  readlinkSync,
   renameSync,
   rmSync,
   statSync,
@@ -24,12 +22,11 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { createServer } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { type Files, openFiles } from '../agent/files/index.ts';
-import { openPeople } from '../agent/files/people.ts';
+import { createUsers } from '../agent/files/users-groups.ts';
 import type { FileEntry } from '../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { ListFilesHead } from '../proto/types/farhand/agent/v1/ListFilesHead.ts';
 import type { ListFilesRequest__Output } from '../proto/types/farhand/agent/v1/ListFilesRequest.ts';
@@ -41,82 +38,33 @@ import type { WriteFileRequest__Output } from '../proto/types/farhand/agent/v1/W
 import type { WriteFileResponse } from '../proto/types/farhand/agent/v1/WriteFileResponse.ts';
 import { AppError } from '../shared/errors.ts';
 import { createLogger } from '../shared/logger.ts';
-import type { AgentCall } from '../shared/rpc.ts';
-import { isRoot, mayMount, tree } from './files-disk.ts';
+import { call, Disk, isRoot, mayMount, printed, refused, tree, tries } from './files-disk.ts';
 
 // ---- A disk of its own for each test
 
 const log = createLogger('test', 'silent');
-const mounts: string[] = [];
 
+let disk: Disk;
 let base: string;
 /** The only allowed root in most tests; `outside` lies beside it. */
 let root: string;
 let outside: string;
 let forbidden: string;
 let files: Files;
-const children: ChildProcess[] = [];
 
 const path = (...parts: string[]): string => join(root, ...parts);
 const open = (roots = [root], more: { forbidden?: string[]; home?: string } = {}): Promise<Files> =>
-  openFiles({ roots, home: root, forbidden: [forbidden], directory: join(base, 'data'), log, ...more });
+  disk.open({ roots, forbidden: [forbidden], ...more });
 
 beforeEach(async () => {
-  base = mkdtempSync(join(tmpdir(), 'farhand-files-'));
-  chmodSync(base, 0o755);
-  [root, outside, forbidden] = [join(base, 'root'), join(base, 'outside'), join(base, 'forbidden')];
-  for (const directory of [root, outside, forbidden]) mkdirSync(directory);
-  writeFileSync(join(outside, 'secret'), 'outside');
-  writeFileSync(join(forbidden, 'key'), 'forbidden');
+  disk = new Disk({ forbidden: 'forbidden' });
+  ({ base, root, outside, forbidden } = disk);
   files = await open();
 });
 
-afterEach(async () => {
-  for (const child of children.splice(0)) {
-    child.kill('SIGKILL');
-    if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
-  }
-  try {
-    // Every handle of the room is closed at the end of its call, whichever way that ended.
-    await vi.waitFor(() => expect(openHandles()).toEqual([]), 10_000);
-  } finally {
-    for (const mount of mounts.splice(0)) execFileSync('umount', ['-l', mount]);
-    rmSync(base, { recursive: true, force: true });
-  }
-});
-
-function tries(work: () => void): boolean {
-  try {
-    work();
-    return true;
-  } catch {
-    return false;
-  }
-}
-
-function mountTmpfs(at: string, size: string): void {
-  execFileSync('mount', ['-t', 'tmpfs', '-o', `size=${size}`, 'tmpfs', at], { stdio: 'ignore' });
-  mounts.push(at);
-}
-
-function openHandles(): string[] {
-  const targets = readdirSync('/proc/self/fd').map((fd) => {
-    let target = '';
-    tries(() => {
-      target = readlinkSync(`/proc/self/fd/${fd}`);
-    });
-    return target;
-  });
-  return targets.filter((target) => [root, outside, forbidden].some((place) => target.startsWith(place)));
-}
+afterEach(() => disk.remove());
 
 // ---- Calls
-
-const call = (signal: AbortSignal = new AbortController().signal): AgentCall => ({
-  call_id: 'call_test',
-  request_id: 'req_test',
-  signal,
-});
 
 interface ReadResult {
   head: ReadFileHead;
@@ -199,30 +147,11 @@ function write(
   return by.writeFile(parts(...messages), call(signal));
 }
 
-const refused = (code: string): unknown => expect.objectContaining({ code, details: expect.any(Object) });
 const expectCode = (work: Promise<unknown>, code: string): Promise<void> =>
   expect(work).rejects.toEqual(refused(code));
 const codeOf = (error: unknown): string => (error instanceof AppError ? error.code : inspect(error));
 const codesOf = (results: PromiseSettledResult<unknown>[]): string[] =>
   results.flatMap((result) => (result.status === 'rejected' ? [codeOf(result.reason)] : []));
-
-/** A Node program that may import the room; prints what the test waits for. */
-function program(source: string, uid?: number): ChildProcess {
-  const room = JSON.stringify(join(import.meta.dirname, '../agent/files/index.ts'));
-  const logger = JSON.stringify(join(import.meta.dirname, '../shared/logger.ts'));
-  const imports = `import { openFiles } from ${room}; import { createLogger } from ${logger}; import fs from 'node:fs';`;
-  const child = spawn(process.execPath, ['--input-type=module', '-e', `${imports}\n${source}`], {
-    stdio: ['pipe', 'pipe', 'inherit'],
-    ...(uid !== undefined && { uid, gid: uid }),
-  });
-  children.push(child);
-  return child;
-}
-
-async function printed(child: ChildProcess, text: string): Promise<void> {
-  for await (const chunk of child.stdout!) if (String(chunk).includes(text)) return;
-  throw new Error(`the program ended without printing ${text}`);
-}
 
 // ---- Confinement
 
@@ -362,8 +291,7 @@ describe('confinement', () => {
     'a bind mount does not open a forbidden directory (needs the right to mount)',
     async () => {
       mkdirSync(path('alias'));
-      execFileSync('mount', ['--bind', forbidden, path('alias')]);
-      mounts.push(path('alias'));
+      disk.mount('--bind', forbidden, path('alias'));
       await expectCode(read(path('alias/key')), 'permission_denied');
       await expectCode(list(path('alias')), 'permission_denied');
       await expectCode(write(path('alias/new'), 'x'), 'permission_denied');
@@ -375,7 +303,7 @@ describe('confinement', () => {
     async () => {
       const script = `mount -t tmpfs tmpfs ${root} && echo other > ${root}/secret && echo ready && exec sleep 60`;
       const child = spawn('unshare', ['-m', 'sh', '-c', script], { stdio: ['ignore', 'pipe', 'ignore'] });
-      children.push(child);
+      disk.owns(child);
       await printed(child, 'ready');
       symlinkSync(`/proc/${child.pid}/root${root}`, path('door'));
       await expectCode(read(path('door/secret')), 'permission_denied');
@@ -388,7 +316,7 @@ describe('confinement', () => {
     mkdirSync(path('sub'));
     writeFileSync(path('sub/secret'), 'inside');
     writeFileSync(path('leaf'), 'inside');
-    const swapping = program(`
+    const swapping = disk.program(`
       // Calls under way may have made something in the gap: it goes.
       const insist = (to, work) => {
         for (;;) try { return work(); } catch { try { fs.rmSync(to, { recursive: true, force: true }); } catch {} }
@@ -505,7 +433,7 @@ describe('reading', () => {
     await expectCode(read('/proc/self/environ', { by: all }), 'permission_denied');
     await expectCode(read(`/proc/thread-self/environ`, { by: all }), 'permission_denied');
     const other = spawn('sleep', ['60'], { env: { MARK: 'here' } });
-    children.push(other);
+    disk.owns(other);
     await once(other, 'spawn');
     expect((await read(`/proc/${other.pid}/environ`, { by: all })).body.toString()).toContain('MARK=here');
   });
@@ -585,7 +513,7 @@ describe('reading', () => {
   test('a reader who stops early leaves no handle behind', async () => {
     writeFileSync(path('big'), Buffer.alloc(2_000_000, 'x'));
     for await (const part of files.readFile(readRequest(path('big'), {}), call())) if (part.chunk) break;
-    await vi.waitFor(() => expect(openHandles()).toEqual([]), 10_000);
+    await vi.waitFor(() => expect(disk.openHandles()).toEqual([]), 10_000);
   });
 
   test('/proc/PID/status is read whole although its size is 0, without a length', async () => {
@@ -779,7 +707,7 @@ describe('listing', () => {
   test('names of owners follow changes of their file', async () => {
     const passwd = path('passwd');
     writeFileSync(passwd, 'ada:x:7:7::/:/bin/sh\nbob:x:8\n');
-    const people = openPeople(passwd, path('missing'));
+    const people = createUsers(passwd, path('missing'));
     expect((await people()).owner(7)).toBe('ada');
     expect((await people()).group(7)).toBe('7');
     writeFileSync(passwd, 'eve:x:7:7::/:/bin/sh\nother:x:7:7\n# comment\n\n');
@@ -953,7 +881,7 @@ describe('writing', () => {
     chmodSync(root, 0o777);
     mkdirSync(join(base, 'nobody'), { mode: 0o777 });
     chmodSync(join(base, 'nobody'), 0o777);
-    const child = program(
+    const child = disk.program(
       `const files = await openFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
          directory: ${JSON.stringify(join(base, 'nobody'))}, log: createLogger('x', 'silent') });
        const stream = async function* () {
@@ -973,7 +901,7 @@ describe('writing', () => {
     'a full disk is no_space and leaves the old content (needs the right to mount)',
     async () => {
       mkdirSync(path('small'));
-      mountTmpfs(path('small'), '256k');
+      disk.mountTmpfs(path('small'), '256k');
       await write(path('small/a'), 'old');
       await expectCode(write(path('small/a'), Buffer.alloc(1_000_000)), 'no_space');
       expect(tree(path('small'))).toEqual(['a']);
@@ -984,7 +912,7 @@ describe('writing', () => {
 
   test('what a killed agent left goes at the next start', async () => {
     const data = join(base, 'killed');
-    const child = program(`
+    const child = disk.program(`
       const files = await openFiles({ roots: ['/'], home: '/', forbidden: [],
         directory: ${JSON.stringify(data)}, log: createLogger('x', 'silent') });
       const stream = async function* () {

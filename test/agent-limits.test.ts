@@ -10,15 +10,14 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { Boundary } from '../agent/files/beneath/boundary.ts';
-import { Beneath } from '../agent/files/beneath/index.ts';
-import { fromText } from '../agent/files/beneath/path.ts';
-import { walk } from '../agent/files/beneath/walk.ts';
+import { Boundary } from '../agent/files/confine/boundary.ts';
+import { fromText } from '../agent/files/confine/path.ts';
+import { Confinement } from '../agent/files/confine/resolve.ts';
+import { walk } from '../agent/files/confine/walk.ts';
 import type { Files } from '../agent/files/index.ts';
 import { longestSilence } from '../agent/files/search/index.ts';
-import { Turnstile } from '../agent/files/turnstile.ts';
-import { openWatcher } from '../agent/files/watch/index.ts';
-import { Budget } from '../agent/files/watch/watched.ts';
+import { Semaphore } from '../agent/files/semaphore.ts';
+import { Quota } from '../agent/files/watch/watched.ts';
 import type { SearchFilesResponse } from '../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
 import type { WatchFilesResponse } from '../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
 import { AppError } from '../shared/errors.ts';
@@ -37,38 +36,46 @@ afterEach(() => disk.remove());
 
 const never = (): AbortSignal => new AbortController().signal;
 
-describe('the turnstile', () => {
+describe('the semaphore', () => {
+  /** Work that lasts until it is told to end. */
+  function working(semaphore: Semaphore, signal = never()) {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    let started = false;
+    const done = semaphore.run(signal, () => {
+      started = true;
+      return promise;
+    });
+    done.catch(() => undefined);
+    return { done, end: resolve, started: () => started };
+  }
+
   test('lets so many in, the others in turn, and nobody past the end of the queue', async () => {
-    const turnstile = new Turnstile(2, 2);
-    await turnstile.enter(never());
-    await turnstile.enter(never());
-    const order: string[] = [];
-    const third = turnstile.enter(never()).then(() => order.push('third'));
-    const fourth = turnstile.enter(never()).then(() => order.push('fourth'));
-    await expect(turnstile.enter(never())).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
-    expect(order).toEqual([]);
-    turnstile.leave();
-    await third;
-    expect(order).toEqual(['third']);
-    turnstile.leave();
-    await fourth;
-    turnstile.leave();
-    turnstile.leave();
-    await turnstile.enter(never());
+    const semaphore = new Semaphore(2, 2);
+    const [first, second, third, fourth] = Array.from({ length: 4 }, () => working(semaphore));
+    await expect(working(semaphore).done).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
+    expect([third?.started(), fourth?.started()]).toEqual([false, false]);
+    first?.end();
+    await vi.waitFor(() => expect(third?.started()).toBe(true));
+    expect(fourth?.started()).toBe(false);
+    second?.end();
+    await vi.waitFor(() => expect(fourth?.started()).toBe(true));
+    for (const one of [third, fourth]) one?.end();
+    await fourth?.done;
+    expect(working(semaphore).started()).toBe(true);
   });
 
   test('who gives up leaves the queue and takes no place', async () => {
-    const turnstile = new Turnstile(1, 1);
+    const semaphore = new Semaphore(1, 1);
     const stop = new AbortController();
-    await turnstile.enter(never());
-    const waiting = turnstile.enter(stop.signal);
+    const first = working(semaphore);
+    const waiting = working(semaphore, stop.signal);
     stop.abort(new Error('left'));
-    await expect(waiting).rejects.toThrow('left');
-    await expect(turnstile.enter(stop.signal)).rejects.toThrow('left');
-    const next = turnstile.pass(never(), () => Promise.reject(new Error('failed')));
-    turnstile.leave();
+    await expect(waiting.done).rejects.toThrow('left');
+    await expect(working(semaphore, stop.signal).done).rejects.toThrow('left');
+    const next = semaphore.run(never(), () => Promise.reject(new Error('failed')));
+    first.end();
     await expect(next).rejects.toThrow('failed');
-    await expect(turnstile.pass(never(), () => Promise.resolve('done'))).resolves.toBe('done');
+    await expect(semaphore.run(never(), () => Promise.resolve('done'))).resolves.toBe('done');
   });
 });
 
@@ -176,8 +183,7 @@ describe('searches', () => {
 
 describe('watches', () => {
   test('share one budget, which comes back when names and watches go', async () => {
-    const beneath = new Beneath(await Boundary.open([disk.root], []));
-    const watch = openWatcher(beneath, fromText(disk.root), new Budget(4, 20));
+    const { watchFiles: watch } = await disk.open({ watches: new Quota(4, 20) });
     mkdirSync(path('dir/sub'), { recursive: true });
     for (let index = 0; index < 8; index += 1) writeFileSync(path(`dir/f${index}`), '');
     type Watching = { iterator: AsyncIterator<WatchFilesResponse>; end(): Promise<unknown> };
@@ -229,8 +235,7 @@ describe('watches', () => {
 });
 
 test('of watches that begin together some go on where there is no room for all', async () => {
-  const beneath = new Beneath(await Boundary.open([disk.root], []));
-  const watch = openWatcher(beneath, fromText(disk.root), new Budget(100, 25));
+  const { watchFiles: watch } = await disk.open({ watches: new Quota(100, 25) });
   mkdirSync(path('dir'));
   for (let index = 0; index < 10; index += 1) writeFileSync(path(`dir/f${index}`), '');
   const stop = new AbortController();
@@ -248,14 +253,14 @@ describe('large directories', () => {
     const script = 'd=.; for i in $(seq 35); do d=$d/d; mkdir $d; (cd $d && seq 280 | xargs touch); done';
     mkdirSync(path('top'));
     execFileSync('sh', ['-c', script], { cwd: path('top') });
-    const beneath = new Beneath(await Boundary.open([disk.root], []));
+    const beneath = new Confinement(await Boundary.open([disk.root], []));
     const directory = await beneath.directory(fromText(path('top')));
     const seen = new Set<string>();
     const options = { path: fromText(path('top')), signal: never() };
     for await (const step of walk(directory.at, beneath.boundary, options)) seen.add(step.path);
     expect(seen.size).toBe(35 * 281);
     for await (const _ of walk(directory.at, beneath.boundary, options)) break;
-    directory.close();
+    directory[Symbol.dispose]();
     await files.removeFile({ path: Buffer.from(path('top')), recursive: true }, call());
     expect(existsSync(path('top'))).toBe(false);
   }, 60_000);

@@ -3,8 +3,8 @@ import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { openActivity } from '../agent/activity/index.ts';
-import { Lines } from '../agent/activity/lines.ts';
+import { AuditLog } from '../agent/audit-log/index.ts';
+import { Lines } from '../agent/audit-log/lines.ts';
 import { sanitize } from '../agent/link/sanitize.ts';
 
 import { fakeClock } from './fake-clock.ts';
@@ -23,7 +23,7 @@ const callOf = (method: string, more = {}) => ({ method, request_id: 'req_1', ca
 
 test('no line is longer than 8 KiB, and its end is in it whatever the broker says', async () => {
   const directory = temporaryFolder('long');
-  const activity = await openActivity(directory, quiet);
+  const activity = await AuditLog.open(directory, quiet);
   const evil = '\u0001'.repeat(100_000);
   const caller = { key_id: evil, key_name: '\ud83d\ude00'.repeat(1_000) };
   const entry = activity.begin(callOf('StartProcess', { request_id: evil, caller }));
@@ -42,7 +42,7 @@ test('no line is longer than 8 KiB, and its end is in it whatever the broker say
 
 test('refusals beyond five of a kind are a number, and what was done stands between them', async () => {
   const directory = temporaryFolder('refused');
-  const activity = await openActivity(directory, quiet);
+  const activity = await AuditLog.open(directory, quiet);
   for (let n = 0; n < 100; n += 1) {
     activity.begin(callOf('StartProcess'), true).ended('permission_denied');
     activity.begin(callOf(`made up ${n}`), true).ended('not_supported');
@@ -65,7 +65,7 @@ test('refusals beyond five of a kind are a number, and what was done stands betw
 test('a call that is not over after a second has a line, and one whose end nobody heard was done all the same', async () => {
   const clock = fakeClock(Date.now());
   const directory = temporaryFolder('slow');
-  const activity = await openActivity(directory, quiet);
+  const activity = await AuditLog.open(directory, quiet);
   const slow = activity.begin(callOf('ReadFile'));
   slow.asked({ path: Buffer.from('/secret') });
   const written = activity.begin(callOf('WriteFile'));
@@ -126,7 +126,7 @@ const hasJq = ((): boolean => {
 test.runIf(hasJq)('the recipes of docs/locks.md show nothing that a terminal obeys', async () => {
   const directory = temporaryFolder('recipe');
   const evil = '\u001b]0;own\u0007\u009b2J\u202e\u2066\u2028\n\tfake';
-  const activity = await openActivity(directory, quiet);
+  const activity = await AuditLog.open(directory, quiet);
   const entry = activity.begin(callOf('ReadFile', { caller: { key_id: 'k', key_name: evil } }));
   entry.asked({ path: Buffer.from(`/etc/${evil}`) });
   entry.ended('permission_denied');

@@ -1,6 +1,6 @@
 // Tree operations of the agent's files room, called as the link calls them, on real files: what must never happen
 // comes first.
-import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { type ChildProcess, execFileSync } from 'node:child_process';
 import { once } from 'node:events';
 import {
   appendFileSync,
@@ -12,7 +12,6 @@ import {
   lstatSync,
   lutimesSync,
   mkdirSync,
-  mkdtempSync,
   openSync,
   readdirSync,
   readFileSync,
@@ -30,23 +29,21 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { Boundary } from '../agent/files/beneath/boundary.ts';
-import { Beneath, type Directory } from '../agent/files/beneath/index.ts';
-import { fromText } from '../agent/files/beneath/path.ts';
-import { type Step, type WalkOptions, walk } from '../agent/files/beneath/walk.ts';
+import { Boundary } from '../agent/files/confine/boundary.ts';
+import { fromText } from '../agent/files/confine/path.ts';
+import { Confinement, type Directory } from '../agent/files/confine/resolve.ts';
+import { type Step, type WalkOptions, walk } from '../agent/files/confine/walk.ts';
 import { type Files, openFiles } from '../agent/files/index.ts';
 import type { ChangeFileRequest__Output } from '../proto/types/farhand/agent/v1/ChangeFileRequest.ts';
 import { AppError } from '../shared/errors.ts';
 import { createLogger } from '../shared/logger.ts';
-import type { AgentCall } from '../shared/rpc.ts';
-import { isRoot, mayMount, removeTree, tree } from './files-disk.ts';
+import { call, Disk, isRoot, mayMount, printed, refused, tree, tries, twoDisks } from './files-disk.ts';
 
 // ---- A disk of its own for each test
 
 const log = createLogger('test', 'silent');
-const mounts: string[] = [];
-const twoDisks = existsSync('/dev/shm') && statSync('/dev/shm').dev !== statSync(tmpdir()).dev;
 
+let disk: Disk;
 let base: string;
 /** The only allowed root in most tests, and not the home; `outside` lies beside it. */
 let root: string;
@@ -56,63 +53,20 @@ let home: string;
 let files: Files;
 /** On another file system than the rest, where there is one. */
 let shm: string;
-const children: ChildProcess[] = [];
 
 const path = (...parts: string[]): string => join(root, ...parts);
 const open = (roots = shm ? [root, shm] : [root]): Promise<Files> =>
-  openFiles({ roots, home, forbidden: [forbidden], directory: join(base, 'data'), log });
+  disk.open({ roots, home, forbidden: [forbidden] });
 
 beforeEach(async () => {
-  base = mkdtempSync(join(tmpdir(), 'farhand-tree-'));
-  chmodSync(base, 0o755);
-  [root, outside, forbidden] = [join(base, 'root'), join(base, 'outside'), join(base, 'root/forbidden')];
-  for (const directory of [root, outside, forbidden]) mkdirSync(directory);
-  writeFileSync(join(outside, 'secret'), 'outside');
-  writeFileSync(join(forbidden, 'key'), 'forbidden');
+  disk = new Disk({ second: true });
+  ({ base, root, outside, forbidden, second: shm } = disk);
   home = path('homes/agent');
   mkdirSync(home, { recursive: true });
-  shm = twoDisks ? mkdtempSync('/dev/shm/farhand-tree-') : '';
   files = await open();
 });
 
-afterEach(async () => {
-  for (const child of children.splice(0)) {
-    child.kill('SIGKILL');
-    if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
-  }
-  try {
-    // Every handle of the room is closed at the end of its call, whichever way that ended.
-    await vi.waitFor(() => expect(openHandles()).toEqual([]), 10_000);
-  } finally {
-    for (const mount of mounts.splice(0)) execFileSync('umount', ['-l', mount]);
-    for (const at of [base, shm]) if (at) removeTree(at);
-  }
-});
-
-function tries(work: () => void): boolean {
-  try {
-    work();
-    return true;
-  } catch {
-    return false;
-  }
-}
-
-function mount(...args: string[]): void {
-  execFileSync('mount', args, { stdio: 'ignore' });
-  mounts.push(args.at(-1)!);
-}
-
-function openHandles(): string[] {
-  const targets = readdirSync('/proc/self/fd').map((fd) => {
-    let target = '';
-    tries(() => {
-      target = readlinkSync(`/proc/self/fd/${fd}`);
-    });
-    return target;
-  });
-  return targets.filter((target) => target.startsWith(base) || (shm && target.startsWith(shm)));
-}
+afterEach(() => disk.remove());
 
 /** Directories inside each other, deeper than any path can name; the last holds a file. */
 function makeDeep(at: string, levels: number): void {
@@ -128,28 +82,9 @@ function makeDeep(at: string, levels: number): void {
   closeSync(above);
 }
 
-/** A Node program that may import the room; prints what the test waits for. */
-function program(source: string, uid?: number): ChildProcess {
-  const from = (file: string): string => JSON.stringify(join(import.meta.dirname, '..', file));
-  const imports = `import { openFiles } from ${from('agent/files/index.ts')}; import fs from 'node:fs';
-    import { walk } from ${from('agent/files/beneath/walk.ts')};
-    import { createLogger } from ${from('shared/logger.ts')};`;
-  const child = spawn(process.execPath, ['--input-type=module', '-e', `${imports}\n${source}`], {
-    stdio: ['pipe', 'pipe', 'inherit'],
-    ...(uid !== undefined && { uid, gid: uid }),
-  });
-  children.push(child);
-  return child;
-}
-
-async function printed(child: ChildProcess, text: string): Promise<void> {
-  for await (const chunk of child.stdout!) if (String(chunk).includes(text)) return;
-  throw new Error(`the program ended without printing ${text}`);
-}
-
 /** Swaps a directory against a symlink for two seconds, without a pause. */
 function swap(name: string, target: string): ChildProcess {
-  return program(`
+  return disk.program(`
     const [name, target] = ${JSON.stringify([name, target])};
     // Calls under way may have made or removed something in the gap.
     const tried = (work) => { try { work(); } catch {} };
@@ -165,7 +100,6 @@ function swap(name: string, target: string): ChildProcess {
 }
 
 const codeOf = (error: unknown): string => (error instanceof AppError ? error.code : inspect(error));
-const refused = (code: string): unknown => expect.objectContaining({ code, details: expect.any(Object) });
 
 const expectCode = (work: Promise<unknown>, code: string): Promise<void> =>
   expect(work).rejects.toEqual(refused(code));
@@ -176,11 +110,6 @@ const modeOf = (at: string): number => lstatSync(at).mode & 0o7777;
 
 type Way = string | Buffer;
 
-const call = (signal: AbortSignal = new AbortController().signal): AgentCall => ({
-  call_id: 'call_test',
-  request_id: 'req_test',
-  signal,
-});
 const aborted = (): AbortSignal => AbortSignal.abort(new Error('the caller left'));
 
 const stat = (at: Way, sha256 = false, by = files) => by.statFile({ path: Buffer.from(at), sha256 }, call());
@@ -241,16 +170,16 @@ const leftovers = (): string[] =>
 // ---- Walking
 
 describe('walking', () => {
-  let beneath: Beneath;
+  let beneath: Confinement;
   const opened: Directory[] = [];
   const all = new AbortController().signal;
 
   beforeEach(async () => {
     rmSync(path('homes'), { recursive: true });
-    beneath = new Beneath(await Boundary.open([root], [forbidden, path('sub/config')]));
+    beneath = new Confinement(await Boundary.open([root], [forbidden, path('sub/config')]));
   });
   afterEach(() => {
-    for (const directory of opened.splice(0)) directory.close();
+    for (const directory of opened.splice(0)) directory[Symbol.dispose]();
   });
 
   async function* walking(from = root, options: Partial<WalkOptions> = {}): AsyncGenerator<Step, void, void> {
@@ -312,7 +241,7 @@ describe('walking', () => {
         seen.add(way);
         if (stats.isSymbolicLink()) links += 1;
       }
-      for (const directory of opened.splice(0)) directory.close();
+      for (const directory of opened.splice(0)) directory[Symbol.dispose]();
     }
     // Both were met, so the race was real.
     expect([...seen].sort()).toContain('sub/inside');
@@ -324,7 +253,7 @@ describe('walking', () => {
     mkdirSync(path('closed'), { mode: 0o700 });
     mkdirSync(path('open'));
     rmSync(forbidden, { recursive: true });
-    const child = program(
+    const child = disk.program(
       `const at = '/proc/self/fd/' + fs.openSync(${JSON.stringify(root)});
        const options = { path: '/start', signal: new AbortController().signal, sorted: true };
        const seen = [];
@@ -352,8 +281,8 @@ describe('walking', () => {
     'what is mounted below is not entered where one mount is asked for, a bind mount neither (needs mount)',
     async () => {
       for (const name of ['in/bind', 'in/tmpfs', 'in/plain']) mkdirSync(path(name), { recursive: true });
-      mount('--bind', outside, path('in/bind'));
-      mount('-t', 'tmpfs', 'tmpfs', path('in/tmpfs'));
+      disk.mount('--bind', outside, path('in/bind'));
+      disk.mount('-t', 'tmpfs', 'tmpfs', path('in/tmpfs'));
       writeFileSync(path('in/tmpfs/a'), '');
       await expect(told({ oneMount: true }, path('in'))).rejects.toEqual(refused('file_busy'));
       const skipped: string[] = [];
@@ -388,9 +317,9 @@ describe('walking', () => {
       };
       await expect(failing()).rejects.toThrow('enough');
     }
-    for (const directory of opened.splice(0)) directory.close();
+    for (const directory of opened.splice(0)) directory[Symbol.dispose]();
     // Soon, for later the garbage collector would have closed them.
-    await vi.waitFor(() => expect(openHandles()).toEqual([]), 200);
+    await vi.waitFor(() => expect(disk.openHandles()).toEqual([]), 200);
   });
 
   test('3,000 levels are walked down and up with few handles', async () => {
@@ -399,7 +328,7 @@ describe('walking', () => {
     for await (const step of walking(path('deep'), { directories: 'both' })) {
       if (step.left) left += 1;
       else entered += 1;
-      if (!step.left && entered % 100 === 0) most = Math.max(most, openHandles().length);
+      if (!step.left && entered % 100 === 0) most = Math.max(most, disk.openHandles().length);
       length = Math.max(length, step.path.length);
     }
     expect([entered, left, length]).toEqual([3_001, 3_000, 3_000 * 2 + 'bottom'.length]);
@@ -651,7 +580,7 @@ describe('removing', () => {
     mkdirSync(path('t/sub/bind'), { recursive: true });
     mkdirSync(path('source'));
     writeFileSync(path('source/precious'), 'x');
-    mount('--bind', path('source'), path('t/sub/bind'));
+    disk.mount('--bind', path('source'), path('t/sub/bind'));
     const error = await remove(path('t'), true).catch((thrown: unknown) => thrown);
     expect(error).toMatchObject({ code: 'file_busy', details: { path: path('t/sub/bind') } });
     await expectCode(remove(path('t/sub/bind'), true), 'file_busy');
@@ -912,7 +841,7 @@ describe.skipIf(!twoDisks)('moving between file systems (needs a second one)', (
 
   test.skipIf(!mayMount)('what is mounted below the source keeps it where it is (needs mount)', async () => {
     mkdirSync(path('dir/bind'), { recursive: true });
-    mount('--bind', outside, path('dir/bind'));
+    disk.mount('--bind', outside, path('dir/bind'));
     await expectCode(move(path('dir'), join(shm, 'dir')), 'file_busy');
     expect(tree(outside)).toEqual(['secret']);
     expect(tree(shm)).toEqual([]);
@@ -961,7 +890,7 @@ describe.skipIf(!twoDisks)('moving between file systems (needs a second one)', (
     const data = join(base, 'killed');
     mkdirSync(path('dir'));
     for (let n = 0; n < 500; n += 1) writeFileSync(path(`dir/${n}`), Buffer.alloc(100_000));
-    const child = program(`
+    const child = disk.program(`
       const files = await openFiles({ roots: ['/'], home: '/', forbidden: [],
         directory: ${JSON.stringify(data)}, log: createLogger('x', 'silent') });
       const watch = setInterval(() => {
@@ -1115,7 +1044,7 @@ describe('copying', () => {
 
   test.skipIf(!mayMount)('a full disk is no_space and leaves nothing (needs mount)', async () => {
     mkdirSync(path('small'));
-    mount('-t', 'tmpfs', '-o', 'size=256k', 'tmpfs', path('small'));
+    disk.mount('-t', 'tmpfs', '-o', 'size=256k', 'tmpfs', path('small'));
     writeFileSync(path('big'), Buffer.alloc(1_000_000));
     writeFileSync(path('small/old'), 'old');
     await expectCode(copy(path('big'), path('small/old'), true), 'no_space');
@@ -1136,7 +1065,7 @@ describe('copying', () => {
       for (const way of ['theirs', 'theirs/full']) chownSync(path(way), 65_534, 65_534);
       mkdirSync(join(base, 'nobody'));
       chownSync(join(base, 'nobody'), 65_534, 65_534);
-      const child = program(
+      const child = disk.program(
         `const files = await openFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
          directory: ${JSON.stringify(join(base, 'nobody'))}, log: createLogger('x', 'silent') });
        const paths = (from, to) => ({ source: Buffer.from(from), destination: Buffer.from(to), overwrite: false });
@@ -1201,7 +1130,7 @@ describe('changing mode and owner', () => {
     writeFileSync(path('a'), 'x');
     mkdirSync(join(base, 'nobody'));
     chownSync(join(base, 'nobody'), 65_534, 65_534);
-    const child = program(
+    const child = disk.program(
       `const files = await openFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
          directory: ${JSON.stringify(join(base, 'nobody'))}, log: createLogger('x', 'silent') });
        await files.changeFile({ path: Buffer.from(${JSON.stringify(path('a'))}), mode: 0o777 },

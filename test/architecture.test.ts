@@ -509,7 +509,29 @@ const runtime: Rule[] = [
   },
 ];
 
-const rules = [...sides, ...order, ...libraries, ...runtime];
+const confinement: Rule[] = [
+  {
+    name: 'file operations reach the disk through confined paths alone',
+    reason: 'agent/files/confine/fs takes no path that was not judged; node:fs takes any',
+    find: imports(
+      (path) =>
+        inRoom(path, 'agent/files') &&
+        // The journal and the tables of users are the agent's own to read, whatever a request names.
+        !inRoom(path, 'agent/files/confine', 'agent/files/atomic/journal', 'agent/files/users-groups'),
+      (target) => /^node:fs/.test(target),
+    ),
+    breaks: [
+      { 'agent/files/touch.ts': "import { utimes } from 'node:fs/promises';" },
+      { 'agent/files/archive/a.ts': "import type { Stats } from 'fs';" },
+    ],
+    keeps: {
+      'agent/files/touch.ts': "import { lutimes } from './confine/fs.ts';",
+      'agent/files/confine/fs.ts': "import * as fs from 'node:fs/promises';",
+    },
+  },
+];
+
+const rules = [...confinement, ...sides, ...order, ...libraries, ...runtime];
 
 // ---- The project, and the rules themselves
 

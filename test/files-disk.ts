@@ -1,5 +1,6 @@
 // A disk of its own for each test of the agent's files room: a root, a place outside it and one that is forbidden.
-import { execFileSync } from 'node:child_process';
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import {
   chmodSync,
   existsSync,
@@ -8,24 +9,33 @@ import {
   readdirSync,
   readlinkSync,
   rmSync,
+  statSync,
   writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, vi } from 'vitest';
-import { type Files, openFiles } from '../agent/files/index.ts';
+import { type Files, type FilesOptions, openFiles } from '../agent/files/index.ts';
 import { createLogger } from '../shared/logger.ts';
 import type { AgentCall } from '../shared/rpc.ts';
+
+/** Whether there is a second file system to write on. */
+export const twoDisks = existsSync('/dev/shm') && statSync('/dev/shm').dev !== statSync(tmpdir()).dev;
 
 export class Disk {
   readonly base = mkdtempSync(join(tmpdir(), 'farhand-disk-'));
   readonly root = join(this.base, 'root');
   readonly outside = join(this.base, 'outside');
-  readonly forbidden = join(this.root, 'forbidden');
+  readonly forbidden: string;
   readonly data = join(this.base, 'data');
+  /** A directory on another file system than the rest; empty where there is none, or none was asked for. */
+  readonly second: string;
   readonly #mounts: string[] = [];
+  readonly #children: ChildProcess[] = [];
 
-  constructor() {
+  constructor({ forbidden = 'root/forbidden', second = false } = {}) {
+    this.forbidden = join(this.base, forbidden);
+    this.second = second && twoDisks ? mkdtempSync('/dev/shm/farhand-disk-') : '';
     chmodSync(this.base, 0o755);
     for (const directory of [this.root, this.outside, this.forbidden]) mkdirSync(directory);
     writeFileSync(join(this.outside, 'secret'), 'outside');
@@ -36,28 +46,59 @@ export class Disk {
     return join(this.root, ...parts);
   }
 
-  open(root = this.root): Promise<Files> {
+  open(options: Partial<FilesOptions> = {}): Promise<Files> {
     const log = createLogger('test', 'silent');
     const forbidden = [this.forbidden, this.path('unit')];
-    return openFiles({ roots: [root], home: this.root, forbidden, directory: this.data, log });
+    return openFiles({
+      ...{ roots: [this.root], home: this.root, forbidden, directory: this.data, log },
+      ...options,
+    });
   }
 
   mountTmpfs(at: string, size: string): void {
-    execFileSync('mount', ['-t', 'tmpfs', '-o', `size=${size}`, 'tmpfs', at], { stdio: 'ignore' });
-    this.#mounts.push(at);
+    this.mount('-t', 'tmpfs', '-o', `size=${size}`, 'tmpfs', at);
+  }
+
+  /** With the arguments of mount(8), the place last. */
+  mount(...args: string[]): void {
+    execFileSync('mount', args, { stdio: 'ignore' });
+    this.#mounts.push(args.at(-1) ?? '');
+  }
+
+  /** A Node program that may import the agent's files; prints what the test waits for. */
+  program(source: string, uid?: number): ChildProcess {
+    const from = (file: string): string => JSON.stringify(join(import.meta.dirname, '..', file));
+    const imports = `import { openFiles } from ${from('agent/files/index.ts')}; import fs from 'node:fs';
+      import { walk } from ${from('agent/files/confine/walk.ts')};
+      import { createLogger } from ${from('shared/logger.ts')};`;
+    const child = spawn(process.execPath, ['--input-type=module', '-e', `${imports}\n${source}`], {
+      stdio: ['pipe', 'pipe', 'inherit'],
+      ...(uid !== undefined && { uid, gid: uid }),
+    });
+    return this.owns(child);
+  }
+
+  /** Ends a program with the disk. */
+  owns<Child extends ChildProcess>(child: Child): Child {
+    this.#children.push(child);
+    return child;
   }
 
   /** Every handle of the room is closed at the end of its call, whichever way that ended. */
   async remove(): Promise<void> {
+    for (const child of this.#children) {
+      child.kill('SIGKILL');
+      if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
+    }
     try {
-      await vi.waitFor(() => expect(this.#openHandles()).toEqual([]), 10_000);
+      await vi.waitFor(() => expect(this.openHandles()).toEqual([]), 10_000);
     } finally {
       for (const mount of this.#mounts) execFileSync('umount', ['-l', mount]);
-      removeTree(this.base);
+      for (const at of [this.base, this.second]) if (at) removeTree(at);
     }
   }
 
-  #openHandles(): string[] {
+  openHandles(): string[] {
     const targets = readdirSync('/proc/self/fd').map((fd) => {
       try {
         return readlinkSync(`/proc/self/fd/${fd}`);
@@ -65,7 +106,23 @@ export class Disk {
         return '';
       }
     });
-    return targets.filter((target) => target.startsWith(this.base));
+    const places = [this.base, this.second].filter((place) => place !== '');
+    return targets.filter((target) => places.some((place) => target.startsWith(place)));
+  }
+}
+
+export async function printed(child: ChildProcess, text: string): Promise<void> {
+  for await (const chunk of child.stdout ?? []) if (String(chunk).includes(text)) return;
+  throw new Error(`the program ended without printing ${text}`);
+}
+
+/** Whether it did not throw. */
+export function tries(work: () => void): boolean {
+  try {
+    work();
+    return true;
+  } catch {
+    return false;
   }
 }
 

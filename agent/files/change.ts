@@ -1,55 +1,38 @@
 // Changes mode, owner or group of what a path leads to: of the very thing that was found, whatever has its name by now.
-import { chmod, chown, stat } from 'node:fs/promises';
-import { posix } from 'node:path';
-import type { ChangeFileRequest__Output } from '../../proto/types/farhand/agent/v1/ChangeFileRequest.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { AgentMethods } from '../../shared/rpc.ts';
-import { failingAs } from './abort.ts';
-import type { Beneath } from './beneath/index.ts';
-import { type Bytes, demandFolder, targetOf } from './beneath/path.ts';
+import { chmod, chown, stat } from './confine/fs.ts';
+import { assertFolder, assertMode } from './confine/path.ts';
 import { describe } from './describe.ts';
-import type { AskPeople, People } from './people.ts';
-import { demandFound } from './remove.ts';
-import { demandMode } from './write.ts';
+import type { Operation, RequestOf } from './operation.ts';
+import type { Users } from './users-groups.ts';
 
 /** What chown leaves as it is. */
 const unchanged = -1;
 
-export function openChanger(beneath: Beneath, people: AskPeople, home: Bytes): AgentMethods['changeFile'] {
-  return (request, { signal }) => {
-    const target = targetOf(request.path, home);
-    const { path } = target;
-    return failingAs(path, signal, async () => {
-      demandMode(request.mode);
-      demandChange(request);
-      const known = await people();
-      const { uid, gid } = ownerOf(request, known);
-      const entry = await beneath.entry(path);
-      try {
-        const { at, stats } = demandFound(entry, path);
-        demandFolder(target, stats);
-        signal.throwIfAborted();
-        // A change of owner clears setuid and setgid, so the mode comes second.
-        if (uid !== unchanged || gid !== unchanged) await chown(at, uid, gid);
-        if (request.mode !== undefined) await chmod(at, request.mode);
-        const described = { path, name: posix.basename(path) || '/', link: entry.link };
-        return { entry: describe(described, await stat(at, { bigint: true }), known) };
-      } finally {
-        entry.close();
-      }
-    });
-  };
-}
+export const changeFile: Operation<'changeFile'> = async (disk, request, target, signal) => {
+  assertMode(request.mode);
+  assertChange(request);
+  const users = await disk.users();
+  const { uid, gid } = ownerOf(request, users);
+  await using entry = await disk.writing.entry(target.path);
+  const { at, stats } = entry.present;
+  assertFolder(target, stats);
+  signal.throwIfAborted();
+  // A change of owner clears setuid and setgid, so the mode comes second.
+  if (uid !== unchanged || gid !== unchanged) await chown(at, uid, gid);
+  if (request.mode !== undefined) await chmod(at, request.mode);
+  return { entry: describe(target.path, await stat(at), users, entry.link) };
+};
 
 /** Without one it would be a look at the file, which is another right. */
-function demandChange({ mode, owner, group }: ChangeFileRequest__Output): void {
+function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
   if ([mode, owner, group].every((one) => one === undefined))
     throw new AppError('invalid_request', 'say what to change: mode, owner or group');
 }
 
-function ownerOf({ owner, group }: ChangeFileRequest__Output, people: People): { uid: number; gid: number } {
-  const uid = owner === undefined ? unchanged : people.uid(owner);
-  const gid = group === undefined ? unchanged : people.gid(group);
+function ownerOf({ owner, group }: RequestOf<'changeFile'>, users: Users): { uid: number; gid: number } {
+  const uid = owner === undefined ? unchanged : users.uid(owner);
+  const gid = group === undefined ? unchanged : users.gid(group);
   if (uid !== undefined && gid !== undefined) return { uid, gid };
   const issues = [
     ...(uid === undefined ? [{ path: 'owner', message: `no user "${owner}" on this machine` }] : []),

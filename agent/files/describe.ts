@@ -1,39 +1,50 @@
 // What is said about a file: its entry, and the etag that changes whenever its bytes may have changed.
-import type { BigIntStats, Stats } from 'node:fs';
+import { posix } from 'node:path';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
-import { type Bytes, bytes } from './beneath/path.ts';
-import type { People } from './people.ts';
+import { type BigIntStats, type Confined, child, lookAt, readlink } from './confine/fs.ts';
+import { type Bytes, bytes } from './confine/path.ts';
+import type { Confinement, Entry } from './confine/resolve.ts';
+import type { Users } from './users-groups.ts';
 
-export interface Described {
-  /** Absolute. */
-  path: Bytes;
-  name: Bytes;
-  /** Where the symlink of that name points to, as written. */
-  link?: Bytes | undefined;
-}
-
-export function describe(
-  { path, name, link }: Described,
-  stats: Stats | BigIntStats,
-  people: People,
-): FileEntry {
-  const mode = Number(stats.mode);
+/** The entry of a path; `link` is where the symlink of that name points to, as written. */
+export function describe(path: Bytes, stats: BigIntStats, users: Users, link?: Bytes): FileEntry {
   return {
-    name: bytes(name),
+    name: bytes(posix.basename(path) || '/'),
     path: bytes(path),
     type: stats.isDirectory() ? 'FILE_TYPE_DIRECTORY' : 'FILE_TYPE_FILE',
     size: Number(stats.size),
-    mode: mode & 0o7777,
-    owner: people.owner(Number(stats.uid)),
-    group: people.group(Number(stats.gid)),
-    // Of Stats it has fractions, of BigIntStats it has none.
-    modified_at_ms: Math.floor(Number(stats.mtimeMs)),
+    mode: Number(stats.mode) & 0o7777,
+    owner: users.owner(Number(stats.uid)),
+    group: users.group(Number(stats.gid)),
+    modified_at_ms: Number(stats.mtimeMs),
     ...(link !== undefined && { link_target: bytes(link) }),
     special: special(stats),
   };
 }
 
-function special(stats: Stats | BigIntStats): string {
+/** A name in an open directory: a symlink with type and size of its target where that can be reached. */
+export async function describeName(
+  confinement: Confinement,
+  { directory, name, path }: { directory: Confined; name: Bytes; path: Bytes },
+  stats: BigIntStats,
+  users: Users,
+): Promise<FileEntry> {
+  if (!stats.isSymbolicLink()) return describe(path, stats, users);
+  const link = await readlink(child(directory, name)).catch(() => undefined);
+  return describe(path, (await confinement.linkTarget(directory, name)) ?? stats, users, link);
+}
+
+/** What has a name that was just given; `made` is what was given it, should it be gone again. */
+export async function describeArrival(
+  confinement: Confinement,
+  entry: Entry,
+  made: BigIntStats,
+  users: Users,
+): Promise<FileEntry> {
+  return describeName(confinement, entry, (await lookAt(entry.at)) ?? made, users);
+}
+
+function special(stats: BigIntStats): string {
   if (stats.isFIFO()) return 'fifo';
   if (stats.isSocket()) return 'socket';
   if (stats.isBlockDevice()) return 'block';

@@ -1,26 +1,28 @@
-// The files room of the agent: lists, reads, writes and arranges files inside the roots that the machine's owner allows.
-import { access } from 'node:fs/promises';
-import { AppError, StartError } from '../../shared/errors.ts';
+// The file operations of the agent, inside the roots that the machine's owner allows.
+import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentCall, AgentMethods } from '../../shared/rpc.ts';
-import { openPacker, openUnpacker } from './archive/index.ts';
-import { Boundary } from './beneath/boundary.ts';
-import { Beneath } from './beneath/index.ts';
-import { fromText } from './beneath/path.ts';
-import { openChanger } from './change.ts';
-import { openCopier } from './copy.ts';
-import { Temporary } from './draft/temporary.ts';
-import { openLister } from './list.ts';
-import { openMaker } from './make.ts';
-import { openMover } from './move.ts';
-import { openPeople } from './people.ts';
-import { openReader } from './read.ts';
-import { openRemover } from './remove.ts';
-import { openSearcher } from './search/index.ts';
-import { openDescriber } from './stat.ts';
-import { Turnstile } from './turnstile.ts';
-import { openWatcher } from './watch/index.ts';
-import { openWriter } from './write.ts';
+import { readArchive } from './archive/pack.ts';
+import { writeArchive } from './archive/unpack.ts';
+import { Journal } from './atomic/journal.ts';
+import { changeFile } from './change.ts';
+import { Boundary } from './confine/boundary.ts';
+import { fromText } from './confine/path.ts';
+import { Confinement } from './confine/resolve.ts';
+import { copyFile } from './copy.ts';
+import { listFiles } from './list.ts';
+import { makeDirectory } from './make.ts';
+import { moveFile } from './move.ts';
+import { type Disk, streaming, unary } from './operation.ts';
+import { readFile } from './read.ts';
+import { removeFile } from './remove.ts';
+import { searchFiles } from './search/index.ts';
+import { Semaphore } from './semaphore.ts';
+import { statFile } from './stat.ts';
+import { createUsers } from './users-groups.ts';
+import { watchFiles } from './watch/index.ts';
+import { Quota } from './watch/watched.ts';
+import { writeFile } from './write.ts';
 
 /** Calls at once that may keep the disk busy for hours: Node has four threads for all of the agent. */
 const mostHeavy = 8;
@@ -41,23 +43,13 @@ export interface FilesOptions {
   /** Where the journal of temporary files lies. */
   directory: string;
   log: Logger;
+  /** What all watches may hold together. */
+  watches?: Quota;
 }
 
 export type Files = Pick<
   AgentMethods,
-  | 'listFiles'
-  | 'readFile'
-  | 'writeFile'
-  | 'statFile'
-  | 'makeDirectory'
-  | 'removeFile'
-  | 'moveFile'
-  | 'copyFile'
-  | 'changeFile'
-  | 'readArchive'
-  | 'writeArchive'
-  | 'searchFiles'
-  | 'watchFiles'
+  Extract<keyof AgentMethods, `${string}${'File' | 'Files' | 'Archive' | 'Directory'}`>
 >;
 
 /** Throws StartError when a root cannot be used. */
@@ -72,47 +64,47 @@ export async function checkRoots(roots: string[]): Promise<void> {
 /** Fails when a root cannot be used; removes temporary files of a killed agent. */
 export async function openFiles(options: FilesOptions): Promise<Files> {
   const { roots, home, forbidden, fixed = [], processes, directory, log } = options;
-  await access('/proc/self/fd').catch(() => {
-    throw new AppError('not_supported', 'files need Linux with /proc mounted');
-  });
-  const temporary = await Temporary.open(directory, log);
+  // First, so that its directory is there to be protected.
+  const journal = await Journal.open(directory, log);
   // Whoever could write the journal could have files removed.
   const secret = [...forbidden, directory];
-  const reading = new Beneath(await Boundary.open(roots, secret, processes));
-  const beneath = new Beneath(await Boundary.open(roots, [...secret, ...fixed], processes));
-  const people = openPeople();
-  const start = fromText(home);
-  const guarded = guard(new Turnstile(mostHeavy, mostWaiting));
-  const describer = openDescriber(reading, people, start);
-  const remover = openRemover(beneath, start);
-  const changing = { beneath, reading, temporary, people, home: start, log };
+  const disk: Disk = {
+    reading: new Confinement(await Boundary.open(roots, secret, processes)),
+    writing: new Confinement(await Boundary.open(roots, [...secret, ...fixed], processes)),
+    users: createUsers(),
+    home: fromText(home),
+    journal,
+    watches: options.watches ?? new Quota(),
+  };
+  const heavy = heavyCalls();
+  const path = (request: { path: Buffer }): Buffer => request.path;
+  const source = (request: { source: Buffer }): Buffer => request.source;
   return {
-    listFiles: openLister(reading, people, start),
-    readFile: openReader(reading, people, start),
-    writeFile: openWriter(changing),
-    statFile: guarded(describer, ({ sha256 }) => sha256),
-    makeDirectory: openMaker(beneath, people, start),
-    removeFile: guarded(remover, ({ recursive }) => recursive),
-    moveFile: guarded(openMover(changing)),
-    copyFile: guarded(openCopier(changing)),
-    changeFile: openChanger(beneath, people, start),
-    readArchive: openPacker(reading, people, start),
-    writeArchive: openUnpacker(changing),
-    searchFiles: openSearcher(reading, people, start),
-    watchFiles: openWatcher(reading, start),
+    listFiles: streaming(disk, listFiles),
+    readFile: streaming(disk, readFile),
+    writeFile: (request, { signal }) => writeFile(disk, request, signal),
+    statFile: heavy(unary(disk, path, statFile), ({ sha256 }) => sha256),
+    makeDirectory: unary(disk, path, makeDirectory),
+    removeFile: heavy(unary(disk, path, removeFile), ({ recursive }) => recursive),
+    moveFile: heavy(unary(disk, source, moveFile)),
+    copyFile: heavy(unary(disk, source, copyFile)),
+    changeFile: unary(disk, path, changeFile),
+    readArchive: streaming(disk, readArchive),
+    writeArchive: (request, { signal }) => writeArchive(disk, request, signal),
+    searchFiles: streaming(disk, searchFiles),
+    watchFiles: streaming(disk, watchFiles),
   };
 }
 
-type Unary<Request, Response> = (request: Request, call: AgentCall) => Promise<Response>;
-type Guarded = <Request, Response>(
-  method: Unary<Request, Response>,
-  isHeavy?: (request: Request) => boolean,
-) => Unary<Request, Response>;
+type Handler<Request, Response> = (request: Request, call: AgentCall) => Promise<Response>;
 
-/** Heavy requests wait for their turn, others do not. */
-function guard(turnstile: Turnstile): Guarded {
-  return (method, isHeavy) => async (request, call) => {
-    const work = () => method(request, call);
-    return isHeavy && !isHeavy(request) ? work() : turnstile.pass(call.signal, work);
-  };
+/** Heavy calls wait for their turn, others do not. */
+function heavyCalls() {
+  const semaphore = new Semaphore(mostHeavy, mostWaiting);
+  return <Request, Response>(
+    handler: Handler<Request, Response>,
+    isHeavy: (request: Request) => boolean = () => true,
+  ): Handler<Request, Response> =>
+    async (request, call) =>
+      isHeavy(request) ? semaphore.run(call.signal, () => handler(request, call)) : handler(request, call);
 }

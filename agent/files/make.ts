@@ -1,52 +1,31 @@
 // Makes a directory: a new one or none, with exactly the mode asked for.
-import { chmod, mkdir, rmdir } from 'node:fs/promises';
-import type { MakeDirectoryRequest__Output } from '../../proto/types/farhand/agent/v1/MakeDirectoryRequest.ts';
-import type { AgentMethods } from '../../shared/rpc.ts';
-import { failingAs } from './abort.ts';
-import { letGo, pathOf, pin } from './beneath/descent.ts';
-import type { Beneath, Entry } from './beneath/index.ts';
-import { type Bytes, bytes, fault, targetOf } from './beneath/path.ts';
-import { syncDirectory } from './draft/place.ts';
-import type { AskPeople } from './people.ts';
-import { entryOf } from './stat.ts';
-import { demandMode } from './write.ts';
+import { type BigIntStats, chmod, mkdir, pin, rmdir } from './confine/fs.ts';
+import { assertMode, fault } from './confine/path.ts';
+import type { Entry } from './confine/resolve.ts';
+import { describe } from './describe.ts';
+import type { Operation } from './operation.ts';
 
-export function openMaker(beneath: Beneath, people: AskPeople, home: Bytes): AgentMethods['makeDirectory'] {
-  return (request, { signal }) => {
-    const { path } = targetOf(request.path, home);
-    return failingAs(path, signal, async () => {
-      demandMode(request.mode);
-      const entry = await beneath.name(path, request.parents);
-      try {
-        if (entry.found) throw fault('already_exists', path, 'exists');
-        signal.throwIfAborted();
-        const stats = await make(entry, request);
-        return { entry: await entryOf(beneath, entry, { path, stats, people: await people() }) };
-      } catch (error) {
-        await entry.undo();
-        throw error;
-      } finally {
-        entry.close();
-      }
-    });
-  };
-}
+export const makeDirectory: Operation<'makeDirectory'> = async (disk, request, { path }, signal) => {
+  const { mode = 0o755, parents } = request;
+  assertMode(mode);
+  await using entry = await disk.writing.name(path, parents);
+  if (entry.found) throw fault('already_exists', path, 'exists');
+  signal.throwIfAborted();
+  const stats = await make(entry, mode);
+  return { entry: describe(path, stats, await disk.users()) };
+};
 
-async function make(entry: Entry, { mode = 0o755 }: MakeDirectoryRequest__Output) {
-  await mkdir(bytes(entry.at), mode & 0o777);
+async function make(entry: Entry, mode: number): Promise<BigIntStats> {
+  await mkdir(entry.at, mode & 0o777);
   try {
-    const handle = await pin(entry.at);
-    try {
-      // Against the umask; a setgid bit inherited from above stays, as everywhere.
-      const inherited = (await handle.stat()).mode & 0o2000;
-      await chmod(pathOf(handle), mode | inherited);
-      for (const at of [entry.directory, ...entry.madeIn]) await syncDirectory(at);
-      return await handle.stat({ bigint: true });
-    } finally {
-      letGo(handle);
-    }
+    using made = await pin(entry.at);
+    // Against the umask; a setgid bit inherited from above stays, as everywhere.
+    const inherited = Number((await made.stat()).mode) & 0o2000;
+    await chmod(made.at, mode | inherited);
+    await entry.keep();
+    return await made.stat();
   } catch (error) {
-    await rmdir(bytes(entry.at)).catch(() => undefined);
+    await rmdir(entry.at).catch(() => undefined);
     throw error;
   }
 }

@@ -22,7 +22,7 @@ import {
   smallMessageBytes,
   toWire,
 } from '../../shared/rpc.ts';
-import type { Activity, Entry } from '../activity/index.ts';
+import type { AuditedCall, AuditLog } from '../audit-log/index.ts';
 import { type Capability, needed } from '../capabilities.ts';
 import { coalesce } from './coalesce.ts';
 import type { AnswerStream, Dial } from './dial.ts';
@@ -34,7 +34,7 @@ export interface CallsOptions {
   maxOpen: number;
   line: Dial;
   log: Logger;
-  activity: Activity;
+  activity: AuditLog;
   reply(reply: Reply): void;
   /** False when replies pile up: answers that can take another way do so then. */
   hasRoom(): boolean;
@@ -63,7 +63,7 @@ const quick = new Set<string>(['AttachTerminal'] satisfies Method[]);
 interface OpenCall {
   shape: MethodShape;
   call: Call__Output;
-  entry: Entry;
+  entry: AuditedCall;
   abort: AbortController;
   /** Once it has a stream, an error goes there. */
   stream?: AnswerStream;
@@ -248,7 +248,7 @@ export class Calls {
 }
 
 /** A refused call is logged as far as its request came along. */
-function logRefused(entry: Entry, shape: MethodShape | undefined, call: Call__Output): void {
+function logRefused(entry: AuditedCall, shape: MethodShape | undefined, call: Call__Output): void {
   if (!shape || shape.clientStreams || call.request_follows) return;
   try {
     requestOf(shape, call.request, entry);
@@ -266,7 +266,7 @@ function resultOf(error: unknown, signal: AbortSignal): string {
     : 'link_lost';
 }
 
-function requestOf(shape: MethodShape, bytes: Buffer, entry: Entry): unknown {
+function requestOf(shape: MethodShape, bytes: Buffer, entry: AuditedCall): unknown {
   const request = shape.decodeRequest(bytes);
   entry.asked(request);
   return request;

@@ -15,7 +15,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { signProof } from '../../shared/proof.ts';
 import { type AgentMethods, type Method, methods, protocolVersion, shortenQueues } from '../../shared/rpc.ts';
 import { version } from '../../shared/version.ts';
-import type { Activity } from '../activity/index.ts';
+import type { AuditLog } from '../audit-log/index.ts';
 import type { Capability } from '../capabilities.ts';
 import { Calls } from './calls.ts';
 import { type ControlStream, type Dial, dial } from './dial.ts';
@@ -44,7 +44,7 @@ export interface LinkOptions {
   /** Null where the owner does not allow it. */
   report(): Promise<Metrics | null>;
   log: Logger;
-  activity: Activity;
+  activity: AuditLog;
   /** Called at each welcome and each loss. */
   changed?(linked: boolean): void;
   /** Called at each turn of the loop and each message; the next is due within `ms`, else something hangs. */

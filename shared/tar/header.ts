@@ -51,7 +51,7 @@ export function encodeHeader(header: TarHeader): Buffer {
 
 function paxRecordsOf({ name, target = '', size, uid, gid, mtimeNs }: TarHeader): Buffer {
   const records: [key: string, value: Bytes | undefined][] = [
-    ['path', splitName(name) ? undefined : name],
+    ['path', name.length > 100 ? name : undefined],
     ['linkpath', target.length > 100 ? target : undefined],
     ['size', size > octalLimits.long ? String(size) : undefined],
     ['uid', uid > octalLimits.short ? String(uid) : undefined],
@@ -78,20 +78,11 @@ function seconds(ns: bigint): string {
   return `${ns < 0n ? '-' : ''}${size / 1_000_000_000n}.${fraction}`.replace(/\.?0+$/, '');
 }
 
-/** A name as ustar keeps it, cut at a slash; undefined where it does not fit. */
-function splitName(name: Bytes): { prefix: Bytes; rest: Bytes } | undefined {
-  if (name.length <= 100) return { prefix: '', rest: name };
-  const cut = name.indexOf('/', name.length - 101);
-  if (cut <= 0 || cut > 155 || cut === name.length - 1) return undefined;
-  return { prefix: name.slice(0, cut), rest: name.slice(cut + 1) };
-}
-
 function encodeBlock(flag: string, header: TarHeader): Buffer {
   const { name, target = '', mode, uid, gid, owner, group, size, mtimeNs } = header;
-  const { prefix, rest } = splitName(name) ?? { prefix: '', rest: name.slice(0, 100) };
   const block = Buffer.alloc(blockBytes);
   const put = (text: Bytes, at: number, length: number) => block.write(text.slice(0, length), at, 'latin1');
-  put(rest, 0, 100);
+  put(name, 0, 100);
   put(octal(mode & 0o7777, 7), 100, 8);
   put(octal(uid, 7), 108, 8);
   put(octal(gid, 7), 116, 8);
@@ -103,7 +94,6 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
   // At least one NUL stays behind each.
   put(Buffer.from(owner).toString('latin1'), 265, 31);
   put(Buffer.from(group).toString('latin1'), 297, 31);
-  put(prefix, 345, 155);
   put(`${octal(checksumOf(block), 6)}\0 `, 148, 8);
   return block;
 }

@@ -22,7 +22,7 @@ export function pathOfEntry(name: Bytes): Bytes {
 }
 
 /** Demands that a symlink leads somewhere at all. */
-export function demandTarget(path: Bytes, target: Bytes): void {
+export function assertTarget(path: Bytes, target: Bytes): void {
   if (target === '' || target.includes('\0') || target.length > longestPath)
     throw entryFault('invalid_path', path, 'is a symlink to nowhere');
 }
@@ -31,9 +31,9 @@ export function demandTarget(path: Bytes, target: Bytes): void {
  * Demands that a symlink leads to a place in the directory. Dots only at the start: after a name, which may be a
  * symlink itself, nobody can tell where they lead.
  */
-export function demandInside(path: Bytes, target: Bytes): void {
+export function assertInside(path: Bytes, target: Bytes): void {
   const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);
-  demandTarget(path, target);
+  assertTarget(path, target);
   if (target.startsWith('/')) throw refuse('to an absolute path');
   const parts = target.split('/').filter((part) => part !== '' && part !== '.');
   const down = parts.findIndex((part) => part !== '..');

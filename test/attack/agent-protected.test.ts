@@ -17,8 +17,10 @@ import {
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { belongingsOf } from '../../agent/belongings.ts';
+import { needed } from '../../agent/capabilities.ts';
 import { type Files, openFiles } from '../../agent/files/index.ts';
+import { protectedPathsOf } from '../../agent/protected-paths.ts';
+import { type AgentCall, type MethodShape, methods } from '../../shared/rpc.ts';
 import { leapingClock } from '../command-bench.ts';
 import { call as asCall, mayMount, refused } from '../files-disk.ts';
 import { type Answer, type House, openHouse, quiet, temporaryFolder } from '../house.ts';
@@ -283,6 +285,67 @@ async function expectSafe(ground: Ground, ways: Way[], operations: Operation[]):
   expect(state()).toEqual(before);
 }
 
+describe('every file operation that the wire has', () => {
+  const operations = [...methods.values()].filter(({ name }) =>
+    needed[name].some((capability) => capability.startsWith('files:')),
+  );
+
+  /** A request as it comes from the wire: all fields that an operation may have, each naming the paths. */
+  function requestOf(shape: MethodShape, path: string, destination: string): unknown {
+    const paths = {
+      path: Buffer.from(path),
+      source: Buffer.from(path),
+      destination: Buffer.from(destination),
+    };
+    const request = { ...paths, open: paths, mode: 0o600, recursive: true, sha256: true, overwrite: true };
+    const decoded = (one: unknown): unknown => shape.decodeRequest(shape.encodeRequest(one));
+    if (!shape.clientStreams) return decoded(request);
+    return (async function* () {
+      yield decoded({ open: paths });
+      yield decoded({ commit: {} });
+    })();
+  }
+
+  async function outcomeOf(files: Files, shape: MethodShape, request: unknown): Promise<unknown> {
+    // Which handler takes which request, the wire's own table says.
+    const handler = files[shape.key as keyof Files] as (request: unknown, call: AgentCall) => unknown;
+    try {
+      const answer = handler(request, asCall());
+      if (!shape.serverStreams) return await answer;
+      for await (const part of answer as AsyncIterable<unknown>) return part;
+      return undefined;
+    } catch (error) {
+      return error;
+    }
+  }
+
+  test('is refused at the agent’s own places, as a source and as a destination', async () => {
+    const base = temporaryFolder('every');
+    const secret = join(base, 'secret');
+    mkdirSync(join(secret, 'sub'), { recursive: true });
+    for (const file of ['secret/key', 'harmless']) writeFileSync(join(base, file), file);
+    const [roots, forbidden, directory] = [['/'], [secret], join(base, 'data')];
+    const files = await openFiles({ roots, home: base, forbidden, directory, log: quiet });
+    expect(operations.length).toBeGreaterThanOrEqual(13);
+    for (const shape of operations) {
+      for (const path of ['secret', 'secret/key', 'secret/sub', 'secret/new', 'data/temporary.journal']) {
+        const request = requestOf(shape, join(base, path), join(base, 'elsewhere'));
+        expect([shape.name, path, await outcomeOf(files, shape, request)]).toEqual([
+          ...[shape.name, path, refused('permission_denied')],
+        ]);
+      }
+      const onto = requestOf(shape, join(base, 'harmless'), join(secret, 'key'));
+      if (typeof onto === 'object' && onto && 'destination' in onto)
+        expect([shape.name, await outcomeOf(files, shape, onto)]).toEqual([
+          ...[shape.name, refused('permission_denied')],
+        ]);
+    }
+    expect(readdirSync(base).sort()).toEqual(['data', 'harmless', 'secret']);
+    expect(readdirSync(secret).sort()).toEqual(['key', 'sub']);
+    expect(readFileSync(join(secret, 'key'), 'utf8')).toBe('secret/key');
+  });
+});
+
 describe('the file with the agent’s key', () => {
   test('cannot be had, changed or moved under any of its names', async () => {
     await expectSafe(await openGround(), waysToFile, [...reading, ...naming]);
@@ -528,7 +591,7 @@ describe('the program', () => {
   });
 
   test('and the service are known by where packages put them', () => {
-    const { secret, program } = belongingsOf({
+    const { secret, program } = protectedPathsOf({
       data_dir: '/var/lib/farhand-agent',
       config: '/etc/farhand/agent.toml',
     });
@@ -554,7 +617,7 @@ describe('the program', () => {
 test('a file call after a second of quiet asks the disk a few dozen times where the protected paths lie', async () => {
   const clock = leapingClock();
   const base = temporaryFolder('quiet');
-  const { secret, program } = belongingsOf({
+  const { secret, program } = protectedPathsOf({
     data_dir: join(base, 'data'),
     config: join(base, 'agent.toml'),
   });

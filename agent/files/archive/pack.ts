@@ -1,72 +1,55 @@
 // Reads a directory as a tar while it is walked: what was in it when its turn came, or an error that names the file
 // which changed. Nothing but the chunk at hand is in memory.
 import { createHash } from 'node:crypto';
-import type { BigIntStats } from 'node:fs';
-import { readlink, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { createGzip } from 'node:zlib';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
-import type { AgentMethods } from '../../../shared/rpc.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
-import { unlessAborted, untilAborted } from '../abort.ts';
-import { type Contents, isTorn, openContents } from '../beneath/contents.ts';
-import { letGo } from '../beneath/descent.ts';
-import type { Beneath, Directory } from '../beneath/index.ts';
-import { holdsFiles } from '../beneath/kernel.ts';
-import { type Bytes, bytes, fault, shown, targetOf } from '../beneath/path.ts';
-import { type Step, walk } from '../beneath/walk.ts';
+import { type Contents, isTorn, openContents } from '../confine/contents.ts';
+import { type BigIntStats, type Confined, readlink, stat } from '../confine/fs.ts';
+import { holdsFiles } from '../confine/kernel.ts';
+import { type Bytes, fault, shown } from '../confine/path.ts';
+import { type Step, walk } from '../confine/walk.ts';
 import { describe } from '../describe.ts';
-import type { AskPeople, People } from '../people.ts';
+import type { Disk, Operation } from '../operation.ts';
+import type { Users } from '../users-groups.ts';
 
 const chunkBytes = 256 * 1024;
 
 /** One archive on its way out. */
 interface Job {
-  beneath: Beneath;
-  directory: Directory;
+  disk: Disk;
+  directory: Confined;
   path: Bytes;
-  people: People;
+  users: Users;
   signal: AbortSignal;
   files: number;
   bytes: number;
 }
 
-export function openPacker(beneath: Beneath, people: AskPeople, home: Bytes): AgentMethods['readArchive'] {
-  return async function* readArchive(request, { signal }) {
-    const { path } = targetOf(request.path, home);
-    let directory: Directory | undefined;
-    try {
-      directory = await unlessAborted(signal, beneath.directory(path), (late) => late.close());
-      if (!(await holdsFiles(directory.at)))
-        throw fault('unsupported_file', path, 'holds no files of a disk');
-      const job: Job = { beneath, directory, path, people: await people(), signal, files: 0, bytes: 0 };
-      const stats = await stat(bytes(directory.at), { bigint: true });
-      yield { head: { entry: describe({ path, name: posix.basename(path) }, stats, job.people) } };
-      const hash = createHash('sha256');
-      const plain = chunksOf(partsOf(job, stats));
-      const chunks = untilAborted(signal, request.gzip ? zipped(plain) : plain, directory.close);
-      // From here on it is closed when the walk has come to rest.
-      directory = undefined;
-      for await (const chunk of chunks) {
-        hash.update(chunk);
-        yield { chunk };
-      }
-      yield { tail: { files: job.files, bytes: job.bytes, sha256: hash.digest('hex') } };
-    } catch (error) {
-      throw signal.aborted ? signal.reason : fromErrno(error, shown(path));
-    } finally {
-      directory?.close();
-    }
-  };
-}
+export const readArchive: Operation<'readArchive'> = async function* (disk, { gzip }, { path }, signal) {
+  using opened = await disk.reading.directory(path);
+  const directory = opened.at;
+  if (!(await holdsFiles(directory))) throw fault('unsupported_file', path, 'holds no files of a disk');
+  const job: Job = { disk, directory, path, users: await disk.users(), signal, files: 0, bytes: 0 };
+  const stats = await stat(directory);
+  yield { head: { entry: describe(path, stats, job.users) } };
+  const hash = createHash('sha256');
+  const plain = chunksOf(partsOf(job, stats));
+  for await (const chunk of gzip ? zipped(plain) : plain) {
+    hash.update(chunk);
+    yield { chunk };
+  }
+  yield { tail: { files: job.files, bytes: job.bytes, sha256: hash.digest('hex') } };
+};
 
 /** The bytes of the archive in order, in pieces of any size that stand only until the next is asked for. */
 async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
-  const { beneath, directory, path, signal } = job;
-  yield encodeHeader(headerOf('directory', './', self, job.people));
+  const { disk, directory, path, signal } = job;
+  yield encodeHeader(headerOf('directory', './', self, job.users));
   const buffer = Buffer.allocUnsafeSlow(chunkBytes);
-  const steps = walk(directory.at, beneath.boundary, {
+  const steps = walk(directory, disk.reading.boundary, {
     path,
     signal,
     sorted: true,
@@ -75,7 +58,7 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
   });
   for await (const step of steps) {
     if (step.stats.isDirectory())
-      yield encodeHeader(headerOf('directory', `${step.path}/`, step.stats, job.people));
+      yield encodeHeader(headerOf('directory', `${step.path}/`, step.stats, job.users));
     else if (step.stats.isSymbolicLink()) yield* symlinkOf(step, job);
     else if (step.stats.isFile()) yield* fileOf(step, job, buffer);
   }
@@ -87,26 +70,23 @@ function leaveOutForbidden(path: Bytes, error: unknown): void {
   if (!(error instanceof AppError)) throw fromErrno(error, shown(path));
 }
 
-async function* symlinkOf({ at, path, stats }: Step, { people }: Job): AsyncGenerator<Buffer> {
-  const target = await readlink(bytes(at), 'latin1').catch(unlessGone);
-  if (target !== undefined) yield encodeHeader({ ...headerOf('symlink', path, stats, people), target });
+async function* symlinkOf({ at, path, stats }: Step, { users }: Job): AsyncGenerator<Buffer> {
+  const target = await readlink(at).catch(unlessGone);
+  if (target !== undefined) yield encodeHeader({ ...headerOf('symlink', path, stats, users), target });
 }
 
 async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buffer> {
-  const absolute = posix.join(job.path, step.path);
-  let contents: Contents | undefined;
+  const path = posix.join(job.path, step.path);
   try {
-    contents = await openContents(step, job.beneath.boundary);
-    if (contents) yield* contentsOf(contents, step, job, buffer);
+    using contents = await openContents(step, job.disk.reading.boundary);
+    if (contents) yield* bodyOf(contents, step, job, buffer);
   } catch (error) {
-    throw fromErrno(error, shown(absolute));
-  } finally {
-    letGo(contents?.handle);
+    throw fromErrno(error, shown(path));
   }
 }
 
-async function* contentsOf(
-  { handle, stats }: Contents,
+async function* bodyOf(
+  { file, stats }: Contents,
   step: Step,
   job: Job,
   buffer: Buffer,
@@ -114,23 +94,23 @@ async function* contentsOf(
   const changed = () =>
     fault('conflict', posix.join(job.path, step.path), 'changed while it was read, try again');
   const size = Number(stats.size);
-  yield encodeHeader({ ...headerOf('file', step.path, stats, job.people), size });
+  yield encodeHeader({ ...headerOf('file', step.path, stats, job.users), size });
   for (let left = size; left > 0; ) {
-    const { bytesRead } = await handle.read(buffer, 0, Math.min(left, buffer.length), size - left);
+    const { bytesRead } = await file.handle.read(buffer, 0, Math.min(left, buffer.length), size - left);
     if (bytesRead === 0) throw changed();
     left -= bytesRead;
     yield buffer.subarray(0, bytesRead);
   }
   // A log that is written all the time is archived as it was.
-  if (isTorn(stats, await handle.stat({ bigint: true }))) throw changed();
+  if (isTorn(stats, await file.stat())) throw changed();
   yield Buffer.alloc(paddingOf(size));
   job.files += 1;
   job.bytes += size;
 }
 
-function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, people: People): TarHeader {
+function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, users: Users): TarHeader {
   const [uid, gid] = [Number(stats.uid), Number(stats.gid)];
-  const [owner, group] = [people.owner(uid), people.group(gid)];
+  const [owner, group] = [users.owner(uid), users.group(gid)];
   return {
     kind,
     name,

@@ -7,9 +7,8 @@ const longestGlob = 1_000;
 const longestExpanded = 4_000;
 const mostBraces = 32;
 
-type Test = (character: string) => boolean;
-/** A character's test, or any number of characters. */
-type Piece = Test | '*';
+/** A character test, or any number of characters. */
+type Piece = ((character: string) => boolean) | '*';
 /** One step of a path, or any number of steps. */
 type Segment = Piece[] | '**';
 
@@ -23,40 +22,33 @@ export type Glob = (path: string) => boolean;
 export function compileGlob(glob: string, ignoreCase: boolean): Glob {
   if (glob.length > longestGlob) throw invalid(`longer than ${longestGlob} characters`);
   const fold = (text: string): string => (ignoreCase ? text.toLowerCase() : text);
-  const patterns = expand(fold(glob)).map((pattern) => segmentsOf(pattern));
+  const patterns = expand(tokensOf(fold(glob))).map(segmentsOf);
   return (path) => {
     const names = fold(path)
       .split('/')
       .map((name) => Array.from(name));
     return patterns.some((pattern) =>
-      matches(pattern.length === 1 ? names.slice(-1) : names, pattern, isAny, isSegment),
+      matches(pattern.length === 1 ? names.slice(-1) : names, pattern, '**', fitsSegment),
     );
   };
 }
 
 const invalid = (reason: string): AppError =>
   new AppError('invalid_request', `the glob of name is ${reason}`);
-const isAny = (segment: Segment): boolean => segment === '**';
-const isSegment = (name: string[], segment: Segment): boolean =>
-  segment !== '**' && matches(name, segment, isStar, isCharacter);
-const isStar = (piece: Piece): boolean => piece === '*';
-const isCharacter = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);
+const fitsSegment = (name: string[], segment: Segment): boolean =>
+  segment !== '**' && matches(name, segment, '*', fitsPiece);
+const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);
 
 /**
  * Only the last wildcard is ever tried anew: what an earlier one could take more, that one can take as well. So it
  * costs at most the product of both lengths.
  */
-function matches<T, P>(
-  items: T[],
-  pattern: P[],
-  isWildcard: (part: P) => boolean,
-  fits: (item: T, part: P) => boolean,
-): boolean {
+function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, part: P) => boolean): boolean {
   let [item, part] = [0, 0];
   let retry: { item: number; part: number } | undefined;
   while (item < items.length) {
     const wanted = pattern[part];
-    if (wanted !== undefined && isWildcard(wanted)) {
+    if (wanted === wildcard) {
       part += 1;
       retry = { item, part };
     } else if (wanted !== undefined && fits(items[item] as T, wanted)) {
@@ -67,69 +59,66 @@ function matches<T, P>(
       ({ item, part } = retry);
     } else return false;
   }
-  return pattern.slice(part).every(isWildcard);
+  return pattern.slice(part).every((rest) => rest === wildcard);
 }
 
-function segmentsOf(pattern: string): Segment[] {
-  const segments = pattern.replace(/^\//, '').split('/');
-  const parts = segments.map((text): Segment => (text === '**' ? '**' : piecesOf(text)));
+/** Characters, each with the backslash before it: an escaped one equals no character that means something. */
+const tokensOf = (glob: string): string[] => glob.match(/\\.|./gsu) ?? [];
+
+function segmentsOf(tokens: string[]): Segment[] {
+  const segments = splitAt(tokens[0] === '/' ? tokens.slice(1) : tokens, '/');
+  const parts = segments.map((part): Segment => (part.join('') === '**' ? '**' : piecesOf(part)));
   // Without a slash "**" says no more than "*".
   return parts.length === 1 && parts[0] === '**' ? [['*']] : parts;
 }
 
-function piecesOf(text: string): Piece[] {
-  const characters = Array.from(text);
+const splitAt = (tokens: string[], separator: string): string[][] => {
+  const parts: string[][] = [[]];
+  for (const token of tokens) token === separator ? parts.push([]) : parts.at(-1)?.push(token);
+  return parts;
+};
+
+const plain = (token: string): string => (token.length > 1 && token[0] === '\\' ? token.slice(1) : token);
+
+function piecesOf(tokens: string[]): Piece[] {
   const pieces: Piece[] = [];
-  for (let at = 0; at < characters.length; at += 1) {
-    const character = characters[at] ?? '';
-    if (character === '*') pieces.push('*');
-    else if (character === '?') pieces.push(() => true);
-    else if (character === '[') {
-      const end = classEnd(characters, at);
-      pieces.push(end === -1 ? is('[') : classOf(characters.slice(at + 1, end)));
-      if (end !== -1) at = end;
-    } else if (character === '\\' && at + 1 < characters.length) {
-      at += 1;
-      pieces.push(is(characters[at] ?? ''));
-    } else pieces.push(is(character));
+  for (let at = 0; at < tokens.length; at += 1) {
+    const token = tokens[at] ?? '';
+    // A bracket right at the start of a class belongs to it.
+    const start = at + (/^[!^]$/.test(tokens[at + 1] ?? '') ? 2 : 1);
+    const end = token === '[' ? tokens.indexOf(']', start + 1) : -1;
+    if (token === '*') pieces.push('*');
+    else if (token === '?') pieces.push(() => true);
+    else if (end === -1) pieces.push((character) => character === plain(token));
+    else {
+      pieces.push(classOf(tokens.slice(start, end), start > at + 1));
+      at = end;
+    }
   }
   return pieces;
 }
 
-const is =
-  (wanted: string): Test =>
-  (character) =>
-    character === wanted;
-
-/** A bracket right at the start of a class belongs to it. */
-function classEnd(characters: string[], start: number): number {
-  const first = start + (/^[!^]$/.test(characters[start + 1] ?? '') ? 2 : 1);
-  return characters.indexOf(']', first + 1);
-}
-
-function classOf(characters: string[]): Test {
-  const negated = characters[0] === '!' || characters[0] === '^';
+function classOf(tokens: string[], negated: boolean): Piece {
   const ranges: [from: string, to: string][] = [];
-  for (let at = negated ? 1 : 0; at < characters.length; at += 1) {
-    const from = characters[at] ?? '';
-    const ranged = characters[at + 1] === '-' && at + 2 < characters.length;
-    ranges.push([from, ranged ? (characters[at + 2] ?? '') : from]);
-    if (ranged) at += 2;
+  for (let at = 0; at < tokens.length; at += 1) {
+    const from = plain(tokens[at] ?? '');
+    const to = tokens[at + 1] === '-' ? tokens[at + 2] : undefined;
+    ranges.push([from, plain(to ?? from)]);
+    if (to !== undefined) at += 2;
   }
-  const within = (character: string): boolean =>
-    ranges.some(([from, to]) => character >= from && character <= to);
-  return (character) => within(character) !== negated;
+  return (character) => ranges.some(([from, to]) => character >= from && character <= to) !== negated;
 }
 
 /** The patterns that `{this,that}` stands for. */
-function expand(glob: string): string[] {
-  if (glob.split('{').length > mostBraces) throw invalid('too complex: too many braces');
-  const done: string[] = [];
+function expand(glob: string[]): string[][] {
+  if (glob.filter((token) => token === '{').length >= mostBraces)
+    throw invalid('too complex: too many braces');
+  const done: string[][] = [];
   const open = [glob];
   let length = 0;
   for (let next = open.pop(); next !== undefined; next = open.pop()) {
-    const braces = firstBraces(next);
-    if (braces) open.push(...braces.alternatives.map((one) => braces.before + one + braces.after));
+    const alternatives = alternativesOf(next);
+    if (alternatives) open.push(...alternatives);
     else done.push(next);
     length += next.length;
     if (length > longestExpanded) throw invalid('too complex: its braces stand for too much');
@@ -137,56 +126,25 @@ function expand(glob: string): string[] {
   return done;
 }
 
-interface Braces {
-  before: string;
-  alternatives: string[];
-  after: string;
-}
-
-/** The first pair of braces with a comma in it; others stand for themselves. */
-function firstBraces(glob: string): Braces | undefined {
-  for (let start = indexOutside(glob, '{', 0); start !== -1; start = indexOutside(glob, '{', start + 1)) {
-    const end = closing(glob, start);
-    const alternatives = end === -1 ? [] : alternativesOf(glob.slice(start + 1, end));
-    if (alternatives.length > 1)
-      return { before: glob.slice(0, start), alternatives, after: glob.slice(end + 1) };
+/** The glob with each choice of its first pair of braces that has a comma; other braces stand for themselves. */
+function alternativesOf(glob: string[]): string[][] | undefined {
+  for (let start = glob.indexOf('{'); start !== -1; start = glob.indexOf('{', start + 1)) {
+    const cuts = [start];
+    let depth = 0;
+    let at = start;
+    for (; at < glob.length; at += 1) {
+      if (glob[at] === '{') depth += 1;
+      else if (glob[at] === '}') depth -= 1;
+      else if (glob[at] === ',' && depth === 1) cuts.push(at);
+      if (depth === 0) break;
+    }
+    if (depth > 0 || cuts.length === 1) continue;
+    const ends = [...cuts.slice(1), at];
+    return cuts.map((cut, index) => [
+      ...glob.slice(0, start),
+      ...glob.slice(cut + 1, ends[index]),
+      ...glob.slice(at + 1),
+    ]);
   }
   return undefined;
-}
-
-function closing(glob: string, start: number): number {
-  let depth = 0;
-  for (let at = start; at < glob.length; at += 1) {
-    if (glob[at] === '\\') at += 1;
-    else if (glob[at] === '{') depth += 1;
-    else if (glob[at] === '}') depth -= 1;
-    if (depth === 0) return at;
-  }
-  return -1;
-}
-
-/** Where a character stands unescaped. */
-function indexOutside(text: string, wanted: string, from: number): number {
-  for (let at = from; at < text.length; at += 1) {
-    if (text[at] === '\\') at += 1;
-    else if (text[at] === wanted) return at;
-  }
-  return -1;
-}
-
-/** Splits at commas that stand unescaped, and in no inner pair of braces. */
-function alternativesOf(text: string): string[] {
-  const parts: string[] = [];
-  let depth = 0;
-  let start = 0;
-  for (let at = 0; at < text.length; at += 1) {
-    if (text[at] === '\\') at += 1;
-    else if (text[at] === '{') depth += 1;
-    else if (text[at] === '}') depth -= 1;
-    else if (text[at] === ',' && depth === 0) {
-      parts.push(text.slice(start, at));
-      start = at + 1;
-    }
-  }
-  return [...parts, text.slice(start)];
 }

@@ -1,23 +1,20 @@
 // Searches below a directory by name and by text; matches go out as they are found.
-import { readlink } from 'node:fs/promises';
 import { posix } from 'node:path';
 import type { FileEntry } from '../../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { FileMatch } from '../../../proto/types/farhand/agent/v1/FileMatch.ts';
-import type { SearchFilesRequest__Output } from '../../../proto/types/farhand/agent/v1/SearchFilesRequest.ts';
 import type { SearchFilesResponse } from '../../../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
 import { after, monotonic } from '../../../shared/clock.ts';
-import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
-import type { AgentMethods } from '../../../shared/rpc.ts';
-import { unlessAborted, untilAborted } from '../abort.ts';
-import { type Contents, openContents } from '../beneath/contents.ts';
-import { letGo } from '../beneath/descent.ts';
-import type { Beneath, Directory } from '../beneath/index.ts';
-import { holdsFiles } from '../beneath/kernel.ts';
-import { type Bytes, bytes, shown, targetOf } from '../beneath/path.ts';
-import { type Step, walk } from '../beneath/walk.ts';
-import { describe } from '../describe.ts';
-import type { AskPeople, People } from '../people.ts';
-import { Turnstile } from '../turnstile.ts';
+import { AppError, errnoOf } from '../../../shared/errors.ts';
+import { openContents } from '../confine/contents.ts';
+import type { Confined } from '../confine/fs.ts';
+import { holdsFiles } from '../confine/kernel.ts';
+import { type Bytes, shown } from '../confine/path.ts';
+import type { Confinement } from '../confine/resolve.ts';
+import { type Step, walk } from '../confine/walk.ts';
+import { describeName } from '../describe.ts';
+import type { Operation, RequestOf } from '../operation.ts';
+import { Semaphore } from '../semaphore.ts';
+import type { Users } from '../users-groups.ts';
 import { compileGlob, type Glob } from './glob.ts';
 import { compileText, linesWith } from './lines.ts';
 
@@ -27,15 +24,15 @@ const batchSize = 64;
 const longestWait = 50;
 /** Milliseconds of silence after which an empty batch goes out: the broker takes who is silent for dead. */
 export const longestSilence = 10_000;
-/** Searches at once; a disk is not faster for more. */
-const mostAtOnce = 4;
+/** Of all searches of this process four work at once; a disk is not faster for more. */
+const working = new Semaphore(4);
 
 /** One search. */
 interface Job {
-  beneath: Beneath;
-  directory: Directory;
+  reading: Confinement;
+  directory: Confined;
   path: Bytes;
-  people: People;
+  users: Users;
   signal: AbortSignal;
   hidden: boolean;
   name: Glob | undefined;
@@ -46,35 +43,21 @@ interface Job {
   truncated: boolean;
 }
 
-export function openSearcher(beneath: Beneath, people: AskPeople, home: Bytes): AgentMethods['searchFiles'] {
-  const turnstile = new Turnstile(mostAtOnce);
-  return async function* searchFiles(request, { signal }) {
-    const { path } = targetOf(request.path, home);
-    const wanted = compile(request);
-    let directory: Directory | undefined;
-    try {
-      directory = await unlessAborted(signal, beneath.directory(path), (late) => late.close());
-      const close = directory.close;
-      const job: Job = {
-        ...{ beneath, directory, path, signal, people: await people(), hidden: request.hidden },
-        ...wanted,
-        ...{ visited: 0, unreadable: 0, truncated: false },
-      };
-      // From here on it is closed when the search has come to rest.
-      const found = heard(inTurn(turnstile, signal, batchesOf(matchesOf(job))));
-      directory = undefined;
-      yield* untilAborted(signal, found, close);
-      const { truncated, visited, unreadable } = job;
-      yield { tail: { truncated, visited, unreadable } };
-    } catch (error) {
-      throw signal.aborted ? signal.reason : fromErrno(error, shown(path));
-    } finally {
-      directory?.close();
-    }
+export const searchFiles: Operation<'searchFiles'> = async function* (disk, request, { path }, signal) {
+  const { reading, users } = disk;
+  const wanted = compile(request);
+  using opened = await reading.directory(path);
+  const job: Job = {
+    ...{ reading, directory: opened.at, path, signal, users: await users(), hidden: request.hidden },
+    ...wanted,
+    ...{ visited: 0, unreadable: 0, truncated: false },
   };
-}
+  yield* heard(inTurn(signal, batchesOf(job)));
+  const { truncated, visited, unreadable } = job;
+  yield { tail: { truncated, visited, unreadable } };
+};
 
-function compile(request: SearchFilesRequest__Output): Pick<Job, 'name' | 'text' | 'limit'> {
+function compile(request: RequestOf<'searchFiles'>): Pick<Job, 'name' | 'text' | 'limit'> {
   const { name, content, ignore_case, limit } = request;
   if (content.length > longestContent || /[\n\0]/.test(content)) {
     const reason = `content must be one line of at most ${longestContent} characters`;
@@ -87,29 +70,18 @@ function compile(request: SearchFilesRequest__Output): Pick<Job, 'name' | 'text'
   };
 }
 
-/** At most `limit`; the one after them only tells that there is more. */
-async function* matchesOf(job: Job): AsyncGenerator<FileMatch | undefined, void, void> {
-  let told = 0;
-  for await (const match of everyMatch(job)) {
-    job.truncated = match !== undefined && told === job.limit;
-    if (job.truncated) return;
-    if (match) told += 1;
-    yield match;
-  }
-}
-
 /** Nothing comes once per entry, too: a moment to see how long earlier matches have waited. */
 async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void, void> {
-  const { beneath, directory, path, signal, hidden, name, text } = job;
+  const { reading, directory, path, signal, hidden, name, text } = job;
   const seen = (step: Step): boolean => hidden || !step.name.startsWith('.');
   const skip = (skipped: Bytes, error: unknown): void => {
     // Nothing is told of what the agent keeps to itself; a start that cannot be read is no search.
     if (skipped === path) throw error;
     if (!(error instanceof AppError)) job.unreadable += 1;
   };
-  const enter = async (step: Step, inside: Bytes): Promise<boolean> =>
+  const enter = async (step: Step, inside: Confined): Promise<boolean> =>
     seen(step) && (await holdsFiles(inside));
-  for await (const step of walk(directory.at, beneath.boundary, { path, signal, skip, enter })) {
+  for await (const step of walk(directory, reading.boundary, { path, signal, skip, enter })) {
     if (!seen(step)) continue;
     job.visited += 1;
     yield undefined;
@@ -121,9 +93,8 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
 
 async function* linesOf(step: Step, job: Job, text: NonNullable<Job['text']>): AsyncGenerator<FileMatch> {
   if (!step.stats.isFile()) return;
-  let contents: Contents | undefined;
   try {
-    contents = await openContents(step, job.beneath.boundary);
+    using contents = await openContents(step, job.reading.boundary);
     if (!contents) return;
     let entry: FileEntry | undefined;
     for await (const line of linesWith(contents, text, job.signal)) {
@@ -133,29 +104,25 @@ async function* linesOf(step: Step, job: Job, text: NonNullable<Job['text']>): A
   } catch (error) {
     if (errnoOf(error) === undefined) throw error;
     job.unreadable += 1;
-  } finally {
-    letGo(contents?.handle);
   }
 }
 
-/** As a listing has it: a symlink is described as its target, where that can be reached. */
-async function entryOf(step: Step, { beneath, path, people }: Job): Promise<FileEntry> {
-  const described = { path: posix.join(path, step.path), name: step.name };
-  const link = step.stats.isSymbolicLink()
-    ? await readlink(bytes(step.at), 'latin1').catch(() => undefined)
-    : undefined;
-  if (link === undefined) return describe(described, step.stats, people);
-  const target = await beneath.linkTarget({ at: step.parent, close: () => undefined }, step.name);
-  return describe({ ...described, link }, target ?? step.stats, people);
-}
+const entryOf = ({ parent, name, path, stats }: Step, job: Job): Promise<FileEntry> => {
+  const place = { directory: parent, name, path: posix.join(job.path, path) };
+  return describeName(job.reading, place, stats, job.users);
+};
 
 type Batches = AsyncGenerator<SearchFilesResponse, void, void>;
 
 /** Many matches go out together; few do not wait for more than a moment. */
-async function* batchesOf(found: AsyncIterable<FileMatch | undefined>): Batches {
+async function* batchesOf(job: Job): Batches {
   let matches: FileMatch[] = [];
-  let oldest = 0;
-  for await (const match of found) {
+  let [found, oldest] = [0, 0];
+  for await (const match of everyMatch(job)) {
+    // The one after the last only tells that there is more.
+    job.truncated = match !== undefined && found === job.limit;
+    if (job.truncated) break;
+    if (match) found += 1;
     if (match && matches.push(match) === 1) oldest = monotonic();
     const due = matches.length >= batchSize || monotonic() - oldest >= longestWait;
     if (matches.length === 0 || !due) continue;
@@ -166,10 +133,10 @@ async function* batchesOf(found: AsyncIterable<FileMatch | undefined>): Batches 
 }
 
 /** Each batch in its turn: a search whose reader has stopped keeps no other waiting. */
-async function* inTurn(turnstile: Turnstile, signal: AbortSignal, batches: Batches): Batches {
+async function* inTurn(signal: AbortSignal, batches: Batches): Batches {
   try {
     for (;;) {
-      const { value, done } = await turnstile.pass(signal, () => batches.next());
+      const { value, done } = await working.run(signal, () => batches.next());
       if (done) return;
       yield value;
     }

@@ -1,5 +1,5 @@
 // Finds the lines of a file that hold a text. However long a line or the file is, a few chunks of it are in memory.
-import type { Contents } from '../beneath/contents.ts';
+import type { Contents } from '../confine/contents.ts';
 
 const chunkBytes = 64 * 1024;
 /** A file with a NUL in its first bytes is no text. */
@@ -39,7 +39,7 @@ export function compileText(text: string, ignoreCase: boolean): { find: Find; ov
 
 /** Reads as much as the file had when it was opened: one that grows meanwhile has an end all the same. */
 export async function* linesWith(
-  { handle, stats }: Contents,
+  { file, stats }: Contents,
   { find, overlap }: ReturnType<typeof compileText>,
   signal: AbortSignal,
 ): AsyncGenerator<Line, void, void> {
@@ -49,7 +49,7 @@ export async function* linesWith(
   for (let position = 0; position < size; ) {
     signal.throwIfAborted();
     const wanted = Math.min(chunkBytes, size - position);
-    const { bytesRead } = await handle.read(buffer, state.held, wanted, position);
+    const { bytesRead } = await file.handle.read(buffer, state.held, wanted, position);
     if (bytesRead === 0) break;
     if (position === 0 && buffer.subarray(0, Math.min(bytesRead, probeBytes)).includes(0)) return;
     position += bytesRead;

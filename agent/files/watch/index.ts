@@ -1,18 +1,13 @@
 // Tells what changes in a directory, below it, or to a file. Events only say where to look: what is told is what is
 // there when it is the reader's turn, so a slow reader misses steps in between and never the outcome.
-import type { BigIntStats } from 'node:fs';
-import { readFile } from 'node:fs/promises';
 import type { FileChange } from '../../../proto/types/farhand/agent/v1/FileChange.ts';
 import { sleep } from '../../../shared/clock.ts';
-import { fromErrno } from '../../../shared/errors.ts';
-import type { AgentMethods } from '../../../shared/rpc.ts';
-import { unlessAborted, untilAborted } from '../abort.ts';
-import { identityOf, type Kept } from '../beneath/boundary.ts';
-import { letGo, pathOf } from '../beneath/descent.ts';
-import type { Beneath, Entry } from '../beneath/index.ts';
-import { type Bytes, bytes, fault, shown, targetOf } from '../beneath/path.ts';
-import { lookAt } from '../draft/index.ts';
-import { Budget, type Folder, type Kind, Watched } from './watched.ts';
+import type { Kept } from '../confine/boundary.ts';
+import { type BigIntStats, type Confined, child, identityOf, lookAt, queuedEvents } from '../confine/fs.ts';
+import { type Bytes, bytes } from '../confine/path.ts';
+import type { Confinement, Entry } from '../confine/resolve.ts';
+import type { Operation } from '../operation.ts';
+import { type Folder, type Kind, type Quota, Watched } from './watched.ts';
 
 /** Names waiting for the reader; more are told as an overflow. */
 const mostWaiting = 10_000;
@@ -20,73 +15,49 @@ const mostWaiting = 10_000;
 const batchSize = 256;
 /** Milliseconds in which steps of one change, such as a rename over a file, become one. */
 const settling = 20;
-/** The kernel's default for events that wait to be read, should it not tell. */
-const usualQueue = 16_384;
+export const watchFiles: Operation<'watchFiles'> = async function* (disk, request, { path }, signal) {
+  await using entry = await disk.reading.entry(path);
+  const recursive = request.recursive && entry.present.stats.isDirectory();
+  using watch = new Watch(disk.reading, entry, recursive, disk.watches);
+  let first = true;
+  for await (const changes of watch.batches(signal)) {
+    yield first ? { changes, path: bytes(path) } : { changes };
+    first = false;
+  }
+};
 
-/** The kernel's queue is one for all watches of the process, and where it overflows Node does not tell. */
-interface Queue {
-  /** Called when so many events came in one go that others may have been lost, of whatever watch. */
-  readonly overflows: Set<() => void>;
+/**
+ * The kernel's queue is one for all watches of the process, and where it overflows Node does not tell: so many events in
+ * one go mean that others may have been lost, of whatever watch.
+ */
+class EventQueue {
+  /** Called when events may have been lost. */
+  readonly overflows = new Set<() => void>();
+  #most: number | undefined;
+  #burst = 0;
+
   /** Counts an event. */
-  count(): void;
-}
-
-export function openWatcher(
-  beneath: Beneath,
-  home: Bytes,
-  budget = new Budget(),
-): AgentMethods['watchFiles'] {
-  let queue: Promise<Queue> | undefined;
-  return async function* watchFiles(request, { signal }) {
-    const { path } = targetOf(request.path, home);
-    let entry: Entry | undefined;
-    try {
-      entry = await unlessAborted(signal, beneath.entry(path), (late) => late.close());
-      if (!entry.found) throw fault('file_not_found', path, 'no such file');
-      queue ??= openQueue();
-      const watch = new Watch(beneath, entry, path, request.recursive, await queue, budget);
-      // From here on it is closed when the watch has come to rest.
-      entry = undefined;
-      const batches = untilAborted(signal, watch.batches(signal), () => watch.close());
-      let first = true;
-      for await (const changes of batches) {
-        yield first ? { changes, path: bytes(path) } : { changes };
-        first = false;
-      }
-    } catch (error) {
-      throw signal.aborted ? signal.reason : fromErrno(error, shown(path));
-    } finally {
-      entry?.close();
-    }
-  };
-}
-
-async function openQueue(): Promise<Queue> {
-  const text = await readFile('/proc/sys/fs/inotify/max_queued_events', 'utf8').catch(() => '');
-  // Events of closed watches are not counted here, so half of it is suspicious.
-  const most = Math.floor((Number.parseInt(text, 10) || usualQueue) / 2);
-  const overflows = new Set<() => void>();
-  let burst = 0;
-  const count = (): void => {
-    burst += 1;
+  count(): void {
+    // Events of closed watches are not counted here, so half of it is suspicious.
+    this.#most ??= Math.floor(queuedEvents() / 2);
+    this.#burst += 1;
     // All that was queued is handed out before the loop turns.
-    if (burst === 1) setImmediate(() => (burst = 0));
-    if (burst === most) for (const overflow of overflows) overflow();
-  };
-  return { overflows, count };
+    if (this.#burst === 1) setImmediate(() => (this.#burst = 0));
+    if (this.#burst === this.#most) for (const overflow of this.overflows) overflow();
+  }
 }
+
+const queue = new EventQueue();
 
 const join = (path: Bytes, name: Bytes): Bytes => (path === '' ? name : `${path}/${name}`);
 
-class Watch {
-  readonly #beneath: Beneath;
+class Watch implements Disposable {
+  readonly #confinement: Confinement;
   readonly #entry: Entry;
-  readonly #path: Bytes;
   readonly #recursive: boolean;
-  readonly #queue: Queue;
   /** The one name that is asked about, where it is no directory. */
   readonly #only: Bytes | undefined;
-  readonly #start: Bytes;
+  readonly #start: Confined;
   readonly #watched: Watched;
   /** Names to look at, by the path of their directory. */
   #waiting = new Map<Bytes, Set<Bytes>>();
@@ -98,24 +69,20 @@ class Watch {
     this.#wake();
   };
 
-  /** Owns the entry from here on. */
-  constructor(beneath: Beneath, entry: Entry, path: Bytes, recursive: boolean, queue: Queue, budget: Budget) {
-    this.#beneath = beneath;
+  constructor(confinement: Confinement, entry: Entry, recursive: boolean, quota: Quota) {
+    this.#confinement = confinement;
     this.#entry = entry;
-    this.#path = path;
-    this.#queue = queue;
+    this.#recursive = recursive;
     const directory = entry.found?.stats.isDirectory() ? entry.found.at : undefined;
     this.#only = directory === undefined ? entry.name : undefined;
-    this.#recursive = recursive && directory !== undefined;
     this.#start = directory ?? entry.directory;
+    this.#watched = new Watched(this.#start, this.#only, quota, (folder, name) => this.#mark(folder, name));
     queue.overflows.add(this.#overflow);
-    this.#watched = new Watched(this.#start, this.#only, budget, (folder, name) => this.#mark(folder, name));
   }
 
-  close(): void {
-    this.#queue.overflows.delete(this.#overflow);
-    this.#watched.close();
-    this.#entry.close();
+  [Symbol.dispose](): void {
+    queue.overflows.delete(this.#overflow);
+    this.#watched[Symbol.dispose]();
   }
 
   /** An empty batch first, when nothing will be missed any more. */
@@ -140,12 +107,12 @@ class Watch {
   }
 
   async #begin(): Promise<void> {
-    const kept = await this.#beneath.boundary.kept();
+    const kept = await this.#confinement.boundary.kept();
     for await (const _ of this.#enter('', kept));
   }
 
   #mark(folder: Bytes, name: Bytes): void {
-    this.#queue.count();
+    queue.count();
     if (this.#count >= mostWaiting) this.#overflown = true;
     if (this.#only === undefined || name === this.#only || name === '.') {
       const names = this.#waiting.get(folder) ?? new Set();
@@ -173,8 +140,8 @@ class Watch {
 
   /** The directory may have been moved to where nobody may look. */
   async #judge(): Promise<void> {
-    const { boundary } = this.#beneath;
-    boundary.judge(await boundary.survey({ at: this.#start }), undefined, this.#path);
+    const { boundary } = this.#confinement;
+    boundary.judge(await boundary.survey({ at: this.#start }), undefined, this.#entry.path);
   }
 
   /** A directory that no longer has its name is no longer what is watched. */
@@ -190,27 +157,23 @@ class Watch {
       yield* this.#leave('', 'directory');
       return;
     }
-    const kept = await this.#beneath.boundary.kept();
+    const kept = await this.#confinement.boundary.kept();
     if (this.#overflown) {
       this.#take();
       this.#overflown = false;
-      this.#watched.close();
+      this.#watched[Symbol.dispose]();
       for await (const _ of this.#enter('', kept));
       return yield this.#change('OVERFLOW', '', 'directory');
     }
     for (const [path, names] of this.#take()) {
       const folder = this.#watched.get(path);
-      const handle = folder && (await this.#watched.pin(path));
-      if (!folder || !handle) continue;
-      try {
-        for (const name of names) {
-          if (name === '.') continue;
-          const stats = await lookAt(`${pathOf(handle)}/${name}`);
-          if (!kept(folder.self, name, stats ?? folder.stats))
-            yield* this.#look(path, folder, name, stats, kept);
-        }
-      } finally {
-        letGo(handle);
+      using pinned = folder && (await this.#watched.pin(path));
+      if (!folder || !pinned) continue;
+      for (const name of names) {
+        if (name === '.') continue;
+        const stats = await lookAt(child(pinned.at, name));
+        if (!kept(folder.self, name, stats ?? folder.stats))
+          yield* this.#look(path, folder, name, stats, kept);
       }
     }
   }
@@ -263,10 +226,10 @@ class Watch {
 
   #change(kind: 'ADDED' | 'CHANGED' | 'REMOVED' | 'OVERFLOW', path: Bytes, type: Kind): FileChange {
     const whole = this.#only !== undefined || path === '';
-    const prefix = this.#path === '/' ? '/' : `${this.#path}/`;
+    const prefix = this.#entry.path === '/' ? '/' : `${this.#entry.path}/`;
     return {
       kind: `FILE_CHANGE_KIND_${kind}`,
-      path: bytes(whole ? this.#path : prefix + path),
+      path: bytes(whole ? this.#entry.path : prefix + path),
       type: type === 'directory' ? 'FILE_TYPE_DIRECTORY' : 'FILE_TYPE_FILE',
     };
   }

@@ -2,9 +2,9 @@
 import { lstat, open, readdir, readlink } from 'node:fs/promises';
 import { AppError, StartError } from '../../../shared/errors.ts';
 import {
+  assertInside,
   type Bytes,
   bytes,
-  demandInside,
   encodeHeader,
   endOfArchive,
   fromText,
@@ -49,7 +49,7 @@ async function* below(at: Bytes, name: Bytes, mode?: number): AsyncGenerator<Uin
 /** A machine takes no archive with links that lead out of it. */
 function leadsInside(name: Bytes, target: Bytes): boolean {
   try {
-    demandInside(name, target);
+    assertInside(name, target);
     return true;
   } catch (error) {
     if (!(error instanceof AppError)) throw error;

@@ -4,9 +4,9 @@ import { chmod, lstat, mkdir, mkdtemp, open, rename, rm, symlink } from 'node:fs
 import { dirname, join } from 'node:path';
 import { AppError, StartError } from '../../../shared/errors.ts';
 import {
+  assertInside,
   type Bytes,
   bytes,
-  demandInside,
   fromText,
   pathOfEntry,
   readTar,
@@ -61,7 +61,7 @@ async function land(root: Bytes, entry: TarEntry, later: Later): Promise<void> {
 
 function keepLink(path: Bytes, target: Bytes, later: Later): void {
   try {
-    demandInside(path, target);
+    assertInside(path, target);
     later.links.push({ path, target });
   } catch (error) {
     if (!(error instanceof AppError)) throw error;

@@ -1,36 +1,27 @@
 // Which file systems hold files: those that the kernel makes up have no end, lie about their sizes, or show memory.
 import { type BigIntStats, readlinkSync } from 'node:fs';
 import { readFile, statfs } from 'node:fs/promises';
+import type { Confined } from './fs.ts';
 import { type Bytes, bytes } from './path.ts';
 
 /** f_type of procfs. */
 const procfs = 0x9fa0;
 
 /** f_type of proc, sysfs, devpts, debugfs, tracefs, securityfs, bpf, pstore, cgroup and cgroup2, configfs, selinux. */
-const madeUp = new Set([
-  procfs,
-  0x62656572,
-  0x1cd1,
-  0x64626720,
-  0x74726163,
-  0x73636673,
-  0xcafe4a11,
-  0x6165676c,
-  0x27e0eb,
-  0x63677270,
-  0x62656570,
-  0xf97cff8c,
+const madeUp: ReadonlySet<number> = new Set([
+  0x9fa0, 0x62656572, 0x1cd1, 0x64626720, 0x74726163, 0x73636673, 0xcafe4a11, 0x6165676c, 0x27e0eb,
+  0x63677270, 0x62656570, 0xf97cff8c,
 ]);
 
 /** Whether an open directory (/proc/self/fd/N) is part of a file system with files of a disk or of memory. */
-export async function holdsFiles(at: Bytes): Promise<boolean> {
+export async function holdsFiles(at: Confined): Promise<boolean> {
   // Where that cannot be told, reading it tells why.
   const told = await statfs(bytes(at)).catch(() => undefined);
   return told === undefined || !madeUp.has(told.type);
 }
 
 /** Whether a file of /proc holds memory, where the agent's own keys lie too. */
-export async function holdsMemory(name: Bytes, at: Bytes, { blocks }: BigIntStats): Promise<boolean> {
+export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntStats): Promise<boolean> {
   if (blocks !== 0n || (name !== 'mem' && name !== 'kcore')) return false;
   return (await statfs(bytes(at))).type === procfs;
 }
@@ -40,7 +31,7 @@ export async function holdsMemory(name: Bytes, at: Bytes, { blocks }: BigIntStat
  * environment and open files. Processes are those of this process's own namespace, wherever /proc is mounted from.
  */
 export async function showsProcess(
-  at: Bytes,
+  at: Confined,
   name: Bytes | undefined,
   processes: readonly number[],
 ): Promise<boolean> {

@@ -2,25 +2,21 @@
 // their targets, anywhere on the disk. An append-only journal, one line per file: + added, * a directory with the mark
 // that tells it from any other, - removed.
 import { randomUUID } from 'node:crypto';
-import { type BigIntStats, constants } from 'node:fs';
-import { appendFile, lstat, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
+import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
 import { sleep } from '../../../shared/clock.ts';
 import { errnoOf } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import { letGo, pathOf, pin } from '../beneath/descent.ts';
-import { type Bytes, bytes, pathOnly, shown } from '../beneath/path.ts';
-import { clear, drop } from '../tree/clear.ts';
+import { clear } from '../clear.ts';
+import type { BigIntStats, Confined } from '../confine/fs.ts';
+import * as fs from '../confine/fs.ts';
+import { type Bytes, bytes, shown } from '../confine/path.ts';
 
-const { O_DIRECTORY, O_NOFOLLOW } = constants;
 const prefix = '.farhand-';
 /** The journal is written anew beyond this, if it was never empty in between. */
 const largest = 256 * 1024;
 /** A leftover on a dead network disk must not keep the agent from starting. */
 const longestRemoval = 5_000;
-
-/** A name that nobody can guess. */
-export const temporaryName = (): Bytes => prefix + randomUUID();
 
 /** What a directory is, also after a restart of the machine: device numbers may change then. */
 export const markOf = ({ ino, birthtimeNs }: BigIntStats): string => `${ino}-${birthtimeNs}`;
@@ -28,43 +24,74 @@ export const markOf = ({ ino, birthtimeNs }: BigIntStats): string => `${ino}-${b
 const line = (sign: '+' | '*' | '-', path: Bytes, mark = ''): string =>
   `${sign}${bytes(path).toString('base64url')}${mark && ` ${mark}`}\n`;
 
-export class Temporary {
+/** A name that nobody can guess, of which the journal knows. */
+export interface TemporaryName {
+  at: Confined;
+  /** Where that is, for the journal and for messages. */
+  path: Bytes;
+  /** It is a directory; only then, and once this is durable, it may be filled. */
+  mark(mark: string): Promise<void>;
+  /** Removes what still has the name, emptied first if need be. Never rejects: the next start tries again. */
+  release(directory: boolean, empty?: () => Promise<void>): Promise<void>;
+}
+
+export class Journal {
   readonly #path: string;
+  readonly #log: Logger;
   #size = 0;
   readonly #live = new Map<Bytes, string>();
   #turn: Promise<void> = Promise.resolve();
 
-  private constructor(path: string) {
+  private constructor(path: string, log: Logger) {
     this.#path = path;
+    this.#log = log;
   }
 
   /** Removes what a killed agent left, then starts an empty journal. */
-  static async open(directory: string, log: Logger): Promise<Temporary> {
+  static async open(directory: string, log: Logger): Promise<Journal> {
     await mkdir(directory, { recursive: true, mode: 0o700 });
     const path = join(directory, 'temporary.journal');
     const left = [...(await leftovers(path))].map(([file, mark]) => remove(file, mark, log));
     await Promise.race([Promise.all(left), sleep(longestRemoval)]);
     await writeFile(path, '', { mode: 0o600 });
-    return new Temporary(path);
+    return new Journal(path, log);
   }
 
-  /** Durable when it resolves; only then may the file be made. */
-  add(path: Bytes): Promise<void> {
-    this.#live.set(path, '');
-    return this.#inTurn(() => this.#append(line('+', path), true));
+  /** A free name in an open directory; it is in the journal when this resolves. */
+  async reserve(directory: Confined): Promise<TemporaryName> {
+    const name = prefix + randomUUID();
+    const at = fs.child(directory, name);
+    const path = `${await fs.readlink(directory)}/${name}`;
+    await this.#add(path);
+    return {
+      at,
+      path,
+      mark: (mark) => this.#add(path, mark),
+      release: async (isDirectory, empty) => {
+        try {
+          await empty?.();
+          await fs.drop(at, isDirectory);
+          await this.#remove(path);
+        } catch (error) {
+          this.#log.warn({ err: error, path: shown(path) }, 'a temporary file stays behind');
+        }
+      },
+    };
   }
 
-  /** What was added is a directory; only then, and once this is durable, it may be filled. */
-  mark(path: Bytes, mark: string): Promise<void> {
+  /** Durable when it resolves. */
+  #add(path: Bytes, mark = ''): Promise<void> {
     this.#live.set(path, mark);
-    return this.#inTurn(() => this.#append(line('*', path, mark), true));
+    return this.#inTurn(() => this.#append(line(mark ? '*' : '+', path, mark), true));
   }
 
-  /** The file is gone, or has become what it was made for. */
-  drop(path: Bytes): Promise<void> {
+  #remove(path: Bytes): Promise<void> {
     this.#live.delete(path);
     return this.#inTurn(async () => {
-      if (this.#live.size === 0) await this.#empty();
+      if (this.#live.size === 0) {
+        await truncate(this.#path);
+        this.#size = 0;
+      }
       // Nothing is lost if this line is: the file is not there.
       else await this.#append(line('-', path), false);
       if (this.#size > largest) await this.#rewrite();
@@ -77,15 +104,10 @@ export class Temporary {
     return done;
   }
 
-  /** Opened each time, so that nothing has to be closed when the room is. */
+  /** Opened each time, so that nothing has to be closed at the end. */
   async #append(text: string, flush: boolean): Promise<void> {
     await appendFile(this.#path, text, { flush });
     this.#size += text.length;
-  }
-
-  async #empty(): Promise<void> {
-    await truncate(this.#path);
-    this.#size = 0;
   }
 
   async #rewrite(): Promise<void> {
@@ -117,18 +139,15 @@ async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
   const name = posix.basename(path);
   if (!name.startsWith(prefix)) return;
   try {
-    const directory = await open(bytes(posix.dirname(path)), pathOnly | O_DIRECTORY | O_NOFOLLOW);
-    try {
-      const at = `${pathOf(directory)}/${name}`;
-      const stats = await lstat(bytes(at), { bigint: true });
-      if (Number(stats.uid) !== process.geteuid?.()) return;
-      if (stats.isDirectory()) await empty(at, mark, path);
-      else if (!stats.isFile()) return;
-      await drop(at, stats.isDirectory());
-      log.info({ path: shown(path) }, 'removed a temporary file of an earlier run');
-    } finally {
-      await directory.close();
-    }
+    const above = bytes(posix.dirname(path));
+    using directory = new fs.Pinned(await open(above, fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW));
+    const at = fs.child(directory.at, name);
+    const stats = await fs.lstat(at);
+    if (Number(stats.uid) !== process.geteuid?.()) return;
+    if (stats.isDirectory()) await empty(at, mark, path);
+    else if (!stats.isFile()) return;
+    await fs.drop(at, stats.isDirectory());
+    log.info({ path: shown(path) }, 'removed a temporary file of an earlier run');
   } catch (error) {
     if (errnoOf(error) !== 'ENOENT')
       log.warn({ err: error, path: shown(path) }, 'a temporary file stays behind');
@@ -136,12 +155,8 @@ async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
 }
 
 /** Whoever may rename there could have given our name to another directory: only the very one is emptied. */
-async function empty(at: Bytes, mark: string, path: Bytes): Promise<void> {
-  const handle = await pin(at);
-  try {
-    if (markOf(await handle.stat({ bigint: true })) !== mark) return;
-    await clear(pathOf(handle), undefined, { path, signal: new AbortController().signal, own: true });
-  } finally {
-    letGo(handle);
-  }
+async function empty(at: Confined, mark: string, path: Bytes): Promise<void> {
+  using pinned = await fs.pin(at);
+  if (markOf(await pinned.stat()) !== mark) return;
+  await clear(pinned.at, undefined, { path, signal: new AbortController().signal, own: true });
 }

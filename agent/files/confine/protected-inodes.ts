@@ -4,13 +4,11 @@ import { type BigIntStats, lstatSync, readdirSync, stat } from 'node:fs';
 import { lstat, realpath } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { after, monotonic } from '../../../shared/clock.ts';
+import { identityOf } from './fs.ts';
 import { type Bytes, bytes } from './path.ts';
 
-/** Device and inode: what something is, whatever it is called. */
-export const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.ino}`;
-
 /** A protected path: what it is, and the name that nothing else may take. */
-export interface Fence {
+export interface ProtectedInode {
   self: string | undefined;
   directory: boolean;
   /** Where more than the last step is missing: of the first missing one, which must not be made either. */
@@ -25,9 +23,9 @@ const trustMs = 1_000;
 /** Time that a disk has to answer; then what was seen before counts. */
 const patienceMs = 1_000;
 
-export class Fences {
+export class ProtectedInodes {
   readonly #paths: Bytes[];
-  readonly #known = new Map<Bytes, Fence>();
+  readonly #known = new Map<Bytes, ProtectedInode>();
   readonly #waiting = new Map<Bytes, Promise<void>>();
   #lookedAt = Number.NEGATIVE_INFINITY;
   #lineage = new Set<string>();
@@ -39,12 +37,16 @@ export class Fences {
     this.#paths = paths;
   }
 
+  get stale(): boolean {
+    return monotonic() - this.#lookedAt >= trustMs;
+  }
+
   /**
-   * What is known is of the last second, as far as the disks answer; of this moment for paths of which more may be there
-   * by now than was, where `name` may be what they lacked. Without a name: whatever they lacked.
+   * Never rejects. What is known is of the last second, as far as the disks answer; of this moment for paths of which
+   * more may be there by now than was, where `name` may be what they lacked. Without a name: whatever they lacked.
    */
   async refresh(name?: Bytes): Promise<void> {
-    const stale = monotonic() - this.#lookedAt >= trustMs;
+    const { stale } = this;
     if (stale) this.#lookedAt = monotonic();
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
@@ -53,7 +55,7 @@ export class Fences {
     await inTime(this.#look(paths));
   }
 
-  all(): Fence[] {
+  all(): ProtectedInode[] {
     return [...this.#known.values()];
   }
 
@@ -85,8 +87,8 @@ export class Fences {
   }
 
   #lookAt(path: Bytes, seen: Map<Bytes, Promise<BigIntStats | undefined>>): Promise<void> {
-    const looking = fenceOf(path, seen).then((fence) => {
-      this.#known.set(path, fence);
+    const looking = inodeOf(path, seen).then((inode) => {
+      this.#known.set(path, inode);
       this.#waiting.delete(path);
     });
     this.#waiting.set(path, looking);
@@ -101,7 +103,10 @@ async function inTime(looking: Promise<void>): Promise<void> {
 }
 
 /** Never rejects. */
-async function fenceOf(path: Bytes, seen: Map<Bytes, Promise<BigIntStats | undefined>>): Promise<Fence> {
+async function inodeOf(
+  path: Bytes,
+  seen: Map<Bytes, Promise<BigIntStats | undefined>>,
+): Promise<ProtectedInode> {
   const look = (at: Bytes): Promise<BigIntStats | undefined> => {
     const looking = seen.get(at) ?? statOf(at);
     seen.set(at, looking);
@@ -109,7 +114,7 @@ async function fenceOf(path: Bytes, seen: Map<Bytes, Promise<BigIntStats | undef
   };
   const above = posix.dirname(path);
   const parent = await look(above);
-  if (!parent && above !== path) return { ...(await fenceOf(above, seen)), whole: false };
+  if (!parent && above !== path) return { ...(await inodeOf(above, seen)), whole: false };
   const self = await look(path);
   return {
     self: self && identityOf(self),

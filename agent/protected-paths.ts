@@ -1,8 +1,8 @@
-// What belongs to the agent itself: through it nobody gets at these places, whatever the roots, or else its lock would
-// be as good as none.
+// The paths that no file operation reaches, whatever the roots: the agent's own keys, settings, service and program. Else
+// its lock would be as good as none.
 import { basename, dirname, join, resolve } from 'node:path';
 
-export interface Belongings {
+export interface ProtectedPaths {
   /** Keys, settings and what starts the agent: neither read nor changed. */
   secret: string[];
   /** What it runs: read, never changed. */
@@ -64,7 +64,7 @@ interface Places {
   join_token_file?: string | undefined;
 }
 
-export function belongingsOf({ data_dir, config, join_token_file }: Places): Belongings {
+export function protectedPathsOf({ data_dir, config, join_token_file }: Places): ProtectedPaths {
   const told = [config, join_token_file].flatMap((path) => (path ? [resolve(path)] : []));
   return {
     secret: [data_dir, ...parts.map((part) => join(data_dir, part)), ...told, ...service],

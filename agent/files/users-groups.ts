@@ -9,7 +9,7 @@ interface Names {
 /** The kernel takes the largest number for "leave it as it is". */
 const largestNumber = 2 ** 32 - 2;
 
-export interface People {
+export interface Users {
   /** The name, or the number where there is none. */
   owner(uid: number): string;
   group(gid: number): string;
@@ -19,9 +19,9 @@ export interface People {
 }
 
 /** Asked once per request: answers names as they are now. */
-export type AskPeople = () => Promise<People>;
+export type AskUsers = () => Promise<Users>;
 
-export function openPeople(passwd = '/etc/passwd', group = '/etc/group'): AskPeople {
+export function createUsers(passwd = '/etc/passwd', group = '/etc/group'): AskUsers {
   const owners = table(passwd);
   const groups = table(group);
   return async () => {

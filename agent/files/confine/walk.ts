@@ -1,28 +1,25 @@
 // Walks all that lies below an open directory, however deep or wide, and never through a symlink: every directory is
 // entered by its name in the pinned one above it, so nothing that is swapped meanwhile can lead elsewhere.
-import { type BigIntStats, lstat, readFileSync } from 'node:fs';
-import type { FileHandle } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
-import { type Boundary, identify, identityOf, type Kept } from './boundary.ts';
-import { Descent, letGo, pathOf, pin } from './descent.ts';
-import { Names, sortedNames } from './names.ts';
-import { type Bytes, bytes, fault, shown } from './path.ts';
+import type { Boundary, Kept } from './boundary.ts';
+import { Descent } from './descent.ts';
+import type { BigIntStats, Confined, Named, Pinned } from './fs.ts';
+import * as fs from './fs.ts';
+import { type Bytes, fault, shown } from './path.ts';
 
 /** Names looked at at once, ahead of the reader. */
 const batchSize = 64;
-/** Directories after which it is asked again where the forbidden places lie. */
-const longestTrust = 512;
 /** Large directories that are read piece by piece, each within another; those further in are read at once. */
 const mostPending = 32;
 
 /** One thing on the way. Its handles are open until the next step is asked for. */
 export interface Step {
-  /** The directory it lies in: /proc/self/fd/N. */
-  parent: Bytes;
+  /** The open directory it lies in. */
+  parent: Confined;
   name: Bytes;
-  /** parent/name, for calls that do not follow symlinks. */
-  at: Bytes;
+  /** For calls that do not follow symlinks. */
+  at: Confined;
   /** From the start, without a slash before it. */
   path: Bytes;
   /**
@@ -48,14 +45,14 @@ export interface WalkOptions {
   /** Hears of what cannot be read or must not be, absolute, and is left out; without it such fails the walk. */
   skip?: (path: Bytes, error: unknown) => void;
   /** Asked before a directory is read, which is pinned as `inside`; false leaves out what is in it. */
-  enter?: (step: Step, inside: Bytes) => boolean | Promise<boolean>;
+  enter?: (step: Step, inside: Confined) => boolean | Promise<boolean>;
 }
 
 interface Level {
   /** Those still to come, last first. */
   names: Bytes[];
   /** Where more of them come from. */
-  pending?: Names | undefined;
+  pending?: AsyncGenerator<Named[], void, void> | undefined;
   /** Those looked at ahead, last first. */
   looked: Look[];
   /** Path of the directory from the start, with a slash at its end unless it is the start. */
@@ -67,51 +64,46 @@ interface Level {
 
 type Look = { name: Bytes } & ({ stats: BigIntStats } | { error: unknown });
 
-/** Everything below `start` (/proc/self/fd/N of an open directory), without itself, and without what is forbidden. */
+/** Everything below an open directory, without itself, and without what is forbidden. */
 export async function* walk(
-  start: Bytes,
+  start: Confined,
   boundary: Boundary | undefined,
   options: WalkOptions,
 ): AsyncGenerator<Step, void, void> {
-  const walker = new Walker(start, boundary, options);
+  using walker = new Walker(start, boundary, options);
   const { directories = 'before' } = options;
-  try {
-    for await (const step of walker.steps()) {
-      const wanted = !step.stats.isDirectory() || directories === (step.left ? 'after' : 'before');
-      if (wanted || directories === 'both') yield step;
-    }
-  } finally {
-    walker.close();
+  for await (const step of walker.steps()) {
+    const wanted = !step.stats.isDirectory() || directories === (step.left ? 'after' : 'before');
+    if (wanted || directories === 'both') yield step;
   }
 }
 
-class Walker {
+class Walker implements Disposable {
   readonly #boundary: Boundary | undefined;
   readonly #options: WalkOptions;
-  readonly #start: Bytes;
+  readonly #start: Confined;
   readonly #descent: Descent;
   readonly #levels: Level[] = [];
   readonly #mount: string | undefined;
   #kept: Kept = () => false;
-  #trusted = 0;
 
-  constructor(start: Bytes, boundary: Boundary | undefined, options: WalkOptions) {
+  constructor(start: Confined, boundary: Boundary | undefined, options: WalkOptions) {
     this.#start = start;
     this.#boundary = boundary;
     this.#options = options;
     this.#descent = new Descent(start, options.path);
-    this.#mount = options.oneMount ? mountOf(start) : undefined;
+    this.#mount = options.oneMount ? fs.mountOf(start) : undefined;
   }
 
-  close(): void {
-    this.#descent.close();
-    for (const { pending } of this.#levels) pending?.close();
+  [Symbol.dispose](): void {
+    this.#descent[Symbol.dispose]();
+    for (const { pending } of this.#levels) pending?.return().catch(() => undefined);
   }
 
   /** Directories come twice: as they are entered, and as they are left. */
   async *steps(): AsyncGenerator<Step, void, void> {
-    await this.#trust();
-    const self = await identify(this.#start);
+    this.#kept = (await this.#boundary?.kept()) ?? this.#kept;
+    const self = await fs.identify(this.#start);
     this.#levels.push({ ...(await this.#read('')), looked: [], prefix: '', self });
     for (let level = this.#levels.at(-1); level; level = this.#levels.at(-1)) {
       this.#options.signal.throwIfAborted();
@@ -132,7 +124,7 @@ class Walker {
     if (level.looked.length === 0) {
       if (level.names.length === 0) await this.#readOn(level);
       const batch = level.names.splice(-batchSize);
-      level.looked = await Promise.all(batch.map((name) => lookAt(this.#descent.at, name)));
+      level.looked = await Promise.all(batch.map((name) => look(this.#descent.at, name)));
     }
     return level.looked.pop();
   }
@@ -142,7 +134,7 @@ class Walker {
     this.#levels.pop();
     if (!level.step) return undefined;
     const parent = this.#descent.at;
-    return { ...level.step, parent, at: `${parent}/${level.step.name}`, left: true };
+    return { ...level.step, parent, at: fs.child(parent, level.step.name), left: true };
   }
 
   /** What is told of a name; a directory has been entered by then. Undefined where nothing is to be told. */
@@ -151,9 +143,9 @@ class Walker {
     try {
       if ('error' in look) throw look.error;
       const parent = this.#descent.at;
-      const at = `${parent}/${look.name}`;
+      const at = fs.child(parent, look.name);
       const stats = look.stats.isDirectory() ? await this.#enter(level, look.name, at) : look.stats;
-      this.#demandFree(level, look.name, stats);
+      this.#assertFree(level, look.name, stats);
       return { parent, name: look.name, at, path, stats, left: false };
     } catch (error) {
       // Gone meanwhile.
@@ -163,20 +155,20 @@ class Walker {
   }
 
   /** Enters a directory; what is none any more is described as what it is now. */
-  async #enter(level: Level, name: Bytes, at: Bytes): Promise<BigIntStats> {
-    const handle = await pin(at);
+  async #enter(level: Level, name: Bytes, at: Confined): Promise<BigIntStats> {
+    const pinned = await fs.pin(at);
     let entered = false;
     try {
-      const stats = await handle.stat({ bigint: true });
-      this.#demandFree(level, name, stats);
+      const stats = await pinned.stat();
+      this.#assertFree(level, name, stats);
       if (stats.isDirectory()) {
-        this.#demandMount(handle, level.prefix + name);
-        this.#descent.enter(handle, stats);
+        this.#assertMount(pinned, level.prefix + name);
+        this.#descent.enter(pinned, stats);
         entered = true;
       }
       return stats;
     } finally {
-      if (!entered) letGo(handle);
+      if (!entered) pinned[Symbol.dispose]();
     }
   }
 
@@ -184,47 +176,42 @@ class Walker {
     const inside = this.#descent.at;
     const wanted = (await this.#options.enter?.(step, inside)) ?? true;
     const read = wanted ? await this.#read(step.path) : { names: [] };
-    const self = identityOf(step.stats);
+    const self = fs.identityOf(step.stats);
     this.#levels.push({ ...read, looked: [], prefix: `${prefix}${step.name}/`, self, step });
-    await this.#trust();
   }
 
   async #read(path: Bytes): Promise<Pick<Level, 'names' | 'pending'>> {
-    let pending: Names | undefined;
+    const { at } = this.#descent;
     try {
-      if (this.#options.sorted) return { names: (await sortedNames(this.#descent.at)).reverse() };
-      pending = await Names.open(this.#descent.at);
-      const held = this.#levels.filter((level) => level.pending?.open).length;
-      return { names: await pending.next(held >= mostPending), pending };
+      if (this.#options.sorted) return { names: (await fs.sortedNames(at)).reverse() };
+      const pending = fs.namesIn(at);
+      const names = await nextNames(pending);
+      if (this.#levels.filter((level) => level.pending).length < mostPending) return { names, pending };
+      for await (const more of pending) names.push(...more.map(({ name }) => name));
+      return { names };
     } catch (error) {
-      pending?.close();
       this.#fail(path, error);
       return { names: [] };
     }
   }
 
   async #readOn(level: Level): Promise<void> {
-    if (!level.pending?.open) return;
     try {
-      level.names = await level.pending.next();
+      if (level.pending) level.names = await nextNames(level.pending);
+      if (level.names.length === 0) level.pending = undefined;
     } catch (error) {
-      level.pending.close();
+      level.pending = undefined;
       this.#fail(level.prefix.replace(/\/$/, ''), error);
     }
   }
 
-  async #trust(): Promise<void> {
-    if (this.#trusted % longestTrust === 0) this.#kept = (await this.#boundary?.kept()) ?? this.#kept;
-    this.#trusted += 1;
-  }
-
-  #demandFree(level: Level, name: Bytes, stats: BigIntStats): void {
+  #assertFree(level: Level, name: Bytes, stats: BigIntStats): void {
     if (!this.#kept(level.self, name, stats)) return;
     throw fault('permission_denied', this.#absolute(level.prefix + name), 'the agent keeps this to itself');
   }
 
-  #demandMount(handle: FileHandle, path: Bytes): void {
-    if (this.#mount === undefined || mountOf(pathOf(handle)) === this.#mount) return;
+  #assertMount({ at }: Pinned, path: Bytes): void {
+    if (this.#mount === undefined || fs.mountOf(at) === this.#mount) return;
     throw fault('file_busy', this.#absolute(path), 'another file system is mounted here');
   }
 
@@ -239,17 +226,14 @@ class Walker {
   }
 }
 
-/** The callback form costs half of what the promise form does. */
-function lookAt(parent: Bytes, name: Bytes): Promise<Look> {
-  return new Promise((resolve) => {
-    lstat(bytes(`${parent}/${name}`), { bigint: true }, (error, stats) =>
-      resolve(error ? { name, error } : { name, stats }),
-    );
-  });
-}
+const look = (parent: Confined, name: Bytes): Promise<Look> =>
+  fs.lstat(fs.child(parent, name)).then(
+    (stats) => ({ name, stats }),
+    (error: unknown) => ({ name, error }),
+  );
 
-/** Which mount an open directory was reached through. The device does not tell bind mounts apart. */
-export function mountOf(at: Bytes): string | undefined {
-  // The kernel answers from memory, so this waits for no disk.
-  return /^mnt_id:\s*(\d+)/m.exec(readFileSync(`/proc/self/fdinfo/${posix.basename(at)}`, 'latin1'))?.[1];
+/** None where there are no more. */
+async function nextNames(pending: AsyncGenerator<Named[], void, void>): Promise<Bytes[]> {
+  const { value } = await pending.next();
+  return value?.map(({ name }) => name) ?? [];
 }

@@ -1,12 +1,9 @@
-// Paths of this room: one character per byte (latin1), so that names need not be UTF-8 and compare bytewise.
+// Paths of requests: one character per byte (latin1), so that names need not be UTF-8 and compare bytewise.
 import { posix } from 'node:path';
 import { AppError, type Code } from '../../../shared/errors.ts';
 import { type Bytes, bytes, fromText, shown } from '../../../shared/tar/index.ts';
 
 export { type Bytes, bytes, fromText, shown };
-
-/** O_PATH, which Node does not name: such a handle reads nothing, never blocks and has no effect on devices. */
-export const pathOnly = 0o10000000;
 
 export interface Target {
   /** Absolute and lexically normalised: no dots, no slash at the end. */
@@ -37,6 +34,15 @@ export function fault(
 }
 
 /** Throws not_a_directory where the path asks for a directory and leads to something else. */
-export function demandFolder({ path, folder }: Target, stats: { isDirectory(): boolean }): void {
+export function assertFolder({ path, folder }: Target, stats: { isDirectory(): boolean }): void {
   if (folder && !stats.isDirectory()) throw fault('not_a_directory', path, 'not a directory');
 }
+
+/** Throws invalid_request where a mode has more than its twelve bits. */
+export function assertMode(mode: number | undefined): void {
+  if (mode !== undefined && mode > 0o7777)
+    throw new AppError('invalid_request', 'mode has more than 12 bits');
+}
+
+/** The path above one from a directory; empty for the directory itself. */
+export const parentOf = (path: Bytes): Bytes => path.slice(0, Math.max(0, path.lastIndexOf('/')));

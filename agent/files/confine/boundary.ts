@@ -1,17 +1,17 @@
 // Where the files room may work: inside the roots, outside what the agent keeps to itself. Both are judged by
 // device and inode, so that bind mounts, foreign mount namespaces and renames cannot lend a place another name.
-import { type BigIntStats, readlinkSync } from 'node:fs';
-import { realpath, stat } from 'node:fs/promises';
+import { readlinkSync } from 'node:fs';
+import { access, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { AppError, fromErrno } from '../../../shared/errors.ts';
-import { type Fence, Fences, identityOf, lineageOf } from './fences.ts';
+import { type BigIntStats, type Confined, identityOf } from './fs.ts';
 import { showsProcess } from './kernel.ts';
 import { type Bytes, bytes, fault, fromText } from './path.ts';
+import { lineageOf, type ProtectedInode, ProtectedInodes } from './protected-inodes.ts';
 
 /** Where something is or would be: an open directory, and a name in it unless the directory itself is meant. */
 export interface Place {
-  /** The directory as /proc/self/fd/N. */
-  at: Bytes;
+  at: Confined;
   name?: Bytes;
 }
 
@@ -21,7 +21,7 @@ export interface Survey {
   /** The directory and all above it, itself first. */
   chain: string[];
   roots: (string | undefined)[];
-  fences: Fence[];
+  protectedInodes: ProtectedInode[];
   /** It is what the kernel shows of the agent's own processes. */
   ownProcess: boolean;
 }
@@ -29,23 +29,19 @@ export interface Survey {
 /** Whether the agent keeps to itself what has a name in a directory, which is told by device and inode. */
 export type Kept = (parent: string, name: Bytes, stats: BigIntStats) => boolean;
 
-export { identityOf };
-
 /** Device and inode behind a path, symlinks followed. */
-export async function identify(path: Bytes): Promise<string> {
-  return identityOf(await stat(bytes(path), { bigint: true }));
-}
-
+const identify = async (path: Bytes): Promise<string> =>
+  identityOf(await stat(bytes(path), { bigint: true }));
 const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(path).catch(() => undefined);
 
 /** A directory and all above it, itself first. ".." of an open directory is the truth, a path to it is hearsay. */
-export async function ancestry(at: Bytes): Promise<string[]> {
+export async function ancestry(at: Confined): Promise<string[]> {
   // The kernel answers from memory, so this waits for no disk; only the depth is taken from it.
   const levels = readlinkSync(at, 'latin1').split('/').length;
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
 }
 
-function demandAbsolute(path: string): void {
+function assertAbsolute(path: string): void {
   if (!posix.isAbsolute(path)) throw new AppError('invalid_path', `${path}: must be absolute`);
 }
 
@@ -66,16 +62,16 @@ const within = (path: Bytes, root: Bytes): boolean =>
 export class Boundary {
   readonly #roots: Bytes[];
   readonly #spelled: Bytes[];
-  readonly #fences: Fences;
+  readonly #protected: ProtectedInodes;
   readonly #processes: () => number[];
   /** The whole disk is allowed, apart from what is forbidden. */
   readonly unconfined: boolean;
 
-  private constructor(roots: Bytes[], spelled: Bytes[], fences: Fences, processes: () => number[]) {
+  private constructor(roots: Bytes[], spelled: Bytes[], inodes: ProtectedInodes, processes: () => number[]) {
     // A root inside another adds nothing, and could be swapped by whoever may write in the outer one.
     this.#roots = roots.filter((root) => !roots.some((other) => other !== root && within(root, other)));
     this.#spelled = spelled;
-    this.#fences = fences;
+    this.#protected = inodes;
     this.#processes = processes;
     this.unconfined = roots.includes('/');
   }
@@ -89,15 +85,18 @@ export class Boundary {
     forbidden: string[],
     processes: () => number[] = () => [process.pid],
   ): Promise<Boundary> {
-    for (const path of [...roots, ...forbidden]) demandAbsolute(path);
+    for (const path of [...roots, ...forbidden]) assertAbsolute(path);
+    await access('/proc/self/fd').catch(() => {
+      throw new AppError('not_supported', 'files need Linux with /proc mounted');
+    });
     const real = await Promise.all(roots.map(canonical));
     const spelled = [
       ...real,
       ...roots.map((root) => fromText(posix.normalize(root)).replace(/(?<=.)\/$/, '')),
     ];
-    const fences = new Fences([...new Set(forbidden.map(fromText))]);
-    await Promise.all([fences.refresh(), fences.lineage()]);
-    return new Boundary(real, spelled, fences, processes);
+    const inodes = new ProtectedInodes([...new Set(forbidden.map(fromText))]);
+    await Promise.all([inodes.refresh(), inodes.lineage()]);
+    return new Boundary(real, spelled, inodes, processes);
   }
 
   /** Whether the path alone, before any symlink, looks allowed. For choosing an error, never for letting in. */
@@ -110,9 +109,9 @@ export class Boundary {
       ancestry(at),
       this.unconfined ? [] : Promise.all(this.#roots.map(identifyIfThere)),
       showsProcess(at, name, this.#processes()),
-      this.#fences.refresh(name),
+      this.#protected.refresh(name),
     ]);
-    return { name, chain, roots, fences: this.#fences.all(), ownProcess };
+    return { name, chain, roots, protectedInodes: this.#protected.all(), ownProcess };
   }
 
   /** Throws permission_denied unless what has the name (nothing: what would have it) may be used. */
@@ -122,25 +121,25 @@ export class Boundary {
       root !== undefined &&
       (chain.includes(root) || (stats?.isDirectory() === true && root === identityOf(stats)));
     if (!this.unconfined && !roots.some(inside)) throw this.outside(path);
-    this.demandFree(survey, stats, path);
+    this.assertFree(survey, stats, path);
   }
 
   /** The half of it that holds for a symlink on the way, too. */
-  demandFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
+  assertFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const self = stats && identityOf(stats);
-    const behind = survey.ownProcess || survey.fences.some((fence) => isBehind(fence, survey, self));
-    if (!behind && !(stats && mayHaveTwins(stats) && this.#fences.inside().has(identityOf(stats)))) return;
+    const behind = survey.ownProcess || survey.protectedInodes.some((one) => isBehind(one, survey, self));
+    if (!behind && !(stats && mayHaveTwins(stats) && this.#protected.inside().has(identityOf(stats)))) return;
     throw fault('permission_denied', path, 'the agent keeps this to itself');
   }
 
-  /** The same for many names in a row: where the forbidden places lie now. */
+  /** The same for many names in a row, for as long as that takes. */
   async kept(): Promise<Kept> {
-    await this.#fences.refresh();
-    const fences = this.#fences.all();
+    await this.#protected.refresh();
     return (parent, name, stats) => {
+      if (this.#protected.stale) void this.#protected.refresh();
       const self = identityOf(stats);
-      if (fences.some((fence) => isBehind(fence, { name, chain: [parent] }, self))) return true;
-      return mayHaveTwins(stats) && this.#fences.inside().has(self);
+      if (this.#protected.all().some((one) => isBehind(one, { name, chain: [parent] }, self))) return true;
+      return mayHaveTwins(stats) && this.#protected.inside().has(self);
     };
   }
 
@@ -148,7 +147,7 @@ export class Boundary {
    * Throws permission_denied where to remove, move or replace it would take along "/", the home, a root or
    * something forbidden: what it is itself, or lies above.
    */
-  async demandLoose(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
+  async assertRemovable(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
     // Nothing lies below a file, and what it is itself has been judged.
     if (stats.isFile()) return;
     const self = identityOf(stats);
@@ -159,7 +158,7 @@ export class Boundary {
         'this is, or holds, a root that this agent allows',
         lineageOf([...new Set([...this.#roots, ...this.#spelled])]),
       ],
-      ['this is, or holds, what the agent keeps to itself', this.#fences.lineage()],
+      ['this is, or holds, what the agent keeps to itself', this.#protected.lineage()],
     ];
     for (const [reason, lineage] of reasons) {
       if ((await lineage).has(self)) throw fault('permission_denied', path, reason);
@@ -175,11 +174,11 @@ export class Boundary {
 const mayHaveTwins = (stats: BigIntStats): boolean => stats.isFile() && stats.nlink > 1n;
 
 function isBehind(
-  fence: Fence,
+  inode: ProtectedInode,
   { chain, name }: Pick<Survey, 'chain' | 'name'>,
   self: string | undefined,
 ): boolean {
   // Itself, also under another name: a hard link, or a bind mount.
-  if (fence.self !== undefined && (fence.self === self || chain.includes(fence.self))) return true;
-  return name !== undefined && fence.name === name && fence.parent === chain[0];
+  if (inode.self !== undefined && (inode.self === self || chain.includes(inode.self))) return true;
+  return name !== undefined && inode.name === name && inode.parent === chain[0];
 }

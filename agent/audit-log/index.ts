@@ -1,0 +1,127 @@
+// The machine's own log of everything that is done on it through the broker: the owner reads it, no file call reaches it.
+import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
+import { after, iso, monotonic } from '../../shared/clock.ts';
+import { LogLimiter } from '../../shared/log-limiter.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { type Method, methods } from '../../shared/rpc.ts';
+import { exitOf, type Fields, fieldsOf } from './fields.ts';
+import { cut, Lines } from './lines.ts';
+
+type Call = Pick<Call__Output, 'method' | 'request_id' | 'caller'>;
+
+const longestName = 200;
+/** A call that is not over by then is logged as it is. */
+const slowMs = 1_000;
+/** Lines a minute for refusals of each method and code, then a number: they must not push out what was done. */
+const mostRefusals = 5;
+const minute = 60_000;
+
+/** Not logged: the broker asks again and again, and learns nothing but numbers. */
+const unlogged: Method = 'GetMetrics';
+/** Calls that are there to last have a line as they start, too, and not only when they take long. */
+const lasting: ReadonlySet<string> = new Set<Method>([
+  'WatchFiles',
+  'StartProcess',
+  'FollowProcess',
+  'OpenTerminal',
+  'KeepTerminal',
+  'AttachTerminal',
+]);
+
+/** `activity.log` in a directory, with older ones beside it. */
+export class AuditLog {
+  readonly #lines: Lines;
+  readonly #refusals: LogLimiter<{ method: string; result: string }>;
+
+  private constructor(lines: Lines) {
+    this.#lines = lines;
+    this.#refusals = new LogLimiter(mostRefusals, minute, (one, more) =>
+      this.add({ event: 'more', ...one, more }),
+    );
+  }
+
+  static async open(directory: string, log: Logger): Promise<AuditLog> {
+    return new AuditLog(await Lines.open(directory, 'activity', log));
+  }
+
+  /** A call has come; `refused`: and nothing comes of it. */
+  begin(call: Call, refused = false): AuditedCall {
+    return new AuditedCall(call, refused, this);
+  }
+
+  /** Everything is in the file when it resolves. */
+  async close(): Promise<void> {
+    this.#refusals.close();
+    await this.#lines.close();
+  }
+
+  add(line: Fields): void {
+    this.#lines.add({ at: iso(), ...line });
+  }
+
+  /** Whether one more refusal has a line of its own. */
+  admit(name: string, result: string): boolean {
+    const method = methods.has(name) ? name : 'unknown';
+    return this.#refusals.take(`${method} ${result}`, { method, result });
+  }
+}
+
+/** One call: the link reports its request, its responses and its end. */
+export class AuditedCall {
+  readonly #refused: boolean;
+  readonly #log: AuditLog;
+  readonly #method: string;
+  readonly #common: Fields;
+  readonly #begun = monotonic();
+  #request: Fields = {};
+  #exit: Fields | undefined;
+  #done = false;
+  #stopWaiting = (): void => {};
+
+  constructor({ method, request_id, caller }: Call, refused: boolean, log: AuditLog) {
+    this.#method = method;
+    this.#refused = refused;
+    this.#log = log;
+    // What the broker says: it is logged as it came, in bounds.
+    const bounded = (text = ''): string => cut(text, longestName);
+    this.#common = {
+      method: bounded(method),
+      key_id: bounded(caller?.key_id),
+      key_name: bounded(caller?.key_name),
+      request_id: bounded(request_id),
+    };
+  }
+
+  /** Its request, or the first of many. */
+  asked(request: unknown): void {
+    this.#request = fieldsOf(request);
+    if (this.#refused || this.#method === unlogged) return;
+    if (lasting.has(this.#method)) this.#add('start', {});
+    else this.#stopWaiting = after(slowMs, () => this.#add('start', {}));
+  }
+
+  answered(response: unknown): void {
+    if (lasting.has(this.#method)) this.#exit = exitOf(response) ?? this.#exit;
+  }
+
+  /** It is done, whoever hears of it. */
+  done(): void {
+    this.#done = true;
+  }
+
+  /** "ok", or the code of the failure. */
+  ended(result: string): void {
+    this.#stopWaiting();
+    if (this.#method === unlogged) return;
+    const refusal = this.#refused || result === 'permission_denied';
+    if (refusal && !this.#log.admit(this.#method, result)) return;
+    const unheard = this.#done && result !== 'ok';
+    const outcome = unheard ? { result: 'ok', unheard } : { result };
+    this.#add('end', { ...this.#exit, ...outcome, ms: Math.round(monotonic() - this.#begun) });
+  }
+
+  #add(event: 'start' | 'end', more: Fields): void {
+    // What is long comes last: it gives way to the rest.
+    this.#log.add({ event, ...this.#common, ...more, ...this.#request });
+  }
+}

@@ -1,0 +1,196 @@
+// A file of JSON lines that is written behind the callers' backs: gathered for a moment, rotated when it is full.
+import { type FileHandle, open, rename, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import { after } from '../../shared/clock.ts';
+import { errnoOf } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+
+interface LinesOptions {
+  /** Beyond this a file becomes the first of the old ones. */
+  fileBytes?: number;
+  /** Longest time that a line is in memory only. */
+  gatherMs?: number;
+}
+
+const oldFiles = 4;
+/** Bytes that wait for a disk that hangs; lines beyond are counted and left out. */
+const mostWaiting = 4 * 1024 * 1024;
+/** Bytes that are written at once instead of waiting for more. */
+const enough = 256 * 1024;
+/** Bytes of all texts of a line as they are written: with the rest of it they stay below 8 KiB. */
+const mostText = 6 * 1024;
+
+/** Characters that a terminal obeys, or that end a line or turn it round, and JSON does not escape. */
+const controls = /[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
+
+export class Lines {
+  readonly #directory: string;
+  readonly #name: string;
+  readonly #log: Logger;
+  readonly #fileBytes: number;
+  readonly #gatherMs: number;
+  /** Stays open, so that whoever uses up all descriptors hides nothing. */
+  #file: FileHandle | undefined;
+  #size = 0;
+  /** The last line may have been cut off. */
+  #torn = false;
+  #waiting: string[] = [];
+  #bytes = 0;
+  #dropped = 0;
+  #failing = false;
+  #cancel: (() => void) | undefined;
+  #writing: Promise<void> | undefined;
+
+  private constructor(directory: string, name: string, log: Logger, options: LinesOptions) {
+    this.#directory = directory;
+    this.#name = name;
+    this.#log = log;
+    this.#fileBytes = options.fileBytes ?? 16 * 1024 * 1024;
+    this.#gatherMs = options.gatherMs ?? 1_000;
+  }
+
+  /** NAME.log of a directory, older ones NAME.1.log and so on; only this user reads them. */
+  static async open(
+    directory: string,
+    name: string,
+    log: Logger,
+    options: LinesOptions = {},
+  ): Promise<Lines> {
+    const lines = new Lines(directory, name, log, options);
+    // A failure is reported when there is something to write.
+    await lines.#open().catch(() => undefined);
+    return lines;
+  }
+
+  add(line: object): void {
+    const text = `${lineOf(line)}\n`;
+    if (this.#bytes + text.length > mostWaiting) {
+      this.#dropped += 1;
+      return;
+    }
+    this.#waiting.push(text);
+    this.#bytes += text.length;
+    if (this.#bytes >= enough) void this.#flush();
+    else this.#cancel ??= after(this.#gatherMs, () => void this.#flush());
+  }
+
+  /** All lines are in the file when it resolves, or cannot be. */
+  async close(): Promise<void> {
+    await this.#flush();
+    await this.#file?.close();
+    this.#file = undefined;
+  }
+
+  /** Never rejects. */
+  #flush(): Promise<void> {
+    this.#cancel?.();
+    this.#cancel = undefined;
+    this.#writing ??= this.#write().finally(() => {
+      this.#writing = undefined;
+    });
+    return this.#writing;
+  }
+
+  async #write(): Promise<void> {
+    while (this.#waiting.length > 0) {
+      const lines = this.#waiting.splice(0);
+      const dropped = this.#dropped;
+      this.#bytes = 0;
+      try {
+        await this.#append(lines.join(''), dropped);
+        this.#dropped -= dropped;
+        this.#torn = false;
+        this.#failing = false;
+      } catch (error) {
+        this.#dropped += lines.length;
+        this.#torn = true;
+        if (!this.#failing)
+          this.#log.error({ err: error }, 'the log of what is done on this machine cannot be written');
+        this.#failing = true;
+      }
+    }
+  }
+
+  async #append(lines: string, dropped: number): Promise<void> {
+    const count = dropped > 0 ? `${JSON.stringify({ dropped_lines: dropped })}\n` : '';
+    const text = Buffer.from(count + lines);
+    const file = await this.#open(text.length);
+    await file.appendFile(this.#torn ? Buffer.concat([Buffer.from('\n'), text]) : text);
+    this.#size += text.length;
+  }
+
+  /** The file, with room for so many bytes; a new one where it is full, or somebody has put another in its place, or none. */
+  async #open(room = 0): Promise<FileHandle> {
+    const path = this.#path(0);
+    const held = this.#file;
+    if (held && (await isAt(held, path))) {
+      if (this.#size === 0 || this.#size + room <= this.#fileBytes) return held;
+      await this.#shift();
+    }
+    try {
+      this.#file = await open(path, 'a+', 0o600);
+    } catch (error) {
+      // Better in an old one than nowhere.
+      if (held) return held;
+      throw error;
+    }
+    await held?.close();
+    ({ size: this.#size, torn: this.#torn } = await look(this.#file));
+    return this.#file;
+  }
+
+  async #shift(): Promise<void> {
+    for (let age = oldFiles; age > 0; age -= 1) {
+      await rename(this.#path(age - 1), this.#path(age)).catch((error: unknown) => {
+        if (errnoOf(error) !== 'ENOENT') throw error;
+      });
+    }
+  }
+
+  #path(age: number): string {
+    return join(this.#directory, age === 0 ? `${this.#name}.log` : `${this.#name}.${age}.log`);
+  }
+}
+
+/** Bytes of a UTF-16 unit as it is written: \uXXXX. */
+const mostPerCharacter = 6;
+const escaped = (one: string): string => `\\u${one.charCodeAt(0).toString(16).padStart(4, '0')}`;
+
+/** As JSON; where its texts are too long, the last ones are cut. */
+function lineOf(line: object): string {
+  const plain = JSON.stringify(line);
+  if (plain.length * mostPerCharacter <= mostText) return plain.replace(controls, escaped);
+  let left = mostText;
+  const whole = JSON.stringify(line, (_name, value: unknown) => {
+    if (typeof value !== 'string') return value;
+    const start = cut(value, left);
+    left = Math.max(0, left - lengthOf(start));
+    return start;
+  });
+  return whole.replace(controls, escaped);
+}
+
+/** Bytes of a text as it is written, without its quotes. */
+const lengthOf = (text: string): number =>
+  Buffer.byteLength(JSON.stringify(text).replace(controls, escaped)) - 2;
+
+/** The start of a text that is written in so many bytes. */
+export function cut(text: string, most: number): string {
+  let start = text.slice(0, most);
+  for (let length = lengthOf(start); length > most; length = lengthOf(start))
+    start = start.slice(0, Math.floor((start.length * most) / length));
+  return start === text ? text : `${start}…`;
+}
+
+async function isAt(file: FileHandle, path: string): Promise<boolean> {
+  const [held, there] = await Promise.all([file.stat(), stat(path).catch(() => undefined)]);
+  return there?.ino === held.ino && there.dev === held.dev;
+}
+
+/** A killed agent may have left half a line. */
+async function look(file: FileHandle): Promise<{ size: number; torn: boolean }> {
+  const { size } = await file.stat();
+  if (size === 0) return { size, torn: false };
+  const { buffer } = await file.read(Buffer.alloc(1), 0, 1, size - 1);
+  return { size, torn: buffer[0] !== 10 };
+}

@@ -1,0 +1,225 @@
+// Puts the entries of an archive into a tree: each complete and durable under a temporary name first, then in its place
+// in one step. Small files are finished while the next ones are read, many at once.
+import { posix } from 'node:path';
+import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
+import {
+  assertInside,
+  assertTarget,
+  entryFault,
+  pathOfEntry,
+  type TarEntry,
+} from '../../../shared/tar/index.ts';
+import { PrivateDirectory } from '../atomic/directory.ts';
+import type { Journal } from '../atomic/journal.ts';
+import { NewFile, seconds } from '../atomic/new-file.ts';
+import { linkAs } from '../atomic/place.ts';
+import type { Confined } from '../confine/fs.ts';
+import * as fs from '../confine/fs.ts';
+import { type Bytes, parentOf, shown } from '../confine/path.ts';
+import { type Tree, type TreeDirectory, within } from './tree.ts';
+
+/** A file up to this size is held in memory until it is on the disk. */
+const smallBytes = 256 * 1024;
+/** Small files on their way to the disk at once. */
+const mostUnderway = 16;
+
+interface ExtractorOptions {
+  tree: Tree;
+  journal: Journal;
+  overwrite: boolean;
+  /** A copy of a whole directory: its symlinks stay as they are, wherever they lead, as nothing lands through one. */
+  whole: boolean;
+}
+
+/** One entry, and where it goes. */
+interface Arrival {
+  entry: TarEntry;
+  /** From the top of the tree. */
+  path: Bytes;
+  directory: TreeDirectory;
+  name: Bytes;
+  to: Confined;
+}
+
+export class Extractor implements AsyncDisposable {
+  readonly #options: ExtractorOptions;
+  /** For temporary files, by the mount on which they can be renamed. */
+  readonly #rooms = new Map<string | undefined, { room: PrivateDirectory; directory: TreeDirectory }>();
+  readonly #underway = new Map<Bytes, Promise<void>>();
+  #failure: { reason: unknown } | undefined;
+  #names = 0;
+  files = 0;
+  bytes = 0;
+
+  constructor(options: ExtractorOptions) {
+    this.#options = options;
+  }
+
+  /** Small files may be on their way still when it resolves; a failure of theirs is thrown by a later call. */
+  async extract(entry: TarEntry): Promise<void> {
+    const path = pathOfEntry(entry.name);
+    await this.#settled(path);
+    await asEntry(path, () =>
+      entry.kind === 'directory' ? this.#directory(entry, path) : this.#one(entry, path),
+    );
+  }
+
+  /** Everything is in its place when it resolves; the temporary names are gone. */
+  async finish(): Promise<void> {
+    await this[Symbol.asyncDispose]();
+    if (this.#failure) throw this.#failure.reason;
+  }
+
+  /** Leaves nothing temporary behind. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await Promise.all(this.#underway.values());
+    for (const { room, directory } of this.#rooms.values()) {
+      await room[Symbol.asyncDispose]();
+      directory.users -= 1;
+    }
+    this.#rooms.clear();
+  }
+
+  async #directory({ mode, mtimeNs }: TarEntry, path: Bytes): Promise<void> {
+    const { tree } = this.#options;
+    await tree.directory(path);
+    tree.describe(path, { mode: mode & 0o777, mtimeNs });
+  }
+
+  async #one(entry: TarEntry, path: Bytes): Promise<void> {
+    const { whole, tree } = this.#options;
+    if (path === '') throw entryFault('invalid_path', entry.name, 'names the directory itself');
+    // Before a directory is made for it.
+    const { kind, target = '' } = entry;
+    if (kind === 'symlink') (whole ? assertTarget : assertInside)(path, target);
+    if (kind === 'link') pathOfEntry(target);
+    const directory = await tree.directory(parentOf(path));
+    const name = posix.basename(path);
+    const arrival: Arrival = { entry, path, directory, name, to: fs.child(directory.pinned.at, name) };
+    await within(directory, () => (kind === 'file' ? this.#file(arrival) : this.#link(arrival)));
+  }
+
+  async #file(arrival: Arrival): Promise<void> {
+    const { entry, directory, path } = arrival;
+    const at = await this.#temporaryFor(directory);
+    this.files += 1;
+    this.bytes += entry.size;
+    if (entry.size > smallBytes) {
+      // Before its bytes are read for nothing.
+      await this.#assertFree(arrival);
+      return this.#write(arrival, at, entry.body);
+    }
+    const pieces: Buffer[] = [];
+    for await (const piece of entry.body) pieces.push(piece);
+    while (this.#underway.size >= mostUnderway) await Promise.race(this.#underway.values());
+    const work = within(directory, () => asEntry(path, () => this.#write(arrival, at, pieces)))
+      .catch((reason: unknown) => {
+        this.#failure ??= { reason };
+      })
+      .finally(() => this.#underway.delete(path));
+    this.#underway.set(path, work);
+  }
+
+  async #write(
+    arrival: Arrival,
+    at: Confined,
+    pieces: AsyncIterable<Buffer> | Iterable<Buffer>,
+  ): Promise<void> {
+    const { mode, mtimeNs } = arrival.entry;
+    {
+      await using made = await NewFile.create(at);
+      for await (const piece of pieces) await made.append(piece);
+      const { handle } = made.pinned;
+      // Setuid, setgid and sticky are not what an archive may hand out; the umask has no say.
+      await handle.chmod(mode & 0o777);
+      // Both times, as tar does: an archive tells no other.
+      await handle.utimes(seconds(mtimeNs), seconds(mtimeNs));
+      await made.sync();
+    }
+    await this.#place(arrival, at);
+  }
+
+  async #link(arrival: Arrival): Promise<void> {
+    const { kind, target = '', mtimeNs } = arrival.entry;
+    const at = await this.#temporaryFor(arrival.directory);
+    if (kind === 'link') await this.#hardLink(arrival.path, target, at);
+    else {
+      await fs.symlink(target, at);
+      await fs.lutimes(at, seconds(mtimeNs), seconds(mtimeNs));
+    }
+    await this.#place(arrival, at);
+    // Renaming a file to another name of itself does nothing.
+    await fs.unlink(at).catch(fs.ignoreMissing);
+  }
+
+  /** To a regular file in the directory, which an archive has ahead of the link. */
+  async #hardLink(path: Bytes, target: Bytes, at: Confined): Promise<void> {
+    const { tree } = this.#options;
+    const inside = pathOfEntry(target);
+    const name = posix.basename(inside);
+    await this.#settled(inside);
+    const refusal = () =>
+      entryFault('invalid_path', path, 'is a hard link to what is no file in the archive');
+    if (inside === '') throw refusal();
+    const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
+    await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
+    // Judged by what the link has got, which nobody can swap any more.
+    const got = await fs.lookAt(at);
+    if (!got?.isFile()) throw refusal();
+    tree.assertFree(directory, name, got, path);
+  }
+
+  /** Throws where something has the name that may not be replaced; symlinks are replaced themselves. */
+  async #assertFree({ directory, name, path, to }: Arrival): Promise<void> {
+    const { tree, overwrite } = this.#options;
+    const present = await fs.lookAt(to);
+    tree.assertFree(directory, name, present, path);
+    if (present?.isDirectory()) throw entryFault('is_a_directory', path, 'a directory has this name');
+    if (present && !overwrite) throw entryFault('already_exists', path, 'exists');
+    if (present && !present.isFile() && !present.isSymbolicLink())
+      throw entryFault('unsupported_file', path, 'something that is no regular file has this name');
+  }
+
+  async #place(arrival: Arrival, at: Confined): Promise<void> {
+    const { to, path } = arrival;
+    await this.#assertFree(arrival);
+    if (this.#options.overwrite) return fs.rename(at, to);
+    await linkAs(at, to, path);
+    await fs.unlink(at);
+  }
+
+  /** Waits for what is on its way to this name, to one above it, or failed anywhere. */
+  async #settled(path: Bytes): Promise<void> {
+    for (let name = path; name !== ''; name = parentOf(name)) await this.#underway.get(name);
+    if (this.#failure) throw this.#failure.reason;
+  }
+
+  /** A free name from where a file can be renamed into the directory: in a private one on the same mount. */
+  async #temporaryFor(directory: TreeDirectory): Promise<Confined> {
+    let room = this.#rooms.get(directory.mount)?.room;
+    if (!room) {
+      room = await PrivateDirectory.open(directory.pinned.at, this.#options.journal);
+      directory.users += 1;
+      this.#rooms.set(directory.mount, { room, directory });
+    }
+    this.#names += 1;
+    return room.content(`content-${this.#names}`);
+  }
+}
+
+const unlessMissing =
+  (refusal: () => AppError) =>
+  (error: unknown): never => {
+    throw errnoOf(error) === 'ENOENT' ? refusal() : error;
+  };
+
+/** Failures tell which entry they are about. */
+async function asEntry(path: Bytes, work: () => Promise<void>): Promise<void> {
+  try {
+    await work();
+  } catch (error) {
+    if (error instanceof AppError || errnoOf(error) === undefined) throw error;
+    const { code, message, details } = fromErrno(error, `entry ${shown(path)}`);
+    throw new AppError(code, message, { ...details, entry: shown(path) }, { cause: error });
+  }
+}

@@ -1,0 +1,201 @@
+// The directory that an archive is unpacked into: directories in it by their names from there, each opened without
+// following symlinks in the pinned one above it, made where missing, and finished at the end.
+import { AppError, errnoOf } from '../../../shared/errors.ts';
+import { entryFault } from '../../../shared/tar/index.ts';
+import { Flushes, seconds } from '../atomic/new-file.ts';
+import type { Boundary, Kept } from '../confine/boundary.ts';
+import type { BigIntStats, Pinned } from '../confine/fs.ts';
+import * as fs from '../confine/fs.ts';
+import { type Bytes, parentOf } from '../confine/path.ts';
+
+/** Directories held open at once. */
+const mostHeld = 256;
+/** Directories that can be remembered for the end. */
+const mostDirectories = 200_000;
+/** Those flushed at once. */
+const mostFlushing = 16;
+
+/** What a directory gets at the end. */
+interface Attributes {
+  mode: number;
+  mtimeNs: bigint;
+}
+
+/** An open directory of the tree. */
+export interface TreeDirectory {
+  pinned: Pinned;
+  /** From the top; empty for the top itself. */
+  path: Bytes;
+  stats: BigIntStats;
+  /** Renaming works within one. */
+  mount: string | undefined;
+  /** Work under way in it: it is not closed meanwhile. */
+  users: number;
+}
+
+interface Remembered {
+  self: string;
+  made: boolean;
+  /** Undefined where the archive does not describe it. */
+  attributes?: Attributes;
+}
+
+export class Tree implements Disposable {
+  readonly #boundary: Boundary;
+  readonly #path: Bytes;
+  /** The last one used comes last. */
+  readonly #open = new Map<Bytes, TreeDirectory>();
+  readonly #remembered = new Map<Bytes, Remembered>();
+  readonly #kept: Kept;
+
+  private constructor(boundary: Boundary, kept: Kept, path: Bytes) {
+    this.#boundary = boundary;
+    this.#kept = kept;
+    this.#path = path;
+  }
+
+  /** From a pinned directory, the caller's to close after the tree; `path` is for messages. */
+  static async open(root: Pinned, boundary: Boundary, path: Bytes, made: boolean): Promise<Tree> {
+    const tree = new Tree(boundary, await boundary.kept(), path);
+    await tree.#admit('', root, made);
+    return tree;
+  }
+
+  /** The directory of a path from the top, made with all above it where missing. */
+  async directory(path: Bytes, make = true): Promise<TreeDirectory> {
+    const known = this.#open.get(path);
+    if (known) {
+      this.#open.delete(path);
+      this.#open.set(path, known);
+      return known;
+    }
+    const above = await this.directory(parentOf(path), make);
+    return within(above, () => this.#enter(above, path, make));
+  }
+
+  /** Refuses a name that the agent keeps to itself, with what has it now, if anything. */
+  assertFree({ stats }: TreeDirectory, name: Bytes, present: BigIntStats | undefined, path: Bytes): void {
+    if (!this.#kept(fs.identityOf(stats), name, present ?? stats)) return;
+    throw entryFault('permission_denied', path, 'the agent keeps this place to itself');
+  }
+
+  /** What the archive says about a directory; one that was here before stays as it is. */
+  describe(path: Bytes, attributes: Attributes): void {
+    const remembered = this.#remembered.get(path);
+    if (remembered?.made) remembered.attributes = attributes;
+  }
+
+  /** Gives every directory its mode and time, and makes what is in it durable. */
+  async finish(): Promise<void> {
+    await using flushes = new Flushes(mostFlushing);
+    // Those below first: its own mode may forbid the way into a directory.
+    for (const path of [...this.#remembered.keys()].sort().reverse()) {
+      const directory = await this.directory(path, false);
+      await seal(directory, this.#remembered.get(path), flushes);
+    }
+    await flushes.end();
+  }
+
+  [Symbol.dispose](): void {
+    for (const { path, pinned } of this.#open.values()) if (path !== '') pinned[Symbol.dispose]();
+  }
+
+  async #enter(above: TreeDirectory, path: Bytes, make: boolean): Promise<TreeDirectory> {
+    const name = path.slice(path.lastIndexOf('/') + 1);
+    const at = fs.child(above.pinned.at, name);
+    const open = (): Promise<Pinned> =>
+      fs.pin(at, fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW).catch((error: unknown) => {
+        throw notDirectory(path, error);
+      });
+    try {
+      return await this.#admit(path, await open(), false);
+    } catch (error) {
+      if (!make || errnoOf(error) !== 'ENOENT') throw error;
+    }
+    this.assertFree(above, name, undefined, path);
+    let made = true;
+    await fs.mkdir(at, 0o700).catch((error: unknown) => {
+      // Somebody was faster, or a symlink dangles there: opening tells which.
+      if (errnoOf(error) !== 'EEXIST') throw error;
+      made = false;
+    });
+    return this.#admit(path, await open(), made);
+  }
+
+  /** Judges an open directory before anything is done in it. Owns it from here on. */
+  async #admit(path: Bytes, pinned: Pinned, made: boolean): Promise<TreeDirectory> {
+    try {
+      const stats = await pinned.stat();
+      const shownPath = path === '' ? this.#path : `${this.#path}/${path}`;
+      this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, shownPath);
+      this.#remember(path, fs.identityOf(stats), made);
+      const directory = { pinned, path, stats, mount: fs.mountOf(pinned.at), users: 0 };
+      this.#open.set(path, directory);
+      this.#closeOldest();
+      return directory;
+    } catch (error) {
+      if (path !== '') pinned[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  #remember(path: Bytes, self: string, made: boolean): void {
+    const remembered = this.#remembered.get(path);
+    if (remembered && remembered.self !== self)
+      throw entryFault('conflict', path, 'the directory was replaced meanwhile, try again');
+    if (remembered) return;
+    if (this.#remembered.size >= mostDirectories)
+      throw new AppError('payload_too_large', `an archive may have ${mostDirectories} directories`);
+    this.#remembered.set(path, { self, made });
+  }
+
+  #closeOldest(): void {
+    if (this.#open.size <= mostHeld) return;
+    // The one just opened is about to be used.
+    const idle = [...this.#open.values()].slice(0, -1).find(({ users, path }) => users === 0 && path !== '');
+    idle?.pinned[Symbol.dispose]();
+    if (idle) this.#open.delete(idle.path);
+  }
+}
+
+/** Works in a directory, which stays open meanwhile. */
+export async function within<T>(directory: TreeDirectory, work: () => Promise<T>): Promise<T> {
+  directory.users += 1;
+  try {
+    return await work();
+  } finally {
+    directory.users -= 1;
+  }
+}
+
+function notDirectory(path: Bytes, error: unknown): unknown {
+  if (errnoOf(error) !== 'ENOTDIR' && errnoOf(error) !== 'ELOOP') return error;
+  return entryFault('not_a_directory', path, 'is a file or a symlink, and the archive has entries below it');
+}
+
+/** Those that the archive made but does not describe are as any new directory. */
+async function seal(
+  { pinned }: TreeDirectory,
+  remembered: Remembered | undefined,
+  flushes: Flushes,
+): Promise<void> {
+  const directory = await fs.pin(pinned.at, fs.O_RDONLY | fs.O_DIRECTORY).catch((error: unknown) => {
+    // It can be written in, but not opened for that.
+    if (errnoOf(error) !== 'EACCES') throw error;
+  });
+  if (!directory) return;
+  const { handle } = directory;
+  const flush = async (): Promise<void> => {
+    using _ = directory;
+    if (remembered?.made) {
+      const { attributes } = remembered;
+      if (attributes) await handle.utimes(seconds(attributes.mtimeNs), seconds(attributes.mtimeNs));
+      // A setgid bit inherited from above stays.
+      await handle.chmod(((await handle.stat()).mode & 0o2000) | (attributes?.mode ?? 0o755));
+    }
+    await handle.sync().catch((error: unknown) => {
+      if (!['EINVAL', 'EOPNOTSUPP'].includes(errnoOf(error) ?? '')) throw error;
+    });
+  };
+  await flushes.add(flush());
+}

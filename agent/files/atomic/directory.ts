@@ -1,0 +1,60 @@
+// A private directory beside a place, for what is on its way there or from there: nobody else sees into it, and with
+// all in it it is gone at the end, or at the next start of a killed agent.
+import { posix } from 'node:path';
+import { fromErrno } from '../../../shared/errors.ts';
+import { clear } from '../clear.ts';
+import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/fs.ts';
+import { fault, shown } from '../confine/path.ts';
+import { type Journal, markOf, type TemporaryName } from './journal.ts';
+
+export class PrivateDirectory implements AsyncDisposable {
+  readonly #name: TemporaryName;
+  readonly #pinned: Pinned;
+
+  private constructor(name: TemporaryName, pinned: Pinned) {
+    this.#name = name;
+    this.#pinned = pinned;
+  }
+
+  /** In an open directory, which stays open until the end. */
+  static async open(directory: Confined, journal: Journal): Promise<PrivateDirectory> {
+    const name = await journal.reserve(directory);
+    try {
+      await mkdir(name.at, 0o700);
+      return new PrivateDirectory(name, await enter(name));
+    } catch (error) {
+      await name.release(true);
+      throw fromErrno(error, shown(posix.dirname(name.path)));
+    }
+  }
+
+  /** A name in it, which is free at first. */
+  content(name = 'content'): Confined {
+    return child(this.#pinned.at, name);
+  }
+
+  /** Removes it with all that is in it. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    using pinned = this.#pinned;
+    const never = new AbortController().signal;
+    await this.#name.release(true, () =>
+      clear(pinned.at, undefined, { path: this.#name.path, signal: never, own: true }),
+    );
+  }
+}
+
+/** Whoever may rename beside it could have put another directory in its place, which must not be emptied. */
+async function enter(name: TemporaryName): Promise<Pinned> {
+  const pinned = await pin(name.at);
+  try {
+    const stats = await pinned.stat();
+    const ours = stats.isDirectory() && Number(stats.uid) === process.geteuid?.();
+    if (!ours || !(await isEmpty(pinned.at)))
+      throw fault('conflict', name.path, 'was replaced meanwhile, try again');
+    await name.mark(markOf(stats));
+    return pinned;
+  } catch (error) {
+    pinned[Symbol.dispose]();
+    throw error;
+  }
+}

@@ -1,0 +1,34 @@
+// Removes all below a pinned directory. Symlinks go themselves, and what is swapped in meanwhile is never followed.
+import { posix } from 'node:path';
+import { fromErrno } from '../../shared/errors.ts';
+import type { Boundary } from './confine/boundary.ts';
+import { type Confined, chmod, drop } from './confine/fs.ts';
+import { type Bytes, shown } from './confine/path.ts';
+import { walk } from './confine/walk.ts';
+
+interface Clearing {
+  /** Of the directory, for messages. */
+  path: Bytes;
+  signal: AbortSignal;
+  /** The tree is the agent's own: directories that forbid it are opened up. */
+  own?: boolean;
+}
+
+/** Removes all in an open directory, but nothing on another mount. */
+export async function clear(
+  start: Confined,
+  boundary: Boundary | undefined,
+  { path, signal, own = false }: Clearing,
+): Promise<void> {
+  const enter = async (_: unknown, inside: Confined): Promise<boolean> => {
+    if (own) await chmod(inside, 0o700);
+    return true;
+  };
+  // All names of a directory are read before the first goes: not every file system reads on well while they go.
+  const options = { path, signal, sorted: true, directories: 'after', oneMount: true, enter } as const;
+  for await (const step of walk(start, boundary, options)) {
+    await drop(step.at, step.stats.isDirectory()).catch((error: unknown) => {
+      throw fromErrno(error, shown(posix.join(path, step.path)));
+    });
+  }
+}

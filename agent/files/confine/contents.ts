@@ -1,0 +1,74 @@
+// Opens regular files for their bytes: those that a request names, and those that a walk comes by.
+import { errnoOf } from '../../../shared/errors.ts';
+import type { Boundary } from './boundary.ts';
+import { type BigIntStats, identify, identityOf, O_NOFOLLOW, type Pinned, pin, readOnly } from './fs.ts';
+import { holdsMemory } from './kernel.ts';
+import { fault, type Target } from './path.ts';
+import type { Confinement } from './resolve.ts';
+import type { Step } from './walk.ts';
+
+export interface Contents extends Disposable {
+  file: Pinned;
+  stats: BigIntStats;
+}
+
+const contentsOf = (file: Pinned, stats: BigIntStats): Contents => ({
+  file,
+  stats,
+  [Symbol.dispose]: () => file[Symbol.dispose](),
+});
+
+/**
+ * Whether a change may have torn what was read up to `end`: a file that only grew still has it. The same size with
+ * another time means other bytes.
+ */
+export function isTorn(then: BigIntStats, now: BigIntStats, end: bigint | number = then.size): boolean {
+  return now.size < end || (now.size === then.size && now.mtimeNs !== then.mtimeNs);
+}
+
+/** The file that a request names; what is none is refused unopened. */
+export async function openTarget(
+  confinement: Confinement,
+  { path, folder }: Target,
+): Promise<Contents & { link: string | undefined }> {
+  await using entry = await confinement.entry(path);
+  const { at, stats } = entry.present;
+  if (stats.isDirectory()) throw fault('is_a_directory', path, 'is a directory');
+  if (!stats.isFile()) throw fault('unsupported_file', path, 'not a regular file');
+  if (folder) throw fault('not_a_directory', path, 'not a directory');
+  if (await holdsMemory(entry.name, at, stats))
+    throw fault('unsupported_file', path, 'the memory of a process');
+  // The same inode again, this time for its bytes.
+  return { ...contentsOf(await pin(at, readOnly), stats), link: entry.link };
+}
+
+/** What a walk came by; undefined where it is gone, no regular file by now, or the agent keeps it to itself. */
+export async function openContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
+  const file = await pin(step.at, readOnly | O_NOFOLLOW).catch(unlessOther);
+  if (!file) return undefined;
+  let contents: Contents | undefined;
+  try {
+    const stats = await file.stat();
+    const readable = stats.isFile() && !(await isForbidden(step, stats, boundary));
+    if (readable && !(await holdsMemory(step.name, file.at, stats))) contents = contentsOf(file, stats);
+    return contents;
+  } finally {
+    if (!contents) file[Symbol.dispose]();
+  }
+}
+
+/** Gone, a symlink, or a socket by now. */
+function unlessOther(error: unknown): undefined {
+  if (!['ENOENT', 'ELOOP', 'ENXIO', 'ENODEV'].includes(errnoOf(error) ?? '')) throw error;
+}
+
+/** The walk has judged what had the name a moment ago; another file that has it now is judged again. */
+async function isForbidden(
+  { parent, name, stats }: Step,
+  now: BigIntStats,
+  boundary: Boundary,
+): Promise<boolean> {
+  if (identityOf(stats) === identityOf(now)) return false;
+  const kept = await boundary.kept();
+  return kept(await identify(parent), name, now);
+}

@@ -1,0 +1,266 @@
+// Confinement: the only way from the path of a request to something on disk. Directories are pinned by an O_PATH
+// handle, judged once, and used as /proc/self/fd/N/name; no path is ever checked first and used later.
+import { posix } from 'node:path';
+import { errnoOf, fromErrno } from '../../../shared/errors.ts';
+import type { Boundary, Place } from './boundary.ts';
+import type { BigIntStats, Confined, Pinned } from './fs.ts';
+import * as fs from './fs.ts';
+import { type Bytes, fault, shown } from './path.ts';
+
+/** As many symlinks in a row as Linux follows. */
+const longestTrail = 40;
+
+/** An open directory inside the boundary: stays this directory whatever happens to its names. */
+export interface Directory extends Disposable {
+  at: Confined;
+}
+
+interface Found {
+  at: Confined;
+  stats: BigIntStats;
+}
+
+/** One resolution: every handle stays open until its end. */
+class Trail {
+  readonly path: Bytes;
+  /** Whether a symlink at the end is followed. */
+  readonly follows: boolean;
+  hops = 0;
+  link: Bytes | undefined;
+  readonly made: { above: Confined; name: Bytes }[] = [];
+  readonly #held: Pinned[] = [];
+
+  constructor(path: Bytes, follows = true) {
+    this.path = path;
+    this.follows = follows;
+  }
+
+  /** By a confined path, or by that of the request or of a symlink, which is judged by where it has led. */
+  async hold(path: Bytes, flags: number): Promise<Pinned> {
+    const pinned = await fs.pin(path as Confined, fs.pathOnly | flags);
+    this.#held.push(pinned);
+    return pinned;
+  }
+
+  /** Removes the directories made on the way, as far as they are still empty. */
+  async undo(): Promise<void> {
+    for (const { above, name } of this.made.splice(0).reverse())
+      await fs.rmdir(fs.child(above, name)).catch(() => undefined);
+  }
+
+  release(): void {
+    for (const pinned of this.#held) pinned[Symbol.dispose]();
+  }
+}
+
+/** One name in an open directory inside the boundary; a symlink there has been followed, unless a name was asked for. */
+export class Entry implements AsyncDisposable {
+  /** For calls that do not follow symlinks: create, rename, link, unlink, lstat. */
+  readonly at: Confined;
+  readonly directory: Confined;
+  readonly name: Bytes;
+  /** What has the name, pinned: open it for reading as `at`. Undefined where nothing has it. */
+  readonly found: Found | undefined;
+  readonly #trail: Trail;
+  readonly #boundary: Boundary;
+
+  constructor(trail: Trail, boundary: Boundary, directory: Confined, name: Bytes, found?: Found) {
+    this.at = fs.child(directory, name);
+    this.directory = directory;
+    this.name = name;
+    this.found = found;
+    this.#trail = trail;
+    this.#boundary = boundary;
+  }
+
+  /** As requested. */
+  get path(): Bytes {
+    return this.#trail.path;
+  }
+
+  /** Target of the symlink that the request named, as written. */
+  get link(): Bytes | undefined {
+    return this.#trail.link;
+  }
+
+  /** What has the name, which must be something. */
+  get present(): Found {
+    if (!this.found) throw fault('file_not_found', this.path, 'no such file');
+    return this.found;
+  }
+
+  /** Judges the place again, with what has the name now. */
+  async recheck(stats: BigIntStats | undefined): Promise<void> {
+    const place = { at: this.directory, name: this.name };
+    this.#boundary.judge(await this.#boundary.survey(place), stats, this.path);
+  }
+
+  /** Makes the name durable, with the directories made on the way: they stay; else they go with the entry. */
+  async keep(): Promise<void> {
+    const { made } = this.#trail;
+    for (const at of [this.directory, ...made.map(({ above }) => above)]) await fs.syncDirectory(at);
+    made.splice(0);
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#trail.undo();
+    this.#trail.release();
+  }
+}
+
+export class Confinement {
+  /** What confines it, for those who walk on from an open directory. */
+  readonly boundary: Boundary;
+
+  constructor(boundary: Boundary) {
+    this.boundary = boundary;
+  }
+
+  /** An existing directory, symlinks followed. */
+  directory(path: Bytes): Promise<Directory> {
+    const trail = new Trail(path);
+    return this.#resolve(trail, async () => {
+      const { at } = await this.#directory(trail, path);
+      await this.#check(trail, { at });
+      return { at, [Symbol.dispose]: () => trail.release() };
+    });
+  }
+
+  /** What a path names, a symlink at its end followed; with `parents` missing directories above it are made. */
+  entry(path: Bytes, parents = false): Promise<Entry> {
+    return this.#enter(new Trail(path), parents);
+  }
+
+  /** What has the name that a path ends in, a symlink there not followed. */
+  name(path: Bytes, parents = false): Promise<Entry> {
+    return this.#enter(new Trail(path, false), parents);
+  }
+
+  #enter(trail: Trail, parents: boolean): Promise<Entry> {
+    const { path } = trail;
+    return this.#resolve(trail, async () => {
+      const { at } = await this.#parent(trail, posix.dirname(path), parents);
+      return this.#lookUp(trail, at, posix.basename(path));
+    });
+  }
+
+  /** What a symlink in an open directory leads to; undefined where it dangles or leads out. */
+  async linkTarget(directory: Confined, name: Bytes): Promise<BigIntStats | undefined> {
+    if (this.boundary.unconfined) return fs.stat(fs.child(directory, name)).catch(() => undefined);
+    const trail = new Trail(name);
+    try {
+      return (await this.#follow(trail, directory, name)).found?.stats;
+    } catch {
+      return undefined;
+    } finally {
+      trail.release();
+    }
+  }
+
+  /** Leaves nothing behind on failure, and does not tell what exists outside the roots. */
+  async #resolve<T>(trail: Trail, work: () => Promise<T>): Promise<T> {
+    try {
+      return await work();
+    } catch (error) {
+      await trail.undo();
+      trail.release();
+      throw this.boundary.covers(trail.path)
+        ? fromErrno(error, shown(trail.path))
+        : this.boundary.outside(trail.path);
+    }
+  }
+
+  async #parent(trail: Trail, path: Bytes, make: boolean): Promise<Pinned> {
+    try {
+      return await trail.hold(path, fs.O_DIRECTORY);
+    } catch (error) {
+      if (!make || errnoOf(error) !== 'ENOENT') await this.#fail(trail, path, error);
+    }
+    return this.#make(trail, path);
+  }
+
+  async #make(trail: Trail, path: Bytes): Promise<Pinned> {
+    const above = (await this.#parent(trail, posix.dirname(path), true)).at;
+    const name = posix.basename(path);
+    const at = fs.child(above, name);
+    await this.#check(trail, { at: above, name });
+    try {
+      await fs.mkdir(at, 0o755);
+    } catch (error) {
+      // Somebody was faster, or a symlink dangles there: opening tells which.
+      if (errnoOf(error) === 'EEXIST') return this.#directory(trail, at);
+      throw error;
+    }
+    trail.made.push({ above, name });
+    const made = await trail.hold(at, fs.O_DIRECTORY | fs.O_NOFOLLOW);
+    // Against the umask; a setgid bit inherited from above stays.
+    await fs.chmod(made.at, (Number((await made.stat()).mode) & 0o7000) | 0o755);
+    return made;
+  }
+
+  async #lookUp(trail: Trail, directory: Confined, name: Bytes): Promise<Entry> {
+    const surveyed = this.boundary.survey({ at: directory, name });
+    // Listened to below; until then the name is opened meanwhile.
+    surveyed.catch(() => undefined);
+    const found = await trail.hold(fs.child(directory, name), fs.O_NOFOLLOW).catch(async (error: unknown) => {
+      if (errnoOf(error) === 'ENOENT') return undefined;
+      this.boundary.judge(await surveyed, undefined, trail.path);
+      throw error;
+    });
+    const stats = await found?.stat();
+    if (stats?.isSymbolicLink() && trail.follows) {
+      this.boundary.assertFree(await surveyed, stats, trail.path);
+      return this.#follow(trail, directory, name);
+    }
+    this.boundary.judge(await surveyed, stats, trail.path);
+    return new Entry(trail, this.boundary, directory, name, found && stats && { at: found.at, stats });
+  }
+
+  /** Goes on where a symlink points to; its path is resolved by the kernel, never lexically. */
+  async #follow(trail: Trail, at: Confined, name: Bytes): Promise<Entry> {
+    trail.hops += 1;
+    if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'too many symlinks');
+    const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
+    // It has just been replaced.
+    if (link === undefined) return this.#lookUp(trail, at, name);
+    trail.link ??= link;
+    const target = link.startsWith('/') ? link : `${at}/${link}`;
+    const cut = target.lastIndexOf('/');
+    const last = target.slice(cut + 1);
+    if (!/^\.{0,2}$/.test(last)) {
+      const directory = await this.#directory(trail, target.slice(0, cut) || '/');
+      return this.#lookUp(trail, directory.at, last);
+    }
+    // It ends in a slash or dots, so it names a directory without a name of its own.
+    const directory = await this.#directory(trail, target);
+    await this.#check(trail, { at: directory.at });
+    const found = { at: directory.at, stats: await directory.stat() };
+    return new Entry(trail, this.boundary, directory.at, '.', found);
+  }
+
+  async #directory(trail: Trail, path: Bytes): Promise<Pinned> {
+    return trail.hold(path, fs.O_DIRECTORY).catch((error: unknown) => this.#fail(trail, path, error));
+  }
+
+  /** Why a directory cannot be opened is told only if the way to it ends inside: elsewhere it would tell what exists. */
+  async #fail(trail: Trail, path: Bytes, error: unknown): Promise<never> {
+    await this.#check(trail, { at: (await this.#reach(trail, path)).at });
+    throw error;
+  }
+
+  /** The last directory on the way of a path that is there, symlinks followed as the kernel does. */
+  async #reach(trail: Trail, path: Bytes, hops = 0): Promise<Pinned> {
+    // A slash or dot at the end would follow the symlink before it.
+    const plain = path.replace(/(\/\.?)+$/, '') || '/';
+    const directory = await trail.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
+    if (directory) return directory;
+    const above = posix.dirname(plain);
+    const link = await fs.readlink(plain as Confined).catch(() => undefined);
+    if (link === undefined || hops === longestTrail) return this.#reach(trail, above, hops);
+    return this.#reach(trail, link.startsWith('/') ? link : `${above}/${link}`, hops + 1);
+  }
+
+  async #check(trail: Trail, place: Place): Promise<void> {
+    this.boundary.judge(await this.boundary.survey(place), undefined, trail.path);
+  }
+}

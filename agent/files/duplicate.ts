@@ -1,0 +1,196 @@
+// Copies what has a name, with all below it, to a name in a directory that nobody else can reach: bytes, modes, times,
+// symlinks as symlinks. On the disk when it resolves.
+import { posix } from 'node:path';
+import { fromErrno } from '../../shared/errors.ts';
+import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
+import type { Boundary } from './confine/boundary.ts';
+import { isTorn } from './confine/contents.ts';
+import { Descent } from './confine/descent.ts';
+import type { BigIntStats, Confined, Pinned } from './confine/fs.ts';
+import * as fs from './confine/fs.ts';
+import { holdsFiles, holdsMemory } from './confine/kernel.ts';
+import { type Bytes, fault, shown } from './confine/path.ts';
+import { type Step, walk } from './confine/walk.ts';
+
+const bufferBytes = 1024 * 1024;
+/** What is flushed at once, which is cheaper than one by one; Node's thread pool keeps room for others. */
+const mostFlushing = 3;
+
+/** What is to be copied: a name in a pinned directory, and what it was when it was judged. */
+type Source = Pick<Step, 'parent' | 'name' | 'at' | 'stats'>;
+
+interface Duplicating {
+  boundary: Boundary;
+  /** Of the source, for messages. */
+  path: Bytes;
+  signal: AbortSignal;
+  /** A move: owners are kept or it fails, and what is mounted below is not taken along. A copy is root's to own, or ours. */
+  moves: boolean;
+}
+
+interface Duplicated {
+  /** Regular files, and their bytes. */
+  files: number;
+  bytes: number;
+}
+
+export async function duplicate(source: Source, to: Confined, options: Duplicating): Promise<Duplicated> {
+  await using copier = new Copier(options);
+  await copier.one(source, to, options.path);
+  if (source.stats.isDirectory()) await copier.below(source, to);
+  return await copier.end();
+}
+
+class Copier implements AsyncDisposable {
+  readonly #options: Duplicating;
+  readonly #buffer = Buffer.allocUnsafeSlow(bufferBytes);
+  readonly #zeros = Buffer.alloc(bufferBytes);
+  readonly #flushes = new Flushes(mostFlushing);
+  #files = 0;
+  #bytes = 0;
+
+  constructor(options: Duplicating) {
+    this.#options = options;
+  }
+
+  /** A directory is made empty, and gets its attributes only when it is left. */
+  async one(source: Source, to: Confined, path: Bytes): Promise<void> {
+    const { stats } = source;
+    try {
+      if (stats.isDirectory()) await fs.mkdir(to, 0o700);
+      else if (stats.isSymbolicLink()) await this.#symlink(source, to, path);
+      else if (stats.isFile()) await this.#file(source, to, path);
+      else throw fault('unsupported_file', path, 'neither file, directory nor symlink');
+    } catch (error) {
+      throw fromErrno(error, shown(path));
+    }
+  }
+
+  /** All below a directory whose copy has been made. */
+  async below(source: Source, to: Confined): Promise<void> {
+    const { boundary, path, signal, moves } = this.#options;
+    using from = await fs.pin(source.at);
+    using top = await fs.pin(to);
+    using descent = new Descent(top.at, path);
+    assertSame(await from.stat(), source.stats, path);
+    if (!(await holdsFiles(from.at))) throw fault('unsupported_file', path, 'holds no files of a disk');
+    const enter = (_: unknown, inside: Confined): Promise<boolean> => holdsFiles(inside);
+    const options = { path, signal, directories: 'both', oneMount: moves, enter } as const;
+    for await (const step of walk(from.at, boundary, options)) {
+      const below = posix.join(path, step.path);
+      if (step.left) {
+        const made = await openDirectory(descent.at);
+        // Up first: its own mode may forbid the way.
+        await descent.leave().catch((error: unknown) => {
+          made[Symbol.dispose]();
+          throw error;
+        });
+        await this.#finish(made, step.stats, below);
+        continue;
+      }
+      const at = fs.child(descent.at, step.name);
+      await this.one(step, at, below);
+      if (!step.stats.isDirectory()) continue;
+      const made = await fs.pin(at);
+      descent.enter(made, await made.stat());
+    }
+    await this.#finish(await openDirectory(top.at), source.stats, path);
+  }
+
+  /** Everything is on the disk when it resolves. */
+  async end(): Promise<Duplicated> {
+    await this.#flushes.end();
+    return { files: this.#files, bytes: this.#bytes };
+  }
+
+  /** After a failure: nothing is under way any more. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#flushes[Symbol.asyncDispose]();
+  }
+
+  async #symlink({ at, stats }: Source, to: Confined, path: Bytes): Promise<void> {
+    await fs.symlink(await fs.readlink(at), to);
+    if (this.#keepsOwner) await keepOwner(fs.lchown(to, Number(stats.uid), Number(stats.gid)), path);
+    await fs.lutimes(to, seconds(stats.atimeNs), seconds(stats.mtimeNs));
+  }
+
+  async #file(source: Source, to: Confined, path: Bytes): Promise<void> {
+    using from = await openSame(source, path);
+    const before = await from.stat();
+    const made = await NewFile.create(to);
+    try {
+      await this.#content(from, made, before);
+      this.#assertUnchanged(before, await from.stat(), made.size, path);
+      await made.flushed();
+    } catch (error) {
+      await made[Symbol.asyncDispose]();
+      throw error;
+    }
+    this.#bytes += made.size;
+    this.#files += 1;
+    await this.#finish(made.pinned, before, path);
+  }
+
+  /** Copies the bytes, and leaves out holes. */
+  async #content({ handle }: Pinned, to: NewFile, { size, blocks }: BigIntStats): Promise<void> {
+    const sparse = blocks * 512n < size;
+    // A file of /proc says 0 and has more.
+    while (size === 0n || to.size < size) {
+      this.#options.signal.throwIfAborted();
+      const wanted = size > 0n ? Math.min(bufferBytes, Number(size) - to.size) : bufferBytes;
+      const { bytesRead } = await handle.read(this.#buffer, 0, wanted, to.size);
+      if (bytesRead === 0) break;
+      const chunk = this.#buffer.subarray(0, bytesRead);
+      if (sparse && chunk.equals(this.#zeros.subarray(0, bytesRead))) to.skip(bytesRead);
+      else await to.append(chunk);
+    }
+    if (sparse) await to.pinned.handle.truncate(to.size);
+  }
+
+  /** A copy has what was there when it began; a move must not lose what was added since. */
+  #assertUnchanged(before: BigIntStats, after: BigIntStats, copied: number, path: Bytes): void {
+    const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;
+    // Shrunk and grown again.
+    const short = differs && copied < before.size;
+    if (this.#options.moves ? differs : short || isTorn(before, after))
+      throw fault('conflict', path, 'changed while it was copied, try again');
+  }
+
+  /** Gives what was made its attributes, flushes it while others are copied, and closes it. */
+  async #finish(made: Pinned, { uid, gid, mode, atimeNs, mtimeNs }: BigIntStats, path: Bytes): Promise<void> {
+    const { handle } = made;
+    const [owner, group] = [Number(uid), Number(gid)];
+    // What is copied for somebody else must not lend him our rights: setuid and setgid stay only for the same owner.
+    const ours = owner === process.geteuid?.() && group === process.getegid?.();
+    try {
+      // A change of owner clears setuid and setgid, so the mode comes second.
+      if (this.#keepsOwner) await keepOwner(handle.chown(owner, group), path);
+      await handle.utimes(seconds(atimeNs), seconds(mtimeNs));
+      await handle.chmod(Number(mode) & (this.#keepsOwner || ours ? 0o7777 : 0o1777));
+    } catch (error) {
+      made[Symbol.dispose]();
+      throw fromErrno(error, shown(path));
+    }
+    await this.#flushes.add(handle.sync().finally(() => made[Symbol.dispose]()));
+  }
+
+  get #keepsOwner(): boolean {
+    return this.#options.moves || process.geteuid?.() === 0;
+  }
+}
+
+const openDirectory = (at: Confined): Promise<Pinned> => fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY);
+
+/** The very file that was judged, known to be a plain one before it is opened. */
+async function openSame({ name, at, stats }: Source, path: Bytes): Promise<Pinned> {
+  using pinned = await fs.pin(at);
+  assertSame(await pinned.stat(), stats, path);
+  if (await holdsMemory(name, pinned.at, stats))
+    throw fault('unsupported_file', path, 'the memory of a process');
+  return await fs.pin(pinned.at, fs.readOnly);
+}
+
+function assertSame(now: BigIntStats, then: BigIntStats, path: Bytes): void {
+  if (fs.identityOf(now) === fs.identityOf(then)) return;
+  throw fault('conflict', path, 'was replaced while it was copied, try again');
+}

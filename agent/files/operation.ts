@@ -1,0 +1,87 @@
+// How an operation is called: with the disk, the path of its request and a signal. One that only reads does not hold its
+// caller when that leaves, for a disk may hang: it comes to its end by itself and closes what it has opened.
+import { fromErrno } from '../../shared/errors.ts';
+import type { AgentCall, AgentMethods } from '../../shared/rpc.ts';
+import type { Journal } from './atomic/journal.ts';
+import { type Bytes, shown, type Target, targetOf } from './confine/path.ts';
+import type { Confinement } from './confine/resolve.ts';
+import type { AskUsers } from './users-groups.ts';
+import type { Quota } from './watch/watched.ts';
+
+/** What the operations work with. */
+export interface Disk {
+  /** Where files may be read, which is more than may be changed. */
+  reading: Confinement;
+  writing: Confinement;
+  users: AskUsers;
+  /** Where relative paths start. */
+  home: Bytes;
+  journal: Journal;
+  /** What all watches may hold. */
+  watches: Quota;
+}
+
+/** A method of the wire as an operation: given the path that its request names, and when nobody waits any more. */
+export type Operation<M extends keyof AgentMethods> = Work<RequestOf<M>, Result<ReturnType<AgentMethods[M]>>>;
+export type RequestOf<M extends keyof AgentMethods> = Parameters<AgentMethods[M]>[0];
+type Result<Answer> = Answer extends AsyncIterable<infer Part> ? AsyncGenerator<Part, void, void> : Answer;
+type Work<Request, Result> = (disk: Disk, request: Request, target: Target, signal: AbortSignal) => Result;
+
+/** A handler of the link; `named` says which path failures are about. */
+export function unary<Request, Response>(
+  disk: Disk,
+  named: (request: Request) => Buffer,
+  work: Work<Request, Promise<Response>>,
+) {
+  return async (request: Request, { signal }: AgentCall): Promise<Response> => {
+    const target = targetOf(named(request), disk.home);
+    return failingAs(target.path, signal, () => work(disk, request, target, signal));
+  };
+}
+
+/** A handler that yields its response piece by piece. */
+export function streaming<Request extends { path: Buffer }, Response>(
+  disk: Disk,
+  work: Work<Request, AsyncGenerator<Response, void, void>>,
+) {
+  return async function* (request: Request, { signal }: AgentCall): AsyncGenerator<Response, void, void> {
+    const target = targetOf(request.path, disk.home);
+    const source = work(disk, request, target, signal);
+    try {
+      signal.throwIfAborted();
+      for (;;) {
+        const next = await unlessAborted(signal, source.next());
+        if (next.done) return;
+        yield next.value;
+      }
+    } catch (error) {
+      throw signal.aborted ? signal.reason : fromErrno(error, shown(target.path));
+    } finally {
+      // Nobody waits for its end, which may hang with the disk.
+      source.return().catch(() => undefined);
+    }
+  };
+}
+
+/** The result of `work`, or the signal's reason as soon as it fires: the work itself goes on to its own end. */
+export function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const leave = (): void => {
+      reject(signal.reason);
+      work.catch(() => undefined);
+    };
+    if (signal.aborted) return leave();
+    signal.addEventListener('abort', leave, { once: true });
+    work.finally(() => signal.removeEventListener('abort', leave)).then(resolve, reject);
+  });
+}
+
+/** What a call about a path fails with: the signal's reason once that has fired, else a documented code. */
+export async function failingAs<T>(path: Bytes, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
+  try {
+    signal.throwIfAborted();
+    return await work();
+  } catch (error) {
+    throw signal.aborted ? signal.reason : fromErrno(error, shown(path));
+  }
+}

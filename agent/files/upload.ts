@@ -1,0 +1,78 @@
+// What an upload sends: where it goes, its chunks, and the commit that alone makes it count.
+import { createHash } from 'node:crypto';
+import { AppError } from '../../shared/errors.ts';
+import { type Bytes, shown } from './confine/path.ts';
+import { unlessAborted } from './operation.ts';
+
+interface Message<Open, Commit> {
+  open?: Open | null;
+  chunk?: Buffer | null;
+  commit?: Commit | null;
+}
+
+export class Upload<Open, Commit extends { sha256?: string }> implements Disposable {
+  readonly open: Open;
+  /** Of the chunks: who takes one hashes it, at the time that suits. */
+  readonly hash = createHash('sha256');
+  readonly #next: () => Promise<Message<Open, Commit> | undefined>;
+  readonly #end: () => void;
+  #commit: Commit | undefined;
+
+  private constructor(open: Open, next: () => Promise<Message<Open, Commit> | undefined>, end: () => void) {
+    this.open = open;
+    this.#next = next;
+    this.#end = end;
+  }
+
+  static async begin<Open, Commit extends { sha256?: string }>(
+    request: AsyncIterable<Message<Open, Commit>>,
+    signal: AbortSignal,
+  ): Promise<Upload<Open, Commit>> {
+    const messages = request[Symbol.asyncIterator]();
+    const next = async (): Promise<Message<Open, Commit> | undefined> => {
+      const message = await unlessAborted(signal, messages.next());
+      return message.done ? undefined : message.value;
+    };
+    // Nobody reads on; a request that hangs must not hold the answer.
+    const end = (): void => void messages.return?.().catch(() => undefined);
+    try {
+      const open = (await next())?.open;
+      if (!open) throw new AppError('invalid_request', 'an upload starts with open');
+      return new Upload(open, next, end);
+    } catch (error) {
+      end();
+      throw error;
+    }
+  }
+
+  /** All of them; the request's end after commit is what makes it count, a cut one throws instead. */
+  async *chunks(): AsyncGenerator<Buffer, void, void> {
+    for (;;) {
+      const message = await this.#next();
+      if (!message)
+        throw new AppError('invalid_request', 'the upload ended without commit; nothing was changed');
+      if (message.commit) {
+        if (await this.#next()) throw new AppError('invalid_request', 'nothing may follow commit');
+        this.#commit = message.commit;
+        return;
+      }
+      if (!message.chunk) throw new AppError('invalid_request', 'only chunks and commit may follow open');
+      if (message.chunk.length > 0) yield message.chunk;
+    }
+  }
+
+  /** The commit and the digest of what came, once all of it did and was hashed. */
+  finish(path: Bytes): { commit: Commit; sha256: string } {
+    const commit = this.#commit;
+    if (!commit) throw new Error('the upload has not been read to its end');
+    const sha256 = this.hash.digest('hex');
+    if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return { commit, sha256 };
+    const message = 'does not match the bytes that arrived';
+    const details = { issues: [{ path: 'sha256', message }], sha256 };
+    throw new AppError('validation_failed', `${shown(path)}: sha256 ${message}`, details);
+  }
+
+  [Symbol.dispose](): void {
+    this.#end();
+  }
+}
