@@ -216,7 +216,7 @@ export class Batches {
     const unstored = this.#without(id);
     const seen = new Set<string>();
     const current = (members: (OpenCommand | Command)[]): Promise<Command[]> =>
-      Promise.all(members.map((one) => (one instanceof OpenCommand ? one.current(most) : one)));
+      Promise.all(members.map(async (one) => (one instanceof OpenCommand ? one.current(most) : one)));
     for (let from = 0; ; ) {
       const rows = store.ofBatch(id, from, sliceSize, most);
       for (const { command } of rows) seen.add(command.id);

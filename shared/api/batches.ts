@@ -41,11 +41,9 @@ const batch = z
 
 const withResults = batch
   .extend({
-    results: z
-      .array(command.omit({ command: true, args: true, cwd: true, user: true }))
-      .meta({
-        description: 'The command on each machine, with the last 4 KiB of its output, or a share of 8 MiB',
-      }),
+    results: z.array(command.omit({ command: true, args: true, cwd: true, user: true })).meta({
+      description: 'The command on each machine, with the last 4 KiB of its output, or a share of 8 MiB',
+    }),
   })
   .meta({ id: 'BatchWithResults' });
 
