@@ -33,9 +33,9 @@ export function passing(bytes: number): void {
 /**
  * Has V8 give back what a start or a rush has left, once the process has rested for three looks: by itself it keeps all
  * of that until it next needs memory, which may be never. For the rest of the process's life, or until the result is
- * called. `also`: what else is to be given back then. `ms`: between two looks.
+ * called. `ms`: between two looks.
  */
-export function giveBackAtRest(also: () => void = () => {}, ms: number = lookMs): () => void {
+export function giveBackAtRest(ms: number = lookMs): () => void {
   // Several collections in a row make all code look old: without it what comes after them would begin slowly.
   setFlagsFromString('--no-flush-bytecode');
   let rested = 0;
@@ -53,7 +53,6 @@ export function giveBackAtRest(also: () => void = () => {}, ms: number = lookMs)
     const begun = monotonic();
     if (rested < looks || begun < next || resident < settled * worthwhile) return;
     collector()({ type: 'major', flavor: 'last-resort' });
-    also();
     settled = Number.POSITIVE_INFINITY;
     next = begun + (monotonic() - begun) / share;
   });

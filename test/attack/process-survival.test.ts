@@ -52,7 +52,7 @@ test('a process that has no file left to open looks at its memory all the same',
     import { openSync } from 'node:fs';
     import { setTimeout } from 'node:timers/promises';
     import { giveBackAtRest, residentBytes } from ${shared('heap.ts')};
-    giveBackAtRest(undefined, 10);
+    giveBackAtRest(10);
     await setTimeout(1);
     try { for (;;) openSync('/dev/null'); } catch {}
     await setTimeout(100);
