@@ -105,7 +105,7 @@ test('every list is filtered by its fields, and by since, which counts itself, a
 
 test('every list takes what the contract promises: id, since and until, and each field of such a name or kind', () => {
   expect(lists.map(({ name, route }) => [name, Object.keys(route.query).toSorted().join(' ')])).toEqual([
-    ['machines.list', 'arch hostname id limit name offset os search since sort status tags until'],
+    ['machines.list', 'arch hostname id include limit name offset os search since sort status tags until'],
     ['joinTokens.list', 'id limit name offset since sort until'],
     [
       'commands.list',

@@ -187,7 +187,8 @@ class Session implements Link {
     this.#parts = parts;
     this.machineId = machine.id;
     this.instanceId = hello.instance_id;
-    this.journalId = hello.journal_id;
+    // An agent without a journal of processes: what it ran is lost with the agent.
+    this.journalId = hello.journal_id || hello.instance_id || this.id;
     this.methods = hello.methods.filter((name) => methods.has(name));
     this.processIds = keptProcesses(hello.process_ids);
     const open = Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls);

@@ -37,7 +37,7 @@ async function bench(): Promise<Bench> {
     const ran = await house.call('POST', '/commands', { body: { machine_id, command: 'echo as ever' } });
     expect(ran.body.data).toMatchObject({ status: 'completed', stdout: 'as ever\n' });
     // Some milliseconds where nobody else is busy.
-    expect(performance.now() - begun).toBeLessThan(5_000);
+    expect(performance.now() - begun).toBeLessThan(10_000);
   };
   return { house, neighbour, hostile: await scriptedMachine(house), served };
 }
