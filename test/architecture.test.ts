@@ -518,7 +518,7 @@ const confinement: Rule[] = [
         inRoom(path, 'agent/files') &&
         // The journal and the tables of users are the agent's own to read, whatever a request names.
         !inRoom(path, 'agent/files/confine', 'agent/files/atomic/journal', 'agent/files/users-groups'),
-      (target) => /^node:fs/.test(target),
+      (target) => target.startsWith('node:fs'),
     ),
     breaks: [
       { 'agent/files/touch.ts': "import { utimes } from 'node:fs/promises';" },

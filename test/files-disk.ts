@@ -163,7 +163,7 @@ function namesBelow(directory: string, prefix: string): string[] {
 }
 
 /** Removes a tree of any depth and any modes, without what is mounted in it. */
-export function removeTree(at: string): void {
+function removeTree(at: string): void {
   if (!existsSync(at)) return;
   // An ordinary user cannot empty a directory without its write bit, nor Node remove a very deep tree.
   if (!isRoot) execFileSync('chmod', ['-R', 'u+rwx', at]);

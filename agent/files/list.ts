@@ -1,7 +1,7 @@
 // Lists one directory: directories first, then by name, bytewise; entries are looked at only as they are asked for.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { openBudget } from '../../shared/budget.ts';
-import { type Confined, child, lookAt, namesIn } from './confine/fs.ts';
+import { type Confined, child, lookAt, type Named, namesIn } from './confine/fs.ts';
 import { type Bytes, bytes } from './confine/path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describeName } from './describe.ts';
@@ -48,13 +48,12 @@ async function namesOf(
   const [directories, others] = [new Least(end), new Least(end)];
   for await (const batch of namesIn(directory)) {
     const wanted = batch.filter(({ name }) => hidden || !name.startsWith('.'));
-    const links = wanted.map(({ name, symlink }) =>
-      symlink ? confinement.linkTarget(directory, name) : undefined,
-    );
-    const targets = await Promise.all(links);
-    wanted.forEach(({ name, directory: real }, index) => {
-      (real || targets[index]?.isDirectory() ? directories : others).add(name);
-    });
+    const isDirectory = async ({ name, ...entry }: Named): Promise<boolean> => {
+      const target = entry.symlink ? await confinement.linkTarget(directory, name) : undefined;
+      return target?.isDirectory() ?? entry.directory;
+    };
+    const first = await Promise.all(wanted.map(isDirectory));
+    for (const [index, { name }] of wanted.entries()) (first[index] ? directories : others).add(name);
   }
   const names = directories.sorted().concat(others.sorted()).slice(offset, end);
   return { names, total: directories.count + others.count };

@@ -7,22 +7,18 @@ import { posix } from 'node:path';
 import { errnoOf } from '../../../shared/errors.ts';
 import { type Bytes, bytes } from './path.ts';
 
-export type { BigIntStats, FSWatcher, Stats } from 'node:fs';
+export type { BigIntStats, FSWatcher } from 'node:fs';
 export type { FileHandle } from 'node:fs/promises';
 
-export const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY } =
-  callbacks.constants;
+export const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_RDONLY, O_WRONLY } = callbacks.constants;
 /** O_PATH, which Node does not name: such a handle reads nothing, never blocks and has no effect on devices. */
 export const pathOnly = 0o10000000;
 /** For a file known to be plain a moment ago: opening whatever has its name now neither blocks nor takes a terminal. */
-export const readOnly = O_RDONLY | O_NONBLOCK | O_NOCTTY;
+export const readOnly = O_RDONLY | callbacks.constants.O_NONBLOCK | O_NOCTTY;
 
 declare const confined: unique symbol;
 /** A path through an open handle, /proc/self/fd/N or /proc/self/fd/N/name: it stays there whatever is renamed. */
 export type Confined = Bytes & { readonly [confined]: true };
-
-/** The path of a handle, for as long as it is open. */
-export const pathOf = ({ fd }: fs.FileHandle): Confined => `/proc/self/fd/${fd}` as Confined;
 
 /** A name in an open directory. */
 export function child(directory: Confined, name: Bytes): Confined {
@@ -37,7 +33,8 @@ export class Pinned implements Disposable {
 
   constructor(handle: fs.FileHandle) {
     this.handle = handle;
-    this.at = pathOf(handle);
+    // For as long as it is open.
+    this.at = `/proc/self/fd/${handle.fd}` as Confined;
   }
 
   stat(): Promise<BigIntStats> {

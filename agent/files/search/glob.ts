@@ -74,7 +74,10 @@ function segmentsOf(tokens: string[]): Segment[] {
 
 const splitAt = (tokens: string[], separator: string): string[][] => {
   const parts: string[][] = [[]];
-  for (const token of tokens) token === separator ? parts.push([]) : parts.at(-1)?.push(token);
+  for (const token of tokens) {
+    if (token === separator) parts.push([]);
+    else parts.at(-1)?.push(token);
+  }
   return parts;
 };
 
