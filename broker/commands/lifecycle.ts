@@ -20,6 +20,8 @@ import type { CommandStore } from './store.ts';
 const rewriteMs = 5_000;
 /** A command that ends within this time has its start and its end in one transaction. */
 const announceMs = 10;
+/** Results of a machine that end within this time are acknowledged together: each message costs both sides CPU. */
+const acknowledgeMs = 50;
 
 interface LifecycleRooms {
   store: CommandStore;
@@ -32,6 +34,8 @@ export class Lifecycle {
   readonly #rooms: LifecycleRooms;
   readonly #log: Logger;
   readonly #stopped = new AbortController();
+  /** Results on disk, by machine, that are to be acknowledged. */
+  readonly #settled = new Map<string, string[]>();
 
   constructor(rooms: LifecycleRooms, log: Logger) {
     this.#rooms = rooms;
@@ -112,7 +116,7 @@ export class Lifecycle {
   }
 
   #close(open: OpenCommand, end: Command): void {
-    const { store, scheduler, presence } = this.#rooms;
+    const { store, scheduler } = this.#rooms;
     const { id, machine_id, batch_id, journal_id, kept_bytes } = end;
     open.record = end;
     open.ended = end;
@@ -126,7 +130,21 @@ export class Lifecycle {
     }
     store.limitOutput(kept_bytes);
     open.output.changed.wake();
-    if (journal_id !== '') acknowledge(presence, machine_id, [id], this.#log);
+    if (journal_id !== '') this.#acknowledgeSoon(machine_id, id);
     scheduler.changed.wake();
+  }
+
+  #acknowledgeSoon(machineId: string, id: string): void {
+    const settled = this.#settled.get(machineId);
+    if (settled) {
+      settled.push(id);
+      return;
+    }
+    const ids = [id];
+    this.#settled.set(machineId, ids);
+    after(acknowledgeMs, () => {
+      this.#settled.delete(machineId);
+      if (!this.#stopped.signal.aborted) acknowledge(this.#rooms.presence, machineId, ids, this.#log);
+    });
   }
 }
