@@ -14,7 +14,7 @@ import { writeDurably } from '../shared/durable-file.ts';
 import { AppError, errnoOf, StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { rawPublicKey } from '../shared/proof.ts';
-import { readRegularFile } from '../shared/regular-file.ts';
+import { readRegularJson } from '../shared/regular-file.ts';
 import { linkServerName } from '../shared/rpc.ts';
 import { version } from '../shared/version.ts';
 import { enrollWith } from './link/dial.ts';
@@ -113,19 +113,11 @@ function identityOf(from: Stored, machineId: string): Identity {
 }
 
 async function read(file: string): Promise<Stored | undefined> {
-  const content = await readRegularFile(file);
-  if (!content) return undefined;
-  const parsed = stored.safeParse(parseJson(content.text));
+  const json = await readRegularJson(file);
+  if (json === undefined) return undefined;
+  const parsed = stored.safeParse(json);
   if (parsed.success) return parsed.data;
   throw new StartError(`${file} is damaged: remove it and join again with a new join token`);
-}
-
-function parseJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
 }
 
 /** Asks the broker for its chain, trusting nothing, and keeps the authority only if the token pins it. */

@@ -35,3 +35,14 @@ export async function readRegularFile(file: string): Promise<FileContent | undef
 function notRegular(file: string): StartError {
   return new StartError(`${file} is not a regular file: remove it, then try again`);
 }
+
+/** The JSON in such a file: undefined where there is no file, null where the text is not JSON. Throws as readRegularFile. */
+export async function readRegularJson(file: string): Promise<unknown> {
+  const content = await readRegularFile(file);
+  if (!content) return undefined;
+  try {
+    return JSON.parse(content.text);
+  } catch {
+    return null;
+  }
+}

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { clockFault } from '../clock-fault.ts';
 import { StartError } from '../errors.ts';
-import { readRegularFile } from '../regular-file.ts';
+import { readRegularJson } from '../regular-file.ts';
 import { examineDirectory } from './directory.ts';
 import { type Finding, fail, ok, reason } from './finding.ts';
 import { hostPortOf, reachBroker } from './reach.ts';
@@ -41,19 +41,11 @@ const identity = z.looseObject({
 });
 
 async function identityIn(file: string): Promise<z.output<typeof identity> | undefined> {
-  const found = await readRegularFile(file);
-  if (!found) return undefined;
-  const parsed = identity.safeParse(parseJson(found.text));
+  const json = await readRegularJson(file);
+  if (json === undefined) return undefined;
+  const parsed = identity.safeParse(json);
   if (parsed.success) return parsed.data;
   throw new StartError(`${file} is damaged: remove it and join again with a new join token`);
-}
-
-function parseJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
 }
 
 async function reached(broker: string, ca: string): Promise<Finding> {
