@@ -1,6 +1,6 @@
 // Which fields of a call the audit log shows: what it was about, never contents, input or environment.
 
-/** Fields of a log line, in the words of whoever reads it with jq. */
+/** Fields of a log line, named as people query them with jq. */
 export type Fields = Record<string, unknown>;
 
 /** The request fields that are logged, of any method. A new field of a request is private until it is named here. */

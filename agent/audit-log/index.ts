@@ -104,7 +104,7 @@ export class AuditedCall {
     if (lasting.has(this.#method)) this.#exit = exitOf(response) ?? this.#exit;
   }
 
-  /** It is done, whoever hears of it. */
+  /** The act is done, even if its answer reaches no caller. */
   done(): void {
     this.#done = true;
   }

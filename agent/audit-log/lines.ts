@@ -29,7 +29,7 @@ export class Lines {
   readonly #log: Logger;
   readonly #fileBytes: number;
   readonly #gatherMs: number;
-  /** Stays open, so that whoever uses up all descriptors hides nothing. */
+  /** Stays open: a caller who uses up all descriptors cannot hide its acts. */
   #file: FileHandle | undefined;
   #size = 0;
   /** The last line may have been cut off. */
@@ -119,7 +119,7 @@ export class Lines {
     this.#size += text.length;
   }
 
-  /** The file, with room for so many bytes; a new one where it is full, or somebody has put another in its place, or none. */
+  /** The file with room for that many bytes: a new one if it is full, was replaced, or is missing. */
   async #open(room = 0): Promise<FileHandle> {
     const path = this.#path(0);
     const held = this.#file;

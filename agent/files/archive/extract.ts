@@ -132,7 +132,7 @@ export class Extractor implements AsyncDisposable {
       const { handle } = made.pinned;
       // Setuid, setgid and sticky are not what an archive may hand out; the umask has no say.
       await handle.chmod(mode & 0o777);
-      // Both times, as tar does: an archive tells no other.
+      // Access and modification time alike, as tar does: an archive has only one.
       await handle.utimes(seconds(mtimeNs), seconds(mtimeNs));
       await made.sync();
     }
@@ -163,7 +163,7 @@ export class Extractor implements AsyncDisposable {
     if (inside === '') throw refusal();
     const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
     await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
-    // Judged by what the link has got, which nobody can swap any more.
+    // Judged by the new link itself: its target cannot be swapped any more.
     const got = await fs.lookAt(at);
     if (!got?.isFile()) throw refusal();
     tree.assertFree(directory, name, got, path);

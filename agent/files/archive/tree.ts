@@ -115,7 +115,7 @@ export class Tree implements Disposable {
     this.assertFree(above, name, undefined, path);
     let made = true;
     await fs.mkdir(at, 0o700).catch((error: unknown) => {
-      // Somebody was faster, or a symlink dangles there: opening tells which.
+      // Another process made it first, or a dangling symlink has the name: opening shows which.
       if (errnoOf(error) !== 'EEXIST') throw error;
       made = false;
     });

@@ -187,7 +187,7 @@ export class Confinement {
     try {
       await fs.mkdir(at, 0o755);
     } catch (error) {
-      // Somebody was faster, or a symlink dangles there: opening tells which.
+      // Another process made it first, or a dangling symlink has the name: opening shows which.
       if (errnoOf(error) === 'EEXIST') return this.#directory(trail, at);
       throw error;
     }
