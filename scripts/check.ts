@@ -1,10 +1,9 @@
 // Generates the wire types, then runs every static check at once; prints each one's result, and the output of
 // those that failed.
-import { spawn } from 'node:child_process';
 import { join } from 'node:path';
+import { execa } from 'execa';
 
 const root = join(import.meta.dirname, '..');
-const env = { ...process.env, PATH: `${join(root, 'node_modules/.bin')}:${process.env.PATH}`, NO_COLOR: '1' };
 
 type Check = [name: string, command: string, args: string[]];
 
@@ -26,27 +25,16 @@ interface Result {
 }
 
 /** Runs one command to its end; a command that cannot even start has failed too. */
-function run([name, command, args]: Check): Promise<Result> {
-  const started = performance.now();
-  const child = spawn(command, args, { cwd: root, env, stdio: ['ignore', 'pipe', 'pipe'] });
-  let output = '';
-  for (const stream of [child.stdout, child.stderr]) {
-    stream.setEncoding('utf8').on('data', (text: string) => {
-      output += text;
-    });
-  }
-  return new Promise((resolve) => {
-    const end = (ok: boolean) => {
-      const seconds = ((performance.now() - started) / 1000).toFixed(1);
-      console.log(`${ok ? 'ok    ' : 'failed'}  ${name} (${seconds} s)`);
-      resolve({ name, ok, output });
-    };
-    child.on('close', (code) => end(code === 0));
-    child.on('error', (error) => {
-      output += `${command}: ${error.message}\n`;
-      end(false);
-    });
+async function run([name, command, args]: Check): Promise<Result> {
+  const { failed, durationMs, all, originalMessage } = await execa(command, args, {
+    cwd: root,
+    preferLocal: true,
+    env: { NO_COLOR: '1' },
+    all: true,
+    reject: false,
   });
+  console.log(`${failed ? 'failed' : 'ok    '}  ${name} (${(durationMs / 1000).toFixed(1)} s)`);
+  return { name, ok: !failed, output: all || `${command}: ${originalMessage}` };
 }
 
 const results = [await run(first), ...(await Promise.all(checks.map(run)))];

@@ -354,7 +354,9 @@ const rooms: [libraries: string[], rooms: string[]][] = [
     ],
     ['broker/http'],
   ],
-  [['execa', '@lydell/node-pty'], ['agent/processes']],
+  // Programs of others, where no agent stays in memory with it.
+  [['execa'], ['shared/systemd', 'broker/cli']],
+  [['@lydell/node-pty', '@koromix/koffi'], ['agent/processes']],
   [['systeminformation'], ['agent/metrics']],
   [['@grpc/'], ['shared/wire', 'shared/grpc', 'agent/link*', 'broker/link', 'broker/grpc*']],
   [['protobufjs'], ['shared/protos', 'shared/wire']],

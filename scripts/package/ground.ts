@@ -1,8 +1,7 @@
 // What every step of packaging stands on: the checkout, its version, and programs of the system.
-import { execFile } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { promisify } from 'node:util';
+import { execa } from 'execa';
 import { z } from 'zod';
 
 export { version } from '../../shared/version.ts';
@@ -12,11 +11,9 @@ export const root = join(import.meta.dirname, '../..');
 export const arches = ['x64', 'arm64'] as const;
 export type Arch = (typeof arches)[number];
 
-const execute = promisify(execFile);
-
 /** Runs a program to its end and answers what it printed; throws what it complained of. */
 export async function run(file: string, args: string[], cwd: string = root): Promise<string> {
-  const { stdout } = await execute(file, args, { cwd, maxBuffer: 64 * 1024 * 1024 });
+  const { stdout } = await execa(file, args, { cwd, stripFinalNewline: false });
   return stdout;
 }
 

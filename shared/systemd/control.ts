@@ -1,6 +1,6 @@
 // systemd itself, by its own programs.
-import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
+import { execa } from 'execa';
 import { clean } from '../clean.ts';
 import { StartError } from '../errors.ts';
 
@@ -23,22 +23,19 @@ export interface State {
 }
 
 interface Ran {
+  /** 1 also for a program that could not be started or was ended by a signal. */
   code: number;
   stdout: string;
   stderr: string;
 }
 
 /** A start may take three minutes. */
-const runMs = 200_000;
+const options = { timeout: 200_000, reject: false, stripFinalNewline: false } as const;
 
 /** Runs a program of the system to its end, whatever that is. */
-export function run(file: string, args: readonly string[]): Promise<Ran> {
-  return new Promise((resolve) => {
-    execFile(file, [...args], { timeout: runMs, maxBuffer: 16 * 1024 * 1024 }, (error, stdout, stderr) => {
-      const code = typeof error?.code === 'number' ? error.code : error ? 1 : 0;
-      resolve({ code, stdout, stderr: stderr || (error?.message ?? '') });
-    });
-  });
+export async function run(file: string, args: readonly string[]): Promise<Ran> {
+  const { exitCode = 1, stdout, stderr, originalMessage = '' } = await execa(file, args, options);
+  return { code: exitCode, stdout, stderr: stderr || originalMessage };
 }
 
 /** The same, but it must go well. */
