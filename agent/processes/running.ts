@@ -1,12 +1,11 @@
 // A process of a command or terminal that runs, from its start to the end of its whole tree.
-import { constants } from 'node:os';
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Leader } from './census.ts';
 import type { Cgroups } from './cgroup.ts';
 import { explain, NotStarted, type Plan } from './plan.ts';
 import { type Child, type Spawners, SpawnFailed } from './spawner/index.ts';
-import type { Exited, SpawnRequest } from './spawner/main.ts';
+import type { Exited, SpawnRequest } from './spawner/messages.ts';
 import { type FirstSignal, killTree, Tree } from './tree.ts';
 
 /** What a process reads and writes: pipes or a terminal, open on the agent's side. */
@@ -131,7 +130,7 @@ export class Running implements Leader {
     void cgroups?.remove(id);
     const cause = this.#cause ?? 'exited';
     if (cause === 'orphaned') return { cause, exit_code: 0, signal: '' };
-    return { cause, exit_code: signal ? 128 + constants.signals[signal] : code, signal };
+    return { cause, exit_code: code, signal };
   }
 
   async #exited(): Promise<Exited> {
@@ -161,6 +160,6 @@ export class Running implements Leader {
     } catch (error) {
       log.error({ err: error, id, pid }, 'the kill of a command failed');
     }
-    this.#givenUp.resolve({ code: 0, signal: 'SIGKILL' });
+    this.#givenUp.resolve({ code: 128 + 9, signal: 'SIGKILL' });
   }
 }

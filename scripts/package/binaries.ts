@@ -19,10 +19,11 @@ export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
 }
 
-/** What an agent opens terminals with. */
-export async function addAddon(folder: string, arch: Arch): Promise<void> {
-  const name = `@lydell/node-pty-linux-${arch}`;
-  cpSync(await libraryOf(name), join(folder, 'node_modules', name), { recursive: true });
+/** What an agent starts programs and opens terminals with. */
+export async function addAddons(folder: string, arch: Arch): Promise<void> {
+  for (const name of [`@koromix/koffi-linux-${arch}`, `@lydell/node-pty-linux-${arch}`]) {
+    cpSync(await libraryOf(name), join(folder, 'node_modules', name), { recursive: true });
+  }
 }
 
 /** The directory of a library: installed, or fetched once for a machine that is not like this one. */

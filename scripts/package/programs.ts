@@ -1,7 +1,7 @@
 // farhand-agent and farhand-broker as directories that need nothing of the machine: Node, bundles and what they read.
 import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { addAddon, addBinaries } from './binaries.ts';
+import { addAddons, addBinaries } from './binaries.ts';
 import { bundlePrograms, type Entry } from './bundles.ts';
 import { type Arch, version } from './ground.ts';
 
@@ -29,7 +29,7 @@ export async function makeProgram(name: Program, arch: Arch, folder: string): Pr
   writeFileSync(join(folder, 'package.json'), `${JSON.stringify(manifest, undefined, 2)}\n`);
   for (const entry of entries) addLauncher(folder, entry);
   await addBinaries(folder, arch);
-  if (name === 'farhand-agent') await addAddon(folder, arch);
+  if (name === 'farhand-agent') await addAddons(folder, arch);
 }
 
 /** The agents that a broker hands out. */

@@ -151,6 +151,9 @@ describe('a broker from its package', () => {
     const command_line = 'cat /proc/$PPID/comm; readlink /proc/$PPID/exe';
     const spawner = await client.commands.create({ machine_id, command: command_line });
     expect(spawner.stdout).toBe(`farhand-spawner\n${agentHome}/node\n`);
+    // What starts commands has the addon that does so fast.
+    const maps = await client.commands.create({ machine_id, command: 'cat /proc/$PPID/maps' });
+    expect(maps.stdout).toContain('/koffi.node\n');
     const session = await client.sessions.create({ machine_id, shell: '/bin/sh' });
     expect(session.reason ?? null).toBeNull();
   });

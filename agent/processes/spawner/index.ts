@@ -8,7 +8,7 @@ import type { Logger } from '../../../shared/logger.ts';
 import type { Leader } from '../census.ts';
 import { marker } from '../plan.ts';
 import { killTree, Tree } from '../tree.ts';
-import type { Exited, SpawnReport, SpawnRequest } from './main.ts';
+import type { Exited, SpawnReport, SpawnRequest } from './messages.ts';
 
 /** The first process of a command or terminal, a child of the spawner. */
 export interface Child extends Leader {
@@ -141,7 +141,9 @@ class SpawnerProcess {
     this.#options = options;
     // Node copies its own NODE_V8_COVERAGE unless there is one.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined, NODE_COMPILE_CACHE: compileCache };
-    this.#child = spawn(process.execPath, [...flags, spawnerProgram, options.cgroup ?? ''], {
+    // An agent that may load no native code has a spawner that loads none.
+    const noAddons = process.execArgv.filter((flag) => flag === '--no-addons');
+    this.#child = spawn(process.execPath, [...flags, ...noAddons, spawnerProgram, options.cgroup ?? ''], {
       cwd: '/',
       env,
       stdio: ['ignore', 'ignore', 'inherit', 'ipc'],

@@ -1,40 +1,20 @@
 // The spawner, a small process of its own that starts programs for the agent: a start blocks until the kernel has read
 // the program, perhaps from a disk that hangs, and a fork costs by the size of the process that forks.
-import { type ChildProcess, spawn } from 'node:child_process';
+import { spawn } from 'node:child_process';
 import { closeSync, constants, mkdirSync, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { flushCompileCache } from 'node:module';
+import { constants as os } from 'node:os';
 import { join } from 'node:path';
-
-/** A program to start. */
-export interface SpawnRequest {
-  id: string;
-  file: string;
-  args: string[];
-  cwd: string;
-  env: Record<string, string>;
-  ids: { uid: number; gid: number } | undefined;
-  /** Paths of its first three files; without the first it has no input. */
-  stdin: string | undefined;
-  stdout: string;
-  stderr: string;
-}
-
-/** How a process ended; `signal` is empty where none ended it. */
-export interface Exited {
-  code: number;
-  signal: NodeJS.Signals | '';
-}
-
-/** First that the spawner is ready, then what became of each request: started or not, and its exit. */
-export type SpawnReport =
-  | { ready: true }
-  /** `start`: see proc(5); pid and start name one process for ever. Empty where it could not be read. */
-  | { id: string; pid: number; start: string }
-  | { id: string; errno: string }
-  | ({ id: string } & Exited);
+import type { SpawnReport, SpawnRequest } from './messages.ts';
+import { loadPosixSpawn } from './posix.ts';
 
 /** The cgroup of this process, where it may make others; undefined elsewhere. */
 const cgroup = joinCgroup(process.argv[2]);
+
+const posix = loadPosixSpawn();
+
+/** Ids of what posix_spawn has started, by pid. */
+const running = new Map<number, string>();
 
 /** Of flags in proc_pid_fdinfo(5). */
 const closeOnExec = 0o2000000;
@@ -48,30 +28,54 @@ function report(message: SpawnReport): void {
 
 function start(request: SpawnRequest): void {
   const { id } = request;
-  const fail = (error: unknown): void => {
-    const errno = error instanceof Error && 'code' in error ? String(error.code) : 'unknown';
-    report({ id, errno });
-  };
   try {
-    const child = startOpen(request);
-    child.once('error', fail);
-    if (child.pid === undefined) return;
-    report({ id, pid: child.pid, start: startTime(child.pid) });
-    // Node reports a death by a real-time signal as an exit with 0.
-    child.once('exit', (code, signal) => report({ id, code: code ?? 0, signal: signal ?? '' }));
+    withFiles(request, (files) => {
+      // Where posix_spawnp(3) looks for the program.
+      process.env.PATH = request.env.PATH ?? '/usr/bin:/bin';
+      const pid = posix?.spawn(request, files);
+      if (pid === undefined) return startByNode(request, files);
+      running.set(pid, id);
+      report({ id, pid, start: startTime(pid) });
+    });
   } catch (error) {
-    fail(error);
+    reportFailure(id, error);
   }
 }
 
+/** A program that posix_spawn cannot start: Node forks, and can change the user. */
+function startByNode({ id, file, args, cwd, env, ids }: SpawnRequest, files: number[]): void {
+  const child = spawn(file, args, { cwd, env, stdio: files, detached: true, ...ids });
+  child.once('error', (error) => reportFailure(id, error));
+  if (child.pid === undefined) return;
+  report({ id, pid: child.pid, start: startTime(child.pid) });
+  // Node reports a death by a real-time signal as an exit with 0.
+  child.once('exit', (code, signal) =>
+    report({ id, code: signal ? 128 + os.signals[signal] : (code ?? 0), signal: signal ?? '' }),
+  );
+}
+
+/** Signals come together: one call may stand for several ends. */
+function reportEnded(): void {
+  for (const [pid, id] of running) {
+    const exited = posix?.wait(pid);
+    if (!exited) continue;
+    running.delete(pid);
+    report({ id, ...exited });
+  }
+}
+
+function reportFailure(id: string, error: unknown): void {
+  report({ id, errno: error instanceof Error && 'code' in error ? String(error.code) : 'unknown' });
+}
+
 /** Each file is opened for this program alone: a lock on an open file is shared by all that have it. */
-function startOpen({ id, stdin, stdout, stderr, file, args, cwd, env, ids }: SpawnRequest): ChildProcess {
+function withFiles({ id, stdin, stdout, stderr }: SpawnRequest, use: (files: number[]) => void): void {
   const files: number[] = [];
   try {
     files.push(openSync(stdin ?? '/dev/null', constants.O_RDONLY));
     for (const path of [stdout, stderr]) files.push(openOutput(path));
     enterCgroup(id);
-    return spawn(file, args, { cwd, env, stdio: files, detached: true, ...ids });
+    use(files);
   } finally {
     if (cgroup) moveInto(cgroup);
     for (const fd of files) closeSync(fd);
@@ -159,6 +163,7 @@ resetOomScore();
 // The agent decides when this ends, not a signal to everything in a unit or a terminal.
 for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
 process.once('disconnect', () => process.exit());
+process.on('SIGCHLD', reportEnded);
 // The agent alone has the other end of the channel.
 process.on('message', (message) => start(message as SpawnRequest));
 process.title = 'farhand-spawner';
