@@ -228,7 +228,7 @@ test('every field of every route that is called an id is found by the reader tha
 });
 
 function idsIn(body: z.ZodType, value: unknown): Named[] {
-  const route = single({ method: 'POST', path: '/x', access: 'admin', summary: '', body, reply: z.null() });
+  const route = single('POST', '/x', 'admin', { summary: '', body, reply: z.null() });
   return named(new RequestParser(route).ids({ params: {}, query: {}, headers: {}, body: value }));
 }
 

@@ -17,10 +17,10 @@ const audited = z
     machine_id: z.string().nullable(),
     what: z
       .record(z.string(), z.unknown())
-      .meta({ description: 'What it was done to: ids, paths, command lines; long ones are cut' }),
+      .describe('What it was done to: ids, paths, command lines; long ones are cut'),
     request_id: z.string(),
-    address: z.string().meta({ description: 'Where it came from; empty over the broker’s own socket file' }),
-    result: z.string().meta({ description: '`ok`, or the code of the refusal' }),
+    address: z.string().describe('Where it came from; empty over the broker’s own socket file'),
+    result: z.string().describe('`ok`, or the code of the refusal'),
   })
   .meta({ id: 'AuditEntry' });
 
@@ -28,18 +28,15 @@ const audited = z
 export type Deed = Omit<z.output<typeof audited>, 'id' | 'at'>;
 
 export const audit = {
-  list: list({
-    path: '/audit',
-    access: 'admin',
+  list: list('/audit', 'admin', {
     summary: 'List who did what',
     query: {
       action: label(1, 100).optional(),
       // Not looked up: what a revoked key did is what one wants to know.
-      key_id: label(1, 200).optional().meta({ description: 'Id of a key, also of a revoked one' }),
-      key: label(1, 200).optional().meta({ description: 'The same as key_id' }),
+      key_id: label(1, 200).optional().describe('Id of a key, also of a revoked one'),
+      key: label(1, 200).optional().describe('The same as key_id'),
     },
     sort: ['created_at'],
-    defaultSort: '-created_at',
     reply: audited,
   }),
 };

@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { command, spec, wait } from './commands.ts';
 import { list } from './list.ts';
-import { batchId, machineId, single, tags, timestamp } from './route.ts';
+import { batchId, machineId, single, tagList, timestamp } from './route.ts';
 
 export const mostMachines = 10_000;
 /** Characters as JSON. Each machine gets all of it: what is larger is uploaded first. */
@@ -24,56 +24,50 @@ const batch = z
     id: batchId,
     status: z
       .enum(['running', 'completed', 'failed', 'cancelled'])
-      .meta({ description: 'completed: on every machine; failed: not on all of them' }),
+      .describe('completed: on every machine; failed: not on all of them'),
     command: z.string(),
     args: z.array(z.string()).nullable(),
     cwd: z.string().nullable(),
     user: z.string().nullable(),
     concurrency: z.number().nullable(),
     max_failures: z.number().nullable(),
-    total: z.number().meta({ description: 'Machines' }),
-    counts: counts.meta({ description: 'Machines by status' }),
+    total: z.number().describe('Machines'),
+    counts: counts.describe('Machines by status'),
     created_at: timestamp,
     finished_at: timestamp.nullable(),
-    requested_by: z.string().nullable().meta({ description: 'Id of the key' }),
+    requested_by: z.string().nullable().describe('Id of the key'),
   })
   .meta({ id: 'Batch' });
 
 const withResults = batch
   .extend({
-    results: z.array(command.omit({ command: true, args: true, cwd: true, user: true })).meta({
-      description: 'The command on each machine, with the last 4 KiB of its output, or a share of 8 MiB',
-    }),
+    results: z
+      .array(command.omit({ command: true, args: true, cwd: true, user: true }))
+      .describe('The command on each machine, with the last 4 KiB of its output, or a share of 8 MiB'),
   })
   .meta({ id: 'BatchWithResults' });
 
 export const batches = {
-  create: single({
-    method: 'POST',
-    path: '/commands/batch',
-    access: 'commands:execute',
+  create: single('POST', '/commands/batch', 'commands:execute', {
     summary: 'Run a command on many machines and wait for it',
     body: z
       .strictObject({
         machine_ids: z.array(machineId).min(1).max(mostMachines).optional(),
         // None at all would mean every machine there is: too much for a slip.
-        tags: tags
-          .refine((all) => all.length > 0, 'name at least one tag')
-          .optional()
-          .meta({ description: 'Every machine that has all of these' }),
+        tags: tagList(1).optional().describe('Every machine that has all of these'),
         ...spec,
         concurrency: z
           .int()
           .min(1)
           .max(mostMachines)
           .optional()
-          .meta({ description: 'Machines at once; all of them without it' }),
+          .describe('Machines at once; all of them without it'),
         max_failures: z
           .int()
           .min(0)
           .max(mostMachines)
           .optional()
-          .meta({ description: 'When more than so many did not complete, no further machine starts' }),
+          .describe('When more than so many did not complete, no further machine starts'),
         wait,
       })
       .refine(
@@ -89,29 +83,18 @@ export const batches = {
     idempotency: 'replay',
     waits: true,
   }),
-  list: list({
-    path: '/batches',
-    access: 'commands:read',
+  list: list('/batches', 'commands:read', {
     summary: 'List batches',
-    query: { machine_id: machineId.optional().meta({ description: 'Those that have this machine' }) },
+    query: { machine_id: machineId.optional().describe('Those that have this machine') },
     sort: ['created_at'],
-    defaultSort: '-created_at',
     reply: batch,
   }),
-  get: single({
-    method: 'GET',
-    path: '/batches/{batch_id}',
-    access: 'commands:read',
+  get: single('GET', '/batches/{batch_id}', 'commands:read', {
     summary: 'Get a batch and its results',
-    params: { batch_id: batchId },
     reply: withResults,
   }),
-  cancel: single({
-    method: 'DELETE',
-    path: '/batches/{batch_id}',
-    access: 'commands:execute',
+  cancel: single('DELETE', '/batches/{batch_id}', 'commands:execute', {
     summary: 'Cancel a batch: what waits never runs, what runs is ended with its process tree',
-    params: { batch_id: batchId },
     reply: withResults,
   }),
 };

@@ -2,35 +2,10 @@
 import * as z from 'zod';
 import { list } from './list.ts';
 import { machineId, outgoing, type Scope, shownAs, timestamp } from './route.ts';
-import { groups } from './webhooks.ts';
+import { groups, types as webhookTypes } from './webhooks.ts';
 
-/**
- * What can happen: spec 6.1, and what only the event log tells (`machine.fenced`, `machine.removed`,
- * `webhook.disabled`).
- */
-export const eventTypes = [
-  'machine.online',
-  'machine.offline',
-  'machine.registered',
-  'machine.removed',
-  'machine.fenced',
-  'session.created',
-  'session.connected',
-  'session.client_attached',
-  'session.client_detached',
-  'session.grace_period',
-  'session.disconnected',
-  'command.started',
-  'command.completed',
-  'command.failed',
-  'command.timeout',
-  'schedule.completed',
-  'schedule.failed',
-  'file.uploaded',
-  'file.downloaded',
-  'file.deleted',
-  'webhook.disabled',
-] as const;
+/** What can happen: spec 6.1, and what only the event log has. */
+export const eventTypes = [...webhookTypes, 'machine.removed', 'machine.fenced', 'webhook.disabled'] as const;
 export type EventType = (typeof eventTypes)[number];
 
 /** The scope that reading events of a family needs. */
@@ -89,19 +64,14 @@ const types = z
   );
 
 export const events = {
-  list: list({
-    path: '/events',
-    access: 'machines:read',
+  list: list('/events', 'machines:read', {
     summary:
       'List events in the order they were recorded: those of families that the key has the scope for, such as commands:read',
     query: { machine_id: machineId.optional() },
     sort: ['created_at'],
-    defaultSort: '-created_at',
     reply: event,
   }),
-  stream: outgoing('events', {
-    path: '/events/stream',
-    access: 'machines:read',
+  stream: outgoing('events', '/events/stream', 'machines:read', {
     summary:
       'Follow events as they happen; Last-Event-ID tells those after it first, while it is kept; families as in the list',
     query: { types: types.optional(), machine_id: machineId.optional() },

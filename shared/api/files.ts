@@ -18,8 +18,8 @@ const entry = z
   .object({
     name: z.string(),
     path: z.string(),
-    type: z.enum(['file', 'directory']).meta({ description: 'Of a symlink: its target’s' }),
-    size: z.number().optional().meta({ description: 'Bytes; absent for directories' }),
+    type: z.enum(['file', 'directory']).describe('Of a symlink: its target’s'),
+    size: z.number().optional().describe('Bytes; absent for directories'),
     mode: z.string().meta({ examples: ['0644'] }),
     setuid: z.boolean().optional(),
     setgid: z.boolean().optional(),
@@ -29,27 +29,23 @@ const entry = z
     modified_at: timestamp,
     link_target: z.string().optional(),
     special: z.enum(['fifo', 'socket', 'block', 'char']).optional(),
-    name_encoding: z
-      .literal('base64')
-      .optional()
-      .meta({ description: 'name, path and link_target are base64' }),
+    name_encoding: z.literal('base64').optional().describe('name, path and link_target are base64'),
   })
   .meta({ id: 'FileEntry' });
 
-const sha256 = z.string().meta({ description: 'Hexadecimal' });
-const pathEncoding = z.literal('base64').optional().meta({ description: 'For a path that is not UTF-8' });
+const sha256 = z.string().describe('Hexadecimal');
+const pathEncoding = z.literal('base64').optional().describe('For a path that is not UTF-8');
 const givenPath = { path: z.string(), path_encoding: pathEncoding };
 const askedPath = { path, path_encoding: pathEncoding };
 
 /** A route of one machine, and for the spec's unprefixed forms where the machine is named in the query. */
 const prefixed = '/machines/{machine_id}/files' as const;
-const params = { machine_id: machineId };
 const anywhere = {
-  machine_id: machineId.optional().meta({ description: 'May be left out while one machine is registered' }),
+  machine_id: machineId.optional().describe('May be left out while one machine is registered'),
 };
+const implied = { impliesMachine: true } as const;
 
 const listing = {
-  access: 'files:read',
   summary: 'List a directory, directories first, then by name',
   grows: 'files',
   reply: z.object({ ...givenPath, files: z.array(entry) }).meta({ id: 'Listing' }),
@@ -63,8 +59,6 @@ const listed = {
 };
 
 const reading = {
-  method: 'GET',
-  access: 'files:read',
   summary: 'Read a file as text, or as base64 where it is not UTF-8',
   reply: z
     .object({
@@ -76,18 +70,17 @@ const reading = {
     .meta({ id: 'FileContent' }),
   waits: true,
 } as const;
-const whole = { min: Number.MIN_SAFE_INTEGER, max: Number.MAX_SAFE_INTEGER };
 const readPart = {
   ...askedPath,
   encoding: z.enum(['utf-8', 'base64']).optional(),
-  offset: queryNumber(whole.min, whole.max, 'First byte; negative counts from the end').optional(),
-  length: queryNumber(0, whole.max).optional(),
+  offset: queryNumber(Number.MIN_SAFE_INTEGER)
+    .optional()
+    .describe('First byte; negative counts from the end'),
+  length: queryNumber(0).optional(),
 };
 
 const ifMatch = { if_match: z.string().max(1000).optional() };
 const writing = {
-  method: 'PUT',
-  access: 'files:write',
   summary: 'Write a file atomically',
   headers: ifMatch,
   reply: z.object({ ...givenPath, size: z.number(), created: z.boolean() }).meta({ id: 'FileWritten' }),
@@ -116,8 +109,6 @@ function sound<T extends z.ZodType<{ content: string; encoding: 'utf-8' | 'base6
 }
 
 const removing = {
-  method: 'DELETE',
-  access: 'files:write',
   summary: 'Delete a file, a symlink (never its target) or a directory',
   reply: z.object({ ...givenPath, deleted: z.literal(true) }).meta({ id: 'FileDeleted' }),
   waits: true,
@@ -135,96 +126,73 @@ const fromTo = {
   destination_encoding: pathEncoding,
   overwrite: z.boolean().default(false),
 };
-const replacing = queryBoolean
-  .default(true)
-  .meta({ description: 'false: an existing file is already_exists' });
+const replacing = queryBoolean.default(true).describe('false: an existing file is already_exists');
 
 export const files = {
-  list: growing({ ...listing, path: prefixed, params, query: listed }),
-  listAnywhere: growing({
+  list: growing(prefixed, 'files:read', { ...listing, query: listed }),
+  listAnywhere: growing('/files', 'files:read', {
     ...listing,
-    impliesMachine: true,
-    path: '/files',
+    ...implied,
     query: { ...anywhere, ...listed },
   }),
-  read: single({ ...reading, path: `${prefixed}/content`, params, query: readPart }),
-  readAnywhere: single({
+  read: single('GET', `${prefixed}/content`, 'files:read', { ...reading, query: readPart }),
+  readAnywhere: single('GET', '/files/content', 'files:read', {
     ...reading,
-    impliesMachine: true,
-    path: '/files/content',
+    ...implied,
     query: { ...anywhere, ...readPart },
   }),
-  write: single({ ...writing, path: `${prefixed}/content`, params, body: sound(z.strictObject(content)) }),
-  writeAnywhere: single({
+  write: single('PUT', `${prefixed}/content`, 'files:write', {
     ...writing,
-    impliesMachine: true,
-    path: '/files/content',
+    body: sound(z.strictObject(content)),
+  }),
+  writeAnywhere: single('PUT', '/files/content', 'files:write', {
+    ...writing,
+    ...implied,
     query: anywhere,
     body: sound(z.strictObject({ ...anywhere, ...content })),
   }),
-  remove: single({ ...removing, path: prefixed, params, query: removed }),
-  removeAnywhere: single({
+  remove: single('DELETE', prefixed, 'files:write', { ...removing, query: removed }),
+  removeAnywhere: single('DELETE', '/files', 'files:write', {
     ...removing,
-    impliesMachine: true,
-    path: '/files',
+    ...implied,
     query: { ...anywhere, ...removed },
   }),
 
-  stat: single({
-    method: 'GET',
-    path: `${prefixed}/stat`,
-    access: 'files:read',
+  stat: single('GET', `${prefixed}/stat`, 'files:read', {
     summary: 'Describe one path, on request with the checksum of its bytes',
-    params,
     query: { ...askedPath, checksum: z.literal('sha256').optional() },
     reply: entry.extend({ sha256: sha256.optional() }).meta({ id: 'FileStat' }),
     waits: true,
   }),
-  change: single({
-    method: 'PATCH',
-    path: prefixed,
-    access: 'files:write',
+  change: single('PATCH', prefixed, 'files:write', {
     summary: 'Change mode, owner or group',
-    params,
     body: someOf(
       z.strictObject({
         ...askedPath,
         mode: mode.optional(),
-        owner: z.string().min(1).max(100).optional().meta({ description: 'A name or a number' }),
-        group: z.string().min(1).max(100).optional().meta({ description: 'A name or a number' }),
+        owner: z.string().min(1).max(100).optional().describe('A name or a number'),
+        group: z.string().min(1).max(100).optional().describe('A name or a number'),
       }),
       ['mode', 'owner', 'group'],
     ),
     reply: entry,
   }),
-  mkdir: single({
-    method: 'POST',
-    path: `${prefixed}/mkdir`,
-    access: 'files:write',
+  mkdir: single('POST', `${prefixed}/mkdir`, 'files:write', {
     summary: 'Make a directory',
-    params,
     body: z.strictObject({ ...askedPath, mode: mode.optional(), parents: z.boolean().default(false) }),
     reply: entry,
     status: 201,
     idempotency: 'replay',
   }),
-  move: single({
-    method: 'POST',
-    path: `${prefixed}/move`,
-    access: 'files:write',
+  move: single('POST', `${prefixed}/move`, 'files:write', {
     summary: 'Move or rename a file or directory, also to another file system',
-    params,
     body: z.strictObject(fromTo),
     reply: entry,
     idempotency: 'replay',
     waits: true,
   }),
-  copy: single({
-    method: 'POST',
-    path: `${prefixed}/copy`,
-    access: 'files:write',
+  copy: single('POST', `${prefixed}/copy`, 'files:write', {
     summary: 'Copy a file or directory, also to another machine',
-    params,
     body: z.strictObject({ ...fromTo, destination_machine_id: machineId.optional() }),
     reply: entry.extend({ files_copied: z.number(), bytes_copied: z.number() }).meta({ id: 'FileCopied' }),
     status: 201,
@@ -232,13 +200,8 @@ export const files = {
     waits: true,
   }),
 
-  upload: incoming({
-    accepts: 'form',
-    method: 'POST',
-    path: `${prefixed}/upload`,
-    access: 'files:write',
+  upload: incoming('form', 'POST', `${prefixed}/upload`, 'files:write', {
     summary: 'Upload a file as a form; it streams to the machine where path comes before the file',
-    params,
     query: { path: path.optional(), path_encoding: pathEncoding },
     body: z.strictObject({
       path: path.optional(),
@@ -251,13 +214,8 @@ export const files = {
     status: 201,
     idempotency: 'replay',
   }),
-  put: incoming({
-    accepts: 'bytes',
-    method: 'PUT',
-    path: `${prefixed}/raw`,
-    access: 'files:write',
+  put: incoming('bytes', 'PUT', `${prefixed}/raw`, 'files:write', {
     summary: 'Upload a file as the plain body',
-    params,
     query: {
       ...askedPath,
       mode: mode.optional(),
@@ -267,13 +225,8 @@ export const files = {
     headers: ifMatch,
     reply: uploaded,
   }),
-  extract: incoming({
-    accepts: 'bytes',
-    method: 'POST',
-    path: `${prefixed}/extract`,
-    access: 'files:write',
+  extract: incoming('bytes', 'POST', `${prefixed}/extract`, 'files:write', {
     summary: 'Unpack a tar or tar.gz into a directory',
-    params,
     query: { ...askedPath, overwrite: replacing, create_parents: queryBoolean.default(false) },
     reply: z
       .object({ ...givenPath, files: z.number(), bytes: z.number(), sha256 })
@@ -282,16 +235,13 @@ export const files = {
     idempotency: 'replay',
   }),
 
-  download: outgoing('bytes', {
-    path: `${prefixed}/download`,
-    access: 'files:read',
+  download: outgoing('bytes', `${prefixed}/download`, 'files:read', {
     summary: 'Download a file, or a directory as a tar',
-    params,
     query: {
       ...askedPath,
       offset: readPart.offset,
       length: readPart.length,
-      archive: z.enum(['tar', 'tar.gz']).optional().meta({ description: 'For a directory' }),
+      archive: z.enum(['tar', 'tar.gz']).optional().describe('For a directory'),
     },
     headers: {
       range: z.string().max(1000).optional(),
@@ -302,24 +252,16 @@ export const files = {
       if_unmodified_since: z.string().max(100).optional(),
     },
   }),
-  search: outgoing('lines', {
-    path: `${prefixed}/search`,
-    access: 'files:read',
+  search: outgoing('lines', `${prefixed}/search`, 'files:read', {
     summary: 'Search below a directory by name and by text; the last line says whether that is all',
-    params,
     query: {
       path: path.optional(),
       path_encoding: pathEncoding,
-      name: z
-        .string()
-        .min(1)
-        .max(1000)
-        .optional()
-        .meta({ description: 'A glob; with a slash over the whole path' }),
-      content: z.string().min(1).max(1000).optional().meta({ description: 'Text that a line must hold' }),
+      name: z.string().min(1).max(1000).optional().describe('A glob; with a slash over the whole path'),
+      content: z.string().min(1).max(1000).optional().describe('Text that a line must hold'),
       ignore_case: queryBoolean.default(false),
       hidden: queryBoolean.default(false),
-      limit: queryNumber(1, 10_000, 'Matches at most').default(1_000),
+      limit: queryNumber(1, 10_000).default(1_000).describe('Matches at most'),
     },
     reply: z
       .union([
@@ -335,11 +277,8 @@ export const files = {
       ])
       .meta({ id: 'SearchLine' }),
   }),
-  watch: outgoing('events', {
-    path: `${prefixed}/watch`,
-    access: 'files:read',
+  watch: outgoing('events', `${prefixed}/watch`, 'files:read', {
     summary: 'Watch a path: ready, then change events; overflow means that changes were lost, list anew',
-    params,
     query: {
       path: path.optional(),
       path_encoding: pathEncoding,

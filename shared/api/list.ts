@@ -1,17 +1,17 @@
 // Routes that answer a page of objects. What a list is filtered by follows from the fields of its items, for every list alike.
 import * as z from 'zod';
 import {
+  type Access,
   build,
-  type Defaults,
   type Draft,
   idSchemas,
   instant,
   label,
   type NoShape,
   type Nothing,
+  type PathParams,
   queryBoolean,
   queryNumber,
-  type Route,
 } from './route.ts';
 
 type SortBy<Sort extends readonly string[]> = Sort[number] | `-${Sort[number]}`;
@@ -21,45 +21,36 @@ type SortBy<Sort extends readonly string[]> = Sort[number] | `-${Sort[number]}`;
  * each field of its items that one filters by. `fields`: where the items have more of them than a page shows.
  */
 export function list<
+  const P extends string,
   R extends z.ZodObject,
   const Sort extends readonly [string, ...string[]],
-  P extends z.ZodRawShape = NoShape,
   Q extends z.ZodRawShape = NoShape,
   F extends z.ZodObject = R,
 >(
-  draft: Omit<Draft<Q, NoShape, Nothing, R>, 'method'> &
-    Defaults<P> & { sort: Sort; defaultSort: SortBy<Sort>; fields?: F },
-): Route<
-  P,
-  Omit<Filters<F['shape']>, keyof P | keyof Q> & Times & Q & Paging<SortBy<Sort>>,
-  NoShape,
-  Nothing,
-  R,
-  'list'
-> & { filters: readonly string[] } {
-  const { sort, defaultSort, fields = draft.reply, ...rest } = draft;
+  path: P,
+  access: Access,
+  draft: Draft<Q, NoShape, Nothing, R> & { sort: Sort; defaultSort?: SortBy<Sort>; fields?: F },
+) {
+  const { sort, defaultSort = '-created_at', fields = draft.reply, ...rest } = draft;
   const names = sort.flatMap((field) => [field, `-${field}`]);
   // The fields and their negatives are exactly SortBy<Sort>; flatMap cannot say so.
   const schema = z.enum(names as [SortBy<Sort>, ...SortBy<Sort>[]]).default(defaultSort as never);
-  const given = { ...rest.params, ...rest.query };
-  const derived = Object.entries(filtersOf(fields)).filter(([name]) => !Object.hasOwn(given, name));
-  const query = {
-    ...Object.fromEntries(derived),
-    ...times(defaultSort.replace('-', '')),
-    ...rest.query,
-    ...paging(schema),
-  };
+  const made = build('list', 'GET', path, access, { ...rest, query: {} });
+  const derived = filtersOf(fields, { ...made.params, ...rest.query });
+  const query = { ...derived, ...times(defaultSort.replace('-', '')), ...rest.query, ...paging(schema) };
+  // The query has the shape that the type derives from the same schemas.
+  type Query = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & Paging<SortBy<Sort>>;
   return {
-    // The query has the shape that the type above derives from the same schemas.
-    ...build({ ...rest, method: 'GET', query: query as never }, 'list'),
-    filters: [...Object.keys(rest.params ?? {}), ...derived.map(([name]) => name)],
+    ...made,
+    query: query as unknown as Query,
+    filters: [...Object.keys(made.params), ...Object.keys(derived)],
   };
 }
 
 function paging<S extends z.ZodType>(sort: S) {
   return {
-    limit: queryNumber(1, 100, 'Items per page').default(20),
-    offset: queryNumber(0, Number.MAX_SAFE_INTEGER, 'Items to skip').default(0),
+    limit: queryNumber(1, 100).default(20).describe('Items per page'),
+    offset: queryNumber(0).default(0).describe('Items to skip'),
     sort,
   };
 }
@@ -68,8 +59,8 @@ type Paging<S> = ReturnType<typeof paging<z.ZodType<S>>>;
 /** The time of an item is the one that a list is sorted by unless told. */
 function times(field: string) {
   return {
-    since: instant.optional().meta({ description: `Those whose ${field} is this or later` }),
-    until: instant.optional().meta({ description: `Those whose ${field} is before this` }),
+    since: instant.optional().describe(`Those whose ${field} is this or later`),
+    until: instant.optional().describe(`Those whose ${field} is before this`),
   };
 }
 type Times = ReturnType<typeof times>;
@@ -86,9 +77,9 @@ type Filterable =
   | `${string}_${'id' | 'name' | 'hostname'}`;
 
 /** Enums, booleans, and those texts; an id that names a thing of ours is looked up like any other. */
-function filtersOf({ shape }: z.ZodObject): Record<string, z.ZodType> {
+function filtersOf({ shape }: z.ZodObject, given: object): Record<string, z.ZodType> {
   const filters = Object.entries<z.core.$ZodType>(shape).flatMap(([name, schema]): [string, z.ZodType][] => {
-    const filter = filterOf(name, schema);
+    const filter = Object.hasOwn(given, name) ? undefined : filterOf(name, schema);
     return filter ? [[name, filter.optional()]] : [];
   });
   return Object.fromEntries(filters);

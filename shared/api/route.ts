@@ -87,124 +87,133 @@ const nothing = z.undefined();
 export type Nothing = typeof nothing;
 export type NoShape = Record<never, never>;
 
+type ParamNames<Path> = Path extends `${string}{${infer Name}}${infer Rest}`
+  ? Name | ParamNames<Rest>
+  : never;
+/** The params of a path: `{machine_id}` takes the id of a machine, any other name a text. */
+export type PathParams<Path> = {
+  [N in ParamNames<Path>]: N extends `${infer Noun extends IdNoun}_id`
+    ? (typeof idSchemas)[Noun]
+    : z.ZodString;
+};
+
+function paramsOf<Path extends string>(path: Path): PathParams<Path> {
+  const shape = [...path.matchAll(/\{(\w+?)(_id)?\}/g)].map(([, noun = '', id = '']) => [
+    noun + id,
+    id && Object.hasOwn(idSchemas, noun) ? idSchemas[noun as IdNoun] : z.string(),
+  ]);
+  // The names and schemas that the type reads from the same path.
+  return Object.fromEntries(shape) as PathParams<Path>;
+}
+
+/** What a route has besides its method, path and access. */
 export type Draft<
   Q extends z.ZodRawShape,
   H extends z.ZodRawShape,
   B extends z.ZodType,
   R extends z.ZodType,
-> = Pick<Route, 'method' | 'access' | 'summary'> & {
-  path: string;
-  params?: z.ZodRawShape;
-  query?: Q;
-  headers?: H;
-  body?: B;
-  reply: R;
-  status?: 200 | 201;
-} & Pick<Route, 'idempotency' | 'again' | 'bodyLimit' | 'impliesMachine' | 'waits' | 'lastEvent'>;
-
-export interface Defaults<P extends z.ZodRawShape> {
-  params?: P;
-}
+> = Pick<Route, 'summary'> &
+  Partial<Pick<Route, 'base' | 'status' | 'description'>> &
+  Pick<Route, 'idempotency' | 'again' | 'bodyLimit' | 'impliesMachine' | 'waits' | 'lastEvent'> & {
+    query?: Q;
+    headers?: H;
+    body?: B;
+    reply: R;
+  };
 
 /** A route that answers one object. */
 export function single<
+  const P extends string,
   R extends z.ZodType,
-  P extends z.ZodRawShape = NoShape,
   Q extends z.ZodRawShape = NoShape,
   H extends z.ZodRawShape = NoShape,
   B extends z.ZodType = Nothing,
->(draft: Draft<Q, H, B, R> & Defaults<P>): Route<P, Q, H, B, R, 'single'> {
-  return build(draft, 'single');
+>(method: Route['method'], path: P, access: Access, draft: Draft<Q, H, B, R>) {
+  return build('single', method, path, access, draft);
 }
 
 /** A route that answers one object with an array of any length, which is sent as it comes. */
 export function growing<
+  const P extends string,
   R extends z.ZodObject,
   const G extends keyof z.output<R> & string,
-  P extends z.ZodRawShape = NoShape,
   Q extends z.ZodRawShape = NoShape,
->(
-  draft: Omit<Draft<Q, NoShape, Nothing, R>, 'method'> & Defaults<P> & { grows: G },
-): Route<P, Q, NoShape, Nothing, R, 'growing'> & { grows: G } {
+>(path: P, access: Access, draft: Draft<Q, NoShape, Nothing, R> & { grows: G }) {
   const { grows, ...given } = draft;
   const { [grows]: items, ...others } = draft.reply.shape;
   // `grows` names a field of the reply.
   const parts = { items: items as z.ZodType, rest: z.object(others) };
-  return { ...build({ ...given, method: 'GET' }, 'growing'), grows, parts };
+  return { ...build('growing', 'GET', path, access, given), grows, parts };
 }
 
 /** A route whose body is not JSON but comes as it is. */
 export function incoming<
   const A extends Accepts,
+  const P extends string,
   R extends z.ZodType,
-  P extends z.ZodRawShape = NoShape,
   Q extends z.ZodRawShape = NoShape,
   H extends z.ZodRawShape = NoShape,
   B extends z.ZodType = Nothing,
->(draft: Draft<Q, H, B, R> & Defaults<P> & { accepts: A }): Route<P, Q, H, B, R, 'single'> & { accepts: A } {
-  return { ...build(draft, 'single'), accepts: draft.accepts };
+>(accepts: A, method: Route['method'], path: P, access: Access, draft: Draft<Q, H, B, R>) {
+  return { ...build('single', method, path, access, draft), accepts };
 }
 
 /** A GET that answers a stream: the bytes of a file, lines, or events. */
 export function outgoing<
   const K extends 'bytes' | 'lines' | 'events',
+  const P extends string,
   R extends z.ZodType = Nothing,
-  P extends z.ZodRawShape = NoShape,
   Q extends z.ZodRawShape = NoShape,
   H extends z.ZodRawShape = NoShape,
->(
-  kind: K,
-  draft: Omit<Draft<Q, H, Nothing, R>, 'method' | 'reply'> & Defaults<P> & { reply?: R },
-): Route<P, Q, H, Nothing, R, K> {
+>(kind: K, path: P, access: Access, draft: Omit<Draft<Q, H, Nothing, R>, 'reply'> & { reply?: R }) {
   // Without a schema R is Nothing, as the type parameter's default says.
-  return build({ ...draft, method: 'GET', reply: draft.reply ?? (nothing as unknown as R) }, kind);
+  return build(kind, 'GET', path, access, { ...draft, reply: draft.reply ?? (nothing as unknown as R) });
 }
 
 /** A route that answers a text or file of its own type. */
-export function raw<P extends z.ZodRawShape = NoShape>(
-  draft: Pick<Route, 'path' | 'base' | 'access' | 'summary'> & Defaults<P>,
+export function raw<const P extends string>(
+  path: P,
+  access: Access,
+  summary: string,
+  base: Route['base'] = '',
 ) {
-  return {
-    ...build<P, NoShape, NoShape, Nothing, Nothing, 'raw'>(
-      { ...draft, method: 'GET', reply: nothing },
-      'raw',
-    ),
-    base: draft.base,
-  };
+  return build('raw', 'GET', path, access, { summary, base, reply: nothing });
 }
 
 /** A GET that becomes a WebSocket. A browser can send no key with it: a ticket in its query is its right. */
-export function socket<P extends z.ZodRawShape, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
-  draft: Pick<Route, 'path' | 'summary'> & { description: string; params: P; query: Q },
+export function socket<const P extends string, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
+  path: P,
+  draft: Pick<Route, 'summary' | 'description'> & { query: Q },
 ) {
-  const { description, ...rest } = draft;
-  return {
-    ...build<P, Q, NoShape, Nothing, Nothing, 'socket'>(
-      { ...rest, method: 'GET', access: 'everybody', reply: nothing },
-      'socket',
-    ),
-    description,
-    status: 101 as const,
-  };
+  return build('socket', 'GET', path, 'everybody', { ...draft, reply: nothing, status: 101 });
 }
 
 /** A route of a kind, with what its draft leaves out. */
 export function build<
-  P extends z.ZodRawShape,
-  Q extends z.ZodRawShape,
-  H extends z.ZodRawShape,
-  B extends z.ZodType,
-  R extends z.ZodType,
   K extends Kind,
->(draft: Draft<Q, H, B, R> & Defaults<P>, kind: K): Route<P, Q, H, B, R, K> {
-  const { params, query, headers, body, ...rest } = draft;
+  P extends string,
+  R extends z.ZodType,
+  Q extends z.ZodRawShape = NoShape,
+  H extends z.ZodRawShape = NoShape,
+  B extends z.ZodType = Nothing,
+>(
+  kind: K,
+  method: Route['method'],
+  path: P,
+  access: Access,
+  draft: Draft<Q, H, B, R>,
+): Route<PathParams<P>, Q, H, B, R, K> {
+  const { query, headers, body, ...rest } = draft;
   return {
     status: 200,
     base: '/api/v1',
     ...rest,
     kind,
+    method,
+    path,
+    access,
+    params: paramsOf(path),
     // An absent part is an empty shape, which is what the type parameter's default says.
-    params: params ?? ({} as P),
     query: query ?? ({} as Q),
     headers: headers ?? ({} as H),
     body,
@@ -222,14 +231,14 @@ export function shownAs(json: Readonly<Record<string, unknown>>) {
 }
 
 /** A whole number in a query string. */
-export function queryNumber(min: number, max: number, description?: string) {
-  const bounds = { minimum: min, ...(max < Number.MAX_SAFE_INTEGER && { maximum: max }) };
+export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) {
+  const bounds = { minimum, ...(maximum < Number.MAX_SAFE_INTEGER && { maximum }) };
   return z
     .string()
     .regex(/^-?\d{1,15}$/, 'must be a whole number')
     .transform(Number)
-    .refine((value) => value >= min && value <= max, `must be from ${min} to ${max}`)
-    .meta(shownAs({ type: 'integer', ...bounds, ...(description && { description }) }));
+    .refine((value) => value >= minimum && value <= maximum, `must be from ${minimum} to ${maximum}`)
+    .meta(shownAs({ type: 'integer', ...bounds }));
 }
 
 /** `true` or `false` in a query string, nothing else. */
@@ -273,11 +282,21 @@ export function someOf<B extends z.ZodObject>(
 
 const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold a comma');
 /** At most 50 tags, trimmed as filters trim them, unique and in the order given. */
-export const tags = z
-  .array(tag.trim().min(1))
-  .max(50)
-  .transform((values) => [...new Set(values)])
-  .meta(shownAs({ type: 'array', maxItems: 50, items: { type: 'string', minLength: 1, maxLength: 64 } }));
+export const tagList = (least: number) =>
+  z
+    .array(tag.trim().min(1))
+    .min(least)
+    .max(50)
+    .transform((values) => [...new Set(values)])
+    .meta(
+      shownAs({
+        type: 'array',
+        ...(least && { minItems: least }),
+        maxItems: 50,
+        items: { type: 'string', minLength: 1, maxLength: 64 },
+      }),
+    );
+export const tags = tagList(0);
 
 export const timestamp = z.string().meta({ format: 'date-time', examples: ['2026-11-21T10:00:00.000Z'] });
 

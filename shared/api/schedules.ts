@@ -35,7 +35,7 @@ const notify = z.object({ on_success: z.boolean(), on_failure: z.boolean() });
 const lastRun = z.object({
   at: timestamp,
   exit_code: z.number(),
-  duration: z.number().meta({ description: 'Milliseconds' }),
+  duration: z.number().describe('Milliseconds'),
   status: z.enum(runStatuses),
 });
 
@@ -49,7 +49,7 @@ const listed = z
     timezone: z.string(),
     enabled: z.boolean(),
     next_run: timestamp.nullable(),
-    last_run: lastRun.nullable().meta({ description: 'The last that ran, or was to and could not' }),
+    last_run: lastRun.nullable().describe('The last that ran, or was to and could not'),
     created_at: timestamp,
   })
   .meta({ id: 'Schedule' });
@@ -57,18 +57,18 @@ const listed = z
 const detailed = listed
   .extend({
     description: z.string().nullable(),
-    timeout: z.number().nullable().meta({ description: 'Milliseconds' }),
+    timeout: z.number().nullable().describe('Milliseconds'),
     notify: notify.nullable(),
     overlap: z.enum(overlaps),
     catch_up: z.enum(catchUps),
-    catch_up_window: z.number().meta({ description: 'Milliseconds' }),
+    catch_up_window: z.number().describe('Milliseconds'),
     user: z.string().nullable(),
     cwd: z.string().nullable(),
     env: z.record(z.string(), z.string()).nullable(),
-    next_runs: z.array(timestamp).meta({ description: 'The next five' }),
+    next_runs: z.array(timestamp).describe('The next five'),
     requested_by: z
       .string()
-      .meta({ description: 'Id of the key that last changed it: it runs with the right of that key' }),
+      .describe('Id of the key that last changed it: it runs with the right of that key'),
     updated_at: timestamp,
   })
   .meta({ id: 'ScheduleDetail' });
@@ -78,19 +78,17 @@ const run = z
     id: runId,
     schedule_id: scheduleId,
     machine_id: machineId,
-    command_id: commandId.nullable().meta({ description: 'null where no command was made' }),
+    command_id: commandId.nullable().describe('null where no command was made'),
     status: z.enum(runStatuses),
     trigger: z.enum(triggers),
-    scheduled_for: timestamp.nullable().meta({ description: 'The time it was due; null by hand' }),
+    scheduled_for: timestamp.nullable().describe('The time it was due; null by hand'),
     started_at: timestamp,
     finished_at: timestamp.nullable(),
-    exit_code: z.number().nullable().meta({ description: '-1 where there is none; null while it runs' }),
-    duration: z.number().nullable().meta({ description: 'Milliseconds' }),
-    stdout: z
-      .string()
-      .meta({ description: 'The last 4 KiB; GET /commands/{command_id}/output has the rest' }),
-    stderr: z.string().meta({ description: 'The last 4 KiB; the reason where it never started' }),
-    reason: z.string().nullable().meta({ description: 'Why it did not run, or why its outcome is unknown' }),
+    exit_code: z.number().nullable().describe('-1 where there is none; null while it runs'),
+    duration: z.number().nullable().describe('Milliseconds'),
+    stdout: z.string().describe('The last 4 KiB; GET /commands/{command_id}/output has the rest'),
+    stderr: z.string().describe('The last 4 KiB; the reason where it never started'),
+    reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
   })
   .meta({ id: 'ScheduleRun' });
 
@@ -104,7 +102,7 @@ const timezone = z.string().meta({ description: 'An IANA name', examples: ['Euro
 const wanted = {
   name: label(1, 100),
   machine_id: machineId,
-  command: text(131_072).min(1).meta({ description: 'Runs under /bin/sh -c' }),
+  command: text(131_072).min(1).describe('Runs under /bin/sh -c'),
   cron,
 };
 
@@ -113,24 +111,25 @@ const further = {
   timeout: milliseconds(1, 31 * day)
     .nullable()
     .optional()
-    .meta({ description: 'Milliseconds until the whole process tree is killed' }),
+    .describe('Milliseconds until the whole process tree is killed'),
   notify: z
     .strictObject({ on_success: z.boolean().optional(), on_failure: z.boolean().optional() })
     .nullable()
     .optional()
-    .meta({ description: 'Which ends are an event: schedule.completed, schedule.failed' }),
+    .describe('Which ends are an event: schedule.completed, schedule.failed'),
   enabled: z.boolean().optional(),
   timezone: timezone.optional(),
   overlap: z
     .enum(overlaps)
     .optional()
-    .meta({ description: 'When the run before is not over: skip (default) or allow another one beside it' }),
-  catch_up: z.enum(catchUps).optional().meta({
-    description: 'Of the times that passed while the broker was down: run none (default), the last, all',
-  }),
+    .describe('When the run before is not over: skip (default) or allow another one beside it'),
+  catch_up: z
+    .enum(catchUps)
+    .optional()
+    .describe('Of the times that passed while the broker was down: run none (default), the last, all'),
   catch_up_window: milliseconds(1000, 31 * day)
     .optional()
-    .meta({ description: 'Milliseconds; what was due longer ago is missed. A day unless told' }),
+    .describe('Milliseconds; what was due longer ago is missed. A day unless told'),
   user: label(1, 64).nullable().optional(),
   cwd: text(4096).min(1).nullable().optional(),
   env: environment.nullable().optional(),
@@ -139,34 +138,25 @@ const further = {
 const creation = z.strictObject({ ...wanted, ...further });
 
 export const schedules = {
-  create: single({
-    method: 'POST',
-    path: '/schedules',
-    access: 'schedules:write',
+  create: single('POST', '/schedules', 'schedules:write', {
     summary: 'Run a command on a machine by a cron expression; takes commands:execute too',
     body: creation,
     reply: detailed,
     status: 201,
     idempotency: 'replay',
   }),
-  list: list({
-    path: '/schedules',
-    access: 'schedules:read',
+  list: list('/schedules', 'schedules:read', {
     summary: 'List schedules',
     fields: detailed,
     sort: ['name', 'created_at', 'updated_at', 'next_run'],
-    defaultSort: '-created_at',
     reply: listed,
   }),
-  preview: single({
-    method: 'GET',
-    path: '/schedules/preview',
-    access: 'schedules:read',
+  preview: single('GET', '/schedules/preview', 'schedules:read', {
     summary: 'When a cron expression would fire, and the expression in words',
     query: {
       cron,
       timezone: timezone.default('UTC'),
-      count: queryNumber(1, 100, 'Times wanted').default(5),
+      count: queryNumber(1, 100).default(5).describe('Times wanted'),
       from: instant.optional(),
     },
     reply: z.object({
@@ -176,57 +166,34 @@ export const schedules = {
       next_runs: z.array(timestamp),
     }),
   }),
-  get: single({
-    method: 'GET',
-    path: '/schedules/{schedule_id}',
-    access: 'schedules:read',
+  get: single('GET', '/schedules/{schedule_id}', 'schedules:read', {
     summary: 'Get a schedule',
-    params: { schedule_id: scheduleId },
     reply: detailed,
   }),
-  update: single({
-    method: 'PATCH',
-    path: '/schedules/{schedule_id}',
-    access: 'schedules:write',
+  update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary:
       'Change a schedule; takes commands:execute too, and without schedules:read env wherever command, user, cwd or machine_id change',
-    params: { schedule_id: scheduleId },
     body: creation.partial(),
     reply: detailed,
   }),
-  remove: single({
-    method: 'DELETE',
-    path: '/schedules/{schedule_id}',
-    access: 'schedules:write',
+  remove: single('DELETE', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Remove a schedule: what runs goes on, its history stays',
-    params: { schedule_id: scheduleId },
     reply: z.object({ deleted: z.boolean() }),
   }),
-  run: single({
-    method: 'POST',
-    path: '/schedules/{schedule_id}/run',
-    access: 'schedules:write',
+  run: single('POST', '/schedules/{schedule_id}/run', 'schedules:write', {
     summary: 'Run a schedule now, whether it is enabled or running already; takes commands:execute too',
-    params: { schedule_id: scheduleId },
     reply: z.object({ command_id: commandId, status: z.string() }),
     idempotency: 'replay',
     again: 'getRun',
   }),
-  history: list({
-    path: '/schedules/{schedule_id}/history',
-    access: 'schedules:read',
+  history: list('/schedules/{schedule_id}/history', 'schedules:read', {
     summary: 'List what became of the times of a schedule',
-    params: { schedule_id: scheduleId },
     sort: ['started_at'],
     defaultSort: '-started_at',
     reply: run,
   }),
-  getRun: single({
-    method: 'GET',
-    path: '/runs/{run_id}',
-    access: 'schedules:read',
+  getRun: single('GET', '/runs/{run_id}', 'schedules:read', {
     summary: 'Get one run of a schedule',
-    params: { run_id: runId },
     reply: run,
   }),
 };

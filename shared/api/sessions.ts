@@ -20,24 +20,24 @@ const day = 86_400_000;
 
 const listed = z.object({
   session_id: sessionId,
-  id: sessionId.meta({ description: 'The same as session_id' }),
+  id: sessionId.describe('The same as session_id'),
   status: z.enum(sessionStatuses),
   machine_id: machineId,
   machine_hostname: z.string(),
-  shell: z.string().nullable().meta({ description: 'null: the login shell of the agent’s user' }),
+  shell: z.string().nullable().describe('null: the login shell of the agent’s user'),
   created_at: timestamp,
   connected_at: timestamp.nullable(),
-  last_heartbeat_at: timestamp.nullable().meta({ description: 'When its machine was last heard of' }),
-  grace_period: z.number().meta({ description: 'Milliseconds that it outlives its link' }),
+  last_heartbeat_at: timestamp.nullable().describe('When its machine was last heard of'),
+  grace_period: z.number().describe('Milliseconds that it outlives its link'),
   grace_period_started_at: timestamp.nullable(),
   ended_at: timestamp.nullable(),
-  exit_code: z.number().nullable().meta({ description: '128 + n when killed by signal n' }),
+  exit_code: z.number().nullable().describe('128 + n when killed by signal n'),
   signal: z.string().nullable(),
-  reason: z.string().nullable().meta({ description: 'Why it could not start, or why it was ended' }),
+  reason: z.string().nullable().describe('Why it could not start, or why it was ended'),
   cols: z.number(),
   rows: z.number(),
   attached_count: z.number(),
-  requested_by: z.string().nullable().meta({ description: 'Id of the key' }),
+  requested_by: z.string().nullable().describe('Id of the key'),
 });
 
 const attachedClient = z.object({
@@ -51,14 +51,11 @@ const session = listed.meta({ id: 'Session' });
 const detailed = listed.extend({ attached_clients: z.array(attachedClient) }).meta({ id: 'SessionDetail' });
 
 export const sessions = {
-  create: single({
-    method: 'POST',
-    path: '/sessions',
-    access: 'sessions:attach',
+  create: single('POST', '/sessions', 'sessions:attach', {
     summary: 'Open a terminal on a machine',
     body: z.strictObject({
       machine_id: machineId,
-      shell: text(4096).min(1).optional().meta({ description: 'A program; the login shell unless told' }),
+      shell: text(4096).min(1).optional().describe('A program; the login shell unless told'),
       args: z.array(text(131_072)).max(4096).optional(),
       cwd: text(4096).min(1).optional(),
       env: environment.optional(),
@@ -66,66 +63,43 @@ export const sessions = {
       rows: rows.default(24),
       grace_period: milliseconds(0, day)
         .default(30_000)
-        .meta({ description: 'Milliseconds that it outlives the link to its machine' }),
+        .describe('Milliseconds that it outlives the link to its machine'),
     }),
     reply: detailed,
     status: 201,
     idempotency: 'replay',
     waits: true,
   }),
-  list: list({
-    path: '/sessions',
-    access: 'sessions:read',
+  list: list('/sessions', 'sessions:read', {
     summary: 'List sessions',
     sort: ['created_at', 'machine_hostname', 'status'],
-    defaultSort: '-created_at',
     reply: session,
   }),
-  get: single({
-    method: 'GET',
-    path: '/sessions/{session_id}',
-    access: 'sessions:read',
+  get: single('GET', '/sessions/{session_id}', 'sessions:read', {
     summary: 'Get a session and who is attached to it',
-    params: { session_id: sessionId },
     reply: detailed,
   }),
-  end: single({
-    method: 'DELETE',
-    path: '/sessions/{session_id}',
-    access: 'sessions:attach',
+  end: single('DELETE', '/sessions/{session_id}', 'sessions:attach', {
     summary: 'End a session and everything that runs in it',
-    params: { session_id: sessionId },
     reply: detailed,
   }),
-  attach: single({
-    method: 'POST',
-    path: '/sessions/{session_id}/attach',
-    access: 'sessions:attach',
+  attach: single('POST', '/sessions/{session_id}/attach', 'sessions:attach', {
     summary: 'Attach to a session: its terminal is at stream_url',
-    params: { session_id: sessionId },
     body: z.strictObject({
       mode: z.enum(attachModes).default('operator'),
-      offset: z
-        .int()
-        .min(0)
-        .optional()
-        .meta({ description: 'First byte of output wanted; the last 256 KiB unless told' }),
+      offset: z.int().min(0).optional().describe('First byte of output wanted; the last 256 KiB unless told'),
     }),
     reply: z.object({
       session_id: sessionId,
       client_id: clientId,
       mode: z.enum(attachModes),
       attached_at: timestamp,
-      stream_url: z.string().meta({ description: 'Of a WebSocket; good once, within 30 seconds' }),
+      stream_url: z.string().describe('Of a WebSocket; good once, within 30 seconds'),
     }),
     idempotency: 'secret',
   }),
-  detach: single({
-    method: 'POST',
-    path: '/sessions/{session_id}/detach',
-    access: 'sessions:attach',
+  detach: single('POST', '/sessions/{session_id}/detach', 'sessions:attach', {
     summary: 'Detach a client; the session goes on',
-    params: { session_id: sessionId },
     body: z.strictObject({ client_id: clientId.optional() }),
     reply: z.object({ detached: z.boolean() }),
   }),

@@ -1,7 +1,7 @@
 // What travels over the WebSocket of a terminal, and the route that becomes one. Clients of any language read it in OpenAPI.
 import * as z from 'zod';
 import { signals } from '../signals.ts';
-import { sessionId, socket, text } from './route.ts';
+import { socket, text } from './route.ts';
 import { clientId, cols, rows, sessionStatuses } from './sessions.ts';
 
 /** Largest message of a client, in bytes. */
@@ -65,10 +65,8 @@ no longer, 4008 it did not read fast enough, or nobody took what it typed for 25
 detached. The broker pings every 15 seconds; a client that neither answers nor says anything for 30 is let go.`;
 
 /** Apart from the other routes of sessions, whose schemas this one needs. */
-export const terminal = socket({
-  path: '/sessions/{session_id}/stream',
+export const terminal = socket('/sessions/{session_id}/stream', {
   summary: 'The terminal of a session, as a WebSocket',
   description,
-  params: { session_id: sessionId },
-  query: { ticket: text(200).meta({ description: 'As in stream_url' }) },
+  query: { ticket: text(200).describe('As in stream_url') },
 });

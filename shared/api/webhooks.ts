@@ -1,7 +1,7 @@
 // Webhooks over REST (spec 2.6, 4.4, 6): who is told what happened, and how that went.
 import * as z from 'zod';
 import { list } from './list.ts';
-import { deliveryId, instant, machineId, type Scope, single, text, timestamp, webhookId } from './route.ts';
+import { instant, machineId, type Scope, single, text, timestamp, webhookId } from './route.ts';
 
 /** Each group of events that webhooks can be told of, and the scope that reading it needs. */
 export const groups = {
@@ -29,7 +29,7 @@ export const groups = {
 } as const satisfies Record<string, { scope: Scope; types: readonly string[] }>;
 
 const families = Object.keys(groups) as (keyof typeof groups)[];
-const types = families.flatMap((name) => [...groups[name].types]);
+export const types = families.flatMap((name) => [...groups[name].types]);
 const patterns = [...types, '*' as const, ...families.map((name) => `${name}.*` as const)];
 
 /** What a webhook can be told of, each with its scope. */
@@ -66,7 +66,7 @@ const events = z
   .min(1)
   .max(100)
   .transform((values) => [...new Set(values)])
-  .meta({ description: 'Types of events; * is all of them, machine.* all of that family' });
+  .describe('Types of events; * is all of them, machine.* all of that family');
 
 /** Groups of four, the last one filled up: what every library decodes alike. */
 const standardSecret = /^whsec_(?=.)(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/;
@@ -83,21 +83,17 @@ const secret = text(255)
       'After whsec_: base64, as Standard Webhooks has it',
   });
 
-const machine_ids = z
-  .array(machineId)
-  .min(1)
-  .max(1000)
-  .meta({ description: 'Events of these machines alone' });
+const machine_ids = z.array(machineId).min(1).max(1000).describe('Events of these machines alone');
 
 const attempt = z.object({
   at: timestamp,
   status_code: z.number().nullable(),
-  duration: z.number().meta({ description: 'Milliseconds' }),
+  duration: z.number().describe('Milliseconds'),
   error: z.string().nullable(),
   answer: z
     .string()
     .optional()
-    .meta({ description: 'First 4 KiB, for keys with webhooks:write; never of an internal receiver' }),
+    .describe('First 4 KiB, for keys with webhooks:write; never of an internal receiver'),
 });
 
 const statuses = ['pending', 'delivered', 'failed'] as const;
@@ -109,7 +105,7 @@ const delivery = z
     event_id: z.string(),
     type: z.string(),
     status: z.enum(statuses),
-    reason: z.string().nullable().meta({ description: 'Why it failed' }),
+    reason: z.string().nullable().describe('Why it failed'),
     attempts: z.array(attempt),
     created_at: timestamp,
     next_attempt_at: timestamp.nullable(),
@@ -126,7 +122,7 @@ const webhook = z
     disabled_reason: z
       .enum(['attempts_failed', 'key_revoked', 'secret_unreadable'])
       .nullable()
-      .meta({ description: 'Why it is disabled, where nobody asked for that' }),
+      .describe('Why it is disabled, where nobody asked for that'),
     last_delivery: z
       .object({
         delivery_id: z.string(),
@@ -141,21 +137,13 @@ const webhook = z
   })
   .meta({ id: 'Webhook' });
 
-const params = { webhook_id: webhookId };
-
 export const webhooks = {
-  list: list({
-    path: '/webhooks',
-    access: 'webhooks:read',
+  list: list('/webhooks', 'webhooks:read', {
     summary: 'List webhooks',
     sort: ['created_at', 'updated_at'],
-    defaultSort: '-created_at',
     reply: webhook,
   }),
-  create: single({
-    method: 'POST',
-    path: '/webhooks',
-    access: 'webhooks:write',
+  create: single('POST', '/webhooks', 'webhooks:write', {
     summary: 'Make a webhook; it tells what the key that makes it may read, as long as that key lives',
     body: z.strictObject({
       url,
@@ -168,21 +156,13 @@ export const webhooks = {
     status: 201,
     idempotency: 'replay',
   }),
-  get: single({
-    method: 'GET',
-    path: '/webhooks/{webhook_id}',
-    access: 'webhooks:read',
+  get: single('GET', '/webhooks/{webhook_id}', 'webhooks:read', {
     summary: 'One webhook',
-    params,
     reply: webhook,
   }),
-  update: single({
-    method: 'PATCH',
-    path: '/webhooks/{webhook_id}',
-    access: 'webhooks:write',
+  update: single('PATCH', '/webhooks/{webhook_id}', 'webhooks:write', {
     summary:
       'Change a webhook; enabled: true also forgives what failed, another url makes it that of this key',
-    params,
     body: z.strictObject({
       url: url.optional(),
       events: events.optional(),
@@ -192,55 +172,35 @@ export const webhooks = {
     }),
     reply: webhook,
   }),
-  remove: single({
-    method: 'DELETE',
-    path: '/webhooks/{webhook_id}',
-    access: 'webhooks:write',
+  remove: single('DELETE', '/webhooks/{webhook_id}', 'webhooks:write', {
     summary: 'Remove a webhook at once',
-    params,
     reply: z.object({ deleted: z.boolean() }),
   }),
-  test: single({
-    method: 'POST',
-    path: '/webhooks/{webhook_id}/test',
-    access: 'webhooks:write',
+  test: single('POST', '/webhooks/{webhook_id}/test', 'webhooks:write', {
     summary: 'Send a test event now, also to a disabled webhook; never retried, never counted',
-    params,
     reply: z
       .object({
         delivered: z.boolean(),
         status_code: z.number().nullable(),
-        duration: z.number().meta({ description: 'Milliseconds' }),
+        duration: z.number().describe('Milliseconds'),
         error: z.string().optional(),
       })
       .meta({ id: 'TestDelivery' }),
     idempotency: 'replay',
     waits: true,
   }),
-  deliveries: list({
-    path: '/webhooks/{webhook_id}/deliveries',
-    access: 'webhooks:read',
+  deliveries: list('/webhooks/{webhook_id}/deliveries', 'webhooks:read', {
     summary: 'What was, or is to be, delivered, with every attempt',
-    params,
     sort: ['created_at'],
-    defaultSort: '-created_at',
     reply: delivery,
   }),
-  redeliver: single({
-    method: 'POST',
-    path: '/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver',
-    access: 'webhooks:write',
+  redeliver: single('POST', '/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver', 'webhooks:write', {
     summary: 'Deliver one again',
-    params: { ...params, delivery_id: deliveryId },
     reply: delivery,
     idempotency: 'replay',
   }),
-  redeliverSince: single({
-    method: 'POST',
-    path: '/webhooks/{webhook_id}/redeliver',
-    access: 'webhooks:write',
+  redeliverSince: single('POST', '/webhooks/{webhook_id}/redeliver', 'webhooks:write', {
     summary: 'Deliver every event since then that this webhook was to get and did not',
-    params,
     body: z.strictObject({ since: instant }),
     reply: z.object({ redelivered: z.number() }).meta({ id: 'Redelivered' }),
     idempotency: 'replay',
