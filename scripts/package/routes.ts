@@ -62,13 +62,13 @@ export const routesAsData: Plugin = {
 export const terminalsLater: Plugin = {
   name: 'terminals later',
   setup(esbuild) {
-    esbuild.onResolve({ filter: /^\.\/attach\.ts$/ }, ({ importer, kind, resolveDir }) =>
+    esbuild.onResolve({ filter: /^\.\/terminal\.ts$/ }, ({ importer, kind, resolveDir }) =>
       importer.endsWith('/shared/sdk/index.ts') && kind === 'import-statement'
-        ? { path: 'attach', namespace: 'terminals-later', pluginData: resolveDir }
+        ? { path: 'terminal', namespace: 'terminals-later', pluginData: resolveDir }
         : undefined,
     );
     esbuild.onLoad({ filter: /.*/, namespace: 'terminals-later' }, ({ pluginData: resolveDir }) => ({
-      contents: `export const attachTerminal = async (...all) => (await import('./attach.ts')).attachTerminal(...all);`,
+      contents: `export const attachTerminal = async (...all) => (await import('./terminal.ts')).attachTerminal(...all);`,
       resolveDir: String(resolveDir),
     }));
   },

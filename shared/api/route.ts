@@ -351,7 +351,7 @@ export const joinTokenId = id('join').brand<'JoinTokenId'>();
 export type JoinTokenId = z.output<typeof joinTokenId>;
 export const webhookId = id('hook').brand<'WebhookId'>();
 export type WebhookId = z.output<typeof webhookId>;
-export const deliveryId = id('dlv').brand<'DeliveryId'>();
+const deliveryId = id('dlv').brand<'DeliveryId'>();
 
 /** Every id schema and the noun that can tell what it names. */
 export const idSchemas = {

@@ -1,12 +1,12 @@
-// The body of an answer as it comes: all of it, or an error.
+// The body of a download, which rejects when it ends before its Content-Length.
 import { noAnswer } from './failure.ts';
-import { heard } from './send.ts';
+import { orNoAnswer } from './send.ts';
 
-/** The same Response, but its body rejects where it ends before what was announced. */
-export function wholeOrError(response: Response, url: string, signal: AbortSignal | undefined): Response {
+/** The same Response, whose body rejects when it has fewer or more bytes than its Content-Length. */
+export function checkedBody(response: Response, url: string, signal: AbortSignal | undefined): Response {
   const { body, status, statusText, headers } = response;
   if (!body) return response;
-  // What a proxy has compressed is announced in other bytes than those that are read.
+  // Content-Length counts compressed bytes, the reader gets decompressed ones.
   const length = headers.get('content-encoding') ? null : headers.get('content-length');
   const counted = countedBody(body, length === null ? undefined : Number(length), url, signal);
   return new Response(counted, { status, statusText, headers });
@@ -19,14 +19,14 @@ function countedBody(
   signal: AbortSignal | undefined,
 ): ReadableStream<Uint8Array> {
   const reader = body.getReader();
-  let taken = 0;
+  let received = 0;
   const pull = async (controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> => {
-    const { done, value } = await heard(url, signal, () => reader.read());
-    taken += value?.length ?? 0;
+    const { done, value } = await orNoAnswer(url, signal, () => reader.read());
+    received += value?.length ?? 0;
     if (value) controller.enqueue(value);
     if (!done) return;
-    if (length !== undefined && taken !== length) {
-      throw noAnswer(new URL(url).origin, new Error(`${taken} bytes came instead of ${length}`));
+    if (length !== undefined && received !== length) {
+      throw noAnswer(new URL(url).origin, new Error(`received ${received} of ${length} bytes`));
     }
     controller.close();
   };

@@ -1,10 +1,10 @@
-// What a call rejects with: a refusal that the broker told, or that no answer of the broker came.
+// The error of every SDK call, FarhandError, and the parsing of the broker's envelope.
 
 import { now } from '../clock.ts';
 
 /**
- * A failure told by the broker, with its code, HTTP status and request id. With the code `no_answer` none came: the
- * connection failed (status 0), or something between answered in its place.
+ * An error answer of the broker, with its code, HTTP status and request id. The code `no_answer` means that the broker
+ * did not answer: the connection failed (status 0), or a proxy answered in its place.
  */
 export class FarhandError extends Error {
   override readonly name = 'FarhandError';
@@ -12,7 +12,7 @@ export class FarhandError extends Error {
   readonly status: number;
   readonly details: Readonly<Record<string, unknown>>;
   readonly requestId: string;
-  /** Milliseconds after which the broker would like to be asked again. */
+  /** Retry-After of the answer, in milliseconds. */
   readonly retryAfter: number | undefined;
 
   constructor(
@@ -30,30 +30,30 @@ export class FarhandError extends Error {
   }
 }
 
-/** Of an answer that is no success, or none of the broker's. */
+/** The error of an answer that is not a success, or not from the broker. */
 export function failureOf(response: Response, text: string): FarhandError {
   const { status, headers } = response;
   const requestId = headers.get('x-request-id') ?? '';
-  const retryAfter = waitIn(headers.get('retry-after') ?? '');
-  const message = `something that is not the broker answered ${status}`;
-  const told = toldIn(text) ?? { code: 'no_answer', message, details: {} };
-  return new FarhandError(status, requestId, told, { retryAfter });
+  const retryAfter = retryAfterMs(headers.get('retry-after') ?? '');
+  const message = `the answer ${status} is not from the broker: check the address and any proxy in between`;
+  const error = errorIn(text) ?? { code: 'no_answer', message, details: {} };
+  return new FarhandError(status, requestId, error, { retryAfter });
 }
 
 /** Seconds, or a date (RFC 9110, section 10.2.3). */
-function waitIn(text: string): number | undefined {
+function retryAfterMs(text: string): number | undefined {
   const ms = /^\d+$/.test(text) ? Number(text) * 1000 : Math.max(0, Date.parse(text) - now());
   return Number.isNaN(ms) ? undefined : ms;
 }
 
-function toldIn(text: string) {
+function errorIn(text: string) {
   const error = propertyOf(parsed(text), 'error');
   const [code, message, details] = ['code', 'message', 'details'].map((name) => propertyOf(error, name));
   if (typeof code !== 'string' || typeof message !== 'string') return undefined;
   return { code, message, details: { ...(typeof details === 'object' && details) } };
 }
 
-/** No answer, or not all of it. Of the address only the origin is told. */
+/** The error of a missing or incomplete answer. Its message names only the origin of the address. */
 export function noAnswer(origin: string, cause: unknown): FarhandError {
   const why = reasonOf(cause) ?? 'the connection failed';
   return new FarhandError(
@@ -64,7 +64,7 @@ export function noAnswer(origin: string, cause: unknown): FarhandError {
   );
 }
 
-/** The system's word for what went wrong, where fetch passes it on (Node does). */
+/** The system error code (`ECONNREFUSED`) of a failed fetch, where the platform reports it (Node does). */
 export function reasonOf(error: unknown): string | undefined {
   const code = propertyOf(error, 'code') ?? propertyOf(propertyOf(error, 'cause'), 'code');
   return typeof code === 'string' ? code : undefined;
@@ -82,7 +82,7 @@ function propertyOf(value: unknown, name: string): unknown {
   return typeof value === 'object' && value !== null ? Reflect.get(value, name) : undefined;
 }
 
-/** The envelope of spec section 2.1; what is in it the broker has parsed with the same schemas. */
+/** The envelope of a success. Its data is not parsed again: the broker has checked it with the same schemas. */
 export function envelopeOf(text: string): { data: unknown; meta: object } | undefined {
   const value = parsed(text);
   if (typeof value !== 'object' || value === null || !('data' in value)) return undefined;

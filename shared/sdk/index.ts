@@ -1,20 +1,18 @@
-// The TypeScript SDK, derived from the table of routes: fetch and WebSocket only, so that it runs in Node and in a
-// browser.
+// The TypeScript SDK: a client with one method per route of the REST API, for Node and browsers (fetch and WebSocket only).
 import { allRoutes } from '../api/index.ts';
 import type { Route } from '../api/route.ts';
-import { attachTerminal } from './attach.ts';
-import { wholeOrError } from './body.ts';
+
+import { checkedBody } from './body.ts';
+import type { CallSettings, ListResult, Namespaces } from './call-types.ts';
 import { envelopeOf, failureOf } from './failure.ts';
-import { type Following, follow } from './follow.ts';
+import { type FollowOptions, follow } from './follow.ts';
 import { Lazy } from './lazy.ts';
 import { allItems } from './pages.ts';
-import { type Connection, prepare } from './request.ts';
+import { type Attached, type Connection, prepare } from './request.ts';
 import { send, textOf } from './send.ts';
-import type { Attached, CallSettings, ListResult, Namespaces } from './shape.ts';
 import { chunksOf, objectsOf } from './sse.ts';
-import type { TerminalSettings } from './terminal.ts';
+import { attachTerminal, type TerminalSettings } from './terminal.ts';
 
-export { FarhandError } from './failure.ts';
 export type {
   CallInput,
   CallSettings,
@@ -23,25 +21,26 @@ export type {
   ReceivedEvent,
   Stream,
   UploadContent,
-} from './shape.ts';
+} from './call-types.ts';
+export { FarhandError } from './failure.ts';
 export type { Ending, Terminal, TerminalNote, TerminalSettings } from './terminal.ts';
 export { SignatureError, verifyWebhook, type WebhookDelivery, type WebhookEvent } from './webhook.ts';
 
 export interface FarhandOptions {
-  /** Where the broker is, with or without `/api/v1`: `https://farhand.example.org`. */
+  /** Address of the broker, with or without `/api/v1`: `https://farhand.example.org`. */
   baseUrl: string;
   apiKey?: string | undefined;
-  /** How often a call is tried again where that is safe; 0: never, and streams of events do not reconnect. */
+  /** Retries of a call where a repeat is safe, 2 by default; with 0 event streams do not reconnect either. */
   retries?: number | undefined;
-  /** Told as User-Agent, where the platform allows it. */
+  /** Value of the User-Agent header, where the platform allows it. */
   userAgent?: string | undefined;
-  /** Another fetch, for a proxy or a socket file. */
+  /** Replaces fetch, for a proxy or a socket file. */
   fetch?: typeof fetch;
-  /** Another way to open a WebSocket, for the same. */
+  /** Replaces the WebSocket constructor, for the same reasons. */
   webSocket?: (url: string) => WebSocket;
 }
 
-/** One namespace per noun, one method per route. Every method rejects with FarhandError when the broker refuses. */
+/** One namespace per resource, one method per route. Every method rejects with FarhandError. */
 export type Farhand = Namespaces;
 
 class Client {
@@ -56,18 +55,24 @@ class Client {
 }
 
 /** A client of one broker. */
-// Built from the very table that the type is derived from.
+// Built from the table of routes that the type is derived from.
 export const Farhand = Client as unknown as new (options: FarhandOptions) => Farhand;
 
-/** What is wrong with a key or an address is said without showing it. */
+/** Checks the options. Error messages never contain the key or the address, which may hold a password. */
 function connectionOf(options: FarhandOptions): Connection {
-  const { apiKey, retries = 2, userAgent, fetch: own, webSocket = (url) => new WebSocket(url) } = options;
+  const {
+    apiKey,
+    retries = 2,
+    userAgent,
+    fetch: ownFetch,
+    webSocket = (url) => new WebSocket(url),
+  } = options;
   const url = URL.parse(options.baseUrl);
   if (!url || !/^https?:$/.test(url.protocol) || url.username || url.password) {
     throw new TypeError('baseUrl must be an http or https URL without a user name or password');
   }
   if (apiKey && !/^[\x21-\x7e]+$/.test(apiKey)) {
-    throw new TypeError('apiKey must be visible ASCII: is there a space or a line break in it?');
+    throw new TypeError('apiKey must be visible ASCII: remove spaces and line breaks');
   }
   const baseUrl = `${url.origin}${url.pathname}`.replace(/\/+$/, '').replace(/\/api\/v1$/, '');
   return {
@@ -76,7 +81,7 @@ function connectionOf(options: FarhandOptions): Connection {
     retries,
     userAgent,
     webSocket,
-    fetch: own ?? ((input, init) => fetch(input, init)),
+    fetch: ownFetch ?? ((input, init) => fetch(input, init)),
   };
 }
 
@@ -86,21 +91,21 @@ function methodOf(to: Connection, route: Route): unknown {
   if (route.kind === 'socket') {
     return (attached: Attached, settings?: TerminalSettings) => attachTerminal(to, route, attached, settings);
   }
-  const ask = askerOf(to, route);
-  if (route.kind === 'list') return listed(ask);
+  const call = callOf(to, route);
+  if (route.kind === 'list') return listing(call);
   if (route.kind === 'lines') return lines(to, route);
-  return route.kind === 'events' ? events(to, route) : ask;
+  return route.kind === 'events' ? events(to, route) : call;
 }
 
-type Ask = (input?: Input, settings?: CallSettings) => Promise<unknown>;
+type Call = (input?: Input, settings?: CallSettings) => Promise<unknown>;
 
 /** One request and its answer. */
-function askerOf(to: Connection, route: Route): Ask {
+function callOf(to: Connection, route: Route): Call {
   return async (input = {}, { signal, idempotencyKey } = {}) => {
     const request = prepare(to, route, input, idempotencyKey);
     const { url } = request;
     return send(to, request, signal, async (response) => {
-      if (route.kind === 'bytes') return wholeOrError(response, url, signal);
+      if (route.kind === 'bytes') return checkedBody(response, url, signal);
       const text = await textOf(response, url, signal);
       if (route.kind === 'raw') return text;
       const envelope = envelopeOf(text);
@@ -115,10 +120,10 @@ function asObject(data: unknown): object {
   return typeof data === 'object' && data !== null ? data : {};
 }
 
-function listed(ask: Ask) {
+function listing(call: Call) {
   return (input: Input = {}, settings: CallSettings = {}) => {
     // The broker answers a list with a page.
-    const page = (given: Input) => ask(given, settings) as Promise<ListResult<unknown>>;
+    const page = (given: Input) => call(given, settings) as Promise<ListResult<unknown>>;
     return new Lazy(
       () => page(input),
       () => allItems((paging) => page({ ...input, ...paging }), input),
@@ -128,10 +133,10 @@ function listed(ask: Ask) {
 
 function lines(to: Connection, route: Route) {
   return (input: Input = {}, { signal }: CallSettings = {}) =>
-    streamed(async () => {
+    lazyStream(async () => {
       const request = prepare(to, route, input, undefined);
       const response = await send(to, request, signal, (head) =>
-        Promise.resolve(wholeOrError(head, request.url, signal)),
+        Promise.resolve(checkedBody(head, request.url, signal)),
       );
       return objectsOf(chunksOf(response.body));
     });
@@ -139,24 +144,24 @@ function lines(to: Connection, route: Route) {
 
 function events(to: Connection, route: Route) {
   return (input: Input = {}, { signal }: CallSettings = {}) => {
-    const connect = (from: Connection, given: Input): Promise<Response> =>
+    const open = (from: Connection, given: Input): Promise<Response> =>
       send(from, prepare(from, route, given, undefined), signal, (response) => Promise.resolve(response));
-    return streamed(async () => {
-      const how: Following = {
+    return lazyStream(async () => {
+      const how: FollowOptions = {
         url: to.baseUrl,
         signal,
         resumes: to.retries > 0 && 'last_event_id' in route.headers,
         last: route.lastEvent,
-        // follow() itself tries again.
+        // follow() retries by itself.
         connect: (after) =>
-          connect({ ...to, retries: 0 }, after === undefined ? input : { ...input, last_event_id: after }),
+          open({ ...to, retries: 0 }, after === undefined ? input : { ...input, last_event_id: after }),
       };
-      return follow(await connect(to, input), how);
+      return follow(await open(to, input), how);
     });
   };
 }
 
-function streamed(begin: () => Promise<AsyncGenerator<unknown>>) {
+function lazyStream(begin: () => Promise<AsyncGenerator<unknown>>) {
   return new Lazy(begin, (begun) =>
     (async function* () {
       yield* await begun();

@@ -1,7 +1,7 @@
-// Something that can be awaited or iterated, and begins only then: what lists and streams are.
+// What list and stream calls return: a promise that can also be iterated, and that starts only then.
 /* oxlint-disable unicorn/no-thenable -- it is a promise */
 
-/** A promise that begins when somebody waits for it, and the items that belong to it. */
+/** A promise that starts when it is awaited or iterated, and the items that belong to it. */
 export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
   readonly [Symbol.toStringTag] = 'Promise';
   readonly #begin: () => Promise<T>;

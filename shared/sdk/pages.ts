@@ -1,14 +1,14 @@
-// All items of a list, page after page, though things are made and removed meanwhile.
-import type { ListResult } from './shape.ts';
+// All items of a list, page by page, each exactly once even while items are created and deleted.
+import type { ListResult } from './call-types.ts';
 
-/** As many as the broker gives at once. */
+/** Largest page the broker answers. */
 const pageSize = 100;
-/** Items whose ids are remembered: as many may be made between two pages. */
+/** Ids remembered to skip repeats: so many items may be created between two pages. */
 const remembered = 10_000;
 
 /**
- * What is made meanwhile moves the others back: those come again and are passed over by their ids. What is removed moves
- * them forward: `total` tells how far, and the page before is read again so far.
+ * An item created meanwhile moves the others back: repeats are skipped by id. A deleted one moves them forward: `total`
+ * shows by how many, and the read goes back as far.
  */
 export async function* allItems(
   page: (paging: { limit: number; offset: number }) => Promise<ListResult<unknown>>,
@@ -17,10 +17,10 @@ export async function* allItems(
   const seen = new Set<unknown>();
   for (let offset = first, known = 0; ; ) {
     const { items, total, has_more } = await page({ limit, offset });
-    const gone = known - total;
+    const deleted = known - total;
     known = total;
-    if (gone > 0 && offset > first) {
-      offset = Math.max(first, offset - gone);
+    if (deleted > 0 && offset > first) {
+      offset = Math.max(first, offset - deleted);
       continue;
     }
     for (const item of items) {

@@ -1,10 +1,9 @@
-// One call as a request: its address, headers and body out of the input that its route describes.
+// Builds the HTTP request of a call: URL, headers and body from the input that its route describes.
 import type { Route } from '../api/route.ts';
-import type { Attached } from './shape.ts';
 
-/** Where requests go, and as whom. */
+/** The broker's address, the API key and how requests are sent. */
 export interface Connection {
-  /** Without /api/v1 and without a slash at its end. */
+  /** Without /api/v1 and without a trailing slash. */
   baseUrl: string;
   apiKey: string | undefined;
   fetch: typeof fetch;
@@ -13,17 +12,20 @@ export interface Connection {
   webSocket: (url: string) => WebSocket;
 }
 
-/** A request that may be sent more than once, as far as its body allows. */
+/** A request ready to send, and again if its body allows. */
 export interface Prepared {
   route: Route;
   url: string;
   headers: Headers;
   body: RequestInit & { duplex?: 'half' };
-  /** The body is not used up by sending it. */
+  /** The body can be sent again: it is not a stream. */
   repeatable: boolean;
-  /** Doing it twice does no more than doing it once. */
-  harmless: boolean;
+  /** Doing it twice has the effect of doing it once. */
+  idempotent: boolean;
 }
+
+/** The answer of an attach, which opens the terminal. */
+export type Attached = { session_id: string; stream_url: string };
 
 type Input = Readonly<Record<string, unknown>>;
 
@@ -33,18 +35,18 @@ export function prepare(to: Connection, route: Route, input: Input, given: strin
   if (to.userAgent) headers.set('User-Agent', to.userAgent);
   const { body, type, repeatable } = bodyOf(route, input);
   if (type) headers.set('Content-Type', type);
-  // A repeat of ours must be known as one.
-  const ours = route.idempotency && repeatable && to.retries > 0 ? randomKey() : undefined;
-  const key = given ?? ours;
+  // The broker must recognize a retry.
+  const ownKey = route.idempotency && repeatable && to.retries > 0 ? randomKey() : undefined;
+  const key = given ?? ownKey;
   if (key) headers.set('Idempotency-Key', key);
-  const harmless =
+  const idempotent =
     route.method === 'GET' ||
     (route.method === 'PUT' && !headers.has('if-match')) ||
     (route.idempotency !== undefined && key !== undefined);
-  return { route, url: urlOf(to.baseUrl, route, input), headers, body, repeatable, harmless };
+  return { route, url: urlOf(to.baseUrl, route, input), headers, body, repeatable, idempotent };
 }
 
-/** Of stream_url only the ticket is used: the broker is where this client has reached it. */
+/** The WebSocket address of an attach: the ticket of its stream_url at the address where this client reaches the broker. */
 export function socketUrl(
   { baseUrl }: Connection,
   route: Route,
@@ -55,13 +57,15 @@ export function socketUrl(
 }
 
 function urlOf(baseUrl: string, route: Route, input: Input): string {
-  const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) => pathPiece(String(input[name]), name));
+  const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) =>
+    pathSegment(String(input[name]), name),
+  );
   const query = new URLSearchParams(pick(input, route.query, (name) => name)).toString();
   return `${baseUrl}${route.base}${path}${query && `?${query}`}`;
 }
 
-/** A URL drops the pieces "", "." and "..": the call would go to another route. */
-function pathPiece(text: string, name: string): string {
+/** The segments "", "." and ".." vanish from a URL: the call would reach another route. */
+function pathSegment(text: string, name: string): string {
   if (/^\.{0,2}$/.test(text)) throw new TypeError(`${name} must be an id`);
   return encodeURIComponent(text);
 }
@@ -95,7 +99,7 @@ function bodyOf(route: Route, input: Input): { body: Prepared['body']; type?: st
     return { body: { body: content, duplex: 'half' }, repeatable: !isStream(content) };
   if (isStream(content)) return { ...streamedForm(fields, content), repeatable: false };
   const form = new FormData();
-  // The fields first: the broker then need not keep the file.
+  // Fields before the file: the broker then streams it to the machine without a copy.
   for (const [name, value] of fields) form.set(name, asText(value));
   form.set('file', content instanceof Blob ? content : new Blob([content]));
   return { body: { body: form }, repeatable: true };
@@ -112,7 +116,7 @@ function contentOf(content: unknown): string | Uint8Array<ArrayBuffer> | Blob | 
   throw new TypeError('content must be a string, a Uint8Array, a Blob or a ReadableStream');
 }
 
-/** A form (RFC 7578) around a stream: fetch itself would first read it all. */
+/** A form (RFC 7578) around a stream; fetch would read the stream into memory first. */
 function streamedForm(fields: [string, unknown][], content: ReadableStream<Uint8Array>) {
   const boundary = `farhand${randomKey()}`;
   const part = (name: string): string => `--${boundary}\r\nContent-Disposition: form-data; name="${name}"`;

@@ -1,4 +1,4 @@
-// Sends a request and, where that is safe, sends it again: the one loop of the SDK that retries.
+// Sends a request, and retries it where a repeat is safe.
 import { backoff } from '../backoff.ts';
 import { sleep } from '../clock.ts';
 import { FarhandError, failureOf, noAnswer, reasonOf } from './failure.ts';
@@ -6,9 +6,9 @@ import type { Connection, Prepared } from './request.ts';
 
 /** Between attempts, in milliseconds: a random share of a ceiling that doubles. */
 const waits = { first: 500, most: 8_000 };
-/** Whoever is asked to wait for longer decides for himself. */
+/** Longest Retry-After that is waited for; above it the call rejects. */
 const longestWait = 60_000;
-/** Nothing was sent: nobody was reached. */
+/** System errors of a connection that was never made. */
 const neverSent = [
   'ECONNREFUSED',
   'ENOTFOUND',
@@ -18,7 +18,7 @@ const neverSent = [
   'UND_ERR_CONNECT_TIMEOUT',
 ];
 
-/** Resolves with what `read` makes of a success. */
+/** Resolves with what `read` makes of a successful answer; rejects with FarhandError. */
 export async function send<T>(
   to: Connection,
   request: Prepared,
@@ -28,7 +28,7 @@ export async function send<T>(
   const pause = backoff(waits);
   for (let left = to.retries; ; left -= 1) {
     try {
-      return await read(await once(to, request, signal));
+      return await read(await attempt(to, request, signal));
     } catch (error) {
       const again = left > 0 && error instanceof FarhandError && mayRepeat(error, request);
       if (!again || (error.retryAfter ?? 0) > longestWait) throw error;
@@ -38,49 +38,53 @@ export async function send<T>(
   }
 }
 
-async function once(to: Connection, request: Prepared, signal: AbortSignal | undefined): Promise<Response> {
+async function attempt(
+  to: Connection,
+  request: Prepared,
+  signal: AbortSignal | undefined,
+): Promise<Response> {
   const { route, url, headers, body } = request;
   const init = { method: route.method, headers, ...body, ...(signal && { signal }) };
-  const response = await heard(url, signal, () => to.fetch(url, init));
+  const response = await orNoAnswer(url, signal, () => to.fetch(url, init));
   if (response.ok || response.status === 304) return response;
   throw failureOf(response, await textOf(response, url, signal));
 }
 
-/** The whole of a body. */
+/** The whole body as text. */
 export function textOf(response: Response, url: string, signal: AbortSignal | undefined): Promise<string> {
-  return heard(url, signal, () => response.text());
+  return orNoAnswer(url, signal, () => response.text());
 }
 
-/** What fails on the way, other than by the caller's own signal, is that no answer came. */
-export async function heard<T>(
+/** Turns any failure of `work` other than the caller's own signal into the error `no_answer`. */
+export async function orNoAnswer<T>(
   url: string,
   signal: AbortSignal | undefined,
-  hear: () => Promise<T>,
+  work: () => Promise<T>,
 ): Promise<T> {
   try {
-    return await hear();
+    return await work();
   } catch (error) {
     if (signal?.aborted || error instanceof FarhandError) throw error;
     throw noAnswer(new URL(url).origin, error);
   }
 }
 
-/** The table of the README's chapter on the SDK, in code. */
-function mayRepeat(error: FarhandError, { route, repeatable, harmless }: Prepared): boolean {
+/** Whether a repeat is safe: the table in docs/sdk.md, in code. */
+function mayRepeat(error: FarhandError, { route, repeatable, idempotent }: Prepared): boolean {
   if (!repeatable) return false;
   if (error.status === 429) return true;
-  // Refused before anything began, as far as the broker can know.
-  if (error.code === 'unavailable') return route.method !== 'POST' || harmless;
-  // Our first attempt, which the broker still works on.
-  if (error.code === 'conflict') return harmless && error.details.under_way === true;
-  return error.code === 'no_answer' && (wasNeverSent(error) || (harmless && isPassing(error)));
+  // Refused before anything began.
+  if (error.code === 'unavailable') return route.method !== 'POST' || idempotent;
+  // The broker still works on the first attempt.
+  if (error.code === 'conflict') return idempotent && error.details.under_way === true;
+  return error.code === 'no_answer' && (wasNeverSent(error) || (idempotent && isTransient(error)));
 }
 
 function wasNeverSent({ cause }: FarhandError): boolean {
   return neverSent.includes(reasonOf(cause) ?? '');
 }
 
-/** The connection failed, or a proxy says that it has no broker just now. */
-export function isPassing({ status }: FarhandError): boolean {
+/** The connection failed, or a proxy reports that the broker is not reachable for the moment. */
+export function isTransient({ status }: FarhandError): boolean {
   return [0, 502, 503, 504].includes(status);
 }

@@ -1,14 +1,14 @@
-// Bytes of an answer as lines and as server-sent events (WHATWG HTML, section 9.2.6).
+// Parses the bytes of an answer as lines (NDJSON) and as server-sent events (WHATWG HTML, section 9.2.6).
 import { sleep } from '../clock.ts';
-import type { ReceivedEvent } from './shape.ts';
+import type { ReceivedEvent } from './call-types.ts';
 
-/** No route answers with one that is near it. */
+/** Characters; no route answers with a line near it. */
 const longestLine = 64 * 1024 * 1024;
 
-/** Lines of a body, without their ends: LF, CRLF or CR. What follows the last end was cut off. */
+/** Lines of a body without LF, CRLF or CR. Text after the last line end was cut off and is dropped. */
 async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<string> {
   const decoder = new TextDecoder();
-  // Of a line that has no end so far.
+  // Parts of the unfinished line.
   let begun: string[] = [];
   let length = 0;
   let half = '';
@@ -36,7 +36,7 @@ export async function* objectsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenera
   for await (const line of linesOf(chunks)) if (line !== '') yield JSON.parse(line);
 }
 
-/** Events with their data as JSON; one that is cut off is none. */
+/** Events with their data parsed as JSON. An event that is cut off is dropped. */
 export async function* eventsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<ReceivedEvent<unknown>> {
   let event: { data?: string; event?: string; id?: string } = {};
   for await (const line of linesOf(chunks)) {
@@ -52,7 +52,7 @@ export async function* eventsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerat
 
 function withField(event: { data?: string; event?: string; id?: string }, line: string): typeof event {
   const colon = line.indexOf(':');
-  // Before a colon that comes first there is no name: a comment.
+  // A line that starts with a colon is a comment.
   const name = colon < 0 ? line : line.slice(0, colon);
   const value = colon < 0 ? '' : line.slice(colon + 1).replace(/^ /, '');
   if (name === 'data')
@@ -63,8 +63,8 @@ function withField(event: { data?: string; event?: string; id?: string }, line: 
 }
 
 /**
- * The chunks of a body for one reader, who may leave at any time: that closes the connection. Throws when nothing comes
- * for `silenceMs`: then nobody is there any more.
+ * The chunks of a body for one reader; the connection closes when the reader stops. Throws when nothing arrives for
+ * `silenceMs`.
  */
 export async function* chunksOf(
   body: ReadableStream<Uint8Array> | null,
@@ -79,23 +79,23 @@ export async function* chunksOf(
       yield value;
     }
   } finally {
-    // What it could still say has been said by read().
+    // An error of the stream was already thrown by read().
     await reader.cancel().catch(() => {});
   }
 }
 
 async function within<T>(ms: number, work: Promise<T>): Promise<T> {
   if (ms === Number.POSITIVE_INFINITY) return work;
-  const patience = new AbortController();
-  const silence = sleep(ms, patience.signal).then(() => {
-    if (!patience.signal.aborted) throw new Error(`nothing came for ${ms} ms`);
+  const timeout = new AbortController();
+  const silence = sleep(ms, timeout.signal).then(() => {
+    if (!timeout.signal.aborted) throw new Error(`nothing arrived for ${ms} ms`);
     return work;
   });
   try {
     return await Promise.race([work, silence]);
   } finally {
-    patience.abort();
-    // Once the work has won, nobody waits for this.
+    timeout.abort();
+    // Once the work has won, a later rejection is of no interest.
     silence.catch(() => {});
   }
 }

@@ -1,94 +1,107 @@
-// A terminal in the SDK: the WebSocket of an attach, as output to read and things to do.
+// The terminal of a session in the SDK: output to iterate, methods to write, resize, signal and detach, over a WebSocket.
+import type { Route } from '../api/route.ts';
 import { type BrokerMessage, brokerMessage, type ClientMessage, closeCodes } from '../api/terminal.ts';
 import { sleep } from '../clock.ts';
+import { type Attached, type Connection, socketUrl } from './request.ts';
 
 type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
 
 /**
- * Why a terminal ended. Only after `ended` is its session over; all others may attach again, with `offset` to go on
- * where they were. `lost`: the connection broke, or the broker closed it for a reason of its own (`message`).
+ * Why a terminal ended. `ended`: its session is over. After any other reason attach again, with `offset` to continue
+ * where it stopped. `lost`: the connection broke, or the broker closed it for another reason (`message`).
  */
-export type Ending =
-  | ({ why: 'ended' } & End)
-  | { why: 'detached' | 'forbidden' | 'fell_behind' | 'stopping' }
-  | { why: 'lost'; message: string };
+export type Ending = ({ why: 'ended' } & End) | { why: ClosedBy } | { why: 'lost'; message: string };
 
-/** What is told besides output: the size another client has set, the machine going and coming, what was refused. */
+/** A message besides output: a size set by another client, the machine offline or back, a refused input. */
 export type TerminalNote = Exclude<BrokerMessage, { type: 'end' }>;
 
 export interface TerminalSettings {
   /** Called with each note, the first one (`ready`) included. */
   onNote?: (note: TerminalNote) => void;
-  /** Fires: the terminal is detached. */
+  /** Detaches the terminal when it fires. */
   signal?: AbortSignal;
 }
 
-/** An attached terminal. Doing something with one that has ended does nothing. */
+/** An attached terminal. Once it has ended, its methods do nothing. */
 export interface Terminal {
   readonly client_id: string;
   /** The size of the terminal when it was attached. */
   readonly cols: number;
   readonly rows: number;
-  /** Where in the session’s output the next byte lies that `output` gives. */
+  /** Offset in the session’s output of the next byte that `output` yields. */
   readonly offset: number;
   /**
-   * The bytes of the terminal, for one reader; ends with it. A WebSocket cannot be slowed down: what is not read is
-   * held here, and at 16 MiB the terminal ends as `fell_behind`.
+   * The output, for one reader; ends with the terminal. A WebSocket has no backpressure: unread output stays in memory,
+   * and at 16 MiB the terminal ends as `fell_behind`.
    */
   readonly output: AsyncIterable<Uint8Array>;
   /** Never rejects. */
   readonly ended: Promise<Ending>;
-  /** Types something. Resolves when more may be written without filling the memory; order is kept without waiting. */
+  /** Types input. Resolves when at most 1 MiB is unsent; calls that do not wait for it keep their order. */
   write(input: string | Uint8Array): Promise<void>;
   resize(cols: number, rows: number): void;
-  /** For what runs in the foreground. */
+  /** Sends a signal to the foreground process. */
   signal(name: (ClientMessage & { type: 'signal' })['signal']): void;
-  /** Leaves; the session goes on. */
+  /** Detaches; the session goes on. */
   detach(): void;
 }
 
-/** Output that nobody has read yet. */
-const maxHeldOutput = 16 * 1024 * 1024;
-/** Input that is still to be sent, when write() begins to wait. */
-const maxHeldInput = 1024 * 1024;
-const drainLookMs = 10;
-/** Of one message: well below what the broker takes. */
-const pieceBytes = 64 * 1024;
+/** Bytes of output received and not read. */
+const maxUnreadOutput = 16 * 1024 * 1024;
+/** Bytes of input not yet sent above which write() waits. */
+const maxUnsentInput = 1024 * 1024;
+const pollMs = 10;
+/** Input bytes per message, well below the broker's limit. */
+const messageBytes = 64 * 1024;
 
-/** Resolves when the broker says that the terminal is ready; rejects when it cannot be had. */
+/** Opens the terminal of an attach, at the address where this client reaches its broker. */
+export async function attachTerminal(
+  to: Connection,
+  route: Route,
+  attached: Attached,
+  settings: TerminalSettings = {},
+): Promise<Terminal> {
+  return openTerminal(to.webSocket(socketUrl(to, route, attached)), settings);
+}
+
+/** Resolves when the broker reports that the terminal is ready; rejects when it cannot be opened. */
 export function openTerminal(socket: WebSocket, settings: TerminalSettings): Promise<Terminal> {
   socket.binaryType = 'arraybuffer';
   const { signal } = settings;
-  const held = openHold();
+  const output = new OutputBuffer();
   let ending: Ending | undefined;
   const close = (why: Ending): void => {
     ending ??= why;
     socket.close(1000);
   };
-  const leave = (): void => close({ why: 'detached' });
+  const detach = (): void => close({ why: 'detached' });
   const ended = new Promise<Ending>((resolve) => {
     socket.addEventListener('close', ({ code, reason }) => {
-      signal?.removeEventListener('abort', leave);
-      held.end();
+      signal?.removeEventListener('abort', detach);
+      output.end();
       resolve(ending ?? endingOf(code, reason));
     });
   });
-  // What is said there is said by the close that follows, too.
+  // The close event that follows carries the reason.
   socket.addEventListener('error', () => {});
-  signal?.addEventListener('abort', leave);
-  if (signal?.aborted) leave();
+  signal?.addEventListener('abort', detach);
+  if (signal?.aborted) detach();
   return new Promise((resolve, reject) => {
     socket.addEventListener('message', ({ data }) => {
       if (data instanceof ArrayBuffer) {
-        if (!ending && !held.put(new Uint8Array(data))) close({ why: 'fell_behind' });
+        if (!ending && !output.add(new Uint8Array(data))) close({ why: 'fell_behind' });
         return;
       }
       const message = messageOf(String(data));
-      if (message?.type === 'end') ending ??= endOf(message);
-      if (!message || message.type === 'end') return;
+      if (!message) return;
+      if (message.type === 'end') {
+        const { type: _, ...end } = message;
+        ending ??= { why: 'ended', ...end };
+        return;
+      }
       if (message.type === 'ready') {
-        held.mark(message.offset);
-        resolve(terminalOf(socket, message, { held, ended, leave }));
+        output.startAt(message.offset);
+        resolve(terminalOf(socket, message, { output, ended, detach }));
       }
       settings.onNote?.(message);
     });
@@ -104,19 +117,11 @@ function messageOf(text: string): BrokerMessage | undefined {
   }
 }
 
-function endOf({ type: _, ...end }: BrokerMessage & { type: 'end' }): Ending {
-  return { why: 'ended', ...end };
-}
-
-const whyByCode = new Map<number, 'stopping' | 'detached' | 'forbidden' | 'fell_behind'>([
-  [closeCodes.stopping, 'stopping'],
-  [closeCodes.detached, 'detached'],
-  [closeCodes.forbidden, 'forbidden'],
-  [closeCodes.fell_behind, 'fell_behind'],
-]);
+type ClosedBy = 'stopping' | 'detached' | 'forbidden' | 'fell_behind';
+const closedBy: readonly ClosedBy[] = ['stopping', 'detached', 'forbidden', 'fell_behind'];
 
 function endingOf(code: number, reason: string): Ending {
-  const why = whyByCode.get(code);
+  const why = closedBy.find((name) => closeCodes[name] === code);
   return why ? { why } : { why: 'lost', message: reason || 'the connection broke' };
 }
 
@@ -127,94 +132,87 @@ function explain(ending: Ending): string {
     : ending.why.replace('_', ' ');
 }
 
-interface Attached {
-  held: Hold;
+interface Opened {
+  output: OutputBuffer;
   ended: Promise<Ending>;
-  leave(): void;
+  detach(): void;
 }
 
 function terminalOf(
   socket: WebSocket,
   { client_id, cols, rows }: BrokerMessage & { type: 'ready' },
-  { held, ended, leave }: Attached,
+  { output, ended, detach }: Opened,
 ): Terminal {
   const send = (data: string | Uint8Array<ArrayBuffer>): void => {
     if (socket.readyState === socket.OPEN) socket.send(data);
   };
-  const say = (message: ClientMessage): void => send(JSON.stringify(message));
+  const sendMessage = (message: ClientMessage): void => send(JSON.stringify(message));
   return {
     client_id,
     cols,
     rows,
     get offset() {
-      return held.offset;
+      return output.offset;
     },
-    output: held.read(),
+    output: output.read(),
     ended,
     async write(input) {
       const bytes = typeof input === 'string' ? new TextEncoder().encode(input) : new Uint8Array(input);
-      for (let at = 0; at < bytes.length; at += pieceBytes) send(bytes.subarray(at, at + pieceBytes));
-      // A WebSocket does not tell when it has sent something.
-      while (socket.readyState === socket.OPEN && socket.bufferedAmount > maxHeldInput)
-        await sleep(drainLookMs);
+      for (let at = 0; at < bytes.length; at += messageBytes) send(bytes.subarray(at, at + messageBytes));
+      // A WebSocket has no event for sent data.
+      while (socket.readyState === socket.OPEN && socket.bufferedAmount > maxUnsentInput) await sleep(pollMs);
     },
-    resize: (width, height) => say({ type: 'resize', cols: width, rows: height }),
-    signal: (name) => say({ type: 'signal', signal: name }),
-    detach: leave,
+    resize: (width, height) => sendMessage({ type: 'resize', cols: width, rows: height }),
+    signal: (name) => sendMessage({ type: 'signal', signal: name }),
+    detach,
   };
-}
-
-interface Hold {
-  /** Of the next byte to be read. */
-  readonly offset: number;
-  /** What is put from now on begins there. */
-  mark(offset: number): void;
-  /** False: there is too much. */
-  put(bytes: Uint8Array): boolean;
-  end(): void;
-  read(): AsyncIterable<Uint8Array>;
 }
 
 /** Output between the WebSocket and its reader. */
-function openHold(): Hold {
-  const waiting: { at: number; bytes: Uint8Array }[] = [];
-  let [size, next, read] = [0, 0, 0];
-  let over = false;
-  let wake = (): void => {};
-  return {
-    get offset() {
-      return read;
-    },
-    mark(offset) {
-      next = offset;
-      if (waiting.length === 0) read = offset;
-    },
-    put(bytes) {
-      if (size + bytes.length > maxHeldOutput) return false;
-      waiting.push({ at: next, bytes });
-      size += bytes.length;
-      next += bytes.length;
-      wake();
-      return true;
-    },
-    end() {
-      over = true;
-      wake();
-    },
-    async *read() {
-      for (;;) {
-        const first = waiting.shift();
-        if (first) {
-          size -= first.bytes.length;
-          read = first.at + first.bytes.length;
-          yield first.bytes;
-        } else if (over) return;
-        else {
-          await new Promise<void>((resolve) => {
-            wake = resolve;
-          });
-        }
+class OutputBuffer {
+  /** Offset in the session's output of the next byte to be read. */
+  offset = 0;
+  readonly #chunks: { end: number; bytes: Uint8Array }[] = [];
+  /** Offset of the next byte to come. */
+  #next = 0;
+  #size = 0;
+  #ended = false;
+  #wake = (): void => {};
+
+  /** The bytes added from now on begin at this offset. */
+  startAt(offset: number): void {
+    this.#next = offset;
+    if (this.#chunks.length === 0) this.offset = offset;
+  }
+
+  /** False when the buffer is full. */
+  add(bytes: Uint8Array): boolean {
+    if (this.#size + bytes.length > maxUnreadOutput) return false;
+    this.#next += bytes.length;
+    this.#size += bytes.length;
+    this.#chunks.push({ end: this.#next, bytes });
+    this.#wake();
+    return true;
+  }
+
+  end(): void {
+    this.#ended = true;
+    this.#wake();
+  }
+
+  async *read(): AsyncGenerator<Uint8Array> {
+    for (;;) {
+      const first = this.#chunks.shift();
+      if (first) {
+        this.#size -= first.bytes.length;
+        this.offset = first.end;
+        yield first.bytes;
+      } else if (this.#ended) return;
+      else {
+        await new Promise<void>((resolve) => {
+          this.#wake = resolve;
+        });
       }
-    },
-  };
+    }
+  }
 }

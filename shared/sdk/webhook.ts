@@ -1,16 +1,16 @@
-// Whether a delivery of a webhook is genuine, by WebCrypto alone: for receivers in Node, Deno, Workers and browsers.
+// Verifies the signature of a webhook delivery with WebCrypto, for receivers in Node, Deno, Workers and browsers.
 import * as z from 'zod';
 import { now } from '../clock.ts';
 
-/** A delivery as it came. */
+/** A delivery as it was received. */
 export interface WebhookDelivery {
-  /** The raw body: JSON that was parsed and written again has other bytes. */
+  /** The raw body: parsing and writing the JSON again changes its bytes. */
   payload: string | Uint8Array<ArrayBuffer>;
   headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
   secret: string;
   /**
-   * Milliseconds that its timestamp may differ from now, 5 minutes unless told. With Infinity any age will do, and a
-   * delivery without a timestamp too: then whoever has heard one may send it again.
+   * Milliseconds that its timestamp may differ from now, 5 minutes by default. Infinity accepts any age and a delivery
+   * without a timestamp, and with that replays of old deliveries.
    */
   tolerance?: number;
 }
@@ -22,10 +22,10 @@ const event = z.looseObject({
   data: z.record(z.string(), z.unknown()),
 });
 
-/** What happened. `type` is one of the events that a webhook can name, or `test`. */
+/** An event. `type` is an event type that a webhook can name, or `test`. */
 export type WebhookEvent = z.output<typeof event>;
 
-/** A delivery that is not to be trusted. */
+/** The delivery is not genuine, or too old. */
 export class SignatureError extends Error {
   override readonly name = 'SignatureError';
 }
@@ -39,17 +39,19 @@ export async function verifyWebhook(delivery: WebhookDelivery): Promise<WebhookE
   const body = typeof payload === 'string' ? new TextEncoder().encode(payload) : payload;
   const given = (name: string): string | undefined => headerOf(headers, name);
   const signature = /^sha256=([0-9a-f]{64})$/.exec(given('x-service-signature') ?? '')?.[1];
-  if (!signature) throw new SignatureError('the header X-Service-Signature is missing, or is no signature');
+  if (!signature) throw new SignatureError('the header X-Service-Signature is missing or malformed');
   if (!(await signs(new TextEncoder().encode(secret), fromHex(signature), body))) {
-    throw new SignatureError('X-Service-Signature does not fit the body: another secret, or another body');
+    throw new SignatureError(
+      'X-Service-Signature does not match the body: check the secret, and pass the raw body',
+    );
   }
   await checkTimestamp(delivery, key, body, given);
   const parsed = event.safeParse(parse(body));
-  if (!parsed.success) throw new SignatureError('the body is no event');
+  if (!parsed.success) throw new SignatureError('the body is not an event');
   return parsed.data;
 }
 
-/** The trio of Standard Webhooks: its signature covers the timestamp, so that an old delivery cannot be made young. */
+/** Checks the three headers of Standard Webhooks. Their signature covers the timestamp, which prevents replays. */
 async function checkTimestamp(
   { tolerance = defaultTolerance }: WebhookDelivery,
   key: Uint8Array<ArrayBuffer>,
@@ -68,10 +70,10 @@ async function checkTimestamp(
   const all = (signatures ?? '').split(' ').filter((one) => one.startsWith('v1,'));
   const fit = await Promise.all(all.map((one) => signs(key, fromBase64(one.slice(3)), signed)));
   if (!fit.includes(true))
-    throw new SignatureError('webhook-signature does not fit the timestamp and the body');
+    throw new SignatureError('webhook-signature does not match the timestamp and the body');
   const age = Math.abs(now() - Number(seconds) * 1000);
   if (!(age <= tolerance)) {
-    throw new SignatureError('the delivery is too old or from the future: is the clock right?');
+    throw new SignatureError('the delivery is too old or from the future: check the clock of this machine');
   }
 }
 
@@ -97,7 +99,7 @@ function standardKeyOf(secret: string): Uint8Array<ArrayBuffer> {
 function headerOf(headers: WebhookDelivery['headers'], name: string): string | undefined {
   if (headers instanceof Headers) return headers.get(name) ?? undefined;
   const value = Object.entries(headers).find(([key]) => key.toLowerCase() === name)?.[1];
-  // One that came twice is none.
+  // A header that occurs twice is ambiguous.
   return typeof value === 'string' ? value : undefined;
 }
 
@@ -107,7 +109,7 @@ function fromHex(text: string): Uint8Array<ArrayBuffer> {
 
 function fromBase64(text: string): Uint8Array<ArrayBuffer> {
   try {
-    // atob forgives what was not filled up.
+    // atob accepts missing padding.
     if (text.length % 4 !== 0) return new Uint8Array();
     return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   } catch {

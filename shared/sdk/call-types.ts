@@ -1,12 +1,13 @@
-// What calls of the SDK take and give, derived from the table of routes.
+// Types of the SDK's methods: inputs and answers, derived from the table of routes.
 import type * as z from 'zod';
 import type { Api } from '../api/index.ts';
 import type { Route } from '../api/route.ts';
+import type { Attached } from './request.ts';
 import type { Terminal, TerminalSettings } from './terminal.ts';
 
 export interface CallSettings {
   signal?: AbortSignal;
-  /** A repeat within 24 h with the same key gets the first answer. */
+  /** A repeat with the same key within 24 h gets the first answer. */
   idempotencyKey?: string;
 }
 
@@ -21,10 +22,10 @@ type Loose<Shape extends z.ZodRawShape> = {
 };
 type Body<B> = B extends z.ZodType ? (undefined extends z.input<B> ? unknown : z.input<B>) : unknown;
 
-/** What may be sent to a machine; a stream is sent as it is read, and can be sent once only. */
+/** Content of an upload. A stream is sent as it is read, and cannot be sent again. */
 export type UploadContent = string | Uint8Array<ArrayBuffer> | Blob | ReadableStream<Uint8Array>;
 
-/** What a call takes: params, query, headers and body of its route, laid flat, and for an upload the content. */
+/** Input of a call: params, query, headers and body of its route in one object, and the content of an upload. */
 export type CallInput<R> =
   R extends Route<infer P, infer Q, infer H, infer B>
     ? Loose<P> &
@@ -43,10 +44,10 @@ export interface ListResult<T> {
   has_more: boolean;
 }
 
-/** Awaited it is one page, iterated it is the items of all pages; nothing is asked before. */
+/** Await it for one page, iterate it for the items of all pages. No request is sent before. */
 export type Listing<T> = Promise<ListResult<T>> & AsyncIterable<T>;
 
-/** Iterated it is what comes; awaited it is the same once the broker has begun. Nothing is asked before. */
+/** Iterate it for the items as they arrive, or await it for the start first. No request is sent before. */
 export type Stream<T> = Promise<AsyncIterable<T>> & AsyncIterable<T>;
 
 /** A server-sent event. */
@@ -58,7 +59,7 @@ export interface ReceivedEvent<T> {
 
 type Output<R> = R extends { reply: infer T extends z.ZodType } ? z.output<T> : never;
 
-/** Bytes come as the Response itself: its body streams, its headers tell about the file. */
+/** A download is the Response itself: a streaming body, and headers about the file. */
 type Answer<R> = R extends { kind: 'list' }
   ? Listing<Output<R>>
   : R extends { kind: 'lines' }
@@ -75,14 +76,11 @@ type Plain<R> = R extends { kind: 'raw' }
       ? Output<R> & Omit<ListResult<never>, 'items'>
       : Output<R>;
 
-/** What a WebSocket is opened with: the answer of an attach. */
-export type Attached = { session_id: string; stream_url: string };
-
 type Call<R> = R extends { kind: 'socket' }
   ? (attached: Attached, settings?: TerminalSettings) => Promise<Terminal>
   : object extends CallInput<R>
     ? (input?: CallInput<R>, settings?: CallSettings) => Answer<R>
     : (input: CallInput<R>, settings?: CallSettings) => Answer<R>;
 
-/** One namespace per noun, one method per route. */
+/** One namespace per resource, one method per route. */
 export type Namespaces = { [N in keyof Api]: { [O in keyof Api[N]]: Call<Api[N][O]> } };
