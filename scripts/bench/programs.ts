@@ -79,9 +79,14 @@ function signalGroup(child: ChildProcess, signal: NodeJS.Signals): void {
   }
 }
 
-/** Starts a program of this project and resolves with the first log line that says `message`. */
-export function program(main: string, args: string[], message: string): Promise<Running> {
-  return until(process.execPath, [join(root, main), ...args], (text) => {
+/** Starts a program of a checkout and resolves with the first log line that says `message`. */
+export function program(
+  main: string,
+  args: string[],
+  message: string,
+  checkout: string = root,
+): Promise<Running> {
+  return until(process.execPath, [join(checkout, main), ...args], (text) => {
     // Our programs log flat objects; Node itself may warn in plain text.
     const line = text.startsWith('{') ? (JSON.parse(text) as Record<string, string>) : {};
     return line.msg === message ? line : undefined;
@@ -136,23 +141,35 @@ export function run(command: string): Promise<{ seconds: number; output: string 
 
 const never = <T>(): Promise<T> => new Promise(() => undefined);
 
-/** A broker and its first agent, as real processes; the key may do everything. */
-export async function startFarhand(folder: string): Promise<Farhand> {
+/** A broker and its first agent of a checkout, as real processes; the key may do everything. */
+export async function startFarhand(folder: string, checkout?: string): Promise<Farhand> {
   const dataDir = join(folder, 'broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
-  const broker = await program('broker/main.ts', flags, 'broker is up');
+  const broker = await program('broker/main.ts', flags, 'broker is up', checkout);
   const { http = '', grpc = '' } = broker.line;
   const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
     key: (await client.keys.create({ name: 'bench', scopes: ['admin'] })).key,
     token: (await client.joinTokens.create({ uses: 100 })).token,
   }));
-  return { broker, agent: await startAgent(folder, 'agent', grpc, made.token), http, grpc, ...made };
+  return {
+    broker,
+    agent: await startAgent(folder, 'agent', grpc, made.token, checkout),
+    http,
+    grpc,
+    ...made,
+  };
 }
 
 /** Joins one more machine of this name, over the broker's address or a proxy's. */
-export function startAgent(folder: string, name: string, broker: string, token: string): Promise<Running> {
+export function startAgent(
+  folder: string,
+  name: string,
+  broker: string,
+  token: string,
+  checkout?: string,
+): Promise<Running> {
   const flags = ['--broker', broker, '--join-token', token, '--data-dir', join(folder, name), '--name', name];
-  return program('agent/main.ts', flags, 'linked');
+  return program('agent/main.ts', flags, 'linked', checkout);
 }
 
 /** The id of the nth machine that joined. */
@@ -191,6 +208,15 @@ export function cost(pid: number): { rss: number; cpu: number } {
     rss: mebibytes(pid, 'VmRSS'),
     cpu: (Number(fields[11]) + Number(fields[12])) / 100,
   };
+}
+
+/** MiB that a process shares with no other (proc(5), smaps_rollup). */
+export function privateMebibytes(pid: number): number {
+  const text = readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8');
+  return (
+    [...text.matchAll(/^Private_(?:Clean|Dirty):\s+(\d+)/gm)].reduce((sum, [, kib]) => sum + Number(kib), 0) /
+    1024
+  );
 }
 
 export function mebibytes(pid: number, field: 'VmRSS' | 'VmHWM'): number {

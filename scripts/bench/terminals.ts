@@ -19,6 +19,7 @@ import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { at, bench, type Farhand, machineId, run, startFarhand } from './programs.ts';
 import { rounded, settle, Table } from './race.ts';
 import { present, type Ssh, sshPackages, startSsh } from './ssh.ts';
+import { attached, echo, echoes, inTime, nextByte, openEcho, type Typist } from './typing.ts';
 
 const parts = { alone, crowd, download };
 type Part = keyof typeof parts;
@@ -33,22 +34,11 @@ interface Ground {
   has: Set<string>;
 }
 
-/** A terminal in which `cat` runs, as one who types sees it. */
-interface Typist {
-  /** Sends one byte. */
-  press(text?: string): unknown;
-  /** Calls back for the bytes that come. */
-  hear(listener: (bytes: number) => void): void;
-  close(): void;
-}
-
 const keys = 1000;
 const crowdSize = 20;
-const patienceMs = 10_000;
 const largeMiB = 1024;
 /** Beyond the window of a terminal, all sockets and buffers. */
 const floodBytes = 40_000_000;
-const echo = 'stty raw -echo; echo ready; exec cat';
 
 async function main(folder: string): Promise<void> {
   const { values } = parseArgs({
@@ -185,62 +175,6 @@ async function download({ folder, table, started, client, machine, has }: Ground
 // ---- Typing
 
 const shown = (sorted: number[]): string => `${rounded(at(sorted, 0.5))} / ${rounded(at(sorted, 0.99))} ms`;
-
-/** Milliseconds of each press, sorted. */
-async function echoes(typist: Typist, count: number): Promise<number[]> {
-  const times: number[] = [];
-  for (let key = 0; key < count; key += 1) {
-    const pressed = performance.now();
-    const heard = nextByte(typist);
-    typist.press();
-    await heard;
-    times.push(performance.now() - pressed);
-  }
-  return times.sort((a, b) => a - b);
-}
-
-function nextByte(typist: Typist): Promise<void> {
-  return inTime(new Promise((resolve) => typist.hear(() => resolve())), () => 'a key was not echoed');
-}
-
-async function inTime(work: Promise<void>, complaint: () => string): Promise<void> {
-  const late = new AbortController();
-  const failed = sleep(patienceMs, undefined, late).then(
-    () => {
-      throw new Error(complaint());
-    },
-    () => {},
-  );
-  await Promise.race([work, failed]).finally(() => late.abort());
-}
-
-/** A session whose terminal sends every byte back. */
-async function openEcho(client: Client, machine: string): Promise<string> {
-  const wish = { machine_id: machine, shell: '/bin/sh', args: ['-c', echo] };
-  return (await client.sessions.create(wish)).id;
-}
-
-async function attached(client: Client, id: string): Promise<Typist> {
-  const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id: id }));
-  let listener = (_bytes: number): void => {};
-  const begun = Promise.withResolvers<void>();
-  const reading = (async () => {
-    for await (const { length } of terminal.output) {
-      begun.resolve();
-      listener(length);
-    }
-  })();
-  reading.catch((error: unknown) => begun.reject(error));
-  // The word that its program is there.
-  await begun.promise;
-  return {
-    press: (text = 'x') => terminal.write(text),
-    hear: (next) => {
-      listener = next;
-    },
-    close: () => terminal.detach(),
-  };
-}
 
 /** Opens its stream and never reads from it. */
 async function neverReading(client: Client, id: string): Promise<Socket> {

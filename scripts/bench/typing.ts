@@ -1,0 +1,72 @@
+// Pressing keys in a terminal that echoes them, and waiting for each to come back.
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { Farhand as Client } from '../../shared/sdk/index.ts';
+
+const patienceMs = 10_000;
+/** What runs in the terminal. */
+export const echo = 'stty raw -echo; echo ready; exec cat';
+
+/** A terminal in which `cat` runs, as one who types sees it. */
+export interface Typist {
+  /** Sends one byte. */
+  press(text?: string): unknown;
+  /** Calls back for the bytes that come. */
+  hear(listener: (bytes: number) => void): void;
+  close(): void;
+}
+
+/** Milliseconds of each press, sorted. */
+export async function echoes(typist: Typist, count: number): Promise<number[]> {
+  const times: number[] = [];
+  for (let key = 0; key < count; key += 1) {
+    const pressed = performance.now();
+    const heard = nextByte(typist);
+    typist.press();
+    await heard;
+    times.push(performance.now() - pressed);
+  }
+  return times.sort((a, b) => a - b);
+}
+
+export function nextByte(typist: Typist): Promise<void> {
+  return inTime(new Promise((resolve) => typist.hear(() => resolve())), () => 'a key was not echoed');
+}
+
+export async function inTime(work: Promise<void>, complaint: () => string): Promise<void> {
+  const late = new AbortController();
+  const failed = sleep(patienceMs, undefined, late).then(
+    () => {
+      throw new Error(complaint());
+    },
+    () => {},
+  );
+  await Promise.race([work, failed]).finally(() => late.abort());
+}
+
+/** A session whose terminal sends every byte back. */
+export async function openEcho(client: Client, machine: string): Promise<string> {
+  const { id } = await client.sessions.create({ machine_id: machine, shell: '/bin/sh', args: ['-c', echo] });
+  return id;
+}
+
+export async function attached(client: Client, id: string): Promise<Typist> {
+  const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id: id }));
+  let listener = (_bytes: number): void => {};
+  const begun = Promise.withResolvers<void>();
+  const reading = (async () => {
+    for await (const { length } of terminal.output) {
+      begun.resolve();
+      listener(length);
+    }
+  })();
+  reading.catch((error: unknown) => begun.reject(error));
+  // The word that its program is there.
+  await begun.promise;
+  return {
+    press: (text = 'x') => terminal.write(text),
+    hear: (next) => {
+      listener = next;
+    },
+    close: () => terminal.detach(),
+  };
+}
