@@ -3,6 +3,7 @@ import { access, constants, stat } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { TerminalSpec__Output } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
+import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 import { type Account, accountNamed, ownAccount } from './users.ts';
 
@@ -141,9 +142,16 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
   return undefined;
 }
 
+/** Looking takes two threads, a tenth of a short command; a home that vanished meanwhile fails with a clear reason. */
+const homeSeenForMs = 1_000;
+const homesSeen = new Map<string, number>();
+
 /** Accounts of services often name a home that does not exist. */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  return (await badDirectory(home)) ? '/' : home;
+  if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
+  if (await badDirectory(home)) return '/';
+  homesSeen.set(home, monotonic());
+  return home;
 }
 
 function place(cwd: string, home: string): string {
