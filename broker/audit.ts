@@ -1,14 +1,14 @@
-// Who did what and when, never with which keys or words: rows that are only ever added, with the change they tell of.
+// The audit log: who did what and when, in append-only rows committed with the change; never keystrokes or secrets.
 import { type Deed, audit as routes } from '../shared/api/audit.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/index.ts';
 import type { MachineId } from '../shared/api/route.ts';
 import { iso, now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
 import { type Entry, type History, jsonIn, type Row, textIn } from './history.ts';
-import { openNumbers, renumbered, rowsSince } from './numbers.ts';
-import { type Condition, filtersOf, pageOfRows } from './paging.ts';
+import { OrderedTable, renumbered } from './ordered-table.ts';
+import type { Condition } from './paging.ts';
 
-export type Audit = ReturnType<typeof openAudit>;
+export type Audit = ReturnType<typeof createAudit>;
 
 interface AuditEntry extends Entry {
   kind: 'audit';
@@ -45,14 +45,9 @@ const tables = [
   CREATE INDEX audit_by_machine ON audit (machine_id)`,
 ];
 
-/** Whatever their age: the oldest go. */
-const mostRows = 1_000_000;
-
-/** Opens the record; what is older than `keepMs` goes. */
-export function openAudit(history: History, keepMs: number, keepRows = mostRows) {
-  history.migrate('audit', tables);
-  history.retain({ table: 'audit', column: 'created_at', keepMs, keepRows, ordered: true });
-  const numbers = openNumbers(history, 'audit');
+/** Rows older than `keepMs` are deleted, and beyond `keepRows` the oldest. */
+export function createAudit(history: History, keepMs: number, keepRows?: number) {
+  const table = new OrderedTable(history, 'audit', tables, { keepMs, keepRows });
   history.onEntry('audit', ({ id, created_at, deed }: AuditEntry) => {
     const { key_id, key_name, action, machine_id, what, request_id, result, address } = deed;
     history
@@ -60,26 +55,25 @@ export function openAudit(history: History, keepMs: number, keepRows = mostRows)
         `INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (request_id, id) DO NOTHING`,
       )
       .run(
-        ...[numbers.next(created_at), id, created_at, key_id, key_name, action, machine_id],
+        ...[table.next(created_at), id, created_at, key_id, key_name, action, machine_id],
         ...[JSON.stringify(what), request_id, result, address],
       );
   });
 
   const list: Handlers['audit']['list'] = (input, caller) => {
+    const { action, key, key_id } = input;
     const conditions: Condition[] = [
       visibleTo(caller),
-      input.action ? ['action = ?', input.action] : undefined,
-      input.key ? ['key_id = ?', input.key] : undefined,
-      input.key_id ? ['key_id = ?', input.key_id] : undefined,
-      ...filtersOf(routes.list, input, { since: rowsSince(input.since) }),
+      action ? ['action = ?', action] : undefined,
+      key ? ['key_id = ?', key] : undefined,
+      key_id ? ['key_id = ?', key_id] : undefined,
     ];
-    const sorted = { ...input, sort: input.sort.replace('created_at', 'seq') };
-    const page = pageOfRows(history, { table: 'audit', columns: '*' }, conditions, sorted, 'seq');
-    return { items: page.items.map((row) => shown(row, caller)), total: page.total };
+    const { items, total } = table.page(routes.list, conditions, input);
+    return { items: items.map((row) => serialize(row, caller)), total };
   };
   return {
     handlers: { list },
-    /** Records a deed with the transaction, or outbox, that it is about. One of the same request and id adds nothing. */
+    /** Records a deed with the transaction, or outbox, of its change. The same request and id are recorded once. */
     record(journal: Journal, deed: Deed, id: string = newId('audit')): void {
       const entry: AuditEntry = { kind: 'audit', id, created_at: now(), deed };
       journal.append(entry);
@@ -87,9 +81,9 @@ export function openAudit(history: History, keepMs: number, keepRows = mostRows)
   };
 }
 
-/** What is on record for the first machine of a request, for the n-th of them. */
+/** The entry of another machine, the n-th, of a request whose first entry is `first`. */
 export function auditOn(first: Entry, machine_id: MachineId, n: number): Entry {
-  if (!isAudit(first)) throw new Error(`an entry of kind ${first.kind} is not the audit's`);
+  if (!isAudit(first)) throw new Error(`an entry of kind ${first.kind} is not an audit entry`);
   const entry: AuditEntry = { ...first, id: `${first.id}_${n}`, deed: { ...first.deed, machine_id } };
   return entry;
 }
@@ -98,7 +92,7 @@ function isAudit(entry: Entry): entry is AuditEntry {
   return entry.kind === 'audit';
 }
 
-/** What was done on the machines a key reaches, and what it did itself on none. */
+/** Rows of the machines that a key reaches, and its own rows of no machine. */
 function visibleTo(caller: Caller): Condition {
   const reachable = caller.reachable();
   if (!reachable) return undefined;
@@ -109,10 +103,10 @@ function visibleTo(caller: Caller): Condition {
   ];
 }
 
-function shown({ seq: _, created_at, ...row }: Row, caller: Caller) {
+function serialize({ seq: _, created_at, ...row }: Row, caller: Caller) {
   const what = jsonIn(row, 'what') as Deed['what'];
   return {
-    // The columns are those of a deed, all of them texts.
+    // The columns are those of a deed, all of them text.
     ...(row as unknown as Omit<Deed, 'what'>),
     id: textIn(row, 'id'),
     at: iso(Number(created_at)),
@@ -120,7 +114,7 @@ function shown({ seq: _, created_at, ...row }: Row, caller: Caller) {
   };
 }
 
-/** What was done on several machines at once is told to whoever reaches them all. */
+/** Whether the caller reaches all machines that a request named. */
 function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
   return !Array.isArray(machine_ids) || machine_ids.every((id: MachineId) => caller.reaches(id));
 }

@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { openAudit } from '../broker/audit.ts';
+import { createAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { openHistory } from '../broker/history.ts';
 import { startBroker } from '../broker/start/index.ts';
@@ -308,7 +308,7 @@ test('a limited admin reads what was done on its machines, and by itself; of wha
 test('it is kept by age and by number, the newest, and one deed is written once', async () => {
   const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
   onTestFinished(() => history.close());
-  const audit = openAudit(history, 3_600_000, 10);
+  const audit = createAudit(history, 3_600_000, 10);
   const deed = (n: number): Deed => ({
     ...{ key_id: 'key_one', key_name: 'one', machine_id: null, what: { n }, result: 'ok' },
     ...{ action: 'machines.update', request_id: `req_${n}`, address: '' },

@@ -4,9 +4,9 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { withSocket } from '../broker/cli/local.ts';
-import { openEvents } from '../broker/events.ts';
+import { Events } from '../broker/events.ts';
 import { type History, openHistory } from '../broker/history.ts';
-import { rowsSince } from '../broker/numbers.ts';
+import { rowsSince } from '../broker/ordered-table.ts';
 import { now } from '../shared/clock.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
 
@@ -324,7 +324,7 @@ describe('a write', () => {
 
   test('costs the same with 100,000 events as with none', async () => {
     const { history } = openBench();
-    const events = openEvents(history, 3_600_000);
+    const events = new Events(history, 3_600_000);
     const emit = (count: number) =>
       history.write((transaction) => {
         for (let n = 0; n < count; n += 1) {
@@ -350,7 +350,7 @@ describe('a write', () => {
 describe('an event', () => {
   test('that comes a second time changes nothing and is told to nobody', async () => {
     const { history } = openBench();
-    const events = openEvents(history, 3_600_000);
+    const events = new Events(history, 3_600_000);
     const told: string[] = [];
     events.listen(({ id }) => told.push(id));
     const entries: { kind: string }[] = [];
@@ -384,7 +384,7 @@ test('events of an older broker keep their order, and those that come are number
     const insert = "INSERT INTO events (id, type, created_at, data) VALUES (?, 'machine.online', ?, '{}')";
     for (const [n, at] of times.entries()) history.sql(insert).run(`evt_${n}`, at);
   });
-  const events = openEvents(history, Number.MAX_SAFE_INTEGER);
+  const events = new Events(history, Number.MAX_SAFE_INTEGER);
   await history.write((journal) => events.emit(journal, 'machine.online', undefined, {}));
   const rows = history.sql('SELECT id, seq, created_at FROM events ORDER BY seq').all();
   expect(rows.slice(0, -1).map(({ id }) => id)).toEqual(times.map((_, n) => `evt_${n}`));

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { openRecorder } from '../broker/admission/audit.ts';
 import { AuthorizedRequest, guardOf, handlerOf } from '../broker/admission/authorize.ts';
-import { openAudit } from '../broker/audit.ts';
+import { createAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { type History, openHistory } from '../broker/history.ts';
 import { type Closers, openRooms } from '../broker/start/rooms.ts';
@@ -235,7 +235,7 @@ test('a key is limited to one tag at least, and an older one to none holds nobod
 test('what was committed after all is on record once, on each of its machines', async () => {
   const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
   onTestFinished(() => history.close());
-  const { record } = openAudit(history, day);
+  const { record } = createAudit(history, day);
   const recorder = openRecorder({ history, record }, quiet);
   onTestFinished(() => recorder.close());
   const who = { key_id: 'key_one' as KeyId, key_name: 'one', request_id: 'req_one', address: '' };

@@ -16,7 +16,7 @@ import {
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { openEvents } from '../broker/events.ts';
+import { Events } from '../broker/events.ts';
 import { type Entry, openHistory } from '../broker/history.ts';
 import { type Draft, type Machine, openState, type State } from '../broker/state/index.ts';
 import type { JoinTokenId, MachineId } from '../shared/api/route.ts';
@@ -471,7 +471,7 @@ describe('the outbox', () => {
     const joins = async (id: string): Promise<unknown[]> => {
       const state = await openState(folder);
       const history = openHistory(join(folder, 'history.db'), state.installId, quiet);
-      openEvents(history, 72 * 3_600_000);
+      new Events(history, 72 * 3_600_000);
       await state.drainTo((entries) => history.applyOutbox(entries));
       await state.change((draft) => draft.append(eventEntry(id)));
       await state.close();

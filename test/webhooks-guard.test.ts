@@ -1,13 +1,15 @@
 // Where webhooks must not go, in all the ways an address can be written, and what a name turns into.
-import { createServer, isIPv4 } from 'node:net';
+import { createServer, isIPv4, type Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { openGuard, rangeOf } from '../broker/webhooks/guard.ts';
+import { AddressGuard, type Network, networkOf } from '../broker/webhooks/address-guard.ts';
 import { type House, openHouse } from './house.ts';
 import { openReceiver, openToldHouse } from './receivers.ts';
 
 /** What a host becomes for whoever connects to it. */
 const hostOf = (host: string): string => new URL(`http://${host}/`).hostname;
+
+const guardOf = (...allowed: Network[]) => new AddressGuard(allowed, async () => []);
 
 const refused: [string, string][] = [
   ['loopback', '127.0.0.1'],
@@ -63,8 +65,8 @@ const refused: [string, string][] = [
 ];
 
 test.each(refused)('%s (%s) is no place for a webhook', (_what, host) => {
-  const guard = openGuard([]);
-  expect(() => guard.judgeLiteral(hostOf(host))).toThrow('not a public address');
+  const guard = guardOf();
+  expect(() => guard.assertHost(hostOf(host))).toThrow('not a public address');
 });
 
 const allowed: [string, string][] = [
@@ -78,7 +80,7 @@ const allowed: [string, string][] = [
 ];
 
 test.each(allowed)('%s (%s) is one', (_what, host) => {
-  expect(() => openGuard([]).judgeLiteral(hostOf(host))).not.toThrow();
+  expect(() => guardOf().assertHost(hostOf(host))).not.toThrow();
 });
 
 test.each([
@@ -89,18 +91,18 @@ test.each([
   ['fd00::/8', 'fd12::1', 'fe80::1', '10.0.0.1'],
   ['::1', '::1', '::2', '127.0.0.1'],
 ])('--webhook-allow %s opens %s and neither %s nor %s', (range, inside, ...outside) => {
-  const guard = openGuard([rangeOf(range)!]);
-  expect(() => guard.judge(inside)).not.toThrow();
-  expect(guard.isInternal(inside)).toBe(true);
+  const guard = guardOf(networkOf(range)!);
+  expect(() => guard.assertAddress(inside)).not.toThrow();
+  expect(guard.assertSocket({ remoteAddress: inside } as Socket, inside)).toBe(true);
   for (const address of outside) {
-    expect(() => guard.judge(address)).toThrow('not a public address');
+    expect(() => guard.assertAddress(address)).toThrow('not a public address');
   }
 });
 
 test.each(['', 'example.org', '127.1', '0x7f000001', '1', '999.1.1.1', 'fe80::1%eth0', '::ffff:7f00:1%1'])(
   'what comes from a resolver and is no public address (%s) is refused',
   (text) => {
-    expect(() => openGuard([]).judge(text)).toThrow('not a public address');
+    expect(() => guardOf().assertAddress(text)).toThrow('not a public address');
   },
 );
 

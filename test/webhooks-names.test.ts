@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { openResolver } from '../broker/webhooks/resolve.ts';
+import { resolveName } from '../broker/webhooks/resolve-name.ts';
 import { temporaryFolder } from './house.ts';
 
 /** Asks a name server that does with a query what the test says: answer with this code, or nothing. */
@@ -21,12 +21,9 @@ async function openNames({ hosts = '', answer = (_query: string): number | undef
   await once(server, 'listening');
   const file = join(temporaryFolder('hosts'), 'hosts');
   writeFileSync(file, hosts);
-  const resolver = openResolver(file, [`127.0.0.1:${server.address().port}`]);
-  onTestFinished(() => {
-    resolver.close();
-    server.close();
-  });
-  return { file, resolve: resolver.resolve };
+  const servers = [`127.0.0.1:${server.address().port}`];
+  onTestFinished(() => void server.close());
+  return { file, resolve: (name: string) => resolveName(name, file, servers) };
 }
 
 const noSuchName = 3;

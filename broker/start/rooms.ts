@@ -11,13 +11,13 @@ import { openRecorder, type Recorder } from '../admission/audit.ts';
 import type { Lookups } from '../admission/authorize.ts';
 import { Idempotency } from '../admission/idempotency.ts';
 import { openRates, type Rates } from '../admission/rates.ts';
-import { type Audit, auditOn, openAudit } from '../audit.ts';
+import { type Audit, auditOn, createAudit } from '../audit.ts';
 import { type Backups, openBackups } from '../backup.ts';
 import { openProxies, type Proxies } from '../client-address.ts';
 import { type Commands, openCommands } from '../commands/index.ts';
 import type { BrokerSettings } from '../config.ts';
 import type { ConnectionLimits } from '../connections.ts';
-import { type Events, openEvents } from '../events.ts';
+import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
 import { type History, openHistory } from '../history.ts';
 import { serviceHandlers } from '../http/about-routes.ts';
@@ -37,8 +37,8 @@ import { openScheduleRecords } from '../schedules/records.ts';
 import { countFrom } from '../schedules/since.ts';
 import { openSessions, type Sessions } from '../sessions/index.ts';
 import { openState, type State } from '../state/index.ts';
-import { openWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
-import { vaultFile } from '../webhooks/vault.ts';
+import { createWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
+import { vaultFile } from '../webhooks/secret-vault.ts';
 
 /** For tests and benches: timing that cannot wait 45 s, names that resolve to what they say, events by the thousand. */
 export interface Tuning {
@@ -127,7 +127,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   if (new_history || old_history) await countFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
-  const events = openEvents(history, settings.keep_events);
+  const events = new Events(history, settings.keep_events);
   const webhooks = await webhooksOf(opening, { state, history, events });
   const machineFacts = new MachineFacts(history);
   closers.push(() => machineFacts.close());
@@ -168,7 +168,7 @@ async function webhooksOf(
   { settings, tuning, closers, log }: Opening,
   rooms: Pick<Stores, 'state' | 'history' | 'events'>,
 ): Promise<Webhooks> {
-  const webhooks = openWebhooks(
+  const webhooks = await createWebhooks(
     { ...rooms, rightsOf: rightsIn(rooms.state) },
     {
       directory: settings.data_dir,
@@ -197,7 +197,7 @@ async function openNouns(
   closers.push(() => keys.close());
   const packages = openPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
   const joinTokens = new JoinTokens(state, events, fingerprint, packages);
-  const audit = openAudit(history, settings.keep_audit);
+  const audit = createAudit(history, settings.keep_audit);
   const records = openScheduleRecords(stores, keepMs);
   const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended, auditOn };
   const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };

@@ -81,7 +81,7 @@ const webhook = z.strictObject({
   id: webhookId,
   url: z.string(),
   events: z.array(z.string()),
-  /** Encrypted (webhooks/vault.ts). */
+  /** Encrypted (webhooks/secret-vault.ts). */
   secret: z.string().nullable(),
   /** As people want it; history knows whether it failed too often since. */
   enabled: z.boolean(),

@@ -1,85 +1,83 @@
-// Webhooks: whoever subscribed is told what happened, at least once, and nowhere that webhooks must not go.
+// Webhooks: wires what records, queues and sends deliveries of events, at least once and only to allowed addresses.
 import type { Handlers } from '../../shared/api/index.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { State } from '../state/index.ts';
-import { openGuard, type Range, rangeOf } from './guard.ts';
+import { AddressGuard, type Network, networkOf } from './address-guard.ts';
+import { deliveryHandlers } from './delivery-handlers.ts';
+import { DeliveryQueue, type RetrySettings } from './delivery-queue.ts';
+import { DeliveryStore } from './delivery-store.ts';
 import { webhookHandlers } from './handlers.ts';
-import { openQueue, type Patience } from './queue.ts';
-import { openRecords } from './records.ts';
-import { openResolver, type Resolve } from './resolve.ts';
-import { openSender } from './send.ts';
-import { openSubscriptions, type RightsOf } from './subscriptions.ts';
-import { openVault } from './vault.ts';
+import { type ResolveName, resolveName } from './resolve-name.ts';
+import { SecretVault } from './secret-vault.ts';
+import { Sender } from './sender.ts';
+import { type RightsOf, Subscriptions } from './subscriptions.ts';
+import { WebhookAccess } from './webhook-access.ts';
 
-export interface WebhookRooms {
+export interface WebhookParts {
   state: State;
   history: History;
   events: Events;
   rightsOf: RightsOf;
 }
 
-export interface WebhookSettings extends Patience {
-  /** Where the key file of secrets lies. */
+export interface WebhookSettings extends RetrySettings {
+  /** Where the key file of the secrets is. */
   directory: string;
   /** Networks besides the public internet. */
   allow: readonly string[];
   keepMs: number;
-  /** Instead of the system's name servers (tests). */
-  resolve: Resolve | undefined;
+  /** In place of the hosts file and the name servers (tests). */
+  resolve: ResolveName | undefined;
 }
 
 export interface Webhooks {
   handlers: Handlers['webhooks'];
   hasDelivery(id: string): boolean;
-  /** Begins to deliver; never to the broker's own ports. */
+  /** Starts to deliver, but never to the broker's own ports. */
   start(ownPorts: readonly number[]): void;
   close(): Promise<void>;
 }
 
-/** Opens the room: from now on events are recorded with their deliveries. Throws StartError. */
-export function openWebhooks(rooms: WebhookRooms, settings: WebhookSettings, log: Logger): Webhooks {
-  const { state, history, events, rightsOf } = rooms;
-  const vault = openVault(settings.directory);
-  const records = openRecords(history, settings.keepMs);
-  const subscriptions = openSubscriptions(state, vault, rightsOf, records.trips());
-  const guard = openGuard(settings.allow.map(demandRange));
-  const resolver = openResolver();
-  const resolve = settings.resolve ?? resolver.resolve;
-  const sender = openSender(guard, resolve);
-  const queue = openQueue({ ...rooms, records, subscriptions, sender }, settings, log);
+/** From now on events are recorded with their deliveries. Throws StartError. */
+export async function createWebhooks(
+  given: WebhookParts,
+  settings: WebhookSettings,
+  log: Logger,
+): Promise<Webhooks> {
+  const { state, history, events, rightsOf } = given;
+  const vault = await SecretVault.open(settings.directory);
+  const store = new DeliveryStore(history, settings.keepMs);
+  const subscriptions = new Subscriptions(state, store, vault, rightsOf);
+  const guard = new AddressGuard(settings.allow.map(assertNetwork), settings.resolve ?? resolveName);
+  const sender = new Sender(guard);
+  const parts = { ...given, vault, store, subscriptions, guard, sender };
+  const queue = new DeliveryQueue(parts, settings, log);
+  const access = new WebhookAccess(state, rightsOf);
 
-  events.within((event, machineId, transaction) => {
-    const told = { id: event.id, type: event.type, machineId, at: Date.parse(event.timestamp) };
-    for (const { id } of subscriptions.wanting(event.type, machineId)) {
-      records.insert(id, told);
-      transaction.committed(() => queue.wake(id));
+  events.within(({ id, type, timestamp }, machineId, transaction) => {
+    const event = { id, type, machineId, at: Date.parse(timestamp) };
+    for (const webhook of subscriptions.for(event)) {
+      store.request(webhook.id, event);
+      transaction.committed(() => queue.wake(webhook.id));
     }
   });
 
   return {
-    handlers: webhookHandlers({
-      state,
-      history,
-      records,
-      subscriptions,
-      guard,
-      resolve,
-      vault,
-      sender,
-      queue,
-      rightsOf,
-    }),
-    hasDelivery: records.exists,
+    handlers: {
+      ...webhookHandlers({ ...parts, queue, access }),
+      ...deliveryHandlers({ ...parts, queue, access }),
+    },
+    hasDelivery: (id) => store.find(id) !== undefined,
     start(ownPorts) {
       guard.protect(ownPorts);
       for (const webhook of state.webhooks.values()) {
         if (subscriptions.disabledReason(webhook) !== 'secret_unreadable') continue;
         log.error(
           { webhook_id: webhook.id },
-          'webhooks.key is missing or another: give this webhook its secret again',
+          'webhook disabled: webhooks.key does not decrypt its secret; set the secret again',
         );
       }
       queue.start();
@@ -87,14 +85,13 @@ export function openWebhooks(rooms: WebhookRooms, settings: WebhookSettings, log
     async close() {
       await queue.close();
       await sender.close();
-      resolver.close();
     },
   };
 }
 
-function demandRange(text: string): Range {
-  const range = rangeOf(text);
-  if (range) return range;
+function assertNetwork(text: string): Network {
+  const network = networkOf(text);
+  if (network) return network;
   throw new StartError(
     `--webhook-allow ${text}: must be an address or a network in full, such as 10.0.0.0/8 or fd00::/8`,
   );

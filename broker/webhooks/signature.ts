@@ -1,8 +1,8 @@
-// The headers of a delivery: what it is, and two signatures of the same bytes (spec 6.4, Standard Webhooks).
+// Headers of a delivery: what it is, and two signatures of the same bytes (spec 6.4 and Standard Webhooks).
 import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
 import { version } from '../../shared/version.ts';
 
-/** What is sent, attempt after attempt the same. */
+/** What each attempt of a delivery sends. */
 export interface Message {
   /** Of the event. */
   id: string;
@@ -12,7 +12,7 @@ export interface Message {
   body: Buffer;
 }
 
-/** A secret, made ready once for both signatures. */
+/** The keys of both signatures. */
 export interface Signer {
   plain: KeyObject;
   standard: KeyObject;
@@ -20,7 +20,7 @@ export interface Signer {
 
 const prefix = 'whsec_';
 
-/** Standard Webhooks writes keys as base64 behind a prefix; any other secret is the key itself. */
+/** Standard Webhooks writes keys as base64 after a prefix; any other secret is the key itself. */
 export function signerOf(secret: string): Signer {
   const plain = createSecretKey(secret, 'utf8');
   const standard = secret.startsWith(prefix) ? createSecretKey(secret.slice(prefix.length), 'base64') : plain;

@@ -1,0 +1,137 @@
+// Decides which addresses webhooks may call: the public internet and --webhook-allow, never this broker's own listeners.
+import type { Socket } from 'node:net';
+import { networkInterfaces } from 'node:os';
+import ipaddr from 'ipaddr.js';
+import type { ResolveName } from './resolve-name.ts';
+
+type Address = ipaddr.IPv4 | ipaddr.IPv6;
+export type Network = [Address, number];
+
+/** The message has what the URL names, never an address that a name resolves to or what listens there. */
+export class NotAllowed extends Error {
+  override readonly name = 'NotAllowed';
+}
+
+const notItself = 'webhooks must not call this broker itself';
+
+/** Public by its range, but the metadata host of Azure. */
+const metadata = ['168.63.129.16'];
+/** All of IPv6 that is assigned as global unicast (RFC 4291 section 2.4). */
+const globalUnicast = ipaddr.IPv6.parseCIDR('2000::/3');
+const translated = [ipaddr.IPv6.parseCIDR('64:ff9b::/96'), ipaddr.IPv6.parseCIDR('::ffff:0:0:0/96')];
+const sixToFour = ipaddr.IPv6.parseCIDR('2002::/16');
+
+/** A network or an address, written in full: programs differ in what 10/8 means. */
+export function networkOf(text: string): Network | undefined {
+  const [, place = '', length] = /^([^/%[]+)(?:\/(\d{1,3}))?$/.exec(text) ?? [];
+  const inner = addressOf(place);
+  if (!inner) return undefined;
+  const address = ipaddr.parse(place);
+  const maxBits = address.kind() === 'ipv4' ? 32 : 128;
+  const bits = length === undefined ? maxBits : Number(length);
+  if (bits > maxBits) return undefined;
+  if (address.kind() === inner.kind()) return [address, bits];
+  // Addresses are checked by the IPv4 address inside, so a network must be one of IPv4 addresses, too.
+  const mapped = address instanceof ipaddr.IPv6 && address.isIPv4MappedAddress();
+  return mapped && bits >= 96 ? [inner, bits - 96] : undefined;
+}
+
+export class AddressGuard {
+  readonly #allowed: readonly Network[];
+  readonly #resolveName: ResolveName;
+  #ownPorts: readonly number[] = [];
+
+  constructor(allowed: readonly Network[], resolveName: ResolveName) {
+    this.#allowed = allowed;
+    this.#resolveName = resolveName;
+  }
+
+  /** Ports that this broker listens on. */
+  protect(ports: readonly number[]): void {
+    this.#ownPorts = ports;
+  }
+
+  /** Throws NotAllowed for an address that webhooks must not reach. `host`: what the URL names. */
+  assertAddress(text: string, host = text): void {
+    const address = addressOf(text);
+    if (address && (isPublic(address) || this.#isAllowed(address))) return;
+    const verb = addressOf(host) ? 'is' : 'resolves to what is';
+    throw new NotAllowed(`${host} ${verb} not a public address, and --webhook-allow does not name it`);
+  }
+
+  /** Throws NotAllowed for a host that is such an address; a name is checked when it is resolved. */
+  assertHost(hostname: string): void {
+    if (addressOf(hostname)) this.assertAddress(hostname);
+  }
+
+  /** Throws NotAllowed for a URL whose host is such an address, or that leads to this broker's own listeners. */
+  async assertUrl({ hostname, port, protocol }: URL): Promise<void> {
+    this.assertHost(hostname);
+    if (!this.#ownPorts.includes(Number(port || (protocol === 'https:' ? 443 : 80)))) return;
+    // A name without an address now is checked at each delivery.
+    const addresses = addressOf(hostname)
+      ? [hostname]
+      : await this.#resolveName(hostname).catch((): string[] => []);
+    if (addresses.some(isHere)) throw new NotAllowed(notItself);
+  }
+
+  /** All addresses of a name. Rejects with NotAllowed when webhooks must not reach one of them. */
+  async resolve(name: string): Promise<readonly string[]> {
+    const addresses = await this.#resolveName(name);
+    if (addresses.length === 0) throw new Error('no address');
+    for (const address of addresses) this.assertAddress(address, name);
+    return addresses;
+  }
+
+  /** Checks what is connected to, whatever `host` was asked for. Returns whether it is an internal receiver. */
+  assertSocket({ remoteAddress = '', remotePort = 0, localAddress }: Socket, host: string): boolean {
+    this.assertAddress(remoteAddress, host);
+    const here = remoteAddress === localAddress || isHere(remoteAddress);
+    if (here && this.#ownPorts.includes(remotePort)) throw new NotAllowed(notItself);
+    const address = addressOf(remoteAddress);
+    return address !== undefined && !isPublic(address);
+  }
+
+  #isAllowed(address: Address): boolean {
+    return this.#allowed.some(
+      ([network, bits]) => address.kind() === network.kind() && address.match(network, bits),
+    );
+  }
+}
+
+/**
+ * The address that packets go to, in brackets or with a zone, too; undefined for what is none. Only the usual forms: URL
+ * turns all other forms that inet_aton takes into one of these.
+ */
+function addressOf(text: string): Address | undefined {
+  const plain = text.replace(/^\[|\]$/g, '').replace(/%.*$/, '');
+  const usual = ipaddr.IPv4.isValidFourPartDecimal(plain) || ipaddr.IPv6.isValid(plain);
+  return usual ? innermost(ipaddr.parse(plain)) : undefined;
+}
+
+/** The IPv4 address inside a mapped, translated or 6to4 one: that is where the packets go. */
+function innermost(address: Address): Address {
+  if (!(address instanceof ipaddr.IPv6)) return address;
+  if (address.isIPv4MappedAddress()) return address.toIPv4Address();
+  const bytes = address.toByteArray();
+  if (translated.some((network) => address.match(network))) return new ipaddr.IPv4(bytes.slice(12));
+  if (address.match(sixToFour)) return new ipaddr.IPv4(bytes.slice(2, 6));
+  return address;
+}
+
+/** Whether a connection to this address ends on this machine. */
+function isHere(text: string): boolean {
+  const address = addressOf(text);
+  if (!address) return false;
+  const interfaces = Object.values(networkInterfaces()).flatMap((addresses) => addresses ?? []);
+  return (
+    ['loopback', 'unspecified'].includes(address.range()) ||
+    interfaces.some((one) => addressOf(one.address)?.toString() === address.toString())
+  );
+}
+
+function isPublic(address: Address): boolean {
+  if (address.range() !== 'unicast') return false;
+  if (address instanceof ipaddr.IPv6) return address.match(globalUnicast);
+  return !metadata.includes(address.toString());
+}

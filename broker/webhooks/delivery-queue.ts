@@ -1,0 +1,318 @@
+// Decides when each delivery is attempted: every webhook has a queue of its own, so a dead receiver delays no other one.
+import type { WebhookId } from '../../shared/api/route.ts';
+import { after, monotonic, sleep } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Events } from '../events.ts';
+import type { History, HistoryTransaction } from '../history.ts';
+import type { State, Webhook } from '../state/index.ts';
+import type { Attempted, Delivery, DeliveryStore, Waiting } from './delivery-store.ts';
+import type { Outcome, Sender } from './sender.ts';
+import type { Subscriptions } from './subscriptions.ts';
+
+export interface QueueParts {
+  state: State;
+  history: History;
+  events: Events;
+  store: DeliveryStore;
+  subscriptions: Subscriptions;
+  sender: Sender;
+}
+
+export interface RetrySettings {
+  /** Attempts in all. */
+  attempts: number;
+  /** Milliseconds before the second attempt, the third and so on; the last one is used for all further ones. */
+  waits: readonly number[];
+}
+
+/** The queue of one webhook. */
+interface Queue {
+  id: WebhookId;
+  /** Ids of due deliveries, read ahead. */
+  ready: string[];
+  /** Ids of deliveries that are attempted and whose outcome is not on disk. */
+  unsaved: Set<string>;
+  running: Set<{ delivery: Delivery; abort: AbortController }>;
+  /** Attempts at once: one while the receiver fails, more with each success. */
+  width: number;
+  waking: boolean;
+  sweeping: boolean;
+  cancelTimer(): void;
+}
+
+/** An outcome, and how often its webhook had been enabled when the attempt began. */
+type Ended = Attempted & { armed: number };
+
+const maxWidth = 16;
+const readAhead = 64;
+const maxUnsaved = 256;
+/** At a start the queues begin at random times, this long apart on average. */
+const startGapMs = 10;
+const sweepStep = 500;
+const stopMs = 2_000;
+/** Outcomes are written together: each transaction holds up everything else. */
+const saveMs = 50;
+/** After a failure of the disk. */
+const retryMs = 5_000;
+
+export class DeliveryQueue {
+  readonly #parts: QueueParts;
+  readonly #retry: RetrySettings;
+  readonly #log: Logger;
+  readonly #queues = new Map<WebhookId, Queue>();
+  readonly #stopWatching: () => void;
+  #started = false;
+  #ended: Ended[] = [];
+  #cancelSave: (() => void) | undefined;
+
+  constructor(parts: QueueParts, retry: RetrySettings, log: Logger) {
+    this.#parts = parts;
+    this.#retry = retry;
+    this.#log = log;
+    this.#stopWatching = parts.state.watch(() => this.#abortForbidden());
+  }
+
+  /** Starts with what an earlier broker left. */
+  start(): void {
+    this.#started = true;
+    const { state, store } = this.#parts;
+    const left = [...state.webhooks.values()].filter(({ id }) => store.hasWaiting(id));
+    // The clock may have been ahead: no delivery waits longer than the longest wait.
+    const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
+    for (const { id } of left) {
+      const begin = (): void => void this.#limitDue(id, longest);
+      this.#queueOf(id).cancelTimer = after(Math.random() * startGapMs * left.length, begin);
+    }
+  }
+
+  /** A delivery of this webhook may be due. Looks once per turn of the event loop. */
+  wake(id: WebhookId): void {
+    if (!this.#started) return;
+    const queue = this.#queueOf(id);
+    if (queue.waking) return;
+    queue.waking = true;
+    setImmediate(() => {
+      queue.waking = false;
+      this.#advance(queue);
+    });
+  }
+
+  /** Applies a change of a webhook to what waits: it fails, or is due at once when the webhook was enabled. */
+  async follow(before: Webhook, { id, armed }: Webhook): Promise<void> {
+    await this.#save();
+    await this.#sweep(this.#queueOf(id));
+    if (armed !== before.armed) await this.#limitDue(id, 0);
+  }
+
+  /** Gives attempts time to finish; those that are aborted are made again after the next start. */
+  async close(): Promise<void> {
+    this.#started = false;
+    this.#stopWatching();
+    const queues = [...this.#queues.values()];
+    for (const queue of queues) queue.cancelTimer();
+    const end = monotonic() + stopMs;
+    while (queues.some(({ running }) => running.size > 0) && monotonic() < end) await sleep(20);
+    for (const { abort } of queues.flatMap(({ running }) => [...running])) abort.abort();
+    await this.#save();
+  }
+
+  #queueOf(id: WebhookId): Queue {
+    const queue = this.#queues.get(id) ?? emptyQueue(id);
+    this.#queues.set(id, queue);
+    return queue;
+  }
+
+  #advance(queue: Queue): void {
+    try {
+      this.#attemptDue(queue);
+    } catch (error) {
+      this.#log.error({ err: error, webhook_id: queue.id }, 'could not read deliveries; trying again');
+      after(retryMs, () => this.wake(queue.id));
+    }
+  }
+
+  #attemptDue(queue: Queue): void {
+    const { state, store, subscriptions } = this.#parts;
+    const webhook = state.webhooks.get(queue.id);
+    if (!webhook) this.#queues.delete(queue.id);
+    if (!webhook || !this.#started || queue.sweeping) return;
+    if (!subscriptions.isEnabled(webhook)) return void this.#sweep(queue);
+    while (queue.running.size < queue.width && queue.unsaved.size < maxUnsaved) {
+      // Both look at one moment: what falls due between two would be missed.
+      const at = store.now();
+      const id = this.#nextReady(queue, at);
+      if (id === undefined) return this.#sleepUntilDue(queue, at);
+      const delivery = store.load(id);
+      if (!delivery || subscriptions.obstacle(webhook, delivery.event)) return void this.#sweep(queue);
+      this.#attempt(queue, webhook, delivery);
+    }
+  }
+
+  #nextReady(queue: Queue, until: number): string | undefined {
+    if (queue.ready.length === 0) {
+      const due = this.#parts.store.due(queue.id, until, readAhead + queue.unsaved.size);
+      queue.ready = due.filter((id) => !queue.unsaved.has(id));
+    }
+    return queue.ready.shift();
+  }
+
+  #sleepUntilDue(queue: Queue, from: number): void {
+    const { store } = this.#parts;
+    queue.cancelTimer();
+    const at = store.nextDue(queue.id, from);
+    if (at === undefined) return;
+    queue.cancelTimer = after(Math.max(1, at - store.now()), () => this.wake(queue.id));
+  }
+
+  #attempt(queue: Queue, webhook: Webhook, delivery: Delivery): void {
+    const { subscriptions, sender } = this.#parts;
+    const attempt = { delivery, abort: new AbortController() };
+    queue.unsaved.add(delivery.id);
+    queue.running.add(attempt);
+    const signer = subscriptions.signerOf(webhook);
+    void sender.send(webhook.url, delivery.message, signer, attempt.abort.signal).then((outcome) => {
+      queue.running.delete(attempt);
+      this.#end(queue, webhook, delivery, outcome);
+      this.#advance(queue);
+    });
+  }
+
+  #end(queue: Queue, { id: webhookId, armed }: Webhook, delivery: Delivery, outcome: Outcome): void {
+    if (outcome.aborted) {
+      queue.unsaved.delete(delivery.id);
+      return;
+    }
+    queue.width = outcome.delivered ? Math.min(maxWidth, queue.width * 2) : 1;
+    const last = outcome.delivered || delivery.tries + 1 >= this.#retry.attempts;
+    const next = last ? null : this.#parts.store.now() + this.#waitAfter(delivery.tries, outcome);
+    this.#ended.push({ webhookId, armed, delivery, outcome, next });
+    this.#cancelSave ??= after(saveMs, () => void this.#save());
+  }
+
+  /** 10 % more or less, so that many do not retry at the same time; a busy receiver may ask for up to twice the wait. */
+  #waitAfter(tries: number, { retryAfter }: Outcome): number {
+    const { waits } = this.#retry;
+    const wait = waits[Math.min(tries, waits.length - 1)] ?? 0;
+    if (retryAfter !== null) return Math.min(Math.max(retryAfter, wait), 2 * wait);
+    return Math.round(wait * (0.9 + Math.random() * 0.2));
+  }
+
+  async #save(): Promise<void> {
+    this.#cancelSave?.();
+    this.#cancelSave = undefined;
+    const ended = this.#ended;
+    this.#ended = [];
+    if (ended.length === 0) return;
+    try {
+      await this.#parts.history.write((transaction) => this.#write(ended, transaction));
+    } catch (error) {
+      this.#log.error({ err: error }, 'could not write outcomes of deliveries; trying again');
+      this.#ended = [...ended, ...this.#ended];
+      this.#cancelSave ??= after(retryMs, () => void this.#save());
+      return;
+    }
+    for (const { webhookId, delivery } of ended) {
+      this.#queues.get(webhookId)?.unsaved.delete(delivery.id);
+      this.wake(webhookId);
+    }
+  }
+
+  #write(ended: readonly Ended[], transaction: HistoryTransaction): void {
+    const { store } = this.#parts;
+    for (const one of ended) store.saveAttempt(one);
+    for (const last of lastByWebhook(ended)) store.saveLast(last);
+    const failed = ended.filter(({ outcome, next }) => !outcome.delivered && next === null);
+    for (const last of lastByWebhook(failed)) this.#disable(last, transaction);
+  }
+
+  /** Disables a webhook whose attempts have failed, unless it was enabled again since. */
+  #disable({ webhookId, armed, delivery }: Ended, transaction: HistoryTransaction): void {
+    const { state, events, store, subscriptions } = this.#parts;
+    const webhook = state.webhooks.get(webhookId);
+    if (webhook?.armed !== armed || subscriptions.disabledReason(webhook) !== null) return;
+    store.saveFailed(webhookId, armed, transaction);
+    const what = { webhook_id: webhookId, delivery_id: delivery.id };
+    events.emit(transaction, 'webhook.disabled', undefined, { ...what, reason: 'attempts_failed' });
+    transaction.committed(() => this.#log.warn(what, 'webhook disabled: all attempts of a delivery failed'));
+  }
+
+  /** Fails what waits and must not be sent: the webhook is disabled, may not send it, or the event is gone. */
+  async #sweep(queue: Queue): Promise<void> {
+    queue.sweeping = true;
+    queue.ready = [];
+    queue.cancelTimer();
+    try {
+      for (let last: Waiting | undefined, more = true; more; ) {
+        const waiting = await this.#parts.history.write(() => this.#sweepSome(queue.id, last));
+        last = waiting.at(-1);
+        more = waiting.length === sweepStep;
+      }
+    } catch (error) {
+      this.#log.error(
+        { err: error, webhook_id: queue.id },
+        'could not update waiting deliveries; trying again',
+      );
+      queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
+      return;
+    } finally {
+      queue.sweeping = false;
+    }
+    const webhook = this.#parts.state.webhooks.get(queue.id);
+    if (webhook && this.#parts.subscriptions.isEnabled(webhook)) this.wake(queue.id);
+  }
+
+  #sweepSome(id: WebhookId, after: Waiting | undefined): Waiting[] {
+    const { state, store, subscriptions } = this.#parts;
+    const webhook = state.webhooks.get(id);
+    if (!webhook) return [];
+    const disabled = subscriptions.isEnabled(webhook)
+      ? undefined
+      : (subscriptions.disabledReason(webhook) ?? 'webhook_disabled');
+    const waiting = store.waiting(id, sweepStep, after);
+    for (const one of waiting) {
+      const reason =
+        disabled ?? subscriptions.obstacle(webhook, one) ?? (one.gone ? 'event_gone' : undefined);
+      if (reason) store.fail(one.id, reason);
+    }
+    return waiting;
+  }
+
+  /** Makes what waits due within `ms`. */
+  async #limitDue(id: WebhookId, ms: number): Promise<void> {
+    const { history, store } = this.#parts;
+    try {
+      await history.write(() => store.limitDue(id, store.now() + ms));
+    } catch (error) {
+      this.#log.error({ err: error, webhook_id: id }, 'could not change when deliveries are due');
+    }
+    this.wake(id);
+  }
+
+  /** Aborts attempts that are no longer allowed, after a change of webhooks, keys or machines. */
+  #abortForbidden(): void {
+    const { state, subscriptions } = this.#parts;
+    for (const { id, running } of this.#queues.values()) {
+      const webhook = state.webhooks.get(id);
+      for (const { delivery, abort } of running) {
+        if (!webhook || subscriptions.obstacle(webhook, delivery.event)) abort.abort();
+      }
+    }
+  }
+}
+
+function lastByWebhook(ended: readonly Ended[]): Iterable<Ended> {
+  return new Map(ended.map((one) => [one.webhookId, one])).values();
+}
+
+function emptyQueue(id: WebhookId): Queue {
+  return {
+    id,
+    ready: [],
+    unsaved: new Set(),
+    running: new Set(),
+    width: 1,
+    waking: false,
+    sweeping: false,
+    cancelTimer: () => {},
+  };
+}

@@ -1,0 +1,305 @@
+// Deliveries in history.db: one row for each event that a webhook is to get, with its attempts and when it is next due.
+import { createHash } from 'node:crypto';
+import type { Api, Reply } from '../../shared/api/index.ts';
+import type { WebhookId } from '../../shared/api/route.ts';
+import { iso, monotonic, now } from '../../shared/clock.ts';
+import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
+import { rowsSince } from '../ordered-table.ts';
+import { allOf } from '../paging.ts';
+import type { Outcome } from './sender.ts';
+import type { Message } from './signature.ts';
+
+type Serialized = Reply<Api['webhooks']['deliveries']>['items'][number];
+type Last = NonNullable<Reply<Api['webhooks']['get']>['last_delivery']>;
+
+/** What decides whether a webhook may send an event. */
+export interface EventKind {
+  type: string;
+  machineId: string | null;
+}
+
+/** An event that a webhook is to get. */
+export interface EventReference extends EventKind {
+  id: string;
+  at: number;
+}
+
+/** A delivery that is to be attempted, with its event. */
+export interface Delivery {
+  id: string;
+  message: Message;
+  event: EventKind;
+  /** Attempts since it was last requested. */
+  tries: number;
+  dueAt: number;
+}
+
+/** How an attempt went, and when the next one is due; null: there is none. */
+export interface Attempted {
+  webhookId: WebhookId;
+  delivery: Delivery;
+  outcome: Outcome;
+  next: number | null;
+}
+
+/** A delivery that waits for its next attempt. */
+export interface Waiting extends EventKind {
+  id: string;
+  rowid: number;
+  dueAt: number;
+  /** The event is no longer stored. */
+  gone: boolean;
+}
+
+const tables = [
+  `CREATE TABLE webhook_deliveries (
+    id TEXT NOT NULL UNIQUE, webhook_id TEXT NOT NULL, event_id TEXT NOT NULL, type TEXT NOT NULL, machine_id TEXT,
+    created_at INTEGER NOT NULL, status TEXT NOT NULL, reason TEXT, tries INTEGER NOT NULL, due_at INTEGER,
+    attempts TEXT NOT NULL
+  );
+  CREATE INDEX webhook_deliveries_due ON webhook_deliveries (webhook_id, due_at) WHERE due_at IS NOT NULL;
+  CREATE INDEX webhook_deliveries_of ON webhook_deliveries (webhook_id, created_at);
+  CREATE INDEX webhook_deliveries_by_time ON webhook_deliveries (created_at);
+  CREATE TABLE webhook_marks (webhook_id TEXT PRIMARY KEY, tripped INTEGER, last TEXT) WITHOUT ROWID`,
+];
+
+const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
+/** Attempts that are stored of one delivery. */
+const maxAttempts = 20;
+const withAttempt = `attempts = json_insert(iif(json_array_length(attempts) < ${maxAttempts}, attempts,
+  json_remove(attempts, '$[0]')), '$[#]', json(?))`;
+
+/** Methods that write must be called inside a transaction. */
+export class DeliveryStore {
+  readonly #history: History;
+  readonly #startedAt = now() - monotonic();
+  /** How often each webhook had been enabled when its attempts failed. */
+  readonly #failed: Map<string, number>;
+
+  /** Deliveries are deleted with their events, after `keepMs`. */
+  constructor(history: History, keepMs: number) {
+    this.#history = history;
+    history.migrate('webhooks', tables);
+    history.retain({ table: 'webhook_deliveries', column: 'created_at', keepMs });
+    const marks = history
+      .sql('SELECT webhook_id, tripped FROM webhook_marks WHERE tripped IS NOT NULL')
+      .all();
+    this.#failed = new Map(marks.map((row) => [textIn(row, 'webhook_id'), Number(row.tripped)]));
+  }
+
+  /**
+   * The clock of due times: wall time at the start of the broker, monotonic since, so that setting the clock changes no
+   * wait.
+   */
+  now(): number {
+    return Math.round(this.#startedAt + monotonic());
+  }
+
+  /** Records a new delivery, or makes one that failed or waits due now; a delivered one only with `anyStatus`. */
+  request(webhookId: WebhookId, event: EventReference, anyStatus = false): boolean {
+    const { changes } = this.#history
+      .sql(
+        // The new time differs from the old one: so saveAttempt() knows that it was requested again.
+        `INSERT INTO webhook_deliveries
+           (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, 'pending', 0, ?7, '[]')
+         ON CONFLICT (id) DO UPDATE SET status = 'pending', reason = NULL, tries = 0, due_at = ?7 + (due_at IS ?7)
+         WHERE ?8 OR status = 'failed' OR due_at > ?7`,
+      )
+      .run(
+        ...[idOf(webhookId, event), webhookId, event.id, event.type, event.machineId, event.at],
+        ...[this.now(), Number(anyStatus)],
+      );
+    return Number(changes) > 0;
+  }
+
+  saveAttempt({ delivery, outcome, next }: Attempted): void {
+    const { delivered, answer } = outcome;
+    const attempt = attemptOf(outcome);
+    const text = JSON.stringify(answer === null ? attempt : { ...attempt, answer });
+    const status = delivered ? 'delivered' : next === null ? 'failed' : 'pending';
+    const reason = status === 'failed' ? 'attempts_failed' : null;
+    const { changes } = this.#history
+      .sql(
+        `UPDATE webhook_deliveries SET status = ?, reason = ?, tries = ?, due_at = ?, ${withAttempt}
+         WHERE id = ? AND ifnull(due_at, ?7) = ?7`,
+      )
+      .run(status, reason, delivery.tries + 1, next, text, delivery.id, delivery.dueAt);
+    if (changes > 0) return;
+    // It was requested again meanwhile, and stays due.
+    this.#history.sql(`UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ?`).run(text, delivery.id);
+  }
+
+  /** Stores an attempt as the last one of its webhook. */
+  saveLast({ webhookId, delivery, outcome }: Attempted): void {
+    const { id: event_id, type } = delivery.message;
+    const what = { delivery_id: delivery.id, event_id, type, delivered: outcome.delivered };
+    const last: Last = { ...what, ...attemptOf(outcome) };
+    this.#mark('last', webhookId, JSON.stringify(last));
+  }
+
+  last(webhookId: WebhookId): Last | null {
+    const row = this.#history.sql('SELECT last FROM webhook_marks WHERE webhook_id = ?').get(webhookId);
+    // saveLast() takes no other shape.
+    return row?.last ? (jsonIn(row, 'last') as Last) : null;
+  }
+
+  /** The attempts of a webhook have failed, since it was last enabled. */
+  saveFailed(webhookId: WebhookId, armed: number, transaction: HistoryTransaction): void {
+    this.#mark('tripped', webhookId, armed);
+    transaction.committed(() => this.#failed.set(webhookId, armed));
+  }
+
+  hasFailed(webhookId: string, armed: number): boolean {
+    return this.#failed.get(webhookId) === armed;
+  }
+
+  #mark(column: 'last' | 'tripped', webhookId: WebhookId, value: string | number): void {
+    this.#history
+      .sql(
+        `INSERT INTO webhook_marks (webhook_id, ${column}) VALUES (?, ?)
+         ON CONFLICT (webhook_id) DO UPDATE SET ${column} = excluded.${column}`,
+      )
+      .run(webhookId, value);
+  }
+
+  /** Fails a delivery, if it waits. */
+  fail(id: string, reason: string): void {
+    this.#history
+      .sql(
+        "UPDATE webhook_deliveries SET status = 'failed', reason = ?, due_at = NULL WHERE id = ? AND due_at IS NOT NULL",
+      )
+      .run(reason, id);
+  }
+
+  /** Makes what waits due at that time at the latest. */
+  limitDue(webhookId: WebhookId, at: number): void {
+    this.#history
+      .sql('UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1')
+      .run(at, webhookId);
+  }
+
+  /** Deliveries that wait, by when they are due, after a given one. */
+  waiting(webhookId: WebhookId, limit: number, after?: Waiting): Waiting[] {
+    return this.#history
+      .sql(
+        `SELECT rowid, id, type, machine_id, due_at,
+           NOT EXISTS (SELECT 1 FROM events WHERE events.id = event_id) AS gone
+         FROM webhook_deliveries
+         WHERE webhook_id = ? AND due_at IS NOT NULL AND (due_at, rowid) > (?, ?) ORDER BY due_at, rowid LIMIT ?`,
+      )
+      .all(webhookId, after?.dueAt ?? 0, after?.rowid ?? 0, limit)
+      .map((row) => ({
+        ...kindOf(row),
+        id: textIn(row, 'id'),
+        rowid: Number(row.rowid),
+        dueAt: Number(row.due_at),
+        gone: Boolean(row.gone),
+      }));
+  }
+
+  hasWaiting(webhookId: WebhookId): boolean {
+    return this.waiting(webhookId, 1).length > 0;
+  }
+
+  /** Ids of deliveries that are due, those that wait longest first. */
+  due(webhookId: WebhookId, until: number, limit: number): string[] {
+    return this.#history
+      .sql('SELECT id FROM webhook_deliveries WHERE webhook_id = ? AND due_at <= ? ORDER BY due_at LIMIT ?')
+      .all(webhookId, until, limit)
+      .map((row) => textIn(row, 'id'));
+  }
+
+  /** When the next delivery is due. */
+  nextDue(webhookId: WebhookId, after: number): number | undefined {
+    const next = this.#history
+      .sql('SELECT min(due_at) AS at FROM webhook_deliveries WHERE webhook_id = ? AND due_at > ?')
+      .get(webhookId, after)?.at;
+    return next === null || next === undefined ? undefined : Number(next);
+  }
+
+  /** A delivery that waits; undefined also when its event is no longer stored. */
+  load(id: string): Delivery | undefined {
+    const row = this.#history
+      .sql(
+        `SELECT d.id, d.event_id, d.type, d.machine_id, d.tries, d.due_at, e.created_at, e.data
+         FROM webhook_deliveries d JOIN events e ON e.id = d.event_id WHERE d.id = ? AND d.due_at IS NOT NULL`,
+      )
+      .get(id);
+    return row && deliveryOf(row);
+  }
+
+  find(id: string): { row: Row; event: EventReference } | undefined {
+    const row = this.#history.sql('SELECT * FROM webhook_deliveries WHERE id = ?').get(id);
+    return row && { row, event: referenceOf(row, 'event_id') };
+  }
+
+  /** Events since a time, in the order of the event log, and the sequence number to go on after. */
+  eventsSince(
+    since: Date,
+    after: number,
+    limit: number,
+  ): { events: EventReference[]; next: number | undefined } {
+    const [where, values] = allOf([rowsSince(since, after)]);
+    const rows = this.#history
+      .sql(`SELECT seq, id, type, machine_id, created_at FROM events WHERE ${where} ORDER BY seq LIMIT ?`)
+      .all(...values, limit);
+    const last = rows.length === limit ? rows.at(-1) : undefined;
+    return { events: rows.map((row) => referenceOf(row, 'id')), next: last && Number(last.seq) };
+  }
+
+  /** A row for REST; `withAnswers`: with what the receivers answered. */
+  serialize(row: Row, withAnswers: boolean): Serialized {
+    const attempts = jsonIn(row, 'attempts') as Serialized['attempts'];
+    // The wall clock may be ahead of the clock of due times.
+    const drift = now() - this.now();
+    return {
+      id: textIn(row, 'id'),
+      webhook_id: textIn(row, 'webhook_id'),
+      event_id: textIn(row, 'event_id'),
+      type: textIn(row, 'type'),
+      status: textIn(row, 'status') as Serialized['status'],
+      reason: row.reason === null ? null : textIn(row, 'reason'),
+      attempts: withAnswers ? attempts : attempts.map(({ answer: _, ...rest }) => rest),
+      created_at: iso(Number(row.created_at)),
+      next_attempt_at: row.due_at === null ? null : iso(Number(row.due_at) + drift),
+    };
+  }
+}
+
+/** The same for the same two at any time. It begins with the time, so that new deliveries are neighbours on disk. */
+function idOf(webhookId: string, event: EventReference): string {
+  const hash = createHash('sha256').update(`${webhookId} ${event.id}`).digest();
+  let time = '';
+  for (let rest = event.at; time.length < 8; rest = Math.floor(rest / 62)) time = digits[rest % 62] + time;
+  return `dlv_${time}${[...hash.subarray(0, 14)].map((byte) => digits[byte % 62]).join('')}`;
+}
+
+function attemptOf({ at, status_code, duration, error }: Outcome) {
+  return { at: iso(at), status_code, duration, error };
+}
+
+/** The body is the same bytes at every attempt: `data` goes out as the text that is stored. */
+function deliveryOf(row: Row): Delivery {
+  const [deliveryId, id, type] = [textIn(row, 'id'), textIn(row, 'event_id'), textIn(row, 'type')];
+  const head = JSON.stringify({ id, type, timestamp: iso(Number(row.created_at)) });
+  const body = Buffer.from(`${head.slice(0, -1)},"data":${textIn(row, 'data')}}`);
+  return {
+    id: deliveryId,
+    message: { id, type, deliveryId, body },
+    event: kindOf(row),
+    tries: Number(row.tries),
+    dueAt: Number(row.due_at),
+  };
+}
+
+function kindOf(row: Row): EventKind {
+  return {
+    type: textIn(row, 'type'),
+    machineId: row.machine_id === null ? null : textIn(row, 'machine_id'),
+  };
+}
+
+function referenceOf(row: Row, id: 'id' | 'event_id'): EventReference {
+  return { ...kindOf(row), id: textIn(row, id), at: Number(row.created_at) };
+}

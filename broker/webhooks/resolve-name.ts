@@ -1,0 +1,43 @@
+// Resolves names of receivers without Node's thread pool, so that a dead name server blocks neither files nor receivers.
+import { promises as dns } from 'node:dns';
+import { existsSync, readFileSync } from 'node:fs';
+import { isIP } from 'node:net';
+
+/** Every address of a name. Rejects when it has none. */
+export type ResolveName = (name: string) => Promise<readonly string[]>;
+
+const limits = { timeout: 2_000, tries: 2 };
+
+/**
+ * Asks the hosts file, then the name servers (`servers`, or those of the system); there are no search domains. Both are
+ * read at each call: what an administrator changes counts at once.
+ */
+export async function resolveName(
+  given: string,
+  hostsFile = '/etc/hosts',
+  servers?: readonly string[],
+): Promise<readonly string[]> {
+  const name = plain(given);
+  // RFC 6761 section 6.3.
+  if (name === 'localhost' || name.endsWith('.localhost')) return ['127.0.0.1', '::1'];
+  const local = existsSync(hostsFile) ? hostsIn(readFileSync(hostsFile, 'utf8'), name) : [];
+  if (local.length > 0) return local;
+  const resolver = new dns.Resolver(limits);
+  if (servers) resolver.setServers(servers);
+  const both = await Promise.allSettled([resolver.resolve4(name), resolver.resolve6(name)]);
+  const found = both.flatMap((one) => (one.status === 'fulfilled' ? one.value : []));
+  if (found.length > 0) return found;
+  throw both.find((one) => one.status === 'rejected')?.reason ?? new Error('no address');
+}
+
+/** hosts(5): in each line an address and its names; a # begins a comment. */
+function hostsIn(text: string, wanted: string): string[] {
+  return text.split('\n').flatMap((line) => {
+    const [address = '', ...names] = line.replace(/#.*/, '').trim().split(/\s+/);
+    return isIP(address) > 0 && names.some((name) => plain(name) === wanted) ? [address] : [];
+  });
+}
+
+function plain(name: string): string {
+  return name.replace(/\.$/, '').toLowerCase();
+}

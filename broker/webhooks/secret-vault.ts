@@ -1,0 +1,55 @@
+// Encrypts webhook secrets with AES-256-GCM; the key is in a file beside state.json, so a copy of the state reveals none.
+import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto';
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { writeDurably } from '../../shared/durable-file.ts';
+import { StartError } from '../../shared/errors.ts';
+
+/** In the data directory. */
+export const vaultFile = 'webhooks.key';
+
+const cipher = 'aes-256-gcm';
+const [keyBytes, ivBytes, tagBytes] = [32, 12, 16];
+
+export class SecretVault {
+  readonly #key: Buffer;
+
+  private constructor(key: Buffer) {
+    this.#key = key;
+  }
+
+  /** Reads the key file; creates it when it is missing. Throws StartError for a damaged one. */
+  static async open(directory: string): Promise<SecretVault> {
+    const file = join(directory, vaultFile);
+    if (!existsSync(file)) await writeDurably(file, randomBytes(keyBytes).toString('hex'));
+    const key = Buffer.from(readFileSync(file, 'utf8').trim(), 'hex');
+    if (key.length === keyBytes) return new SecretVault(key);
+    throw new StartError(
+      `${file} is damaged: restore it from a backup, or remove it and set the secret of each webhook again`,
+    );
+  }
+
+  encrypt(webhookId: string, secret: string): string {
+    const iv = randomBytes(ivBytes);
+    const encryption = createCipheriv(cipher, this.#key, iv, { authTagLength: tagBytes });
+    encryption.setAAD(Buffer.from(webhookId));
+    const bytes = Buffer.concat([encryption.update(secret, 'utf8'), encryption.final()]);
+    return Buffer.concat([iv, encryption.getAuthTag(), bytes]).toString('base64');
+  }
+
+  /** Undefined for a secret of another key file or another webhook. */
+  decrypt(webhookId: string, encrypted: string): string | undefined {
+    const all = Buffer.from(encrypted, 'base64');
+    try {
+      const decryption = createDecipheriv(cipher, this.#key, all.subarray(0, ivBytes), {
+        authTagLength: tagBytes,
+      });
+      decryption.setAAD(Buffer.from(webhookId));
+      decryption.setAuthTag(all.subarray(ivBytes, ivBytes + tagBytes));
+      const bytes = [decryption.update(all.subarray(ivBytes + tagBytes)), decryption.final()];
+      return Buffer.concat(bytes).toString('utf8');
+    } catch {
+      return undefined;
+    }
+  }
+}

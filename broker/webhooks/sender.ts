@@ -1,0 +1,182 @@
+// Sends one attempt of a delivery: a POST to an allowed address, with one deadline for all of it, and reads little back.
+import { isIP, type LookupFunction, type Socket } from 'node:net';
+import { Agent, buildConnector, type Dispatcher, request } from 'undici';
+import { after, monotonic, now } from '../../shared/clock.ts';
+import { errnoOf } from '../../shared/errors.ts';
+import { type AddressGuard, NotAllowed } from './address-guard.ts';
+import { headersOf, type Message, type Signer } from './signature.ts';
+
+export interface Outcome {
+  /** When the attempt began. */
+  at: number;
+  delivered: boolean;
+  status_code: number | null;
+  duration: number;
+  error: string | null;
+  /** The first bytes of the answer as text; null for an internal receiver. */
+  answer: string | null;
+  /** Milliseconds that a busy receiver asks for. */
+  retryAfter: number | null;
+  /** Ended by its signal, which says nothing about the receiver. */
+  aborted: boolean;
+}
+
+type Answered = Partial<Omit<Outcome, 'at' | 'duration'>>;
+
+const deadlineMs = 15_000;
+const storedBytes = 4 * 1024;
+/** Receivers close idle connections: one that is about to be closed must not be used again. */
+const idleMs = 1_000;
+
+export class Sender {
+  readonly #guard: AddressGuard;
+  readonly #connect: (options: buildConnector.Options) => Promise<Socket>;
+  /** Origins whose address is internal. */
+  readonly #internal = new Set<string>();
+  /** Errors of connections that the receiver closed after it had answered on them before. */
+  readonly #stale = new WeakSet<Error>();
+  readonly #pooled: Agent;
+  readonly #unpooled: Agent;
+
+  constructor(guard: AddressGuard) {
+    this.#guard = guard;
+    const lookup: LookupFunction = (name, _options, callback) => {
+      guard.resolve(name).then(
+        (found) =>
+          callback(
+            null,
+            found.map((address) => ({ address, family: isIP(address) })),
+          ),
+        (error: Error) => callback(error, []),
+      );
+    };
+    // Only with family selection does net ask for all addresses.
+    const connect = buildConnector({ allowH2: false, timeout: deadlineMs, lookup, autoSelectFamily: true });
+    this.#connect = (options) =>
+      new Promise((resolve, reject) => {
+        connect(options, (...[error, socket]) => (error ? reject(error) : resolve(socket)));
+      });
+    const options: Agent.Options = {
+      connect: (target, callback) => {
+        this.#open(target).then(
+          (socket) => callback(null, socket),
+          (error: Error) => callback(error, null),
+        );
+      },
+      allowH2: false,
+      keepAliveTimeout: idleMs,
+      keepAliveMaxTimeout: idleMs,
+      // The deadline covers all of an attempt.
+      headersTimeout: 0,
+      bodyTimeout: 0,
+    };
+    this.#pooled = new Agent({ ...options, pipelining: 1 });
+    this.#unpooled = new Agent({ ...options, pipelining: 0 });
+  }
+
+  /** Never rejects. */
+  async send(
+    url: string,
+    message: Message,
+    signer: Signer | undefined,
+    signal: AbortSignal,
+  ): Promise<Outcome> {
+    const [at, begun] = [now(), monotonic()];
+    const deadline = new AbortController();
+    const cancel = after(deadlineMs, () => deadline.abort());
+    const options = {
+      method: 'POST',
+      headers: headersOf(message, signer, at),
+      body: message.body,
+      signal: AbortSignal.any([signal, deadline.signal]),
+    } as const;
+    const answered = await this.#post(url, options).catch(
+      (error: unknown): Answered => ({
+        error: deadline.signal.aborted ? `no complete answer within ${deadlineMs / 1000} s` : reasonOf(error),
+        aborted: signal.aborted,
+      }),
+    );
+    cancel();
+    const duration = Math.round(monotonic() - begun);
+    const nothing = { delivered: false, status_code: null, error: null, answer: null, retryAfter: null };
+    return { at, ...nothing, aborted: false, ...answered, duration };
+  }
+
+  /** Closes all connections. */
+  async close(): Promise<void> {
+    await Promise.all([this.#pooled.destroy(), this.#unpooled.destroy()]);
+  }
+
+  async #post(url: string, options: Omit<Dispatcher.RequestOptions, 'path' | 'origin'>): Promise<Answered> {
+    const response = await request(url, { ...options, dispatcher: this.#pooled }).catch((error: Error) => {
+      if (!this.#stale.has(error)) throw error;
+      return request(url, { ...options, dispatcher: this.#unpooled });
+    });
+    const { statusCode: status_code, headers } = response;
+    const text = await beginningOf(response);
+    return {
+      delivered: status_code >= 200 && status_code < 300,
+      status_code,
+      error: status_code >= 300 && status_code < 400 ? 'redirects are not followed' : null,
+      answer: this.#internal.has(new URL(url).origin) ? null : text,
+      retryAfter: [429, 503].includes(status_code) ? waitOf(headers['retry-after']) : null,
+    };
+  }
+
+  /** Connects; every address is checked before one is tried, and the connection before a byte is sent. */
+  async #open(options: buildConnector.Options): Promise<Socket> {
+    const { hostname, host, protocol } = options;
+    // An address is not looked up.
+    this.#guard.assertHost(hostname);
+    const secure = protocol === 'https:';
+    const port = options.port || (secure ? '443' : '80');
+    let socket = await this.#connect({ ...options, port, protocol: 'http:' });
+    try {
+      const internal = this.#guard.assertSocket(socket, hostname);
+      if (internal) this.#internal.add(new URL(`${protocol}//${host}`).origin);
+    } catch (error) {
+      socket.destroy();
+      throw error;
+    }
+    if (secure) socket = await this.#connect({ ...options, httpSocket: socket });
+    const before = socket.bytesRead;
+    // Undici fails the request with this very error.
+    socket.on('error', (error) => {
+      const closed = socket.readableEnded || ['ECONNRESET', 'EPIPE'].includes(errnoOf(error) ?? '');
+      if (closed && socket.bytesRead > before) this.#stale.add(error);
+    });
+    return socket;
+  }
+}
+
+/** The head has come: when the body is cut off or late, the delivery has succeeded all the same. */
+async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<string | null> {
+  const chunks: Buffer[] = [];
+  let size = 0;
+  body.on('error', () => {});
+  try {
+    for await (const chunk of body as AsyncIterable<Buffer>) {
+      chunks.push(chunk);
+      size += chunk.length;
+      if (size >= storedBytes) break;
+    }
+  } catch {
+    // What has come is enough.
+  }
+  if (headers['content-encoding']) return null;
+  return Buffer.concat(chunks).subarray(0, storedBytes).toString('utf8');
+}
+
+/** Retry-After: seconds, or a date (RFC 9110 section 10.2.3). */
+function waitOf(header: string | string[] | undefined): number | null {
+  const text = String(header ?? '').trim();
+  if (/^\d{1,9}$/.test(text)) return Number(text) * 1000;
+  const date = Date.parse(text);
+  return Number.isNaN(date) ? null : Math.max(0, date - now());
+}
+
+function reasonOf(error: unknown): string {
+  if (error instanceof NotAllowed) return error.message;
+  const text = errnoOf(error) ?? (error instanceof Error ? error.message : String(error));
+  return text.slice(0, 200);
+}
