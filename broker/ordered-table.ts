@@ -54,17 +54,11 @@ export class OrderedTable {
 }
 
 /** A sequence number below those of all rows of that time and later. */
-export function sequenceBefore(at: Date): number {
+function sequenceBefore(at: Date): number {
   return at.getTime() * perMs - 1;
 }
 
 /** Rows of that time and later, after that sequence number. */
 export function rowsSince(at: Date | undefined, after = at && sequenceBefore(at)): Condition {
   return at && after !== undefined ? ['seq > ? AND created_at >= ?', after, at.getTime()] : undefined;
-}
-
-/** SQL for a migration step: the rows of a table in their `order`, each with its sequence `number`. Never change it. */
-export function renumbered(table: string, order: string): string {
-  return `(SELECT n + max(created_at * 1000 - n) OVER (ORDER BY n) AS number, *
-    FROM (SELECT row_number() OVER (ORDER BY ${order}) AS n, * FROM ${table}))`;
 }

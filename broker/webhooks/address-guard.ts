@@ -1,5 +1,4 @@
 // Decides which addresses webhooks may call: the public internet and --webhook-allow, never this broker's own listeners.
-import type { Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import ipaddr from 'ipaddr.js';
 import type { ResolveName } from './resolve-name.ts';
@@ -54,47 +53,43 @@ export class AddressGuard {
   /** Throws NotAllowed for an address that webhooks must not reach. `host`: what the URL names. */
   assertAddress(text: string, host = text): void {
     const address = addressOf(text);
-    if (address && (isPublic(address) || this.#isAllowed(address))) return;
+    if (isPublic(address) || this.#isAllowed(address)) return;
     const verb = addressOf(host) ? 'is' : 'resolves to what is';
     throw new NotAllowed(`${host} ${verb} not a public address, and --webhook-allow does not name it`);
   }
 
-  /** Throws NotAllowed for a host that is such an address; a name is checked when it is resolved. */
-  assertHost(hostname: string): void {
-    if (addressOf(hostname)) this.assertAddress(hostname);
-  }
-
-  /** Throws NotAllowed for a URL whose host is such an address, or that leads to this broker's own listeners. */
+  /**
+   * Throws NotAllowed for a URL whose host is such an address, or that leads to this broker's own listeners. All else
+   * about a name is checked at each delivery.
+   */
   async assertUrl({ hostname, port, protocol }: URL): Promise<void> {
-    this.assertHost(hostname);
-    if (!this.#ownPorts.includes(Number(port || (protocol === 'https:' ? 443 : 80)))) return;
-    // A name without an address now is checked at each delivery.
-    const addresses = addressOf(hostname)
-      ? [hostname]
-      : await this.#resolveName(hostname).catch((): string[] => []);
-    if (addresses.some(isHere)) throw new NotAllowed(notItself);
+    const isAddress = addressOf(hostname) !== undefined;
+    if (isAddress) this.assertAddress(hostname);
+    const number = Number(port) || (protocol === 'https:' ? 443 : 80);
+    if (!this.#ownPorts.includes(number)) return;
+    const noAddresses = (): string[] => [];
+    this.#assertOthers(isAddress ? [hostname] : await this.#resolveName(hostname).catch(noAddresses), number);
   }
 
-  /** All addresses of a name. Rejects with NotAllowed when webhooks must not reach one of them. */
-  async resolve(name: string): Promise<readonly string[]> {
-    const addresses = await this.#resolveName(name);
+  /** The addresses of a host that are to be connected to. Rejects with NotAllowed when one must not be reached. */
+  async resolve(
+    hostname: string,
+    port: number,
+  ): Promise<{ addresses: readonly string[]; isInternal: boolean }> {
+    const addresses = addressOf(hostname) ? [hostname] : await this.#resolveName(hostname);
     if (addresses.length === 0) throw new Error('no address');
-    for (const address of addresses) this.assertAddress(address, name);
-    return addresses;
+    for (const address of addresses) this.assertAddress(address, hostname);
+    this.#assertOthers(addresses, port);
+    return { addresses, isInternal: !addresses.every((address) => isPublic(addressOf(address))) };
   }
 
-  /** Checks what is connected to, whatever `host` was asked for. Returns whether it is an internal receiver. */
-  assertSocket({ remoteAddress = '', remotePort = 0, localAddress }: Socket, host: string): boolean {
-    this.assertAddress(remoteAddress, host);
-    const here = remoteAddress === localAddress || isHere(remoteAddress);
-    if (here && this.#ownPorts.includes(remotePort)) throw new NotAllowed(notItself);
-    const address = addressOf(remoteAddress);
-    return address !== undefined && !isPublic(address);
+  #assertOthers(addresses: readonly string[], port: number): void {
+    if (this.#ownPorts.includes(port) && addresses.some(isHere)) throw new NotAllowed(notItself);
   }
 
-  #isAllowed(address: Address): boolean {
+  #isAllowed(address: Address | undefined): boolean {
     return this.#allowed.some(
-      ([network, bits]) => address.kind() === network.kind() && address.match(network, bits),
+      ([network, bits]) => address?.kind() === network.kind() && address.match(network, bits),
     );
   }
 }
@@ -130,8 +125,8 @@ function isHere(text: string): boolean {
   );
 }
 
-function isPublic(address: Address): boolean {
-  if (address.range() !== 'unicast') return false;
+function isPublic(address: Address | undefined): boolean {
+  if (address?.range() !== 'unicast') return false;
   if (address instanceof ipaddr.IPv6) return address.match(globalUnicast);
   return !metadata.includes(address.toString());
 }

@@ -5,7 +5,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History, HistoryTransaction } from '../history.ts';
 import type { State, Webhook } from '../state/index.ts';
-import type { Attempted, Delivery, DeliveryStore, Waiting } from './delivery-store.ts';
+import type { Attempted, Delivery, DeliveryStore } from './delivery-store.ts';
 import type { Outcome, Sender } from './sender.ts';
 import type { Subscriptions } from './subscriptions.ts';
 
@@ -26,25 +26,28 @@ export interface RetrySettings {
 }
 
 /** The queue of one webhook. */
-interface Queue {
-  id: WebhookId;
-  /** Ids of due deliveries, read ahead. */
-  ready: string[];
+class Queue {
+  readonly id: WebhookId;
+  /** Deliveries read ahead. */
+  ready: Delivery[] = [];
   /** Ids of deliveries that are attempted and whose outcome is not on disk. */
-  unsaved: Set<string>;
-  running: Set<{ delivery: Delivery; abort: AbortController }>;
+  readonly unsaved = new Set<string>();
+  readonly running = new Set<{ delivery: Delivery; abort: AbortController }>();
   /** Attempts at once: one while the receiver fails, more with each success. */
-  width: number;
-  waking: boolean;
-  sweeping: boolean;
-  cancelTimer(): void;
+  width = 1;
+  waking = false;
+  sweeping = false;
+  cancelTimer = (): void => {};
+
+  constructor(id: WebhookId) {
+    this.id = id;
+  }
 }
 
 /** An outcome, and how often its webhook had been enabled when the attempt began. */
 type Ended = Attempted & { armed: number };
 
 const maxWidth = 16;
-const readAhead = 64;
 const maxUnsaved = 256;
 /** At a start the queues begin at random times, this long apart on average. */
 const startGapMs = 10;
@@ -76,7 +79,7 @@ export class DeliveryQueue {
   start(): void {
     this.#started = true;
     const { state, store } = this.#parts;
-    const left = [...state.webhooks.values()].filter(({ id }) => store.hasWaiting(id));
+    const left = [...state.webhooks.values()].filter(({ id }) => store.waiting(id, 1).length > 0);
     // The clock may have been ahead: no delivery waits longer than the longest wait.
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
     for (const { id } of left) {
@@ -95,6 +98,12 @@ export class DeliveryQueue {
       queue.waking = false;
       this.#advance(queue);
     });
+  }
+
+  /** Deliveries of this webhook were changed. */
+  reread(id: WebhookId): void {
+    this.#queueOf(id).ready = [];
+    this.wake(id);
   }
 
   /** Applies a change of a webhook to what waits: it fails, or is due at once when the webhook was enabled. */
@@ -117,7 +126,7 @@ export class DeliveryQueue {
   }
 
   #queueOf(id: WebhookId): Queue {
-    const queue = this.#queues.get(id) ?? emptyQueue(id);
+    const queue = this.#queues.get(id) ?? new Queue(id);
     this.#queues.set(id, queue);
     return queue;
   }
@@ -132,45 +141,49 @@ export class DeliveryQueue {
   }
 
   #attemptDue(queue: Queue): void {
-    const { state, store, subscriptions } = this.#parts;
+    const { state, subscriptions } = this.#parts;
     const webhook = state.webhooks.get(queue.id);
     if (!webhook) this.#queues.delete(queue.id);
     if (!webhook || !this.#started || queue.sweeping) return;
-    if (!subscriptions.isEnabled(webhook)) return void this.#sweep(queue);
+    if (!subscriptions.isEnabled(webhook)) {
+      void this.#sweep(queue);
+      return;
+    }
     while (queue.running.size < queue.width && queue.unsaved.size < maxUnsaved) {
-      // Both look at one moment: what falls due between two would be missed.
-      const at = store.now();
-      const id = this.#nextReady(queue, at);
-      if (id === undefined) return this.#sleepUntilDue(queue, at);
-      const delivery = store.load(id);
-      if (!delivery || subscriptions.obstacle(webhook, delivery.event)) return void this.#sweep(queue);
-      this.#attempt(queue, webhook, delivery);
+      const next = this.#nextDue(queue);
+      if (!next) return;
+      const { body } = next;
+      if (!body || subscriptions.obstacle(webhook, next)) {
+        void this.#sweep(queue);
+        return;
+      }
+      this.#attempt(queue, webhook, { ...next, body });
     }
   }
 
-  #nextReady(queue: Queue, until: number): string | undefined {
-    if (queue.ready.length === 0) {
-      const due = this.#parts.store.due(queue.id, until, readAhead + queue.unsaved.size);
-      queue.ready = due.filter((id) => !queue.unsaved.has(id));
-    }
-    return queue.ready.shift();
-  }
-
-  #sleepUntilDue(queue: Queue, from: number): void {
+  /** The next delivery that is due; when there is none, the queue wakes for the next one that will be. */
+  #nextDue(queue: Queue): Delivery | undefined {
     const { store } = this.#parts;
+    if (queue.ready.length === 0) {
+      const waiting = store.waiting(queue.id, maxWidth + queue.unsaved.size);
+      queue.ready = waiting.filter(({ id }) => !queue.unsaved.has(id));
+    }
+    const next = queue.ready.shift();
+    const wait = next ? next.dueAt - store.now() : 0;
+    if (wait <= 0) return next;
+    queue.ready = [];
     queue.cancelTimer();
-    const at = store.nextDue(queue.id, from);
-    if (at === undefined) return;
-    queue.cancelTimer = after(Math.max(1, at - store.now()), () => this.wake(queue.id));
+    queue.cancelTimer = after(wait, () => this.wake(queue.id));
+    return undefined;
   }
 
-  #attempt(queue: Queue, webhook: Webhook, delivery: Delivery): void {
+  #attempt(queue: Queue, webhook: Webhook, delivery: Delivery & { body: Buffer }): void {
     const { subscriptions, sender } = this.#parts;
     const attempt = { delivery, abort: new AbortController() };
     queue.unsaved.add(delivery.id);
     queue.running.add(attempt);
     const signer = subscriptions.signerOf(webhook);
-    void sender.send(webhook.url, delivery.message, signer, attempt.abort.signal).then((outcome) => {
+    void sender.send(webhook.url, delivery, signer, attempt.abort.signal).then((outcome) => {
       queue.running.delete(attempt);
       this.#end(queue, webhook, delivery, outcome);
       this.#advance(queue);
@@ -242,7 +255,7 @@ export class DeliveryQueue {
     queue.ready = [];
     queue.cancelTimer();
     try {
-      for (let last: Waiting | undefined, more = true; more; ) {
+      for (let last: Delivery | undefined, more = true; more; ) {
         const waiting = await this.#parts.history.write(() => this.#sweepSome(queue.id, last));
         last = waiting.at(-1);
         more = waiting.length === sweepStep;
@@ -261,7 +274,7 @@ export class DeliveryQueue {
     if (webhook && this.#parts.subscriptions.isEnabled(webhook)) this.wake(queue.id);
   }
 
-  #sweepSome(id: WebhookId, after: Waiting | undefined): Waiting[] {
+  #sweepSome(id: WebhookId, after: Delivery | undefined): Delivery[] {
     const { state, store, subscriptions } = this.#parts;
     const webhook = state.webhooks.get(id);
     if (!webhook) return [];
@@ -271,7 +284,7 @@ export class DeliveryQueue {
     const waiting = store.waiting(id, sweepStep, after);
     for (const one of waiting) {
       const reason =
-        disabled ?? subscriptions.obstacle(webhook, one) ?? (one.gone ? 'event_gone' : undefined);
+        disabled ?? subscriptions.obstacle(webhook, one) ?? (one.body ? undefined : 'event_gone');
       if (reason) store.fail(one.id, reason);
     }
     return waiting;
@@ -285,7 +298,7 @@ export class DeliveryQueue {
     } catch (error) {
       this.#log.error({ err: error, webhook_id: id }, 'could not change when deliveries are due');
     }
-    this.wake(id);
+    this.reread(id);
   }
 
   /** Aborts attempts that are no longer allowed, after a change of webhooks, keys or machines. */
@@ -294,7 +307,7 @@ export class DeliveryQueue {
     for (const { id, running } of this.#queues.values()) {
       const webhook = state.webhooks.get(id);
       for (const { delivery, abort } of running) {
-        if (!webhook || subscriptions.obstacle(webhook, delivery.event)) abort.abort();
+        if (!webhook || subscriptions.obstacle(webhook, delivery)) abort.abort();
       }
     }
   }
@@ -302,17 +315,4 @@ export class DeliveryQueue {
 
 function lastByWebhook(ended: readonly Ended[]): Iterable<Ended> {
   return new Map(ended.map((one) => [one.webhookId, one])).values();
-}
-
-function emptyQueue(id: WebhookId): Queue {
-  return {
-    id,
-    ready: [],
-    unsaved: new Set(),
-    running: new Set(),
-    width: 1,
-    waking: false,
-    sweeping: false,
-    cancelTimer: () => {},
-  };
 }

@@ -1,5 +1,6 @@
 // Deliveries in history.db: one row for each event that a webhook is to get, with its attempts and when it is next due.
 import { createHash } from 'node:crypto';
+import type { SQLInputValue } from 'node:sqlite';
 import type { Api, Reply } from '../../shared/api/index.ts';
 import type { WebhookId } from '../../shared/api/route.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
@@ -7,7 +8,6 @@ import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from 
 import { rowsSince } from '../ordered-table.ts';
 import { allOf } from '../paging.ts';
 import type { Outcome } from './sender.ts';
-import type { Message } from './signature.ts';
 
 type Serialized = Reply<Api['webhooks']['deliveries']>['items'][number];
 type Last = NonNullable<Reply<Api['webhooks']['get']>['last_delivery']>;
@@ -24,11 +24,13 @@ export interface EventReference extends EventKind {
   at: number;
 }
 
-/** A delivery that is to be attempted, with its event. */
-export interface Delivery {
+/** A delivery that waits for an attempt. */
+export interface Delivery extends EventKind {
   id: string;
-  message: Message;
-  event: EventKind;
+  rowid: number;
+  eventId: string;
+  /** The event as JSON, the same bytes at every attempt; undefined when the event is no longer stored. */
+  body: Buffer | undefined;
   /** Attempts since it was last requested. */
   tries: number;
   dueAt: number;
@@ -40,15 +42,6 @@ export interface Attempted {
   delivery: Delivery;
   outcome: Outcome;
   next: number | null;
-}
-
-/** A delivery that waits for its next attempt. */
-export interface Waiting extends EventKind {
-  id: string;
-  rowid: number;
-  dueAt: number;
-  /** The event is no longer stored. */
-  gone: boolean;
 }
 
 const tables = [
@@ -97,20 +90,17 @@ export class DeliveryStore {
 
   /** Records a new delivery, or makes one that failed or waits due now; a delivered one only with `anyStatus`. */
   request(webhookId: WebhookId, event: EventReference, anyStatus = false): boolean {
-    const { changes } = this.#history
-      .sql(
-        // The new time differs from the old one: so saveAttempt() knows that it was requested again.
-        `INSERT INTO webhook_deliveries
-           (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, 'pending', 0, ?7, '[]')
-         ON CONFLICT (id) DO UPDATE SET status = 'pending', reason = NULL, tries = 0, due_at = ?7 + (due_at IS ?7)
-         WHERE ?8 OR status = 'failed' OR due_at > ?7`,
-      )
-      .run(
-        ...[idOf(webhookId, event), webhookId, event.id, event.type, event.machineId, event.at],
-        ...[this.now(), Number(anyStatus)],
-      );
-    return Number(changes) > 0;
+    // The new time differs from the old one: so saveAttempt() knows that it was requested again.
+    const changes = this.#run(
+      `INSERT INTO webhook_deliveries
+         (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
+       VALUES (?1, ?2, ?3, ?4, ?5, ?6, 'pending', 0, ?7, '[]')
+       ON CONFLICT (id) DO UPDATE SET status = 'pending', reason = NULL, tries = 0, due_at = ?7 + (due_at IS ?7)
+       WHERE ?8 OR status = 'failed' OR due_at > ?7`,
+      ...[idOf(webhookId, event), webhookId, event.id, event.type, event.machineId, event.at],
+      ...[this.now(), Number(anyStatus)],
+    );
+    return changes > 0;
   }
 
   saveAttempt({ delivery, outcome, next }: Attempted): void {
@@ -118,23 +108,21 @@ export class DeliveryStore {
     const attempt = attemptOf(outcome);
     const text = JSON.stringify(answer === null ? attempt : { ...attempt, answer });
     const status = delivered ? 'delivered' : next === null ? 'failed' : 'pending';
-    const reason = status === 'failed' ? 'attempts_failed' : null;
-    const { changes } = this.#history
-      .sql(
-        `UPDATE webhook_deliveries SET status = ?, reason = ?, tries = ?, due_at = ?, ${withAttempt}
-         WHERE id = ? AND ifnull(due_at, ?7) = ?7`,
-      )
-      .run(status, reason, delivery.tries + 1, next, text, delivery.id, delivery.dueAt);
+    const changes = this.#run(
+      `UPDATE webhook_deliveries SET status = ?, reason = ?, tries = ?, due_at = ?, ${withAttempt}
+       WHERE id = ? AND ifnull(due_at, ?7) = ?7`,
+      ...[status, status === 'failed' ? 'attempts_failed' : null, delivery.tries + 1, next, text],
+      ...[delivery.id, delivery.dueAt],
+    );
     if (changes > 0) return;
     // It was requested again meanwhile, and stays due.
-    this.#history.sql(`UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ?`).run(text, delivery.id);
+    this.#run(`UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ?`, text, delivery.id);
   }
 
   /** Stores an attempt as the last one of its webhook. */
-  saveLast({ webhookId, delivery, outcome }: Attempted): void {
-    const { id: event_id, type } = delivery.message;
-    const what = { delivery_id: delivery.id, event_id, type, delivered: outcome.delivered };
-    const last: Last = { ...what, ...attemptOf(outcome) };
+  saveLast({ webhookId, delivery: { id, eventId, type }, outcome }: Attempted): void {
+    const { delivered } = outcome;
+    const last: Last = { delivery_id: id, event_id: eventId, type, delivered, ...attemptOf(outcome) };
     this.#mark('last', webhookId, JSON.stringify(last));
   }
 
@@ -144,7 +132,7 @@ export class DeliveryStore {
     return row?.last ? (jsonIn(row, 'last') as Last) : null;
   }
 
-  /** The attempts of a webhook have failed, since it was last enabled. */
+  /** The attempts of a webhook have failed since it was last enabled. */
   saveFailed(webhookId: WebhookId, armed: number, transaction: HistoryTransaction): void {
     this.#mark('tripped', webhookId, armed);
     transaction.committed(() => this.#failed.set(webhookId, armed));
@@ -155,97 +143,58 @@ export class DeliveryStore {
   }
 
   #mark(column: 'last' | 'tripped', webhookId: WebhookId, value: string | number): void {
-    this.#history
-      .sql(
-        `INSERT INTO webhook_marks (webhook_id, ${column}) VALUES (?, ?)
-         ON CONFLICT (webhook_id) DO UPDATE SET ${column} = excluded.${column}`,
-      )
-      .run(webhookId, value);
+    this.#run(
+      `INSERT INTO webhook_marks (webhook_id, ${column}) VALUES (?, ?)
+       ON CONFLICT (webhook_id) DO UPDATE SET ${column} = excluded.${column}`,
+      ...[webhookId, value],
+    );
   }
 
-  /** Fails a delivery, if it waits. */
+  /** Fails a delivery that waits. */
   fail(id: string, reason: string): void {
-    this.#history
-      .sql(
-        "UPDATE webhook_deliveries SET status = 'failed', reason = ?, due_at = NULL WHERE id = ? AND due_at IS NOT NULL",
-      )
-      .run(reason, id);
+    const change = "status = 'failed', reason = ?, due_at = NULL";
+    this.#run(`UPDATE webhook_deliveries SET ${change} WHERE id = ? AND due_at IS NOT NULL`, reason, id);
   }
 
   /** Makes what waits due at that time at the latest. */
   limitDue(webhookId: WebhookId, at: number): void {
-    this.#history
-      .sql('UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1')
-      .run(at, webhookId);
+    this.#run(
+      'UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1',
+      at,
+      webhookId,
+    );
   }
 
   /** Deliveries that wait, by when they are due, after a given one. */
-  waiting(webhookId: WebhookId, limit: number, after?: Waiting): Waiting[] {
+  waiting(webhookId: WebhookId, limit: number, after?: Delivery): Delivery[] {
     return this.#history
       .sql(
-        `SELECT rowid, id, type, machine_id, due_at,
-           NOT EXISTS (SELECT 1 FROM events WHERE events.id = event_id) AS gone
-         FROM webhook_deliveries
-         WHERE webhook_id = ? AND due_at IS NOT NULL AND (due_at, rowid) > (?, ?) ORDER BY due_at, rowid LIMIT ?`,
+        `SELECT d.rowid, d.id, event_id, d.type, d.machine_id, d.created_at, tries, due_at, data
+         FROM webhook_deliveries d LEFT JOIN events ON events.id = event_id
+         WHERE webhook_id = ? AND due_at IS NOT NULL AND (due_at, d.rowid) > (?, ?)
+         ORDER BY due_at, d.rowid LIMIT ?`,
       )
       .all(webhookId, after?.dueAt ?? 0, after?.rowid ?? 0, limit)
-      .map((row) => ({
-        ...kindOf(row),
-        id: textIn(row, 'id'),
-        rowid: Number(row.rowid),
-        dueAt: Number(row.due_at),
-        gone: Boolean(row.gone),
-      }));
-  }
-
-  hasWaiting(webhookId: WebhookId): boolean {
-    return this.waiting(webhookId, 1).length > 0;
-  }
-
-  /** Ids of deliveries that are due, those that wait longest first. */
-  due(webhookId: WebhookId, until: number, limit: number): string[] {
-    return this.#history
-      .sql('SELECT id FROM webhook_deliveries WHERE webhook_id = ? AND due_at <= ? ORDER BY due_at LIMIT ?')
-      .all(webhookId, until, limit)
-      .map((row) => textIn(row, 'id'));
-  }
-
-  /** When the next delivery is due. */
-  nextDue(webhookId: WebhookId, after: number): number | undefined {
-    const next = this.#history
-      .sql('SELECT min(due_at) AS at FROM webhook_deliveries WHERE webhook_id = ? AND due_at > ?')
-      .get(webhookId, after)?.at;
-    return next === null || next === undefined ? undefined : Number(next);
-  }
-
-  /** A delivery that waits; undefined also when its event is no longer stored. */
-  load(id: string): Delivery | undefined {
-    const row = this.#history
-      .sql(
-        `SELECT d.id, d.event_id, d.type, d.machine_id, d.tries, d.due_at, e.created_at, e.data
-         FROM webhook_deliveries d JOIN events e ON e.id = d.event_id WHERE d.id = ? AND d.due_at IS NOT NULL`,
-      )
-      .get(id);
-    return row && deliveryOf(row);
+      .map(deliveryOf);
   }
 
   find(id: string): { row: Row; event: EventReference } | undefined {
     const row = this.#history.sql('SELECT * FROM webhook_deliveries WHERE id = ?').get(id);
-    return row && { row, event: referenceOf(row, 'event_id') };
+    return row && { row, event: { ...referenceOf(row), id: textIn(row, 'event_id') } };
   }
 
   /** Events since a time, in the order of the event log, and the sequence number to go on after. */
   eventsSince(
     since: Date,
-    after: number,
     limit: number,
+    after?: number,
   ): { events: EventReference[]; next: number | undefined } {
     const [where, values] = allOf([rowsSince(since, after)]);
     const rows = this.#history
       .sql(`SELECT seq, id, type, machine_id, created_at FROM events WHERE ${where} ORDER BY seq LIMIT ?`)
       .all(...values, limit);
     const last = rows.length === limit ? rows.at(-1) : undefined;
-    return { events: rows.map((row) => referenceOf(row, 'id')), next: last && Number(last.seq) };
+    return { events: rows.map(referenceOf), next: last && Number(last.seq) };
   }
 
   /** A row for REST; `withAnswers`: with what the receivers answered. */
@@ -265,6 +214,11 @@ export class DeliveryStore {
       next_attempt_at: row.due_at === null ? null : iso(Number(row.due_at) + drift),
     };
   }
+
+  /** Returns how many rows changed. */
+  #run(sql: string, ...values: SQLInputValue[]): number {
+    return Number(this.#history.sql(sql).run(...values).changes);
+  }
 }
 
 /** The same for the same two at any time. It begins with the time, so that new deliveries are neighbours on disk. */
@@ -279,27 +233,18 @@ function attemptOf({ at, status_code, duration, error }: Outcome) {
   return { at: iso(at), status_code, duration, error };
 }
 
-/** The body is the same bytes at every attempt: `data` goes out as the text that is stored. */
 function deliveryOf(row: Row): Delivery {
-  const [deliveryId, id, type] = [textIn(row, 'id'), textIn(row, 'event_id'), textIn(row, 'type')];
-  const head = JSON.stringify({ id, type, timestamp: iso(Number(row.created_at)) });
-  const body = Buffer.from(`${head.slice(0, -1)},"data":${textIn(row, 'data')}}`);
-  return {
-    id: deliveryId,
-    message: { id, type, deliveryId, body },
-    event: kindOf(row),
-    tries: Number(row.tries),
-    dueAt: Number(row.due_at),
-  };
+  const { at, ...event } = referenceOf(row);
+  const eventId = textIn(row, 'event_id');
+  const head = JSON.stringify({ id: eventId, type: event.type, timestamp: iso(at) });
+  // `data` goes out as the text that is stored.
+  const body =
+    row.data === null ? undefined : Buffer.from(`${head.slice(0, -1)},"data":${textIn(row, 'data')}}`);
+  const [rowid, tries, dueAt] = [Number(row.rowid), Number(row.tries), Number(row.due_at)];
+  return { ...event, rowid, eventId, body, tries, dueAt };
 }
 
-function kindOf(row: Row): EventKind {
-  return {
-    type: textIn(row, 'type'),
-    machineId: row.machine_id === null ? null : textIn(row, 'machine_id'),
-  };
-}
-
-function referenceOf(row: Row, id: 'id' | 'event_id'): EventReference {
-  return { ...kindOf(row), id: textIn(row, id), at: Number(row.created_at) };
+function referenceOf(row: Row): EventReference {
+  const machineId = row.machine_id === null ? null : textIn(row, 'machine_id');
+  return { id: textIn(row, 'id'), type: textIn(row, 'type'), machineId, at: Number(row.created_at) };
 }

@@ -6,7 +6,6 @@ import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { State } from '../state/index.ts';
 import { AddressGuard, type Network, networkOf } from './address-guard.ts';
-import { deliveryHandlers } from './delivery-handlers.ts';
 import { DeliveryQueue, type RetrySettings } from './delivery-queue.ts';
 import { DeliveryStore } from './delivery-store.ts';
 import { webhookHandlers } from './handlers.ts';
@@ -14,7 +13,6 @@ import { type ResolveName, resolveName } from './resolve-name.ts';
 import { SecretVault } from './secret-vault.ts';
 import { Sender } from './sender.ts';
 import { type RightsOf, Subscriptions } from './subscriptions.ts';
-import { WebhookAccess } from './webhook-access.ts';
 
 export interface WebhookParts {
   state: State;
@@ -55,7 +53,6 @@ export async function createWebhooks(
   const sender = new Sender(guard);
   const parts = { ...given, vault, store, subscriptions, guard, sender };
   const queue = new DeliveryQueue(parts, settings, log);
-  const access = new WebhookAccess(state, rightsOf);
 
   events.within(({ id, type, timestamp }, machineId, transaction) => {
     const event = { id, type, machineId, at: Date.parse(timestamp) };
@@ -66,10 +63,7 @@ export async function createWebhooks(
   });
 
   return {
-    handlers: {
-      ...webhookHandlers({ ...parts, queue, access }),
-      ...deliveryHandlers({ ...parts, queue, access }),
-    },
+    handlers: webhookHandlers({ ...parts, queue }),
     hasDelivery: (id) => store.find(id) !== undefined,
     start(ownPorts) {
       guard.protect(ownPorts);

@@ -30,7 +30,6 @@ const idleMs = 1_000;
 
 export class Sender {
   readonly #guard: AddressGuard;
-  readonly #connect: (options: buildConnector.Options) => Promise<Socket>;
   /** Origins whose address is internal. */
   readonly #internal = new Set<string>();
   /** Errors of connections that the receiver closed after it had answered on them before. */
@@ -40,38 +39,21 @@ export class Sender {
 
   constructor(guard: AddressGuard) {
     this.#guard = guard;
-    const lookup: LookupFunction = (name, _options, callback) => {
-      guard.resolve(name).then(
-        (found) =>
-          callback(
-            null,
-            found.map((address) => ({ address, family: isIP(address) })),
-          ),
-        (error: Error) => callback(error, []),
+    const connect: buildConnector.connector = (target, callback) => {
+      this.#connect(target).then(
+        (socket) => callback(null, socket),
+        (error: Error) => callback(error, null),
       );
     };
-    // Only with family selection does net ask for all addresses.
-    const connect = buildConnector({ allowH2: false, timeout: deadlineMs, lookup, autoSelectFamily: true });
-    this.#connect = (options) =>
-      new Promise((resolve, reject) => {
-        connect(options, (...[error, socket]) => (error ? reject(error) : resolve(socket)));
-      });
-    const options: Agent.Options = {
-      connect: (target, callback) => {
-        this.#open(target).then(
-          (socket) => callback(null, socket),
-          (error: Error) => callback(error, null),
-        );
-      },
-      allowH2: false,
-      keepAliveTimeout: idleMs,
-      keepAliveMaxTimeout: idleMs,
-      // The deadline covers all of an attempt.
+    // The deadline covers all of an attempt.
+    const limits = {
       headersTimeout: 0,
       bodyTimeout: 0,
+      keepAliveTimeout: idleMs,
+      keepAliveMaxTimeout: idleMs,
     };
-    this.#pooled = new Agent({ ...options, pipelining: 1 });
-    this.#unpooled = new Agent({ ...options, pipelining: 0 });
+    this.#pooled = new Agent({ ...limits, connect, allowH2: false, pipelining: 1 });
+    this.#unpooled = new Agent({ ...limits, connect, allowH2: false, pipelining: 0 });
   }
 
   /** Never rejects. */
@@ -123,22 +105,19 @@ export class Sender {
     };
   }
 
-  /** Connects; every address is checked before one is tried, and the connection before a byte is sent. */
-  async #open(options: buildConnector.Options): Promise<Socket> {
+  /** Connects to an address that was checked: the name is not looked up again. */
+  async #connect(options: buildConnector.Options): Promise<Socket> {
     const { hostname, host, protocol } = options;
-    // An address is not looked up.
-    this.#guard.assertHost(hostname);
-    const secure = protocol === 'https:';
-    const port = options.port || (secure ? '443' : '80');
-    let socket = await this.#connect({ ...options, port, protocol: 'http:' });
-    try {
-      const internal = this.#guard.assertSocket(socket, hostname);
-      if (internal) this.#internal.add(new URL(`${protocol}//${host}`).origin);
-    } catch (error) {
-      socket.destroy();
-      throw error;
-    }
-    if (secure) socket = await this.#connect({ ...options, httpSocket: socket });
+    const port = options.port || (protocol === 'https:' ? '443' : '80');
+    const { addresses, isInternal } = await this.#guard.resolve(hostname, Number(port));
+    if (isInternal) this.#internal.add(new URL(`${protocol}//${host}`).origin);
+    const found = addresses.map((address) => ({ address, family: isIP(address) }));
+    const lookup: LookupFunction = (_name, _options, callback) => callback(null, found);
+    // Only with family selection does net take several addresses.
+    const connect = buildConnector({ allowH2: false, timeout: deadlineMs, lookup, autoSelectFamily: true });
+    const socket = await new Promise<Socket>((resolve, reject) => {
+      connect({ ...options, port }, (...[error, made]) => (error ? reject(error) : resolve(made)));
+    });
     const before = socket.bytesRead;
     // Undici fails the request with this very error.
     socket.on('error', (error) => {

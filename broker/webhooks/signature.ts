@@ -4,10 +4,9 @@ import { version } from '../../shared/version.ts';
 
 /** What each attempt of a delivery sends. */
 export interface Message {
-  /** Of the event. */
   id: string;
+  eventId: string;
   type: string;
-  deliveryId: string;
   /** JSON, as it is signed. */
   body: Buffer;
 }
@@ -33,15 +32,18 @@ export function headersOf(message: Message, signer: Signer | undefined, at: numb
     'Content-Type': 'application/json',
     'User-Agent': `Farhand-Webhook/${version}`,
     'X-Service-Event': message.type,
-    'X-Service-Delivery': message.deliveryId,
-    'webhook-id': message.id,
+    'X-Service-Delivery': message.id,
+    'webhook-id': message.eventId,
     'webhook-timestamp': seconds,
     ...(signer && signaturesOf(message, signer, seconds)),
   };
 }
 
-function signaturesOf({ id, body }: Message, { plain, standard }: Signer, seconds: string) {
+function signaturesOf({ eventId, body }: Message, { plain, standard }: Signer, seconds: string) {
   const hex = createHmac('sha256', plain).update(body).digest('hex');
-  const base64 = createHmac('sha256', standard).update(`${id}.${seconds}.`).update(body).digest('base64');
+  const base64 = createHmac('sha256', standard)
+    .update(`${eventId}.${seconds}.`)
+    .update(body)
+    .digest('base64');
   return { 'X-Service-Signature': `sha256=${hex}`, 'webhook-signature': `v1,${base64}` };
 }
