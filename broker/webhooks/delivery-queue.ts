@@ -28,8 +28,9 @@ export interface RetrySettings {
 /** The queue of one webhook. */
 class Queue {
   readonly id: WebhookId;
-  /** Deliveries read ahead. */
+  /** Deliveries read ahead, and the last one taken from them: reading goes on after it. */
   ready: Delivery[] = [];
+  last: Delivery | undefined;
   /** Ids of deliveries that are attempted and whose outcome is not on disk. */
   readonly unsaved = new Set<string>();
   readonly running = new Set<{ delivery: Delivery; abort: AbortController }>();
@@ -42,12 +43,19 @@ class Queue {
   constructor(id: WebhookId) {
     this.id = id;
   }
+
+  /** Reads from the beginning again: what was read may have changed. */
+  reset(): void {
+    this.ready = [];
+    this.last = undefined;
+  }
 }
 
 /** An outcome, and how often its webhook had been enabled when the attempt began. */
 type Ended = Attempted & { armed: number };
 
 const maxWidth = 16;
+const readAhead = 64;
 const maxUnsaved = 256;
 /** At a start the queues begin at random times, this long apart on average. */
 const startGapMs = 10;
@@ -102,7 +110,7 @@ export class DeliveryQueue {
 
   /** Deliveries of this webhook were changed. */
   reread(id: WebhookId): void {
-    this.#queueOf(id).ready = [];
+    this.#queueOf(id).reset();
     this.wake(id);
   }
 
@@ -165,12 +173,15 @@ export class DeliveryQueue {
   #nextDue(queue: Queue): Delivery | undefined {
     const { store } = this.#parts;
     if (queue.ready.length === 0) {
-      const waiting = store.waiting(queue.id, maxWidth + queue.unsaved.size);
+      const waiting = store.waiting(queue.id, readAhead + queue.unsaved.size, queue.last);
       queue.ready = waiting.filter(({ id }) => !queue.unsaved.has(id));
     }
     const next = queue.ready.shift();
     const wait = next ? next.dueAt - store.now() : 0;
-    if (wait <= 0) return next;
+    if (wait <= 0) {
+      queue.last = next ?? queue.last;
+      return next;
+    }
     queue.ready = [];
     queue.cancelTimer();
     queue.cancelTimer = after(wait, () => this.wake(queue.id));
@@ -193,6 +204,7 @@ export class DeliveryQueue {
   #end(queue: Queue, { id: webhookId, armed }: Webhook, delivery: Delivery, outcome: Outcome): void {
     if (outcome.aborted) {
       queue.unsaved.delete(delivery.id);
+      queue.reset();
       return;
     }
     queue.width = outcome.delivered ? Math.min(maxWidth, queue.width * 2) : 1;
@@ -226,7 +238,7 @@ export class DeliveryQueue {
     }
     for (const { webhookId, delivery } of ended) {
       this.#queues.get(webhookId)?.unsaved.delete(delivery.id);
-      this.wake(webhookId);
+      this.reread(webhookId);
     }
   }
 
@@ -252,7 +264,7 @@ export class DeliveryQueue {
   /** Fails what waits and must not be sent: the webhook is disabled, may not send it, or the event is gone. */
   async #sweep(queue: Queue): Promise<void> {
     queue.sweeping = true;
-    queue.ready = [];
+    queue.reset();
     queue.cancelTimer();
     try {
       for (let last: Delivery | undefined, more = true; more; ) {
