@@ -51,9 +51,6 @@ class Queue {
   }
 }
 
-/** An outcome, and how often its webhook had been enabled when the attempt began. */
-type Ended = Attempted & { armed: number };
-
 const maxWidth = 16;
 const readAhead = 64;
 const maxUnsaved = 256;
@@ -73,7 +70,7 @@ export class DeliveryQueue {
   readonly #queues = new Map<WebhookId, Queue>();
   readonly #stopWatching: () => void;
   #started = false;
-  #ended: Ended[] = [];
+  #ended: Attempted[] = [];
   #cancelSave: (() => void) | undefined;
 
   constructor(parts: QueueParts, retry: RetrySettings, log: Logger) {
@@ -115,10 +112,10 @@ export class DeliveryQueue {
   }
 
   /** Applies a change of a webhook to what waits: it fails, or is due at once when the webhook was enabled. */
-  async follow(before: Webhook, { id, armed }: Webhook): Promise<void> {
+  async follow(id: WebhookId, wasEnabled: boolean): Promise<void> {
     await this.#save();
     await this.#sweep(this.#queueOf(id));
-    if (armed !== before.armed) await this.#limitDue(id, 0);
+    if (wasEnabled) await this.#limitDue(id, 0);
   }
 
   /** Gives attempts time to finish; those that are aborted are made again after the next start. */
@@ -242,7 +239,7 @@ export class DeliveryQueue {
     }
   }
 
-  #write(ended: readonly Ended[], transaction: HistoryTransaction): void {
+  #write(ended: readonly Attempted[], transaction: HistoryTransaction): void {
     const { store } = this.#parts;
     for (const one of ended) store.saveAttempt(one);
     for (const last of lastByWebhook(ended)) store.saveLast(last);
@@ -251,7 +248,7 @@ export class DeliveryQueue {
   }
 
   /** Disables a webhook whose attempts have failed, unless it was enabled again since. */
-  #disable({ webhookId, armed, delivery }: Ended, transaction: HistoryTransaction): void {
+  #disable({ webhookId, armed, delivery }: Attempted, transaction: HistoryTransaction): void {
     const { state, events, store, subscriptions } = this.#parts;
     const webhook = state.webhooks.get(webhookId);
     if (webhook?.armed !== armed || subscriptions.disabledReason(webhook) !== null) return;
@@ -325,6 +322,6 @@ export class DeliveryQueue {
   }
 }
 
-function lastByWebhook(ended: readonly Ended[]): Iterable<Ended> {
+function lastByWebhook(ended: readonly Attempted[]): Iterable<Attempted> {
   return new Map(ended.map((one) => [one.webhookId, one])).values();
 }

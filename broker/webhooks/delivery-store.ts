@@ -36,11 +36,14 @@ export interface Delivery extends EventKind {
   dueAt: number;
 }
 
-/** How an attempt went, and when the next one is due; null: there is none. */
+/** How an attempt went. */
 export interface Attempted {
   webhookId: WebhookId;
+  /** How often the webhook had been enabled when it began. */
+  armed: number;
   delivery: Delivery;
   outcome: Outcome;
+  /** When the next one is due; null: there is none. */
   next: number | null;
 }
 
@@ -126,7 +129,7 @@ export class DeliveryStore {
     this.#mark('last', webhookId, JSON.stringify(last));
   }
 
-  last(webhookId: WebhookId): Last | null {
+  last(webhookId: string): Last | null {
     const row = this.#history.sql('SELECT last FROM webhook_marks WHERE webhook_id = ?').get(webhookId);
     // saveLast() takes no other shape.
     return row?.last ? (jsonIn(row, 'last') as Last) : null;

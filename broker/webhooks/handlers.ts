@@ -22,6 +22,8 @@ interface HandlerParts extends QueueParts {
   rightsOf: RightsOf;
 }
 
+type Routes = Handlers['webhooks'];
+type Serialized = Reply<Api['webhooks']['get']>;
 /** A caller, with the rights of that moment. */
 type Editor = Rights & Pick<Caller, 'key_id'>;
 
@@ -32,114 +34,210 @@ const [maxTestsOfKey, maxTests] = [4, 32];
 /** Events looked at in one transaction. */
 const eventStep = 500;
 
-export function webhookHandlers(parts: HandlerParts): Handlers['webhooks'] {
-  return { ...resourceHandlers(parts), ...deliveryHandlers(parts) };
-}
+export class WebhookHandlers implements Routes {
+  readonly #parts: HandlerParts;
+  readonly #testing: KeyId[] = [];
 
-function resourceHandlers(
-  parts: HandlerParts,
-): Pick<Handlers['webhooks'], 'list' | 'get' | 'create' | 'update' | 'remove'> {
-  const { state, vault, queue, guard } = parts;
-  return {
-    list(input, caller) {
-      const visible = [...state.webhooks.values()].filter((webhook) => covers(parts, caller, webhook));
-      const page = pageOf(routes.list, visible, input, (webhook, field) =>
-        Reflect.get(withStatus(parts, webhook), field),
-      );
-      return { items: page.items.map((webhook) => serialize(parts, webhook, caller)), total: page.total };
-    },
-    get: (input, caller) => serialize(parts, find(parts, input.webhook_id, caller), caller),
-    async create({ secret, machine_ids = null, ...params }, caller) {
-      await assertUrl(guard, params.url);
-      assertScopes(caller, params.events);
-      // The kind decides the form of the id.
-      const id = newId('webhook') as WebhookId;
-      const webhook: Webhook = {
-        ...params,
-        id,
-        secret: secret === undefined ? null : vault.encrypt(id, secret),
-        armed: 0,
-        machine_ids,
-        key_id: caller.key_id,
-        created_at: iso(),
-        updated_at: iso(),
-      };
-      await state.change((draft) => {
-        assertScopes(caller.during(draft), params.events);
-        if (draft.all('webhooks').length >= maxWebhooks) {
-          throw new AppError(
-            'unavailable',
-            `there are ${maxWebhooks} webhooks, the most allowed: remove one`,
-          );
-        }
-        draft.put('webhooks', webhook);
-        caller.commit(draft, { webhook_id: id });
-      });
-      return serialize(parts, webhook, caller);
-    },
-    async update(input, caller) {
-      find(parts, input.webhook_id, caller);
-      if (input.url !== undefined) await assertUrl(guard, input.url);
-      const { before, webhook } = await state.change((draft) => change(parts, input, caller, draft));
-      await queue.follow(before, webhook);
-      return serialize(parts, webhook, caller);
-    },
-    async remove(input, caller) {
-      await state.change((draft) => {
-        find(parts, input.webhook_id, { key_id: caller.key_id, ...caller.during(draft) }, draft.before);
-        draft.remove('webhooks', input.webhook_id);
-        caller.commit(draft);
-      });
-      return { deleted: true };
-    },
-  };
-}
-
-function change(
-  parts: HandlerParts,
-  { webhook_id: id, secret, ...params }: Input<Api['webhooks']['update']>,
-  caller: Caller,
-  draft: Draft,
-): { before: Webhook; webhook: Webhook } {
-  const editor = { key_id: caller.key_id, ...caller.during(draft) };
-  const { vault, rightsOf } = parts;
-  const before = find(parts, id, editor, draft.before);
-  const webhook: Webhook = {
-    ...before,
-    url: params.url ?? before.url,
-    events: params.events ?? before.events,
-    enabled: params.enabled ?? before.enabled,
-    secret: typeof secret === 'string' ? vault.encrypt(id, secret) : (secret ?? before.secret),
-    machine_ids: params.machine_ids === undefined ? before.machine_ids : params.machine_ids,
-    armed: params.enabled ? before.armed + 1 : before.armed,
-    updated_at: iso(),
-  };
-  if (secret === null) webhook.secret = null;
-  // A webhook belongs to the key that sets its URL, or enables it after its own key has gone.
-  const taken = webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, draft.before));
-  if (taken) webhook.key_id = caller.key_id;
-  // Both keys must be able to read it: the editor could have more sent to itself.
-  for (const reader of [editor, rightsOf(webhook.key_id, draft.before) ?? editor]) {
-    assertScopes(reader, webhook.events);
-    assertReaches(reader, params.machine_ids ?? []);
+  constructor(parts: HandlerParts) {
+    this.#parts = parts;
   }
-  draft.put('webhooks', webhook);
-  caller.commit(draft);
-  return { before, webhook };
-}
 
-function withStatus({ subscriptions }: HandlerParts, webhook: Webhook) {
-  const disabled_reason = webhook.enabled ? subscriptions.disabledReason(webhook) : null;
-  return { ...webhook, enabled: subscriptions.isEnabled(webhook), disabled_reason };
-}
+  readonly list: Routes['list'] = (input, caller) => {
+    const webhooks = [...this.#parts.state.webhooks.values()];
+    const visible = webhooks.filter((webhook) => this.#covers(caller, webhook));
+    const { items, total } = pageOf(
+      routes.list,
+      visible.map((webhook) => this.#withStatus(webhook)),
+      input,
+    );
+    return { items: items.map((webhook) => this.#serialize(webhook, caller)), total };
+  };
 
-function serialize(parts: HandlerParts, webhook: Webhook, caller: Caller): Reply<Api['webhooks']['get']> {
-  const { secret: _, armed: _armed, key_id: _key, ...rest } = withStatus(parts, webhook);
-  const last = parts.store.last(webhook.id);
-  // The last delivery may be of an event that the webhook no longer names.
-  const machineId = (last && parts.store.find(last.delivery_id)?.event.machineId) ?? null;
-  const readable = last && readerOf(caller)({ type: last.type, machineId });
-  return { ...rest, last_delivery: readable ? last : null };
+  readonly get: Routes['get'] = (input, caller) => {
+    return this.#serialize(this.#withStatus(this.#find(input.webhook_id, caller)), caller);
+  };
+
+  readonly create: Routes['create'] = async ({ secret, machine_ids = null, ...params }, caller) => {
+    const { guard, state, vault } = this.#parts;
+    await assertUrl(guard, params.url);
+    assertScopes(caller, params.events);
+    // The kind decides the form of the id.
+    const id = newId('webhook') as WebhookId;
+    const encrypted = secret === undefined ? null : vault.encrypt(id, secret);
+    const at = { created_at: iso(), updated_at: iso() };
+    const { key_id } = caller;
+    const webhook: Webhook = { ...params, id, secret: encrypted, armed: 0, machine_ids, key_id, ...at };
+    await state.change((draft) => {
+      assertScopes(caller.during(draft), params.events);
+      if (draft.all('webhooks').length >= maxWebhooks) {
+        throw new AppError('unavailable', `there are ${maxWebhooks} webhooks, the most allowed: remove one`);
+      }
+      draft.put('webhooks', webhook);
+      caller.commit(draft, { webhook_id: id });
+    });
+    return this.#serialize(this.#withStatus(webhook), caller);
+  };
+
+  readonly update: Routes['update'] = async (input, caller) => {
+    const { guard, queue, state } = this.#parts;
+    this.#find(input.webhook_id, caller);
+    if (input.url !== undefined) await assertUrl(guard, input.url);
+    const webhook = await state.change((draft) => this.#change(input, caller, draft));
+    await queue.follow(webhook.id, input.enabled === true);
+    return this.#serialize(this.#withStatus(webhook), caller);
+  };
+
+  readonly remove: Routes['remove'] = async ({ webhook_id }, caller) => {
+    await this.#parts.state.change((draft) => {
+      this.#find(webhook_id, { key_id: caller.key_id, ...caller.during(draft) }, draft.before);
+      draft.remove('webhooks', webhook_id);
+      caller.commit(draft);
+    });
+    return { deleted: true };
+  };
+
+  readonly test: Routes['test'] = async ({ webhook_id }, caller) => {
+    const { sender, subscriptions } = this.#parts;
+    const webhook = this.#find(webhook_id, caller);
+    if (subscriptions.disabledReason(webhook) === 'secret_unreadable') {
+      const message = 'the secret of this webhook cannot be read: set it again';
+      throw new AppError('conflict', message, { webhook_id });
+    }
+    const signer = subscriptions.signerOf(webhook);
+    const { key_id, signal } = caller;
+    const of_this_key = this.#testing.filter((one) => one === key_id).length;
+    if (of_this_key >= maxTestsOfKey || this.#testing.length >= maxTests) {
+      const message = 'too many webhook tests are running: try again later';
+      throw new AppError('unavailable', message, { of_this_key });
+    }
+    this.#testing.push(key_id);
+    const outcome = await sender.send(webhook.url, testMessage(), signer, signal);
+    this.#testing.splice(this.#testing.indexOf(key_id), 1);
+    const { delivered, status_code, duration, error } = outcome;
+    return { delivered, status_code, duration, ...(error !== null && { error }) };
+  };
+
+  readonly deliveries: Routes['deliveries'] = (input, caller) => {
+    const { history, store } = this.#parts;
+    this.#find(input.webhook_id, caller);
+    const conditions = [...readableOnly(caller), ...filtersOf(routes.deliveries, input)];
+    const table = { table: 'webhook_deliveries', columns: '*' };
+    const { items, total } = pageOfRows(history, table, conditions, input);
+    const withAnswers = caller.may('webhooks:write');
+    return { items: items.map((row) => store.serialize(row, withAnswers)), total };
+  };
+
+  readonly redeliver: Routes['redeliver'] = async ({ webhook_id, delivery_id }, caller) => {
+    const { history, queue, store, subscriptions } = this.#parts;
+    const webhook = this.#findEnabled(webhook_id, caller);
+    const row = await history.write(() => {
+      const { row, event } = store.find(delivery_id) ?? {};
+      if (!event || row?.webhook_id !== webhook_id || !readerOf(caller)(event)) {
+        throw new AppError('delivery_not_found', 'this webhook has no such delivery', { delivery_id });
+      }
+      const obstacle = subscriptions.obstacle(webhook, event);
+      if (obstacle === 'not_permitted') {
+        throw new AppError('forbidden', 'the key of this webhook may not read that event', { delivery_id });
+      }
+      if (obstacle) {
+        const message = 'this webhook no longer names such events: add them to its events first';
+        throw new AppError('conflict', message, { delivery_id });
+      }
+      store.request(webhook_id, event, true);
+      return store.find(delivery_id)?.row ?? row;
+    });
+    queue.reread(webhook_id);
+    return store.serialize(row, caller.may('webhooks:write'));
+  };
+
+  readonly redeliverSince: Routes['redeliverSince'] = async ({ webhook_id, since: wanted }, caller) => {
+    const { history, queue, store, subscriptions } = this.#parts;
+    const webhook = this.#findEnabled(webhook_id, caller);
+    // Earlier events were never for this webhook.
+    const since = new Date(Math.max(wanted.getTime(), Date.parse(webhook.created_at)));
+    let redelivered = 0;
+    for (let after: number | undefined, more = true; more; more = after !== undefined) {
+      after = await history.write(() => {
+        const mayRead = readerOf(caller);
+        const { events, next } = store.eventsSince(since, eventStep, after);
+        for (const event of events) {
+          if (!mayRead(event) || subscriptions.obstacle(webhook, event)) continue;
+          if (store.request(webhook_id, event)) redelivered += 1;
+        }
+        return next;
+      });
+      queue.reread(webhook_id);
+    }
+    return { redelivered };
+  };
+
+  /** Whether the caller may read every event that a webhook sends; else it could read them through the webhook. */
+  #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
+    if (webhook.key_id === caller.key_id) return true;
+    const owner = this.#parts.rightsOf(webhook.key_id, declared);
+    const reaches = owner ? owner.within(caller.key_id) : caller.reachable() === undefined;
+    return reaches && missingScope(caller, webhook.events) === undefined;
+  }
+
+  /** A webhook that the caller may see and change. Throws webhook_not_found, forbidden. */
+  #find(webhook_id: WebhookId, caller: Editor, declared: Declared = this.#parts.state): Webhook {
+    const webhook = declared.webhooks.get(webhook_id);
+    if (!webhook) throw new AppError('webhook_not_found', 'no such webhook', { webhook_id });
+    if (this.#covers(caller, webhook, declared)) return webhook;
+    throw new AppError('forbidden', 'this webhook sends events that this key may not read', { webhook_id });
+  }
+
+  /** Throws conflict for a webhook that is disabled: it gets nothing. */
+  #findEnabled(webhook_id: WebhookId, caller: Caller): Webhook {
+    const webhook = this.#find(webhook_id, caller);
+    if (this.#parts.subscriptions.isEnabled(webhook)) return webhook;
+    throw new AppError('conflict', 'this webhook is disabled: enable it first', { webhook_id });
+  }
+
+  #change(input: Input<Api['webhooks']['update']>, caller: Caller, draft: Draft): Webhook {
+    const { webhook_id: id, secret, ...params } = input;
+    const { rightsOf, vault } = this.#parts;
+    const editor = { key_id: caller.key_id, ...caller.during(draft) };
+    const before = this.#find(id, editor, draft.before);
+    const webhook: Webhook = {
+      ...before,
+      url: params.url ?? before.url,
+      events: params.events ?? before.events,
+      enabled: params.enabled ?? before.enabled,
+      machine_ids: params.machine_ids === undefined ? before.machine_ids : params.machine_ids,
+      armed: params.enabled ? before.armed + 1 : before.armed,
+      updated_at: iso(),
+    };
+    if (secret !== undefined) webhook.secret = secret === null ? null : vault.encrypt(id, secret);
+    // A webhook belongs to the key that sets its URL, or enables it after its own key has gone.
+    const taken = webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, draft.before));
+    if (taken) webhook.key_id = caller.key_id;
+    // Both keys must be able to read it: the editor could have more sent to itself.
+    for (const reader of [editor, rightsOf(webhook.key_id, draft.before) ?? editor]) {
+      assertScopes(reader, webhook.events);
+      assertReaches(reader, params.machine_ids ?? []);
+    }
+    draft.put('webhooks', webhook);
+    caller.commit(draft);
+    return webhook;
+  }
+
+  #withStatus(webhook: Webhook): Omit<Serialized, 'last_delivery'> {
+    const { subscriptions } = this.#parts;
+    const disabled_reason = webhook.enabled ? subscriptions.disabledReason(webhook) : null;
+    const enabled = webhook.enabled && disabled_reason === null;
+    const { secret: _, armed: _armed, key_id: _key, ...rest } = webhook;
+    return { ...rest, enabled, disabled_reason };
+  }
+
+  #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Serialized {
+    const { store } = this.#parts;
+    const last = store.last(webhook.id);
+    // The last delivery may be of an event that the webhook no longer names.
+    const machineId = (last && store.find(last.delivery_id)?.event.machineId) ?? null;
+    const readable = last && readerOf(caller)({ type: last.type, machineId });
+    return { ...webhook, last_delivery: readable ? last : null };
+  }
 }
 
 async function assertUrl(guard: AddressGuard, url: string): Promise<void> {
@@ -152,115 +250,6 @@ async function assertUrl(guard: AddressGuard, url: string): Promise<void> {
   }
 }
 
-function deliveryHandlers(
-  parts: HandlerParts,
-): Pick<Handlers['webhooks'], 'test' | 'deliveries' | 'redeliver' | 'redeliverSince'> {
-  const { history, store, subscriptions, sender } = parts;
-  const testing: KeyId[] = [];
-  return {
-    async test({ webhook_id }, caller) {
-      const webhook = find(parts, webhook_id, caller);
-      if (subscriptions.disabledReason(webhook) === 'secret_unreadable') {
-        throw new AppError('conflict', 'the secret of this webhook cannot be read: set it again', {
-          webhook_id,
-        });
-      }
-      const { key_id, signal } = caller;
-      const own = testing.filter((one) => one === key_id).length;
-      if (own >= maxTestsOfKey || testing.length >= maxTests) {
-        throw new AppError('unavailable', 'too many webhook tests are running: try again later', {
-          of_this_key: own,
-        });
-      }
-      testing.push(key_id);
-      const outcome = await sender
-        .send(webhook.url, testMessage(), subscriptions.signerOf(webhook), signal)
-        .finally(() => testing.splice(testing.indexOf(key_id), 1));
-      const { delivered, status_code, duration, error } = outcome;
-      return { delivered, status_code, duration, ...(error !== null && { error }) };
-    },
-    deliveries(input, caller) {
-      find(parts, input.webhook_id, caller);
-      const { items, total } = pageOfRows(
-        history,
-        { table: 'webhook_deliveries', columns: '*' },
-        [...readableOnly(caller), ...filtersOf(routes.deliveries, input)],
-        input,
-      );
-      const withAnswers = caller.may('webhooks:write');
-      return { items: items.map((row) => store.serialize(row, withAnswers)), total };
-    },
-    async redeliver({ webhook_id, delivery_id }, caller) {
-      const webhook = findEnabled(parts, webhook_id, caller);
-      const row = await history.write(() => {
-        requestOne(parts, webhook, delivery_id, caller);
-        return store.find(delivery_id)?.row ?? {};
-      });
-      parts.queue.reread(webhook_id);
-      return store.serialize(row, caller.may('webhooks:write'));
-    },
-    async redeliverSince({ webhook_id, since }, caller) {
-      const webhook = findEnabled(parts, webhook_id, caller);
-      return { redelivered: await requestSince(parts, webhook, since, caller) };
-    },
-  };
-}
-
-/** Throws conflict for a webhook that is disabled: it gets nothing. */
-function findEnabled(parts: HandlerParts, webhook_id: WebhookId, caller: Caller): Webhook {
-  const webhook = find(parts, webhook_id, caller);
-  if (parts.subscriptions.isEnabled(webhook)) return webhook;
-  throw new AppError('conflict', 'this webhook is disabled: enable it first', { webhook_id });
-}
-
-/** Requests a delivery again, in whatever state it is. Inside a transaction. */
-function requestOne(
-  { store, subscriptions }: HandlerParts,
-  webhook: Webhook,
-  delivery_id: string,
-  caller: Caller,
-): void {
-  const { row, event } = store.find(delivery_id) ?? {};
-  if (!event || row?.webhook_id !== webhook.id || !readerOf(caller)(event)) {
-    throw new AppError('delivery_not_found', 'this webhook has no such delivery', { delivery_id });
-  }
-  const obstacle = subscriptions.obstacle(webhook, event);
-  if (obstacle === 'not_permitted') {
-    throw new AppError('forbidden', 'the key of this webhook may not read that event', { delivery_id });
-  }
-  if (obstacle) {
-    throw new AppError('conflict', 'this webhook no longer names such events: add them to its events first', {
-      delivery_id,
-    });
-  }
-  store.request(webhook.id, event, true);
-}
-
-/** Requests each event since then that the webhook was to get and did not; returns how many. */
-async function requestSince(
-  { history, store, subscriptions, queue }: HandlerParts,
-  webhook: Webhook,
-  wanted: Date,
-  caller: Caller,
-): Promise<number> {
-  // Earlier events were never for this webhook.
-  const since = new Date(Math.max(wanted.getTime(), Date.parse(webhook.created_at)));
-  let requested = 0;
-  for (let after: number | undefined, more = true; more; more = after !== undefined) {
-    after = await history.write(() => {
-      const mayRead = readerOf(caller);
-      const { events, next } = store.eventsSince(since, eventStep, after);
-      for (const event of events) {
-        if (!mayRead(event) || subscriptions.obstacle(webhook, event)) continue;
-        if (store.request(webhook.id, event)) requested += 1;
-      }
-      return next;
-    });
-    queue.reread(webhook.id);
-  }
-  return requested;
-}
-
 /** Spec 6.3. */
 function testMessage(): Message {
   const [eventId, type] = ['evt_test', 'test'];
@@ -269,42 +258,13 @@ function testMessage(): Message {
   return { id: newId('delivery'), eventId, type, body };
 }
 
-/** Whether the caller may read every event that a webhook sends; else it could read them through the webhook. */
-function covers(
-  { state, rightsOf }: HandlerParts,
-  caller: Editor,
-  webhook: Webhook,
-  declared: Declared = state,
-): boolean {
-  if (webhook.key_id === caller.key_id) return true;
-  const owner = rightsOf(webhook.key_id, declared);
-  const reaches = owner ? owner.within(caller.key_id) : caller.reachable() === undefined;
-  return reaches && missingScope(caller, webhook.events) === undefined;
-}
-
-/** A webhook that the caller may see and change. Throws webhook_not_found, forbidden. */
-function find(
-  parts: HandlerParts,
-  webhook_id: WebhookId,
-  caller: Editor,
-  declared: Declared = parts.state,
-): Webhook {
-  const webhook = declared.webhooks.get(webhook_id);
-  if (!webhook) throw new AppError('webhook_not_found', 'no such webhook', { webhook_id });
-  if (covers(parts, caller, webhook, declared)) return webhook;
-  throw new AppError('forbidden', 'this webhook sends events that this key may not read', { webhook_id });
-}
-
-type Reader = Pick<Rights, 'may'>;
-
 /** The first scope that reading these events needs and the reader lacks. */
-function missingScope({ may }: Reader, events: readonly string[]) {
-  return typesOf(events)
-    .map((type) => scopeOfType.get(type))
-    .find((scope) => scope && !may(scope));
+function missingScope({ may }: Pick<Rights, 'may'>, events: readonly string[]) {
+  const scopes = typesOf(events).map((type) => scopeOfType.get(type));
+  return scopes.find((scope) => scope && !may(scope));
 }
 
-function assertScopes(reader: Reader, events: readonly string[]): void {
+function assertScopes(reader: Pick<Rights, 'may'>, events: readonly string[]): void {
   const required_scope = missingScope(reader, events);
   if (!required_scope) return;
   const message = `a webhook sends only what its key may read: ${required_scope} is missing`;
@@ -312,11 +272,9 @@ function assertScopes(reader: Reader, events: readonly string[]): void {
 }
 
 function assertReaches({ reaches }: Pick<Rights, 'reaches'>, machines: readonly MachineId[]): void {
-  const outside = machines.find((machine) => !reaches(machine));
-  if (outside === undefined) return;
-  throw new AppError('forbidden', 'the key of this webhook does not reach that machine', {
-    machine_id: outside,
-  });
+  const machine_id = machines.find((machine) => !reaches(machine));
+  if (machine_id === undefined) return;
+  throw new AppError('forbidden', 'the key of this webhook does not reach that machine', { machine_id });
 }
 
 /** Whether a caller may read an event itself, at this moment. */

@@ -1,5 +1,4 @@
 // Webhooks: wires what records, queues and sends deliveries of events, at least once and only to allowed addresses.
-import type { Handlers } from '../../shared/api/index.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
@@ -8,18 +7,11 @@ import type { State } from '../state/index.ts';
 import { AddressGuard, type Network, networkOf } from './address-guard.ts';
 import { DeliveryQueue, type RetrySettings } from './delivery-queue.ts';
 import { DeliveryStore } from './delivery-store.ts';
-import { webhookHandlers } from './handlers.ts';
+import { WebhookHandlers } from './handlers.ts';
 import { type ResolveName, resolveName } from './resolve-name.ts';
 import { SecretVault } from './secret-vault.ts';
 import { Sender } from './sender.ts';
 import { type RightsOf, Subscriptions } from './subscriptions.ts';
-
-export interface WebhookParts {
-  state: State;
-  history: History;
-  events: Events;
-  rightsOf: RightsOf;
-}
 
 export interface WebhookSettings extends RetrySettings {
   /** Where the key file of the secrets is. */
@@ -31,20 +23,14 @@ export interface WebhookSettings extends RetrySettings {
   resolve: ResolveName | undefined;
 }
 
-export interface Webhooks {
-  handlers: Handlers['webhooks'];
-  hasDelivery(id: string): boolean;
-  /** Starts to deliver, but never to the broker's own ports. */
-  start(ownPorts: readonly number[]): void;
-  close(): Promise<void>;
-}
+export type Webhooks = Awaited<ReturnType<typeof createWebhooks>>;
 
 /** From now on events are recorded with their deliveries. Throws StartError. */
 export async function createWebhooks(
-  given: WebhookParts,
+  given: { state: State; history: History; events: Events; rightsOf: RightsOf },
   settings: WebhookSettings,
   log: Logger,
-): Promise<Webhooks> {
+) {
   const { state, history, events, rightsOf } = given;
   const vault = await SecretVault.open(settings.directory);
   const store = new DeliveryStore(history, settings.keepMs);
@@ -63,9 +49,10 @@ export async function createWebhooks(
   });
 
   return {
-    handlers: webhookHandlers({ ...parts, queue }),
-    hasDelivery: (id) => store.find(id) !== undefined,
-    start(ownPorts) {
+    handlers: new WebhookHandlers({ ...parts, queue }),
+    hasDelivery: (id: string): boolean => store.find(id) !== undefined,
+    /** Starts to deliver, but never to the broker's own ports. */
+    start(ownPorts: readonly number[]): void {
       guard.protect(ownPorts);
       for (const webhook of state.webhooks.values()) {
         if (subscriptions.disabledReason(webhook) !== 'secret_unreadable') continue;
@@ -76,7 +63,7 @@ export async function createWebhooks(
       }
       queue.start();
     },
-    async close() {
+    async close(): Promise<void> {
       await queue.close();
       await sender.close();
     },

@@ -10,6 +10,7 @@ export const vaultFile = 'webhooks.key';
 
 const cipher = 'aes-256-gcm';
 const [keyBytes, ivBytes, tagBytes] = [32, 12, 16];
+const options = { authTagLength: tagBytes };
 
 export class SecretVault {
   readonly #key: Buffer;
@@ -31,7 +32,7 @@ export class SecretVault {
 
   encrypt(webhookId: string, secret: string): string {
     const iv = randomBytes(ivBytes);
-    const encryption = createCipheriv(cipher, this.#key, iv, { authTagLength: tagBytes });
+    const encryption = createCipheriv(cipher, this.#key, iv, options);
     encryption.setAAD(Buffer.from(webhookId));
     const bytes = Buffer.concat([encryption.update(secret, 'utf8'), encryption.final()]);
     return Buffer.concat([iv, encryption.getAuthTag(), bytes]).toString('base64');
@@ -41,9 +42,7 @@ export class SecretVault {
   decrypt(webhookId: string, encrypted: string): string | undefined {
     const all = Buffer.from(encrypted, 'base64');
     try {
-      const decryption = createDecipheriv(cipher, this.#key, all.subarray(0, ivBytes), {
-        authTagLength: tagBytes,
-      });
+      const decryption = createDecipheriv(cipher, this.#key, all.subarray(0, ivBytes), options);
       decryption.setAAD(Buffer.from(webhookId));
       decryption.setAuthTag(all.subarray(ivBytes, ivBytes + tagBytes));
       const bytes = [decryption.update(all.subarray(ivBytes + tagBytes)), decryption.final()];
