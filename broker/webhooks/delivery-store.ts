@@ -1,6 +1,5 @@
 // Deliveries in history.db: one row for each event that a webhook is to get, with its attempts and when it is next due.
 import { createHash } from 'node:crypto';
-import type { SQLInputValue } from 'node:sqlite';
 import type { Api, Reply } from '../../shared/api/index.ts';
 import type { WebhookId } from '../../shared/api/route.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
@@ -219,7 +218,7 @@ export class DeliveryStore {
   }
 
   /** Returns how many rows changed. */
-  #run(sql: string, ...values: SQLInputValue[]): number {
+  #run(sql: string, ...values: (string | number | null)[]): number {
     return Number(this.#history.sql(sql).run(...values).changes);
   }
 }

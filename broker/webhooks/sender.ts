@@ -39,10 +39,10 @@ export class Sender {
 
   constructor(guard: AddressGuard) {
     this.#guard = guard;
-    const connect: buildConnector.connector = (target, callback) => {
+    const connect: buildConnector.connector = (target, connected) => {
       this.#connect(target).then(
-        (socket) => callback(null, socket),
-        (error: Error) => callback(error, null),
+        (socket) => connected(null, socket),
+        (error: Error) => connected(error, null),
       );
     };
     // The deadline covers all of an attempt.
