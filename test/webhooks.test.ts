@@ -3,38 +3,45 @@ import { readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { groups } from '../shared/api/webhooks.ts';
-import { openHouse } from './house.ts';
+import { openHouse, temporaryFolder } from './house.ts';
 import { openReceiver, openToldHouse } from './receivers.ts';
 
 const url = 'https://receiver.example.org/hook';
 
 describe('a webhook is refused', () => {
-  test.each([
-    ['without a url', { events: ['*'] }, 'url'],
-    ['with a url that is none', { url: 'receiver', events: ['*'] }, 'url'],
-    ['with a url of another protocol', { url: 'ftp://example.org/', events: ['*'] }, 'url'],
-    ['with a file as url', { url: 'file:///etc/passwd', events: ['*'] }, 'url'],
-    ['with credentials in its url', { url: 'https://me:secret@example.org/', events: ['*'] }, 'url'],
-    ['with a url that is too long', { url: `https://example.org/${'x'.repeat(2048)}`, events: ['*'] }, 'url'],
-    ['with an internal address in its url', { url: 'http://169.254.169.254/latest', events: ['*'] }, 'url'],
-    ['without events', { url, events: [] }, 'events'],
-    ['with a type that does not exist', { url, events: ['machine.exploded'] }, 'events.0'],
-    ['with a type that only the event log tells', { url, events: ['machine.fenced'] }, 'events.0'],
-    ['with a family that does not exist', { url, events: ['webhook.*'] }, 'events.0'],
-    ['with an empty secret', { url, events: ['*'], secret: '' }, 'secret'],
-    [
-      'with a secret of other characters than printable ASCII',
-      { url, events: ['*'], secret: 'schlüssel' },
-      'secret',
-    ],
-    ['with a line in its secret', { url, events: ['*'], secret: 'one\ntwo' }, 'secret'],
-    ['with a whsec_ secret that is not base64', { url, events: ['*'], secret: 'whsec_!' }, 'secret'],
-    ['with no machines', { url, events: ['*'], machine_ids: [] }, 'machine_ids'],
-  ])('%s: 422 with the field', async (_what, body, path) => {
+  test('with 422 and the name of the field that is wrong', async () => {
     const house = await openHouse();
-    const { status, body: answer } = await house.call('POST', '/webhooks', { body });
-    expect([status, answer.error.code]).toEqual([422, 'validation_failed']);
-    expect(answer.error.details.issues[0].path).toBe(path);
+    const refused: [string, object, string][] = [
+      ['without a url', { events: ['*'] }, 'url'],
+      ['with a url that is none', { url: 'receiver', events: ['*'] }, 'url'],
+      ['with a url of another protocol', { url: 'ftp://example.org/', events: ['*'] }, 'url'],
+      ['with a file as url', { url: 'file:///etc/passwd', events: ['*'] }, 'url'],
+      ['with credentials in its url', { url: 'https://me:secret@example.org/', events: ['*'] }, 'url'],
+      [
+        'with a url that is too long',
+        { url: `https://example.org/${'x'.repeat(2048)}`, events: ['*'] },
+        'url',
+      ],
+      ['with an internal address in its url', { url: 'http://169.254.169.254/latest', events: ['*'] }, 'url'],
+      ['without events', { url, events: [] }, 'events'],
+      ['with a type that does not exist', { url, events: ['machine.exploded'] }, 'events.0'],
+      ['with a type that only the event log tells', { url, events: ['machine.fenced'] }, 'events.0'],
+      ['with a family that does not exist', { url, events: ['webhook.*'] }, 'events.0'],
+      ['with an empty secret', { url, events: ['*'], secret: '' }, 'secret'],
+      [
+        'with a secret of other characters than printable ASCII',
+        { url, events: ['*'], secret: 'schlüssel' },
+        'secret',
+      ],
+      ['with a line in its secret', { url, events: ['*'], secret: 'one\ntwo' }, 'secret'],
+      ['with a whsec_ secret that is not base64', { url, events: ['*'], secret: 'whsec_!' }, 'secret'],
+      ['with no machines', { url, events: ['*'], machine_ids: [] }, 'machine_ids'],
+    ];
+    for (const [what, body, path] of refused) {
+      const { status, body: answer } = await house.call('POST', '/webhooks', { body });
+      expect([what, status, answer.error.code]).toEqual([what, 422, 'validation_failed']);
+      expect([what, answer.error.details.issues[0].path]).toEqual([what, path]);
+    }
     expect((await house.client.webhooks.list({})).total).toBe(0);
   });
 
@@ -277,7 +284,7 @@ test('a broker whose key file is damaged does not start', async () => {
   await expect(openHouse({ dataDir: house.dataDir })).rejects.toMatchObject({ exitCode: 78 });
 });
 
-test.each([
+const notNetworks = [
   '10.0.0.0/33',
   'example.org',
   '10.0.0',
@@ -292,10 +299,14 @@ test.each([
   '::ffff:0:0/64',
   '64:ff9b::a00:0/104',
   '2002::/16',
-])('a broker does not start with --webhook-allow %s', async (range) => {
-  const start = openHouse({ flags: ['--webhook-allow', range] });
-  await expect(start).rejects.toMatchObject({
-    exitCode: 78,
-    message: expect.stringContaining(`--webhook-allow ${range}:`),
-  });
+];
+
+test('a broker does not start with a --webhook-allow that is no network in full', async () => {
+  const dataDir = temporaryFolder('broker');
+  for (const range of notNetworks) {
+    await expect(openHouse({ dataDir, flags: ['--webhook-allow', range] })).rejects.toMatchObject({
+      exitCode: 78,
+      message: expect.stringContaining(`--webhook-allow ${range}:`),
+    });
+  }
 });
