@@ -1,9 +1,9 @@
-// What is observed: history.db. Opens, migrates, groups writes, prunes; each noun owns its tables and its SQL.
+// The database of what is observed, history.db: opens, migrates, groups writes, prunes; each noun owns its tables and SQL.
 import { createHash } from 'node:crypto';
 import { closeSync, openSync, statSync } from 'node:fs';
 import { backup, DatabaseSync, type SQLOutputValue, type StatementSync } from 'node:sqlite';
 import type { Journal } from '../shared/api/index.ts';
-import { every, now } from '../shared/clock.ts';
+import { every, nextTurn, now } from '../shared/clock.ts';
 import { StartError } from '../shared/errors.ts';
 import type { Logger } from '../shared/logger.ts';
 
@@ -49,39 +49,14 @@ export interface Retention {
   removed?(ids: string[]): void;
 }
 
-export interface History {
-  /** Applies the steps a noun's tables still lack, in order. A step never changes once released. */
-  migrate(noun: string, steps: readonly string[]): void;
-  /** A prepared statement, kept for the next time. */
-  sql(text: string): StatementSync;
-  /**
-   * Runs `change` inside a transaction that it shares with whatever arrives in the same turn of the loop, and
-   * resolves once that is on disk. A change that throws undoes only itself.
-   */
-  write<T>(change: (transaction: HistoryTransaction) => T): Promise<T>;
-  /**
-   * Applies an outbox of state.json, once: what was applied before and has gone for its age since does not come back
-   * at a start.
-   */
-  applyOutbox(entries: readonly Entry[]): Promise<void>;
-  /** Says how entries of a kind become rows. Must be idempotent. */
-  onEntry(kind: string, apply: (entry: never, transaction: HistoryTransaction) => void): void;
-  /** Deletes what is older, in small steps, hourly. */
-  retain(retention: Retention): void;
-  /** The database as it is now, which can be copied while it is written on. */
-  snapshot(): Snapshot;
-  /** Prunes now (tests, and the hourly timer). */
-  prune(): Promise<void>;
-  close(): void;
-}
-
-/** To be copied once. */
+/** The database at one moment, to be copied once. */
 export interface Snapshot {
-  /** Resolves when the copy is on disk, for the eyes of this user alone. */
+  /** Resolves when the copy is on disk, readable by this user alone. */
   copyTo(file: string): Promise<void>;
 }
 
 const pruneStep = 500;
+const pruneMs = 3_600_000;
 /** Lists have a statement for each combination of filters: the oldest one goes. */
 const mostStatements = 500;
 /** Copied at once by another thread, which then lets others at the disk. */
@@ -95,6 +70,8 @@ interface Pending {
   resolve(): void;
   reject(error: unknown): void;
 }
+
+type Applier = (entry: Entry, transaction: HistoryTransaction) => void;
 
 /** What a start accepts. */
 interface Accepted {
@@ -120,146 +97,174 @@ export function openHistory(
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file);
   setUp(database, file, installId, { isNew, isOld: isOld || hasWal });
-  const statements = new Map<string, StatementSync>();
-  const appliers = new Map<string, (entry: Entry, transaction: HistoryTransaction) => void>();
-  const retentions: Retention[] = [];
-  let queue: Pending[] = [];
+  return new History(database, file, log);
+}
 
-  function sql(text: string): StatementSync {
-    const known = statements.get(text);
-    if (known) return known;
-    const statement = database.prepare(text);
-    const [oldest] = statements.keys();
-    if (oldest !== undefined && statements.size >= mostStatements) statements.delete(oldest);
-    statements.set(text, statement);
+export class History {
+  readonly #database: DatabaseSync;
+  readonly #file: string;
+  readonly #log: Logger;
+  readonly #statements = new Map<string, StatementSync>();
+  readonly #appliers = new Map<string, Applier>();
+  readonly #retentions: Retention[] = [];
+  readonly #stopPruning: () => void;
+  #queue: Pending[] = [];
+
+  constructor(database: DatabaseSync, file: string, log: Logger) {
+    this.#database = database;
+    this.#file = file;
+    this.#log = log;
+    this.#stopPruning = every(pruneMs, () => {
+      this.prune().catch((error: unknown) => log.error({ err: error }, 'history could not be pruned'));
+    });
+  }
+
+  /** Applies the steps a noun's tables still lack, in order. A step never changes once released. */
+  migrate(noun: string, steps: readonly string[]): void {
+    migrate(this.#database, noun, steps);
+  }
+
+  /** A prepared statement, stored for the next time. */
+  sql(text: string): StatementSync {
+    const prepared = this.#statements.get(text);
+    if (prepared) return prepared;
+    const statement = this.#database.prepare(text);
+    const [oldest] = this.#statements.keys();
+    if (oldest !== undefined && this.#statements.size >= mostStatements) this.#statements.delete(oldest);
+    this.#statements.set(text, statement);
     return statement;
   }
 
-  function flush(): void {
-    const group = queue;
-    queue = [];
-    if (group.length === 0) return;
-    const after: (() => void)[] = [];
+  /**
+   * Runs `change` inside a transaction that it shares with all that arrive in the same turn of the loop, and resolves
+   * once that is on disk. A change that throws undoes only itself.
+   */
+  write<T>(change: (transaction: HistoryTransaction) => T): Promise<T> {
+    return new Promise((resolve, reject) => {
+      if (!this.#database.isOpen) return reject(new Error('history is closed'));
+      let result: T;
+      this.#queue.push({
+        run: (transaction) => {
+          result = change(transaction);
+        },
+        resolve: () => resolve(result),
+        reject,
+      });
+      if (this.#queue.length === 1) setImmediate(() => this.#flush());
+    });
+  }
+
+  /** Applies an outbox of state.json once, also after a restart and when its rows have been deleted for their age. */
+  async applyOutbox(entries: readonly Entry[]): Promise<void> {
+    const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
+    await this.write((transaction) => {
+      if (this.sql('SELECT outbox FROM installation').get()?.outbox === digest) return;
+      for (const entry of entries) transaction.append(entry);
+      this.sql('UPDATE installation SET outbox = ?').run(digest);
+    });
+  }
+
+  /** Sets how entries of a kind become rows. Must be idempotent. */
+  onEntry(kind: string, apply: (entry: never, transaction: HistoryTransaction) => void): void {
+    // The kind decides which entry type arrives; both sides of that agreement are in one noun's file.
+    this.#appliers.set(kind, apply as Applier);
+  }
+
+  /** Deletes what is older, in small steps, hourly. */
+  retain(retention: Retention): void {
+    this.#retentions.push(retention);
+  }
+
+  /** The database as it is now, which can be copied while it is written on. */
+  snapshot(): Snapshot {
+    return snapshotOf(this.#file);
+  }
+
+  /** Prunes now (tests, and the hourly timer). */
+  async prune(): Promise<void> {
+    for (const retention of this.#retentions) {
+      while ((await this.write(() => this.#pruneOld(retention))) === pruneStep) await nextTurn();
+      while ((await this.write(() => this.#pruneSurplus(retention))) === pruneStep) await nextTurn();
+    }
+    this.sql('PRAGMA incremental_vacuum(256)').all();
+  }
+
+  close(): void {
+    this.#stopPruning();
+    this.#flush();
     try {
-      sql('BEGIN IMMEDIATE').run();
-      const failed = new Map(group.flatMap((member) => attempt(member, after, group.length === 1)));
-      // One that failed alone has taken the transaction with it.
-      if (database.isTransaction) sql('COMMIT').run();
-      for (const run of after) run();
-      for (const member of group) {
-        if (failed.has(member)) member.reject(failed.get(member));
-        else member.resolve();
-      }
+      this.sql('UPDATE installation SET running = 0').run();
+      this.#database.close();
     } catch (error) {
-      log.error({ err: error }, 'history could not be written');
-      if (database.isTransaction) sql('ROLLBACK').run();
+      // It stays open until the process ends, and its -wal as after a crash: SQLite would remove that with the last one.
+      this.#log.error({ err: error }, 'history could not be closed');
+    }
+  }
+
+  #flush(): void {
+    const group = this.#queue;
+    this.#queue = [];
+    if (group.length === 0) return;
+    const hooks: (() => void)[] = [];
+    try {
+      this.sql('BEGIN IMMEDIATE').run();
+      const done = group.filter((member) => this.#attempt(member, hooks));
+      this.sql('COMMIT').run();
+      for (const run of hooks) run();
+      for (const member of done) member.resolve();
+    } catch (error) {
+      this.#log.error({ err: error }, 'history could not be written');
+      if (this.#database.isTransaction) this.sql('ROLLBACK').run();
       for (const member of group) member.reject(error);
     }
   }
 
-  /** Runs one member; its failure undoes its own rows only, and nobody is told of them. `alone`: no other shares it. */
-  function attempt(member: Pending, after: (() => void)[], alone: boolean): [Pending, unknown][] {
-    const hooks: (() => void)[] = [];
+  /** Runs one member; false if it failed, which undoes its own rows and hooks only. */
+  #attempt(member: Pending, hooks: (() => void)[]): boolean {
+    const own: (() => void)[] = [];
     const transaction: HistoryTransaction = {
-      append: (entry) => applierOf(entry.kind)(entry, transaction),
-      committed: (run) => void hooks.push(run),
+      append: (entry) => {
+        const apply = this.#appliers.get(entry.kind);
+        if (!apply) throw new Error(`history has no applier for entries of kind ${entry.kind}`);
+        apply(entry, transaction);
+      },
+      committed: (run) => void own.push(run),
     };
-    if (!alone) sql('SAVEPOINT member').run();
+    this.sql('SAVEPOINT member').run();
     try {
       member.run(transaction);
-      after.push(...hooks);
-      return [];
+      hooks.push(...own);
+      return true;
     } catch (error) {
-      sql(alone ? 'ROLLBACK' : 'ROLLBACK TO member').run();
-      return [[member, error]];
+      this.sql('ROLLBACK TO member').run();
+      member.reject(error);
+      return false;
     } finally {
-      if (!alone) sql('RELEASE member').run();
+      this.sql('RELEASE member').run();
     }
   }
 
-  function applierOf(kind: string): (entry: Entry, transaction: HistoryTransaction) => void {
-    const apply = appliers.get(kind);
-    if (!apply) throw new Error(`nobody applies entries of kind ${kind}`);
-    return apply;
-  }
-
-  async function prune(): Promise<void> {
-    for (const retention of retentions) {
-      while ((await history.write(() => pruneSome(retention))) === pruneStep) await turn();
-      while ((await history.write(() => pruneSurplus(retention))) === pruneStep) await turn();
-    }
-    sql('PRAGMA incremental_vacuum(256)').all();
-  }
-
-  function pruneSome({ table, column, keepMs, where = '1', ordered, removed }: Retention): number {
+  #pruneOld({ table, column, keepMs, where = '1', ordered, removed }: Retention): number {
     const old = `${column} < ?1 AND ${where}`;
     const some = ordered
       ? `${old} AND rowid IN (SELECT rowid FROM ${table} WHERE ${column} <= ?2 ORDER BY rowid LIMIT ${pruneStep})`
       : `rowid IN (SELECT rowid FROM ${table} WHERE ${old} ORDER BY ${column} LIMIT ${pruneStep})`;
-    const deletion = sql(`DELETE FROM ${table} WHERE ${some} RETURNING *`);
+    const deletion = this.sql(`DELETE FROM ${table} WHERE ${some} RETURNING *`);
     const rows = ordered ? deletion.all(now() - keepMs, now()) : deletion.all(now() - keepMs);
     removed?.(rows.map((row) => String(row.id)));
     return rows.length;
   }
 
   /** Rows are numbered as they come, and those that go are the first. */
-  function pruneSurplus({ table, keepRows }: Retention): number {
+  #pruneSurplus({ table, keepRows }: Retention): number {
     if (keepRows === undefined) return 0;
-    const surplus = Number(sql(`SELECT count(*) AS n FROM ${table}`).get()?.n) - keepRows;
+    const surplus = Number(this.sql(`SELECT count(*) AS n FROM ${table}`).get()?.n) - keepRows;
     const count = Math.min(Math.max(surplus, 0), pruneStep);
-    sql(`DELETE FROM ${table} WHERE rowid IN (SELECT rowid FROM ${table} ORDER BY rowid LIMIT ?)`).run(count);
+    this.sql(`DELETE FROM ${table} WHERE rowid IN (SELECT rowid FROM ${table} ORDER BY rowid LIMIT ?)`).run(
+      count,
+    );
     return count;
   }
-
-  const stopPruning = every(3_600_000, () => {
-    prune().catch((error: unknown) => log.error({ err: error }, 'history could not be pruned'));
-  });
-
-  const history: History = {
-    migrate: (noun, steps) => migrate(database, noun, steps),
-    sql,
-    write(change) {
-      return new Promise((resolve, reject) => {
-        if (!database.isOpen) return reject(new Error('history is closed'));
-        let result: ReturnType<typeof change>;
-        queue.push({
-          run: (transaction) => {
-            result = change(transaction);
-          },
-          resolve: () => resolve(result),
-          reject,
-        });
-        if (queue.length === 1) setImmediate(flush);
-      });
-    },
-    async applyOutbox(entries) {
-      const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
-      await history.write((transaction) => {
-        if (sql('SELECT outbox FROM installation').get()?.outbox === digest) return;
-        for (const entry of entries) transaction.append(entry);
-        sql('UPDATE installation SET outbox = ?').run(digest);
-      });
-    },
-    onEntry(kind, apply) {
-      // The kind decides which entry type arrives; both sides of that agreement are in one noun's file.
-      appliers.set(kind, apply as (entry: Entry, transaction: HistoryTransaction) => void);
-    },
-    retain: (retention) => void retentions.push(retention),
-    snapshot: () => snapshotOf(file),
-    prune,
-    close() {
-      stopPruning();
-      flush();
-      try {
-        sql('UPDATE installation SET running = 0').run();
-        database.close();
-      } catch (error) {
-        // It stays open until the process ends, and its -wal as after a crash: SQLite would remove that with the last one.
-        log.error({ err: error }, 'history could not be closed');
-      }
-    },
-  };
-  return history;
 }
 
 /** A reader of its own sees what was committed when it began, whatever is written after (WAL). */
@@ -341,8 +346,4 @@ function migrate(database: DatabaseSync, noun: string, steps: readonly string[])
   for (const step of steps.slice(done)) database.exec(step);
   database.prepare('INSERT OR REPLACE INTO migrations VALUES (?, ?)').run(noun, steps.length);
   database.exec('COMMIT');
-}
-
-function turn(): Promise<void> {
-  return new Promise((resolve) => setImmediate(resolve));
 }

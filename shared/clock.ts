@@ -63,6 +63,9 @@ export function every(ms: number, run: () => void): () => void {
   return () => cancel();
 }
 
+/** Lets everything else that is due run first. */
+export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+
 /** Resolves after `ms`, or at once when the signal fires; the process lives at least that long. */
 export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {

@@ -216,7 +216,7 @@ async function counting() {
   const house = await openHouse({
     tuning: {
       rooms({ history }) {
-        const { write } = history;
+        const write = history.write.bind(history);
         history.write = (change) => {
           count.writes += 1;
           return write((transaction) => {

@@ -375,7 +375,7 @@ test('a batch of more machines than fit into one transaction lists all of them a
 
 test('members that an earlier broker could not store any more are stored at the next start, once', async () => {
   const { house, history, ids } = await largeFleet(600);
-  const { write } = history;
+  const write = history.write.bind(history);
   history.write = async (change) => {
     const open = history.sql('SELECT count(*) AS n FROM batches WHERE members NOT NULL').get()?.n;
     if (open) throw new Error('no space left');
