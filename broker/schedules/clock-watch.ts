@@ -1,16 +1,15 @@
 // Compares this machine's wall clock with its monotonic one, and so notices that the wall clock was set forward or back.
 import { monotonic, now } from '../../shared/clock.ts';
-import { believedMs, type Leap } from './policy.ts';
+import { believedMs, type Leap } from './catch-up.ts';
 
 /** A smaller difference between two looks is no clock that was set: NTP slews both clocks alike. */
 const jumpMs = 1_000;
-const mostLeaps = 10;
 
 export class ClockWatch {
   /** When the broker started, by the clock as it is set now. */
   started = now();
-  /** What the clock was set forward over and stayed ahead of for a minute, the newest last. */
-  leaps: readonly Leap[] = [];
+  /** What the clock was last set forward over, and stayed ahead of for a minute. */
+  leap: Leap | undefined;
   #looked = now();
   #skew = now() - monotonic();
   /** Not a minute old; `ahead`: of the clock before it, in ms. */
@@ -38,14 +37,14 @@ export class ClockWatch {
     this.#young = isAhead
       ? { from: this.#young?.from ?? from, to: corrected, ahead, since: monotonic() }
       : undefined;
-    this.leaps = this.leaps.map((leap) => ({ ...leap, to: Math.min(leap.to, corrected) }));
+    if (this.leap) this.leap = { ...this.leap, to: Math.min(this.leap.to, corrected) };
     return { drift, corrected };
   }
 
   #settle(): void {
     if (!this.#young || monotonic() - this.#young.since < believedMs) return;
     const { from, to } = this.#young;
-    this.leaps = [...this.leaps, { from, to }].slice(-mostLeaps);
+    this.leap = { from, to };
     this.#young = undefined;
   }
 }

@@ -1,41 +1,33 @@
 // Fires schedules: one timer for the next time due, each time once, and a decision for every time that passed unseen.
-import { after, iso, now } from '../../shared/clock.ts';
+import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
-import type { Presence } from '../presence/index.ts';
 import type { Schedule, State } from '../state/index.ts';
+import { decide, lateMs } from './catch-up.ts';
 import { ClockWatch } from './clock-watch.ts';
-import { openDoubts } from './doubts.ts';
-import { Due } from './due.ts';
 import type { Launcher } from './launch.ts';
-import { decide, lateMs } from './policy.ts';
-import { type ScheduleRecords, type ScheduleRun, settledRun } from './records.ts';
-import { countFrom } from './since.ts';
-import { readWhen, type When } from './when.ts';
+import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './records.ts';
+import { Timetable } from './timetable.ts';
 
 export interface FiringRooms {
   state: State;
   history: History;
-  presence: Presence;
   records: ScheduleRecords;
   launcher: Launcher;
 }
 
-export interface Firing {
-  /** When a schedule is due next, as often as it is up to `count` times. */
-  nextOf(id: string, count: number): number[];
-  stop(): void;
-}
-
 /** A schedule that is declared. */
-interface Entry {
+interface Tracked {
   schedule: Schedule;
   /** Every time up to this is settled. */
   mark: number;
+  /** The first time after that. */
   next: number | undefined;
+  /** When it is looked at: at that time, or later. */
+  lookAt: number;
   /** It is being looked at. */
   busy: boolean;
-  /** Its next time waits for what becomes of an open run. */
+  /** Its next time waits for an open run to end. */
   waiting: boolean;
   /** Times recorded as missed one after another. */
   missed: number;
@@ -56,287 +48,282 @@ const mostMissedInAll = 20_000;
 const mostCounted = 200;
 /** Times that ran already that are passed over to find the next one. */
 const mostRanAhead = 1000;
-/** An open run that may be over is looked at again after this, one that is not after the other. */
-const doubtMs = 1_000;
-const waitMs = 60_000;
+/** An open run that may have ended is looked at again after this, one that has not after the other. */
+const unsureMs = 1_000;
+const openMs = 60_000;
 /** What could not be written is tried again after this. */
 const againMs = 5_000;
 
-export function openFiring(rooms: FiringRooms, log: Logger): Firing {
-  const { state, history, records, launcher } = rooms;
-  const entries = new Map<string, Entry>();
-  const doubts = openDoubts(rooms);
-  const due = new Due<Entry>();
-  /** Those whose next time was long ago: they let the others go first. */
-  const behind = new Due<Entry>();
-  let known: State['schedules'] = new Map();
-  const clock = new ClockWatch();
+export class Firing {
+  readonly #rooms: FiringRooms;
+  readonly #log: Logger;
+  readonly #tracked = new Map<string, Tracked>();
+  readonly #clock = new ClockWatch();
+  readonly #stopWatching: () => void;
+  #declared: State['schedules'] | undefined;
   /** Rows that missed times may still take. */
-  let spare = mostMissedInAll;
-  let working = false;
-  let stopped = false;
-  let cancelTimer = (): void => {};
+  #spare = mostMissedInAll;
+  #working = false;
+  #stopped = false;
+  #cancelTimer = (): void => {};
+
+  constructor(rooms: FiringRooms, log: Logger) {
+    this.#rooms = rooms;
+    this.#log = log;
+    rooms.records.onEnd = (id) => {
+      const tracked = this.#tracked.get(id);
+      if (!tracked?.waiting) return;
+      this.#plan(tracked);
+      this.#arm();
+    };
+    this.#sync(rooms.records.marks([...rooms.state.schedules.keys()]));
+    this.#stopWatching = rooms.state.watch(() => this.#sync());
+    this.#rewind(now());
+  }
+
+  /** When a schedule is due next, as often as it is up to `count` times. */
+  nextOf(id: string, count: number): number[] {
+    const tracked = this.#tracked.get(id);
+    const times: number[] = [];
+    if (tracked?.next === undefined) return times;
+    const { schedule, next } = tracked;
+    let at: number | undefined = next > now() ? next : this.#timetableOf(schedule)?.next(now());
+    for (let passed = 0; at !== undefined && times.length < count; ) {
+      // A clock that was ahead has been there.
+      if (passed < mostRanAhead && this.#rooms.records.ran(id, at)) passed += 1;
+      else times.push(at);
+      if (times.length < count) at = this.#timetableOf(schedule)?.next(at);
+    }
+    return times;
+  }
+
+  stop(): void {
+    this.#stopped = true;
+    this.#stopWatching();
+    this.#cancelTimer();
+  }
 
   /** Takes over what is declared now. */
-  function sync(marks: ReadonlyMap<string, number>): void {
-    if (state.schedules === known) return;
-    const gone = [...known.keys()].filter((id) => !state.schedules.has(id));
-    known = state.schedules;
-    for (const id of gone) drop(id);
-    forget(gone);
-    for (const schedule of known.values()) {
-      if (entries.get(schedule.id)?.schedule !== schedule) take(schedule, marks.get(schedule.id));
+  #sync(marks: ReadonlyMap<string, number> = new Map()): void {
+    const { schedules } = this.#rooms.state;
+    if (schedules === this.#declared) return;
+    this.#declared = schedules;
+    for (const id of this.#tracked.keys()) if (!schedules.has(id)) this.#tracked.delete(id);
+    for (const schedule of schedules.values()) {
+      if (this.#tracked.get(schedule.id)?.schedule !== schedule) this.#take(schedule, marks.get(schedule.id));
     }
-    arm();
+    this.#arm();
   }
 
-  function forget(ids: readonly string[]): void {
-    if (ids.length === 0) return;
-    history
-      .write(() => records.forget(ids))
-      .catch((error: unknown) => log.warn({ err: error }, 'marks of removed schedules were not forgotten'));
-  }
-
-  function drop(id: string): void {
-    const entry = entries.get(id);
-    if (entry) dequeue(entry);
-    entries.delete(id);
-  }
-
-  function take(schedule: Schedule, mark = 0): void {
-    const entry = entries.get(schedule.id) ?? {
-      ...{ schedule, mark, next: undefined },
+  #take(schedule: Schedule, mark = 0): void {
+    const tracked = this.#tracked.get(schedule.id) ?? {
+      ...{ schedule, mark, next: undefined, lookAt: Number.POSITIVE_INFINITY },
       ...{ busy: false, waiting: false, missed: 0 },
     };
-    entry.schedule = schedule;
-    entry.mark = settledUntil(entry, entry.mark);
-    entries.set(schedule.id, entry);
-    plan(entry);
+    tracked.schedule = schedule;
+    // Times before its own since are none of its. A later one than now is from a clock that was ahead.
+    tracked.mark = Math.min(Math.max(tracked.mark, Date.parse(schedule.since)), now());
+    this.#tracked.set(schedule.id, tracked);
+    this.#plan(tracked);
   }
 
-  function timesOf({ id, cron, timezone }: Schedule): When | undefined {
+  #timetableOf({ id, cron, timezone }: Schedule): Timetable | undefined {
     try {
-      return readWhen(cron, timezone);
+      return new Timetable(cron, timezone);
     } catch (error) {
-      log.error({ err: error, schedule_id: id }, 'a schedule cannot be read, and does not run: change it');
+      this.#log.error(
+        { err: error, schedule_id: id },
+        'a schedule cannot be read, and does not run: change it',
+      );
       return undefined;
     }
   }
 
-  /** Times before its own since are none of its. A later one than now is from a clock that was ahead. */
-  function settledUntil({ schedule }: Entry, mark: number): number {
-    return Math.min(Math.max(mark, Date.parse(schedule.since)), now());
+  #plan(tracked: Tracked): void {
+    const { schedule, mark, busy } = tracked;
+    if (busy) return;
+    tracked.waiting = false;
+    tracked.next = schedule.enabled ? this.#timetableOf(schedule)?.next(mark) : undefined;
+    tracked.lookAt = tracked.next ?? Number.POSITIVE_INFINITY;
   }
 
-  function plan(entry: Entry): void {
-    const { schedule, mark, busy } = entry;
-    if (busy || entries.get(schedule.id) !== entry) return;
-    entry.waiting = false;
-    entry.next = schedule.enabled ? timesOf(schedule)?.next(mark) : undefined;
-    if (entry.next === undefined) dequeue(entry);
-    else enqueue(entry, entry.next);
-  }
-
-  function enqueue(entry: Entry, at: number): void {
-    dequeue(entry);
-    (at < now() - lateMs ? behind : due).set(entry, at);
-  }
-
-  function dequeue(entry: Entry): void {
-    due.delete(entry);
-    behind.delete(entry);
-  }
-
-  function arm(): void {
-    cancelTimer();
-    if (stopped || working) return;
-    const next = behind.next ?? due.next ?? Number.POSITIVE_INFINITY;
-    const wait = clock.holds ? longestWaitMs : Math.max(0, next - now());
-    cancelTimer = after(Math.min(wait, longestWaitMs), tick);
-  }
-
-  function tick(): void {
-    if (working) return;
-    working = true;
-    void work().finally(() => {
-      working = false;
-      arm();
+  #arm(): void {
+    this.#cancelTimer();
+    if (this.#stopped || this.#working) return;
+    let wait = longestWaitMs;
+    if (!this.#clock.holds) {
+      for (const { lookAt } of this.#tracked.values()) wait = Math.min(wait, lookAt - now());
+    }
+    this.#cancelTimer = after(Math.max(0, wait), () => {
+      this.#working = true;
+      void this.#work().finally(() => {
+        this.#working = false;
+        this.#arm();
+      });
     });
   }
 
-  async function work(): Promise<void> {
-    while (!stopped) {
-      followClock();
-      if (clock.holds) return;
-      const some = due.take(now(), atOnce);
-      if (some.length === 0) some.push(...behind.take(now(), behindAtOnce));
+  async #work(): Promise<void> {
+    while (!this.#stopped) {
+      this.#followClock();
+      if (this.#clock.holds) return;
+      const some = this.#due();
       if (some.length === 0) return;
-      await Promise.all(some.map(look));
-      await new Promise((resolve) => setImmediate(resolve));
+      await Promise.all(some.map((tracked) => this.#look(tracked)));
+      await nextTurn();
     }
   }
 
-  function followClock(): void {
-    const { drift, corrected } = clock.look();
+  /** Some that are due, the oldest first; those that are far behind let the others go first. */
+  #due(): Tracked[] {
+    const due = [...this.#tracked.values()].filter(({ lookAt }) => lookAt <= now());
+    due.sort((a, b) => a.lookAt - b.lookAt);
+    const fresh = due.filter(({ lookAt }) => lookAt >= now() - lateMs);
+    return fresh.length > 0 ? fresh.slice(0, atOnce) : due.slice(0, behindAtOnce);
+  }
+
+  #followClock(): void {
+    const { drift, corrected } = this.#clock.look();
     if (drift === 0) return;
-    log.warn({ drift_ms: Math.round(drift) }, 'the clock of this machine was set');
-    spare = mostMissedInAll;
-    if (drift < 0) rewind(corrected);
-    for (const entry of entries.values()) {
-      const isAhead = entry.mark > corrected;
-      if (isAhead) entry.mark = corrected;
-      if (isAhead || entry.waiting) plan(entry);
-      else if (entry.next !== undefined) enqueue(entry, entry.next);
+    this.#log.warn({ drift_ms: Math.round(drift) }, 'the clock of this machine was set');
+    this.#spare = mostMissedInAll;
+    if (drift < 0) this.#rewind(corrected);
+    for (const tracked of this.#tracked.values()) {
+      const isAhead = tracked.mark > corrected;
+      if (isAhead) tracked.mark = corrected;
+      if (isAhead || tracked.waiting) this.#plan(tracked);
+      else tracked.lookAt = tracked.next ?? Number.POSITIVE_INFINITY;
     }
   }
 
   /** Removes from disk what a clock that was ahead settled later than `to`; what ran then stays, and does not run again. */
-  function rewind(to: number): void {
+  #rewind(to: number): void {
+    const { state, history, records } = this.#rooms;
     const writes = [
       history.write(() => records.rewind(to)),
       countFrom(state, to, ({ since }) => Date.parse(since) > to),
     ];
     Promise.all(writes).catch((error: unknown) =>
-      log.warn({ err: error }, 'missed runs and marks of schedules later than now were not removed'),
+      this.#log.warn({ err: error }, 'missed runs and marks of schedules later than now were not removed'),
     );
   }
 
   /** Settles the next time of a schedule that is due, or some that were missed. Never rejects. */
-  async function look(entry: Entry): Promise<void> {
-    entry.busy = true;
-    entry.waiting = false;
+  async #look(tracked: Tracked): Promise<void> {
+    tracked.busy = true;
+    tracked.waiting = false;
     let failed = false;
     try {
-      await step(entry);
+      await this.#step(tracked);
     } catch (error) {
       failed = true;
-      log.error({ err: error, schedule_id: entry.schedule.id }, 'a schedule could not be run; trying again');
+      const { id } = tracked.schedule;
+      this.#log.error({ err: error, schedule_id: id }, 'a schedule could not be run; trying again');
     }
-    entry.busy = false;
-    if (entry.waiting) return;
-    plan(entry);
-    if (failed && entry.next !== undefined) enqueue(entry, now() + againMs);
+    tracked.busy = false;
+    if (tracked.waiting) return;
+    this.#plan(tracked);
+    if (failed && tracked.next !== undefined) tracked.lookAt = now() + againMs;
   }
 
-  async function step(entry: Entry): Promise<void> {
-    const { schedule, mark } = entry;
-    const when = timesOf(schedule);
-    const step =
-      when && decide({ schedule, when, mark, at: now(), awake: clock.started, leaps: clock.leaps });
+  async #step(tracked: Tracked): Promise<void> {
+    const { schedule, mark } = tracked;
+    const timetable = this.#timetableOf(schedule);
+    if (!timetable) return;
+    const { started, leap } = this.#clock;
+    const step = decide({ schedule, timetable, mark, now: now(), started, leap });
     if (!step) return;
-    if ('missed' in step) return miss(entry, when, step.missed);
+    if ('missed' in step) return this.#miss(tracked, timetable, step.missed);
     const { at, trigger } = step;
-    entry.missed = 0;
+    tracked.missed = 0;
     // A clock that was set back may come to it again.
-    if (!records.ran(schedule.id, at)) {
-      const fate = besideOpen(schedule, trigger);
+    if (!this.#rooms.records.ran(schedule.id, at)) {
+      const fate = this.#besideOpen(schedule, trigger);
       if (typeof fate === 'number') {
-        entry.waiting = true;
-        enqueue(entry, now() + fate);
+        tracked.waiting = true;
+        tracked.lookAt = now() + fate;
         return;
       }
-      if (fate === 'skip') await settle(schedule, 'skipped', trigger, [at], overlapping);
-      else await launcher.byClock(schedule, at, trigger);
+      if (fate === 'skip') await this.#settle(schedule, 'skipped', trigger, [at], overlapping);
+      else await this.#rooms.launcher.byClock(schedule, at, trigger);
     }
-    entry.mark = at;
+    tracked.mark = at;
   }
 
   /** Whether a time runs while other runs may be open, is skipped, or waits: so long until the next look. */
-  function besideOpen(schedule: Schedule, trigger: 'cron' | 'catch_up'): 'run' | 'skip' | number {
+  #besideOpen(schedule: Schedule, trigger: 'cron' | 'catch_up'): 'run' | 'skip' | number {
+    const { records, launcher } = this.#rooms;
     const open = records.open(schedule.id);
     // On a machine that is away it fails, and says so.
-    if (open.length === 0 || launcher.away(schedule.machine_id)) return 'run';
+    if (open.length === 0 || launcher.isAway(schedule.machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
-    if (all && trigger === 'catch_up') return waitMs;
+    if (all && trigger === 'catch_up') return openMs;
     if (schedule.overlap === 'allow') return 'run';
-    if (all && open.some((run) => run.trigger === 'catch_up')) return waitMs;
-    return doubts.about(open) ? doubtMs : 'skip';
+    if (all && open.some((run) => run.trigger === 'catch_up')) return openMs;
+    return launcher.mayHaveEnded(open) ? unsureMs : 'skip';
   }
 
-  async function miss(entry: Entry, when: When, until: number): Promise<void> {
-    const { schedule, mark } = entry;
-    if (entry.missed >= mostMissed || spare <= 0) return missRest(entry, when, until);
-    const times: number[] = [];
-    for (let at = when.next(mark); times.length < missedAtOnce && at !== undefined; at = when.next(at)) {
-      if (at > until) break;
-      if (!records.ran(schedule.id, at)) times.push(at);
-    }
-    spare -= times.length;
-    entry.missed += times.length;
-    await settle(schedule, 'missed', 'cron', times, unseen);
-    entry.mark = times.at(-1) ?? until;
+  async #miss(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
+    const { schedule, mark } = tracked;
+    const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#spare);
+    if (most <= 0) return this.#missRest(tracked, timetable, until);
+    const passed = timetable.times(mark, most, until);
+    const times = passed.filter((at) => !this.#rooms.records.ran(schedule.id, at));
+    this.#spare -= times.length;
+    tracked.missed += times.length;
+    await this.#settle(schedule, 'missed', 'cron', times, unseen);
+    tracked.mark = passed.at(-1) ?? until;
   }
 
   /** One row, of the last of these times that did not run, stands for all. */
-  async function missRest(entry: Entry, when: When, until: number): Promise<void> {
-    const { schedule, mark } = entry;
-    let last = when.last(mark, until);
-    while (last !== undefined && records.ran(schedule.id, last)) last = when.last(mark, last - 1);
-    if (last !== undefined) {
-      const reason = `${unseen}${sharing(when, mark, last)}`;
-      await settle(schedule, 'missed', 'cron', [last], reason);
+  async #missRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
+    const { schedule, mark } = tracked;
+    let last = timetable.last(mark, until);
+    while (last !== undefined && this.#rooms.records.ran(schedule.id, last)) {
+      last = timetable.last(mark, last - 1);
     }
-    entry.mark = until;
+    if (last !== undefined) {
+      await this.#settle(schedule, 'missed', 'cron', [last], `${unseen}${sharing(timetable, mark, last)}`);
+    }
+    tracked.mark = until;
   }
 
-  function settle(
+  #settle(
     schedule: Schedule,
     status: 'missed' | 'skipped',
     trigger: ScheduleRun['trigger'],
     times: readonly number[],
     reason: string,
   ): Promise<void> {
-    const runs = times.map((at) => settledRun(schedule, { status, trigger, scheduled_for: at, reason }));
-    return history.write((transaction) => records.settle(runs, transaction));
+    const runs = times.map((at) => settledRun(newRun(schedule, trigger, at), status, reason));
+    return this.#rooms.history.write((transaction) => this.#rooms.records.settle(runs, transaction));
   }
-
-  records.onEnd((id) => {
-    const entry = entries.get(id);
-    if (!entry?.waiting) return;
-    plan(entry);
-    arm();
-  });
-  const marks = records.marks();
-  const stopWatching = state.watch(() => sync(marks));
-  sync(marks);
-  rewind(now());
-  forget([...marks.keys()].filter((id) => !state.schedules.has(id)));
-  marks.clear();
-  arm();
-
-  return {
-    nextOf(id, count) {
-      const entry = entries.get(id);
-      const times: number[] = [];
-      if (entry?.next === undefined) return times;
-      let at: number | undefined = entry.next;
-      if (at <= now()) at = timesOf(entry.schedule)?.next(now());
-      for (let passed = 0; at !== undefined && times.length < count; ) {
-        // A clock that was ahead has been there.
-        if (passed < mostRanAhead && records.ran(id, at)) passed += 1;
-        else times.push(at);
-        if (times.length < count) at = timesOf(entry.schedule)?.next(at);
-      }
-      return times;
-    },
-    stop() {
-      stopped = true;
-      doubts.stop();
-      stopWatching();
-      cancelTimer();
-    },
-  };
 }
 
 const overlapping = 'the run before was not over';
-/** What a row tells of the times that share it. */
-function sharing(when: When, mark: number, last: number): string {
-  const first = when.next(mark) ?? last;
-  if (first === last) return '';
-  let count = 1;
-  for (let at = first; at < last && count <= mostCounted; count += 1) at = when.next(at) ?? last;
-  const times = count > mostCounted ? `more than ${mostCounted} times` : `${count} times`;
-  return `; this row stands for ${times} from ${iso(first)} to ${iso(last)}`;
+const unseen = 'the broker was down or held up at this time, or its clock was set';
+
+/** What a row says of the times that share it. */
+function sharing(timetable: Timetable, mark: number, last: number): string {
+  const times = timetable.times(mark, mostCounted + 1, last);
+  if (times.length < 2) return '';
+  const count = times.length > mostCounted ? `more than ${mostCounted}` : times.length;
+  return `; this row stands for ${count} times from ${iso(times[0])} to ${iso(last)}`;
 }
 
-const unseen = 'the broker was down or held up at this time, or its clock was set';
+/**
+ * These schedules, of those declared, count from `at` on: what was due before is neither caught up nor missed.
+ * Resolves once that is on disk.
+ */
+export async function countFrom(
+  state: State,
+  at: number,
+  which: (schedule: Schedule) => boolean,
+): Promise<void> {
+  if (![...state.schedules.values()].some(which)) return;
+  await state.change((draft) => {
+    for (const schedule of draft.all('schedules').filter(which)) {
+      draft.put('schedules', { ...schedule, since: iso(at) });
+    }
+  });
+}

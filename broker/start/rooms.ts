@@ -32,9 +32,9 @@ import { machineHandlers } from '../machines/index.ts';
 import { openPackages, type Packages } from '../packages/index.ts';
 import { Presence } from '../presence/index.ts';
 import { MachineFacts } from '../presence/machine-facts.ts';
-import { openSchedules, type Schedules } from '../schedules/index.ts';
-import { openScheduleRecords } from '../schedules/records.ts';
-import { countFrom } from '../schedules/since.ts';
+import { countFrom } from '../schedules/firing.ts';
+import { Schedules } from '../schedules/index.ts';
+import { ScheduleRecords } from '../schedules/records.ts';
 import { openSessions, type Sessions } from '../sessions/index.ts';
 import { openState, type State } from '../state/index.ts';
 import { createWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
@@ -198,7 +198,7 @@ async function openNouns(
   const packages = openPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
   const joinTokens = new JoinTokens(state, events, fingerprint, packages);
   const audit = createAudit(history, settings.keep_audit);
-  const records = openScheduleRecords(stores, keepMs);
+  const records = new ScheduleRecords(stores, keepMs);
   const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended, auditOn };
   const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };
   const commands = await openCommands(commandRooms, output, log);
@@ -212,7 +212,7 @@ async function openNouns(
       throw error;
     }),
   );
-  const schedules = openSchedules({ ...commandRooms, commands, records }, log);
+  const schedules = new Schedules({ ...commandRooms, commands, records }, log);
   // Nothing is linked to a broker that only its own box can call: what is due waits for the next start.
   if (settings.local) schedules.stop();
   return { keys, packages, joinTokens, commands, schedules, sessions, audit };

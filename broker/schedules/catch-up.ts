@@ -1,21 +1,20 @@
-// What becomes of times that are due: one fires at most, those that passed unseen are caught up or missed.
+// Decides what becomes of times that are due: at most one runs, those that passed unseen are caught up or missed.
 import type { Schedule } from '../state/index.ts';
-import type { When } from './when.ts';
+import type { Timetable } from './timetable.ts';
 
 export interface Situation {
   schedule: Pick<Schedule, 'catch_up' | 'catch_up_window'>;
-  when: When;
+  timetable: Timetable;
   /** Every time up to this is settled. */
   mark: number;
-  /** Now. */
-  at: number;
-  /** Times before this passed while nobody watched. */
-  awake: number;
-  /** What the clock was set over. */
-  leaps: readonly Leap[];
+  now: number;
+  /** When the broker started: earlier times passed unseen. */
+  started: number;
+  /** What the clock was last set forward over. */
+  leap: Leap | undefined;
 }
 
-/** Times after `from` and up to `to` were not lived through. */
+/** Times after `from` and up to `to` never came. */
 export interface Leap {
   from: number;
   to: number;
@@ -31,11 +30,11 @@ export const lateMs = believedMs + 60_000;
 
 /** What is to be done first; undefined when nothing is due. */
 export function decide(situation: Situation): Step | undefined {
-  const { when, mark, at, awake } = situation;
-  const first = when.next(mark);
-  const last = when.last(mark, at);
+  const { timetable, mark, now, started } = situation;
+  const first = timetable.next(mark);
+  const last = timetable.last(mark, now);
   if (first === undefined || last === undefined) return undefined;
-  const fresh = last > awake && at - last <= lateMs;
+  const fresh = last > started && now - last <= lateMs;
   const chosen = choose(situation, last, fresh);
   if (chosen === undefined) return { missed: last };
   if (first < chosen) return { missed: chosen - 1 };
@@ -44,17 +43,15 @@ export function decide(situation: Situation): Step | undefined {
 
 /** The one that runs next; all before it are missed. */
 function choose(
-  { schedule, when, mark, at, leaps }: Situation,
+  { schedule, timetable, mark, now, leap }: Situation,
   last: number,
   fresh: boolean,
 ): number | undefined {
-  const oldest = at - schedule.catch_up_window;
-  if (schedule.catch_up === 'all') {
-    const next = when.next(Math.max(mark, oldest - 1));
-    if (next === undefined || next > at) return undefined;
-    // Nothing was down: to run what a clock was set over one after another would be a burst.
-    const leap = leaps.find(({ from, to }) => next > from && next <= to);
-    return leap ? when.last(next - 1, Math.min(leap.to, at)) : next;
-  }
-  return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
+  const oldest = now - schedule.catch_up_window;
+  if (schedule.catch_up !== 'all')
+    return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
+  const [next] = timetable.times(Math.max(mark, oldest - 1), 1, now);
+  if (next === undefined || !leap || next <= leap.from || next > leap.to) return next;
+  // To run what a clock was set over one after another would be a burst.
+  return timetable.last(next - 1, Math.min(leap.to, now));
 }

@@ -1,0 +1,76 @@
+// Time zones: converts between instants and the wall time of a zone, also where its clocks are turned.
+
+/** A wall time as instants: one, or two where the clocks were turned back; or the end of the gap it lies in. */
+export type Reading = { at: [first: number, second?: number]; gap: false } | { end: number; gap: true };
+
+const second = 1000;
+/** Longer than any clock was ever turned. */
+export const dayMs = 24 * 3_600_000;
+
+const zoneName = /^[A-Za-z][A-Za-z0-9_+\-/]{0,63}$/;
+/** By name in lower case: one takes some milliseconds to make. */
+const zones = new Map<string, TimeZone>();
+
+/** The zone with an IANA name; undefined when there is none. */
+export function findTimeZone(text: string): TimeZone | undefined {
+  const id = text.toLowerCase();
+  const found = zones.get(id);
+  if (found || !zoneName.test(text)) return found;
+  try {
+    const zone = new TimeZone(text);
+    zones.set(id, zone);
+    return zone;
+  } catch {
+    return undefined;
+  }
+}
+
+/** Wall time is in milliseconds as if the zone were UTC. */
+export class TimeZone {
+  readonly #format: Intl.DateTimeFormat;
+  readonly #isUtc: boolean;
+
+  /** Throws RangeError for a name that is no zone's. */
+  constructor(name: string) {
+    const fields = { year: 'numeric', month: 'numeric', day: 'numeric' } as const;
+    const time = { hour: 'numeric', minute: 'numeric', second: 'numeric', hourCycle: 'h23' } as const;
+    this.#format = new Intl.DateTimeFormat('en-US', { timeZone: name, ...fields, ...time });
+    this.#isUtc = this.#format.resolvedOptions().timeZone === 'UTC';
+  }
+
+  /** Milliseconds to add to an instant to get the wall time. */
+  offsetAt(instant: number): number {
+    if (this.#isUtc) return 0;
+    const whole = Math.floor(instant / second) * second;
+    const [month = 1, day, year = 0, ...time] = this.#format.format(whole).split(/\D+/).map(Number);
+    return Date.UTC(year, month - 1, day, ...time) - whole;
+  }
+
+  /** The wall time of an instant, in whole seconds. */
+  wallAt(instant: number): number {
+    return Math.floor(instant / second) * second + this.offsetAt(instant);
+  }
+
+  /** The instants of a wall time, in whole seconds. */
+  reading(wall: number): Reading {
+    const [before, after] = [this.offsetAt(wall - dayMs), this.offsetAt(wall + dayMs)];
+    const [early, late] = [wall - before, wall - after];
+    if (before === after) return { at: [early], gap: false };
+    const [isEarly, isLate] = [this.offsetAt(early) === before, this.offsetAt(late) === after];
+    if (isEarly && isLate) return { at: [early, late], gap: false };
+    if (isEarly || isLate) return { at: [isEarly ? early : late], gap: false };
+    return { end: this.turn(late, early), gap: true };
+  }
+
+  /** The first second with another offset than `from`; there must be one up to `to`. */
+  turn(from: number, to: number): number {
+    const offset = this.offsetAt(from);
+    let [same, other] = [Math.floor(from / second), Math.ceil(to / second)];
+    while (other - same > 1) {
+      const middle = Math.floor((same + other) / 2);
+      if (this.offsetAt(middle * second) === offset) same = middle;
+      else other = middle;
+    }
+    return other * second;
+  }
+}
