@@ -67,7 +67,7 @@ export class JoinTokens {
     },
     list: (input, caller) => {
       assertUnlimited(caller);
-      const { items, total } = pageOf(routes.list, [...this.#state.joinTokens.values()], input);
+      const { items, total } = pageOf(routes.list, [...this.#state.join_tokens.values()], input);
       return { items: items.map(serialize), total };
     },
     remove: async ({ join_token_id }, caller) => {

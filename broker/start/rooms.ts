@@ -253,7 +253,7 @@ function lookupsOf({
     run: (id) => behind(schedules.machineOfRun(id)),
     session: (id) => behind(sessions.machineOf(id)),
     key: (id, { keys }) => keys.get(id) && {},
-    join_token: (id, { joinTokens }) => joinTokens.get(id) && {},
+    join_token: (id, { join_tokens }) => join_tokens.get(id) && {},
     webhook: (id, declared) => declared.webhooks.get(id) && {},
     delivery: (id) => (webhooks.hasDelivery(id) ? {} : undefined),
   };

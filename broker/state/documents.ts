@@ -1,4 +1,4 @@
-// What state.json holds: every declared thing, as it is written.
+// The documents that state.json holds, with their fields.
 import { z } from 'zod';
 import { joinTokenId, keyId, machineId, scheduleId, scopes, webhookId } from '../../shared/api/route.ts';
 import type { Entry } from '../history.ts';
@@ -115,21 +115,7 @@ const file = z.strictObject({
 export const documents = file.transform(({ checksum: _, ...declared }) => declared);
 export type Documents = z.output<typeof documents>;
 
-/** What is declared, by id. */
-export interface Collections {
-  machines: Map<string, Machine>;
-  keys: Map<string, Key>;
-  join_tokens: Map<string, JoinToken>;
-  schedules: Map<string, Schedule>;
-  webhooks: Map<string, Webhook>;
-}
-/** The same at one moment, for whoever only reads: committed, or as a change under way found it. */
-export interface Declared {
-  readonly machines: ReadonlyMap<string, Machine>;
-  readonly keys: ReadonlyMap<string, Key>;
-  readonly joinTokens: ReadonlyMap<string, JoinToken>;
-  readonly schedules: ReadonlyMap<string, Schedule>;
-  readonly webhooks: ReadonlyMap<string, Webhook>;
-}
-export type Name = keyof Collections;
-export const names: readonly Name[] = ['machines', 'keys', 'join_tokens', 'schedules', 'webhooks'];
+export const names = ['machines', 'keys', 'join_tokens', 'schedules', 'webhooks'] as const;
+export type Name = (typeof names)[number];
+/** The declared documents by id: as they are committed, or as a change under way found them. */
+export type Declared = { readonly [N in Name]: ReadonlyMap<string, Documents[N][number]> };

@@ -1,4 +1,4 @@
-// What people declare: state.json through lowdb with our own adapter. One rename commits a change with its outbox.
+// The state: what people declare, in state.json through lowdb with our own adapter. One rename commits a change.
 import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
@@ -7,41 +7,20 @@ import { after } from '../../shared/clock.ts';
 import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Entry } from '../history.ts';
-import {
-  type Collections,
-  type Declared,
-  type Documents,
-  type JoinToken,
-  type Key,
-  type Machine,
-  type Schedule,
-  version,
-  type Webhook,
-} from './documents.ts';
-import { type Draft, draftOf, foundBy } from './draft.ts';
-import { commandBack, DurableFile, textOf } from './file.ts';
+import { type Declared, type Documents, names, version } from './documents.ts';
+import { Draft } from './draft.ts';
+import { commandBack, StateFile, textOf } from './state-file.ts';
 
-export type { Declared, Draft, JoinToken, Key, Machine, Schedule, Webhook };
-export { foundBy };
+export type { Declared, JoinToken, Key, Machine, Schedule, Webhook } from './documents.ts';
+export { type Draft, foundBy } from './draft.ts';
 
-/** What is committed. Never change it. */
-export interface State extends Declared {
-  readonly installId: string;
-  readonly generation: number;
-  /**
-   * Runs `edit` on a draft and resolves with its result once the change is on disk and its outbox in history.
-   * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace. What
-   * history cannot take now is brought to it again until it does.
-   */
-  change<T>(edit: (draft: Draft) => T): Promise<T>;
-  /** Calls back after each committed change; the result stops it. */
-  watch(watcher: () => void): () => void;
-  /** Says where the outbox goes, and sends what an earlier run left in it. */
-  drainTo(apply: (entries: readonly Entry[]) => Promise<void>): Promise<void>;
-  /** Calls back once, while no commit is under way, with the text of state.json as it is on disk. */
-  between<T>(look: (text: string) => T): Promise<T>;
-  /** Waits for commits under way. */
-  close(): Promise<void>;
+/** Brings the outbox of a change to history; what was applied before may come again. */
+type Apply = (entries: readonly Entry[]) => Promise<void>;
+
+interface Pending {
+  edit(draft: Draft): void;
+  resolve(): void;
+  reject(error: unknown): void;
 }
 
 /** Files that only a broker which has run leaves behind: with one of them present, no state.json means loss. */
@@ -56,26 +35,18 @@ const againMs = 2_000;
  */
 export async function openState(directory: string, acceptEdit = false): Promise<State> {
   await removeLeftovers(join(directory, 'state.json'));
-  const adapter = new DurableFile(directory, acceptEdit);
-  const found = await adapter.read();
-  if (!found) refuseLoss(directory);
-  const fresh: Documents = {
-    version,
-    install_id: randomBytes(16).toString('hex'),
-    generation: 1,
-    machines: [],
-    keys: [],
-    join_tokens: [],
-    schedules: [],
-    webhooks: [],
-    outbox: [],
-  };
-  const low = new Low<Documents>(adapter, found ?? fresh);
-  if (!found) await low.write();
-  return stateOver(low, adapter);
+  const file = new StateFile(directory, acceptEdit);
+  const found = await file.read();
+  if (found) return new State(file, found);
+  assertFresh(directory);
+  const empty = { machines: [], keys: [], join_tokens: [], schedules: [], webhooks: [], outbox: [] };
+  const install_id = randomBytes(16).toString('hex');
+  const state = new State(file, { version, install_id, generation: 1, ...empty });
+  await state.write();
+  return state;
 }
 
-function refuseLoss(directory: string): void {
+function assertFresh(directory: string): void {
   const trace = traces.find((name) => existsSync(join(directory, name)));
   if (!trace) return;
   const file = join(directory, 'state.json');
@@ -85,172 +56,164 @@ function refuseLoss(directory: string): void {
   );
 }
 
-interface Pending {
-  edit(draft: Draft): void;
-  resolve(): void;
-  reject(error: unknown): void;
-}
-
-function stateOver(low: Low<Documents>, file: DurableFile): State {
-  let committed = collectionsOf(low.data);
-  let queue: Pending[] = [];
-  let looks: (() => void)[] = [];
-  let running: Promise<void> | undefined;
-  const watchers = new Set<() => void>();
-  let apply: ((entries: readonly Entry[]) => Promise<void>) | undefined;
+/** What is committed. Its collections are replaced by each change, never edited. */
+export class State implements Declared {
+  readonly machines!: Declared['machines'];
+  readonly keys!: Declared['keys'];
+  readonly join_tokens!: Declared['join_tokens'];
+  readonly schedules!: Declared['schedules'];
+  readonly webhooks!: Declared['webhooks'];
+  readonly #file: StateFile;
+  readonly #low: Low<Documents>;
+  readonly #watchers = new Set<() => void>();
+  #committed: Declared;
+  #queue: Pending[] = [];
+  #running: Promise<void> | undefined;
+  #apply: Apply | undefined;
   /** Entries of the file's outbox that history has: they go with the next write. */
-  let applied = 0;
-  let cancelAgain = (): void => {};
+  #applied = 0;
+  #cancelAgain = (): void => {};
 
-  async function run(): Promise<void> {
+  constructor(file: StateFile, data: Documents) {
+    this.#file = file;
+    this.#low = new Low(file, data);
+    const collections = names.map((name) => [name, new Map(data[name].map((one) => [one.id, one]))]);
+    // The name of a collection decides the type of its documents.
+    this.#committed = Object.fromEntries(collections) as Declared;
+    Object.assign(this, this.#committed);
+  }
+
+  get installId(): string {
+    return this.#low.data.install_id;
+  }
+
+  get generation(): number {
+    return this.#low.data.generation;
+  }
+
+  /**
+   * Runs `edit` on a draft and resolves with its result once the change is on disk and its outbox in history.
+   * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace. What
+   * history cannot take now is brought to it again until it does.
+   */
+  change<T>(edit: (draft: Draft) => T): Promise<T> {
+    return new Promise((resolve, reject) => {
+      let result: T;
+      this.#queue.push({
+        edit: (draft) => {
+          result = edit(draft);
+        },
+        resolve: () => resolve(result),
+        reject,
+      });
+      this.#running ??= this.#run();
+    });
+  }
+
+  /** Calls back once, while no commit is under way, with the text of state.json as it is on disk. */
+  between<T>(look: (text: string) => T): Promise<T> {
+    const { promise, resolve, reject } = Promise.withResolvers<T>();
+    this.change(() => resolve(look(textOf(this.#low.data)))).catch(reject);
+    return promise;
+  }
+
+  /** Calls back after each committed change; the result stops it. */
+  watch(watcher: () => void): () => void {
+    this.#watchers.add(watcher);
+    return () => void this.#watchers.delete(watcher);
+  }
+
+  /** Sets where the outbox goes, and sends what an earlier run left in it. */
+  async drainTo(apply: Apply): Promise<void> {
+    this.#apply = apply;
+    await this.#drain();
+  }
+
+  /** Waits for commits under way. */
+  async close(): Promise<void> {
+    while (this.#running) await this.#running;
+    this.#cancelAgain();
+    await this.#file.revert().catch(() => {});
+  }
+
+  /** Writes the documents as they are. */
+  write(): Promise<void> {
+    return this.#low.write();
+  }
+
+  async #run(): Promise<void> {
     do {
-      const [group, looking] = [queue, looks];
-      [queue, looks] = [[], []];
-      for (const look of looking) look();
-      await commit(group).catch((error: unknown) => {
+      const group = this.#queue;
+      this.#queue = [];
+      await this.#commit(group).catch((error: unknown) => {
         for (const member of group) member.reject(error);
       });
-    } while (queue.length > 0 || looks.length > 0);
-    running = undefined;
+    } while (this.#queue.length > 0);
+    this.#running = undefined;
   }
 
-  /** Does what an earlier commit has left to do; what fails again is tried again later. */
-  async function finish(): Promise<void> {
-    cancelAgain();
-    try {
-      await file.revert();
-      await drain();
-    } catch {
-      cancelAgain = after(againMs, () => {
-        running ??= run();
-      });
-    }
-  }
-
-  async function commit(group: Pending[]): Promise<void> {
-    const { next, entries, done } = editAll(committed, group);
-    if (done.length === 0) return finish();
-    const before = low.data;
-    low.data = {
-      ...before,
-      generation: before.generation + 1,
-      machines: [...next.machines.values()],
-      keys: [...next.keys.values()],
-      join_tokens: [...next.join_tokens.values()],
-      schedules: [...next.schedules.values()],
-      webhooks: [...next.webhooks.values()],
-      outbox: [...before.outbox.slice(applied), ...entries],
-    };
-    try {
-      await low.write();
-    } catch (error) {
-      low.data = before;
-      await finish();
-      throw file.mayHoldFailed
-        ? new Error('a change failed, and is not undone yet', { cause: error })
-        : error;
-    }
-    committed = next;
-    applied = 0;
-    await finish();
-    for (const watcher of [...watchers]) watcher();
+  async #commit(group: readonly Pending[]): Promise<void> {
+    const { next, entries, done } = editAll(this.#committed, group);
+    const changed = next !== this.#committed || entries.length > 0;
+    if (changed) await this.#store(next, entries);
+    await this.#finish();
+    if (changed) for (const watcher of [...this.#watchers]) watcher();
     for (const member of done) member.resolve();
   }
 
-  /** While history cannot be written, the outbox has the entries: the change itself is safe. */
-  async function drain(): Promise<void> {
-    const { outbox } = low.data;
-    if (!apply || applied === outbox.length) return;
-    await apply(outbox);
-    applied = outbox.length;
+  async #store(next: Declared, entries: readonly Entry[]): Promise<void> {
+    const before = this.#low.data;
+    this.#low.data = {
+      ...before,
+      generation: before.generation + 1,
+      ...Object.fromEntries(names.map((name) => [name, [...next[name].values()]])),
+      outbox: [...before.outbox.slice(this.#applied), ...entries],
+    };
+    try {
+      await this.write();
+    } catch (cause) {
+      this.#low.data = before;
+      await this.#finish();
+      throw this.#file.mayHoldFailed ? new Error('a change failed, and is not undone yet', { cause }) : cause;
+    }
+    this.#committed = next;
+    Object.assign(this, next);
+    this.#applied = 0;
   }
 
-  return {
-    get installId() {
-      return low.data.install_id;
-    },
-    get generation() {
-      return low.data.generation;
-    },
-    get machines() {
-      return committed.machines;
-    },
-    get keys() {
-      return committed.keys;
-    },
-    get joinTokens() {
-      return committed.join_tokens;
-    },
-    get schedules() {
-      return committed.schedules;
-    },
-    get webhooks() {
-      return committed.webhooks;
-    },
-    change(edit) {
-      return new Promise((resolve, reject) => {
-        let result: ReturnType<typeof edit>;
-        queue.push({
-          edit: (draft) => {
-            result = edit(draft);
-          },
-          resolve: () => resolve(result),
-          reject,
-        });
-        running ??= run();
+  /** Does what an earlier commit has left to do; what fails again is tried again later. */
+  async #finish(): Promise<void> {
+    this.#cancelAgain();
+    try {
+      await this.#file.revert();
+      await this.#drain();
+    } catch {
+      this.#cancelAgain = after(againMs, () => {
+        this.#running ??= this.#run();
       });
-    },
-    between(look) {
-      return new Promise((resolve, reject) => {
-        looks.push(() => {
-          try {
-            resolve(look(textOf(low.data)));
-          } catch (error) {
-            reject(error);
-          }
-        });
-        running ??= run();
-      });
-    },
-    watch(watcher) {
-      watchers.add(watcher);
-      return () => void watchers.delete(watcher);
-    },
-    async drainTo(target) {
-      apply = target;
-      const { outbox } = low.data;
-      if (outbox.length > 0) await target(outbox);
-      applied = outbox.length;
-    },
-    async close() {
-      while (running) await running;
-      cancelAgain();
-      await file.revert().catch(() => {});
-    },
-  };
+    }
+  }
+
+  /** While history cannot be written, the outbox has the entries: the change itself is safe. */
+  async #drain(): Promise<void> {
+    const { outbox } = this.#low.data;
+    if (!this.#apply || this.#applied === outbox.length) return;
+    await this.#apply(outbox);
+    this.#applied = outbox.length;
+  }
 }
 
-function collectionsOf(data: Documents): Collections {
-  return {
-    machines: new Map(data.machines.map((document) => [document.id, document])),
-    keys: new Map(data.keys.map((document) => [document.id, document])),
-    join_tokens: new Map(data.join_tokens.map((document) => [document.id, document])),
-    schedules: new Map(data.schedules.map((document) => [document.id, document])),
-    webhooks: new Map(data.webhooks.map((document) => [document.id, document])),
-  };
-}
-
-/** Runs every edit on one draft; an edit that throws is undone and told, the others go on. */
-function editAll(base: Collections, group: Pending[]) {
+/** Runs every edit on a draft of its own; one that throws is undone and rejected, the others go on. */
+function editAll(base: Declared, group: readonly Pending[]) {
   let next = base;
-  let entries: Entry[] = [];
+  const entries: Entry[] = [];
   const done: Pending[] = [];
   for (const member of group) {
-    const draft = draftOf(next);
+    const draft = new Draft(next);
     try {
-      member.edit(draft.draft);
-      next = draft.result();
-      entries = [...entries, ...draft.entries];
+      member.edit(draft);
+      next = draft.after;
+      entries.push(...draft.entries);
       done.push(member);
     } catch (error) {
       member.reject(error);

@@ -6,33 +6,26 @@ import { crc32 } from 'node:zlib';
 import type { Adapter } from 'lowdb';
 import { z } from 'zod';
 import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
-import { errnoOf, StartError } from '../../shared/errors.ts';
+import { StartError } from '../../shared/errors.ts';
 import { type Documents, documents, version } from './documents.ts';
 
 /** Writes one file atomically: old or new after any crash, private from its first byte, on disk when it resolves. */
-export class DurableFile implements Adapter<Documents> {
+export class StateFile implements Adapter<Documents> {
+  /** Whether a write that failed may have replaced the file. */
+  mayHoldFailed = false;
   readonly #file: string;
   readonly #acceptEdit: boolean;
-  #mayHoldFailed = false;
 
-  /** Whether a write that failed may have replaced the file. */
-  get mayHoldFailed(): boolean {
-    return this.#mayHoldFailed;
-  }
-
-  /** `acceptEdit`: a missing or wrong checksum is no reason to refuse the file. */
+  /** `acceptEdit`: the file is accepted with a missing or wrong checksum. */
   constructor(directory: string, acceptEdit: boolean) {
     this.#file = join(directory, 'state.json');
     this.#acceptEdit = acceptEdit;
   }
 
-  /** What the file holds, null where there is none; one without a right checksum gets it now. */
+  /** What the file holds, null where there is none; one without a right checksum gets it now. Throws StartError. */
   async read(): Promise<Documents | null> {
-    const bytes = await readFile(this.#file).catch((error: unknown) => {
-      if (errnoOf(error) === 'ENOENT') return null;
-      throw error;
-    });
-    if (!bytes) return null;
+    if (!existsSync(this.#file)) return null;
+    const bytes = await readFile(this.#file);
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
@@ -45,24 +38,20 @@ export class DurableFile implements Adapter<Documents> {
     await this.revert();
     await writeDurably(this.#file, textOf(data), {
       beforeRename: async () => {
-        await this.#keepLast();
-        this.#mayHoldFailed = true;
+        // The generation before stays beside the new one, under its own name for recovery.
+        if (existsSync(this.#file)) await linkOver(this.#file, lastOf(this.#file));
+        this.mayHoldFailed = true;
       },
     });
-    this.#mayHoldFailed = false;
+    this.mayHoldFailed = false;
   }
 
   /** Puts the generation before back if a write failed after its rename; to be called again when it throws. */
   async revert(): Promise<void> {
-    if (!this.#mayHoldFailed) return;
+    if (!this.mayHoldFailed) return;
     await linkOver(lastOf(this.#file), this.#file);
     await syncDirectory(dirname(this.#file));
-    this.#mayHoldFailed = false;
-  }
-
-  /** The generation before stays beside the new one, under its own name for recovery. */
-  async #keepLast(): Promise<void> {
-    if (existsSync(this.#file)) await linkOver(this.#file, lastOf(this.#file));
+    this.mayHoldFailed = false;
   }
 }
 
@@ -102,23 +91,25 @@ function checksumOf(bytes: Buffer): 'right' | 'wrong' | 'missing' {
 function parse(bytes: Buffer, file: string, acceptEdit: boolean): Documents {
   const checksum = acceptEdit ? 'right' : checksumOf(bytes);
   if (checksum === 'wrong') throw unchecked('a wrong', file);
-  let json: unknown;
-  try {
-    json = JSON.parse(bytes.toString());
-  } catch (error) {
-    throw new StartError(`${file} is ${bytes.length > 0 ? 'damaged' : 'empty'}; ${recoveryOf(file)}`, 78, {
-      cause: error,
-    });
-  }
+  const json = jsonIn(bytes, file);
   if (isNewer(json))
     throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);
   const result = documents.safeParse(json);
-  if (!result.success)
-    throw new StartError(
-      `${file} does not hold a broker's state (${z.prettifyError(result.error)}); ${recoveryOf(file)}`,
-    );
+  if (!result.success) {
+    const problem = `does not hold a broker's state (${z.prettifyError(result.error)})`;
+    throw new StartError(`${file} ${problem}; ${recoveryOf(file)}`);
+  }
   if (checksum === 'missing' && mustHaveOne(result.data, file)) throw unchecked('no', file);
   return result.data;
+}
+
+function jsonIn(bytes: Buffer, file: string): unknown {
+  try {
+    return JSON.parse(bytes.toString());
+  } catch (cause) {
+    const damage = bytes.length > 0 ? 'damaged' : 'empty';
+    throw new StartError(`${file} is ${damage}; ${recoveryOf(file)}`, 78, { cause });
+  }
 }
 
 /** All but one that 0.1.0 wrote, which is accepted once: from then on the generation before has a checksum. */
