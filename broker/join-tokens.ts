@@ -1,5 +1,4 @@
 // How a machine becomes one of ours: join tokens, and enrolment with one.
-import { createHash } from 'node:crypto';
 import { z } from 'zod';
 import type { EnrollRequest__Output } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
@@ -11,6 +10,7 @@ import { AppError } from '../shared/errors.ts';
 import { newId, newSecret } from '../shared/ids.ts';
 import { joinTokenText } from '../shared/join-token.ts';
 import type { Events } from './events.ts';
+import { hashOf } from './keys/secrets.ts';
 import type { Packages } from './packages/index.ts';
 import { pageOf } from './paging.ts';
 import { firstFacts } from './presence/machine-facts.ts';
@@ -28,17 +28,19 @@ const enrolment = z.object({
   agent_version: label(1, 64),
 });
 
-export class JoinTokens {
-  readonly #state: State;
-  readonly #events: Events;
-  readonly #fingerprint: string;
-  readonly #packages: Pick<Packages, 'hash' | 'words'>;
+interface JoinRooms {
+  state: State;
+  events: Events;
+  /** Of the certificate authority that agents pin. */
+  fingerprint: string;
+  packages: Pick<Packages, 'hash' | 'words'>;
+}
 
-  constructor(state: State, events: Events, fingerprint: string, packages: Pick<Packages, 'hash' | 'words'>) {
-    this.#state = state;
-    this.#events = events;
-    this.#fingerprint = fingerprint;
-    this.#packages = packages;
+export class JoinTokens {
+  readonly #rooms: JoinRooms;
+
+  constructor(rooms: JoinRooms) {
+    this.#rooms = rooms;
   }
 
   readonly handlers: Handlers['joinTokens'] = {
@@ -54,24 +56,25 @@ export class JoinTokens {
         created_at: iso(),
         expires_at: iso(now() + input.expires_in),
       };
-      await this.#state.change((draft) => {
+      await this.#rooms.state.change((draft) => {
         assertUnlimited(caller.during(draft));
         dropExpired(draft);
         draft.put('join_tokens', token);
         caller.commit(draft, { join_token_id: token.id });
       });
-      const text = joinTokenText(secret, this.#fingerprint, this.#packages.hash());
-      // What is for one machine has that machine's name.
+      const { packages, fingerprint } = this.#rooms;
+      const text = joinTokenText(secret, fingerprint, packages.hash());
+      // A token for one machine has the name of that machine.
       const name = input.uses === 1 ? input.name : undefined;
-      return { ...serialize(token), token: text, ...this.#packages.words(text, name) };
+      return { ...serialize(token), token: text, ...packages.words(text, name) };
     },
     list: (input, caller) => {
       assertUnlimited(caller);
-      const { items, total } = pageOf(routes.list, [...this.#state.join_tokens.values()], input);
+      const { items, total } = pageOf(routes.list, [...this.#rooms.state.join_tokens.values()], input);
       return { items: items.map(serialize), total };
     },
     remove: async ({ join_token_id }, caller) => {
-      await this.#state.change((draft) => {
+      await this.#rooms.state.change((draft) => {
         assertUnlimited(caller.during(draft));
         if (!draft.get('join_tokens', join_token_id))
           throw new AppError('join_token_not_found', 'no such join token', { join_token_id });
@@ -91,14 +94,14 @@ export class JoinTokens {
     if (!parsed.success) throw new AppError('validation_failed', z.prettifyError(parsed.error));
     const { public_key, token: secret, host, agent_version } = parsed.data;
     const publicKey = public_key.toString('base64');
-    const machine = await this.#state.change((draft) => {
+    const machine = await this.#rooms.state.change((draft) => {
       const token = draft.all('join_tokens').find(({ hash }) => hash === hashOf(secret));
       const known = draft.all('machines').find((one) => one.public_key === publicKey);
       if (token && known?.join_token_id === token.id) return known;
       const made = admit(draft, token, known, { ...parsed.data, publicKey });
       draft.append(firstFacts(made.id, { ...host, ip, agent_version }));
       const data = { hostname: host.hostname, ip, agent_version, last_seen: iso() };
-      this.#events.emit(draft, 'machine.registered', made, data);
+      this.#rooms.events.emit(draft, 'machine.registered', made, data);
       return made;
     });
     return { machine_id: machine.id, name: machine.name };
@@ -142,8 +145,4 @@ function dropExpired(draft: Draft): void {
 
 function serialize({ hash: _, ...token }: JoinToken) {
   return token;
-}
-
-function hashOf(secret: string): string {
-  return createHash('sha256').update(secret).digest('hex');
 }

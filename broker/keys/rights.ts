@@ -1,4 +1,4 @@
-// What each key may do, and where: judged from what is declared, be it committed or as a change under way finds it.
+// What each key may do, and on which machines: judged from the declared documents, committed or as a change finds them.
 import type { Rights } from '../../shared/api/index.ts';
 import type { KeyId, MachineId, Scope } from '../../shared/api/route.ts';
 import { after, iso, now } from '../../shared/clock.ts';
@@ -8,7 +8,7 @@ import type { Declared, Key, State } from '../state/index.ts';
 type Keys = Pick<Declared, 'keys'>;
 type Machines = Pick<Declared, 'machines'>;
 
-/** Who calls over the broker's own socket file, which only its user can open. */
+/** The key of callers over the broker's own socket file, which only its user can open. */
 export const localKey: Key = {
   id: 'key_local' as KeyId,
   name: 'local socket',
@@ -22,7 +22,7 @@ export const localKey: Key = {
   previous: null,
 };
 
-/** Only who has its secret, or had, hears these two. */
+/** Answered only to a caller with the secret of that key. */
 const expired = new AppError('unauthorized', 'this key has expired: ask for another, or for more time');
 const revoked = new AppError('unauthorized', 'this key was revoked');
 
@@ -57,27 +57,27 @@ export function holds(key: Key, scope: Scope): boolean {
   return key.scopes.includes('admin') || key.scopes.includes(scope);
 }
 
+function isUnlimited({ machine_ids, tags }: Key): boolean {
+  return !machine_ids && !tags;
+}
+
 /** Whether a key reaches a machine: by its id, or by any of its tags; a key without limits reaches all. */
 export function reaches(key: Key, machine: MachineId, { machines }: Machines): boolean {
-  if (!key.machine_ids && !key.tags) return true;
-  if (key.machine_ids?.includes(machine)) return true;
+  if (isUnlimited(key) || key.machine_ids?.includes(machine)) return true;
   const tags = machines.get(machine)?.tags ?? [];
   return key.tags?.some((tag) => tags.includes(tag)) ?? false;
 }
 
 /** Every machine a key reaches; undefined: all there are and were. */
-function reachable(key: Key, { machines }: Machines): MachineId[] | undefined {
-  if (!key.machine_ids && !key.tags) return undefined;
-  const tagged = [...machines.values()].filter((machine) =>
-    machine.tags.some((tag) => key.tags?.includes(tag)),
-  );
-  return [...new Set([...(key.machine_ids ?? []), ...tagged.map((machine) => machine.id)])];
+function reachable(key: Key, declared: Machines): MachineId[] | undefined {
+  if (isUnlimited(key)) return undefined;
+  const present = [...declared.machines.values()].filter(({ id }) => reaches(key, id, declared));
+  return [...new Set([...(key.machine_ids ?? []), ...present.map(({ id }) => id)])];
 }
 
 /** Whether all a key reaches, today and after any retagging, is inside what the other reaches. */
 export function within(key: Key, outer: Key): boolean {
-  if (!outer.machine_ids && !outer.tags) return true;
-  if (!key.machine_ids && !key.tags) return false;
+  if (isUnlimited(outer) || isUnlimited(key)) return isUnlimited(outer);
   const machines = key.machine_ids?.every((id) => outer.machine_ids?.includes(id)) ?? true;
   const tags = key.tags?.every((tag) => outer.tags?.includes(tag)) ?? true;
   return machines && tags;
@@ -105,7 +105,7 @@ function may(state: State, scope: Scope, { key_id, machine_id }: Intent): boolea
   return key !== undefined && holds(key, scope) && reaches(key, machine_id, state);
 }
 
-/** Whether the key behind a command that waits may still have it run. */
+/** Whether the key behind a queued command or a schedule may still run it. */
 export function mayRun(state: State) {
   return ({ requested_by, machine_id }: { requested_by: KeyId; machine_id: MachineId }): boolean =>
     may(state, 'commands:execute', { key_id: requested_by, machine_id });
@@ -116,10 +116,9 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
   let cancel = (): void => {};
   const awaitExpiry = (): void => {
     cancel();
-    const end = endOf(keyOf(state, key_id) ?? localKey);
-    const left = Number.isFinite(end) ? end - now() : 0;
-    // Whoever judges an expired key says no by himself.
-    if (left > 0) cancel = after(left, again);
+    const left = endOf(keyOf(state, key_id) ?? localKey) - now();
+    // A look after the end finds the key expired by itself.
+    if (left > 0 && Number.isFinite(left)) cancel = after(left, again);
   };
   const again = (): void => {
     awaitExpiry();
@@ -140,7 +139,7 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
 export function whileAttachable(state: State) {
   return (intent: Intent, end: () => void): (() => void) => {
     const look = (): void => {
-      // Where the machine itself has gone, its sessions are over for everybody.
+      // Where the machine itself was removed, its sessions end for everybody.
       if (state.machines.has(intent.machine_id) && !may(state, 'sessions:attach', intent)) end();
     };
     const stop = watchRights(state, intent.key_id, look);
@@ -149,14 +148,14 @@ export function whileAttachable(state: State) {
   };
 }
 
-/** What a key may at this moment, for whoever acts on its behalf; undefined once it is revoked or expired. */
+/** What a key may at this moment, for webhooks that act on its behalf; undefined once it is revoked or expired. */
 export function rightsIn(state: State) {
   return (id: KeyId, declared: Declared = state) => {
     const key = goodKey(declared, id);
     return (
       key && {
         may: (scope: Scope) => holds(key, scope),
-        // What names no machine is reached by nobody who is limited to some.
+        // An event that names no machine is reached by no key that is limited to some.
         reaches: (machine: string) => reaches(key, machine as MachineId, declared),
         within: (other: KeyId) => {
           const outer = goodKey(declared, other);

@@ -1,4 +1,4 @@
-// Secrets of keys: how one is made, what is kept of it, and which key is behind one that is shown.
+// Secrets of keys: makes them, hashes them, and finds the key of one that is presented.
 import { hash, timingSafeEqual } from 'node:crypto';
 import { now } from '../../shared/clock.ts';
 import { newSecret } from '../../shared/ids.ts';
@@ -15,29 +15,37 @@ export function hashOf(secret: string): string {
   return hash('sha256', secret);
 }
 
-/** Finds the key of a secret by its hash, in an index that is made anew only when the committed keys changed. */
-export function secretIndex(state: State): (presented: string) => Key | undefined {
-  let from: State['keys'] | undefined;
-  let index = new Map<string, { key: Key; until: number }>();
-  return (presented) => {
+/** Keys by the hash of their secrets, made anew only when the committed keys changed. */
+export class SecretIndex {
+  readonly #state: State;
+  #keys: State['keys'] | undefined;
+  #byHash = new Map<string, { key: Key; until: number }>();
+
+  constructor(state: State) {
+    this.#state = state;
+  }
+
+  /** The key of a secret; also one that has expired. */
+  find(presented: string): Key | undefined {
     if (!presented.startsWith(literal)) return undefined;
-    if (from !== state.keys) index = secretsOf(state.keys);
-    from = state.keys;
-    const shown = hashOf(presented);
-    const found = index.get(shown);
+    this.#update();
+    const hashed = hashOf(presented);
+    const found = this.#byHash.get(hashed);
     if (!found || found.until <= now()) return undefined;
     const { key } = found;
-    // Whatever the index does with its time, what is compared takes the same.
-    const known = [key.hash, key.previous?.hash ?? key.hash];
-    return known.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(shown))) ? key : undefined;
-  };
-}
-
-function secretsOf(keys: State['keys']): Map<string, { key: Key; until: number }> {
-  const index = new Map<string, { key: Key; until: number }>();
-  for (const key of keys.values()) {
-    if (key.previous) index.set(key.previous.hash, { key, until: Date.parse(key.previous.until) });
-    index.set(key.hash, { key, until: Number.POSITIVE_INFINITY });
+    // The index may take more or less time; comparing always takes the same.
+    const hashes = [key.hash, key.previous?.hash ?? key.hash];
+    return hashes.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hashed))) ? key : undefined;
   }
-  return index;
+
+  #update(): void {
+    if (this.#keys === this.#state.keys) return;
+    this.#keys = this.#state.keys;
+    this.#byHash.clear();
+    for (const key of this.#keys.values()) {
+      const { hash: current, previous } = key;
+      if (previous) this.#byHash.set(previous.hash, { key, until: Date.parse(previous.until) });
+      this.#byHash.set(current, { key, until: Number.POSITIVE_INFINITY });
+    }
+  }
 }

@@ -1,0 +1,60 @@
+// When and from where each key was last used: written in the background, so that no request waits for it.
+import type { KeyId } from '../../shared/api/route.ts';
+import { monotonic, now } from '../../shared/clock.ts';
+import { type History, textIn } from '../history.ts';
+
+interface Use {
+  /** Milliseconds. */
+  at: number;
+  ip: string;
+}
+
+const tables = [
+  'CREATE TABLE key_uses (key_id TEXT PRIMARY KEY, last_used_at INTEGER NOT NULL, ip TEXT NOT NULL) WITHOUT ROWID',
+];
+
+/** Written no more often than this for each key. */
+const betweenMs = 60_000;
+
+export class KeyUsage {
+  readonly #history: History;
+  readonly #uses = new Map<string, Use>();
+  /** When each was written last, by the monotonic clock. */
+  readonly #written = new Map<string, number>();
+
+  /** Deletes the uses of all other keys. */
+  constructor(history: History, keys: ReadonlyMap<string, unknown>) {
+    this.#history = history;
+    history.migrate('keys', tables);
+    const others = 'DELETE FROM key_uses WHERE key_id NOT IN (SELECT value FROM json_each(?))';
+    history.sql(others).run(JSON.stringify([...keys.keys()]));
+    for (const row of history.sql('SELECT * FROM key_uses').all()) {
+      this.#uses.set(textIn(row, 'key_id'), { at: Number(row.last_used_at), ip: textIn(row, 'ip') });
+    }
+  }
+
+  note(id: KeyId, ip: string): void {
+    const use = { at: now(), ip };
+    this.#uses.set(id, use);
+    if (monotonic() - (this.#written.get(id) ?? Number.NEGATIVE_INFINITY) < betweenMs) return;
+    this.#written.set(id, monotonic());
+    this.#write('INSERT OR REPLACE INTO key_uses VALUES (?, ?, ?)', id, use.at, ip);
+  }
+
+  lastOf(id: string): Use | undefined {
+    return this.#uses.get(id);
+  }
+
+  forget(id: KeyId): void {
+    this.#uses.delete(id);
+    this.#written.delete(id);
+    this.#write('DELETE FROM key_uses WHERE key_id = ?', id);
+  }
+
+  #write(sql: string, ...values: (string | number)[]): void {
+    this.#history
+      .write(() => this.#history.sql(sql).run(...values))
+      // History logs a failed write; the next minute, or the next start, tries again.
+      .catch(() => {});
+  }
+}
