@@ -29,11 +29,8 @@ export async function openBackups(
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
     // Of one moment: between two commits of state, whose entries are then in history or in its own outbox.
-    const { text, snapshot } = await state.between((committed) => ({
-      text: committed,
-      snapshot: history.snapshot(),
-    }));
-    await snapshot.copyTo(join(directory, 'history.db'));
+    const [text, copyHistory] = await state.between((committed) => [committed, history.snapshot()] as const);
+    await copyHistory(join(directory, 'history.db'));
     for (const name of keyFiles) {
       const file = join(dataDir, name);
       if (existsSync(file)) await writeDurably(join(directory, name), await readFile(file, 'utf8'));

@@ -49,12 +49,6 @@ export interface Retention {
   removed?(ids: string[]): void;
 }
 
-/** The database at one moment, to be copied once. */
-export interface Snapshot {
-  /** Resolves when the copy is on disk, readable by this user alone. */
-  copyTo(file: string): Promise<void>;
-}
-
 const pruneStep = 500;
 const pruneMs = 3_600_000;
 /** Lists have a statement for each combination of filters: the oldest one goes. */
@@ -175,9 +169,26 @@ export class History {
     this.#retentions.push(retention);
   }
 
-  /** The database as it is now, which can be copied while it is written on. */
-  snapshot(): Snapshot {
-    return snapshotOf(this.#file);
+  /**
+   * The database as it is now, for one copy while it is written on: the result resolves when that is on disk, readable
+   * by this user alone.
+   */
+  snapshot(): (copy: string) => Promise<void> {
+    // A reader of its own sees what was committed when it began, whatever is written after (WAL).
+    const reader = new DatabaseSync(this.#file, { readOnly: true });
+    reader.exec('BEGIN');
+    reader.prepare('SELECT id FROM installation').get();
+    return async (copy) => {
+      try {
+        closeSync(openSync(copy, 'wx', 0o600));
+        await backup(reader, copy, { rate: copyPages });
+        const made = new DatabaseSync(copy);
+        made.exec('UPDATE installation SET running = 0');
+        made.close();
+      } finally {
+        reader.close();
+      }
+    };
   }
 
   /** Prunes now (tests, and the hourly timer). */
@@ -265,26 +276,6 @@ export class History {
     );
     return count;
   }
-}
-
-/** A reader of its own sees what was committed when it began, whatever is written after (WAL). */
-function snapshotOf(file: string): Snapshot {
-  const reader = new DatabaseSync(file, { readOnly: true });
-  reader.exec('BEGIN');
-  reader.prepare('SELECT id FROM installation').get();
-  return {
-    async copyTo(copy) {
-      try {
-        closeSync(openSync(copy, 'wx', 0o600));
-        await backup(reader, copy, { rate: copyPages });
-        const made = new DatabaseSync(copy);
-        made.exec('UPDATE installation SET running = 0');
-        made.close();
-      } finally {
-        reader.close();
-      }
-    },
-  };
 }
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {

@@ -1,20 +1,12 @@
 // Fires schedules: one timer for the next time due, each time once, and a decision for every time that passed unseen.
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { History } from '../history.ts';
 import type { Schedule, State } from '../state/index.ts';
 import { decide, lateMs } from './catch-up.ts';
 import { ClockWatch } from './clock-watch.ts';
-import type { Launcher } from './launch.ts';
-import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './records.ts';
+import type { Launcher, ScheduleRooms } from './launch.ts';
+import { newRun, type ScheduleRun, settledRun } from './records.ts';
 import { Timetable } from './timetable.ts';
-
-export interface FiringRooms {
-  state: State;
-  history: History;
-  records: ScheduleRecords;
-  launcher: Launcher;
-}
 
 /** A schedule that is declared. */
 interface Tracked {
@@ -27,7 +19,7 @@ interface Tracked {
   lookAt: number;
   /** It is being looked at. */
   busy: boolean;
-  /** Its next time waits for an open run to end. */
+  /** It is looked at again later: its next time waits for an open run to end, or could not be written. */
   waiting: boolean;
   /** Times recorded as missed one after another. */
   missed: number;
@@ -55,7 +47,8 @@ const openMs = 60_000;
 const againMs = 5_000;
 
 export class Firing {
-  readonly #rooms: FiringRooms;
+  readonly #rooms: ScheduleRooms;
+  readonly #launcher: Launcher;
   readonly #log: Logger;
   readonly #tracked = new Map<string, Tracked>();
   readonly #clock = new ClockWatch();
@@ -67,8 +60,9 @@ export class Firing {
   #stopped = false;
   #cancelTimer = (): void => {};
 
-  constructor(rooms: FiringRooms, log: Logger) {
+  constructor(rooms: ScheduleRooms, launcher: Launcher, log: Logger) {
     this.#rooms = rooms;
+    this.#launcher = launcher;
     this.#log = log;
     rooms.records.onEnd = (id) => {
       const tracked = this.#tracked.get(id);
@@ -211,56 +205,52 @@ export class Firing {
   /** Settles the next time of a schedule that is due, or some that were missed. Never rejects. */
   async #look(tracked: Tracked): Promise<void> {
     tracked.busy = true;
-    tracked.waiting = false;
-    let failed = false;
-    try {
-      await this.#step(tracked);
-    } catch (error) {
-      failed = true;
+    const wait = await this.#step(tracked).catch((error: unknown) => {
       const { id } = tracked.schedule;
       this.#log.error({ err: error, schedule_id: id }, 'a schedule could not be run; trying again');
-    }
+      return againMs;
+    });
     tracked.busy = false;
-    if (tracked.waiting) return;
     this.#plan(tracked);
-    if (failed && tracked.next !== undefined) tracked.lookAt = now() + againMs;
+    if (wait === undefined || tracked.next === undefined) return;
+    tracked.waiting = true;
+    tracked.lookAt = now() + wait;
   }
 
-  async #step(tracked: Tracked): Promise<void> {
+  /** Resolves with the time to wait until the next look, where one step does not settle anything. */
+  async #step(tracked: Tracked): Promise<number | undefined> {
     const { schedule, mark } = tracked;
     const timetable = this.#timetableOf(schedule);
     if (!timetable) return;
     const { started, leap } = this.#clock;
     const step = decide({ schedule, timetable, mark, now: now(), started, leap });
     if (!step) return;
-    if ('missed' in step) return this.#miss(tracked, timetable, step.missed);
+    if ('missed' in step) {
+      await this.#miss(tracked, timetable, step.missed);
+      return;
+    }
     const { at, trigger } = step;
     tracked.missed = 0;
     // A clock that was set back may come to it again.
     if (!this.#rooms.records.ran(schedule.id, at)) {
       const fate = this.#besideOpen(schedule, trigger);
-      if (typeof fate === 'number') {
-        tracked.waiting = true;
-        tracked.lookAt = now() + fate;
-        return;
-      }
+      if (typeof fate === 'number') return fate;
       if (fate === 'skip') await this.#settle(schedule, 'skipped', trigger, [at], overlapping);
-      else await this.#rooms.launcher.byClock(schedule, at, trigger);
+      else await this.#launcher.byClock(schedule, at, trigger);
     }
     tracked.mark = at;
   }
 
   /** Whether a time runs while other runs may be open, is skipped, or waits: so long until the next look. */
   #besideOpen(schedule: Schedule, trigger: 'cron' | 'catch_up'): 'run' | 'skip' | number {
-    const { records, launcher } = this.#rooms;
-    const open = records.open(schedule.id);
+    const open = this.#rooms.records.open(schedule.id);
     // On a machine that is away it fails, and says so.
-    if (open.length === 0 || launcher.isAway(schedule.machine_id)) return 'run';
+    if (open.length === 0 || this.#launcher.isAway(schedule.machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
     if (all && trigger === 'catch_up') return openMs;
     if (schedule.overlap === 'allow') return 'run';
     if (all && open.some((run) => run.trigger === 'catch_up')) return openMs;
-    return launcher.mayHaveEnded(open) ? unsureMs : 'skip';
+    return this.#launcher.mayHaveEnded(open) ? unsureMs : 'skip';
   }
 
   async #miss(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
@@ -320,7 +310,6 @@ export async function countFrom(
   at: number,
   which: (schedule: Schedule) => boolean,
 ): Promise<void> {
-  if (![...state.schedules.values()].some(which)) return;
   await state.change((draft) => {
     for (const schedule of draft.all('schedules').filter(which)) {
       draft.put('schedules', { ...schedule, since: iso(at) });

@@ -7,16 +7,12 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, Schedule, State } from '../state/index.ts';
+import type { Declared, Schedule } from '../state/index.ts';
 import { wordsOf } from './cron.ts';
 import { Firing } from './firing.ts';
-import { Launcher, type LaunchRooms } from './launch.ts';
+import { Launcher, type ScheduleRooms } from './launch.ts';
 import type { ScheduleRun } from './records.ts';
 import { checkedTimetable } from './timetable.ts';
-
-export interface ScheduleRooms extends LaunchRooms {
-  state: State;
-}
 
 type Params = Input<Api['schedules']['create']>;
 type Changes = Omit<Input<Api['schedules']['update']>, 'schedule_id'>;
@@ -35,7 +31,7 @@ export class Schedules {
   constructor(rooms: ScheduleRooms, log: Logger) {
     this.#rooms = rooms;
     this.#launcher = new Launcher(rooms);
-    this.#firing = new Firing({ ...rooms, launcher: this.#launcher }, log);
+    this.#firing = new Firing(rooms, this.#launcher, log);
   }
 
   /** Nothing is fired any more. */

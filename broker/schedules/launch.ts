@@ -7,10 +7,11 @@ import { newId } from '../../shared/ids.ts';
 import type { Begun, Commands } from '../commands/index.ts';
 import type { History } from '../history.ts';
 import type { Presence } from '../presence/index.ts';
-import type { Schedule } from '../state/index.ts';
+import type { Schedule, State } from '../state/index.ts';
 import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './records.ts';
 
-export interface LaunchRooms {
+export interface ScheduleRooms {
+  state: State;
   history: History;
   presence: Presence;
   commands: Commands;
@@ -32,13 +33,13 @@ const returnMs = 60_000;
 const reportMs = 5_000;
 
 export class Launcher {
-  readonly #rooms: LaunchRooms;
+  readonly #rooms: ScheduleRooms;
   readonly #started = monotonic();
   /** Runs that an earlier broker left open. */
   readonly #left: ReadonlySet<string>;
   readonly #linkedAt = new Map<string, number>();
 
-  constructor(rooms: LaunchRooms) {
+  constructor(rooms: ScheduleRooms) {
     this.#rooms = rooms;
     this.#left = new Set(rooms.records.openIds());
     rooms.presence.watch((machineId, online) => {

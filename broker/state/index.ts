@@ -41,9 +41,9 @@ export async function openState(directory: string, acceptEdit = false): Promise<
   assertFresh(directory);
   const empty = { machines: [], keys: [], join_tokens: [], schedules: [], webhooks: [], outbox: [] };
   const install_id = randomBytes(16).toString('hex');
-  const state = new State(file, { version, install_id, generation: 1, ...empty });
-  await state.write();
-  return state;
+  const data: Documents = { version, install_id, generation: 1, ...empty };
+  await file.write(data);
+  return new State(file, data);
 }
 
 function assertFresh(directory: string): void {
@@ -136,11 +136,6 @@ export class State implements Declared {
     await this.#file.revert().catch(() => {});
   }
 
-  /** Writes the documents as they are. */
-  write(): Promise<void> {
-    return this.#low.write();
-  }
-
   async #run(): Promise<void> {
     do {
       const group = this.#queue;
@@ -170,7 +165,7 @@ export class State implements Declared {
       outbox: [...before.outbox.slice(this.#applied), ...entries],
     };
     try {
-      await this.write();
+      await this.#low.write();
     } catch (cause) {
       this.#low.data = before;
       await this.#finish();
