@@ -13,11 +13,11 @@ export type Run = Awaited<ReturnType<Farhand['schedules']['history']>>['items'][
 /** Brokers that start anew look at their certificates: near the real day. */
 export const today = new Date().toISOString().slice(0, 10);
 
-/** A link hears a heartbeat each time. */
-const stepMs = 15_000;
-
-/** A house with one machine at a time of the tests' own. */
-export async function houseAt(start: string, day = today) {
+/**
+ * A house with one machine at a time of the tests' own. The clock moves on in steps of `stepMs`: a link hears a
+ * heartbeat each time, and is over after 45 s without one.
+ */
+export async function houseAt(start: string, day = today, stepMs = 30_000) {
   const at = (time: string): number => Date.parse(`${day}T${time}Z`);
   // A broker that goes sends its agents away for almost five seconds then.
   vi.spyOn(Math, 'random').mockReturnValue(0.9);

@@ -11,7 +11,7 @@ import { houseAt, minutes, type Run } from './schedule-bench.ts';
 import { connectScripted } from './scripted-agent.ts';
 
 test('over a spring gap a daily time runs once, right after it, and an hourly one goes by the clock', async () => {
-  const { make, until, fates, counted, house } = await houseAt('06:52:00', '2026-03-08');
+  const { make, until, fates, counted, house } = await houseAt('06:58:00', '2026-03-08');
   const timezone = 'America/New_York';
   const daily = await make('daily', '0,30 2 * * *', { timezone });
   const hourly = await make('hourly', '*/10 * * * *', { timezone });
