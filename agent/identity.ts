@@ -6,6 +6,7 @@ import {
   generateKeyPairSync,
   X509Certificate,
 } from 'node:crypto';
+import { once } from 'node:events';
 import { arch, hostname } from 'node:os';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
@@ -121,31 +122,25 @@ async function read(file: string): Promise<Stored | undefined> {
 }
 
 /** Asks the broker for its chain, trusting nothing, and keeps the authority only if the token pins it. */
-function pinnedAuthority(broker: string, fingerprint: string): Promise<string> {
-  const { host, port } = splitAddress(broker);
-  return new Promise((resolve, reject) => {
-    const socket = connect({
-      host,
-      port,
-      servername: linkServerName,
-      ALPNProtocols: ['h2'],
-      // Nothing is sent and nothing believed over this connection but a certificate with the pinned hash.
-      rejectUnauthorized: false,
-      timeout: 10_000,
-    });
-    const settle = (outcome: string | Error): void => {
-      socket.destroy();
-      if (typeof outcome === 'string') resolve(outcome);
-      else reject(outcome);
-    };
-    socket.once('error', (error: Error) => settle(unreachable(broker, error)));
-    socket.once('timeout', () => settle(unreachable(broker)));
-    socket.once('secureConnect', () => {
-      const issuer = socket.getPeerCertificate(true).issuerCertificate?.raw;
-      const matches = issuer && createHash('sha256').update(issuer).digest('hex') === fingerprint;
-      settle(matches ? new X509Certificate(issuer).toString() : wrongBroker(broker));
-    });
+async function pinnedAuthority(broker: string, fingerprint: string): Promise<string> {
+  const socket = connect({
+    ...splitAddress(broker),
+    servername: linkServerName,
+    ALPNProtocols: ['h2'],
+    // Nothing is sent and nothing believed over this connection but a certificate with the pinned hash.
+    rejectUnauthorized: false,
+    timeout: 10_000,
   });
+  socket.once('timeout', () => socket.destroy(new Error('no answer')));
+  try {
+    await once(socket, 'secureConnect');
+  } catch (error) {
+    throw unreachable(broker, error);
+  }
+  const issuer = socket.getPeerCertificate(true).issuerCertificate?.raw;
+  socket.destroy();
+  if (!issuer || createHash('sha256').update(issuer).digest('hex') !== fingerprint) throw wrongBroker(broker);
+  return new X509Certificate(issuer).toString();
 }
 
 /** HOST:PORT, with brackets around an IPv6 address. */
@@ -155,7 +150,7 @@ function splitAddress(broker: string): { host: string; port: number } {
 }
 
 /** May pass: the caller tries again. */
-function unreachable(broker: string, cause?: Error): AppError {
+function unreachable(broker: string, cause: unknown): AppError {
   const why = reasons[errnoOf(cause) ?? ''] ?? `cannot be reached (${errnoOf(cause) ?? 'no answer'})`;
   return new AppError('unavailable', `${broker} ${why}`, {}, { cause });
 }

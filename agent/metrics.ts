@@ -9,10 +9,6 @@ import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
 import { monotonic, now, sleep } from '../shared/clock.ts';
 import { residentBytes } from '../shared/heap.ts';
 
-export interface MetricsReader {
-  report(): Promise<Metrics>;
-}
-
 /** Where the numbers come from; tests put broken machines here. */
 export interface Sources {
   /** Text of a file of /proc. */
@@ -30,36 +26,69 @@ const shortestWindow = 100;
 
 const system: Sources = { read: (path) => readFile(path, 'utf8'), statfs: (mount) => statfs(mount) };
 
-export function openMetrics(sources: Sources = system): MetricsReader {
-  const read = (path: string): Promise<string> => sources.read(path).catch(() => '');
-  const opened = monotonic();
-  const cpu = openCpu(read);
-  const disks = openDisks(read, sources.statfs);
-  return {
-    async report() {
-      const [processor, memory, space, network] = await Promise.all([
-        cpu(),
-        read('/proc/meminfo'),
-        disks(),
-        read('/proc/net/dev'),
-      ]);
-      return {
-        recorded_at_ms: now(),
-        uptime_s: os.uptime(),
-        cpu_usage: processor.usage,
-        cpu_cores: processor.cores,
-        memory: memoryOf(memory),
-        ...space,
-        load_average: os.loadavg(),
-        network: networkOf(network),
-        agent_rss: residentBytes() ?? 0,
-        agent_uptime_s: (monotonic() - opened) / 1000,
-      };
-    },
-  };
-}
+export class MetricsReader {
+  readonly #read: Sources['read'];
+  readonly #disks: Disks;
+  readonly #opened = monotonic();
+  #usage = 0;
+  #usageAt = monotonic();
+  #cpuTimes: Promise<CpuTimes>;
 
-// ---- CPU
+  constructor({ read, statfs }: Sources = system) {
+    this.#read = (path) => read(path).catch(() => '');
+    this.#disks = new Disks(statfs);
+    this.#cpuTimes = this.#readCpuTimes();
+  }
+
+  async report(): Promise<Metrics> {
+    const [cpu_cores, memory, mounts, network] = await Promise.all([
+      this.#measureCpu(),
+      this.#read('/proc/meminfo'),
+      this.#read('/proc/self/mountinfo'),
+      this.#read('/proc/net/dev'),
+    ]);
+    const disks = await this.#disks.report(mountsOf(mounts));
+    const root = disks.find(({ mount }) => mount === '/')?.space;
+    return {
+      recorded_at_ms: now(),
+      uptime_s: os.uptime(),
+      cpu_usage: this.#usage,
+      cpu_cores,
+      memory: memoryOf(memory),
+      ...(root && { disk: root }),
+      disks,
+      load_average: os.loadavg(),
+      network: networkOf(network),
+      agent_rss: residentBytes() ?? 0,
+      agent_uptime_s: (monotonic() - this.#opened) / 1000,
+    };
+  }
+
+  /**
+   * Tells the number of cores. The first report covers the time since open, which is the dial and the hello; since boot
+   * would say nothing about now. Reports in quick succession repeat the last value.
+   */
+  async #measureCpu(): Promise<number> {
+    const before = await this.#cpuTimes;
+    if (monotonic() - this.#usageAt < shortestWindow) return before.cores;
+    this.#usageAt = monotonic();
+    this.#cpuTimes = this.#readCpuTimes();
+    const after = await this.#cpuTimes;
+    const total = after.total - before.total;
+    // A core that went offline takes its time along: such a window is skipped.
+    if (total > 0) this.#usage = clamp(100 * (1 - (after.idle - before.idle) / total));
+    return after.cores;
+  }
+
+  /** From /proc/stat, because os.cpus() asks every core for its clock rate as well, which takes long on large machines. */
+  async #readCpuTimes(): Promise<CpuTimes> {
+    const text = await this.#read('/proc/stat');
+    // Guest time is part of user time already.
+    const times = /^cpu +(.*)$/m.exec(text)?.[1]?.split(' ').slice(0, 8).map(Number) ?? [];
+    const [, , , idle = 0, waiting = 0] = times;
+    return { idle: idle + waiting, total: sum(times), cores: text.match(/^cpu\d+ /gm)?.length ?? 1 };
+  }
+}
 
 interface CpuTimes {
   idle: number;
@@ -67,51 +96,8 @@ interface CpuTimes {
   cores: number;
 }
 
-interface Cpu {
-  usage: number;
-  cores: number;
-}
-
-/**
- * The first report covers the time since open, which is the dial and the hello; since boot would say nothing
- * about now. Reports in quick succession repeat the last value.
- */
-function openCpu(read: Sources['read']): () => Promise<Cpu> {
-  let usage = 0;
-  let at = monotonic();
-  let last = cpuTimes(read);
-  return async () => {
-    const before = await last;
-    if (monotonic() - at < shortestWindow) return { usage, cores: before.cores };
-    at = monotonic();
-    last = cpuTimes(read);
-    const after = await last;
-    const total = after.total - before.total;
-    // A core that went offline takes its time along: such a window is skipped.
-    if (total > 0) usage = clamp(100 * (1 - (after.idle - before.idle) / total));
-    return { usage, cores: after.cores };
-  };
-}
-
 const clamp = (percent: number): number => Math.min(100, Math.max(0, percent));
 const sum = (numbers: number[]): number => numbers.reduce((total, number) => total + number, 0);
-
-/** /proc/stat, because os.cpus() asks every core for its clock rate as well, which takes long on large machines. */
-async function cpuTimes(read: Sources['read']): Promise<CpuTimes> {
-  const text = await read('/proc/stat');
-  const all = /^cpu +(.*)$/m.exec(text)?.[1];
-  if (all === undefined) return cpuTimesOfNode();
-  // Guest time is part of user time already.
-  const times = all.split(' ').slice(0, 8).map(Number);
-  const [, , , idle = 0, waiting = 0] = times;
-  return { idle: idle + waiting, total: sum(times), cores: text.match(/^cpu\d+ /gm)?.length ?? 1 };
-}
-
-function cpuTimesOfNode(): CpuTimes {
-  const cpus = os.cpus();
-  const idle = sum(cpus.map(({ times }) => times.idle));
-  return { idle, total: sum(cpus.flatMap(({ times }) => Object.values(times))), cores: cpus.length };
-}
 
 // ---- Memory and network
 
@@ -122,9 +108,8 @@ function spaceOf(total: number, free: number): Space {
 function memoryOf(text: string): Space {
   const bytes = (name: string): number =>
     1024 * Number(new RegExp(`^${name}: +(\\d+) kB$`, 'm').exec(text)?.[1]);
-  const [total, available] = [bytes('MemTotal'), bytes('MemAvailable')];
-  if (Number.isNaN(total + available)) return spaceOf(os.totalmem(), os.freemem());
-  return spaceOf(total, Math.min(available, total));
+  const total = bytes('MemTotal') || os.totalmem();
+  return spaceOf(total, Math.min(bytes('MemAvailable') || os.freemem(), total));
 }
 
 /** Without the loopback and the ends of containers' cables, whose bytes are counted elsewhere too. */
@@ -159,54 +144,44 @@ const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
 /** Threads that silent file systems may hold: Node has four in all. */
 const mostSilent = 2;
 
-interface Asked {
-  answer: Promise<Space | undefined>;
-  remote: boolean;
-  /** It has not answered in time. */
-  silent: boolean;
-}
+/** Asks file systems for their space; one that does not answer (a dead server) is not asked again before it does. */
+class Disks {
+  readonly #statfs: Sources['statfs'];
+  readonly #asked = new Map<string, Promise<Space | undefined>>();
+  readonly #silent = new Set<string>();
 
-type Disks = () => Promise<{ disk?: Space; disks: Disk[] }>;
+  constructor(statfs: Sources['statfs']) {
+    this.#statfs = statfs;
+  }
 
-/**
- * A file system that does not answer (a dead server) holds a thread until it does, so it is not asked again before,
- * and while one of another machine is silent no other such one is asked: they tend to be silent together.
- */
-function openDisks(read: Sources['read'], ask: Sources['statfs']): Disks {
-  const asked = new Map<string, Asked>();
-
-  const askable = (isRemote: boolean): boolean => {
-    const silent = [...asked.values()].filter((one) => one.silent);
-    return silent.length < mostSilent && !(isRemote && silent.some((one) => one.remote));
-  };
-  const start = ({ path, type }: Mount): Asked => {
-    const answer = measure(ask, path).finally(() => asked.delete(path));
-    const one = { answer, remote: remote.test(type), silent: false };
-    asked.set(path, one);
-    return one;
-  };
-  const spaceAt = async (mount: Mount): Promise<Space | undefined> => {
-    const known = asked.get(mount.path);
-    if (known?.silent || !askable(remote.test(mount.type))) return undefined;
-    const one = known ?? start(mount);
-    const late = Symbol('late');
-    const stop = new AbortController();
-    const first = await Promise.race([one.answer, sleep(diskLimit, stop.signal).then(() => late)]);
-    stop.abort();
-    if (typeof first !== 'symbol') return first;
-    one.silent = true;
-    return undefined;
-  };
-
-  return async () => {
-    const disks: Disk[] = [];
-    for (const mount of mountsOf(await read('/proc/self/mountinfo'))) {
-      const space = await spaceAt(mount);
-      if (space) disks.push({ mount: mount.path, filesystem: mount.type, space });
+  async report(mounts: Mount[]): Promise<(Disk & { space: Space })[]> {
+    const disks: (Disk & { space: Space })[] = [];
+    for (const { path, type } of mounts) {
+      const space = await this.#spaceAt(path);
+      if (space) disks.push({ mount: path, filesystem: type, space });
     }
-    const disk = disks.find(({ mount }) => mount === '/')?.space;
-    return disk ? { disk, disks } : { disks };
-  };
+    return disks;
+  }
+
+  async #spaceAt(path: string): Promise<Space | undefined> {
+    if (this.#silent.has(path) || this.#silent.size >= mostSilent) return undefined;
+    const answer = this.#asked.get(path) ?? this.#ask(path);
+    const stop = new AbortController();
+    const first = await Promise.race([answer, sleep(diskLimit, stop.signal).then(() => 'late' as const)]);
+    stop.abort();
+    if (first !== 'late') return first;
+    if (this.#asked.get(path) === answer) this.#silent.add(path);
+    return undefined;
+  }
+
+  #ask(path: string): Promise<Space | undefined> {
+    const answer = measure(this.#statfs, path).finally(() => {
+      this.#asked.delete(path);
+      this.#silent.delete(path);
+    });
+    this.#asked.set(path, answer);
+    return answer;
+  }
 }
 
 /** As df(1): what is reserved for root is free, and not available. */

@@ -7,14 +7,13 @@ import { monotonic, sleep } from '../shared/clock.ts';
 import { AppError, errnoOf, StartError } from '../shared/errors.ts';
 import { takeDirectory } from '../shared/lock.ts';
 import type { Logger } from '../shared/logger.ts';
-import type { AgentMethods } from '../shared/rpc.ts';
 import { atPath, reasonOf } from '../shared/system-errors.ts';
 import { AuditLog } from './audit-log/index.ts';
 import type { AgentSettings } from './config.ts';
 import { checkRoots, openFiles } from './files/index.ts';
 import { markRemoved, openIdentity } from './identity.ts';
-import { type Identity, keepLinked, Removed } from './link/index.ts';
-import { openMetrics } from './metrics.ts';
+import { type Identity, keepLinked, type LinkOptions, Removed } from './link/index.ts';
+import { MetricsReader } from './metrics.ts';
 import { openProcesses } from './processes/index.ts';
 import { protectedPathsOf } from './protected-paths.ts';
 
@@ -59,57 +58,21 @@ async function assemble(
 ): Promise<Agent> {
   const directory = settings.data_dir;
   const stopping = new AbortController();
-  const waits = (): void => changed?.(false);
   // Before a join token is used up.
   await checkRoots(settings.root);
-  const identity = await joined(settings, log, stopping.signal, waits);
+  const identity = await joined(settings, log, stopping.signal, () => changed?.(false));
   const activity = await AuditLog.open(directory, log);
   closers.push(() => activity.close());
-  const processes = await openProcesses({
-    directory: join(directory, 'processes'),
-    log,
-    mayRunAs: settings.allow.includes('user'),
-  });
-  closers.push(() => processes.stop());
-  const { secret, program } = protectedPathsOf(settings);
-  const files = await openFiles({
-    roots: settings.root,
-    home: homedir(),
-    forbidden: secret,
-    fixed: program,
-    processes: () => [process.pid, ...processes.pids()],
-    directory,
-    log,
-  });
-  const metrics = openMetrics();
-  const handlers: AgentMethods = {
-    ...files,
-    ...processes,
-    getMetrics: async () => ({ metrics: await metrics.report() }),
-  };
+  const services = await openServices(settings, log, closers);
   let dueBy = Number.POSITIVE_INFINITY;
-  waits();
-  const linked = keepLinked(
-    {
-      broker: settings.broker,
-      identity,
-      handlers,
-      capabilities: settings.allow,
-      roots: settings.root,
-      missing: processes.missing,
-      journalId: processes.journalId,
-      processIds: () => processes.ids(),
-      report: async () => (settings.allow.includes('metrics') ? metrics.report() : null),
-      log,
-      activity,
-      turned: (ms) => {
-        dueBy = monotonic() + ms;
-      },
-      ...(changed && { changed }),
-    },
-    stopping.signal,
-  );
-  const ended = finishing(linked, directory, closers);
+  const turned = (ms: number): void => {
+    dueBy = monotonic() + ms;
+  };
+  changed?.(false);
+  const { broker, allow: capabilities, root: roots } = settings;
+  const watching = { turned, ...(changed && { changed }) };
+  const options = { broker, identity, capabilities, roots, log, activity, ...services, ...watching };
+  const ended = finishing(keepLinked(options, stopping.signal), directory, closers);
   // Whoever holds the agent may look at `ended` late.
   ended.catch(() => undefined);
   return {
@@ -120,6 +83,29 @@ async function assemble(
       stopping.abort();
       await ended.catch(() => undefined);
     },
+  };
+}
+
+type Services = Pick<LinkOptions, 'handlers' | 'missing' | 'journalId' | 'processIds' | 'report'>;
+
+/** What answers the broker's calls. */
+async function openServices(settings: AgentSettings, log: Logger, closers: Closers): Promise<Services> {
+  const { data_dir: directory, allow, root: roots } = settings;
+  const mayRunAs = allow.includes('user');
+  const processes = await openProcesses({ directory: join(directory, 'processes'), log, mayRunAs });
+  closers.push(() => processes.stop());
+  const { secret: forbidden, program: fixed } = protectedPathsOf(settings);
+  const own = () => [process.pid, ...processes.pids()];
+  const home = homedir();
+  const files = await openFiles({ roots, home, forbidden, fixed, processes: own, directory, log });
+  const metrics = new MetricsReader();
+  const getMetrics = async () => ({ metrics: await metrics.report() });
+  return {
+    handlers: { ...files, ...processes, getMetrics },
+    missing: processes.missing,
+    journalId: processes.journalId,
+    processIds: () => processes.ids(),
+    report: async () => (allow.includes('metrics') ? metrics.report() : null),
   };
 }
 
@@ -134,41 +120,26 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
   }
 }
 
-/** The identity of this machine; a file with a join token has done its work then. */
+/**
+ * The identity of this machine; a file with a join token has done its work then. Enrolment waits for a broker that
+ * cannot be reached yet, as the link itself does.
+ */
 async function joined(
-  settings: AgentSettings,
+  { data_dir, broker, name, tags, join_token, join_token_file: file }: AgentSettings,
   log: Logger,
   signal: AbortSignal,
   waits: () => void,
 ): Promise<Identity> {
-  const { join_token_file: file } = settings;
-  const join_token = settings.join_token || (file && (await textIn(file)));
-  const told = { ...settings, join_token };
-  const identity = await enrolled(told, log, signal, waits);
-  warnOfToken(told, identity, log);
-  if (file) await rm(file, { force: true });
-  return identity;
-}
-
-/** A machine that has joined keeps its broker. */
-function warnOfToken({ join_token, data_dir }: AgentSettings, { fingerprint }: Identity, log: Logger): void {
-  // It names the authority that it pins.
-  if (!join_token || join_token.includes(fingerprint)) return;
-  log.warn({ data_dir }, 'this machine has joined another broker before: the join token is not used');
-}
-
-/** Enrolment waits for a broker that cannot be reached yet, as the link itself does. */
-async function enrolled(
-  settings: AgentSettings,
-  log: Logger,
-  signal: AbortSignal,
-  waits: () => void,
-): Promise<Identity> {
-  const { broker, join_token: joinToken, name, tags } = settings;
+  const joinToken = join_token || (file && (await textIn(file)));
   const wait = backoff();
   for (;;) {
     try {
-      return await openIdentity(settings.data_dir, { broker, joinToken, name, tags });
+      const identity = await openIdentity(data_dir, { broker, joinToken, name, tags });
+      // A machine that has joined keeps its broker; the token names the authority that it pins.
+      if (joinToken && !joinToken.includes(identity.fingerprint))
+        log.warn({ data_dir }, 'this machine has joined another broker before: the join token is not used');
+      if (file) await rm(file, { force: true });
+      return identity;
     } catch (error) {
       if (!(error instanceof AppError)) throw error;
       waits();

@@ -1,23 +1,33 @@
 // A common limit on what many callers may hold at once: refused when it is used up, never waited for.
 import { AppError } from './errors.ts';
 
-export interface Budget {
-  /** Takes a share; the result gives it back, once. Throws unavailable when there is not so much left. */
-  take(amount: number): () => void;
+export class Budget {
+  readonly #limit: number;
+  readonly #what: string;
+  #used = 0;
+
+  /** `what` says what there is too much of: "answers wait for slow readers". */
+  constructor(limit: number, what: string) {
+    this.#limit = limit;
+    this.#what = what;
+  }
+
+  /** Takes a share; a negative one gives it back. Throws unavailable when there is not so much left. */
+  add(amount: number): void {
+    if (amount > 0 && this.#used + amount > this.#limit)
+      throw new AppError('unavailable', `too many ${this.#what}: try again later`);
+    this.#used += amount;
+  }
+
+  /** Takes a share; the result gives it back, once. */
+  take(amount: number): () => void {
+    this.add(amount);
+    let held = amount;
+    return () => {
+      this.add(-held);
+      held = 0;
+    };
+  }
 }
 
-/** `what` says what there is too much of: "answers wait for slow readers". */
-export function openBudget(limit: number, what: string): Budget {
-  let used = 0;
-  return {
-    take(amount) {
-      if (used + amount > limit) throw new AppError('unavailable', `too many ${what}: try again later`);
-      used += amount;
-      let held = amount;
-      return () => {
-        used -= held;
-        held = 0;
-      };
-    },
-  };
-}
+export const openBudget = (limit: number, what: string): Budget => new Budget(limit, what);

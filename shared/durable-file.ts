@@ -1,6 +1,6 @@
 // Writes a file so that after any crash it is the old or the new one, whole; a private one unless told otherwise.
 import { randomBytes } from 'node:crypto';
-import { type FileHandle, open, readdir, rename, rm } from 'node:fs/promises';
+import { open, readdir, rename, rm } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 
 export interface Draft {
@@ -40,28 +40,16 @@ export async function removeLeftovers(file: string): Promise<void> {
 const prefixOf = (file: string): string => `.${basename(file)}-`;
 
 async function fill(path: string, text: string, { mode, owner }: Draft): Promise<void> {
-  const handle = await open(path, 'wx', 0o600);
-  try {
-    await handle.writeFile(text);
-    await belong(handle, mode, owner);
-    await handle.sync();
-  } finally {
-    await handle.close();
-  }
-}
-
-/** By handle: the directory may be somebody else's, who could put a link in the place of the name. */
-async function belong(handle: FileHandle, mode: Draft['mode'], owner: Draft['owner']): Promise<void> {
+  await using handle = await open(path, 'wx', 0o600);
+  await handle.writeFile(text);
+  // By handle: the directory may be somebody else's, who could put a link in the place of the name.
   if (owner) await handle.chown(owner.uid, owner.gid);
   if (mode !== undefined) await handle.chmod(mode);
+  await handle.sync();
 }
 
 /** Names in it are on the disk when this resolves. */
 export async function syncDirectory(directory: string): Promise<void> {
-  const handle = await open(directory, 'r');
-  try {
-    await handle.sync();
-  } finally {
-    await handle.close();
-  }
+  await using handle = await open(directory, 'r');
+  await handle.sync();
 }

@@ -40,7 +40,7 @@ export interface OutputReader {
 interface Segment {
   start: number;
   size: number;
-  /** Its bytes and room for more, while it has no file. */
+  /** Its bytes, while it has no file. */
   memory?: Buffer;
 }
 
@@ -176,7 +176,11 @@ export class OutputLog {
     return this.#inTurn(async () => {
       if (!this.#made) return;
       await this.#letGo();
-      for (const { start, memory } of this.#segments) if (!memory) await syncFile(this.#file(start));
+      for (const { start, memory } of this.#segments) {
+        if (memory) continue;
+        await using file = await open(this.#file(start));
+        await file.datasync();
+      }
       for (let at = this.#directory; at.startsWith(root); at = dirname(at)) await syncDirectory(at);
     });
   }
@@ -218,17 +222,11 @@ export class OutputLog {
   #remember(data: Uint8Array): boolean {
     const [first] = this.#segments;
     if (first && (!first.memory || first.start + first.size !== this.#end)) return false;
-    const segment = first ?? { start: this.#end, size: 0, memory: Buffer.alloc(0) };
+    const segment = first ?? { start: this.#end, size: 0 };
     const size = segment.size + data.length;
-    if (size > this.#memoryBytes || !segment.memory) return false;
-    // Readers hold views of what is there: it is never changed, only moved to a larger place.
-    if (size > segment.memory.length) {
-      const larger = Buffer.alloc(Math.min(Math.max(2 * size, 1024), this.#memoryBytes));
-      segment.memory.copy(larger, 0, 0, segment.size);
-      segment.memory = larger;
-    }
-    segment.memory.set(data, segment.size);
-    segment.size = size;
+    if (size > this.#memoryBytes) return false;
+    // A new one each time: readers hold views of what is there.
+    Object.assign(segment, { size, memory: Buffer.concat([segment.memory ?? Buffer.alloc(0), data]) });
     if (!first) this.#segments.push(segment);
     return true;
   }
@@ -247,7 +245,7 @@ export class OutputLog {
   async #spill(segment: Segment, memory: Buffer): Promise<void> {
     await this.#roll(segment.start);
     try {
-      await this.#writeLive(memory.subarray(0, segment.size));
+      await this.#writeLive(memory);
     } catch (error) {
       // It stays in memory; the next append tries again.
       await unlink(this.#file(segment.start)).catch(() => {});
@@ -300,12 +298,8 @@ export class OutputLog {
     passing(length);
     if (this.#live && segment === this.#segments.at(-1)) return readAt(this.#live, buffer, at);
     try {
-      const file = await open(this.#file(segment.start));
-      try {
-        return await readAt(file, buffer, at);
-      } finally {
-        await file.close();
-      }
+      await using file = await open(this.#file(segment.start));
+      return await readAt(file, buffer, at);
     } catch (error) {
       if (errnoOf(error) === 'ENOENT') return Buffer.alloc(0);
       throw fromErrno(error, this.#directory);
@@ -325,15 +319,6 @@ export class OutputLog {
 
   #file(start: number): string {
     return join(this.#directory, String(start).padStart(16, '0'));
-  }
-}
-
-async function syncFile(path: string): Promise<void> {
-  const file = await open(path);
-  try {
-    await file.datasync();
-  } finally {
-    await file.close();
   }
 }
 

@@ -707,12 +707,12 @@ describe('listing', () => {
   test('names of owners follow changes of their file', async () => {
     const passwd = path('passwd');
     writeFileSync(passwd, 'ada:x:7:7::/:/bin/sh\nbob:x:8\n');
-    const people = createUsers(passwd, path('missing'));
-    expect((await people()).owner(7)).toBe('ada');
-    expect((await people()).group(7)).toBe('7');
+    const users = createUsers(passwd, path('missing'));
+    expect((await users()).users.nameOf(7)).toBe('ada');
+    expect((await users()).groups.nameOf(7)).toBe('7');
     writeFileSync(passwd, 'eve:x:7:7::/:/bin/sh\nother:x:7:7\n# comment\n\n');
-    const later = await people();
-    expect([later.owner(7), later.owner(8)]).toEqual(['eve', '8']);
+    const { users: later } = await users();
+    expect([later.nameOf(7), later.nameOf(8)]).toEqual(['eve', '8']);
   });
 });
 

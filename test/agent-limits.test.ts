@@ -17,7 +17,7 @@ import { walk } from '../agent/files/confine/walk.ts';
 import type { Files } from '../agent/files/index.ts';
 import { longestSilence } from '../agent/files/search/index.ts';
 import { Semaphore } from '../agent/files/semaphore.ts';
-import { Quota } from '../agent/files/watch/watched.ts';
+import { watchQuota } from '../agent/files/watch/watched.ts';
 import type { SearchFilesResponse } from '../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
 import type { WatchFilesResponse } from '../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
 import { AppError } from '../shared/errors.ts';
@@ -136,7 +136,7 @@ describe('searches', () => {
   const empty = { done: false, value: { matches: { matches: [] } } };
   const many = { matches: { matches: { length: 64 } } };
 
-  test('four run at once; who waits, or finds nothing, is heard, and comes in when another is done', async () => {
+  test('four run at once; who finds nothing is heard, and lets others have their turn', async () => {
     for (let index = 0; index < 200; index += 1) writeFileSync(path(`f${index}`), '');
     writeFileSync(path('huge'), 'x'.repeat(10_000));
     // To go through its hole takes hours.
@@ -144,33 +144,24 @@ describe('searches', () => {
     const clock = fakeClock(1_000_000);
     const stops = Array.from({ length: 5 }, () => new AbortController());
     const running = stops.slice(0, 4).map(({ signal }) => search('missing', signal));
-    let silent = running.map((one) => one.next());
+    const silent = running.map((one) => one.next());
     // All of them are in the hole.
     await vi.waitFor(() => expect(readersOf(path('huge'))).toBe(4), 10_000);
     const [fifth, sixth] = [search('', stops[4]?.signal), search('')];
-    let heard = [fifth.next(), sixth.next()];
-    for (let time = 0; time < 3; time += 1) {
-      let all = false;
-      const answers = Promise.all([...silent, ...heard]).finally(() => {
-        all = true;
-      });
-      // Whoever has only just begun to wait is heard at a later turn.
-      while (!all) {
-        await clock.advance(longestSilence);
-        await new Promise(setImmediate);
-      }
-      expect(await answers).toEqual(Array.from({ length: 6 }, () => empty));
-      silent = running.map((one) => one.next());
-      heard = [fifth.next(), sixth.next()];
-    }
+    const waiting = [fifth.next(), sixth.next()];
     stops[4]?.abort(new Error('left'));
-    await expect(heard[0]).rejects.toThrow('left');
-    const over = Promise.allSettled(silent);
-    stops[0]?.abort(new Error('over'));
-    expect((await heard[1])?.value).toMatchObject(many);
+    await expect(waiting[0]).rejects.toThrow('left');
+    let entered = false;
+    const turn = waiting[1]!.finally(() => {
+      entered = true;
+    });
+    for (let round = 0; round < 20; round += 1) await new Promise(setImmediate);
+    expect(entered).toBe(false);
+    await clock.advance(longestSilence);
+    expect(await Promise.all(silent)).toEqual(Array.from({ length: 4 }, () => empty));
+    expect((await turn).value).toMatchObject(many);
     for (const stop of stops) stop.abort(new Error('over'));
     await sixth.return?.();
-    await over;
   });
 
   test('readers who stop keep nobody waiting', async () => {
@@ -183,7 +174,7 @@ describe('searches', () => {
 
 describe('watches', () => {
   test('share one budget, which comes back when names and watches go', async () => {
-    const { watchFiles: watch } = await disk.open({ watches: new Quota(4, 20) });
+    const { watchFiles: watch } = await disk.open({ watches: watchQuota(78) });
     mkdirSync(path('dir/sub'), { recursive: true });
     for (let index = 0; index < 8; index += 1) writeFileSync(path(`dir/f${index}`), '');
     type Watching = { iterator: AsyncIterator<WatchFilesResponse>; end(): Promise<unknown> };
@@ -203,7 +194,7 @@ describe('watches', () => {
       value: { changes: [], path: Buffer.from(path('dir')) },
     });
     await two.iterator.next();
-    // Two directories and nine names each: there is no fifth directory.
+    // Two directories and nine names each: there is no room for a fifth directory.
     const third = begin();
     await expect(third.iterator.next()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     await two.end();
@@ -235,7 +226,7 @@ describe('watches', () => {
 });
 
 test('of watches that begin together some go on where there is no room for all', async () => {
-  const { watchFiles: watch } = await disk.open({ watches: new Quota(100, 25) });
+  const { watchFiles: watch } = await disk.open({ watches: watchQuota(60) });
   mkdirSync(path('dir'));
   for (let index = 0; index < 10; index += 1) writeFileSync(path(`dir/f${index}`), '');
   const stop = new AbortController();

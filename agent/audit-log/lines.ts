@@ -5,12 +5,12 @@ import { after } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-interface LinesOptions {
+const defaults = {
   /** Beyond this a file becomes the first of the old ones. */
-  fileBytes?: number;
+  fileBytes: 16 * 1024 * 1024,
   /** Longest time that a line is in memory only. */
-  gatherMs?: number;
-}
+  gatherMs: 1_000,
+};
 
 const oldFiles = 4;
 /** Bytes that wait for a disk that hangs; lines beyond are counted and left out. */
@@ -24,11 +24,9 @@ const mostText = 6 * 1024;
 const controls = /[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
 
 export class Lines {
-  readonly #directory: string;
-  readonly #name: string;
+  readonly #path: string;
   readonly #log: Logger;
-  readonly #fileBytes: number;
-  readonly #gatherMs: number;
+  readonly #options: typeof defaults;
   /** Stays open: a caller who uses up all descriptors cannot hide its acts. */
   #file: FileHandle | undefined;
   #size = 0;
@@ -41,12 +39,10 @@ export class Lines {
   #cancel: (() => void) | undefined;
   #writing: Promise<void> | undefined;
 
-  private constructor(directory: string, name: string, log: Logger, options: LinesOptions) {
-    this.#directory = directory;
-    this.#name = name;
+  private constructor(path: string, log: Logger, options: typeof defaults) {
+    this.#path = path;
     this.#log = log;
-    this.#fileBytes = options.fileBytes ?? 16 * 1024 * 1024;
-    this.#gatherMs = options.gatherMs ?? 1_000;
+    this.#options = options;
   }
 
   /** NAME.log of a directory, older ones NAME.1.log and so on; only this user reads them. */
@@ -54,9 +50,9 @@ export class Lines {
     directory: string,
     name: string,
     log: Logger,
-    options: LinesOptions = {},
+    options: Partial<typeof defaults> = {},
   ): Promise<Lines> {
-    const lines = new Lines(directory, name, log, options);
+    const lines = new Lines(join(directory, name), log, { ...defaults, ...options });
     // A failure is reported when there is something to write.
     await lines.#open().catch(() => undefined);
     return lines;
@@ -71,7 +67,7 @@ export class Lines {
     this.#waiting.push(text);
     this.#bytes += text.length;
     if (this.#bytes >= enough) void this.#flush();
-    else this.#cancel ??= after(this.#gatherMs, () => void this.#flush());
+    else this.#cancel ??= after(this.#options.gatherMs, () => void this.#flush());
   }
 
   /** All lines are in the file when it resolves, or cannot be. */
@@ -96,8 +92,12 @@ export class Lines {
       const lines = this.#waiting.splice(0);
       const dropped = this.#dropped;
       this.#bytes = 0;
+      const count = dropped > 0 ? `${JSON.stringify({ dropped_lines: dropped })}\n` : '';
+      const text = Buffer.from(count + lines.join(''));
       try {
-        await this.#append(lines.join(''), dropped);
+        const file = await this.#open(text.length);
+        await file.appendFile(this.#torn ? Buffer.concat([Buffer.from('\n'), text]) : text);
+        this.#size += text.length;
         this.#dropped -= dropped;
         this.#torn = false;
         this.#failing = false;
@@ -111,63 +111,53 @@ export class Lines {
     }
   }
 
-  async #append(lines: string, dropped: number): Promise<void> {
-    const count = dropped > 0 ? `${JSON.stringify({ dropped_lines: dropped })}\n` : '';
-    const text = Buffer.from(count + lines);
-    const file = await this.#open(text.length);
-    await file.appendFile(this.#torn ? Buffer.concat([Buffer.from('\n'), text]) : text);
-    this.#size += text.length;
-  }
-
   /** The file with room for that many bytes: a new one if it is full, was replaced, or is missing. */
   async #open(room = 0): Promise<FileHandle> {
-    const path = this.#path(0);
     const held = this.#file;
-    if (held && (await isAt(held, path))) {
-      if (this.#size === 0 || this.#size + room <= this.#fileBytes) return held;
+    if (held && (await isAt(held, this.#pathOf(0)))) {
+      if (this.#size === 0 || this.#size + room <= this.#options.fileBytes) return held;
       await this.#shift();
     }
     try {
-      this.#file = await open(path, 'a+', 0o600);
+      this.#file = await open(this.#pathOf(0), 'a+', 0o600);
     } catch (error) {
       // Better in an old one than nowhere.
       if (held) return held;
       throw error;
     }
     await held?.close();
-    ({ size: this.#size, torn: this.#torn } = await look(this.#file));
+    this.#size = (await this.#file.stat()).size;
+    // A killed agent may have left half a line.
+    const last = await this.#file.read(Buffer.alloc(1), 0, 1, Math.max(0, this.#size - 1));
+    this.#torn = this.#size > 0 && last.buffer[0] !== 10;
     return this.#file;
   }
 
   async #shift(): Promise<void> {
     for (let age = oldFiles; age > 0; age -= 1) {
-      await rename(this.#path(age - 1), this.#path(age)).catch((error: unknown) => {
+      await rename(this.#pathOf(age - 1), this.#pathOf(age)).catch((error: unknown) => {
         if (errnoOf(error) !== 'ENOENT') throw error;
       });
     }
   }
 
-  #path(age: number): string {
-    return join(this.#directory, age === 0 ? `${this.#name}.log` : `${this.#name}.${age}.log`);
+  #pathOf(age: number): string {
+    return `${this.#path}${age === 0 ? '' : `.${age}`}.log`;
   }
 }
 
-/** Bytes of a UTF-16 unit as it is written: \uXXXX. */
-const mostPerCharacter = 6;
 const escaped = (one: string): string => `\\u${one.charCodeAt(0).toString(16).padStart(4, '0')}`;
 
 /** As JSON; where its texts are too long, the last ones are cut. */
 function lineOf(line: object): string {
-  const plain = JSON.stringify(line);
-  if (plain.length * mostPerCharacter <= mostText) return plain.replace(controls, escaped);
   let left = mostText;
-  const whole = JSON.stringify(line, (_name, value: unknown) => {
+  const text = JSON.stringify(line, (_name, value: unknown) => {
     if (typeof value !== 'string') return value;
     const start = cut(value, left);
     left = Math.max(0, left - lengthOf(start));
     return start;
   });
-  return whole.replace(controls, escaped);
+  return text.replace(controls, escaped);
 }
 
 /** Bytes of a text as it is written, without its quotes. */
@@ -185,12 +175,4 @@ export function cut(text: string, most: number): string {
 async function isAt(file: FileHandle, path: string): Promise<boolean> {
   const [held, there] = await Promise.all([file.stat(), stat(path).catch(() => undefined)]);
   return there?.ino === held.ino && there.dev === held.dev;
-}
-
-/** A killed agent may have left half a line. */
-async function look(file: FileHandle): Promise<{ size: number; torn: boolean }> {
-  const { size } = await file.stat();
-  if (size === 0) return { size, torn: false };
-  const { buffer } = await file.read(Buffer.alloc(1), 0, 1, size - 1);
-  return { size, torn: buffer[0] !== 10 };
 }

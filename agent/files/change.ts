@@ -31,8 +31,8 @@ function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
 }
 
 function ownerOf({ owner, group }: RequestOf<'changeFile'>, users: Users): { uid: number; gid: number } {
-  const uid = owner === undefined ? unchanged : users.uid(owner);
-  const gid = group === undefined ? unchanged : users.gid(group);
+  const uid = owner === undefined ? unchanged : users.users.numberOf(owner);
+  const gid = group === undefined ? unchanged : users.groups.numberOf(group);
   if (uid !== undefined && gid !== undefined) return { uid, gid };
   const issues = [
     ...(uid === undefined ? [{ path: 'owner', message: `no user "${owner}" on this machine` }] : []),

@@ -1,22 +1,25 @@
 // What is said about a file: its entry, and the etag that changes whenever its bytes may have changed.
 import { posix } from 'node:path';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
-import { type BigIntStats, type Confined, child, lookAt, readlink } from './confine/fs.ts';
+import { type BigIntStats, type Confined, child, lookAt, readlink, type Stats } from './confine/fs.ts';
 import { type Bytes, bytes } from './confine/path.ts';
 import type { Confinement, Entry } from './confine/resolve.ts';
 import type { Users } from './users-groups.ts';
 
+/** All that is described is exact in both kinds (confine/fs.ts, lstatPlain). */
+type AnyStats = BigIntStats | Stats;
+
 /** The entry of a path; `link` is where the symlink of that name points to, as written. */
-export function describe(path: Bytes, stats: BigIntStats, users: Users, link?: Bytes): FileEntry {
+export function describe(path: Bytes, stats: AnyStats, users: Users, link?: Bytes): FileEntry {
   return {
     name: bytes(posix.basename(path) || '/'),
     path: bytes(path),
     type: stats.isDirectory() ? 'FILE_TYPE_DIRECTORY' : 'FILE_TYPE_FILE',
     size: Number(stats.size),
     mode: Number(stats.mode) & 0o7777,
-    owner: users.owner(Number(stats.uid)),
-    group: users.group(Number(stats.gid)),
-    modified_at_ms: Number(stats.mtimeMs),
+    owner: users.users.nameOf(Number(stats.uid)),
+    group: users.groups.nameOf(Number(stats.gid)),
+    modified_at_ms: Math.trunc(Number(stats.mtimeMs)),
     ...(link !== undefined && { link_target: bytes(link) }),
     special: special(stats),
   };
@@ -26,7 +29,7 @@ export function describe(path: Bytes, stats: BigIntStats, users: Users, link?: B
 export async function describeName(
   confinement: Confinement,
   { directory, name, path }: { directory: Confined; name: Bytes; path: Bytes },
-  stats: BigIntStats,
+  stats: AnyStats,
   users: Users,
 ): Promise<FileEntry> {
   if (!stats.isSymbolicLink()) return describe(path, stats, users);
@@ -44,7 +47,7 @@ export async function describeArrival(
   return describeName(confinement, entry, (await lookAt(entry.at)) ?? made, users);
 }
 
-function special(stats: BigIntStats): string {
+function special(stats: AnyStats): string {
   if (stats.isFIFO()) return 'fifo';
   if (stats.isSocket()) return 'socket';
   if (stats.isBlockDevice()) return 'block';

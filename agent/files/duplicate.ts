@@ -5,7 +5,6 @@ import { fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
 import type { Boundary } from './confine/boundary.ts';
 import { isTorn } from './confine/contents.ts';
-import { Descent } from './confine/descent.ts';
 import type { BigIntStats, Confined, Pinned } from './confine/fs.ts';
 import * as fs from './confine/fs.ts';
 import { holdsFiles, holdsMemory } from './confine/kernel.ts';
@@ -70,31 +69,33 @@ class Copier implements AsyncDisposable {
   async below(source: Source, to: Confined): Promise<void> {
     const { boundary, path, signal, moves } = this.#options;
     using from = await fs.pin(source.at);
-    using top = await fs.pin(to);
-    using descent = new Descent(top.at, path);
-    assertSame(await from.stat(), source.stats, path);
-    if (!(await holdsFiles(from.at))) throw fault('unsupported_file', path, 'holds no files of a disk');
-    const enter = (_: unknown, inside: Confined): Promise<boolean> => holdsFiles(inside);
-    const options = { path, signal, directories: 'both', oneMount: moves, enter } as const;
-    for await (const step of walk(from.at, boundary, options)) {
-      const below = posix.join(path, step.path);
-      if (step.left) {
-        const made = await openDirectory(descent.at);
-        // Up first: its own mode may forbid the way.
-        await descent.leave().catch((error: unknown) => {
-          made[Symbol.dispose]();
-          throw error;
-        });
-        await this.#finish(made, step.stats, below);
-        continue;
+    // The copy of the directory that the walk is in, and all above it.
+    const made = [await fs.pin(to)];
+    try {
+      assertSame(await from.stat(), source.stats, path);
+      if (!(await holdsFiles(from.at))) throw fault('unsupported_file', path, 'holds no files of a disk');
+      const enter = (_: unknown, inside: Confined): Promise<boolean> => holdsFiles(inside);
+      const options = { path, signal, directories: 'both', oneMount: moves, enter } as const;
+      for await (const step of walk(from.at, boundary, options)) {
+        const below = posix.join(path, step.path);
+        if (step.left) await this.#leave(made, step.stats, below);
+        else {
+          // The walk leaves each directory after it has entered it, so the first one is always there.
+          const at = fs.child((made.at(-1) as Pinned).at, step.name);
+          await this.one(step, at, below);
+          if (step.stats.isDirectory()) made.push(await fs.pin(at));
+        }
       }
-      const at = fs.child(descent.at, step.name);
-      await this.one(step, at, below);
-      if (!step.stats.isDirectory()) continue;
-      const made = await fs.pin(at);
-      descent.enter(made, await made.stat());
+      await this.#leave(made, source.stats, path);
+    } finally {
+      for (const pinned of made) pinned[Symbol.dispose]();
     }
-    await this.#finish(await openDirectory(top.at), source.stats, path);
+  }
+
+  async #leave(made: Pinned[], stats: BigIntStats, path: Bytes): Promise<void> {
+    // Opened again, as what is pinned cannot be flushed.
+    using pinned = made.pop();
+    if (pinned) await this.#finish(await openDirectory(pinned.at), stats, path);
   }
 
   /** Everything is on the disk when it resolves. */

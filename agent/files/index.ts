@@ -1,7 +1,8 @@
 // The file operations of the agent, inside the roots that the machine's owner allows.
+import type { Budget } from '../../shared/budget.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { AgentCall, AgentMethods } from '../../shared/rpc.ts';
+import type { AgentMethods } from '../../shared/rpc.ts';
 import { readArchive } from './archive/pack.ts';
 import { writeArchive } from './archive/unpack.ts';
 import { Journal } from './atomic/journal.ts';
@@ -9,19 +10,18 @@ import { changeFile } from './change.ts';
 import { Boundary } from './confine/boundary.ts';
 import { fromText } from './confine/path.ts';
 import { Confinement } from './confine/resolve.ts';
-import { copyFile } from './copy.ts';
 import { listFiles } from './list.ts';
 import { makeDirectory } from './make.ts';
-import { moveFile } from './move.ts';
 import { type Disk, streaming, unary } from './operation.ts';
 import { readFile } from './read.ts';
 import { removeFile } from './remove.ts';
 import { searchFiles } from './search/index.ts';
 import { Semaphore } from './semaphore.ts';
 import { statFile } from './stat.ts';
+import { copyFile, moveFile } from './transfer.ts';
 import { createUsers } from './users-groups.ts';
 import { watchFiles } from './watch/index.ts';
-import { Quota } from './watch/watched.ts';
+import { watchQuota } from './watch/watched.ts';
 import { writeFile } from './write.ts';
 
 /** Calls at once that may keep the disk busy for hours: Node has four threads for all of the agent. */
@@ -44,7 +44,7 @@ export interface FilesOptions {
   directory: string;
   log: Logger;
   /** What all watches may hold together. */
-  watches?: Quota;
+  watches?: Budget;
 }
 
 export type Files = Pick<
@@ -74,37 +74,24 @@ export async function openFiles(options: FilesOptions): Promise<Files> {
     users: createUsers(),
     home: fromText(home),
     journal,
-    watches: options.watches ?? new Quota(),
+    heavy: new Semaphore(mostHeavy, mostWaiting),
+    watches: options.watches ?? watchQuota(),
   };
-  const heavy = heavyCalls();
   const path = (request: { path: Buffer }): Buffer => request.path;
   const source = (request: { source: Buffer }): Buffer => request.source;
   return {
     listFiles: streaming(disk, listFiles),
     readFile: streaming(disk, readFile),
     writeFile: (request, { signal }) => writeFile(disk, request, signal),
-    statFile: heavy(unary(disk, path, statFile), ({ sha256 }) => sha256),
+    statFile: unary(disk, path, statFile, ({ sha256 }) => sha256),
     makeDirectory: unary(disk, path, makeDirectory),
-    removeFile: heavy(unary(disk, path, removeFile), ({ recursive }) => recursive),
-    moveFile: heavy(unary(disk, source, moveFile)),
-    copyFile: heavy(unary(disk, source, copyFile)),
+    removeFile: unary(disk, path, removeFile, ({ recursive }) => recursive),
+    moveFile: unary(disk, source, moveFile, () => true),
+    copyFile: unary(disk, source, copyFile, () => true),
     changeFile: unary(disk, path, changeFile),
     readArchive: streaming(disk, readArchive),
     writeArchive: (request, { signal }) => writeArchive(disk, request, signal),
     searchFiles: streaming(disk, searchFiles),
     watchFiles: streaming(disk, watchFiles),
   };
-}
-
-type Handler<Request, Response> = (request: Request, call: AgentCall) => Promise<Response>;
-
-/** Heavy calls wait for their turn, others do not. */
-function heavyCalls() {
-  const semaphore = new Semaphore(mostHeavy, mostWaiting);
-  return <Request, Response>(
-    handler: Handler<Request, Response>,
-    isHeavy: (request: Request) => boolean = () => true,
-  ): Handler<Request, Response> =>
-    async (request, call) =>
-      isHeavy(request) ? semaphore.run(call.signal, () => handler(request, call)) : handler(request, call);
 }

@@ -1,7 +1,7 @@
 // Lists one directory: directories first, then by name, bytewise; entries are looked at only as they are asked for.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { openBudget } from '../../shared/budget.ts';
-import { type Confined, child, lookAt, type Named, namesIn } from './confine/fs.ts';
+import { type Confined, child, lstatPlain, type Named, namesIn } from './confine/fs.ts';
 import { type Bytes, bytes } from './confine/path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describeName } from './describe.ts';
@@ -24,7 +24,7 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
     const prefix = path === '/' ? path : `${path}/`;
     const known = await users();
     const look = async (name: Bytes): Promise<FileEntry | undefined> => {
-      const stats = await lookAt(child(directory.at, name));
+      const stats = await lstatPlain(child(directory.at, name));
       const place = { directory: directory.at, name, path: prefix + name };
       return stats && describeName(reading, place, stats, known);
     };
@@ -45,37 +45,24 @@ async function namesOf(
   { hidden, offset, limit }: RequestOf<'listFiles'>,
 ): Promise<{ names: Bytes[]; total: number }> {
   const end = offset + (limit || mostAtOnce + 1);
-  const [directories, others] = [new Least(end), new Least(end)];
+  // Each after "/" or "0", so that directories come first; only the first so many stay in memory.
+  let names: Bytes[] = [];
+  let total = 0;
+  const first = (): Bytes[] => names.sort().slice(0, end);
   for await (const batch of namesIn(directory)) {
     const wanted = batch.filter(({ name }) => hidden || !name.startsWith('.'));
-    const isDirectory = async ({ name, ...entry }: Named): Promise<boolean> => {
+    const keyOf = async ({ name, ...entry }: Named): Promise<Bytes> => {
       const target = entry.symlink ? await confinement.linkTarget(directory, name) : undefined;
-      return target?.isDirectory() ?? entry.directory;
+      return ((target?.isDirectory() ?? entry.directory) ? '/' : '0') + name;
     };
-    const first = await Promise.all(wanted.map(isDirectory));
-    for (const [index, { name }] of wanted.entries()) (first[index] ? directories : others).add(name);
+    names.push(...(await Promise.all(wanted.map(keyOf))));
+    total += wanted.length;
+    if (names.length > 2 * end + batchSize) names = first();
   }
-  const names = directories.sorted().concat(others.sorted()).slice(offset, end);
-  return { names, total: directories.count + others.count };
-}
-
-/** The first so many names of any number, in the order of their bytes: names have one character per byte. */
-class Least {
-  count = 0;
-  readonly #most: number;
-  #names: Bytes[] = [];
-
-  constructor(most: number) {
-    this.#most = most;
-  }
-
-  add(name: Bytes): void {
-    this.count += 1;
-    this.#names.push(name);
-    if (this.#names.length > 2 * this.#most + batchSize) this.#names = this.sorted();
-  }
-
-  sorted(): Bytes[] {
-    return this.#names.sort().slice(0, this.#most);
-  }
+  return {
+    names: first()
+      .slice(offset)
+      .map((key) => key.slice(1)),
+    total,
+  };
 }

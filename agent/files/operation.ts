@@ -1,12 +1,13 @@
 // How an operation is called: with the disk, the path of its request and a signal. One that only reads does not hold its
 // caller when that leaves, for a disk may hang: it comes to its end by itself and closes what it has opened.
+import type { Budget } from '../../shared/budget.ts';
 import { fromErrno } from '../../shared/errors.ts';
 import type { AgentCall, AgentMethods } from '../../shared/rpc.ts';
 import type { Journal } from './atomic/journal.ts';
 import { type Bytes, shown, type Target, targetOf } from './confine/path.ts';
 import type { Confinement } from './confine/resolve.ts';
+import type { Semaphore } from './semaphore.ts';
 import type { AskUsers } from './users-groups.ts';
-import type { Quota } from './watch/watched.ts';
 
 /** What the operations work with. */
 export interface Disk {
@@ -17,8 +18,10 @@ export interface Disk {
   /** Where relative paths start. */
   home: Bytes;
   journal: Journal;
+  /** Calls that may keep the disk busy for hours. */
+  heavy: Semaphore;
   /** What all watches may hold. */
-  watches: Quota;
+  watches: Budget;
 }
 
 /** A method of the wire as an operation: given the path that its request names, and when nobody waits any more. */
@@ -27,15 +30,17 @@ export type RequestOf<M extends keyof AgentMethods> = Parameters<AgentMethods[M]
 type Result<Answer> = Answer extends AsyncIterable<infer Part> ? AsyncGenerator<Part, void, void> : Answer;
 type Work<Request, Result> = (disk: Disk, request: Request, target: Target, signal: AbortSignal) => Result;
 
-/** A handler of the link; `named` says which path failures are about. */
+/** A handler of the link; `named` says which path failures are about, `isHeavy` what waits for its turn. */
 export function unary<Request, Response>(
   disk: Disk,
   named: (request: Request) => Buffer,
   work: Work<Request, Promise<Response>>,
+  isHeavy: (request: Request) => boolean = () => false,
 ) {
   return async (request: Request, { signal }: AgentCall): Promise<Response> => {
     const target = targetOf(named(request), disk.home);
-    return failingAs(target.path, signal, () => work(disk, request, target, signal));
+    const run = () => failingAs(target.path, signal, () => work(disk, request, target, signal));
+    return isHeavy(request) ? disk.heavy.run(signal, run) : run();
   };
 }
 

@@ -1,71 +1,58 @@
-// Names of owners and groups, from /etc/passwd and /etc/group; read again only when those files change.
+// Names of users and groups, from /etc/passwd and /etc/group; read again only when those files change.
 import { readFile, stat } from 'node:fs/promises';
-
-interface Names {
-  byNumber: ReadonlyMap<number, string>;
-  byName: ReadonlyMap<string, number>;
-}
 
 /** The kernel takes the largest number for "leave it as it is". */
 const largestNumber = 2 ** 32 - 2;
 
-export interface Users {
+/** Names and numbers of one file: lines of `name:x:number:…`. */
+class Names {
+  readonly #byNumber = new Map<number, string>();
+  readonly #byName = new Map<string, number>();
+
+  /** The first line of a number or name counts, as for the C library. */
+  constructor(text: string) {
+    for (const line of text.split('\n').reverse()) {
+      const [name, , id] = line.split(':');
+      if (!name || !id || !/^\d+$/.test(id)) continue;
+      this.#byNumber.set(Number(id), name);
+      this.#byName.set(name, Number(id));
+    }
+  }
+
   /** The name, or the number where there is none. */
-  owner(uid: number): string;
-  group(gid: number): string;
-  /** The number of a name, or a number as it is; undefined where there is none. */
-  uid(owner: string): number | undefined;
-  gid(group: string): number | undefined;
+  nameOf(number: number): string {
+    return this.#byNumber.get(number) ?? String(number);
+  }
+
+  /** A name counts before a number, as for chown: names may consist of digits. Undefined where there is neither. */
+  numberOf(name: string): number | undefined {
+    const known = this.#byName.get(name);
+    if (known !== undefined || !/^\d{1,10}$/.test(name)) return known;
+    return Number(name) <= largestNumber ? Number(name) : undefined;
+  }
+}
+
+export interface Users {
+  users: Names;
+  groups: Names;
 }
 
 /** Asked once per request: answers names as they are now. */
 export type AskUsers = () => Promise<Users>;
 
 export function createUsers(passwd = '/etc/passwd', group = '/etc/group'): AskUsers {
-  const owners = table(passwd);
-  const groups = table(group);
-  return async () => {
-    const [owner, group] = await Promise.all([owners(), groups()]);
-    return {
-      owner: (uid) => owner.byNumber.get(uid) ?? String(uid),
-      group: (gid) => group.byNumber.get(gid) ?? String(gid),
-      uid: (name) => numberOf(owner, name),
-      gid: (name) => numberOf(group, name),
-    };
-  };
+  const [users, groups] = [namesIn(passwd), namesIn(group)];
+  return async () => ({ users: await users(), groups: await groups() });
 }
 
-function table(path: string): () => Promise<Names> {
+function namesIn(path: string): () => Promise<Names> {
   let seen = '';
-  let names = parse('');
+  let names = new Names('');
   return async () => {
     const now = await stat(path, { bigint: true }).catch(() => undefined);
     const version = now ? `${now.ino} ${now.size} ${now.mtimeNs}` : '';
-    if (version !== seen) {
-      names = parse(now ? await readFile(path, 'utf8').catch(() => '') : '');
-      seen = version;
-    }
+    if (version !== seen) names = new Names(now ? await readFile(path, 'utf8').catch(() => '') : '');
+    seen = version;
     return names;
   };
-}
-
-/** A name counts before a number, as for chown: names may consist of digits. */
-function numberOf({ byName }: Names, name: string): number | undefined {
-  const known = byName.get(name);
-  if (known !== undefined || !/^\d{1,10}$/.test(name)) return known;
-  return Number(name) <= largestNumber ? Number(name) : undefined;
-}
-
-/** Lines of `name:x:number:…`; the first line of a number or name counts, as for the C library. */
-function parse(text: string): Names {
-  const byNumber = new Map<number, string>();
-  const byName = new Map<string, number>();
-  for (const line of text.split('\n')) {
-    const [name, , id] = line.split(':');
-    if (!name || !id || !/^\d+$/.test(id)) continue;
-    const number = Number(id);
-    if (!byNumber.has(number)) byNumber.set(number, name);
-    if (!byName.has(name)) byName.set(name, number);
-  }
-  return { byNumber, byName };
 }

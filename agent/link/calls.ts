@@ -6,7 +6,6 @@ import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { passing } from '../../shared/heap.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
-import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import {
   type AgentCall,
@@ -30,8 +29,6 @@ import type { AnswerStream, Dial } from './dial.ts';
 export interface CallsOptions {
   handlers: AgentMethods;
   capabilities: readonly Capability[];
-  /** Short calls, and as many that move bytes. */
-  maxOpen: number;
   line: Dial;
   log: Logger;
   activity: AuditLog;
@@ -44,17 +41,13 @@ export interface CallsOptions {
 const closingMs = 10_000;
 /** The same after it has given the call up. */
 const givenUpMs = 1_000;
-/** What the broker may have open beside short and bulk calls: calls that last, and watches. */
-const mostLasting = 128 + openTerminals + terminalClients;
-const mostWatching = 32;
-/** Calls of no class: answered by a reply, and those whose end the broker has not heard of yet. */
-const mostSmall = 128;
+/** Streaming calls of the short class that this agent answers at once, and of those that move bytes. */
+export const openCalls = 32;
+/** Besides them: calls that last, watches, and calls of no class (answered by a reply, or ended unknown to the broker). */
+const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 128;
 
 /** Ids as the broker makes them: they go into headers. */
 const callId = /^[\x21-\x7e]{1,64}$/;
-/** Warnings about calls that are refused: so many of each in a minute, and then a number. */
-const mostWarnings = 10;
-const minute = 60_000;
 
 /** Somebody sits there and waits for each key. */
 const quick = new Set<string>(['AttachTerminal'] satisfies Method[]);
@@ -75,12 +68,9 @@ type Frames = AsyncIterable<Buffer> | Iterable<Buffer>;
 export class Calls {
   readonly #options: CallsOptions;
   readonly #open = new Map<string, AbortController>();
-  readonly #warnings: LogLimiter<string>;
 
   constructor(options: CallsOptions) {
     this.#options = options;
-    const report = (text: string, more: number): void => options.log.warn({ more }, text);
-    this.#warnings = new LogLimiter(mostWarnings, minute, report);
   }
 
   take(call: Call__Output): void {
@@ -88,7 +78,7 @@ export class Calls {
     const { call_id, request_id, method, deadline_ms } = call;
     // One id twice would go round the caps; its answer belongs to the first.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
-      this.#warn(call, 'the broker’s id of a call is taken, or none: nothing is done');
+      log.debug({ request_id, method }, 'the broker’s id of a call is taken, or none: nothing is done');
       return;
     }
     const shape = methods.get(method);
@@ -122,26 +112,18 @@ export class Calls {
   /** The link is gone: every open call is cancelled. */
   close(): void {
     for (const abort of this.#open.values()) abort.abort(gone());
-    this.#warnings.close();
-  }
-
-  #warn({ request_id, method }: Call__Output, text: string): void {
-    if (this.#warnings.take(text, text)) this.#options.log.warn({ request_id, method }, text);
   }
 
   /** The owner's lock, and the caps; nothing of the request has been read yet. */
-  #refusal(shape: MethodShape | undefined, call: Call__Output): AppError | undefined {
-    const { method } = call;
+  #refusal(shape: MethodShape | undefined, { method }: Call__Output): AppError | undefined {
     if (!shape) return new AppError('not_supported', 'this agent is too old for this: update it', { method });
-    const { capabilities, maxOpen } = this.#options;
     const any = needed[shape.name];
     const [capability] = any;
-    if (!any.some((one) => capabilities.includes(one))) {
-      this.#warn(call, 'refused: the owner of this machine does not allow it');
+    if (!any.some((one) => this.#options.capabilities.includes(one))) {
       const text = `the owner of this machine does not allow ${capability}`;
       return new AppError('permission_denied', text, { capability });
     }
-    if (this.#open.size < 2 * maxOpen + mostLasting + mostWatching + mostSmall) return undefined;
+    if (this.#open.size < mostOpen) return undefined;
     return new AppError('unavailable', 'too many calls are open on this machine');
   }
 

@@ -17,7 +17,7 @@ import { type AgentMethods, type Method, methods, protocolVersion, shortenQueues
 import { version } from '../../shared/version.ts';
 import type { AuditLog } from '../audit-log/index.ts';
 import type { Capability } from '../capabilities.ts';
-import { Calls } from './calls.ts';
+import { Calls, openCalls } from './calls.ts';
 import { type ControlStream, type Dial, dial } from './dial.ts';
 import { sanitize } from './sanitize.ts';
 
@@ -66,8 +66,6 @@ export class Removed extends StartError {
 const instanceId = newId('link');
 /** An agent that was fenced off by its double stays away longer than a mere loss, so that the two do not wrestle. */
 const fencedMs = 30_000;
-/** Streaming calls this agent answers at once. */
-const openCalls = 32;
 /** Messages that wait on the control stream before answers avoid it: at most 2 MiB of them. */
 const mostWaiting = 32;
 const greetingMs = 10_000;
@@ -125,7 +123,6 @@ class Session {
     this.#calls = new Calls({
       handlers: options.handlers,
       capabilities: options.capabilities,
-      maxOpen: openCalls,
       line,
       log: options.log,
       activity: options.activity,

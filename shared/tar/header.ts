@@ -3,7 +3,6 @@
 import { type Bytes, bytes } from './bytes.ts';
 
 export const blockBytes = 512;
-const octalLimits = { short: 0o7777777, long: 0o77777777777 };
 
 /** What an entry is; the rest of the formats' kinds only describe the next entry. */
 export type TarKind = 'file' | 'link' | 'symlink' | 'directory';
@@ -38,11 +37,10 @@ const flags: Readonly<Record<TarKind | 'pax', string>> = {
   pax: 'x',
 };
 
-/** The header blocks of one entry; a pax header comes first where the plain one cannot tell everything. */
+/** The header blocks of one entry: a pax header with what the plain one cannot hold, such as fractions of a second, then that. */
 export function encodeHeader(header: TarHeader): Buffer {
   const records = paxRecordsOf(header);
   const plain = encodeBlock(flags[header.kind], header);
-  if (records.length === 0) return plain;
   const size = records.length;
   const name = `PaxHeaders/${header.name.split('/').at(-1)?.slice(0, 80) ?? ''}`;
   const pax = encodeBlock(flags.pax, { ...header, name, target: '', mode: 0o644, size });
@@ -50,15 +48,15 @@ export function encodeHeader(header: TarHeader): Buffer {
 }
 
 function paxRecordsOf({ name, target = '', size, uid, gid, mtimeNs }: TarHeader): Buffer {
-  const records: [key: string, value: Bytes | undefined][] = [
-    ['path', name.length > 100 ? name : undefined],
-    ['linkpath', target.length > 100 ? target : undefined],
-    ['size', size > octalLimits.long ? String(size) : undefined],
-    ['uid', uid > octalLimits.short ? String(uid) : undefined],
-    ['gid', gid > octalLimits.short ? String(gid) : undefined],
-    ['mtime', fitsSeconds(mtimeNs) ? undefined : seconds(mtimeNs)],
+  const records: [key: string, value: Bytes, fitsPlain: boolean][] = [
+    ['path', name, name.length <= 100],
+    ['linkpath', target, target.length <= 100],
+    ['size', String(size), size < 8 ** 11],
+    ['uid', String(uid), uid < 8 ** 7],
+    ['gid', String(gid), gid < 8 ** 7],
+    ['mtime', seconds(mtimeNs), false],
   ];
-  return bytes(records.map(([key, value]) => (value === undefined ? '' : paxRecord(key, value))).join(''));
+  return bytes(records.map(([key, value, fitsPlain]) => (fitsPlain ? '' : paxRecord(key, value))).join(''));
 }
 
 /** "LENGTH key=value\n", where the length counts itself. */
@@ -69,13 +67,9 @@ function paxRecord(key: string, value: Bytes): Bytes {
   return `${length}${rest}`;
 }
 
-const fitsSeconds = (ns: bigint): boolean =>
-  ns >= 0n && ns % 1_000_000_000n === 0n && ns / 1_000_000_000n <= BigInt(octalLimits.long);
-
 function seconds(ns: bigint): string {
-  const size = ns < 0n ? -ns : ns;
-  const fraction = String(size % 1_000_000_000n).padStart(9, '0');
-  return `${ns < 0n ? '-' : ''}${size / 1_000_000_000n}.${fraction}`.replace(/\.?0+$/, '');
+  const digits = String(ns < 0n ? -ns : ns).padStart(10, '0');
+  return `${ns < 0n ? '-' : ''}${digits.slice(0, -9)}.${digits.slice(-9)}`;
 }
 
 function encodeBlock(flag: string, header: TarHeader): Buffer {
@@ -98,7 +92,7 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
   return block;
 }
 
-/** The largest that fits where the number does not: then a pax record has it. */
+/** The largest that fits where the number does not: the pax record has that. */
 function octal(value: number, digits: number): string {
   return Math.min(value, 8 ** digits - 1)
     .toString(8)
@@ -151,18 +145,18 @@ function text(block: Buffer, at: number, length: number): Bytes {
 
 /** Octal digits, or base 256 where the first bit is set (GNU); undefined where it is neither. */
 function number(block: Buffer, at: number, length: number): number | undefined {
-  const first = block[at] ?? 0;
-  if (first & 0x80) {
-    const field = BigInt(`0x${block.toString('hex', at, at + length)}`);
-    const value = BigInt.asIntN(8 * length - 1, field);
-    return Number(value);
-  }
+  if ((block[at] ?? 0) & 0x80)
+    return Number(BigInt.asIntN(8 * length - 1, BigInt(`0x${block.toString('hex', at, at + length)}`)));
   const digits = text(block, at, length).trim();
-  if (!/^[0-7]*$/.test(digits)) return undefined;
-  return digits === '' ? 0 : Number.parseInt(digits, 8);
+  return /^[0-7]*$/.test(digits) ? Number.parseInt(`0${digits}`, 8) : undefined;
 }
 
-/** The records of a pax header, in order; undefined where they are malformed. */
+/** Stands for every record of a sparse file. */
+export const sparseRecord = 'GNU.sparse';
+/** Other records must not pile up in memory. */
+const usedRecords = new Set(['path', 'linkpath', 'size', 'mtime', sparseRecord]);
+
+/** The records of a pax header that matter, in order; undefined where they are malformed. */
 export function decodePax(body: Buffer): Map<string, Bytes> | undefined {
   const records = new Map<string, Bytes>();
   for (let at = 0; at < body.length; ) {
@@ -172,7 +166,8 @@ export function decodePax(body: Buffer): Map<string, Bytes> | undefined {
     const end = at + Number(digits);
     const cut = body.indexOf(0x3d, space);
     if (end > body.length || cut === -1 || cut >= end || body[end - 1] !== 0x0a) return undefined;
-    records.set(body.toString('latin1', space + 1, cut), body.toString('latin1', cut + 1, end - 1));
+    const key = body.toString('latin1', space + 1, cut).replace(/^(GNU\.sparse)\..*$/s, '$1');
+    if (usedRecords.has(key)) records.set(key, body.toString('latin1', cut + 1, end - 1));
     at = end;
   }
   return records;

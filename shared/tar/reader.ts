@@ -10,6 +10,7 @@ import {
   decodePax,
   nanoseconds,
   paddingOf,
+  sparseRecord,
   type TarBlock,
   type TarHeader,
   type TarKind,
@@ -20,9 +21,6 @@ const longestExtension = 1024 * 1024;
 /** Headers in a row that only describe the next entry. */
 const mostExtensions = 8;
 const inflatedBytes = 256 * 1024;
-/** Records that are used, and one for whatever tells of a sparse file: what else an archive has must not pile up. */
-const usedRecords = new Set(['path', 'linkpath', 'size', 'mtime']);
-const sparseRecord = 'GNU.sparse';
 
 export interface TarEntry extends TarHeader {
   /** Its bytes in order; what is not read is skipped. */
@@ -35,13 +33,6 @@ const kinds: Readonly<Record<string, TarKind>> = {
   '2': 'symlink',
   '5': 'directory',
   '7': 'file',
-};
-const unsupported: Readonly<Record<string, string>> = {
-  '3': 'is a device',
-  '4': 'is a device',
-  '6': 'is a fifo',
-  S: 'is a sparse file',
-  M: 'goes on in another volume',
 };
 
 const damaged = (reason: string): AppError => new AppError('invalid_request', `not a tar: ${reason}`);
@@ -59,9 +50,10 @@ export async function* readTar(chunks: AsyncIterable<Buffer>): AsyncGenerator<Ta
     for (;;) {
       const header = await nextHeader(source, global);
       if (!header) break;
-      source.begin(header.size);
+      source.left = header.size;
       yield { ...header, body: source };
-      await source.skip();
+      for await (const _ of source);
+      await source.exactly(paddingOf(header.size));
     }
     await source.drain();
   } finally {
@@ -99,12 +91,7 @@ async function extension(source: Source, { size }: TarBlock): Promise<Buffer> {
 async function paxOf(source: Source, block: TarBlock): Promise<Map<string, Bytes>> {
   const records = decodePax(await extension(source, block));
   if (!records) throw damaged('a pax header is damaged');
-  const used = new Map<string, Bytes>();
-  for (const [key, value] of records) {
-    if (usedRecords.has(key)) used.set(key, value);
-    else if (key.startsWith(`${sparseRecord}.`)) used.set(sparseRecord, '');
-  }
-  return used;
+  return records;
 }
 
 async function longName(source: Source, block: TarBlock): Promise<Bytes> {
@@ -114,10 +101,9 @@ async function longName(source: Source, block: TarBlock): Promise<Bytes> {
 function headerOf(block: TarBlock, records: Map<string, Bytes>): TarHeader {
   // An empty value takes a record back.
   const name = records.get('path') || block.name;
-  const reason = records.has(sparseRecord) ? unsupported.S : unsupported[block.flag];
   const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kinds[block.flag];
-  if (reason !== undefined || !kind)
-    throw entryFault('unsupported_file', name, reason ?? 'is of a kind that cannot be unpacked');
+  if (!kind || records.has(sparseRecord))
+    throw entryFault('unsupported_file', name, 'is a device, fifo, sparse file or the like: leave it out');
   return {
     ...block,
     kind,
@@ -139,38 +125,25 @@ function sizeOf(block: TarBlock, records: Map<string, Bytes>): number {
 class Source implements AsyncIterable<Buffer> {
   readonly #chunks: AsyncIterator<Buffer>;
   #rest: Buffer = Buffer.alloc(0);
-  /** Of the body, still to come. */
-  #left = 0;
-  #padding = 0;
+  /** Bytes of the body still to come. */
+  left = 0;
 
   constructor(chunks: AsyncIterable<Buffer>) {
     this.#chunks = chunks[Symbol.asyncIterator]();
   }
 
   async exactly(count: number): Promise<Buffer> {
-    if (this.#rest.length >= count) return this.#cut(count);
     const parts: Buffer[] = [];
-    for (let left = count; left > 0; ) {
-      await this.#fill();
-      const part = this.#cut(Math.min(left, this.#rest.length));
-      left -= part.length;
-      parts.push(part);
-    }
-    return Buffer.concat(parts);
-  }
-
-  begin(size: number): void {
-    this.#left = size;
-    this.#padding = paddingOf(size);
+    for (let left = count; left > 0; left -= parts.at(-1)?.length ?? 0) parts.push(await this.#next(left));
+    return parts.length === 1 && parts[0] ? parts[0] : Buffer.concat(parts);
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<Buffer> {
-    while (this.#left > 0) yield await this.#piece();
-  }
-
-  async skip(): Promise<void> {
-    while (this.#left > 0) await this.#piece();
-    await this.exactly(this.#padding);
+    while (this.left > 0) {
+      const piece = await this.#next(this.left);
+      this.left -= piece.length;
+      yield piece;
+    }
   }
 
   async drain(): Promise<void> {
@@ -181,24 +154,15 @@ class Source implements AsyncIterable<Buffer> {
     await this.#chunks.return?.();
   }
 
-  async #piece(): Promise<Buffer> {
-    await this.#fill();
-    const piece = this.#cut(Math.min(this.#left, this.#rest.length));
-    this.#left -= piece.length;
-    return piece;
-  }
-
-  async #fill(): Promise<void> {
+  /** At least one byte, and at most so many. */
+  async #next(most: number): Promise<Buffer> {
     while (this.#rest.length === 0) {
       const next = await this.#chunks.next();
       if (next.done) throw damaged('it ends too early');
       this.#rest = next.value;
     }
-  }
-
-  #cut(count: number): Buffer {
-    const part = this.#rest.subarray(0, count);
-    this.#rest = this.#rest.subarray(count);
+    const part = this.#rest.subarray(0, most);
+    this.#rest = this.#rest.subarray(most);
     return part;
   }
 }
@@ -212,17 +176,14 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     if (next.done) break;
     start = Buffer.concat([start, next.value]);
   }
-  const all = resumed(start, iterator);
-  if (start[0] !== 0x1f || start[1] !== 0x8b) yield* all;
-  else yield* inflated(all);
-  // What follows the end of the gzip.
-  while (!(await iterator.next()).done);
-}
-
-async function* resumed(start: Buffer, iterator: AsyncIterator<Buffer>): AsyncGenerator<Buffer> {
-  if (start.length > 0) yield start;
-  // Its end is for the caller, who reads on where gzip stops.
-  for (let next = await iterator.next(); !next.done; next = await iterator.next()) yield next.value;
+  // gzip may stop before the end, which is for this generator to read: closing `all` does not close the source.
+  const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
+  const all = async function* (): AsyncGenerator<Buffer> {
+    yield start;
+    yield* rest;
+  };
+  yield* start[0] === 0x1f && start[1] === 0x8b ? inflated(all()) : all();
+  for await (const _ of rest);
 }
 
 async function* inflated(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {

@@ -13,10 +13,10 @@ import { PrivateDirectory } from '../atomic/directory.ts';
 import type { Journal } from '../atomic/journal.ts';
 import { NewFile, seconds } from '../atomic/new-file.ts';
 import { linkAs } from '../atomic/place.ts';
-import type { Confined } from '../confine/fs.ts';
+import type { Confined, Pinned } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf, shown } from '../confine/path.ts';
-import { type Tree, type TreeDirectory, within } from './tree.ts';
+import type { Tree, TreeDirectory } from './tree.ts';
 
 /** A file up to this size is held in memory until it is on the disk. */
 const smallBytes = 256 * 1024;
@@ -43,8 +43,8 @@ interface Arrival {
 
 export class Extractor implements AsyncDisposable {
   readonly #options: ExtractorOptions;
-  /** For temporary files, by the mount on which they can be renamed. */
-  readonly #rooms = new Map<string | undefined, { room: PrivateDirectory; directory: TreeDirectory }>();
+  /** For temporary files, by the mount on which they can be renamed, each in a directory pinned for it. */
+  readonly #rooms = new Map<string | undefined, { room: PrivateDirectory; pinned: Pinned }>();
   readonly #underway = new Map<Bytes, Promise<void>>();
   #failure: { reason: unknown } | undefined;
   #names = 0;
@@ -59,6 +59,11 @@ export class Extractor implements AsyncDisposable {
   async extract(entry: TarEntry): Promise<void> {
     const path = pathOfEntry(entry.name);
     await this.#settled(path);
+    const { tree } = this.#options;
+    if (tree.full) {
+      await Promise.all(this.#underway.values());
+      tree.close();
+    }
     await asEntry(path, () =>
       entry.kind === 'directory' ? this.#directory(entry, path) : this.#one(entry, path),
     );
@@ -73,9 +78,9 @@ export class Extractor implements AsyncDisposable {
   /** Leaves nothing temporary behind. */
   async [Symbol.asyncDispose](): Promise<void> {
     await Promise.all(this.#underway.values());
-    for (const { room, directory } of this.#rooms.values()) {
+    for (const { room, pinned } of this.#rooms.values()) {
       await room[Symbol.asyncDispose]();
-      directory.users -= 1;
+      pinned[Symbol.dispose]();
     }
     this.#rooms.clear();
   }
@@ -96,7 +101,7 @@ export class Extractor implements AsyncDisposable {
     const directory = await tree.directory(parentOf(path));
     const name = posix.basename(path);
     const arrival: Arrival = { entry, path, directory, name, to: fs.child(directory.pinned.at, name) };
-    await within(directory, () => (kind === 'file' ? this.#file(arrival) : this.#link(arrival)));
+    await (kind === 'file' ? this.#file(arrival) : this.#link(arrival));
   }
 
   async #file(arrival: Arrival): Promise<void> {
@@ -112,7 +117,7 @@ export class Extractor implements AsyncDisposable {
     const pieces: Buffer[] = [];
     for await (const piece of entry.body) pieces.push(piece);
     while (this.#underway.size >= mostUnderway) await Promise.race(this.#underway.values());
-    const work = within(directory, () => asEntry(path, () => this.#write(arrival, at, pieces)))
+    const work = asEntry(path, () => this.#write(arrival, at, pieces))
       .catch((reason: unknown) => {
         this.#failure ??= { reason };
       })
@@ -198,9 +203,12 @@ export class Extractor implements AsyncDisposable {
   async #temporaryFor(directory: TreeDirectory): Promise<Confined> {
     let room = this.#rooms.get(directory.mount)?.room;
     if (!room) {
-      room = await PrivateDirectory.open(directory.pinned.at, this.#options.journal);
-      directory.users += 1;
-      this.#rooms.set(directory.mount, { room, directory });
+      const pinned = await fs.pin(directory.pinned.at, fs.pathOnly | fs.O_DIRECTORY);
+      room = await PrivateDirectory.open(pinned.at, this.#options.journal).catch((error: unknown) => {
+        pinned[Symbol.dispose]();
+        throw error;
+      });
+      this.#rooms.set(directory.mount, { room, pinned });
     }
     this.#names += 1;
     return room.content(`content-${this.#names}`);

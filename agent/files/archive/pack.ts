@@ -6,7 +6,7 @@ import { pipeline } from 'node:stream/promises';
 import { createGzip } from 'node:zlib';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
-import { type Contents, isTorn, openContents } from '../confine/contents.ts';
+import { isTorn, openContents } from '../confine/contents.ts';
 import { type BigIntStats, type Confined, readlink, stat } from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
 import { type Bytes, fault, shown } from '../confine/path.ts';
@@ -79,38 +79,35 @@ async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buf
   const path = posix.join(job.path, step.path);
   try {
     using contents = await openContents(step, job.disk.reading.boundary);
-    if (contents) yield* bodyOf(contents, step, job, buffer);
+    if (!contents) return;
+    const { file, stats } = contents;
+    const changed = () => fault('conflict', path, 'changed while it was read, try again');
+    const size = Number(stats.size);
+    yield encodeHeader({ ...headerOf('file', step.path, stats, job.users), size });
+    for (let left = size; left > 0; ) {
+      const { bytesRead } = await file.handle.read(buffer, 0, Math.min(left, buffer.length), size - left);
+      if (bytesRead === 0) throw changed();
+      left -= bytesRead;
+      yield buffer.subarray(0, bytesRead);
+    }
+    // A log that is written all the time is archived as it was.
+    if (isTorn(stats, await file.stat())) throw changed();
+    yield Buffer.alloc(paddingOf(size));
+    job.files += 1;
+    job.bytes += size;
   } catch (error) {
     throw fromErrno(error, shown(path));
   }
 }
 
-async function* bodyOf(
-  { file, stats }: Contents,
-  step: Step,
-  job: Job,
-  buffer: Buffer,
-): AsyncGenerator<Buffer> {
-  const changed = () =>
-    fault('conflict', posix.join(job.path, step.path), 'changed while it was read, try again');
-  const size = Number(stats.size);
-  yield encodeHeader({ ...headerOf('file', step.path, stats, job.users), size });
-  for (let left = size; left > 0; ) {
-    const { bytesRead } = await file.handle.read(buffer, 0, Math.min(left, buffer.length), size - left);
-    if (bytesRead === 0) throw changed();
-    left -= bytesRead;
-    yield buffer.subarray(0, bytesRead);
-  }
-  // A log that is written all the time is archived as it was.
-  if (isTorn(stats, await file.stat())) throw changed();
-  yield Buffer.alloc(paddingOf(size));
-  job.files += 1;
-  job.bytes += size;
-}
-
-function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, users: Users): TarHeader {
+function headerOf(
+  kind: TarHeader['kind'],
+  name: Bytes,
+  stats: BigIntStats,
+  { users, groups }: Users,
+): TarHeader {
   const [uid, gid] = [Number(stats.uid), Number(stats.gid)];
-  const [owner, group] = [users.owner(uid), users.group(gid)];
+  const [owner, group] = [users.nameOf(uid), groups.nameOf(gid)];
   return {
     kind,
     name,

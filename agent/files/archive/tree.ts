@@ -8,7 +8,7 @@ import type { BigIntStats, Pinned } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf } from '../confine/path.ts';
 
-/** Directories held open at once. */
+/** Directories held open at once, and as many more as a path may have. */
 const mostHeld = 256;
 /** Directories that can be remembered for the end. */
 const mostDirectories = 200_000;
@@ -29,8 +29,6 @@ export interface TreeDirectory {
   stats: BigIntStats;
   /** Renaming works within one. */
   mount: string | undefined;
-  /** Work under way in it: it is not closed meanwhile. */
-  users: number;
 }
 
 interface Remembered {
@@ -43,7 +41,6 @@ interface Remembered {
 export class Tree implements Disposable {
   readonly #boundary: Boundary;
   readonly #path: Bytes;
-  /** The last one used comes last. */
   readonly #open = new Map<Bytes, TreeDirectory>();
   readonly #remembered = new Map<Bytes, Remembered>();
   readonly #kept: Kept;
@@ -64,13 +61,21 @@ export class Tree implements Disposable {
   /** The directory of a path from the top, made with all above it where missing. */
   async directory(path: Bytes, make = true): Promise<TreeDirectory> {
     const known = this.#open.get(path);
-    if (known) {
+    return known ?? this.#enter(await this.directory(parentOf(path), make), path, make);
+  }
+
+  /** Too many directories are open: close them once nothing is under way in any of them. */
+  get full(): boolean {
+    return this.#open.size > mostHeld;
+  }
+
+  /** Closes all directories but the top; they are opened again as they are needed. */
+  close(): void {
+    for (const { path, pinned } of this.#open.values()) {
+      if (path === '') continue;
+      pinned[Symbol.dispose]();
       this.#open.delete(path);
-      this.#open.set(path, known);
-      return known;
     }
-    const above = await this.directory(parentOf(path), make);
-    return within(above, () => this.#enter(above, path, make));
   }
 
   /** Refuses a name that the agent keeps to itself, with what has it now, if anything. */
@@ -90,6 +95,7 @@ export class Tree implements Disposable {
     await using flushes = new Flushes(mostFlushing);
     // Those below first: its own mode may forbid the way into a directory.
     for (const path of [...this.#remembered.keys()].sort().reverse()) {
+      if (this.full) this.close();
       const directory = await this.directory(path, false);
       await seal(directory, this.#remembered.get(path), flushes);
     }
@@ -97,7 +103,7 @@ export class Tree implements Disposable {
   }
 
   [Symbol.dispose](): void {
-    for (const { path, pinned } of this.#open.values()) if (path !== '') pinned[Symbol.dispose]();
+    this.close();
   }
 
   async #enter(above: TreeDirectory, path: Bytes, make: boolean): Promise<TreeDirectory> {
@@ -129,9 +135,8 @@ export class Tree implements Disposable {
       const shownPath = path === '' ? this.#path : `${this.#path}/${path}`;
       this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, shownPath);
       this.#remember(path, fs.identityOf(stats), made);
-      const directory = { pinned, path, stats, mount: fs.mountOf(pinned.at), users: 0 };
+      const directory = { pinned, path, stats, mount: fs.mountOf(pinned.at) };
       this.#open.set(path, directory);
-      this.#closeOldest();
       return directory;
     } catch (error) {
       if (path !== '') pinned[Symbol.dispose]();
@@ -147,24 +152,6 @@ export class Tree implements Disposable {
     if (this.#remembered.size >= mostDirectories)
       throw new AppError('payload_too_large', `an archive may have ${mostDirectories} directories`);
     this.#remembered.set(path, { self, made });
-  }
-
-  #closeOldest(): void {
-    if (this.#open.size <= mostHeld) return;
-    // The one just opened is about to be used.
-    const idle = [...this.#open.values()].slice(0, -1).find(({ users, path }) => users === 0 && path !== '');
-    idle?.pinned[Symbol.dispose]();
-    if (idle) this.#open.delete(idle.path);
-  }
-}
-
-/** Works in a directory, which stays open meanwhile. */
-export async function within<T>(directory: TreeDirectory, work: () => Promise<T>): Promise<T> {
-  directory.users += 1;
-  try {
-    return await work();
-  } finally {
-    directory.users -= 1;
   }
 }
 

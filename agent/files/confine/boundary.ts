@@ -95,7 +95,7 @@ export class Boundary {
       ...roots.map((root) => fromText(posix.normalize(root)).replace(/(?<=.)\/$/, '')),
     ];
     const inodes = new ProtectedInodes([...new Set(forbidden.map(fromText))]);
-    await Promise.all([inodes.refresh(), inodes.lineage()]);
+    await inodes.refresh();
     return new Boundary(real, spelled, inodes, processes);
   }
 
@@ -151,18 +151,15 @@ export class Boundary {
     // Nothing lies below a file, and what it is itself has been judged.
     if (stats.isFile()) return;
     const self = identityOf(stats);
+    const roots = [...new Set([...this.#roots, ...this.#spelled])];
     const reasons: [reason: string, lineage: Promise<Set<string>>][] = [
       ['the root of all files stays', lineageOf(['/'])],
       ["this is, or holds, the home directory of the agent's user", lineageOf([home])],
-      [
-        'this is, or holds, a root that this agent allows',
-        lineageOf([...new Set([...this.#roots, ...this.#spelled])]),
-      ],
+      ['this is, or holds, a root that this agent allows', lineageOf(roots)],
       ['this is, or holds, what the agent keeps to itself', this.#protected.lineage()],
     ];
-    for (const [reason, lineage] of reasons) {
+    for (const [reason, lineage] of reasons)
       if ((await lineage).has(self)) throw fault('permission_denied', path, reason);
-    }
   }
 
   outside(path: Bytes): AppError {

@@ -1,9 +1,8 @@
-// Protected paths: where the agent's own files lie on the disk now. Looked at at most once a second, and not waited for
-// for long, for one of them may be on a disk that hangs.
+// Protected paths: where the agent's own files lie on the disk now, looked at at most once a second.
 import { type BigIntStats, lstatSync, readdirSync, stat } from 'node:fs';
 import { lstat, realpath } from 'node:fs/promises';
 import { posix } from 'node:path';
-import { after, monotonic } from '../../../shared/clock.ts';
+import { monotonic } from '../../../shared/clock.ts';
 import { identityOf } from './fs.ts';
 import { type Bytes, bytes } from './path.ts';
 
@@ -20,16 +19,11 @@ export interface ProtectedInode {
 
 /** How long what was seen is believed; a name stays protected all the while. */
 const trustMs = 1_000;
-/** Time that a disk has to answer; then what was seen before counts. */
-const patienceMs = 1_000;
 
 export class ProtectedInodes {
   readonly #paths: Bytes[];
   readonly #known = new Map<Bytes, ProtectedInode>();
-  readonly #waiting = new Map<Bytes, Promise<void>>();
   #lookedAt = Number.NEGATIVE_INFINITY;
-  #lineage = new Set<string>();
-  #lineageLook: Promise<void> | undefined;
   #inside = new Set<string>();
   #insideAt = Number.NEGATIVE_INFINITY;
 
@@ -42,8 +36,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * Never rejects. What is known is of the last second, as far as the disks answer; of this moment for paths of which
-   * more may be there by now than was, where `name` may be what they lacked. Without a name: whatever they lacked.
+   * Never rejects. What is known is of the last second; of this moment for paths of which more may be there by now than
+   * was, where `name` may be what they lacked. Without a name: whatever they lacked.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;
@@ -51,55 +45,28 @@ export class ProtectedInodes {
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
     const paths = stale ? this.#paths : this.#paths.filter(mayHaveGrown);
-    if (paths.length === 0) return;
-    await inTime(this.#look(paths));
+    // Many lie in the same directories, and most of these are missing.
+    const seen = new Map<Bytes, Promise<BigIntStats | undefined>>();
+    await Promise.all(paths.map(async (path) => this.#known.set(path, await inodeOf(path, seen))));
   }
 
   all(): ProtectedInode[] {
     return [...this.#known.values()];
   }
 
-  /** The paths themselves and all above them, now, or as they were where a disk does not answer. */
-  async lineage(): Promise<Set<string>> {
-    this.#lineageLook ??= lineageOf(this.#paths).then((found) => {
-      this.#lineage = found;
-      this.#lineageLook = undefined;
-    });
-    await inTime(this.#lineageLook);
-    return this.#lineage;
+  /** The paths themselves and all above them. */
+  lineage(): Promise<Set<string>> {
+    return lineageOf(this.#paths);
   }
 
   /** All that lies in them, however deep. */
   inside(): Set<string> {
     if (monotonic() - this.#insideAt < trustMs) return this.#inside;
     this.#insideAt = monotonic();
-    // What is a directory has just answered.
     const directories = [...this.#known].filter(([, { directory }]) => directory);
     this.#inside = new Set(directories.flatMap(([path]) => [...insideOf(path)]));
     return this.#inside;
   }
-
-  async #look(paths: Bytes[]): Promise<void> {
-    // Many lie in the same directories, and most of these are missing.
-    const seen = new Map<Bytes, Promise<BigIntStats | undefined>>();
-    // Begun again each time, a look would leave one more thread with the disk that hangs.
-    await Promise.all(paths.map((path) => this.#waiting.get(path) ?? this.#lookAt(path, seen)));
-  }
-
-  #lookAt(path: Bytes, seen: Map<Bytes, Promise<BigIntStats | undefined>>): Promise<void> {
-    const looking = inodeOf(path, seen).then((inode) => {
-      this.#known.set(path, inode);
-      this.#waiting.delete(path);
-    });
-    this.#waiting.set(path, looking);
-    return looking;
-  }
-}
-
-async function inTime(looking: Promise<void>): Promise<void> {
-  const { promise: tooLong, resolve } = Promise.withResolvers<void>();
-  const cancel = after(patienceMs, resolve);
-  await Promise.race([looking, tooLong]).finally(cancel);
 }
 
 /** Never rejects. */

@@ -61,6 +61,10 @@ export class Entry implements AsyncDisposable {
   readonly name: Bytes;
   /** What has the name, pinned: open it for reading as `at`. Undefined where nothing has it. */
   readonly found: Found | undefined;
+  /** As requested. */
+  readonly path: Bytes;
+  /** Target of the symlink that the request named, as written. */
+  readonly link: Bytes | undefined;
   readonly #trail: Trail;
   readonly #boundary: Boundary;
 
@@ -69,18 +73,10 @@ export class Entry implements AsyncDisposable {
     this.directory = directory;
     this.name = name;
     this.found = found;
+    this.path = trail.path;
+    this.link = trail.link;
     this.#trail = trail;
     this.#boundary = boundary;
-  }
-
-  /** As requested. */
-  get path(): Bytes {
-    return this.#trail.path;
-  }
-
-  /** Target of the symlink that the request named, as written. */
-  get link(): Bytes | undefined {
-    return this.#trail.link;
   }
 
   /** What has the name, which must be something. */

@@ -3,15 +3,12 @@
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Kept } from './boundary.ts';
-import { Descent } from './descent.ts';
-import type { BigIntStats, Confined, Named, Pinned } from './fs.ts';
+import type { BigIntStats, Confined, Pinned } from './fs.ts';
 import * as fs from './fs.ts';
 import { type Bytes, fault, shown } from './path.ts';
 
-/** Names looked at at once, ahead of the reader. */
+/** Names of a sorted directory looked at at once, ahead of the reader. */
 const batchSize = 64;
-/** Large directories that are read piece by piece, each within another; those further in are read at once. */
-const mostPending = 32;
 
 /** One thing on the way. Its handles are open until the next step is asked for. */
 export interface Step {
@@ -49,17 +46,22 @@ export interface WalkOptions {
 }
 
 interface Level {
-  /** Those still to come, last first. */
-  names: Bytes[];
-  /** Where more of them come from. */
-  pending?: AsyncGenerator<Named[], void, void> | undefined;
-  /** Those looked at ahead, last first. */
-  looked: Look[];
-  /** Path of the directory from the start, with a slash at its end unless it is the start. */
-  prefix: Bytes;
+  /** The open directory. */
+  at: Confined;
   self: string;
+  /** Its path from the start, with a slash at its end unless it is the start. */
+  prefix: Bytes;
+  /** Names still to come. */
+  batches: AsyncGenerator<Bytes[], void, void>;
+  /** Looked at ahead, last first. */
+  looked: Look[];
   /** What it was entered by; the start has none. */
-  step?: Step;
+  entered?: Entered;
+}
+
+interface Entered {
+  step: Step;
+  inside: Pinned;
 }
 
 type Look = { name: Bytes } & ({ stats: BigIntStats } | { error: unknown });
@@ -82,7 +84,6 @@ class Walker implements Disposable {
   readonly #boundary: Boundary | undefined;
   readonly #options: WalkOptions;
   readonly #start: Confined;
-  readonly #descent: Descent;
   readonly #levels: Level[] = [];
   readonly #mount: string | undefined;
   #kept: Kept = () => false;
@@ -91,117 +92,91 @@ class Walker implements Disposable {
     this.#start = start;
     this.#boundary = boundary;
     this.#options = options;
-    this.#descent = new Descent(start, options.path);
     this.#mount = options.oneMount ? fs.mountOf(start) : undefined;
   }
 
   [Symbol.dispose](): void {
-    this.#descent[Symbol.dispose]();
-    for (const { pending } of this.#levels) pending?.return().catch(() => undefined);
+    for (const { batches, entered } of this.#levels) {
+      batches.return().catch(() => undefined);
+      entered?.inside[Symbol.dispose]();
+    }
   }
 
   /** Directories come twice: as they are entered, and as they are left. */
   async *steps(): AsyncGenerator<Step, void, void> {
     this.#kept = (await this.#boundary?.kept()) ?? this.#kept;
-    const self = await fs.identify(this.#start);
-    this.#levels.push({ ...(await this.#read('')), looked: [], prefix: '', self });
-    for (let level = this.#levels.at(-1); level; level = this.#levels.at(-1)) {
+    let level: Level | undefined = this.#push(this.#start, await fs.identify(this.#start), '');
+    for (; level; level = this.#levels.at(-1)) {
       this.#options.signal.throwIfAborted();
       const look = await this.#next(level);
-      if (!look) {
-        const step = await this.#leave(level);
-        if (step) yield step;
-        continue;
+      if (look) yield* this.#visit(level, look);
+      else {
+        this.#levels.pop();
+        level.entered?.inside[Symbol.dispose]();
+        if (level.entered) yield { ...level.entered.step, left: true };
       }
-      const step = await this.#stepOf(level, look);
-      if (!step) continue;
-      yield step;
-      if (step.stats.isDirectory()) await this.#open(level, step);
     }
+  }
+
+  #push(at: Confined, self: string, prefix: Bytes, entered?: Entered): Level {
+    const batches = batchesOf(at, this.#options.sorted ?? false);
+    const level: Level = { at, self, prefix, batches, looked: [], ...(entered && { entered }) };
+    this.#levels.push(level);
+    return level;
   }
 
   async #next(level: Level): Promise<Look | undefined> {
     if (level.looked.length === 0) {
-      if (level.names.length === 0) await this.#readOn(level);
-      const batch = level.names.splice(-batchSize);
-      level.looked = await Promise.all(batch.map((name) => look(this.#descent.at, name)));
+      const names = await this.#namesIn(level);
+      level.looked = await Promise.all(names.reverse().map((name) => look(level.at, name)));
     }
     return level.looked.pop();
   }
 
-  async #leave(level: Level): Promise<Step | undefined> {
-    if (level.step) await this.#descent.leave();
-    this.#levels.pop();
-    if (!level.step) return undefined;
-    const parent = this.#descent.at;
-    return { ...level.step, parent, at: fs.child(parent, level.step.name), left: true };
+  async #namesIn({ batches, prefix }: Level): Promise<Bytes[]> {
+    try {
+      return (await batches.next()).value ?? [];
+    } catch (error) {
+      this.#fail(prefix.replace(/\/$/, ''), error);
+      return [];
+    }
   }
 
-  /** What is told of a name; a directory has been entered by then. Undefined where nothing is to be told. */
-  async #stepOf(level: Level, look: Look): Promise<Step | undefined> {
+  /** One name; if it is a directory, the next ones are those in it. */
+  async *#visit(level: Level, look: Look): AsyncGenerator<Step, void, void> {
     const path = level.prefix + look.name;
-    try {
-      if ('error' in look) throw look.error;
-      const parent = this.#descent.at;
-      const at = fs.child(parent, look.name);
-      const stats = look.stats.isDirectory() ? await this.#enter(level, look.name, at) : look.stats;
-      this.#assertFree(level, look.name, stats);
-      return { parent, name: look.name, at, path, stats, left: false };
-    } catch (error) {
-      // Gone meanwhile.
+    const found = await this.#open(level, look, path).catch((error: unknown) => {
       if (errnoOf(error) !== 'ENOENT') this.#fail(path, error);
-      return undefined;
-    }
+    });
+    if (!found) return;
+    const { stats, inside } = found;
+    const at = fs.child(level.at, look.name);
+    const step: Step = { parent: level.at, name: look.name, at, path, stats, left: false };
+    const below = inside && this.#push(inside.at, fs.identityOf(stats), `${path}/`, { step, inside });
+    yield step;
+    if (below && !((await this.#options.enter?.(step, below.at)) ?? true)) below.batches = batchesOf();
   }
 
-  /** Enters a directory; what is none any more is described as what it is now. */
-  async #enter(level: Level, name: Bytes, at: Confined): Promise<BigIntStats> {
-    const pinned = await fs.pin(at);
-    let entered = false;
+  /** What has the name, a directory pinned; what was one a moment ago is described as what it is now. */
+  async #open(level: Level, look: Look, path: Bytes): Promise<{ stats: BigIntStats; inside?: Pinned }> {
+    if ('error' in look) throw look.error;
+    if (!look.stats.isDirectory()) {
+      this.#assertFree(level, look.name, look.stats);
+      return look;
+    }
+    const inside = await fs.pin(fs.child(level.at, look.name));
     try {
-      const stats = await pinned.stat();
-      this.#assertFree(level, name, stats);
+      const stats = await inside.stat();
+      this.#assertFree(level, look.name, stats);
       if (stats.isDirectory()) {
-        this.#assertMount(pinned, level.prefix + name);
-        this.#descent.enter(pinned, stats);
-        entered = true;
+        this.#assertMount(inside, path);
+        return { stats, inside };
       }
-      return stats;
-    } finally {
-      if (!entered) pinned[Symbol.dispose]();
-    }
-  }
-
-  async #open({ prefix }: Level, step: Step): Promise<void> {
-    const inside = this.#descent.at;
-    const wanted = (await this.#options.enter?.(step, inside)) ?? true;
-    const read = wanted ? await this.#read(step.path) : { names: [] };
-    const self = fs.identityOf(step.stats);
-    this.#levels.push({ ...read, looked: [], prefix: `${prefix}${step.name}/`, self, step });
-  }
-
-  async #read(path: Bytes): Promise<Pick<Level, 'names' | 'pending'>> {
-    const { at } = this.#descent;
-    try {
-      if (this.#options.sorted) return { names: (await fs.sortedNames(at)).reverse() };
-      const pending = fs.namesIn(at);
-      const names = await nextNames(pending);
-      if (this.#levels.filter((level) => level.pending).length < mostPending) return { names, pending };
-      for await (const more of pending) names.push(...more.map(({ name }) => name));
-      return { names };
+      inside[Symbol.dispose]();
+      return { stats };
     } catch (error) {
-      this.#fail(path, error);
-      return { names: [] };
-    }
-  }
-
-  async #readOn(level: Level): Promise<void> {
-    try {
-      if (level.pending) level.names = await nextNames(level.pending);
-      if (level.names.length === 0) level.pending = undefined;
-    } catch (error) {
-      level.pending = undefined;
-      this.#fail(level.prefix.replace(/\/$/, ''), error);
+      inside[Symbol.dispose]();
+      throw error;
     }
   }
 
@@ -232,8 +207,13 @@ const look = (parent: Confined, name: Bytes): Promise<Look> =>
     (error: unknown) => ({ name, error }),
   );
 
-/** None where there are no more. */
-async function nextNames(pending: AsyncGenerator<Named[], void, void>): Promise<Bytes[]> {
-  const { value } = await pending.next();
-  return value?.map(({ name }) => name) ?? [];
+/** Names in a directory, those of a batch looked at at once; none of none. */
+async function* batchesOf(at?: Confined, sorted = false): AsyncGenerator<Bytes[], void, void> {
+  if (at === undefined) return;
+  if (!sorted) {
+    for await (const batch of fs.namesIn(at)) yield batch.map(({ name }) => name);
+    return;
+  }
+  const names = await fs.sortedNames(at);
+  for (let from = 0; from < names.length; from += batchSize) yield names.slice(from, from + batchSize);
 }

@@ -22,7 +22,9 @@ export type Glob = (path: string) => boolean;
 export function compileGlob(glob: string, ignoreCase: boolean): Glob {
   if (glob.length > longestGlob) throw invalid(`longer than ${longestGlob} characters`);
   const fold = (text: string): string => (ignoreCase ? text.toLowerCase() : text);
-  const patterns = expand(tokensOf(fold(glob))).map(segmentsOf);
+  const patterns = expand(fold(glob).replace(/\\(.)/gsu, (_, escaped: string) => literal(escaped))).map(
+    segmentsOf,
+  );
   return (path) => {
     const names = fold(path)
       .split('/')
@@ -62,92 +64,61 @@ function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, pa
   return pattern.slice(part).every((rest) => rest === wildcard);
 }
 
-/** Characters, each with the backslash before it: an escaped one equals no character that means something. */
-const tokensOf = (glob: string): string[] => glob.match(/\\.|./gsu) ?? [];
+/** An escaped character that would mean something: a lone surrogate in its stead, which valid text never holds. */
+const literal = (character: string): string =>
+  /^[!-~]$/.test(character) ? String.fromCharCode(0xd800 + character.charCodeAt(0)) : character;
+const plain = (character: string): string =>
+  /^[\ud800-\ud87f]$/u.test(character) ? String.fromCharCode(character.charCodeAt(0) - 0xd800) : character;
 
-function segmentsOf(tokens: string[]): Segment[] {
-  const segments = splitAt(tokens[0] === '/' ? tokens.slice(1) : tokens, '/');
-  const parts = segments.map((part): Segment => (part.join('') === '**' ? '**' : piecesOf(part)));
+function segmentsOf(pattern: string): Segment[] {
+  const names = pattern.replace(/^\//, '').split('/');
   // Without a slash "**" says no more than "*".
-  return parts.length === 1 && parts[0] === '**' ? [['*']] : parts;
+  if (names.length === 1 && names[0] === '**') return [['*']];
+  return names.map((name) => (name === '**' ? name : piecesOf(Array.from(name))));
 }
 
-const splitAt = (tokens: string[], separator: string): string[][] => {
-  const parts: string[][] = [[]];
-  for (const token of tokens) {
-    if (token === separator) parts.push([]);
-    else parts.at(-1)?.push(token);
-  }
-  return parts;
-};
-
-const plain = (token: string): string => (token.length > 1 && token[0] === '\\' ? token.slice(1) : token);
-
-function piecesOf(tokens: string[]): Piece[] {
+function piecesOf(characters: string[]): Piece[] {
   const pieces: Piece[] = [];
-  for (let at = 0; at < tokens.length; at += 1) {
-    const token = tokens[at] ?? '';
+  for (let at = 0; at < characters.length; at += 1) {
+    const character = characters[at] ?? '';
     // A bracket right at the start of a class belongs to it.
-    const start = at + (/^[!^]$/.test(tokens[at + 1] ?? '') ? 2 : 1);
-    const end = token === '[' ? tokens.indexOf(']', start + 1) : -1;
-    if (token === '*') pieces.push('*');
-    else if (token === '?') pieces.push(() => true);
-    else if (end === -1) pieces.push((character) => character === plain(token));
+    const start = at + (/^[!^]$/.test(characters[at + 1] ?? '') ? 2 : 1);
+    const end = character === '[' ? characters.indexOf(']', start + 1) : -1;
+    if (character === '*') pieces.push('*');
+    else if (character === '?') pieces.push(() => true);
+    else if (end === -1) pieces.push((one) => one === plain(character));
     else {
-      pieces.push(classOf(tokens.slice(start, end), start > at + 1));
+      pieces.push(classOf(characters.slice(start, end), start > at + 1));
       at = end;
     }
   }
   return pieces;
 }
 
-function classOf(tokens: string[], negated: boolean): Piece {
+function classOf(characters: string[], negated: boolean): Piece {
   const ranges: [from: string, to: string][] = [];
-  for (let at = 0; at < tokens.length; at += 1) {
-    const from = plain(tokens[at] ?? '');
-    const to = tokens[at + 1] === '-' ? tokens[at + 2] : undefined;
+  for (let at = 0; at < characters.length; at += 1) {
+    const from = plain(characters[at] ?? '');
+    const to = characters[at + 1] === '-' ? characters[at + 2] : undefined;
     ranges.push([from, plain(to ?? from)]);
     if (to !== undefined) at += 2;
   }
   return (character) => ranges.some(([from, to]) => character >= from && character <= to) !== negated;
 }
 
-/** The patterns that `{this,that}` stands for. */
-function expand(glob: string[]): string[][] {
-  if (glob.filter((token) => token === '{').length >= mostBraces)
-    throw invalid('too complex: too many braces');
-  const done: string[][] = [];
+/** The patterns that `{this,that}` stands for, the innermost braces first; those without a comma stand for themselves. */
+function expand(glob: string): string[] {
+  if (glob.split('{').length > mostBraces) throw invalid('too complex: too many braces');
+  const done: string[] = [];
   const open = [glob];
   let length = 0;
   for (let next = open.pop(); next !== undefined; next = open.pop()) {
-    const alternatives = alternativesOf(next);
-    if (alternatives) open.push(...alternatives);
-    else done.push(next);
+    const [braces, inside = ''] = /\{([^{}]*)\}/.exec(next) ?? [];
+    const choices = inside.includes(',') ? inside.split(',') : [literal('{') + inside + literal('}')];
+    if (braces === undefined) done.push(next);
+    else for (const choice of choices) open.push(next.replace(braces, () => choice));
     length += next.length;
     if (length > longestExpanded) throw invalid('too complex: its braces stand for too much');
   }
   return done;
-}
-
-/** The glob with each choice of its first pair of braces that has a comma; other braces stand for themselves. */
-function alternativesOf(glob: string[]): string[][] | undefined {
-  for (let start = glob.indexOf('{'); start !== -1; start = glob.indexOf('{', start + 1)) {
-    const cuts = [start];
-    let depth = 0;
-    let at = start;
-    for (; at < glob.length; at += 1) {
-      if (glob[at] === '{') depth += 1;
-      else if (glob[at] === '}') depth -= 1;
-      else if (glob[at] === ',' && depth === 1) cuts.push(at);
-      if (depth === 0) break;
-    }
-    if (depth > 0 || cuts.length === 1) continue;
-    const ends = [...cuts.slice(1), at];
-    return cuts.map((cut, index) => [
-      ...glob.slice(0, start),
-      ...glob.slice(cut + 1, ends[index]),
-      ...glob.slice(at + 1),
-    ]);
-  }
-  return undefined;
 }

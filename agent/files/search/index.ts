@@ -3,7 +3,7 @@ import { posix } from 'node:path';
 import type { FileEntry } from '../../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { FileMatch } from '../../../proto/types/farhand/agent/v1/FileMatch.ts';
 import type { SearchFilesResponse } from '../../../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
-import { after, monotonic } from '../../../shared/clock.ts';
+import { monotonic } from '../../../shared/clock.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { openContents } from '../confine/contents.ts';
 import type { Confined } from '../confine/fs.ts';
@@ -20,11 +20,11 @@ import { compileText, linesWith } from './lines.ts';
 
 const longestContent = 1_000;
 const batchSize = 64;
-/** Milliseconds that a match waits for company. */
+/** Milliseconds that a match waits for others. */
 const longestWait = 50;
-/** Milliseconds of silence after which an empty batch goes out: the broker takes who is silent for dead. */
-export const longestSilence = 10_000;
-/** Of all searches of this process four work at once; a disk is not faster for more. */
+/** Milliseconds without a match after which an empty batch goes out: the broker gives up who is silent, and others have their turn. */
+export const longestSilence = 1_000;
+/** Of all searches of this process four work at once, each until its next batch; a disk is not faster for more. */
 const working = new Semaphore(4);
 
 /** One search. */
@@ -52,7 +52,7 @@ export const searchFiles: Operation<'searchFiles'> = async function* (disk, requ
     ...wanted,
     ...{ visited: 0, unreadable: 0, truncated: false },
   };
-  yield* heard(inTurn(signal, batchesOf(job)));
+  yield* inTurn(signal, batchesOf(job));
   const { truncated, visited, unreadable } = job;
   yield { tail: { truncated, visited, unreadable } };
 };
@@ -70,7 +70,7 @@ function compile(request: RequestOf<'searchFiles'>): Pick<Job, 'name' | 'text' |
   };
 }
 
-/** Nothing comes once per entry, too: a moment to see how long earlier matches have waited. */
+/** Undefined comes once per entry and piece of a file: a moment to look at the clock. */
 async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void, void> {
   const { reading, directory, path, signal, hidden, name, text } = job;
   const seen = (step: Step): boolean => hidden || !step.name.startsWith('.');
@@ -91,15 +91,19 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
   }
 }
 
-async function* linesOf(step: Step, job: Job, text: NonNullable<Job['text']>): AsyncGenerator<FileMatch> {
+async function* linesOf(
+  step: Step,
+  job: Job,
+  text: NonNullable<Job['text']>,
+): AsyncGenerator<FileMatch | undefined> {
   if (!step.stats.isFile()) return;
   try {
     using contents = await openContents(step, job.reading.boundary);
     if (!contents) return;
     let entry: FileEntry | undefined;
     for await (const line of linesWith(contents, text, job.signal)) {
-      entry ??= await entryOf(step, job);
-      yield { entry, line: line.number, text: line.text };
+      if (line) entry ??= await entryOf(step, job);
+      yield line && entry && { entry, line: line.number, text: line.text };
     }
   } catch (error) {
     if (errnoOf(error) === undefined) throw error;
@@ -117,17 +121,20 @@ type Batches = AsyncGenerator<SearchFilesResponse, void, void>;
 /** Many matches go out together; few do not wait for more than a moment. */
 async function* batchesOf(job: Job): Batches {
   let matches: FileMatch[] = [];
-  let [found, oldest] = [0, 0];
+  let [found, sentAt] = [0, monotonic()];
   for await (const match of everyMatch(job)) {
     // The one after the last only tells that there is more.
     job.truncated = match !== undefined && found === job.limit;
     if (job.truncated) break;
-    if (match) found += 1;
-    if (match && matches.push(match) === 1) oldest = monotonic();
-    const due = matches.length >= batchSize || monotonic() - oldest >= longestWait;
-    if (matches.length === 0 || !due) continue;
+    if (match) {
+      found += 1;
+      matches.push(match);
+    }
+    const most = matches.length === 0 ? longestSilence : longestWait;
+    if (matches.length < batchSize && monotonic() - sentAt < most) continue;
     yield { matches: { matches } };
     matches = [];
+    sentAt = monotonic();
   }
   if (matches.length > 0) yield { matches: { matches } };
 }
@@ -143,31 +150,4 @@ async function* inTurn(signal: AbortSignal, batches: Batches): Batches {
   } finally {
     await batches.return();
   }
-}
-
-/** The same, and an empty one whenever none has come for a while. */
-async function* heard(batches: Batches): Batches {
-  try {
-    for (;;) {
-      const next = batches.next();
-      while (!(await settlesWithin(longestSilence, next))) yield { matches: { matches: [] } };
-      const { value, done } = await next;
-      if (done) return;
-      yield value;
-    }
-  } finally {
-    // Not at rest before the walk is.
-    await batches.return();
-  }
-}
-
-function settlesWithin(ms: number, work: Promise<unknown>): Promise<boolean> {
-  return new Promise((resolve) => {
-    const cancel = after(ms, () => resolve(false));
-    const settled = (): void => {
-      cancel();
-      resolve(true);
-    };
-    work.then(settled, settled);
-  });
 }

@@ -37,12 +37,15 @@ export function compileText(text: string, ignoreCase: boolean): { find: Find; ov
   return { find, overlap };
 }
 
-/** Reads as much as the file had when it was opened: one that grows meanwhile has an end all the same. */
+/**
+ * Reads as much as the file had when it was opened: one that grows meanwhile has an end all the same. Undefined comes
+ * after each piece of it.
+ */
 export async function* linesWith(
   { file, stats }: Contents,
   { find, overlap }: ReturnType<typeof compileText>,
   signal: AbortSignal,
-): AsyncGenerator<Line, void, void> {
+): AsyncGenerator<Line | undefined, void, void> {
   const size = Number(stats.size);
   const buffer = Buffer.allocUnsafeSlow(longestTail + chunkBytes);
   const state: State = { buffer, held: 0, number: 1, told: false };
@@ -56,6 +59,7 @@ export async function* linesWith(
     state.held += bytesRead;
     yield* complete(state, find);
     yield* shorten(state, find, overlap);
+    yield undefined;
   }
   if (state.held > 0) yield* hitIn(state, buffer.subarray(0, state.held), find);
 }

@@ -1,13 +1,14 @@
 // Tells what changes in a directory, below it, or to a file. Events only say where to look: what is told is what is
 // there when it is the reader's turn, so a slow reader misses steps in between and never the outcome.
 import type { FileChange } from '../../../proto/types/farhand/agent/v1/FileChange.ts';
+import type { Budget } from '../../../shared/budget.ts';
 import { sleep } from '../../../shared/clock.ts';
 import type { Kept } from '../confine/boundary.ts';
-import { type BigIntStats, type Confined, child, identityOf, lookAt, queuedEvents } from '../confine/fs.ts';
+import { type BigIntStats, type Confined, child, identityOf, lookAt } from '../confine/fs.ts';
 import { type Bytes, bytes } from '../confine/path.ts';
 import type { Confinement, Entry } from '../confine/resolve.ts';
 import type { Operation } from '../operation.ts';
-import { type Folder, type Kind, type Quota, Watched } from './watched.ts';
+import { type Folder, type Kind, Watched } from './watched.ts';
 
 /** Names waiting for the reader; more are told as an overflow. */
 const mostWaiting = 10_000;
@@ -15,6 +16,7 @@ const mostWaiting = 10_000;
 const batchSize = 256;
 /** Milliseconds in which steps of one change, such as a rename over a file, become one. */
 const settling = 20;
+
 export const watchFiles: Operation<'watchFiles'> = async function* (disk, request, { path }, signal) {
   await using entry = await disk.reading.entry(path);
   const recursive = request.recursive && entry.present.stats.isDirectory();
@@ -26,28 +28,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
   }
 };
 
-/**
- * The kernel's queue is one for all watches of the process, and where it overflows Node does not tell: so many events in
- * one go mean that others may have been lost, of whatever watch.
- */
-class EventQueue {
-  /** Called when events may have been lost. */
-  readonly overflows = new Set<() => void>();
-  #most: number | undefined;
-  #burst = 0;
-
-  /** Counts an event. */
-  count(): void {
-    // Events of closed watches are not counted here, so half of it is suspicious.
-    this.#most ??= Math.floor(queuedEvents() / 2);
-    this.#burst += 1;
-    // All that was queued is handed out before the loop turns.
-    if (this.#burst === 1) setImmediate(() => (this.#burst = 0));
-    if (this.#burst === this.#most) for (const overflow of this.overflows) overflow();
-  }
-}
-
-const queue = new EventQueue();
+/** Of every watch: the kernel's queue is one for all of them, and where it overflows Node does not report it. */
+const overflows = new Set<() => void>();
 
 const join = (path: Bytes, name: Bytes): Bytes => (path === '' ? name : `${path}/${name}`);
 
@@ -69,7 +51,7 @@ class Watch implements Disposable {
     this.#wake();
   };
 
-  constructor(confinement: Confinement, entry: Entry, recursive: boolean, quota: Quota) {
+  constructor(confinement: Confinement, entry: Entry, recursive: boolean, quota: Budget) {
     this.#confinement = confinement;
     this.#entry = entry;
     this.#recursive = recursive;
@@ -77,24 +59,27 @@ class Watch implements Disposable {
     this.#only = directory === undefined ? entry.name : undefined;
     this.#start = directory ?? entry.directory;
     this.#watched = new Watched(this.#start, this.#only, quota, (folder, name) => this.#mark(folder, name));
-    queue.overflows.add(this.#overflow);
+    overflows.add(this.#overflow);
   }
 
   [Symbol.dispose](): void {
-    queue.overflows.delete(this.#overflow);
+    overflows.delete(this.#overflow);
     this.#watched[Symbol.dispose]();
   }
 
   /** An empty batch first, when nothing will be missed any more. */
   async *batches(signal: AbortSignal): AsyncGenerator<FileChange[], void, void> {
     signal.addEventListener('abort', () => this.#wake(), { once: true });
-    await this.#begin();
+    const kept = await this.#confinement.boundary.kept();
+    for await (const _ of this.#enter('', kept));
     yield [];
     for (;;) {
       await this.#marked(signal);
       await sleep(settling, signal);
       signal.throwIfAborted();
-      await this.#judge();
+      // The directory may have been moved to where nobody may look.
+      const { boundary } = this.#confinement;
+      boundary.judge(await boundary.survey({ at: this.#start }), undefined, this.#entry.path);
       let batch: FileChange[] = [];
       for await (const change of this.#changes()) {
         if (batch.push(change) < batchSize) continue;
@@ -106,22 +91,16 @@ class Watch implements Disposable {
     }
   }
 
-  async #begin(): Promise<void> {
-    const kept = await this.#confinement.boundary.kept();
-    for await (const _ of this.#enter('', kept));
-  }
-
   #mark(folder: Bytes, name: Bytes): void {
-    queue.count();
-    if (this.#count >= mostWaiting) this.#overflown = true;
-    if (this.#only === undefined || name === this.#only || name === '.') {
-      const names = this.#waiting.get(folder) ?? new Set();
-      if (!names.has(name) && !this.#overflown) {
-        this.#waiting.set(folder, names.add(name));
-        this.#count += 1;
-      }
+    if (this.#only !== undefined && name !== this.#only && name !== '.') return;
+    const names = this.#waiting.get(folder) ?? new Set();
+    if (!names.has(name) && !this.#overflown) {
+      this.#waiting.set(folder, names.add(name));
+      this.#count += 1;
+      // So many in one go fill the kernel's queue: others may have been lost, of whatever watch.
+      if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }
-    if (this.#count > 0 || this.#overflown) this.#wake();
+    this.#wake();
   }
 
   #take(): Map<Bytes, Set<Bytes>> {
@@ -136,12 +115,6 @@ class Watch implements Disposable {
       this.#wake = resolve;
       if (this.#count > 0 || this.#overflown || signal.aborted) resolve();
     });
-  }
-
-  /** The directory may have been moved to where nobody may look. */
-  async #judge(): Promise<void> {
-    const { boundary } = this.#confinement;
-    boundary.judge(await boundary.survey({ at: this.#start }), undefined, this.#entry.path);
   }
 
   /** A directory that no longer has its name is no longer what is watched. */

@@ -1,5 +1,6 @@
 // The directories that one watch looks at, through inotify on pinned directories: it follows the inode, so nothing
 // that is swapped on the way leads elsewhere. (chokidar watches by path and takes names for UTF-8.)
+import { Budget } from '../../../shared/budget.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import type { Kept } from '../confine/boundary.ts';
 import type { BigIntStats, Confined, FSWatcher, Pinned } from '../confine/fs.ts';
@@ -9,29 +10,12 @@ import type { Bytes } from '../confine/path.ts';
 
 export type Kind = 'file' | 'directory';
 
+/** What a directory takes of the quota of all watches, in names: the kernel's watch and our handle of it. */
+const folderNames = 15;
+
 /** What all watches of an agent may know together: thirty of one large directory cost thirty times its names. */
-export class Quota {
-  readonly #folders: number;
-  readonly #names: number;
-  #usedFolders = 0;
-  #usedNames = 0;
-
-  constructor(folders = 20_000, names = 300_000) {
-    this.#folders = folders;
-    this.#names = names;
-  }
-
-  /** Takes nothing where there is not enough; less than nothing gives back. */
-  take(folders: number, names: number): void {
-    const [usedFolders, usedNames] = [this.#usedFolders + folders, this.#usedNames + names];
-    if (usedFolders > this.#folders || usedNames > this.#names) {
-      const most = `${this.#folders} directories and ${this.#names} names`;
-      const reason = `all watches of this machine may hold ${most} together`;
-      throw new AppError('unavailable', `${reason}: watch a directory further down, or end other watches`);
-    }
-    [this.#usedFolders, this.#usedNames] = [usedFolders, usedNames];
-  }
-}
+export const watchQuota = (names = 300_000): Budget =>
+  new Budget(names, 'names are watched on this machine, watch a directory further down or end other watches');
 
 /** A watched directory. */
 export interface Folder {
@@ -49,11 +33,11 @@ export class Watched implements Disposable {
   readonly #start: Confined;
   readonly #only: Bytes | undefined;
   readonly #mark: Mark;
-  readonly #quota: Quota;
+  readonly #quota: Budget;
   readonly #folders = new Map<Bytes, Folder>();
 
   /** From an open directory, which is the caller's to close; of all names or `only` one. */
-  constructor(start: Confined, only: Bytes | undefined, quota: Quota, mark: Mark) {
+  constructor(start: Confined, only: Bytes | undefined, quota: Budget, mark: Mark) {
     this.#start = start;
     this.#quota = quota;
     this.#only = only;
@@ -102,19 +86,19 @@ export class Watched implements Disposable {
   }
 
   know(folder: Folder, name: Bytes, kind: Kind): void {
-    if (!folder.names.has(name)) this.#take(0, 1);
+    if (!folder.names.has(name)) this.#take(1);
     folder.names.set(name, kind);
   }
 
   forget(folder: Folder, name: Bytes): void {
-    if (folder.names.delete(name)) this.#quota.take(0, -1);
+    if (folder.names.delete(name)) this.#quota.add(-1);
   }
 
   drop(path: Bytes): void {
     const folder = this.#folders.get(path);
     if (!folder) return;
     folder.watcher.close();
-    this.#quota.take(-1, -folder.names.size);
+    this.#quota.add(-folderNames - folder.names.size);
     this.#folders.delete(path);
   }
 
@@ -138,38 +122,33 @@ export class Watched implements Disposable {
   }
 
   /** Where there is not enough, all is given back at once: of many that begin together some can go on. */
-  #take(folders: number, names: number): void {
+  #take(names: number): void {
     try {
-      this.#quota.take(folders, names);
+      this.#quota.add(names);
     } catch (error) {
       this[Symbol.dispose]();
       throw error;
     }
   }
 
-  /** Of the quota for folders it takes one. */
   #watch(path: Bytes, at: Confined): FSWatcher {
-    this.#take(1, 0);
+    this.#take(folderNames);
     try {
       const watcher = fs.watch(at);
       watcher.on('change', (_, name) => this.#mark(path, String(name)));
       watcher.on('error', () => this.#mark(path, '.'));
       return watcher;
     } catch (error) {
-      this.#quota.take(-1, 0);
+      this.#quota.add(-folderNames);
       throw exhausted(error);
     }
   }
 }
 
 function exhausted(error: unknown): unknown {
-  const limits: Readonly<Record<string, string>> = {
-    ENOSPC: 'fs.inotify.max_user_watches',
-    EMFILE: 'fs.inotify.max_user_instances',
-  };
-  const limit = limits[errnoOf(error) ?? ''];
+  const limits = { ENOSPC: 'fs.inotify.max_user_watches', EMFILE: 'fs.inotify.max_user_instances' };
+  const limit = Object.entries(limits).find(([errno]) => errno === errnoOf(error))?.[1];
   if (limit === undefined) return error;
-  return new AppError('unavailable', `this machine's limit ${limit} is reached: raise it or watch less`, {
-    limit,
-  });
+  const message = `this machine's limit ${limit} is reached: raise it or watch less`;
+  return new AppError('unavailable', message, { limit });
 }

@@ -1,10 +1,9 @@
-// Moves a file, symlink or directory: one rename, or between file systems a whole copy that is renamed into place
-// before the source goes.
+// Moves and copies a file, symlink or directory. A move is one rename, or between file systems a whole copy that is renamed
+// into place before the source goes; a copy is made beside the destination, which it becomes in one step.
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { PrivateDirectory } from './atomic/directory.ts';
 import { assertPlace, type Placing, place } from './atomic/place.ts';
 import { ancestry } from './confine/boundary.ts';
-import type { BigIntStats, Confined } from './confine/fs.ts';
 import * as fs from './confine/fs.ts';
 import { assertFolder, fault, shown, type Target, targetOf } from './confine/path.ts';
 import type { Entry } from './confine/resolve.ts';
@@ -19,7 +18,7 @@ interface Transfer {
   from: Entry;
   to: Entry;
   /** Of the source. */
-  stats: BigIntStats;
+  stats: fs.BigIntStats;
   overwrite: boolean;
   signal: AbortSignal;
 }
@@ -35,11 +34,32 @@ export const moveFile: Operation<'moveFile'> = async (disk, request, source, sig
   return { entry: await describeArrival(disk.writing, to, stats, await disk.users()) };
 };
 
+export const copyFile: Operation<'copyFile'> = async (disk, request, source, signal) => {
+  const destination = targetOf(request.destination, disk.home);
+  await using from = await disk.reading.entry(source.path);
+  const { stats } = from.present;
+  await using to = await disk.writing.name(destination.path);
+  if (!stats.isFile() && !stats.isDirectory())
+    throw fault('unsupported_file', source.path, 'neither file nor directory');
+  const transfer = { source, destination, from, to, stats, overwrite: request.overwrite, signal };
+  await assertTransfer(disk, transfer);
+  if (to.found && fs.identityOf(to.found.stats) === fs.identityOf(stats))
+    throw fault('invalid_path', destination.path, 'is the source itself');
+  await using arriving = await PrivateDirectory.open(to.directory, disk.journal);
+  const what = { parent: from.directory, name: from.name, at: from.at, stats };
+  const { boundary } = disk.reading;
+  const copied = await duplicate(what, arriving.content(), {
+    ...{ boundary, path: source.path, signal, moves: false },
+  });
+  await arrive(transfer, arriving.content());
+  return { entry: await describeArrival(disk.writing, to, stats, await disk.users()), ...copied };
+};
+
 const inOneDirectory = async ({ from, to }: Transfer): Promise<boolean> =>
   (await fs.identify(from.directory)) === (await fs.identify(to.directory));
 
 /** Refuses what can never be, before anything is touched. */
-export async function assertTransfer({ writing, home }: Disk, transfer: Transfer): Promise<void> {
+async function assertTransfer({ writing, home }: Disk, transfer: Transfer): Promise<void> {
   const { source, destination, stats, to, overwrite } = transfer;
   const directory = stats.isDirectory();
   assertFolder(source, stats);
@@ -74,7 +94,7 @@ async function dropTwin(transfer: Transfer): Promise<void> {
 }
 
 /** Gives what is at `from` the name of the destination. */
-const placing = ({ to, stats, overwrite, destination }: Transfer, from: Confined): Placing => ({
+const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confined): Placing => ({
   from,
   to: to.at,
   directory: stats.isDirectory(),
@@ -99,7 +119,7 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
 }
 
 /** Gives a finished copy the name of the destination, as far as that is still allowed; tells what it is. */
-export async function arrive(transfer: Transfer, content: Confined): Promise<string> {
+async function arrive(transfer: Transfer, content: fs.Confined): Promise<string> {
   const { to, signal, destination } = transfer;
   await to.recheck(await fs.lookAt(to.at));
   using pinned = await fs.pin(content);
@@ -118,7 +138,7 @@ export async function arrive(transfer: Transfer, content: Confined): Promise<str
 }
 
 /** The source leaves its place in one step, too: until then it is untouched, afterwards its removal is only tidying. */
-async function leave({ from, stats, source }: Transfer, away: Confined): Promise<void> {
+async function leave({ from, stats, source }: Transfer, away: fs.Confined): Promise<void> {
   await fs.rename(from.at, away);
   if ((await identityAt(away)) === fs.identityOf(stats)) return;
   const directory = (await fs.lookAt(away))?.isDirectory() === true;
@@ -126,7 +146,7 @@ async function leave({ from, stats, source }: Transfer, away: Confined): Promise
   throw fault('conflict', source.path, 'was replaced while it was moved, try again');
 }
 
-async function identityAt(at: Confined): Promise<string | undefined> {
+async function identityAt(at: fs.Confined): Promise<string | undefined> {
   const stats = await fs.lookAt(at);
   return stats && fs.identityOf(stats);
 }
