@@ -57,7 +57,14 @@ export async function openIdentity(directory: string, params: JoinParams): Promi
   const pending = { ...(isRepeat ? found : freshKey(ca, fingerprint)), token_hash: hashOf(secret) };
   // The old one goes once there is a new one: a token that is refused changes nothing.
   if (!found?.machine_id) await writeDurably(file, JSON.stringify(pending));
-  const machineId = await enroll(params, secret, pending);
+  const { machine_id: machineId } = await enrollWith(params.broker, ca, {
+    token: secret,
+    public_key: rawPublicKey(createPublicKey(pending.private_key)),
+    name: params.name ?? hostname(),
+    tags: params.tags,
+    host: { hostname: hostname(), os: process.platform, arch: arch() },
+    agent_version: version,
+  });
   await writeDurably(file, JSON.stringify({ ...pending, machine_id: machineId }));
   return identityOf(pending, machineId);
 }
@@ -90,19 +97,6 @@ export async function machineIn(
 
 const fileIn = (directory: string): string => join(directory, 'identity.json');
 const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
-
-async function enroll(params: JoinParams, secret: string, pending: Stored): Promise<string> {
-  const publicKey = rawPublicKey(createPublicKey(pending.private_key));
-  const response = await enrollWith(params.broker, pending.ca_certificate, {
-    token: secret,
-    public_key: publicKey,
-    name: params.name ?? hostname(),
-    tags: params.tags,
-    host: { hostname: hostname(), os: process.platform, arch: arch() },
-    agent_version: version,
-  });
-  return response.machine_id;
-}
 
 function identityOf(from: Stored, machineId: string): Identity {
   return {

@@ -35,24 +35,23 @@ async function main(): Promise<void> {
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(agentSettings, invocation);
-  // A signal may come while the agent still tries to join.
-  process.once('SIGTERM', leave);
-  process.once('SIGINT', leave);
   const log = createLogger(program, settings.log_level, isJournal(process.env));
   giveBackAtRest();
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
+  const stop = (): void => {
+    // It still tries to join.
+    if (!agent) process.exit(0);
+    void notify?.ending('stopping');
+    agent.close().catch(fail);
+  };
+  process.once('SIGTERM', stop);
+  process.once('SIGINT', stop);
   agent = await startAgent(settings, log, (linked) => {
     const text = linkText(settings.broker, linked ? agent?.machineId : undefined);
     notify?.up(text, () => agent?.alive() ?? true);
   });
-  process.off('SIGTERM', leave).once('SIGTERM', stop);
-  process.off('SIGINT', leave).once('SIGINT', stop);
   agent.ended.then(() => process.exit(0), fail);
-  function stop(): void {
-    void notify?.ending('stopping');
-    agent?.close().catch(fail);
-  }
 }
 
 /** Installing and the like: a part of its own, which a running agent does not need. */
@@ -66,10 +65,6 @@ async function examine({ argv, env }: Invocation): Promise<void> {
   const { text, code } = await doctor({ argv: argv.slice(1), env });
   process.stdout.write(text);
   process.exitCode = code;
-}
-
-function leave(): void {
-  process.exit(0);
 }
 
 function fail(error: unknown): void {

@@ -1,7 +1,7 @@
 // When V8 collects: its young generation after so many bytes of frames, and all of it when the process rests.
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
-import { every, monotonic } from './clock.ts';
+import { every } from './clock.ts';
 
 type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) => void;
 
@@ -13,8 +13,6 @@ const restful = 0.03;
 const looks = 3;
 /** What has grown by less than this since it last rested is left to V8. */
 const worthwhile = 1.2;
-/** Of all time at most this part goes into collecting at rest. */
-const share = 1 / 300;
 
 let passed = 0;
 let collect: Collect | undefined;
@@ -42,7 +40,6 @@ export function giveBackAtRest(ms: number = lookMs): () => void {
   let seen = performance.eventLoopUtilization();
   // Resident bytes at their least since the last collection; what that frees goes back a moment later.
   let settled = 0;
-  let next = 0;
   return every(ms, () => {
     const since = performance.eventLoopUtilization(seen);
     seen = performance.eventLoopUtilization();
@@ -50,11 +47,10 @@ export function giveBackAtRest(ms: number = lookMs): () => void {
     if (resident === undefined) return;
     settled = Math.min(settled, resident);
     rested = since.utilization > restful ? 0 : rested + 1;
-    const begun = monotonic();
-    if (rested < looks || begun < next || resident < settled * worthwhile) return;
+    // Once in each rest.
+    if (rested !== looks || resident < settled * worthwhile) return;
     collector()({ type: 'major', flavor: 'last-resort' });
     settled = Number.POSITIVE_INFINITY;
-    next = begun + (monotonic() - begun) / share;
   });
 }
 

@@ -241,17 +241,14 @@ export function fromWire(error: WireError): AppError {
   return new AppError(code, message.slice(0, longestMessage), parseDetails(details));
 }
 
-function isShallow(value: unknown, levels: number): boolean {
-  if (typeof value !== 'object' || value === null) return true;
-  return levels > 0 && Object.values(value).every((inner) => isShallow(inner, levels - 1));
-}
+/** Ours are flat, or lists of what is; deep ones would be a burden to whoever writes them out. */
+const mostBrackets = 1_000;
 
-/** Details are flat, or lists of what is: deeper ones would be a burden to whoever writes them out. */
 function parseDetails(text: string): Record<string, unknown> {
-  if (text.length > longestDetails) return {};
+  if (text.length > longestDetails || text.split(/[[{]/).length > mostBrackets) return {};
   try {
     const details: unknown = JSON.parse(text || '{}');
-    return typeof details === 'object' && details !== null && isShallow(details, 5) ? { ...details } : {};
+    return typeof details === 'object' && details !== null ? { ...details } : {};
   } catch {
     return {};
   }

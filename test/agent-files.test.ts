@@ -328,7 +328,7 @@ describe('confinement', () => {
       };
       process.chdir(${JSON.stringify(root)});
       console.log('ready');
-      for (const end = Date.now() + 2000; Date.now() < end; ) { swap('sub', '../outside'); swap('leaf', '../outside/secret'); }
+      for (const end = Date.now() + 1000; Date.now() < end; ) { swap('sub', '../outside'); swap('leaf', '../outside/secret'); }
     `);
     await printed(swapping, 'ready');
     const ended = once(swapping, 'exit');

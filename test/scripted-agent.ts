@@ -2,7 +2,7 @@
 import { once } from 'node:events';
 import { onTestFinished } from 'vitest';
 import { openIdentity } from '../agent/identity.ts';
-import { type AnswerStream, type ControlStream, type Dial, dial } from '../agent/link/dial.ts';
+import { type AnswerStream, type ControlStream, Dial } from '../agent/link/dial.ts';
 import type { Identity } from '../agent/link/index.ts';
 import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
 import type { ConnectRequest } from '../proto/types/farhand/link/v1/ConnectRequest.ts';
@@ -56,7 +56,7 @@ export async function connectScripted(
   identity: Identity,
   hello: Partial<Hello> | null = {},
 ): Promise<ScriptedAgent> {
-  const line = dial(broker, identity.caCertificate);
+  const line = new Dial(broker, identity.caCertificate);
   const control = line.connect();
   const seen: ConnectResponse__Output[] = [];
   const arrived = new EventTarget();

@@ -25,8 +25,9 @@ export async function clear(
     return true;
   };
   // All names of a directory are read before the first goes: not every file system reads on well while they go.
-  const options = { path, signal, sorted: true, directories: 'after', oneMount: true, enter } as const;
+  const options = { path, signal, sorted: true, oneMount: true, enter } as const;
   for await (const step of walk(start, boundary, options)) {
+    if (step.stats.isDirectory() && !step.left) continue;
     await drop(step.at, step.stats.isDirectory()).catch((error: unknown) => {
       throw fromErrno(error, shown(posix.join(path, step.path)));
     });

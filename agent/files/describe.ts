@@ -1,9 +1,9 @@
 // What is said about a file: its entry, and the etag that changes whenever its bytes may have changed.
 import { posix } from 'node:path';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
-import { type BigIntStats, type Confined, child, lookAt, readlink, type Stats } from './confine/fs.ts';
+import { type BigIntStats, type Confined, child, readlink, type Stats } from './confine/fs.ts';
 import { type Bytes, bytes } from './confine/path.ts';
-import type { Confinement, Entry } from './confine/resolve.ts';
+import type { Confinement } from './confine/resolve.ts';
 import type { Users } from './users-groups.ts';
 
 /** All that is described is exact in both kinds (confine/fs.ts, lstatPlain). */
@@ -35,16 +35,6 @@ export async function describeName(
   if (!stats.isSymbolicLink()) return describe(path, stats, users);
   const link = await readlink(child(directory, name)).catch(() => undefined);
   return describe(path, (await confinement.linkTarget(directory, name)) ?? stats, users, link);
-}
-
-/** What has a name that was just given; `made` is what was given it, should it be gone again. */
-export async function describeArrival(
-  confinement: Confinement,
-  entry: Entry,
-  made: BigIntStats,
-  users: Users,
-): Promise<FileEntry> {
-  return describeName(confinement, entry, (await lookAt(entry.at)) ?? made, users);
 }
 
 function special(stats: AnyStats): string {

@@ -5,7 +5,6 @@ import { fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
 import type { Boundary } from './confine/boundary.ts';
 import { isTorn } from './confine/contents.ts';
-import type { BigIntStats, Confined, Pinned } from './confine/fs.ts';
 import * as fs from './confine/fs.ts';
 import { holdsFiles, holdsMemory } from './confine/kernel.ts';
 import { type Bytes, fault, shown } from './confine/path.ts';
@@ -33,7 +32,7 @@ interface Duplicated {
   bytes: number;
 }
 
-export async function duplicate(source: Source, to: Confined, options: Duplicating): Promise<Duplicated> {
+export async function duplicate(source: Source, to: fs.Confined, options: Duplicating): Promise<Duplicated> {
   await using copier = new Copier(options);
   await copier.one(source, to, options.path);
   if (source.stats.isDirectory()) await copier.below(source, to);
@@ -53,7 +52,7 @@ class Copier implements AsyncDisposable {
   }
 
   /** A directory is made empty, and gets its attributes only when it is left. */
-  async one(source: Source, to: Confined, path: Bytes): Promise<void> {
+  async one(source: Source, to: fs.Confined, path: Bytes): Promise<void> {
     const { stats } = source;
     try {
       if (stats.isDirectory()) await fs.mkdir(to, 0o700);
@@ -66,7 +65,7 @@ class Copier implements AsyncDisposable {
   }
 
   /** All below a directory whose copy has been made. */
-  async below(source: Source, to: Confined): Promise<void> {
+  async below(source: Source, to: fs.Confined): Promise<void> {
     const { boundary, path, signal, moves } = this.#options;
     using from = await fs.pin(source.at);
     // The copy of the directory that the walk is in, and all above it.
@@ -74,14 +73,14 @@ class Copier implements AsyncDisposable {
     try {
       assertSame(await from.stat(), source.stats, path);
       if (!(await holdsFiles(from.at))) throw fault('unsupported_file', path, 'holds no files of a disk');
-      const enter = (_: unknown, inside: Confined): Promise<boolean> => holdsFiles(inside);
-      const options = { path, signal, directories: 'both', oneMount: moves, enter } as const;
+      const enter = (_: unknown, inside: fs.Confined): Promise<boolean> => holdsFiles(inside);
+      const options = { path, signal, oneMount: moves, enter } as const;
       for await (const step of walk(from.at, boundary, options)) {
         const below = posix.join(path, step.path);
         if (step.left) await this.#leave(made, step.stats, below);
         else {
           // The walk leaves each directory after it has entered it, so the first one is always there.
-          const at = fs.child((made.at(-1) as Pinned).at, step.name);
+          const at = fs.child((made.at(-1) as fs.Pinned).at, step.name);
           await this.one(step, at, below);
           if (step.stats.isDirectory()) made.push(await fs.pin(at));
         }
@@ -92,7 +91,7 @@ class Copier implements AsyncDisposable {
     }
   }
 
-  async #leave(made: Pinned[], stats: BigIntStats, path: Bytes): Promise<void> {
+  async #leave(made: fs.Pinned[], stats: fs.BigIntStats, path: Bytes): Promise<void> {
     // Opened again, as what is pinned cannot be flushed.
     using pinned = made.pop();
     if (pinned) await this.#finish(await openDirectory(pinned.at), stats, path);
@@ -109,20 +108,20 @@ class Copier implements AsyncDisposable {
     await this.#flushes[Symbol.asyncDispose]();
   }
 
-  async #symlink({ at, stats }: Source, to: Confined, path: Bytes): Promise<void> {
+  async #symlink({ at, stats }: Source, to: fs.Confined, path: Bytes): Promise<void> {
     await fs.symlink(await fs.readlink(at), to);
     if (this.#keepsOwner) await keepOwner(fs.lchown(to, Number(stats.uid), Number(stats.gid)), path);
     await fs.lutimes(to, seconds(stats.atimeNs), seconds(stats.mtimeNs));
   }
 
-  async #file(source: Source, to: Confined, path: Bytes): Promise<void> {
+  async #file(source: Source, to: fs.Confined, path: Bytes): Promise<void> {
     using from = await openSame(source, path);
     const before = await from.stat();
     const made = await NewFile.create(to);
     try {
       await this.#content(from, made, before);
       this.#assertUnchanged(before, await from.stat(), made.size, path);
-      await made.flushed();
+      await made.flushing;
     } catch (error) {
       await made[Symbol.asyncDispose]();
       throw error;
@@ -133,7 +132,7 @@ class Copier implements AsyncDisposable {
   }
 
   /** Copies the bytes, and leaves out holes. */
-  async #content({ handle }: Pinned, to: NewFile, { size, blocks }: BigIntStats): Promise<void> {
+  async #content({ handle }: fs.Pinned, to: NewFile, { size, blocks }: fs.BigIntStats): Promise<void> {
     const sparse = blocks * 512n < size;
     // A file of /proc says 0 and has more.
     while (size === 0n || to.size < size) {
@@ -149,7 +148,7 @@ class Copier implements AsyncDisposable {
   }
 
   /** A copy has what was there when it began; a move must not lose what was added since. */
-  #assertUnchanged(before: BigIntStats, after: BigIntStats, copied: number, path: Bytes): void {
+  #assertUnchanged(before: fs.BigIntStats, after: fs.BigIntStats, copied: number, path: Bytes): void {
     const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;
     // Shrunk and grown again.
     const short = differs && copied < before.size;
@@ -158,7 +157,8 @@ class Copier implements AsyncDisposable {
   }
 
   /** Gives what was made its attributes, flushes it while others are copied, and closes it. */
-  async #finish(made: Pinned, { uid, gid, mode, atimeNs, mtimeNs }: BigIntStats, path: Bytes): Promise<void> {
+  async #finish(made: fs.Pinned, stats: fs.BigIntStats, path: Bytes): Promise<void> {
+    const { uid, gid, mode, atimeNs, mtimeNs } = stats;
     const { handle } = made;
     const [owner, group] = [Number(uid), Number(gid)];
     // What is copied for somebody else must not lend him our rights: setuid and setgid stay only for the same owner.
@@ -180,10 +180,10 @@ class Copier implements AsyncDisposable {
   }
 }
 
-const openDirectory = (at: Confined): Promise<Pinned> => fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY);
+const openDirectory = (at: fs.Confined): Promise<fs.Pinned> => fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY);
 
 /** The very file that was judged, known to be a plain one before it is opened. */
-async function openSame({ name, at, stats }: Source, path: Bytes): Promise<Pinned> {
+async function openSame({ name, at, stats }: Source, path: Bytes): Promise<fs.Pinned> {
   using pinned = await fs.pin(at);
   assertSame(await pinned.stat(), stats, path);
   if (await holdsMemory(name, pinned.at, stats))
@@ -191,7 +191,7 @@ async function openSame({ name, at, stats }: Source, path: Bytes): Promise<Pinne
   return await fs.pin(pinned.at, fs.readOnly);
 }
 
-function assertSame(now: BigIntStats, then: BigIntStats, path: Bytes): void {
+function assertSame(now: fs.BigIntStats, then: fs.BigIntStats, path: Bytes): void {
   if (fs.identityOf(now) === fs.identityOf(then)) return;
   throw fault('conflict', path, 'was replaced while it was copied, try again');
 }

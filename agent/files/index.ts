@@ -19,6 +19,7 @@ import { searchFiles } from './search/index.ts';
 import { Semaphore } from './semaphore.ts';
 import { statFile } from './stat.ts';
 import { copyFile, moveFile } from './transfer.ts';
+import { uploading } from './upload.ts';
 import { createUsers } from './users-groups.ts';
 import { watchFiles } from './watch/index.ts';
 import { watchQuota } from './watch/watched.ts';
@@ -82,7 +83,7 @@ export async function openFiles(options: FilesOptions): Promise<Files> {
   return {
     listFiles: streaming(disk, listFiles),
     readFile: streaming(disk, readFile),
-    writeFile: (request, { signal }) => writeFile(disk, request, signal),
+    writeFile: uploading(disk, writeFile),
     statFile: unary(disk, path, statFile, ({ sha256 }) => sha256),
     makeDirectory: unary(disk, path, makeDirectory),
     removeFile: unary(disk, path, removeFile, ({ recursive }) => recursive),
@@ -90,7 +91,7 @@ export async function openFiles(options: FilesOptions): Promise<Files> {
     copyFile: unary(disk, source, copyFile, () => true),
     changeFile: unary(disk, path, changeFile),
     readArchive: streaming(disk, readArchive),
-    writeArchive: (request, { signal }) => writeArchive(disk, request, signal),
+    writeArchive: uploading(disk, writeArchive),
     searchFiles: streaming(disk, searchFiles),
     watchFiles: streaming(disk, watchFiles),
   };

@@ -31,9 +31,20 @@ export const readFile: Operation<'readFile'> = async function* ({ reading, users
       head: { entry, etag: etagOf(stats), offset: range.start, ...(length !== undefined && { length }) },
     };
     const hash = request.digest ? createHash('sha256') : undefined;
-    for await (const chunk of chunksOf(read, range, first, length, source, path)) {
+    let sent = 0;
+    // As many bytes as were announced; all up to the end where none were.
+    for (let chunk = first; length === undefined ? chunk.length > 0 : sent < length; ) {
+      if (length !== undefined && chunk.length < Math.min(chunkBytes, length - sent)) throw changed(path);
+      sent += chunk.length;
+      if (sent > range.max) throw tooLarge(path, { max: range.max });
+      // Judged before the last bytes go out: a reader who has them all does not wait for a verdict.
+      if (sent === length && isTorn(stats, await source.file.stat(), range.start + sent)) throw changed(path);
+      // The disk works while this one is on its way.
+      const ahead = read(sent);
+      ahead.catch(() => undefined);
       hash?.update(chunk);
       yield { chunk };
+      chunk = await ahead;
     }
     if (hash) yield { tail: { sha256: hash.digest('hex') } };
   } catch (error) {
@@ -89,30 +100,6 @@ async function lengthOf(
   const now = await file.stat();
   if (now.size !== stats.size || now.mtimeNs !== stats.mtimeNs) throw changed(path);
   return undefined;
-}
-
-/** As many bytes as were announced; all up to the end where none were. */
-async function* chunksOf(
-  read: Read,
-  { start, max }: Range,
-  first: Buffer,
-  length: number | undefined,
-  { file, stats }: Contents,
-  path: Bytes,
-): AsyncGenerator<Buffer> {
-  let sent = 0;
-  for (let chunk = first; length === undefined ? chunk.length > 0 : sent < length; ) {
-    if (length !== undefined && chunk.length < Math.min(chunkBytes, length - sent)) throw changed(path);
-    sent += chunk.length;
-    if (sent > max) throw tooLarge(path, { max });
-    // Judged before the last bytes go out: a reader who has them all does not wait for a verdict.
-    if (sent === length && isTorn(stats, await file.stat(), start + length)) throw changed(path);
-    // The disk works while this one is on its way.
-    const ahead = read(sent);
-    ahead.catch(() => undefined);
-    yield chunk;
-    chunk = await ahead;
-  }
 }
 
 const changed = (path: Bytes): AppError => fault('conflict', path, 'changed while it was read, try again');

@@ -1,5 +1,6 @@
 // Moves and copies a file, symlink or directory. A move is one rename, or between file systems a whole copy that is renamed
 // into place before the source goes; a copy is made beside the destination, which it becomes in one step.
+import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { PrivateDirectory } from './atomic/directory.ts';
 import { assertPlace, type Placing, place } from './atomic/place.ts';
@@ -7,7 +8,7 @@ import { ancestry } from './confine/boundary.ts';
 import * as fs from './confine/fs.ts';
 import { assertFolder, fault, shown, type Target, targetOf } from './confine/path.ts';
 import type { Entry } from './confine/resolve.ts';
-import { describeArrival } from './describe.ts';
+import { describeName } from './describe.ts';
 import { duplicate } from './duplicate.ts';
 import type { Disk, Operation } from './operation.ts';
 
@@ -31,7 +32,7 @@ export const moveFile: Operation<'moveFile'> = async (disk, request, source, sig
   await using to = await disk.writing.name(destination.path);
   const transfer = { source, destination, from, to, stats, overwrite: request.overwrite, signal };
   if (from.name !== to.name || !(await inOneDirectory(transfer))) await move(disk, transfer);
-  return { entry: await describeArrival(disk.writing, to, stats, await disk.users()) };
+  return { entry: await arrived(disk, transfer) };
 };
 
 export const copyFile: Operation<'copyFile'> = async (disk, request, source, signal) => {
@@ -52,8 +53,12 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
     ...{ boundary, path: source.path, signal, moves: false },
   });
   await arrive(transfer, arriving.content());
-  return { entry: await describeArrival(disk.writing, to, stats, await disk.users()), ...copied };
+  return { entry: await arrived(disk, transfer), ...copied };
 };
+
+/** The entry of what has just been given the name, should that be gone again of what was given it. */
+const arrived = async ({ writing, users }: Disk, { to, stats }: Transfer): Promise<FileEntry> =>
+  describeName(writing, to, (await fs.lookAt(to.at)) ?? stats, await users());
 
 const inOneDirectory = async ({ from, to }: Transfer): Promise<boolean> =>
   (await fs.identify(from.directory)) === (await fs.identify(to.directory));
@@ -110,10 +115,10 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
   const what = { parent: from.directory, name: from.name, at: from.at, stats };
   const { boundary } = writing;
   await duplicate(what, arriving.content(), { boundary, path: source.path, signal, moves: true });
-  const arrived = await arrive(transfer, arriving.content());
+  const identity = await arrive(transfer, arriving.content());
   await leave(transfer, leaving.content()).catch(async (error: unknown) => {
     // The source stays, so what has just arrived must not, unless something has gone for it.
-    if (!to.found && (await identityAt(to.at)) === arrived) await fs.rename(to.at, arriving.content());
+    if (!to.found && (await identityAt(to.at)) === identity) await fs.rename(to.at, arriving.content());
     throw error;
   });
 }

@@ -1,8 +1,9 @@
 // What an upload sends: where it goes, its chunks, and the commit that alone makes it count.
 import { createHash } from 'node:crypto';
 import { AppError } from '../../shared/errors.ts';
-import { type Bytes, shown } from './confine/path.ts';
-import { unlessAborted } from './operation.ts';
+import type { AgentCall } from '../../shared/rpc.ts';
+import { type Bytes, shown, type Target, targetOf } from './confine/path.ts';
+import { type Disk, failingAs, unlessAborted } from './operation.ts';
 
 interface Message<Open, Commit> {
   open?: Open | null;
@@ -75,4 +76,16 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
   [Symbol.dispose](): void {
     this.#end();
   }
+}
+
+/** A handler of the link that takes an upload. */
+export function uploading<Open extends { path: Buffer }, Commit extends { sha256?: string }, Response>(
+  disk: Disk,
+  work: (disk: Disk, upload: Upload<Open, Commit>, target: Target, signal: AbortSignal) => Promise<Response>,
+) {
+  return async (request: AsyncIterable<Message<Open, Commit>>, { signal }: AgentCall): Promise<Response> => {
+    using upload = await Upload.begin(request, signal);
+    const target = targetOf(upload.open.path, disk.home);
+    return await failingAs(target.path, signal, () => work(disk, upload, target, signal));
+  };
 }

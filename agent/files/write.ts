@@ -1,28 +1,17 @@
 // Writes a file: the old content or the new, never part of it. Nothing changes before commit and the request's end.
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/agent/v1/WriteFileCommit.ts';
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/WriteFileOpen.ts';
-import type { WriteFileRequest__Output } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
-import { AtomicWrite } from './atomic/write.ts';
+import { AtomicWrite } from './atomic/new-file.ts';
 import { type BigIntStats, identify, lookAt } from './confine/fs.ts';
-import { assertMode, type Bytes, bytes, fault, type Target, targetOf } from './confine/path.ts';
+import { assertMode, type Bytes, bytes, fault, type Target } from './confine/path.ts';
 import { describe, etagOf } from './describe.ts';
-import { type Disk, failingAs } from './operation.ts';
-import { Upload } from './upload.ts';
+import type { Disk } from './operation.ts';
+import type { Upload } from './upload.ts';
 
 type FileUpload = Upload<WriteFileOpen__Output, WriteFileCommit__Output>;
 
 export async function writeFile(
-  disk: Disk,
-  request: AsyncIterable<WriteFileRequest__Output>,
-  signal: AbortSignal,
-): Promise<WriteFileResponse> {
-  using upload: FileUpload = await Upload.begin(request, signal);
-  const target = targetOf(upload.open.path, disk.home);
-  return await failingAs(target.path, signal, () => write(disk, upload, target, signal));
-}
-
-async function write(
   { writing, journal, users }: Disk,
   upload: FileUpload,
   { path, folder }: Target,

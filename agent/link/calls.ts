@@ -128,12 +128,8 @@ export class Calls {
   }
 
   /** A failure that comes before anything else is the whole answer. */
-  #failed(
-    error: unknown,
-    { call_id, request_id, method }: Call__Output,
-    signal: AbortSignal,
-    streamed: boolean,
-  ) {
+  #failed(error: unknown, call: Call__Output, signal: AbortSignal, streamed: boolean): void {
+    const { call_id, request_id, method } = call;
     if (signal.aborted) return;
     if (!streamed) this.#options.reply({ call_id, error: toWire(error) });
     if (error instanceof AppError && error.code !== 'internal_error') return;
@@ -141,18 +137,17 @@ export class Calls {
   }
 
   async #answer(open: OpenCall): Promise<void> {
-    const { shape, call, entry, abort } = open;
+    const { shape, call, entry } = open;
     if (shape.clientStreams || call.request_follows)
       return this.#onStream(open, (stream) => this.#responses(open, () => requestIn(open, stream)));
-    if (!shape.serverStreams) {
-      const response = await this.#respond(open);
-      if (!abort.signal.aborted) this.#options.reply({ call_id: call.call_id, response });
-      return;
-    }
     const frames = this.#responses(open, () => requestOf(shape, call.request, entry));
     try {
+      if (!shape.serverStreams) {
+        for await (const response of frames) this.#reply(open, [response]);
+        return;
+      }
       const answer = await coalesce(frames);
-      if (Array.isArray(answer) && this.#options.hasRoom()) return this.#replyAll(open, answer);
+      if (Array.isArray(answer) && this.#options.hasRoom()) return this.#reply(open, answer);
       await this.#onStream(open, (stream) => {
         // Nothing of interest comes in: read on, so that the end is noticed.
         stream.resume();
@@ -163,20 +158,14 @@ export class Calls {
     }
   }
 
-  async #respond({ shape, call, entry, abort }: OpenCall): Promise<Buffer> {
-    const { call_id, request_id } = call;
-    const request = requestOf(shape, call.request, entry);
-    const answer = await this.#handlerOf(shape)(request, { call_id, request_id, signal: abort.signal });
-    entry.done();
-    const response = shape.encodeResponse(answer);
-    if (response.length > smallMessageBytes) throw new AppError('internal_error', 'the answer is too large');
-    return response;
-  }
-
-  #replyAll({ call, abort }: OpenCall, frames: Buffer[]): void {
+  #reply({ shape, call: { call_id }, abort }: OpenCall, frames: Buffer[]): void {
     if (abort.signal.aborted) return;
     for (const { length } of frames) passing(length);
-    this.#options.reply({ call_id: call.call_id, messages: { messages: frames.map(messageOf) } });
+    const messages = frames.map(messageOf);
+    const [response] = messages;
+    if (shape.serverStreams || !response) this.#options.reply({ call_id, messages: { messages } });
+    else if (response.length <= smallMessageBytes) this.#options.reply({ call_id, response });
+    else throw new AppError('internal_error', 'the answer is too large');
   }
 
   async #onStream(open: OpenCall, framesOf: (stream: AnswerStream) => Frames): Promise<void> {

@@ -1,7 +1,6 @@
 // One dial of the broker: a gRPC client of its own, with the broker's authority as the only trusted root.
 import {
   type ChannelOptions,
-  type ClientDuplexStream,
   connectivityState,
   credentials,
   status as grpcStatus,
@@ -9,10 +8,6 @@ import {
   makeGenericClientConstructor,
   type ServiceError,
 } from '@grpc/grpc-js';
-import type { AnswerRequest } from '../../proto/types/farhand/link/v1/AnswerRequest.ts';
-import type { AnswerResponse__Output } from '../../proto/types/farhand/link/v1/AnswerResponse.ts';
-import type { ConnectRequest } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
-import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { EnrollRequest } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
@@ -22,17 +17,8 @@ import { AppError, StartError } from '../../shared/errors.ts';
 import { callKey, linkServerName, linkService, windowBytes } from '../../shared/rpc.ts';
 import { sanitize } from './sanitize.ts';
 
-export type ControlStream = ClientDuplexStream<ConnectRequest, ConnectResponse__Output>;
-export type AnswerStream = ClientDuplexStream<AnswerRequest, AnswerResponse__Output>;
-
-export interface Dial {
-  connect(): ControlStream;
-  /** The stream that answers one call; `quick` ones share the connection of the control stream, the others have one of their own. */
-  answer(callId: string, quick?: boolean): AnswerStream;
-  /** Whether that other connection stands; asks for it, and waits for it a while. */
-  stands(): Promise<boolean>;
-  close(): void;
-}
+export type ControlStream = ReturnType<LinkClient['Connect']>;
+export type AnswerStream = ReturnType<LinkClient['Answer']>;
 
 const enrolMs = 10_000;
 /** The broker waits longer for an answer's stream; one that is never opened would be an answer lost. */
@@ -61,23 +47,36 @@ const heardOf: ChannelOptions = {
 const LinkClientOf = makeGenericClientConstructor(linkService, 'Link');
 
 /** Dials HOST:PORT; `ca` is the PEM of the pinned authority. */
-export function dial(broker: string, ca: string): Dial {
-  const quickly = clientOf(broker, ca);
-  // Whatever is sent on a connection waits for all that is under way there: a download's megabytes, before a key press.
-  const slowly = clientOf(broker, ca, heardOf);
-  return {
-    connect: () => quickly.Connect(),
-    answer(callId, quick = false) {
-      const metadata = new Metadata();
-      metadata.set(callKey, callId);
-      return (quick ? quickly : slowly).Answer(metadata);
-    },
-    stands: () => isReady(slowly),
-    close() {
-      quickly.close();
-      slowly.close();
-    },
-  };
+export class Dial {
+  readonly #quick: LinkClient;
+  /** Whatever is sent on a connection waits for all that is under way there: a download's megabytes, before a key press. */
+  readonly #slow: LinkClient;
+
+  constructor(broker: string, ca: string) {
+    this.#quick = clientOf(broker, ca);
+    this.#slow = clientOf(broker, ca, heardOf);
+  }
+
+  connect(): ControlStream {
+    return this.#quick.Connect();
+  }
+
+  /** The stream that answers one call; `quick` ones share the connection of the control stream, the others have one of their own. */
+  answer(callId: string, quick = false): AnswerStream {
+    const metadata = new Metadata();
+    metadata.set(callKey, callId);
+    return (quick ? this.#quick : this.#slow).Answer(metadata);
+  }
+
+  /** Whether that other connection stands; asks for it, and waits for it a while. */
+  stands(): Promise<boolean> {
+    return isReady(this.#slow);
+  }
+
+  close(): void {
+    this.#quick.close();
+    this.#slow.close();
+  }
 }
 
 /**

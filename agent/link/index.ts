@@ -11,14 +11,11 @@ import { after, every, monotonic, sleep } from '../../shared/clock.ts';
 import { clockFault } from '../../shared/clock-fault.ts';
 import { StartError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import type { Logger } from '../../shared/logger.ts';
 import { signProof } from '../../shared/proof.ts';
-import { type AgentMethods, type Method, methods, protocolVersion, shortenQueues } from '../../shared/rpc.ts';
+import { type Method, methods, protocolVersion, shortenQueues } from '../../shared/rpc.ts';
 import { version } from '../../shared/version.ts';
-import type { AuditLog } from '../audit-log/index.ts';
-import type { Capability } from '../capabilities.ts';
-import { Calls, openCalls } from './calls.ts';
-import { type ControlStream, type Dial, dial } from './dial.ts';
+import { Calls, type CallsOptions, openCalls } from './calls.ts';
+import { type ControlStream, Dial } from './dial.ts';
 import { sanitize } from './sanitize.ts';
 
 /** Which machine this is to its broker. */
@@ -31,11 +28,9 @@ export interface Identity {
   fingerprint: string;
 }
 
-export interface LinkOptions {
+export interface LinkOptions extends Omit<CallsOptions, 'line' | 'reply' | 'hasRoom'> {
   broker: string;
   identity: Identity;
-  handlers: AgentMethods;
-  capabilities: readonly Capability[];
   roots: readonly string[];
   /** What this machine cannot do. */
   missing: readonly Method[];
@@ -43,16 +38,11 @@ export interface LinkOptions {
   processIds(): string[];
   /** Null where the owner does not allow it. */
   report(): Promise<Metrics | null>;
-  log: Logger;
-  activity: AuditLog;
   /** Called at each welcome and each loss. */
   changed?(linked: boolean): void;
   /** Called at each turn of the loop and each message; the next is due within `ms`, else something hangs. */
   turned?(ms: number): void;
 }
-
-/** Why a link ended, and how long to stay away at least. */
-type Ending = { kind: 'lost' } | { kind: 'wait'; ms: number } | { kind: 'removed'; reason: string };
 
 /** The broker has removed this machine. */
 export class Removed extends StartError {
@@ -69,11 +59,10 @@ const fencedMs = 30_000;
 /** Messages that wait on the control stream before answers avoid it: at most 2 MiB of them. */
 const mostWaiting = 32;
 const greetingMs = 10_000;
-/** What a broker may wish: it cannot keep us busy with beating and measuring, nor hold on to us while it says nothing. */
+/** Whatever the broker asks for: it cannot keep us busy with heartbeats, nor hold on to us while it says nothing. */
 const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
 const longestSilenceMs = 300_000;
-const shortestReportMs = 1_000;
 /** Over what the next sign of life should take: a busy machine is slow, not dead. */
 const patienceMs = 60_000;
 const farewellMs = 1_000;
@@ -84,24 +73,15 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
   const wait = backoff();
   while (!signal.aborted) {
     options.turned?.(patienceMs);
-    const ending = await linkOnce(options, signal, () => wait.reset()).catch((error: unknown): Ending => {
+    const line = new Dial(options.broker, options.identity.caCertificate);
+    const ended = new Session(options, line, () => wait.reset()).run(signal).catch((error: unknown) => {
+      if (error instanceof Removed) throw error;
       options.log.warn({ err: error }, clockFault(String(error)) ?? 'the link broke');
-      return { kind: 'lost' };
     });
-    if (ending.kind === 'removed') throw new Removed(ending.reason);
-    const ms = ending.kind === 'wait' ? ending.ms : wait.next();
+    const ms = (await ended.finally(() => line.close())) ?? wait.next();
     options.turned?.(ms + patienceMs);
     if (!signal.aborted) options.log.info({ retry_ms: Math.round(ms) }, 'no link; trying again');
     await sleep(ms, signal);
-  }
-}
-
-async function linkOnce(options: LinkOptions, signal: AbortSignal, linked: () => void): Promise<Ending> {
-  const line = dial(options.broker, options.identity.caCertificate);
-  try {
-    return await new Session(options, line, linked).run(signal);
-  } finally {
-    line.close();
   }
 }
 
@@ -120,18 +100,13 @@ class Session {
     this.#options = options;
     this.#linked = linked;
     this.#control = line.connect();
-    this.#calls = new Calls({
-      handlers: options.handlers,
-      capabilities: options.capabilities,
-      line,
-      log: options.log,
-      activity: options.activity,
-      reply: (reply) => this.#send({ reply }),
-      hasRoom: () => this.#control.writableLength < mostWaiting,
-    });
+    const reply: CallsOptions['reply'] = (message) => this.#send({ reply: message });
+    const hasRoom = (): boolean => this.#control.writableLength < mostWaiting;
+    this.#calls = new Calls({ ...options, line, reply, hasRoom });
   }
 
-  async run(signal: AbortSignal): Promise<Ending> {
+  /** Resolves with the milliseconds to stay away, if the broker says so. */
+  async run(signal: AbortSignal): Promise<number | undefined> {
     const leave = (): void => {
       this.#send({ farewell: {} });
       this.#control.end();
@@ -144,10 +119,10 @@ class Session {
       for await (const message of this.#control as AsyncIterable<ConnectResponse__Output>) {
         this.#heardAt = monotonic();
         this.#options.turned?.(this.#silenceMs + patienceMs);
-        const ending = await this.#take(message);
-        if (ending) return ending;
+        const away = await this.#take(message);
+        if (away !== undefined) return away;
       }
-      return { kind: 'lost' };
+      return undefined;
     } finally {
       signal.removeEventListener('abort', leave);
       stopWatching();
@@ -158,20 +133,20 @@ class Session {
     }
   }
 
-  async #take(message: ConnectResponse__Output): Promise<Ending | undefined> {
-    const { log } = this.#options;
+  async #take(message: ConnectResponse__Output): Promise<number | undefined> {
     if (message.challenge) await this.#greet(message.challenge.nonce);
     if (message.welcome) this.#begin(message.welcome.heartbeat_ms, message.welcome.silence_ms);
     if (message.call) this.#call(message.call);
     if (message.cancel) this.#calls.cancel(message.cancel.call_id);
-    if (message.drain) return { kind: 'wait', ms: message.drain.retry_after_ms };
-    if (message.removed) return { kind: 'removed', reason: sanitize(message.removed.reason) };
+    if (message.drain) return message.drain.retry_after_ms;
+    if (message.removed) throw new Removed(sanitize(message.removed.reason));
     if (!message.fenced) return undefined;
-    log.error(
-      { reason: sanitize(message.fenced.reason) },
+    const reason = sanitize(message.fenced.reason);
+    this.#options.log.error(
+      { reason },
       'another agent uses this machine’s identity: is this a cloned machine?',
     );
-    return { kind: 'wait', ms: fencedMs };
+    return fencedMs;
   }
 
   async #greet(nonce: Buffer): Promise<void> {
@@ -202,14 +177,8 @@ class Session {
     this.#welcomed = true;
     this.#silenceMs = Math.min(silenceMs, longestSilenceMs);
     const beatMs = Math.min(Math.max(heartbeatMs, shortestBeatMs), longestBeatMs);
-    let reportedAt = Number.NEGATIVE_INFINITY;
-    const report = async (): Promise<Metrics | null> => {
-      if (monotonic() - reportedAt < shortestReportMs) return null;
-      reportedAt = monotonic();
-      return this.#options.report();
-    };
     this.#stopBeating = every(beatMs, () => {
-      report().then(
+      this.#options.report().then(
         (metrics) => this.#send({ heartbeat: { metrics } }),
         (error: unknown) => this.#options.log.warn({ err: error }, 'no report'),
       );

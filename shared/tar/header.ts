@@ -29,13 +29,7 @@ export const endOfArchive = Buffer.alloc(2 * blockBytes);
 
 // ---- Out
 
-const flags: Readonly<Record<TarKind | 'pax', string>> = {
-  file: '0',
-  link: '1',
-  symlink: '2',
-  directory: '5',
-  pax: 'x',
-};
+const flags = { file: '0', link: '1', symlink: '2', directory: '5', pax: 'x' } as const;
 
 /** The header blocks of one entry: a pax header with what the plain one cannot hold, such as fractions of a second, then that. */
 export function encodeHeader(header: TarHeader): Buffer {
@@ -125,7 +119,8 @@ export function decodeBlock(block: Buffer): TarBlock | undefined {
   const [size, mtime] = [number(block, 124, 12), number(block, 136, 12)];
   if (size === undefined || size < 0 || !Number.isSafeInteger(size)) return undefined;
   return {
-    flag: block[156] === 0 ? '0' : text(block, 156, 1),
+    // The oldest form has none, "7" is a file that should lie in one piece.
+    flag: text(block, 156, 1).replace(/^7?$/, flags.file),
     name: prefix ? `${prefix}/${name}` : name,
     target: text(block, 157, 100),
     mode: (mode ?? 0) & 0o7777,
@@ -150,6 +145,10 @@ function number(block: Buffer, at: number, length: number): number | undefined {
   const digits = text(block, at, length).trim();
   return /^[0-7]*$/.test(digits) ? Number.parseInt(`0${digits}`, 8) : undefined;
 }
+
+/** What a type flag means; undefined for what cannot be unpacked. */
+export const kindOf = (flag: string): TarKind | undefined =>
+  (['file', 'link', 'symlink', 'directory'] as const).find((kind) => flags[kind] === flag);
 
 /** Stands for every record of a sparse file. */
 export const sparseRecord = 'GNU.sparse';

@@ -8,12 +8,12 @@ import {
   blockBytes,
   decodeBlock,
   decodePax,
+  kindOf,
   nanoseconds,
   paddingOf,
   sparseRecord,
   type TarBlock,
   type TarHeader,
-  type TarKind,
 } from './header.ts';
 
 /** Largest pax header or long name: extended attributes may be in it, which are not kept. */
@@ -26,14 +26,6 @@ export interface TarEntry extends TarHeader {
   /** Its bytes in order; what is not read is skipped. */
   body: AsyncIterable<Buffer>;
 }
-
-const kinds: Readonly<Record<string, TarKind>> = {
-  '0': 'file',
-  '1': 'link',
-  '2': 'symlink',
-  '5': 'directory',
-  '7': 'file',
-};
 
 const damaged = (reason: string): AppError => new AppError('invalid_request', `not a tar: ${reason}`);
 
@@ -101,7 +93,7 @@ async function longName(source: Source, block: TarBlock): Promise<Bytes> {
 function headerOf(block: TarBlock, records: Map<string, Bytes>): TarHeader {
   // An empty value takes a record back.
   const name = records.get('path') || block.name;
-  const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kinds[block.flag];
+  const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kindOf(block.flag);
   if (!kind || records.has(sparseRecord))
     throw entryFault('unsupported_file', name, 'is a device, fifo, sparse file or the like: leave it out');
   return {

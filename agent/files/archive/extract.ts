@@ -13,7 +13,6 @@ import { PrivateDirectory } from '../atomic/directory.ts';
 import type { Journal } from '../atomic/journal.ts';
 import { NewFile, seconds } from '../atomic/new-file.ts';
 import { linkAs } from '../atomic/place.ts';
-import type { Confined, Pinned } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf, shown } from '../confine/path.ts';
 import type { Tree, TreeDirectory } from './tree.ts';
@@ -38,13 +37,13 @@ interface Arrival {
   path: Bytes;
   directory: TreeDirectory;
   name: Bytes;
-  to: Confined;
+  to: fs.Confined;
 }
 
 export class Extractor implements AsyncDisposable {
   readonly #options: ExtractorOptions;
   /** For temporary files, by the mount on which they can be renamed, each in a directory pinned for it. */
-  readonly #rooms = new Map<string | undefined, { room: PrivateDirectory; pinned: Pinned }>();
+  readonly #rooms = new Map<string | undefined, { room: PrivateDirectory; pinned: fs.Pinned }>();
   readonly #underway = new Map<Bytes, Promise<void>>();
   #failure: { reason: unknown } | undefined;
   #names = 0;
@@ -62,7 +61,7 @@ export class Extractor implements AsyncDisposable {
     const { tree } = this.#options;
     if (tree.full) {
       await Promise.all(this.#underway.values());
-      tree.close();
+      tree[Symbol.dispose]();
     }
     await asEntry(path, () =>
       entry.kind === 'directory' ? this.#directory(entry, path) : this.#one(entry, path),
@@ -125,11 +124,7 @@ export class Extractor implements AsyncDisposable {
     this.#underway.set(path, work);
   }
 
-  async #write(
-    arrival: Arrival,
-    at: Confined,
-    pieces: AsyncIterable<Buffer> | Iterable<Buffer>,
-  ): Promise<void> {
+  async #write(arrival: Arrival, at: fs.Confined, pieces: TarEntry['body'] | Buffer[]): Promise<void> {
     const { mode, mtimeNs } = arrival.entry;
     {
       await using made = await NewFile.create(at);
@@ -158,7 +153,7 @@ export class Extractor implements AsyncDisposable {
   }
 
   /** To a regular file in the directory, which an archive has ahead of the link. */
-  async #hardLink(path: Bytes, target: Bytes, at: Confined): Promise<void> {
+  async #hardLink(path: Bytes, target: Bytes, at: fs.Confined): Promise<void> {
     const { tree } = this.#options;
     const inside = pathOfEntry(target);
     const name = posix.basename(inside);
@@ -185,7 +180,7 @@ export class Extractor implements AsyncDisposable {
       throw entryFault('unsupported_file', path, 'something that is no regular file has this name');
   }
 
-  async #place(arrival: Arrival, at: Confined): Promise<void> {
+  async #place(arrival: Arrival, at: fs.Confined): Promise<void> {
     const { to, path } = arrival;
     await this.#assertFree(arrival);
     if (this.#options.overwrite) return fs.rename(at, to);
@@ -200,7 +195,7 @@ export class Extractor implements AsyncDisposable {
   }
 
   /** A free name from where a file can be renamed into the directory: in a private one on the same mount. */
-  async #temporaryFor(directory: TreeDirectory): Promise<Confined> {
+  async #temporaryFor(directory: TreeDirectory): Promise<fs.Confined> {
     let room = this.#rooms.get(directory.mount)?.room;
     if (!room) {
       const pinned = await fs.pin(directory.pinned.at, fs.pathOnly | fs.O_DIRECTORY);

@@ -57,6 +57,7 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
     enter: (_, inside) => holdsFiles(inside),
   });
   for await (const step of steps) {
+    if (step.left) continue;
     if (step.stats.isDirectory())
       yield encodeHeader(headerOf('directory', `${step.path}/`, step.stats, job.users));
     else if (step.stats.isSymbolicLink()) yield* symlinkOf(step, job);
@@ -100,14 +101,9 @@ async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buf
   }
 }
 
-function headerOf(
-  kind: TarHeader['kind'],
-  name: Bytes,
-  stats: BigIntStats,
-  { users, groups }: Users,
-): TarHeader {
+function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, names: Users): TarHeader {
   const [uid, gid] = [Number(stats.uid), Number(stats.gid)];
-  const [owner, group] = [users.nameOf(uid), groups.nameOf(gid)];
+  const [owner, group] = [names.users.nameOf(uid), names.groups.nameOf(gid)];
   return {
     kind,
     name,

@@ -4,7 +4,6 @@ import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/new-file.ts';
 import type { Boundary, Kept } from '../confine/boundary.ts';
-import type { BigIntStats, Pinned } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf } from '../confine/path.ts';
 
@@ -23,10 +22,10 @@ interface Attributes {
 
 /** An open directory of the tree. */
 export interface TreeDirectory {
-  pinned: Pinned;
+  pinned: fs.Pinned;
   /** From the top; empty for the top itself. */
   path: Bytes;
-  stats: BigIntStats;
+  stats: fs.BigIntStats;
   /** Renaming works within one. */
   mount: string | undefined;
 }
@@ -52,7 +51,7 @@ export class Tree implements Disposable {
   }
 
   /** From a pinned directory, the caller's to close after the tree; `path` is for messages. */
-  static async open(root: Pinned, boundary: Boundary, path: Bytes, made: boolean): Promise<Tree> {
+  static async open(root: fs.Pinned, boundary: Boundary, path: Bytes, made: boolean): Promise<Tree> {
     const tree = new Tree(boundary, await boundary.kept(), path);
     await tree.#admit('', root, made);
     return tree;
@@ -70,7 +69,7 @@ export class Tree implements Disposable {
   }
 
   /** Closes all directories but the top; they are opened again as they are needed. */
-  close(): void {
+  [Symbol.dispose](): void {
     for (const { path, pinned } of this.#open.values()) {
       if (path === '') continue;
       pinned[Symbol.dispose]();
@@ -79,7 +78,7 @@ export class Tree implements Disposable {
   }
 
   /** Refuses a name that the agent keeps to itself, with what has it now, if anything. */
-  assertFree({ stats }: TreeDirectory, name: Bytes, present: BigIntStats | undefined, path: Bytes): void {
+  assertFree({ stats }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
     if (!this.#kept(fs.identityOf(stats), name, present ?? stats)) return;
     throw entryFault('permission_denied', path, 'the agent keeps this place to itself');
   }
@@ -95,21 +94,17 @@ export class Tree implements Disposable {
     await using flushes = new Flushes(mostFlushing);
     // Those below first: its own mode may forbid the way into a directory.
     for (const path of [...this.#remembered.keys()].sort().reverse()) {
-      if (this.full) this.close();
-      const directory = await this.directory(path, false);
-      await seal(directory, this.#remembered.get(path), flushes);
+      if (this.full) this[Symbol.dispose]();
+      const { pinned } = await this.directory(path, false);
+      await seal(pinned.at, this.#remembered.get(path), flushes);
     }
     await flushes.end();
-  }
-
-  [Symbol.dispose](): void {
-    this.close();
   }
 
   async #enter(above: TreeDirectory, path: Bytes, make: boolean): Promise<TreeDirectory> {
     const name = path.slice(path.lastIndexOf('/') + 1);
     const at = fs.child(above.pinned.at, name);
-    const open = (): Promise<Pinned> =>
+    const open = (): Promise<fs.Pinned> =>
       fs.pin(at, fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW).catch((error: unknown) => {
         throw notDirectory(path, error);
       });
@@ -129,7 +124,7 @@ export class Tree implements Disposable {
   }
 
   /** Judges an open directory before anything is done in it. Owns it from here on. */
-  async #admit(path: Bytes, pinned: Pinned, made: boolean): Promise<TreeDirectory> {
+  async #admit(path: Bytes, pinned: fs.Pinned, made: boolean): Promise<TreeDirectory> {
     try {
       const stats = await pinned.stat();
       const shownPath = path === '' ? this.#path : `${this.#path}/${path}`;
@@ -161,12 +156,8 @@ function notDirectory(path: Bytes, error: unknown): unknown {
 }
 
 /** Those that the archive made but does not describe are as any new directory. */
-async function seal(
-  { pinned }: TreeDirectory,
-  remembered: Remembered | undefined,
-  flushes: Flushes,
-): Promise<void> {
-  const directory = await fs.pin(pinned.at, fs.O_RDONLY | fs.O_DIRECTORY).catch((error: unknown) => {
+async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flushes): Promise<void> {
+  const directory = await fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY).catch((error: unknown) => {
     // It can be written in, but not opened for that.
     if (errnoOf(error) !== 'EACCES') throw error;
   });
@@ -174,8 +165,8 @@ async function seal(
   const { handle } = directory;
   const flush = async (): Promise<void> => {
     using _ = directory;
-    if (remembered?.made) {
-      const { attributes } = remembered;
+    if (known?.made) {
+      const { attributes } = known;
       if (attributes) await handle.utimes(seconds(attributes.mtimeNs), seconds(attributes.mtimeNs));
       // A setgid bit inherited from above stays.
       await handle.chmod(((await handle.stat()).mode & 0o2000) | (attributes?.mode ?? 0o755));

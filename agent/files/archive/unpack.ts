@@ -2,18 +2,16 @@
 import type { Hash } from 'node:crypto';
 import type { WriteArchiveCommit__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveCommit.ts';
 import type { WriteArchiveOpen__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
-import type { WriteArchiveRequest__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveRequest.ts';
 import type { WriteArchiveResponse } from '../../../proto/types/farhand/agent/v1/WriteArchiveResponse.ts';
 import { readTar } from '../../../shared/tar/index.ts';
 import { PrivateDirectory } from '../atomic/directory.ts';
 import { place } from '../atomic/place.ts';
-import type { BigIntStats, Confined } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
-import { fault, targetOf } from '../confine/path.ts';
+import { fault, type Target } from '../confine/path.ts';
 import type { Entry } from '../confine/resolve.ts';
 import { describe } from '../describe.ts';
-import { type Disk, failingAs } from '../operation.ts';
-import { Upload } from '../upload.ts';
+import type { Disk } from '../operation.ts';
+import type { Upload } from '../upload.ts';
 import { Extractor } from './extract.ts';
 import { Tree } from './tree.ts';
 
@@ -27,18 +25,15 @@ interface Job {
 
 export async function writeArchive(
   disk: Disk,
-  request: AsyncIterable<WriteArchiveRequest__Output>,
+  upload: Job['upload'],
+  { path }: Target,
   signal: AbortSignal,
 ): Promise<WriteArchiveResponse> {
-  using upload: Job['upload'] = await Upload.begin(request, signal);
-  const { path } = targetOf(upload.open.path, disk.home);
-  return await failingAs(path, signal, async () => {
-    await using entry = await disk.writing.entry(path, upload.open.create_parents);
-    const job = { disk, upload, entry, signal };
-    const answer = await (upload.open.whole ? unpackWhole(job) : unpackInto(job));
-    await entry.keep();
-    return answer;
-  });
+  await using entry = await disk.writing.entry(path, upload.open.create_parents);
+  const job = { disk, upload, entry, signal };
+  const answer = await (upload.open.whole ? unpackWhole(job) : unpackInto(job));
+  await entry.keep();
+  return answer;
 }
 
 /** Each entry lands as it comes; what has landed before a failure stays. */
@@ -74,7 +69,7 @@ async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
 }
 
 /** Nothing may be there; with `overwrite` an empty directory may. */
-async function assertVacant({ disk, entry, upload }: Job, present: BigIntStats | undefined): Promise<void> {
+async function assertVacant({ disk, entry, upload }: Job, present?: fs.BigIntStats): Promise<void> {
   const { path, name } = entry;
   if (!present) return;
   // The file system's root and the like cannot be replaced.
@@ -86,7 +81,7 @@ async function assertVacant({ disk, entry, upload }: Job, present: BigIntStats |
 }
 
 /** Unpacks everything and checks it; durable, with modes and times, when it resolves. */
-async function fill({ disk, upload, entry, signal }: Job, at: Confined): Promise<WriteArchiveResponse> {
+async function fill({ disk, upload, entry, signal }: Job, at: fs.Confined): Promise<WriteArchiveResponse> {
   const { path, found, link } = entry;
   const { whole, overwrite } = upload.open;
   // The path of a handle is a symlink itself.

@@ -1,25 +1,28 @@
-// A file that is being made: its bytes, then its attributes. The disk is set to work on the way, so that the last fsync
-// of a large file does not take minutes.
+// A file that is being made: its bytes, then its attributes, then its name in one step, or it goes. The disk is set to
+// work on the way, so that the last fsync of a large file does not take minutes.
 import { errnoOf } from '../../../shared/errors.ts';
-import type { Confined, Pinned } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, fault } from '../confine/path.ts';
+import type { Entry } from '../confine/resolve.ts';
+import type { Journal, TemporaryName } from './journal.ts';
+import { linkAs } from './place.ts';
 
 /** Bytes after which the disk is set to work. */
 const flushBytes = 64 * 1024 * 1024;
 
 export class NewFile implements AsyncDisposable {
-  readonly pinned: Pinned;
-  #flushing: Promise<unknown> = Promise.resolve();
+  readonly pinned: fs.Pinned;
+  /** Nothing is under way when it resolves, and nothing has failed. */
+  flushing: Promise<unknown> = Promise.resolve();
   #unflushed = 0;
   size = 0;
 
-  private constructor(pinned: Pinned) {
+  private constructor(pinned: fs.Pinned) {
     this.pinned = pinned;
   }
 
   /** Empty and private, under a name that nothing has. */
-  static async create(at: Confined): Promise<NewFile> {
+  static async create(at: fs.Confined): Promise<NewFile> {
     return new NewFile(
       await fs.pin(at, fs.O_WRONLY | fs.O_CREAT | fs.O_EXCL | fs.O_NOFOLLOW | fs.O_NOCTTY, 0o600),
     );
@@ -35,10 +38,10 @@ export class NewFile implements AsyncDisposable {
     this.#unflushed += chunk.length;
     if (this.#unflushed < flushBytes) return;
     this.#unflushed = 0;
-    await this.#flushing;
-    this.#flushing = handle.datasync();
+    await this.flushing;
+    this.flushing = handle.datasync();
     // Its failure is thrown where it is awaited; until then nobody listens.
-    this.#flushing.catch(() => undefined);
+    this.flushing.catch(() => undefined);
   }
 
   /** Leaves a hole; one at the end takes a truncate to the size. */
@@ -46,19 +49,14 @@ export class NewFile implements AsyncDisposable {
     this.size += length;
   }
 
-  /** Nothing is under way when it resolves, and nothing has failed. */
-  async flushed(): Promise<void> {
-    await this.#flushing;
-  }
-
   /** Everything so far is on the disk when it resolves. */
   async sync(): Promise<void> {
-    await this.#flushing;
+    await this.flushing;
     await this.pinned.handle.sync();
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.#flushing.catch(() => undefined);
+    await this.flushing.catch(() => undefined);
     // What matters has been told by fsync.
     await this.pinned.handle.close().catch(() => undefined);
   }
@@ -99,5 +97,82 @@ export async function keepOwner(change: Promise<void>, path: Bytes): Promise<voi
     // EINVAL: an owner that the agent's user namespace does not know.
     if (!['EPERM', 'EINVAL'].includes(errnoOf(error) ?? '')) throw error;
     throw fault('permission_denied', path, 'the agent may not keep its owner and group');
+  }
+}
+
+interface Owner {
+  uid: number;
+  gid: number;
+}
+
+interface Attributes extends Owner {
+  mode: number;
+}
+
+export class AtomicWrite implements AsyncDisposable {
+  readonly entry: Entry;
+  readonly #name: TemporaryName;
+  /** What the entry's name will have. */
+  readonly file: NewFile;
+  readonly #born: Owner;
+  #has: Attributes;
+
+  private constructor(entry: Entry, name: TemporaryName, file: NewFile, born: Owner) {
+    this.entry = entry;
+    this.#name = name;
+    this.file = file;
+    this.#born = born;
+    this.#has = { ...born, mode: 0o600 };
+  }
+
+  /** Makes the temporary file, empty and private. */
+  static async begin(entry: Entry, journal: Journal): Promise<AtomicWrite> {
+    const name = await journal.reserve(entry.directory);
+    try {
+      const file = await NewFile.create(name.at);
+      const { uid, gid } = await file.pinned.stat();
+      return new AtomicWrite(entry, name, file, { uid: Number(uid), gid: Number(gid) });
+    } catch (error) {
+      await name.release(false);
+      throw error;
+    }
+  }
+
+  /** Fails where owner and group could not be kept, before a byte is sent; changes nothing. */
+  async tryOwner(owner: Owner): Promise<void> {
+    const before = this.#has;
+    if (await this.take({ ...owner, mode: before.mode })) await this.take(before);
+  }
+
+  /** Takes mode and owner, the agent's own unless told; true if that changed anything. */
+  async take(attributes: { mode: number } & Partial<Owner>): Promise<boolean> {
+    const wanted = { ...this.#born, ...attributes };
+    const moves = wanted.uid !== this.#has.uid || wanted.gid !== this.#has.gid;
+    if (!moves && wanted.mode === this.#has.mode) return false;
+    const { handle } = this.file.pinned;
+    // A change of owner clears setuid and setgid, so the mode comes second.
+    if (moves) await keepOwner(handle.chown(wanted.uid, wanted.gid), this.entry.path);
+    await handle.chmod(wanted.mode);
+    this.#has = wanted;
+    return true;
+  }
+
+  /** Takes the target's name: in one step, and without `overwrite` only if it is free. */
+  async place(overwrite: boolean): Promise<void> {
+    const { at } = this.#name;
+    const { entry } = this;
+    if (overwrite) await fs.rename(at, entry.at);
+    else {
+      await linkAs(at, entry.at, entry.path);
+      // Before its times are told: a name less changes them.
+      await fs.unlink(at);
+    }
+    await entry.keep();
+  }
+
+  /** What has not been placed is gone afterwards. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.file[Symbol.asyncDispose]();
+    await this.#name.release(false);
   }
 }

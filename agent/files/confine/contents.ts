@@ -49,8 +49,11 @@ export async function openContents(step: Step, boundary: Boundary): Promise<Cont
   let contents: Contents | undefined;
   try {
     const stats = await file.stat();
-    const readable = stats.isFile() && !(await isForbidden(step, stats, boundary));
-    if (readable && !(await holdsMemory(step.name, file.at, stats))) contents = contentsOf(file, stats);
+    // The walk has judged what had the name a moment ago; another file that has it now is judged again.
+    const isOther = identityOf(step.stats) !== identityOf(stats);
+    const kept = isOther && (await boundary.kept())(await identify(step.parent), step.name, stats);
+    if (stats.isFile() && !kept && !(await holdsMemory(step.name, file.at, stats)))
+      contents = contentsOf(file, stats);
     return contents;
   } finally {
     if (!contents) file[Symbol.dispose]();
@@ -60,15 +63,4 @@ export async function openContents(step: Step, boundary: Boundary): Promise<Cont
 /** Gone, a symlink, or a socket by now. */
 function unlessOther(error: unknown): undefined {
   if (!['ENOENT', 'ELOOP', 'ENXIO', 'ENODEV'].includes(errnoOf(error) ?? '')) throw error;
-}
-
-/** The walk has judged what had the name a moment ago; another file that has it now is judged again. */
-async function isForbidden(
-  { parent, name, stats }: Step,
-  now: BigIntStats,
-  boundary: Boundary,
-): Promise<boolean> {
-  if (identityOf(stats) === identityOf(now)) return false;
-  const kept = await boundary.kept();
-  return kept(await identify(parent), name, now);
 }

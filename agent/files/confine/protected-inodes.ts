@@ -46,7 +46,7 @@ export class ProtectedInodes {
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
     const paths = stale ? this.#paths : this.#paths.filter(mayHaveGrown);
     // Many lie in the same directories, and most of these are missing.
-    const seen = new Map<Bytes, Promise<BigIntStats | undefined>>();
+    const seen: Seen = new Map();
     await Promise.all(paths.map(async (path) => this.#known.set(path, await inodeOf(path, seen))));
   }
 
@@ -69,11 +69,10 @@ export class ProtectedInodes {
   }
 }
 
+type Seen = Map<Bytes, Promise<BigIntStats | undefined>>;
+
 /** Never rejects. */
-async function inodeOf(
-  path: Bytes,
-  seen: Map<Bytes, Promise<BigIntStats | undefined>>,
-): Promise<ProtectedInode> {
+async function inodeOf(path: Bytes, seen: Seen): Promise<ProtectedInode> {
   const look = (at: Bytes): Promise<BigIntStats | undefined> => {
     const looking = seen.get(at) ?? statOf(at);
     seen.set(at, looking);

@@ -3,7 +3,6 @@
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Place } from './boundary.ts';
-import type { BigIntStats, Confined, Pinned } from './fs.ts';
 import * as fs from './fs.ts';
 import { type Bytes, fault, shown } from './path.ts';
 
@@ -12,12 +11,12 @@ const longestTrail = 40;
 
 /** An open directory inside the boundary: stays this directory whatever happens to its names. */
 export interface Directory extends Disposable {
-  at: Confined;
+  at: fs.Confined;
 }
 
 interface Found {
-  at: Confined;
-  stats: BigIntStats;
+  at: fs.Confined;
+  stats: fs.BigIntStats;
 }
 
 /** One resolution: every handle stays open until its end. */
@@ -27,8 +26,8 @@ class Trail {
   readonly follows: boolean;
   hops = 0;
   link: Bytes | undefined;
-  readonly made: { above: Confined; name: Bytes }[] = [];
-  readonly #held: Pinned[] = [];
+  readonly made: { above: fs.Confined; name: Bytes }[] = [];
+  readonly #held: fs.Pinned[] = [];
 
   constructor(path: Bytes, follows = true) {
     this.path = path;
@@ -36,8 +35,8 @@ class Trail {
   }
 
   /** By a confined path, or by that of the request or of a symlink, which is judged by where it has led. */
-  async hold(path: Bytes, flags: number): Promise<Pinned> {
-    const pinned = await fs.pin(path as Confined, fs.pathOnly | flags);
+  async hold(path: Bytes, flags: number): Promise<fs.Pinned> {
+    const pinned = await fs.pin(path as fs.Confined, fs.pathOnly | flags);
     this.#held.push(pinned);
     return pinned;
   }
@@ -56,8 +55,8 @@ class Trail {
 /** One name in an open directory inside the boundary; a symlink there has been followed, unless a name was asked for. */
 export class Entry implements AsyncDisposable {
   /** For calls that do not follow symlinks: create, rename, link, unlink, lstat. */
-  readonly at: Confined;
-  readonly directory: Confined;
+  readonly at: fs.Confined;
+  readonly directory: fs.Confined;
   readonly name: Bytes;
   /** What has the name, pinned: open it for reading as `at`. Undefined where nothing has it. */
   readonly found: Found | undefined;
@@ -68,7 +67,7 @@ export class Entry implements AsyncDisposable {
   readonly #trail: Trail;
   readonly #boundary: Boundary;
 
-  constructor(trail: Trail, boundary: Boundary, directory: Confined, name: Bytes, found?: Found) {
+  constructor(trail: Trail, boundary: Boundary, directory: fs.Confined, name: Bytes, found?: Found) {
     this.at = fs.child(directory, name);
     this.directory = directory;
     this.name = name;
@@ -86,7 +85,7 @@ export class Entry implements AsyncDisposable {
   }
 
   /** Judges the place again, with what has the name now. */
-  async recheck(stats: BigIntStats | undefined): Promise<void> {
+  async recheck(stats: fs.BigIntStats | undefined): Promise<void> {
     const place = { at: this.directory, name: this.name };
     this.#boundary.judge(await this.#boundary.survey(place), stats, this.path);
   }
@@ -141,7 +140,7 @@ export class Confinement {
   }
 
   /** What a symlink in an open directory leads to; undefined where it dangles or leads out. */
-  async linkTarget(directory: Confined, name: Bytes): Promise<BigIntStats | undefined> {
+  async linkTarget(directory: fs.Confined, name: Bytes): Promise<fs.BigIntStats | undefined> {
     if (this.boundary.unconfined) return fs.stat(fs.child(directory, name)).catch(() => undefined);
     const trail = new Trail(name);
     try {
@@ -166,7 +165,7 @@ export class Confinement {
     }
   }
 
-  async #parent(trail: Trail, path: Bytes, make: boolean): Promise<Pinned> {
+  async #parent(trail: Trail, path: Bytes, make: boolean): Promise<fs.Pinned> {
     try {
       return await trail.hold(path, fs.O_DIRECTORY);
     } catch (error) {
@@ -175,7 +174,7 @@ export class Confinement {
     return this.#make(trail, path);
   }
 
-  async #make(trail: Trail, path: Bytes): Promise<Pinned> {
+  async #make(trail: Trail, path: Bytes): Promise<fs.Pinned> {
     const above = (await this.#parent(trail, posix.dirname(path), true)).at;
     const name = posix.basename(path);
     const at = fs.child(above, name);
@@ -194,7 +193,7 @@ export class Confinement {
     return made;
   }
 
-  async #lookUp(trail: Trail, directory: Confined, name: Bytes): Promise<Entry> {
+  async #lookUp(trail: Trail, directory: fs.Confined, name: Bytes): Promise<Entry> {
     const surveyed = this.boundary.survey({ at: directory, name });
     // Listened to below; until then the name is opened meanwhile.
     surveyed.catch(() => undefined);
@@ -213,7 +212,7 @@ export class Confinement {
   }
 
   /** Goes on where a symlink points to; its path is resolved by the kernel, never lexically. */
-  async #follow(trail: Trail, at: Confined, name: Bytes): Promise<Entry> {
+  async #follow(trail: Trail, at: fs.Confined, name: Bytes): Promise<Entry> {
     trail.hops += 1;
     if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'too many symlinks');
     const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
@@ -234,7 +233,7 @@ export class Confinement {
     return new Entry(trail, this.boundary, directory.at, '.', found);
   }
 
-  async #directory(trail: Trail, path: Bytes): Promise<Pinned> {
+  async #directory(trail: Trail, path: Bytes): Promise<fs.Pinned> {
     return trail.hold(path, fs.O_DIRECTORY).catch((error: unknown) => this.#fail(trail, path, error));
   }
 
@@ -245,13 +244,13 @@ export class Confinement {
   }
 
   /** The last directory on the way of a path that is there, symlinks followed as the kernel does. */
-  async #reach(trail: Trail, path: Bytes, hops = 0): Promise<Pinned> {
+  async #reach(trail: Trail, path: Bytes, hops = 0): Promise<fs.Pinned> {
     // A slash or dot at the end would follow the symlink before it.
     const plain = path.replace(/(\/\.?)+$/, '') || '/';
     const directory = await trail.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
     if (directory) return directory;
     const above = posix.dirname(plain);
-    const link = await fs.readlink(plain as Confined).catch(() => undefined);
+    const link = await fs.readlink(plain as fs.Confined).catch(() => undefined);
     if (link === undefined || hops === longestTrail) return this.#reach(trail, above, hops);
     return this.#reach(trail, link.startsWith('/') ? link : `${above}/${link}`, hops + 1);
   }

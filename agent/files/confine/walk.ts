@@ -3,7 +3,6 @@
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Kept } from './boundary.ts';
-import type { BigIntStats, Confined, Pinned } from './fs.ts';
 import * as fs from './fs.ts';
 import { type Bytes, fault, shown } from './path.ts';
 
@@ -13,17 +12,17 @@ const batchSize = 64;
 /** One thing on the way. Its handles are open until the next step is asked for. */
 export interface Step {
   /** The open directory it lies in. */
-  parent: Confined;
+  parent: fs.Confined;
   name: Bytes;
   /** For calls that do not follow symlinks. */
-  at: Confined;
+  at: fs.Confined;
   /** From the start, without a slash before it. */
   path: Bytes;
   /**
    * Of the name itself. Those of a directory are of the very one that is entered; others were taken a moment ago,
    * so whoever opens it does so without following symlinks and looks again.
    */
-  stats: BigIntStats;
+  stats: fs.BigIntStats;
   /** A directory whose content has been gone through. */
   left: boolean;
 }
@@ -35,19 +34,17 @@ export interface WalkOptions {
   signal: AbortSignal;
   /** Names of each directory in the order of their bytes; else as the file system has them. */
   sorted?: boolean;
-  /** When a directory is told: before what is in it (unless told), after it, or both times. */
-  directories?: 'before' | 'after' | 'both';
   /** To enter what is mounted below the start is file_busy. */
   oneMount?: boolean;
   /** Hears of what cannot be read or must not be, absolute, and is left out; without it such fails the walk. */
   skip?: (path: Bytes, error: unknown) => void;
   /** Asked before a directory is read, which is pinned as `inside`; false leaves out what is in it. */
-  enter?: (step: Step, inside: Confined) => boolean | Promise<boolean>;
+  enter?: (step: Step, inside: fs.Confined) => boolean | Promise<boolean>;
 }
 
 interface Level {
   /** The open directory. */
-  at: Confined;
+  at: fs.Confined;
   self: string;
   /** Its path from the start, with a slash at its end unless it is the start. */
   prefix: Bytes;
@@ -61,34 +58,33 @@ interface Level {
 
 interface Entered {
   step: Step;
-  inside: Pinned;
+  inside: fs.Pinned;
 }
 
-type Look = { name: Bytes } & ({ stats: BigIntStats } | { error: unknown });
+type Look = { name: Bytes } & ({ stats: fs.BigIntStats } | { error: unknown });
 
-/** Everything below an open directory, without itself, and without what is forbidden. */
+/**
+ * Everything below an open directory, without itself, and without what is forbidden. Directories come twice: as they are
+ * entered, and once their content has been gone through.
+ */
 export async function* walk(
-  start: Confined,
+  start: fs.Confined,
   boundary: Boundary | undefined,
   options: WalkOptions,
 ): AsyncGenerator<Step, void, void> {
   using walker = new Walker(start, boundary, options);
-  const { directories = 'before' } = options;
-  for await (const step of walker.steps()) {
-    const wanted = !step.stats.isDirectory() || directories === (step.left ? 'after' : 'before');
-    if (wanted || directories === 'both') yield step;
-  }
+  yield* walker.steps();
 }
 
 class Walker implements Disposable {
   readonly #boundary: Boundary | undefined;
   readonly #options: WalkOptions;
-  readonly #start: Confined;
+  readonly #start: fs.Confined;
   readonly #levels: Level[] = [];
   readonly #mount: string | undefined;
   #kept: Kept = () => false;
 
-  constructor(start: Confined, boundary: Boundary | undefined, options: WalkOptions) {
+  constructor(start: fs.Confined, boundary: Boundary | undefined, options: WalkOptions) {
     this.#start = start;
     this.#boundary = boundary;
     this.#options = options;
@@ -102,7 +98,6 @@ class Walker implements Disposable {
     }
   }
 
-  /** Directories come twice: as they are entered, and as they are left. */
   async *steps(): AsyncGenerator<Step, void, void> {
     this.#kept = (await this.#boundary?.kept()) ?? this.#kept;
     let level: Level | undefined = this.#push(this.#start, await fs.identify(this.#start), '');
@@ -118,7 +113,7 @@ class Walker implements Disposable {
     }
   }
 
-  #push(at: Confined, self: string, prefix: Bytes, entered?: Entered): Level {
+  #push(at: fs.Confined, self: string, prefix: Bytes, entered?: Entered): Level {
     const batches = batchesOf(at, this.#options.sorted ?? false);
     const level: Level = { at, self, prefix, batches, looked: [], ...(entered && { entered }) };
     this.#levels.push(level);
@@ -158,7 +153,7 @@ class Walker implements Disposable {
   }
 
   /** What has the name, a directory pinned; what was one a moment ago is described as what it is now. */
-  async #open(level: Level, look: Look, path: Bytes): Promise<{ stats: BigIntStats; inside?: Pinned }> {
+  async #open(level: Level, look: Look, path: Bytes): Promise<{ stats: fs.BigIntStats; inside?: fs.Pinned }> {
     if ('error' in look) throw look.error;
     if (!look.stats.isDirectory()) {
       this.#assertFree(level, look.name, look.stats);
@@ -180,12 +175,12 @@ class Walker implements Disposable {
     }
   }
 
-  #assertFree(level: Level, name: Bytes, stats: BigIntStats): void {
+  #assertFree(level: Level, name: Bytes, stats: fs.BigIntStats): void {
     if (!this.#kept(level.self, name, stats)) return;
     throw fault('permission_denied', this.#absolute(level.prefix + name), 'the agent keeps this to itself');
   }
 
-  #assertMount({ at }: Pinned, path: Bytes): void {
+  #assertMount({ at }: fs.Pinned, path: Bytes): void {
     if (this.#mount === undefined || fs.mountOf(at) === this.#mount) return;
     throw fault('file_busy', this.#absolute(path), 'another file system is mounted here');
   }
@@ -201,14 +196,14 @@ class Walker implements Disposable {
   }
 }
 
-const look = (parent: Confined, name: Bytes): Promise<Look> =>
+const look = (parent: fs.Confined, name: Bytes): Promise<Look> =>
   fs.lstat(fs.child(parent, name)).then(
     (stats) => ({ name, stats }),
     (error: unknown) => ({ name, error }),
   );
 
 /** Names in a directory, those of a batch looked at at once; none of none. */
-async function* batchesOf(at?: Confined, sorted = false): AsyncGenerator<Bytes[], void, void> {
+async function* batchesOf(at?: fs.Confined, sorted = false): AsyncGenerator<Bytes[], void, void> {
   if (at === undefined) return;
   if (!sorted) {
     for await (const batch of fs.namesIn(at)) yield batch.map(({ name }) => name);

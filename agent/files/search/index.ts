@@ -16,7 +16,7 @@ import type { Operation, RequestOf } from '../operation.ts';
 import { Semaphore } from '../semaphore.ts';
 import type { Users } from '../users-groups.ts';
 import { compileGlob, type Glob } from './glob.ts';
-import { compileText, linesWith } from './lines.ts';
+import { compileText, linesWith, type Text } from './lines.ts';
 
 const longestContent = 1_000;
 const batchSize = 64;
@@ -36,7 +36,7 @@ interface Job {
   signal: AbortSignal;
   hidden: boolean;
   name: Glob | undefined;
-  text: ReturnType<typeof compileText> | undefined;
+  text: Text | undefined;
   limit: number;
   visited: number;
   unreadable: number;
@@ -82,7 +82,7 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
   const enter = async (step: Step, inside: Confined): Promise<boolean> =>
     seen(step) && (await holdsFiles(inside));
   for await (const step of walk(directory, reading.boundary, { path, signal, skip, enter })) {
-    if (!seen(step)) continue;
+    if (step.left || !seen(step)) continue;
     job.visited += 1;
     yield undefined;
     if (name && !name(shown(step.path))) continue;
@@ -91,11 +91,7 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
   }
 }
 
-async function* linesOf(
-  step: Step,
-  job: Job,
-  text: NonNullable<Job['text']>,
-): AsyncGenerator<FileMatch | undefined> {
+async function* linesOf(step: Step, job: Job, text: Text): AsyncGenerator<FileMatch | undefined> {
   if (!step.stats.isFile()) return;
   try {
     using contents = await openContents(step, job.reading.boundary);

@@ -21,8 +21,14 @@ export interface Line {
 /** Where the text stands in some bytes; -1: nowhere. */
 type Find = (bytes: Buffer) => number;
 
+export interface Text {
+  find: Find;
+  /** Bytes that a hit may have in two pieces of a line. */
+  overlap: number;
+}
+
 /** Told apart by bytes, or in any mixture of capitals and small letters. */
-export function compileText(text: string, ignoreCase: boolean): { find: Find; overlap: number } {
+export function compileText(text: string, ignoreCase: boolean): Text {
   const wanted = Buffer.from(text);
   // A letter may be longer in its other form.
   const overlap = 4 * wanted.length;
@@ -43,7 +49,7 @@ export function compileText(text: string, ignoreCase: boolean): { find: Find; ov
  */
 export async function* linesWith(
   { file, stats }: Contents,
-  { find, overlap }: ReturnType<typeof compileText>,
+  { find, overlap }: Text,
   signal: AbortSignal,
 ): AsyncGenerator<Line | undefined, void, void> {
   const size = Number(stats.size);

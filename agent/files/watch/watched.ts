@@ -3,7 +3,6 @@
 import { Budget } from '../../../shared/budget.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import type { Kept } from '../confine/boundary.ts';
-import type { BigIntStats, Confined, FSWatcher, Pinned } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
 import type { Bytes } from '../confine/path.ts';
@@ -20,8 +19,8 @@ export const watchQuota = (names = 300_000): Budget =>
 /** A watched directory. */
 export interface Folder {
   self: string;
-  stats: BigIntStats;
-  watcher: FSWatcher;
+  stats: fs.BigIntStats;
+  watcher: fs.FSWatcher;
   /** What was last known to be in it. */
   names: Map<Bytes, Kind>;
 }
@@ -30,14 +29,14 @@ export interface Folder {
 type Mark = (folder: Bytes, name: Bytes) => void;
 
 export class Watched implements Disposable {
-  readonly #start: Confined;
+  readonly #start: fs.Confined;
   readonly #only: Bytes | undefined;
   readonly #mark: Mark;
   readonly #quota: Budget;
   readonly #folders = new Map<Bytes, Folder>();
 
   /** From an open directory, which is the caller's to close; of all names or `only` one. */
-  constructor(start: Confined, only: Bytes | undefined, quota: Budget, mark: Mark) {
+  constructor(start: fs.Confined, only: Bytes | undefined, quota: Budget, mark: Mark) {
     this.#start = start;
     this.#quota = quota;
     this.#only = only;
@@ -77,7 +76,7 @@ export class Watched implements Disposable {
   }
 
   /** A watched directory, pinned; undefined where its path leads to another one by now. The caller's to close. */
-  async pin(path: Bytes): Promise<Pinned | undefined> {
+  async pin(path: Bytes): Promise<fs.Pinned | undefined> {
     const pinned = await this.#open(path);
     const stats = await pinned?.stat();
     if (stats && fs.identityOf(stats) === this.#folders.get(path)?.self) return pinned;
@@ -107,7 +106,7 @@ export class Watched implements Disposable {
   }
 
   /** Step by step from the start, and never through a symlink. Undefined where it is gone or may not be entered. */
-  async #open(path: Bytes): Promise<Pinned | undefined> {
+  async #open(path: Bytes): Promise<fs.Pinned | undefined> {
     try {
       let pinned = await fs.pin(this.#start, fs.pathOnly | fs.O_DIRECTORY);
       for (const name of path === '' ? [] : path.split('/')) {
@@ -131,7 +130,7 @@ export class Watched implements Disposable {
     }
   }
 
-  #watch(path: Bytes, at: Confined): FSWatcher {
+  #watch(path: Bytes, at: fs.Confined): fs.FSWatcher {
     this.#take(folderNames);
     try {
       const watcher = fs.watch(at);
