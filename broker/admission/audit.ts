@@ -26,8 +26,6 @@ export type Recorder = ReturnType<typeof openRecorder>;
 /** Refusals of one key that are written in a while; of the rest only the number. */
 const mostRefusals = 60;
 const minute = 60_000;
-/** Rows of one transaction: the event loop is for others, too. */
-const mostAtOnce = 500;
 
 /** `record` adds a row to a commit; one whose id is there already is left as it is. */
 export function openRecorder(
@@ -39,28 +37,21 @@ export function openRecorder(
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newId('audit'));
   });
 
-  function recordAll(journal: Journal, deeds: readonly Deed[], id: string, from = 0): void {
-    for (const [n, deed] of deeds.entries()) record(journal, deed, from + n === 0 ? id : `${id}_${from + n}`);
+  function recordAll(journal: Journal, deeds: readonly Deed[], id: string): void {
+    for (const [n, deed] of deeds.entries()) record(journal, deed, n === 0 ? id : `${id}_${n}`);
   }
 
   /** What was done stays done, and is answered, though nobody could write it down. */
-  async function write(deeds: readonly Deed[], id: string): Promise<void> {
-    for (let from = 0; from < deeds.length; from += mostAtOnce) {
-      const some = deeds.slice(from, from + mostAtOnce);
-      await history
-        .write((journal) => recordAll(journal, some, id, from))
-        .catch((error: unknown) =>
-          log.error({ err: error, deeds: some }, 'what was done could not be written down'),
-        );
-    }
-  }
+  const write = (deeds: readonly Deed[], id: string): Promise<void> =>
+    history
+      .write((journal) => recordAll(journal, deeds, id))
+      .catch((error: unknown) => log.error({ err: error, deeds }, 'what was done could not be written down'));
 
   return {
-    /** `about` is asked when something is written. */
-    begin(action: string, who: Who, about: () => About) {
+    /** `about` is asked when something is written; without `records` that is a failure alone. */
+    begin(action: string, who: Who, about: () => About, records = true) {
       const id = newId('audit');
       let committed = false;
-      let settled = false;
       return {
         /** Records it in the commit of what it does. */
         commit(...[journal, made = {}, machines]: Parameters<Caller['commit']>): void {
@@ -74,8 +65,7 @@ export function openRecorder(
         },
         /** It is over: writes what no commit took along. Never rejects. */
         async settle(error?: unknown): Promise<void> {
-          if (settled || (committed && error === undefined)) return;
-          settled = true;
+          if ((committed || !records) && error === undefined) return;
           const deeds = deedsOf(who, action, resultOf(error), about());
           const [first] = deeds;
           // A refused request did nothing.

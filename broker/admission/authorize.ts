@@ -42,10 +42,26 @@ export function guardOf<R extends Route>(route: R, rooms: AccessRooms): Guard<R>
   return { route, parser: new RequestParser(route), action: `${place.noun}.${place.operation}`, rooms };
 }
 
-const nothing: RawInput = { params: {}, query: {}, headers: {}, body: undefined };
+/** A request without any parts. */
+export const nothing: RawInput = { params: {}, query: {}, headers: {}, body: undefined };
 
+/** What one request brings besides its client. */
+export interface Performance<R extends Route, T> {
+  /** Its parts; with `readRest` those that come first. */
+  read(): RawInput;
+  /** Fires when the client goes, or its key may no longer. */
+  gone: AbortController;
+  /** It may last: the key is judged again until it is over. */
+  lasts: boolean;
+  /** Adds what comes only once those were judged: a body, or a first message. */
+  readRest?: ((raw: RawInput) => Promise<void>) | undefined;
+  act(input: Input<R>, caller: Caller): Promise<T>;
+}
+
+/** One request of an authenticated client. REST and gRPC perform theirs alike, in the order of perform(). */
 export class AuthorizedRequest<R extends Route> {
   readonly #guard: Guard<R>;
+  readonly #client: Client;
   readonly #who: Who;
   readonly #headers = new Headers();
   /** Of a request that changes something. */
@@ -54,63 +70,76 @@ export class AuthorizedRequest<R extends Route> {
   #subjects: readonly Subject[] = [];
   #stopWatching = (): void => {};
 
-  /** Throws rate_limited, and forbidden where the key lacks the scope. */
-  constructor(guard: Guard<R>, { address, key, quota }: Client, requestId: string) {
+  /** Without `records` only its failure is on record. */
+  constructor(guard: Guard<R>, client: Client, requestId: string, records = true) {
     const { route, action, rooms } = guard;
+    const { address, key } = client;
     this.#guard = guard;
+    this.#client = client;
     this.#who = { request_id: requestId, address, key_id: key.id, key_name: key.name };
     const about = () => auditOf(this.#subjects, this.#raw, this.#headers);
-    if (route.method !== 'GET') this.#recording = rooms.recorder.begin(action, this.#who, about);
+    if (route.method !== 'GET') this.#recording = rooms.recorder.begin(action, this.#who, about, records);
+  }
+
+  /** All of it, from the rights of its key to its record: what it did is on disk when this resolves or rejects. */
+  async perform<T>({ read, gone, lasts, readRest, act }: Performance<R, T>): Promise<T> {
     try {
-      if (quota?.refusal) throw quota.refusal;
-      requireScope(key, route);
+      if (this.#client.quota?.refusal) throw this.#client.quota.refusal;
+      requireScope(this.#client.key, this.#guard.route);
+      const raw = read();
+      if (readRest) this.identify(raw);
+      await readRest?.(raw);
+      const { input, caller } = this.admit(raw, gone, lasts);
+      const result = await act(input, caller);
+      await this.#settle();
+      return result;
     } catch (error) {
-      void this.settle(error);
-      throw error;
+      const why: unknown = gone.signal.aborted ? gone.signal.reason : error;
+      await this.#settle(why);
+      throw why;
     }
   }
 
-  /** Judges every id, those of a body only if it is there already. Throws forbidden, then …_not_found. */
+  /** Judges every id that is there. Throws forbidden, then …_not_found. */
   identify(raw: RawInput): void {
-    const { state } = this.#guard.rooms;
     this.#look(raw);
-    this.#judge(this.#subjects, state);
+    this.#judge(this.#subjects, this.#guard.rooms.state);
   }
 
-  /**
-   * Judges all of it once more, for a body may take its time, and parses it. With `lasts` the key is judged again until
-   * the request is settled, and `gone` fires when it may no longer.
-   */
+  /** Judges all of it, for a body may take its time, and parses it. With `lasts` until the request is over. */
   admit(raw: RawInput, gone: AbortController, lasts: boolean): { input: Input<R>; caller: Caller } {
     const { route, rooms } = this.#guard;
     const { key_id } = this.#who;
-    if (this.#recording) this.identify(raw);
+    this.identify(raw);
     if (route.impliesMachine) {
       implyMachine(raw, currentKey(rooms.state, key_id), rooms.state);
       this.#look(raw);
     }
     const input = this.#parse(raw);
     if (lasts) this.#stopWatching = watchRights(rooms.state, key_id, () => this.#judgeAgain(gone));
-    const rights = rightsOf(rooms.state, key_id);
     const caller: Caller = {
       ...this.#who,
       signal: gone.signal,
       headers: this.#headers,
-      ...rights,
+      ...rightsOf(rooms.state, key_id),
       during: (change) => rightsOf(foundBy(change) ?? rooms.state, key_id),
       commit: (...commit) => this.#commit(...commit),
     };
     return { input, caller };
   }
 
-  /** A body that came late, parsed as the first one was. */
-  reparse(raw: RawInput): Input<R> {
-    this.#look(raw);
-    return this.#parse(raw);
+  /** As it came. */
+  get body(): unknown {
+    return this.#raw.body;
   }
 
-  /** The request is over, or has failed: what it did is on record when this resolves. Never rejects. */
-  async settle(error?: unknown): Promise<void> {
+  /** Parses the request once more, with the body that has come since. */
+  reparse(body: unknown): Input<R> {
+    this.#look({ ...this.#raw, body });
+    return this.#parse(this.#raw);
+  }
+
+  async #settle(error?: unknown): Promise<void> {
     this.#stopWatching();
     await this.#recording?.settle(error);
   }

@@ -22,34 +22,22 @@ export interface FileRooms {
 
 type FileEvent = 'file.uploaded' | 'file.downloaded' | 'file.deleted';
 
-/** Time for what is small: a content, an entry. */
-const shortMs = 120_000;
-/** Time for work on the machine's own disk, however large. */
-const longMs = 24 * 3_600_000;
-
-const asked = (caller: Caller): CallOptions => ({
-  request_id: caller.request_id,
-  signal: caller.signal,
-  caller,
-});
-export const short = (caller: Caller): CallOptions => ({
-  ...asked(caller),
-  deadline_ms: shortMs,
-});
-export const long = (caller: Caller): CallOptions => ({
-  ...asked(caller),
-  deadline_ms: longMs,
-});
+const lasting =
+  (limits: Partial<CallOptions>) =>
+  (caller: Caller): CallOptions => ({
+    ...{ request_id: caller.request_id, signal: caller.signal, caller },
+    ...limits,
+  });
+/** For what is small: a content, an entry. */
+export const short = lasting({ deadline_ms: 120_000 });
+/** For work on the machine's own disk, however large. */
+export const long = lasting({ deadline_ms: 24 * 3_600_000 });
 /** For bytes in any number: as long as they flow. */
-export const bulk = (caller: Caller): CallOptions => ({ ...asked(caller), lane: 'bulk' });
+export const bulk = lasting({ lane: 'bulk' });
 /** For entries that are sent as they come, at the reader's pace. */
-export const listing = asked;
+export const listing = lasting({});
 /** For what is mostly silent. */
-export const watching = (caller: Caller): CallOptions => ({
-  ...asked(caller),
-  lane: 'watch',
-  idle_ms: 0,
-});
+export const watching = lasting({ lane: 'watch', idle_ms: 0 });
 
 /** The way to a machine. Throws machine_offline. */
 export function stubOf({ presence }: FileRooms, machine: MachineId): AgentStub {

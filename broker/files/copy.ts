@@ -42,23 +42,15 @@ async function copyAcross(
   const to = stubOf(rooms, input.destination_machine_id);
   const paths = fromTo(input);
   const source = demandEntry((await from.statFile({ path: paths.source }, short(caller))).entry);
-  // Ends the reading side when the writing side has failed.
-  const over = new AbortController();
-  const reader = { ...caller, signal: AbortSignal.any([caller.signal, over.signal]) };
-  try {
-    const copied =
-      source.type === 'FILE_TYPE_DIRECTORY'
-        ? await copyDirectory(from, to, paths, caller, reader)
-        : await copyOne(from, to, paths, source.mode, caller, reader);
-    const at = demandEntry(copied.entry);
-    await tell(rooms, caller, 'file.uploaded', input.destination_machine_id, {
-      ...pathOf(at.path),
-      size: copied.bytes,
-    });
-    return { ...entryOf(at), files_copied: copied.files, bytes_copied: copied.bytes };
-  } finally {
-    over.abort(new AppError('unavailable', 'the copy is over'));
-  }
+  // Where the writing side fails, the reading side ends with the request.
+  const copied =
+    source.type === 'FILE_TYPE_DIRECTORY'
+      ? await copyDirectory(from, to, paths, caller)
+      : await copyOne(from, to, paths, source.mode, caller);
+  const at = demandEntry(copied.entry);
+  const what = { ...pathOf(at.path), size: copied.bytes };
+  await tell(rooms, caller, 'file.uploaded', input.destination_machine_id, what);
+  return { ...entryOf(at), files_copied: copied.files, bytes_copied: copied.bytes };
 }
 
 type Paths = ReturnType<typeof fromTo>;
@@ -69,9 +61,8 @@ async function copyOne(
   { source, destination, overwrite }: Paths,
   mode: number,
   caller: Caller,
-  reader: Caller,
 ) {
-  const sent = digested(from.readFile({ path: source, digest: true }, bulk(reader)));
+  const sent = digested(from.readFile({ path: source, digest: true }, bulk(caller)));
   const open = { path: destination, overwrite };
   // Who a program runs as is not carried from machine to machine.
   const commit = () => ({ overwrite, mode: mode & 0o777, sha256: sent.sha256() });
@@ -84,9 +75,8 @@ async function copyDirectory(
   to: AgentStub,
   { source, destination, overwrite }: Paths,
   caller: Caller,
-  reader: Caller,
 ) {
-  const sent = digested(from.readArchive({ path: source, gzip: false }, bulk(reader)));
+  const sent = digested(from.readArchive({ path: source, gzip: false }, bulk(caller)));
   const open = { path: destination, whole: true, overwrite };
   const commit = () => ({ sha256: sent.sha256() });
   const { entry, summary } = await to.writeArchive(upload(open, sent.chunks, commit), bulk(caller));

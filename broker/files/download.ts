@@ -207,32 +207,20 @@ function tellDownloaded(
   });
 }
 
-/** The bytes alone. Not a generator: ending one that has not begun would end nothing. */
-function chunksOf(
+/** The bytes alone. */
+async function* chunksOf(
   parts: AsyncIterator<{ chunk?: Buffer | null }>,
   ended: (size: number) => void,
-): AsyncIterableIterator<Uint8Array> {
+): AsyncGenerator<Uint8Array> {
   let size = 0;
-  return {
-    [Symbol.asyncIterator]() {
-      return this;
-    },
-    async next() {
-      for (;;) {
-        const part = await parts.next();
-        if (part.done) {
-          ended(size);
-          return { done: true, value: undefined };
-        }
-        const { chunk } = part.value;
-        if (!chunk) continue;
-        size += chunk.length;
-        return { done: false, value: chunk };
-      }
-    },
-    async return() {
-      await parts.return?.();
-      return { done: true, value: undefined };
-    },
-  };
+  try {
+    for (let part = await parts.next(); !part.done; part = await parts.next()) {
+      const { chunk } = part.value;
+      size += chunk?.length ?? 0;
+      if (chunk) yield chunk;
+    }
+  } finally {
+    await parts.return?.();
+  }
+  ended(size);
 }

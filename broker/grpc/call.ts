@@ -8,10 +8,10 @@ import { AppError } from '../../shared/errors.ts';
 import { Wake } from '../../shared/pace.ts';
 import { drained } from '../../shared/rpc.ts';
 import { authenticate, type Client } from '../admission/authenticate.ts';
-import { AuthorizedRequest, type Guard } from '../admission/authorize.ts';
+import { AuthorizedRequest, type Guard, nothing, type Performance } from '../admission/authorize.ts';
 import { requestIdFrom } from '../admission/failure.ts';
 import type { RawInput } from '../admission/parse-request.ts';
-import type { Rates } from '../admission/rates.ts';
+import type { Quota, Rates } from '../admission/rates.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import type { Keys } from '../keys/index.ts';
 import { trailersOf } from './status.ts';
@@ -69,7 +69,6 @@ export class Call<M extends Method = Method> {
   readonly messages: AsyncGenerator<Received<M>>;
   readonly #stream: Stream;
   readonly #address: string;
-  readonly #requests: { settle(error?: unknown): Promise<void> }[] = [];
   #client: Client | undefined;
   /** One wait for all who send meanwhile. */
   #draining: Promise<void> | undefined;
@@ -101,28 +100,34 @@ export class Call<M extends Method = Method> {
     this.#client = await authenticate(presented, services);
   }
 
-  /** From the rights of the caller to the last message. */
-  async perform(rpc: Rpc<M>): Promise<Sent<M> | undefined> {
-    const request = this.authorize(rpc.guard);
-    const opening = rpc.first ? await this.#first(rpc.first) : this.#stream.request;
-    return rpc.run(this, this.admit(request, rpc.raw(opening)), opening);
+  /** From the rights of the caller to its record. */
+  perform(rpc: Rpc<M>): Promise<Sent<M> | undefined> {
+    let opening: unknown;
+    return this.request(rpc.guard, {
+      read: () => ({ ...nothing }),
+      readRest: async (raw) => {
+        opening = rpc.first ? await this.#first(rpc.first) : this.#stream.request;
+        Object.assign(raw, rpc.raw(opening));
+      },
+      lasts: true,
+      act: (input, caller) => {
+        this.#stream.sendMetadata(trailersOf(this.requestId));
+        return rpc.run(this, { input, caller }, opening);
+      },
+    });
   }
 
-  /** A request of this call, settled with it; one that does not last is settled by whoever made it. */
-  authorize<R extends Route>(guard: Guard<R>, lasts = true): AuthorizedRequest<R> {
+  /** One request of this call; without `records` only its failure is on record. */
+  request<R extends Route, T>(
+    guard: Guard<R>,
+    work: Omit<Performance<R, T>, 'gone'>,
+    records = true,
+    quota?: Quota,
+  ): Promise<T> {
     if (!this.#client) throw new Error('a call is authenticated before it is authorized');
-    const request = new AuthorizedRequest(guard, this.#client, this.requestId);
-    if (lasts) this.#requests.push(request);
-    return request;
-  }
-
-  /** May it do that? Judged again until the call is over, unless it is done at once. */
-  admit<R extends Route>(request: AuthorizedRequest<R>, parts: Partial<RawInput>, lasts = true): Admitted<R> {
-    const raw = { params: {}, query: {}, headers: {}, body: undefined, ...parts };
-    request.identify(raw);
-    const admitted = request.admit(raw, this.gone, lasts);
-    this.#stream.sendMetadata(trailersOf(this.requestId));
-    return admitted;
+    const client = { ...this.#client, ...(quota && { quota }) };
+    const request = new AuthorizedRequest(guard, client, this.requestId, records);
+    return request.perform({ ...work, gone: this.gone });
   }
 
   async #first({ name, of }: NonNullable<Rpc<M>['first']>): Promise<unknown> {
@@ -162,11 +167,6 @@ export class Call<M extends Method = Method> {
   /** The broker stops. */
   stop(): void {
     this.gone.abort(stopping);
-  }
-
-  /** All that it asked for is on record when this resolves. */
-  async settle(error?: unknown): Promise<void> {
-    await Promise.all(this.#requests.map((request) => request.settle(error)));
   }
 
   leave(): void {

@@ -8,7 +8,7 @@ import { type CommandId, commandId } from '../../shared/api/route.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type AccessRooms, type Guard, guardOf, recallBy } from '../admission/authorize.ts';
+import { type AccessRooms, type Guard, guardOf, nothing, recallBy } from '../admission/authorize.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
 import type { Rates } from '../admission/rates.ts';
 import { type Commands, offsetsIn } from '../commands/index.ts';
@@ -31,7 +31,7 @@ const { create, stream: follow, signal: signalRoute } = api.commands;
 const passing: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
 const firstWaitMs = 10;
 const longestWaitMs = 500;
-/** Of the same signal one is on record in this time, as of typing. */
+/** Of the same signal one is on record in this time. */
 const recordMs = 60_000;
 
 export function commandRpcs(services: CommandServices) {
@@ -157,23 +157,19 @@ class CommandInput {
     this.#offset += bytes.length;
   }
 
-  /** As a request of its own, and counted as one. */
+  /** As a request of its own, counted as one, and on record once a minute: it may be typed. */
   async #deliver(signal: string): Promise<void> {
     const { rates, handlers } = this.#services;
-    const request = this.#call.authorize(this.#signalling, false);
-    try {
-      const raw = { params: { command_id: this.#command_id }, body: { signal } };
-      const { input, caller } = this.#call.admit(request, raw, false);
-      const quota = await rates.spend(caller.key_id);
-      if (quota?.refusal) throw quota.refusal;
-      await insisting(caller.signal, [], async () => handlers.commands.signal(input, caller));
-    } catch (error) {
-      await request.settle(error);
-      throw error;
-    }
-    if (monotonic() - (this.#signalled.get(signal) ?? Number.NEGATIVE_INFINITY) < recordMs) return;
-    this.#signalled.set(signal, monotonic());
-    await request.settle();
+    const records = monotonic() - (this.#signalled.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
+    const quota = await rates.spend(this.#caller.key_id);
+    const work = {
+      read: () => ({ ...nothing, params: { command_id: this.#command_id }, body: { signal } }),
+      lasts: false,
+      act: (input: Input<typeof signalRoute>, caller: Caller) =>
+        insisting(caller.signal, [], async () => handlers.commands.signal(input, caller)),
+    };
+    await this.#call.request(this.#signalling, work, records, quota);
+    if (records) this.#signalled.set(signal, monotonic());
   }
 }
 

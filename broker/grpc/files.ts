@@ -28,18 +28,15 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
     }),
     async run(call, { input, caller }) {
       const { bytes, ...head } = await files.download(input, caller);
-      try {
-        await call.send({ head: headOf(head, caller.headers) });
-        let sent = 0;
-        for await (const chunk of bytes ?? []) {
-          sent += chunk.length;
-          await call.within(stalledMs, call.send({ chunk }));
-        }
-        if (head.length !== undefined && sent !== head.length) throw cutOff(sent, head.length);
-      } finally {
-        await bytes?.return?.();
+      await call.send({ head: headOf(head, caller.headers) });
+      let sent = 0;
+      for await (const chunk of bytes ?? []) {
+        sent += chunk.length;
+        await call.within(stalledMs, call.send({ chunk }));
       }
-      return undefined;
+      const { length = sent } = head;
+      if (sent === length) return undefined;
+      throw new AppError('machine_error', `${sent} bytes came instead of ${length}`, { sent, length });
     },
   };
 
@@ -84,10 +81,6 @@ function headOf({ length }: { length?: number | undefined }, headers: Headers) {
     ...present({ length }),
     ...(!Number.isNaN(modified) && { modified_at_ms: modified }),
   };
-}
-
-function cutOff(sent: number, length: number): AppError {
-  return new AppError('machine_error', `${sent} bytes came instead of ${length}`, { sent, length });
 }
 
 /** As PUT raw has it. */

@@ -79,15 +79,11 @@ export class StreamsService {
       if (this.#stopped) call.stop();
       call.gone.signal.throwIfAborted();
       const response = await call.perform(rpc);
-      await call.settle();
       if (reply) reply(null, response, trailers);
       else stream.end(trailers);
     } catch (error) {
-      const { signal } = call.gone;
-      const why: unknown = signal.aborted ? signal.reason : error;
-      await call.settle(why);
       const about = { request_id: call.requestId, path: stream.getPath() };
-      const refusal = refusalOf(toldFailure(why, about, log), call.requestId);
+      const refusal = refusalOf(toldFailure(error, about, log), call.requestId);
       if (reply) reply(refusal);
       // destroy() would leave the client's side open.
       else stream.emit('error', refusal);

@@ -1,4 +1,4 @@
-// One request of the table over HTTP: authenticate, authorize, parse, idempotency, handler, audit, reply.
+// One request of the table over HTTP: its client, its parts, its body when it is wanted, its handler and its reply.
 import type { Context } from 'koa';
 import type { Caller, Content, Handlers } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
@@ -8,7 +8,6 @@ import type { Logger } from '../../shared/logger.ts';
 import {
   type AccessRooms,
   AuthorizedRequest,
-  type Guard,
   guardOf,
   type Handler,
   handlerOf,
@@ -20,7 +19,7 @@ import { readJson } from './body.ts';
 import type { Clients } from './clients.ts';
 import { isStreamed, sendReply } from './reply.ts';
 import type { Spool } from './spool.ts';
-import { type Incoming, openBytes, openForm } from './upload.ts';
+import { bytesOf, openForm } from './upload.ts';
 
 export interface DispatchRooms extends AccessRooms {
   handlers: Handlers;
@@ -33,11 +32,8 @@ export interface DispatchRooms extends AccessRooms {
 
 interface Endpoint {
   route: Route;
-  guard: Guard<Route>;
   handler: Handler;
   recall: Recall;
-  /** Its requests last: the key is judged again meanwhile. */
-  lasts: boolean;
   rooms: DispatchRooms;
 }
 
@@ -51,83 +47,69 @@ export function dispatcher(
   rooms: DispatchRooms,
   clients: Clients,
 ): (ctx: Context) => Promise<void> {
-  const { handlers } = rooms;
-  const endpoint: Endpoint = {
-    route,
-    guard: guardOf(route, rooms),
-    handler: handlerOf(handlers, noun, operation),
-    recall: recallBy(handlers, noun, route.again ?? 'get', rooms),
-    lasts: route.accepts !== undefined || route.waits === true || isStreamed(route),
-    rooms,
-  };
+  const { handlers, log } = rooms;
+  const guard = guardOf(route, rooms);
+  const recall = recallBy(handlers, noun, route.again ?? 'get', rooms);
+  const endpoint = { route, handler: handlerOf(handlers, noun, operation), recall, rooms };
+  const lasts = route.accepts !== undefined || route.waits === true || isStreamed(route);
   return async (ctx) => {
     const client = route.access === 'everybody' ? clients.anonymous(ctx) : await clients.authenticate(ctx);
-    const request = new AuthorizedRequest(endpoint.guard, client, requestIdOf(ctx));
+    const gone = new AbortController();
+    ctx.res.once('close', () => {
+      if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client went away'));
+    });
+    let content: Content<Record<string, string>> | undefined;
+    const request = new AuthorizedRequest(guard, client, requestIdOf(ctx));
+    const readRest = async (raw: RawInput): Promise<void> => {
+      content = await readBody(ctx, route, raw, rooms, gone.signal);
+    };
+    const act = async (parsed: unknown, caller: Caller): Promise<void> => {
+      // An object of the parts that the route names.
+      const input = parsed as Input;
+      if (content) {
+        const { chunks, fields } = content;
+        input.content = { chunks, fields: () => request.reparse(fields()) };
+      }
+      const reply = await answer(ctx, endpoint, request.body, input, caller);
+      // The key may have been revoked while it waited.
+      if (route.waits) caller.signal.throwIfAborted();
+      await sendReply({ ctx, route, input, caller, log }, reply);
+    };
+    const read = () => partsOf(ctx, route);
     try {
-      await serve(ctx, request, endpoint);
-    } catch (error) {
-      await request.settle(error);
-      throw error;
+      await request.perform({ read, gone, lasts, act, ...(route.method !== 'GET' && { readRest }) });
+    } finally {
+      // Whatever was opened for it ends with it.
+      gone.abort(over);
     }
-    await request.settle();
   };
 }
+
+const over = new AppError('unavailable', 'the request is over');
 
 /** The id that the first middleware gave this request. */
 export function requestIdOf(ctx: Context): string {
   return String(ctx.state.requestId);
 }
 
-async function serve(ctx: Context, request: AuthorizedRequest<Route>, endpoint: Endpoint): Promise<void> {
-  const { route, lasts, rooms } = endpoint;
-  const raw: RawInput = {
+/** What a request has before its body, and of its headers those that the route names, with underscores. */
+function partsOf(ctx: Context, route: Route): RawInput {
+  const headers = Object.keys(route.headers).map((name) => [name, ctx.headers[name.replaceAll('_', '-')]]);
+  return {
     // Set by the router from the path's parameters.
     params: ctx.params as Record<string, unknown>,
     // Not ctx.URL, which a Host header can bend.
     query: queryOf(ctx.querystring),
-    headers: headersOf(ctx, route),
+    headers: Object.fromEntries(headers) as Record<string, unknown>,
     body: undefined,
   };
-  request.identify(raw);
-  const body = await readBody(ctx, route, raw, rooms);
-  const gone = new AbortController();
-  const leave = (): void => {
-    if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client went away'));
-  };
-  ctx.res.once('close', leave);
-  try {
-    const { caller, ...admitted } = request.admit(raw, gone, lasts);
-    // An object of the parts that the route names.
-    const input = admitted.input as Input;
-    const { incoming } = body;
-    if (incoming) {
-      const fields = () => request.reparse({ ...raw, body: incoming.fields() });
-      input.content = { chunks: incoming.chunks, fields };
-    }
-    const reply = await answer(ctx, endpoint, raw, input, caller);
-    // The key may have been revoked while it waited.
-    if (route.waits) caller.signal.throwIfAborted();
-    await sendReply({ ctx, route, input, caller, gone, log: rooms.log }, reply);
-  } finally {
-    ctx.res.off('close', leave);
-    body.close();
-  }
-}
-
-/** The headers a route names, by their names with underscores. */
-function headersOf({ headers }: Context, route: Route): Record<string, unknown> {
-  const given = Object.keys(route.headers).map((name): [string, unknown] => [
-    name,
-    headers[name.replaceAll('_', '-')],
-  ]);
-  return Object.fromEntries(given.filter(([, value]) => value !== undefined));
 }
 
 /** What the handler answers; a repeat with an Idempotency-Key gets what the first request got. */
 async function answer(
   ctx: Context,
   { route, handler, recall, rooms }: Endpoint,
-  { body }: RawInput,
+  body: unknown,
   input: Input,
   caller: Caller,
 ): Promise<unknown> {
@@ -144,37 +126,31 @@ async function answer(
   }
 }
 
-interface Body {
-  incoming?: Incoming;
-  close(): void;
-}
-
-/** Reads a JSON body into `raw`; one that is not JSON is only begun. */
-async function readBody(ctx: Context, route: Route, raw: RawInput, rooms: DispatchRooms): Promise<Body> {
-  if (route.method === 'GET') return { close: () => {} };
-  if (route.accepts) {
-    refuseCoded(ctx);
-    const incoming = await openContent(ctx, route, raw, rooms.spool);
-    return { incoming, close: () => incoming.close() };
-  }
-  askForBody(ctx);
-  const { body, close } = await readJson(ctx.req, route.bodyLimit ?? bodyLimit, rooms.bodies);
-  if (route.body) raw.body = body;
-  return { close };
-}
-
-async function openContent(ctx: Context, route: Route, raw: RawInput, spool: Spool): Promise<Incoming> {
+/** Reads a JSON body, or the first fields of a form, into `raw`; the content of a file is only begun. */
+async function readBody(
+  ctx: Context,
+  route: Route,
+  raw: RawInput,
+  { spool, bodies }: DispatchRooms,
+  signal: AbortSignal,
+): Promise<Content<Record<string, string>> | undefined> {
+  const { req } = ctx;
+  // The client waits for this (RFC 9110 section 10.1.1).
+  const ask = (): void => {
+    if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
+  };
+  if (route.accepts) refuseCoded(ctx);
   // Only when somebody reads: an upload that is refused before is not sent at all.
-  if (route.accepts === 'bytes') return openBytes(ctx.req, () => askForBody(ctx));
-  askForBody(ctx);
-  const incoming = await openForm(ctx.req, spool, ({ path }) => (path ?? raw.query.path) !== undefined);
-  raw.body = incoming.fields();
-  return incoming;
-}
-
-/** The client waits for this (RFC 9110 section 10.1.1). */
-function askForBody(ctx: Context): void {
-  if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
+  if (route.accepts === 'bytes') return { chunks: bytesOf(req, signal, ask), fields: () => ({}) };
+  ask();
+  if (route.accepts === 'form') {
+    const form = await openForm(req, spool, ({ path }) => (path ?? raw.query.path) !== undefined, signal);
+    raw.body = form.fields();
+    return form;
+  }
+  const body = await readJson(req, route.bodyLimit ?? bodyLimit, bodies, signal);
+  if (route.body) raw.body = body;
+  return undefined;
 }
 
 /** Content is taken as it is: neither compressed nor a part of something (RFC 9110 section 14.5). */

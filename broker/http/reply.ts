@@ -21,8 +21,6 @@ interface Exchange {
   route: Route;
   input: unknown;
   caller: Caller;
-  /** Fires when nobody waits for the answer any more. */
-  gone: AbortController;
   log: Logger;
 }
 
@@ -131,8 +129,6 @@ async function sendBytes(
   { status = 200, filename, length, bytes, quiet = false }: BytesReply,
 ): Promise<void> {
   const { ctx } = exchange;
-  const unread = ctx.method === 'HEAD';
-  if (unread) await bytes?.return?.();
   const headers: Record<string, string> = { 'Cache-Control': 'private, no-cache' };
   if (status !== 304) {
     // biome-ignore lint/suspicious/noControlCharactersInRegex: no header may hold them
@@ -142,7 +138,7 @@ async function sendBytes(
     headers['Content-Type'] = type ?? 'application/octet-stream';
     if (length !== undefined) headers['Content-Length'] = String(length);
   }
-  await send(exchange, unread ? undefined : bytes, { status, headers, length, quiet });
+  await send(exchange, ctx.method === 'HEAD' ? undefined : bytes, { status, headers, length, quiet });
 }
 
 async function* linesOf(items: AsyncIterable<unknown>, { reply }: Route): AsyncGenerator<string> {
@@ -193,7 +189,7 @@ async function* growingOf(
 
 /** Sends all of it and ends the answer; a failure, or another number of bytes than announced, cuts it. */
 async function send(
-  { ctx, caller, gone, log }: Exchange,
+  { ctx, caller, log }: Exchange,
   chunks: AsyncIterable<Uint8Array | string> | undefined,
   { status, headers, length, quiet = false }: Stream,
 ): Promise<void> {
@@ -202,20 +198,11 @@ async function send(
   ctx.status = status;
   ctx.set(headers);
   ctx.respond = false;
-  if (!ready) return void res.end();
-  if (ctx.method === 'HEAD') {
-    res.end();
-    // What comes first may be long in coming: it is waited for no more, and what was opened for it is closed.
-    gone.abort(new AppError('unavailable', 'nobody reads on'));
-    await ready
-      .next()
-      .then(() => ready.return(undefined))
-      .catch(() => undefined);
-    return;
-  }
+  // What was begun ends with the request.
+  if (!ready || ctx.method === 'HEAD') return void res.end();
   if (quiet) res.flushHeaders();
-  await pipeline(ready, res, { signal: caller.signal }).catch((error: unknown) => {
-    const { request_id, signal } = caller;
+  const { request_id, signal } = caller;
+  await pipeline(ready, res, { signal }).catch((error: unknown) => {
     if (!signal.aborted) log.warn({ err: error, request_id }, 'an answer was cut off');
   });
 }

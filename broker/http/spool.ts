@@ -4,50 +4,48 @@ import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-
-export type Spool = Awaited<ReturnType<typeof openSpool>>;
+import { whenOver } from './body.ts';
 
 /** Bytes that may wait, all uploads together. */
-const maxBytes = 1024 * 1024 * 1024;
+const limit = 1024 * 1024 * 1024;
 const chunkBytes = 256 * 1024;
 
-/** A spool in a directory of its own, made when first needed; what a killed broker may have left goes now. */
-export async function openSpool(directory: string) {
-  await rm(directory, { recursive: true, force: true });
-  let held = 0;
-  return {
-    /** Takes all of it in. Throws payload_too_large or unavailable when it does not fit. */
-    async keep(chunks: AsyncIterable<Uint8Array>) {
-      const handle = await openNameless(directory);
-      let size = 0;
-      const close = (): void => {
-        held -= size;
-        size = 0;
-        handle.close().catch(() => undefined);
-      };
-      try {
-        for await (const chunk of chunks) {
-          refuseMore(size + chunk.length, held + chunk.length);
-          held += chunk.length;
-          size += chunk.length;
-          await handle.writeFile(chunk);
-        }
-        return { chunks: () => read(handle, size), close };
-      } catch (error) {
-        close();
-        throw error;
-      }
-    },
-  };
-}
+/** Files in a directory of its own, made when first needed. */
+export class Spool {
+  readonly #directory: string;
+  #held = 0;
 
-/** `size`: of one file; `held`: of all. */
-function refuseMore(size: number, held: number): void {
-  const limit = maxBytes;
-  const message = `a file whose path comes after it may have ${limit} bytes: send path first, or in the query`;
-  if (size > limit) throw new AppError('payload_too_large', message, { limit });
-  if (held > limit)
-    throw new AppError('unavailable', 'too many uploads wait: send path before the file, or in the query');
+  private constructor(directory: string) {
+    this.#directory = directory;
+  }
+
+  /** What a killed broker may have left goes now. */
+  static async open(directory: string): Promise<Spool> {
+    await rm(directory, { recursive: true, force: true });
+    return new Spool(directory);
+  }
+
+  /** Takes all of it in, and keeps it until the request is over. Throws payload_too_large or unavailable. */
+  async keep(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
+    const handle = await openNameless(this.#directory);
+    let size = 0;
+    whenOver(over, () => {
+      this.#held -= size;
+      handle.close().catch(() => undefined);
+    });
+    for await (const chunk of chunks) {
+      if (size + chunk.length > limit) {
+        const message = `a file whose path comes after it may have ${limit} bytes: send path first, or in the query`;
+        throw new AppError('payload_too_large', message, { limit });
+      }
+      if (this.#held + chunk.length > limit)
+        throw new AppError('unavailable', 'too many uploads wait: send path before the file, or in the query');
+      this.#held += chunk.length;
+      size += chunk.length;
+      await handle.writeFile(chunk);
+    }
+    return read(handle, size);
+  }
 }
 
 async function openNameless(directory: string): Promise<FileHandle> {

@@ -3,19 +3,14 @@
 import type { IncomingMessage } from 'node:http';
 import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
+import type { Content } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
 import { Wake } from '../../shared/pace.ts';
+import { whenOver } from './body.ts';
 import type { Spool } from './spool.ts';
 
-/** A body under way. */
-export interface Incoming {
-  /** Ends only when all has come. Throws invalid_request when it is cut off. */
-  chunks: AsyncIterable<Uint8Array>;
-  /** Of a form; those that follow the file are there once the chunks have ended. */
-  fields(): Record<string, string>;
-  /** Gives up what has not been read, and what waits on disk. */
-  close(): void;
-}
+/** A form under way: its file's bytes, and the fields so far. */
+export type Incoming = Content<Record<string, string>>;
 
 const limits = {
   fieldNameSize: 100,
@@ -32,20 +27,13 @@ const changes = ['readable', 'end', 'close', 'error'];
 const cutOff = (): AppError =>
   new AppError('invalid_request', 'the body was cut off before its end; nothing was changed');
 
-/** A plain body; `begin` is called when it is first read. */
-export function openBytes(request: IncomingMessage, begin: () => void): Incoming {
-  const closed = new AbortController();
-  return {
-    chunks: whole(request, closed.signal, begin),
-    fields: () => ({}),
-    close: () => closed.abort(cutOff()),
-  };
-}
-
-/** Not the iterator of Node's own, which cannot be left while it waits and takes the connection with it. */
-async function* whole(
+/**
+ * A plain body, for as long as its request; `begin` is called when it is first read. Not by Node's own iterator, which
+ * cannot be left while it waits and takes the connection with it.
+ */
+export async function* bytesOf(
   request: IncomingMessage,
-  closed: AbortSignal,
+  over: AbortSignal,
   begin: () => void,
 ): AsyncGenerator<Uint8Array> {
   begin();
@@ -54,12 +42,12 @@ async function* whole(
   for (const event of changes) request.on(event, wake);
   try {
     while (!request.readableEnded) {
-      closed.throwIfAborted();
+      if (over.aborted) throw cutOff();
       // Without an encoding set, bytes.
       const chunk = request.read() as Uint8Array | null;
       if (chunk) yield chunk;
       else if (request.destroyed || request.errored) throw cutOff();
-      else await changed.wait(closed);
+      else await changed.wait(over);
     }
   } finally {
     for (const event of changes) request.off(event, wake);
@@ -68,24 +56,20 @@ async function* whole(
 }
 
 /**
- * A form with one part called file. It resolves when that part begins and `sufficient` says that the fields so far
- * tell enough; else the file is spooled and it resolves at the form's end.
+ * A form with one part called file, for as long as its request. It resolves when that part begins and the fields so far
+ * are `sufficient`; else the file is spooled and it resolves at the form's end.
  */
 export async function openForm(
   request: IncomingMessage,
   spool: Spool,
   sufficient: (fields: Record<string, string>) => boolean,
+  over: AbortSignal,
 ): Promise<Incoming> {
   const form = new Form(request);
-  try {
-    const file = await form.file;
-    if (sufficient(form.fields())) return form.streaming(file);
-    const kept = await spool.keep(form.streaming(file).chunks);
-    return { chunks: kept.chunks(), fields: () => form.fields(), close: () => kept.close() };
-  } catch (error) {
-    form.stop(error);
-    throw error;
-  }
+  whenOver(over, () => form.stop(cutOff()));
+  const chunks = form.chunks(await form.file);
+  const fields = () => form.fields();
+  return { chunks: sufficient(fields()) ? chunks : await spool.keep(chunks, over), fields };
 }
 
 class Form {
@@ -129,10 +113,6 @@ class Form {
     return Object.fromEntries(this.#fields);
   }
 
-  streaming(file: Readable): Incoming {
-    return { chunks: this.#chunks(file), fields: () => this.fields(), close: () => this.stop(cutOff()) };
-  }
-
   /** Nothing more is taken in; whoever waits is told. */
   stop(reason: unknown): void {
     if (this.#reason !== undefined) return;
@@ -142,7 +122,7 @@ class Form {
     this.#finished.reject(reason);
   }
 
-  async *#chunks(file: Readable): AsyncGenerator<Uint8Array> {
+  async *chunks(file: Readable): AsyncGenerator<Uint8Array> {
     try {
       for await (const chunk of file) yield chunk;
       // The fields that follow, and the closing boundary: without it the file may be a part of one.

@@ -30,56 +30,58 @@ export interface SocketRooms {
   log: Logger;
 }
 
-export interface SocketDoor {
-  /** Whether a request that would be a WebSocket is let in; take() must follow at once. */
-  admits(request: IncomingMessage): boolean;
-  take(request: IncomingMessage, socket: Duplex, head: Buffer): void;
-  /** Why a request for a terminal was not let in. */
-  refusal(request: IncomingMessage): unknown;
-}
-
 /** A client that does not answer the close is cut after this. */
 const closeMs = 2_000;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);
 
-export function openSocketDoor(rooms: SocketRooms): SocketDoor {
-  const server = new WebSocketServer({
+export class SocketDoor {
+  readonly #rooms: SocketRooms;
+  readonly #server = new WebSocketServer({
     noServer: true,
     clientTracking: false,
     maxPayload: maxMessageBytes,
     perMessageDeflate: false,
-    // client-port answers pings, at the pace of who takes the answers.
+    // SocketPort answers pings, at the pace of who takes the answers.
     autoPong: false,
     // Known to the library, not yet to its types.
     ...{ closeTimeout: closeMs },
   });
-  const admitted = new WeakMap<IncomingMessage, Attachment>();
-  const refused = new WeakMap<IncomingMessage, unknown>();
-  return {
-    admits(request) {
-      const session = sessionOf(request);
-      if (session === undefined) return false;
-      try {
-        admitted.set(request, admit(request, session, rooms));
-        return true;
-      } catch (error) {
-        refused.set(request, error);
-        return false;
-      }
-    },
-    take(request, socket, head) {
-      const attachment = admitted.get(request);
-      if (!attachment) return void socket.destroy();
-      let opened = false;
-      server.handleUpgrade(request, socket, head, (ws) => {
-        opened = true;
-        serve(ws, attachment, rooms.log);
-      });
-      // The library has answered a handshake that it does not like.
-      if (!opened) attachment.leave();
-    },
-    refusal: (request) => refused.get(request) ?? notASocket('open this address as a WebSocket; see /docs'),
-  };
+  readonly #admitted = new WeakMap<IncomingMessage, Attachment>();
+  readonly #refused = new WeakMap<IncomingMessage, unknown>();
+
+  constructor(rooms: SocketRooms) {
+    this.#rooms = rooms;
+  }
+
+  /** Whether a request that would be a WebSocket is let in; take() must follow at once. */
+  admits(request: IncomingMessage): boolean {
+    const session = sessionOf(request);
+    if (session === undefined) return false;
+    try {
+      this.#admitted.set(request, admit(request, session, this.#rooms));
+      return true;
+    } catch (error) {
+      this.#refused.set(request, error);
+      return false;
+    }
+  }
+
+  take(request: IncomingMessage, socket: Duplex, head: Buffer): void {
+    const attachment = this.#admitted.get(request);
+    if (!attachment) return void socket.destroy();
+    let opened = false;
+    this.#server.handleUpgrade(request, socket, head, (ws) => {
+      opened = true;
+      serve(ws, attachment, this.#rooms.log);
+    });
+    // The library has answered a handshake that it does not like.
+    if (!opened) attachment.leave();
+  }
+
+  /** Why a request for a terminal was not let in. */
+  refusal(request: IncomingMessage): unknown {
+    return this.#refused.get(request) ?? notASocket('open this address as a WebSocket; see /docs');
+  }
 }
 
 function serve(ws: WebSocket, attachment: Attachment, log: Logger): void {
@@ -87,8 +89,7 @@ function serve(ws: WebSocket, attachment: Attachment, log: Logger): void {
   const named = { request_id: newId('request'), session_id, client_id };
   log.debug(named, 'a terminal was opened');
   ws.once('close', (code) => log.debug({ ...named, code }, 'a terminal was closed'));
-  const port = new SocketPort(ws);
-  attachment.serve(port).catch((error: unknown) => {
+  attachment.serve(new SocketPort(ws)).catch((error: unknown) => {
     log.error({ ...named, err: error }, 'a terminal failed');
     ws.close(1011, 'unexpected failure; see the broker’s log');
   });

@@ -13,7 +13,7 @@ import type { BrokerSettings } from '../config.ts';
 import { ConnectionLimiter, connectionLimits } from '../connections.ts';
 import { StreamsService } from '../grpc/index.ts';
 import { createHttpServer } from '../http/server.ts';
-import { openSpool } from '../http/spool.ts';
+import { Spool } from '../http/spool.ts';
 import { defaultSettings } from '../link/connect.ts';
 import { type AddService, type LinkListener, openListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
@@ -87,7 +87,7 @@ async function assemble(
   const rooms = await openRooms({ settings, tuning, status, closers, log });
   const { events, presence, commands, schedules, sessions } = rooms;
   const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
-  const spool = await openSpool(join(settings.data_dir, 'spool'));
+  const spool = await Spool.open(join(settings.data_dir, 'spool'));
   const bodies = openBudget(maxBodies, 'large bodies are under way');
   const terminals = { redeem: sessions.redeem, publicUrl: () => settings.public_url ?? status.url };
   const app = { ...rooms, spool, bodies, log, ...terminals };
