@@ -1,4 +1,5 @@
 // Who waits for whom around a log: readers for bytes, a writer for its readers.
+import type { Readable } from 'node:stream';
 import { after, monotonic } from './clock.ts';
 
 /** Lets readers sleep until something happened; one may be shared by several sources. */
@@ -23,6 +24,31 @@ export class Wake {
       this.#waiting.add(done);
       signal.addEventListener('abort', done, { once: true });
     });
+  }
+}
+
+/** Of a stream that is read. */
+const changes = ['readable', 'end', 'close', 'error'];
+
+/**
+ * What a stream brings, to its end or until `signal` fires, which throws its reason. Unlike the stream's own iterator it
+ * can be left while it waits, and does not destroy the stream.
+ */
+export async function* pulled<T>(stream: Readable, signal: AbortSignal): AsyncGenerator<T> {
+  const changed = new Wake();
+  const wake = (): void => changed.wake();
+  for (const event of changes) stream.on(event, wake);
+  try {
+    while (!stream.readableEnded && !stream.destroyed && !stream.errored) {
+      signal.throwIfAborted();
+      // Whoever names the type knows what the stream brings.
+      const item = stream.read() as T | null;
+      if (item === null) await changed.wait(signal);
+      else yield item;
+    }
+    signal.throwIfAborted();
+  } finally {
+    for (const event of changes) stream.off(event, wake);
   }
 }
 

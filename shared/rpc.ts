@@ -195,6 +195,13 @@ function varint(value: number): number[] {
   return value < 0x80 ? [value] : [(value & 0x7f) | 0x80, ...varint(value >>> 7)];
 }
 
+/** Without what is null or absent: messages have no null. */
+export function present<T extends object>(fields: T): { [K in keyof T]?: NonNullable<T[K]> } {
+  const entries = Object.entries(fields).filter(([, value]) => value !== null && value !== undefined);
+  // What is left of the same fields.
+  return Object.fromEntries(entries) as { [K in keyof T]?: NonNullable<T[K]> };
+}
+
 /** Every stream of objects in this process then holds two: Node's default of sixteen would keep 4 MiB for every slow reader. */
 export function shortenQueues(): void {
   setDefaultHighWaterMark(true, 2);

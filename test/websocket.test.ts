@@ -110,8 +110,8 @@ test.each([
   const { client, port, closed } = await door.enter();
   client.send(message);
   client.send('{"type":"input","data":"late"}');
-  expect(await closed).toEqual([1008, expect.stringMatching(/^message: .{5,}/)]);
   expect(await take(port.doings, 1)).toEqual([]);
+  expect(await closed).toEqual([1008, expect.stringMatching(/^message: .{5,}/)]);
   await leftBy(port);
 });
 

@@ -13,14 +13,6 @@ export interface Client {
   quota?: Quota | undefined;
 }
 
-interface Presented {
-  /** `Bearer KEY`, or empty. */
-  authorization: string;
-  address: string;
-  /** The key behind it, where that has been looked up. */
-  key?: Key | undefined;
-}
-
 const bearer = /^Bearer ([\x21-\x7e]+)$/i;
 
 /** The valid key in `Bearer KEY`. */
@@ -36,14 +28,15 @@ function keyIn(authorization: string, keys: Keys): Key | undefined {
 }
 
 /**
- * Counts a request, once: against its key, or where that is wrong against its source. Throws unauthorized, and
- * rate_limited for a source; a key over its limit is refused when the request is authorized, so that it is on record.
+ * Counts a request, once: against the key in `Bearer KEY`, or where that is wrong against its source. Throws unauthorized,
+ * and rate_limited for a source; a key over its limit is refused when the request is authorized, so that it is on record.
  */
 export async function authenticate(
-  { authorization, address, key: looked }: Presented,
+  authorization: string,
+  address: string,
   { keys, rates }: { keys: Keys; rates: Rates },
 ): Promise<Client> {
-  const found = looked ?? keyIn(authorization, keys);
+  const found = keyIn(authorization, keys);
   // A request without a key tries none.
   if (authorization !== '' && (!found || hasExpired(found))) await rates.strike(address);
   const key = keys.admit(found, address);

@@ -15,10 +15,11 @@ export const replayed = 'Idempotency-Replayed';
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 
-/** A request that carries a key. */
+/** A request that may carry a key. */
 export interface KeyedRequest {
   route: Route;
   caller: Caller;
+  /** Empty: none. */
   key: string;
   path: string;
   query: string;
@@ -72,9 +73,10 @@ export class Idempotency {
     });
   }
 
-  /** Throws conflict while the first request is under way, and idempotency_mismatch where that was another one. */
+  /** Runs a request without a key as it is. Throws conflict while the first request is under way, and idempotency_mismatch where that was another one. */
   async answer(request: KeyedRequest): Promise<unknown> {
     const { route, caller, key, path, content, recall } = request;
+    if (key === '') return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
     // A form's fields may come late, and its file is compared by what was made of it.

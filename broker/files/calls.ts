@@ -58,14 +58,16 @@ export async function tell(
   });
 }
 
-/** The machine of an unprefixed route: admission has named the only one there is. */
-export function demandMachine(named: MachineId | undefined): MachineId {
-  if (named !== undefined) return named;
+/** The input of an unprefixed route with its machine: admission has named the only one there is. */
+export function onMachine<T extends { machine_id?: MachineId | undefined }>(
+  input: T,
+): T & { machine_id: MachineId } {
+  const { machine_id } = input;
+  if (machine_id !== undefined) return { ...input, machine_id };
   const message =
     'say which: it may be left out only where one machine is registered and this key reaches it';
-  throw new AppError('invalid_request', `machine_id: ${message}`, {
-    issues: [{ path: 'machine_id', message }],
-  });
+  const issues = [{ path: 'machine_id', message }];
+  throw new AppError('invalid_request', `machine_id: ${message}`, { issues });
 }
 
 /** The head that a streamed answer begins with, and what follows. One that begins otherwise is given up. */

@@ -19,27 +19,15 @@ interface Version {
   modified_at_ms: number;
 }
 
-/** A file that is replaced between judging and reading is judged again, so often. */
-const attempts = 3;
-
 export function downloadHandlers(rooms: FileRooms): Pick<Handlers['files'], 'download'> {
   return {
     async download(input, caller) {
       if (input.archive) return downloadArchive(rooms, input, caller);
-      if (!isConditional(input))
-        return (await open(rooms, input, caller, { kind: 'whole' }, undefined)) ?? gone();
-      for (let attempt = 0; attempt < attempts; attempt += 1) {
-        const version = await versionOf(rooms, input, caller);
-        const reply = await open(rooms, input, caller, judge(input, version, caller), version);
-        if (reply) return reply;
-      }
-      return gone();
+      if (!isConditional(input)) return open(rooms, input, caller, { kind: 'whole' });
+      const version = await versionOf(rooms, input, caller);
+      return open(rooms, input, caller, judge(input, version, caller), version);
     },
   };
-}
-
-function gone(): never {
-  throw new AppError('conflict', 'the file changes all the time: try again later');
 }
 
 function isConditional(input: DownloadInput): boolean {
@@ -113,48 +101,43 @@ function isSame(condition: string | undefined, { etag, modified_at_ms }: Version
   return !condition.includes('"') && Date.parse(condition) === Math.floor(modified_at_ms / 1000) * 1000;
 }
 
-/** Undefined where the file is no longer the version that was judged. */
+/** Throws conflict where the file is no longer the version that was judged. */
 async function open(
   rooms: FileRooms,
   input: DownloadInput,
   caller: Caller,
   wish: Wish,
-  version: Version | undefined,
-): Promise<BytesReply | undefined> {
+  version?: Version,
+): Promise<BytesReply> {
   if (wish.kind === 'unchanged' && version) {
     describe(caller, version.etag, version.modified_at_ms);
     return { status: 304, filename: '' };
   }
   const path = bytesOf(input.path, input.path_encoding);
+  const part = wish.kind === 'part';
   // A range of HTTP goes before what the query says.
-  const part = wish.kind === 'part' ? { offset: wish.offset, length: wish.length } : sliceOf(input);
-  const parts = stubOf(rooms, input.machine_id).readFile({ path, ...part }, bulk(caller));
+  const slice = part ? { offset: wish.offset, length: wish.length } : sliceOf(input);
+  const parts = stubOf(rooms, input.machine_id).readFile({ path, ...slice }, bulk(caller));
   const { head, rest } = await opened(parts, soundHead);
-  const { entry } = head;
-  if (wish.kind === 'part' && head.length !== wish.length) {
+  const { entry, etag, offset, length } = head;
+  if (part && length !== wish.length) {
     // A file of the kernel that has less than it says.
     await rest.return?.();
     return open(rooms, input, caller, { kind: 'whole' }, version);
   }
-  if (version && head.etag !== version.etag) {
-    await rest.return?.();
-    return undefined;
-  }
-  describe(caller, head.etag, entry.modified_at_ms);
-  const { offset, length } = head;
-  if (wish.kind === 'part') {
-    caller.headers.set('Content-Range', `bytes ${offset}-${offset + wish.length - 1}/${entry.size}`);
-  }
+  if (version && etag !== version.etag)
+    throw new AppError('conflict', 'the file changed meanwhile: try again');
+  describe(caller, etag, entry.modified_at_ms);
+  if (part) caller.headers.set('Content-Range', `bytes ${offset}-${offset + wish.length - 1}/${entry.size}`);
   // Who fetches a file in parts has it when its last byte has come.
   const complete = length === undefined || offset + length >= entry.size;
-  const told = (size: number): void => {
-    if (complete) tellDownloaded(rooms, caller, input.machine_id, entry.path, size);
-  };
   return {
-    status: wish.kind === 'part' ? 206 : 200,
+    status: part ? 206 : 200,
     filename: nameOf(entry.path),
     ...(length !== undefined && { length }),
-    bytes: chunksOf(rest, told),
+    bytes: chunksOf(rest, (size) => {
+      if (complete) tellDownloaded(rooms, caller, input.machine_id, entry.path, size);
+    }),
   };
 }
 

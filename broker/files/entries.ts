@@ -73,4 +73,6 @@ export function bytesOf(path: string, encoding: 'base64' | undefined): Buffer {
 }
 
 /** The low 12 bits that octal digits stand for. */
-export const modeOf = (digits: string): number => Number.parseInt(digits, 8);
+export function modeOf(digits: string | undefined): number | undefined {
+  return digits === undefined ? undefined : Number.parseInt(digits, 8);
+}

@@ -6,17 +6,8 @@ import type { ListFilesResponse__Output } from '../../proto/types/farhand/agent/
 import type { ReadFileHead__Output } from '../../proto/types/farhand/agent/v1/ReadFileHead.ts';
 import type { Api, Caller, Handlers, Input, Reply, SentEvent } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
-import {
-  bulk,
-  demandMachine,
-  type FileRooms,
-  listing,
-  long,
-  opened,
-  short,
-  stubOf,
-  watching,
-} from './calls.ts';
+import { present } from '../../shared/rpc.ts';
+import { bulk, type FileRooms, listing, long, onMachine, opened, short, stubOf, watching } from './calls.ts';
 import { bytesOf, demandEntry, type Entry, entryOf, pathOf, soundEtag } from './entries.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
@@ -32,38 +23,28 @@ const listedEntries = 200_000;
 type Reading = 'list' | 'listAnywhere' | 'read' | 'readAnywhere' | 'stat' | 'search' | 'watch';
 
 export function readHandlers(rooms: FileRooms): Pick<Handlers['files'], Reading> {
-  const list = (input: Input<Route<'list'>>, caller: Caller) => listFiles(rooms, input, caller);
-  const read = (input: Input<Route<'read'>>, caller: Caller) => readContent(rooms, input, caller);
   return {
-    list,
-    listAnywhere: (input, caller) => list({ ...input, machine_id: demandMachine(input.machine_id) }, caller),
-    read,
-    readAnywhere: (input, caller) => read({ ...input, machine_id: demandMachine(input.machine_id) }, caller),
+    list: (input, caller) => listFiles(rooms, input, caller),
+    listAnywhere: (input, caller) => listFiles(rooms, onMachine(input), caller),
+    read: (input, caller) => readContent(rooms, input, caller),
+    readAnywhere: (input, caller) => readContent(rooms, onMachine(input), caller),
+    search: (input, caller) => searchFiles(rooms, input, caller),
+    watch: (input, caller) => watchFiles(rooms, input, caller),
 
     async stat(input, caller) {
-      const request = {
-        path: bytesOf(input.path, input.path_encoding),
-        sha256: input.checksum !== undefined,
-      };
+      const path = bytesOf(input.path, input.path_encoding);
+      const request = { path, sha256: input.checksum !== undefined };
       const waits = input.checksum ? long : short;
       const { entry, etag, sha256 } = await stubOf(rooms, input.machine_id).statFile(request, waits(caller));
       caller.headers.set('ETag', soundEtag(etag));
       return { ...entryOf(demandEntry(entry)), ...(input.checksum && { sha256 }) };
     },
-
-    search: (input, caller) => searchFiles(rooms, input, caller),
-    watch: (input, caller) => watchFiles(rooms, input, caller),
   };
 }
 
 async function listFiles(rooms: FileRooms, input: Input<Route<'list'>>, caller: Caller): Promise<Listing> {
-  const { offset = 0, limit = 0 } = input;
-  const request = {
-    path: bytesOf(input.path ?? '', input.path_encoding),
-    hidden: input.hidden ?? false,
-    offset,
-    limit,
-  };
+  const { offset = 0, limit = 0, hidden = false } = input;
+  const request = { path: bytesOf(input.path ?? '', input.path_encoding), hidden, offset, limit };
   const parts = stubOf(rooms, input.machine_id).listFiles(request, listing(caller));
   const { head, rest } = await opened(parts, (part) => part.head);
   if (limit === 0 && head.total - offset > listedEntries) {
@@ -101,12 +82,9 @@ function tooMuch(): AppError {
 }
 
 async function readContent(rooms: FileRooms, input: Input<Route<'read'>>, caller: Caller) {
-  const request = {
-    path: bytesOf(input.path, input.path_encoding),
-    offset: input.offset ?? 0,
-    max_bytes: contentBytes,
-    ...(input.length !== undefined && { length: input.length }),
-  };
+  const { offset = 0, length } = input;
+  const path = bytesOf(input.path, input.path_encoding);
+  const request = { path, offset, max_bytes: contentBytes, ...present({ length }) };
   let head: ReadFileHead__Output | undefined;
   const chunks: Buffer[] = [];
   let received = 0;
@@ -148,14 +126,8 @@ async function* searchFiles(
     const issues = [{ path: 'name', message: 'say what to search for: name, content or both' }];
     throw new AppError('invalid_request', 'query: name or content is needed', { issues });
   }
-  const request = {
-    path: bytesOf(input.path ?? '', input.path_encoding),
-    name,
-    content,
-    ignore_case,
-    hidden,
-    limit,
-  };
+  const path = bytesOf(input.path ?? '', input.path_encoding);
+  const request = { path, name, content, ignore_case, hidden, limit };
   let matches = 0;
   let tail: { truncated: boolean; visited: number; unreadable: number } | undefined;
   for await (const part of stubOf(rooms, input.machine_id).searchFiles(request, bulk(caller))) {

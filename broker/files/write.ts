@@ -1,9 +1,11 @@
-// What is done to files: written, uploaded, unpacked, made, moved, changed and removed.
+// What is done to files: written, uploaded, unpacked, made, moved, copied, changed and removed. A copy to another machine
+// is a stream through the broker, checked at its end by the sender's own digest: not even the broker changes a byte unseen.
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
-import { bulk, demandMachine, type FileRooms, long, short, stubOf, tell } from './calls.ts';
+import { type AgentStub, type CallOptions, present } from '../../shared/rpc.ts';
+import { bulk, type FileRooms, long, onMachine, short, stubOf, tell } from './calls.ts';
 import { bytesOf, demandEntry, entryOf, modeOf, pathOf, soundEtag } from './entries.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
@@ -22,38 +24,31 @@ type Writing =
   | 'change'
   | 'mkdir'
   | 'move'
+  | 'copy'
   | 'upload'
   | 'put'
   | 'extract';
 
 export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing> {
-  const write = (input: Input<Route<'write'>>, caller: Caller) => writeContent(rooms, input, caller);
-  const remove = (input: Input<Route<'remove'>>, caller: Caller) => removeFile(rooms, input, caller);
   return {
-    write,
-    writeAnywhere: (input, caller) =>
-      write({ ...input, machine_id: demandMachine(input.machine_id) }, caller),
-    remove,
-    removeAnywhere: (input, caller) =>
-      remove({ ...input, machine_id: demandMachine(input.machine_id) }, caller),
+    write: (input, caller) => writeContent(rooms, input, caller),
+    writeAnywhere: (input, caller) => writeContent(rooms, onMachine(input), caller),
+    remove: (input, caller) => removeFile(rooms, input, caller),
+    removeAnywhere: (input, caller) => removeFile(rooms, onMachine(input), caller),
+    upload: (input, caller) => uploadFile(rooms, input, caller),
+    extract: (input, caller) => extractArchive(rooms, input, caller),
+    copy: (input, caller) => copy(rooms, input, caller),
 
     async change({ machine_id, path, path_encoding, mode, owner, group }, caller) {
-      const request = {
-        path: bytesOf(path, path_encoding),
-        ...(mode !== undefined && { mode: modeOf(mode) }),
-        ...(owner !== undefined && { owner }),
-        ...(group !== undefined && { group }),
-      };
+      const change = present({ mode: modeOf(mode), owner, group });
+      const request = { path: bytesOf(path, path_encoding), ...change };
       const { entry } = await stubOf(rooms, machine_id).changeFile(request, short(caller));
       return entryOf(demandEntry(entry));
     },
 
     async mkdir({ machine_id, path, path_encoding, mode, parents }, caller) {
-      const request = {
-        path: bytesOf(path, path_encoding),
-        parents,
-        ...(mode !== undefined && { mode: modeOf(mode) }),
-      };
+      const directory = { parents, ...present({ mode: modeOf(mode) }) };
+      const request = { path: bytesOf(path, path_encoding), ...directory };
       const { entry } = await stubOf(rooms, machine_id).makeDirectory(request, short(caller));
       return entryOf(demandEntry(entry));
     },
@@ -63,43 +58,41 @@ export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing
       return entryOf(demandEntry(entry));
     },
 
-    async upload(input, caller) {
-      const { machine_id, path, content, create_parents } = input;
-      if (path === undefined) {
-        const issues = [{ path: 'path', message: 'is missing: where shall the file go?' }];
-        throw new AppError('validation_failed', 'form: path: is missing', { issues });
-      }
-      const { overwrite } = input;
-      const open = { path: bytesOf(path, input.path_encoding), create_parents, overwrite };
-      // Those after the file count too.
-      const commit = (): Commit => {
-        const fields = content.fields();
-        demandEarly(input, fields);
-        return commitOf(fields);
-      };
-      return store(rooms, machine_id, open, content.chunks, commit, caller);
-    },
-
     put(input, caller) {
-      const open = {
-        path: bytesOf(input.path, input.path_encoding),
-        create_parents: input.create_parents,
-        overwrite: input.overwrite,
-        ...(input.if_match !== undefined && { if_match: input.if_match }),
-      };
-      return store(rooms, input.machine_id, open, input.content.chunks, () => commitOf(input), caller);
-    },
-
-    async extract({ machine_id, path, path_encoding, overwrite, create_parents, content }, caller) {
-      const open = { path: bytesOf(path, path_encoding), whole: false, overwrite, create_parents };
-      const requests = upload(open, content.chunks, () => ({}));
-      const { entry, summary } = await stubOf(rooms, machine_id).writeArchive(requests, bulk(caller));
-      const { files, bytes, sha256 } = demandSummary(summary);
-      const at = pathOf(demandEntry(entry).path);
-      await tell(rooms, caller, 'file.uploaded', machine_id, { ...at, size: bytes });
-      return { ...at, files, bytes, sha256 };
+      const { create_parents, overwrite, if_match } = input;
+      const path = bytesOf(input.path, input.path_encoding);
+      const open = { path, create_parents, overwrite, ...present({ if_match }) };
+      const options = bulk(caller);
+      return store(rooms, input, open, input.content.chunks, () => commitOf(input), caller, options);
     },
   };
+}
+
+function uploadFile(rooms: FileRooms, input: Input<Route<'upload'>>, caller: Caller) {
+  const { path, content, create_parents, overwrite } = input;
+  if (path === undefined) {
+    const issues = [{ path: 'path', message: 'is missing: where shall the file go?' }];
+    throw new AppError('validation_failed', 'form: path: is missing', { issues });
+  }
+  const open = { path: bytesOf(path, input.path_encoding), create_parents, overwrite };
+  // Those after the file count too.
+  const commit = (): Commit => {
+    const fields = content.fields();
+    demandEarly(input, fields);
+    return commitOf(fields);
+  };
+  return store(rooms, input, open, content.chunks, commit, caller, bulk(caller));
+}
+
+async function extractArchive(rooms: FileRooms, input: Input<Route<'extract'>>, caller: Caller) {
+  const { machine_id, overwrite, create_parents, content } = input;
+  const path = bytesOf(input.path, input.path_encoding);
+  const requests = upload({ path, whole: false, overwrite, create_parents }, content.chunks, () => ({}));
+  const { entry, summary } = await stubOf(rooms, machine_id).writeArchive(requests, bulk(caller));
+  const { files, bytes, sha256 } = demandSummary(summary);
+  const at = pathOf(demandEntry(entry).path);
+  await tell(rooms, caller, 'file.uploaded', machine_id, { ...at, size: bytes });
+  return { ...at, files, bytes, sha256 };
 }
 
 /** What the machine was told before the file began cannot be changed after it. */
@@ -112,7 +105,7 @@ function demandEarly(early: Partial<Form>, fields: Form): void {
 }
 
 /** What a move or copy asks of one machine. */
-export function fromTo(
+function fromTo(
   input: Pick<
     Input<Route<'move'>>,
     'source' | 'source_encoding' | 'destination' | 'destination_encoding' | 'overwrite'
@@ -127,48 +120,40 @@ export function fromTo(
 
 async function writeContent(rooms: FileRooms, input: Input<Route<'write'>>, caller: Caller) {
   const content = Buffer.from(input.content, input.encoding === 'base64' ? 'base64' : 'utf8');
-  const open = {
-    path: bytesOf(input.path, input.path_encoding),
-    create_parents: input.create_parents,
-    ...(input.if_match !== undefined && { if_match: input.if_match }),
-  };
-  const commit = { overwrite: true, ...(input.mode !== undefined && { mode: modeOf(input.mode) }) };
-  const requests = upload(open, pieces(content), () => commit);
-  const written = await stubOf(rooms, input.machine_id).writeFile(requests, short(caller));
-  caller.headers.set('ETag', soundEtag(written.etag));
-  const at = pathOf(written.path);
-  await tell(rooms, caller, 'file.uploaded', input.machine_id, { ...at, size: written.size });
-  return { ...at, size: written.size, created: written.created };
+  const path = bytesOf(input.path, input.path_encoding);
+  const open = { path, create_parents: input.create_parents, ...present({ if_match: input.if_match }) };
+  const commit = () => commitOf({ mode: input.mode, overwrite: true });
+  return store(rooms, input, open, pieces(content), commit, caller, short(caller));
 }
 
 async function store(
   rooms: FileRooms,
-  machine: Input<Route<'put'>>['machine_id'],
+  { machine_id }: Pick<Input<Route<'put'>>, 'machine_id'>,
   open: Open,
-  chunks: AsyncIterable<Uint8Array>,
+  chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
   commit: () => Commit,
   caller: Caller,
+  options: CallOptions,
 ) {
-  const requests = upload(open, chunks, commit);
-  const written = await stubOf(rooms, machine).writeFile(requests, bulk(caller));
+  const written = await stubOf(rooms, machine_id).writeFile(upload(open, chunks, commit), options);
   caller.headers.set('ETag', soundEtag(written.etag));
   const at = pathOf(written.path);
   const { size, created, sha256 } = written;
-  await tell(rooms, caller, 'file.uploaded', machine, { ...at, size });
+  await tell(rooms, caller, 'file.uploaded', machine_id, { ...at, size });
   return { ...at, size, created, sha256 };
 }
 
 function commitOf({ mode, overwrite }: { mode?: string | undefined; overwrite: boolean }): Commit {
-  return { overwrite, ...(mode !== undefined && { mode: modeOf(mode) }) };
+  return { overwrite, ...present({ mode: modeOf(mode) }) };
 }
 
-export function demandSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__Output {
+function demandSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__Output {
   if (summary) return summary;
   throw new AppError('machine_error', 'the machine answered without a summary');
 }
 
 /** The commit is asked for when all chunks have come. */
-export async function* upload<O, C>(
+async function* upload<O, C>(
   open: O,
   chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
   commit: () => C,
@@ -189,4 +174,93 @@ async function removeFile(rooms: FileRooms, input: Input<Route<'remove'>>, calle
   const at = pathOf(path);
   await tell(rooms, caller, 'file.deleted', machine_id, { ...at, size, recursive });
   return { deleted: true as const, ...at };
+}
+
+type CopyInput = Input<Api['files']['copy']>;
+
+/** What a stub streams of a file or of an archive. */
+interface Part {
+  chunk?: Buffer | null;
+  tail?: { sha256: string } | null;
+}
+
+async function copy(rooms: FileRooms, input: CopyInput, caller: Caller) {
+  const { machine_id, destination_machine_id: target = machine_id } = input;
+  if (target !== machine_id) return copyAcross(rooms, { ...input, destination_machine_id: target }, caller);
+  const { entry, files, bytes } = await stubOf(rooms, machine_id).copyFile(fromTo(input), long(caller));
+  return { ...entryOf(demandEntry(entry)), files_copied: files, bytes_copied: bytes };
+}
+
+async function copyAcross(
+  rooms: FileRooms,
+  input: CopyInput & { destination_machine_id: CopyInput['machine_id'] },
+  caller: Caller,
+) {
+  // Here the broker reads for the caller.
+  if (!caller.may('files:read')) {
+    throw new AppError('forbidden', 'this needs a key with the scope files:read', {
+      required_scope: 'files:read',
+    });
+  }
+  const from = stubOf(rooms, input.machine_id);
+  const to = stubOf(rooms, input.destination_machine_id);
+  const paths = fromTo(input);
+  const source = demandEntry((await from.statFile({ path: paths.source }, short(caller))).entry);
+  // Where the writing side fails, the reading side ends with the request.
+  const copied =
+    source.type === 'FILE_TYPE_DIRECTORY'
+      ? await copyDirectory(from, to, paths, caller)
+      : await copyOne(from, to, paths, source.mode, caller);
+  const at = demandEntry(copied.entry);
+  const what = { ...pathOf(at.path), size: copied.bytes };
+  await tell(rooms, caller, 'file.uploaded', input.destination_machine_id, what);
+  return { ...entryOf(at), files_copied: copied.files, bytes_copied: copied.bytes };
+}
+
+type Paths = ReturnType<typeof fromTo>;
+
+async function copyOne(
+  from: AgentStub,
+  to: AgentStub,
+  { source, destination, overwrite }: Paths,
+  mode: number,
+  caller: Caller,
+) {
+  const sent = digested(from.readFile({ path: source, digest: true }, bulk(caller)));
+  const open = { path: destination, overwrite };
+  // Who a program runs as is not carried from machine to machine.
+  const commit = () => ({ overwrite, mode: mode & 0o777, sha256: sent.sha256() });
+  const { size, entry } = await to.writeFile(upload(open, sent.chunks, commit), bulk(caller));
+  return { entry, files: 1, bytes: size };
+}
+
+async function copyDirectory(
+  from: AgentStub,
+  to: AgentStub,
+  { source, destination, overwrite }: Paths,
+  caller: Caller,
+) {
+  const sent = digested(from.readArchive({ path: source, gzip: false }, bulk(caller)));
+  const open = { path: destination, whole: true, overwrite };
+  const commit = () => ({ sha256: sent.sha256() });
+  const { entry, summary } = await to.writeArchive(upload(open, sent.chunks, commit), bulk(caller));
+  const { files, bytes } = demandSummary(summary);
+  return { entry, files, bytes };
+}
+
+/** The chunks, and once they have ended the sender's digest of them. */
+function digested(parts: AsyncIterable<Part>): { chunks: AsyncIterable<Uint8Array>; sha256: () => string } {
+  let digest = '';
+  return {
+    chunks: (async function* () {
+      for await (const { chunk, tail } of parts) {
+        if (chunk) yield chunk;
+        digest = tail?.sha256 ?? digest;
+      }
+    })(),
+    sha256() {
+      if (digest) return digest;
+      throw new AppError('machine_error', 'the machine ended its file without a checksum');
+    },
+  };
 }

@@ -5,7 +5,7 @@ import type { Caller, Input } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
 import { after, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { Wake } from '../../shared/pace.ts';
+import { pulled } from '../../shared/pace.ts';
 import { drained } from '../../shared/rpc.ts';
 import { authenticate, type Client } from '../admission/authenticate.ts';
 import { AuthorizedRequest, type Guard, nothing, type Performance } from '../admission/authorize.ts';
@@ -36,28 +36,29 @@ export type Sent<M extends Method> = Parameters<Rpcs[M]['responseSerialize']>[0]
 /** Of any rpc: only those with one request have that, and what it does not stream nobody reads or writes. */
 export type Stream = ServerDuplexStream<unknown, unknown> & { request?: unknown };
 
+/** What opens a call: the part that its first message must have, or its one request. */
+type Opening<M extends Method> =
+  Received<M> extends { start?: infer S }
+    ? NonNullable<S>
+    : Received<M> extends { open?: infer P }
+      ? NonNullable<P>
+      : Received<M>;
+
 /** An rpc by the route whose rights it needs. */
-export interface Rpc<M extends Method = Method, R extends Route = Route, O = unknown> {
+export interface Rpc<M extends Method = Method, R extends Route = Route> {
   guard: Guard<R>;
   /** Which part the client's first message must have; absent where there is one request. */
-  first?: { name: string; of(message: Received<M>): O | null | undefined };
+  first?: 'start' | 'open';
   /** That, or the request, as REST has it. */
-  raw(opening: O): Partial<RawInput>;
+  raw(opening: Opening<M>): Partial<RawInput>;
   /** Resolves with the response where that is not a stream. */
-  run(call: Call<M>, admitted: Admitted<R>, opening: O): Promise<Sent<M> | undefined>;
+  run(call: Call<M>, admitted: Admitted<R>, opening: Opening<M>): Promise<Sent<M> | undefined>;
 }
 
 /** A request that may do what it asks for. */
 export interface Admitted<R extends Route> {
   input: Input<R>;
   caller: Caller;
-}
-
-/** Without what is null or absent: messages have no null. */
-export function present<T extends object>(fields: T): { [K in keyof T]?: NonNullable<T[K]> } {
-  const entries = Object.entries(fields).filter(([, value]) => value !== null && value !== undefined);
-  // What is left of the same fields.
-  return Object.fromEntries(entries) as { [K in keyof T]?: NonNullable<T[K]> };
 }
 
 /** A call under way. */
@@ -96,17 +97,17 @@ export class Call<M extends Method = Method> {
 
   /** Throws rate_limited or unauthorized. */
   async authenticate(services: { keys: Keys; rates: Rates }): Promise<void> {
-    const presented = { authorization: this.header('authorization'), address: this.#address };
-    this.#client = await authenticate(presented, services);
+    this.#client = await authenticate(this.header('authorization'), this.#address, services);
   }
 
   /** From the rights of the caller to its record. */
   perform(rpc: Rpc<M>): Promise<Sent<M> | undefined> {
-    let opening: unknown;
+    let opening: Opening<M>;
     return this.request(rpc.guard, {
       read: () => ({ ...nothing }),
       readRest: async (raw) => {
-        opening = rpc.first ? await this.#first(rpc.first) : this.#stream.request;
+        // The service decodes nothing else.
+        opening = (rpc.first ? await this.#first(rpc.first) : this.#stream.request) as Opening<M>;
         Object.assign(raw, rpc.raw(opening));
       },
       lasts: true,
@@ -130,11 +131,11 @@ export class Call<M extends Method = Method> {
     return request.perform({ ...work, gone: this.gone });
   }
 
-  async #first({ name, of }: NonNullable<Rpc<M>['first']>): Promise<unknown> {
-    const refusal = new AppError('invalid_request', `the first message must be ${name}`);
+  async #first(name: 'start' | 'open'): Promise<unknown> {
+    const refusal = new AppError('invalid_request', `the first message must hold ${name}`);
     const cancel = after(firstMs, () => this.gone.abort(refusal));
     const next = await this.messages.next().finally(cancel);
-    const part = next.done ? undefined : of(next.value);
+    const part: unknown = next.done ? undefined : Reflect.get(next.value, name);
     if (!part) throw refusal;
     return part;
   }
@@ -174,23 +175,10 @@ export class Call<M extends Method = Method> {
   }
 }
 
-/** Not by the stream's own iterator: that destroys it when it fails, and its status would be lost. */
+/** The service decodes nothing else than messages of its type. */
 async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerator<Q> {
-  const changed = new Wake();
-  let ended = false;
-  stream.on('readable', () => changed.wake());
-  stream.once('end', () => {
-    ended = true;
-    changed.wake();
-  });
-  for (;;) {
-    signal.throwIfAborted();
-    // The service decodes nothing else.
-    const message = stream.read() as Q | null;
-    if (message !== null) yield message;
-    else if (!ended) await changed.wait(signal);
-    else return await untilTold(signal);
-  }
+  yield* pulled<Q>(stream, signal);
+  await untilTold(signal);
 }
 
 /** A stream that is cut may end before it is known to be cut. */

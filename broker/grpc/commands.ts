@@ -1,18 +1,18 @@
 // Exec and FollowCommand: a command's input and output as streams, over the handlers of commands.
 import type { CommandEnd } from '../../proto/types/farhand/client/v1/CommandEnd.ts';
 import type { ExecStart__Output } from '../../proto/types/farhand/client/v1/ExecStart.ts';
-import type { FollowCommandRequest__Output } from '../../proto/types/farhand/client/v1/FollowCommandRequest.ts';
 import { mostVariables } from '../../shared/api/commands.ts';
 import { api, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
-import { type CommandId, commandId } from '../../shared/api/route.ts';
+import type { CommandId } from '../../shared/api/route.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { present } from '../../shared/rpc.ts';
 import { type AccessRooms, type Guard, guardOf, nothing, recallBy } from '../admission/authorize.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
 import type { Rates } from '../admission/rates.ts';
 import { type Commands, offsetsIn } from '../commands/index.ts';
-import { type Call, present, type Rpc, type Sent } from './call.ts';
+import type { Call, Rpc, Sent } from './call.ts';
 
 export interface CommandServices extends AccessRooms {
   handlers: Handlers;
@@ -38,9 +38,9 @@ export function commandRpcs(services: CommandServices) {
   const { handlers, commands, log } = services;
   const accept = acceptor(services);
 
-  const Exec: Rpc<'Exec', typeof create, ExecStart__Output> = {
+  const Exec: Rpc<'Exec', typeof create> = {
     guard: guardOf(create, services),
-    first: { name: 'a start', of: (message) => message.start },
+    first: 'start',
     raw: (start) => ({ body: bodyOf(start) }),
     async run(call, { input, caller }, start) {
       const command_id = await accept(call, bodyOf(start), input, caller);
@@ -61,7 +61,7 @@ export function commandRpcs(services: CommandServices) {
     },
   };
 
-  const FollowCommand: Rpc<'FollowCommand', typeof follow, FollowCommandRequest__Output> = {
+  const FollowCommand: Rpc<'FollowCommand', typeof follow> = {
     guard: guardOf(follow, services),
     raw: ({ command_id, stdout_offset, stderr_offset }) => ({
       params: { command_id },
@@ -79,27 +79,14 @@ export function commandRpcs(services: CommandServices) {
 }
 
 /** The command's id once it is on disk; with an idempotency key perhaps that of an earlier call. */
-function acceptor(services: CommandServices) {
-  const recall = recallBy(services.handlers, 'commands', 'get', services);
-  return async (
-    call: ExecCall,
-    body: object,
-    input: Input<typeof create>,
-    caller: Caller,
-  ): Promise<CommandId> => {
-    const key = call.header('idempotency-key');
-    const run = () => services.handlers.commands.create(input, caller);
-    if (key === '') return commandId.parse((await run()).id);
-    const reply = await services.idempotency.answer({
-      route: create,
-      caller,
-      key,
+function acceptor({ handlers, idempotency, ...rooms }: CommandServices) {
+  const recall = recallBy(handlers, 'commands', 'get', rooms);
+  return async (call: ExecCall, body: object, input: Input<typeof create>, caller: Caller) => {
+    const reply = await idempotency.answer({
+      ...{ route: create, caller, body, recall, query: '', content: undefined },
+      key: call.header('idempotency-key'),
       path: '/farhand.client.v1.Streams/Exec',
-      query: '',
-      body,
-      content: undefined,
-      run,
-      recall,
+      run: () => handlers.commands.create(input, caller),
     });
     return create.reply.pick({ id: true }).parse(reply).id;
   };

@@ -1,22 +1,22 @@
-// ReadFile, WriteFile and WatchFiles: bytes and changes of files, over the handlers of files.
+// ReadFile, WriteFile, WatchFiles and Events: bytes, and what happens, over the handlers of files and events.
 import { createHash } from 'node:crypto';
-import type { ReadFileRequest__Output } from '../../proto/types/farhand/client/v1/ReadFileRequest.ts';
-import type { WatchFilesRequest__Output } from '../../proto/types/farhand/client/v1/WatchFilesRequest.ts';
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v1/WriteFileCommit.ts';
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/client/v1/WriteFileOpen.ts';
 import { api, type Handlers } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
+import { present } from '../../shared/rpc.ts';
 import { type AccessRooms, guardOf } from '../admission/authorize.ts';
-import { type Call, present, type Rpc } from './call.ts';
+import type { Call, Rpc } from './call.ts';
 
 const { download, put, watch } = api.files;
+const { stream: follow } = api.events;
 
 /** Each of these calls has one of the few places of its machine, so its client must not stall. */
 export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs: number }) {
   const { stalledMs } = services;
   const { files } = services.handlers;
 
-  const ReadFile: Rpc<'ReadFile', typeof download, ReadFileRequest__Output> = {
+  const ReadFile: Rpc<'ReadFile', typeof download> = {
     guard: guardOf(download, services),
     raw: ({ machine_id, offset, length, ...request }) => ({
       params: { machine_id },
@@ -40,9 +40,9 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
     },
   };
 
-  const WriteFile: Rpc<'WriteFile', typeof put, WriteFileOpen__Output> = {
+  const WriteFile: Rpc<'WriteFile', typeof put> = {
     guard: guardOf(put, services),
-    first: { name: 'an open', of: (message) => message.open },
+    first: 'open',
     raw: addressOf,
     async run(call, { input, caller }) {
       const content = { chunks: chunksOf(call, stalledMs), fields: () => undefined };
@@ -51,7 +51,7 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
     },
   };
 
-  const WatchFiles: Rpc<'WatchFiles', typeof watch, WatchFilesRequest__Output> = {
+  const WatchFiles: Rpc<'WatchFiles', typeof watch> = {
     guard: guardOf(watch, services),
     raw: ({ machine_id, recursive, ...request }) => ({
       params: { machine_id },
@@ -67,6 +67,26 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
     },
   };
   return { ReadFile, WriteFile, WatchFiles };
+}
+
+export function eventRpcs(services: AccessRooms & { handlers: Handlers }) {
+  const Events: Rpc<'Events', typeof follow> = {
+    guard: guardOf(follow, services),
+    raw: ({ types, machine_id, after_id }) => ({
+      query: {
+        ...(types.length > 0 && { types: types.join(',') }),
+        ...present({ machine_id }),
+      },
+      headers: present({ last_event_id: after_id }),
+    }),
+    async run(call, { input, caller }) {
+      for await (const { data } of await services.handlers.events.stream(input, caller)) {
+        await call.send({ ...data, data: JSON.stringify(data.data) });
+      }
+      return undefined;
+    },
+  };
+  return { Events };
 }
 
 function pathOf({ path, path_encoding }: { path: string; path_encoding: string }) {

@@ -10,8 +10,7 @@ import type { Rates } from '../admission/rates.ts';
 import type { Proxies } from '../client-address.ts';
 import { Call, type Method, type Rpc, type Stream } from './call.ts';
 import { type CommandServices, commandRpcs } from './commands.ts';
-import { eventRpcs } from './events.ts';
-import { fileRpcs } from './files.ts';
+import { eventRpcs, fileRpcs } from './files.ts';
 import { type Joining, sessionRpcs } from './sessions.ts';
 import { refusalOf, trailersOf } from './status.ts';
 

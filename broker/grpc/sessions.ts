@@ -1,12 +1,10 @@
-// AttachSession: a client of a terminal over gRPC, as a port that sessions serve.
-import type { AttachOpen__Output } from '../../proto/types/farhand/client/v1/AttachOpen.ts';
 import type { Caller, Input } from '../../shared/api/index.ts';
-import { cols, sessions as routes, rows } from '../../shared/api/sessions.ts';
+import { sessions as routes } from '../../shared/api/sessions.ts';
 import { AppError } from '../../shared/errors.ts';
-import { isSignal } from '../../shared/signals.ts';
+import { present } from '../../shared/rpc.ts';
 import { type AccessRooms, guardOf } from '../admission/authorize.ts';
-import type { ClientPort, Doing, Note, Parting } from '../sessions/client.ts';
-import { type Call, present, type Received, type Rpc, type Sent } from './call.ts';
+import { type ClientPort, type Doing, doingOf, type Note, type Parting } from '../sessions/client.ts';
+import type { Call, Received, Rpc, Sent } from './call.ts';
 
 /** What this needs of sessions. */
 export interface Joining {
@@ -26,59 +24,47 @@ const modes = {
 } as const;
 
 export function sessionRpcs(services: AccessRooms & { sessions: Joining }) {
-  const AttachSession: Rpc<'AttachSession', typeof routes.attach, AttachOpen__Output> = {
+  const AttachSession: Rpc<'AttachSession', typeof routes.attach> = {
     guard: guardOf(routes.attach, services),
-    first: { name: 'an open', of: (message) => message.open },
+    first: 'open',
     raw: ({ session_id, mode, offset }) => ({
       params: { session_id },
       body: { mode: modes[mode], ...present({ offset }) },
     }),
     async run(call, { input, caller }) {
       const attachment = await services.sessions.join(input, caller);
-      const { port, parted } = portOf(call);
-      await attachment.serve(port);
-      await parted();
+      let parting: Parting | undefined;
+      // Whoever is gone is told of by the signal.
+      const send = (message: Message): Promise<void> => call.send(message).catch(() => undefined);
+      await attachment.serve({
+        output: (bytes) => send({ output: bytes }),
+        note: (note) => send(messageOf(note)),
+        doings: doingsOf(call),
+        gone: call.gone.signal,
+        part(given) {
+          parting ??= given;
+        },
+      });
+      call.gone.signal.throwIfAborted();
+      const { why = 'stopping', ...end } = parting ?? {};
+      if (why !== 'ended') throw partings[why];
+      await call.send({ end: present(end) });
       return undefined;
     },
   };
   return { AttachSession };
 }
 
-/** The call as a client's port; `parted` tells the client why it was let go, and resolves where that is no failure. */
-function portOf(call: Attaching): { port: ClientPort; parted(): Promise<void> } {
-  let parting: Parting | undefined;
-  const tell = (message: Message): Promise<void> =>
-    // Whoever is gone is told of by the signal.
-    call.send(message).catch(() => undefined);
-  return {
-    port: {
-      output: (bytes) => tell({ output: bytes }),
-      note: (note) => tell(messageOf(note)),
-      doings: doingsOf(call),
-      gone: call.gone.signal,
-      part(given) {
-        parting ??= given;
-      },
-    },
-    async parted() {
-      call.gone.signal.throwIfAborted();
-      if (parting?.why !== 'ended') throw partingError(parting?.why);
-      const { exit_code, signal, reason } = parting;
-      await call.send({ end: present({ exit_code, signal, reason }) });
-    },
-  };
-}
-
-function partingError(why: Exclude<Parting['why'], 'ended'> | undefined): AppError {
-  if (why === 'detached') return new AppError('conflict', 'this client was detached; the session goes on');
-  if (why === 'forbidden') return new AppError('forbidden', 'this key may no longer attach to this session');
-  if (why === 'fell_behind')
-    return new AppError(
-      'range_not_satisfiable',
-      'what comes next for this client is not kept: attach again without an offset',
-    );
-  return new AppError('unavailable', 'the broker stops: attach again');
-}
+/** Why a client is let go, where its session goes on. */
+const partings = {
+  detached: new AppError('conflict', 'this client was detached; the session goes on'),
+  forbidden: new AppError('forbidden', 'this key may no longer attach to this session'),
+  fell_behind: new AppError(
+    'range_not_satisfiable',
+    'what comes next for this client is not kept: attach again without an offset',
+  ),
+  stopping: new AppError('unavailable', 'the broker stops: attach again'),
+};
 
 function messageOf(note: Note): Message {
   if (note.type === 'status') return { status: note.status };
@@ -91,27 +77,16 @@ function messageOf(note: Note): Message {
 /** One of a form that nobody can have ends the call. */
 async function* doingsOf(call: Attaching): AsyncGenerator<Doing> {
   try {
-    for await (const message of call.messages) yield doingOf(message);
+    for await (const message of call.messages) yield doingIn(message);
   } catch (error) {
     call.gone.abort(error);
   }
 }
 
-function doingOf({ message, input, size, signal }: Received<'AttachSession'>): Doing {
+/** As a WebSocket would have it. */
+function doingIn({ message, input, size, signal }: Received<'AttachSession'>): Doing {
   if (message === 'input' && input) return { input };
-  if (message === 'size' && size)
-    return { size: { cols: demand(cols, size, 'cols'), rows: demand(rows, size, 'rows') } };
-  if (message === 'signal' && signal !== undefined && isSignal(signal)) return { signal };
-  if (message === 'signal') throw invalid('signal', 'is none that may be sent');
+  if (message === 'size') return doingOf({ type: 'resize', ...size });
+  if (message === 'signal') return doingOf({ type: 'signal', signal });
   throw new AppError('invalid_request', 'after the first message comes input, size or signal');
-}
-
-function demand(schema: typeof cols, size: { cols: number; rows: number }, name: 'cols' | 'rows'): number {
-  const parsed = schema.safeParse(size[name]);
-  if (parsed.success) return parsed.data;
-  throw invalid(name, 'must be from 1 to 1000');
-}
-
-function invalid(path: string, message: string): AppError {
-  return new AppError('validation_failed', `message: ${path}: ${message}`, { issues: [{ path, message }] });
 }

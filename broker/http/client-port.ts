@@ -1,20 +1,19 @@
 // One WebSocket as a client of a terminal: messages checked and turned into doings, output at the pace of its reader.
+import { on } from 'node:events';
 import type { WebSocket } from 'ws';
-import { clientMessage, closeCodes } from '../../shared/api/terminal.ts';
+import { closeCodes } from '../../shared/api/terminal.ts';
 import { every, monotonic } from '../../shared/clock.ts';
-import { Wake } from '../../shared/pace.ts';
-import type { ClientPort, Doing, Note, Parting } from '../sessions/client.ts';
+import { AppError } from '../../shared/errors.ts';
+import { type ClientPort, type Doing, doingOf, type Note, type Parting } from '../sessions/client.ts';
 import { refuseTangled } from './body.ts';
 
 const pingMs = 15_000;
 /** The first of them is then 30 seconds old. */
 const maxUnanswered = 2;
-/** Input that waits for the terminal; more is left in the network. */
-const maxHeldInput = 64 * 1024;
+/** Messages that wait for the terminal; more are left in the network. */
+const maxWaiting = 1;
 /** A client whose input nobody takes for that long is let go: it may have died, and what it says last is not read. */
 const stuckMs = 25_000;
-/** What one message costs besides its bytes. */
-const messageCost = 64;
 
 const said: Readonly<Record<Parting['why'], string>> = {
   ended: 'the session ended',
@@ -26,15 +25,11 @@ const said: Readonly<Record<Parting['why'], string>> = {
 
 /** A WebSocket as the client of a session. */
 export class SocketPort implements ClientPort {
+  readonly doings: AsyncIterable<Doing>;
   readonly #ws: WebSocket;
   readonly #gone = new AbortController();
-  /** What the client has done and nobody has taken yet; while that is much, its socket is not read. */
-  #waiting: { doing: Doing; cost: number }[] = [];
-  #held = 0;
-  /** No more will come. */
-  #over = false;
+  readonly #messages: AsyncIterableIterator<[Buffer, boolean]>;
   #parted = false;
-  readonly #changed = new Wake();
   #takenAt = monotonic();
   /** Pings in a row without a sign of life. */
   #unanswered = 0;
@@ -43,8 +38,14 @@ export class SocketPort implements ClientPort {
   constructor(ws: WebSocket) {
     this.#ws = ws;
     const stopPings = every(pingMs, () => this.#ping());
-    // As long as binaryType is left alone, messages are Buffers.
-    ws.on('message', (data, binary) => this.#receive(data as Buffer, binary));
+    // As long as binaryType is left alone, messages are Buffers, and whether they are binary.
+    const messages = on(ws, 'message', {
+      close: ['close'],
+      highWaterMark: maxWaiting,
+      lowWaterMark: maxWaiting,
+    });
+    this.#messages = messages as AsyncIterableIterator<[Buffer, boolean]>;
+    this.doings = this.#read();
     ws.on('ping', (data) => this.#pong(data));
     for (const event of ['message', 'ping', 'pong'] as const) {
       ws.on(event, () => {
@@ -55,17 +56,12 @@ export class SocketPort implements ClientPort {
     ws.on('error', () => {});
     ws.once('close', () => {
       stopPings();
-      this.#end();
       if (!this.#parted) this.#gone.abort();
     });
   }
 
   get gone(): AbortSignal {
     return this.#gone.signal;
-  }
-
-  get doings(): AsyncIterable<Doing> {
-    return this.#doings();
   }
 
   output(bytes: Uint8Array | string): Promise<void> {
@@ -87,45 +83,24 @@ export class SocketPort implements ClientPort {
 
   /** Nobody wants what it still does, but its close must be read. */
   #close(code: number, reason: string): void {
-    this.#waiting = [];
+    void this.#messages.return?.();
     this.#ws.resume();
-    this.#end();
     this.#ws.close(code, reason);
   }
 
-  #end(): void {
-    this.#over = true;
-    this.#changed.wake();
-  }
-
-  async *#doings(): AsyncGenerator<Doing> {
-    for (;;) {
-      const next = this.#waiting.shift();
-      if (next) {
-        this.#held -= next.cost;
+  /** A message that no client should send ends the connection, not the session. */
+  async *#read(): AsyncGenerator<Doing> {
+    try {
+      for await (const [data, binary] of this.#messages) {
+        if (this.#parted) return;
         this.#takenAt = monotonic();
+        yield binary ? { input: data } : doingOf(parseJson(data));
       }
-      if (this.#held < maxHeldInput && this.#ws.isPaused) this.#ws.resume();
-      if (next) yield next.doing;
-      else if (this.#over) return;
-      else await this.#changed.wait(this.#gone.signal);
-    }
-  }
-
-  /** Checks a message at the door; one that no client should send ends the connection, not the session. */
-  #receive(bytes: Buffer, binary: boolean): void {
-    const message = binary ? undefined : clientMessage.safeParse(parseJson(bytes));
-    if (message && !message.success) {
-      const { path, message: problem } = message.error.issues[0] ?? { path: [], message: 'not valid' };
-      const where = path.map((step) => `${String(step)}: `).join('');
+    } catch (error) {
+      // Of the socket itself: it closes.
+      if (!(error instanceof AppError)) return;
       // A reason takes 123 bytes (RFC 6455 section 5.5); ours are of one byte a character.
-      this.#close(1008, `message: ${where}${problem}`.replaceAll(/[^\x20-\x7e]/g, '?').slice(0, 120));
-    } else if (!this.#over) {
-      const cost = bytes.length + messageCost;
-      this.#waiting.push({ doing: message ? doingOf(message.data) : { input: bytes }, cost });
-      this.#held += cost;
-      if (this.#held >= maxHeldInput) this.#ws.pause();
-      this.#changed.wake();
+      this.#close(1008, error.message.replaceAll(/[^\x20-\x7e]/g, '?').slice(0, 120));
     }
   }
 
@@ -146,7 +121,8 @@ export class SocketPort implements ClientPort {
         this.#close(closeCodes.fell_behind, 'what was typed is not taken; attach again');
     }
     if (this.#unanswered >= maxUnanswered) this.#ws.terminate();
-    else if (!this.#over) {
+    // One that is closing takes no more.
+    else if (this.#ws.readyState === this.#ws.OPEN) {
       this.#unanswered += 1;
       this.#ws.ping();
     }
@@ -160,10 +136,4 @@ function parseJson(bytes: Buffer): unknown {
   } catch {
     return undefined;
   }
-}
-
-function doingOf(message: ReturnType<typeof clientMessage.parse>): Doing {
-  if (message.type === 'input') return { input: Buffer.from(message.data) };
-  if (message.type === 'signal') return { signal: message.signal };
-  return { size: { cols: message.cols, rows: message.rows } };
 }

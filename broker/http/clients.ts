@@ -7,7 +7,6 @@ import { type Proxies, plainAddress } from '../client-address.ts';
 import type { ConnectionLimiter } from '../connections.ts';
 import type { Keys } from '../keys/index.ts';
 import { localKey } from '../keys/rights.ts';
-import type { Key } from '../state/index.ts';
 
 export interface ClientRooms {
   keys: Keys;
@@ -19,8 +18,6 @@ export class Clients {
   readonly #rooms: ClientRooms;
   /** Undefined for the broker's own socket file, whose callers need no key and have no limit. */
   readonly #connections: ConnectionLimiter | undefined;
-  /** Valid keys of requests that have begun: each is looked up once. */
-  readonly #keys = new WeakMap<IncomingMessage, Key>();
 
   constructor(rooms: ClientRooms, connections: ConnectionLimiter | undefined) {
     this.#rooms = rooms;
@@ -28,11 +25,8 @@ export class Clients {
   }
 
   /** Whether a request that begins has a valid key, or needs none to be served at once. */
-  hasKey(request: IncomingMessage): boolean {
-    if (!this.#connections) return true;
-    const key = validKeyIn(request.headers.authorization ?? '', this.#rooms.keys);
-    if (key) this.#keys.set(request, key);
-    return key !== undefined;
+  hasKey({ headers }: IncomingMessage): boolean {
+    return !this.#connections || validKeyIn(headers.authorization ?? '', this.#rooms.keys) !== undefined;
   }
 
   /** The client of a route that needs no key; what it presents is not looked at. */
@@ -44,10 +38,9 @@ export class Clients {
 
   /** Throws unauthorized and rate_limited. */
   async authenticate(ctx: Context): Promise<Client> {
-    const { address, ...local } = this.anonymous(ctx);
-    if (!this.#connections) return { address, ...local };
-    const presented = { authorization: ctx.get('authorization'), address, key: this.#keys.get(ctx.req) };
-    const client = await authenticate(presented, this.#rooms);
+    const local = this.anonymous(ctx);
+    if (!this.#connections) return local;
+    const client = await authenticate(ctx.get('authorization'), local.address, this.#rooms);
     this.#connections.authenticate(ctx.req.socket);
     if (client.quota) {
       // Spec section 8.2.

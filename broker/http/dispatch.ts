@@ -116,7 +116,6 @@ async function answer(
   const key = route.idempotency ? ctx.get('idempotency-key') : '';
   const run = () => handler(input, caller);
   try {
-    if (key === '') return await run();
     const { path, querystring: query } = ctx;
     const { content } = input;
     return await rooms.idempotency.answer({ route, caller, key, path, query, body, content, run, recall });

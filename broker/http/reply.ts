@@ -9,7 +9,6 @@ import { z } from 'zod';
 import type { BytesReply, Caller, GrowingReply, RawReply, SentEvent } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
 import { after, iso } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 
 /** Of every answer in the envelope. */

@@ -39,7 +39,10 @@ export class Spool {
         throw new AppError('payload_too_large', message, { limit });
       }
       if (this.#held + chunk.length > limit)
-        throw new AppError('unavailable', 'too many uploads wait: send path before the file, or in the query');
+        throw new AppError(
+          'unavailable',
+          'too many uploads wait: send path before the file, or in the query',
+        );
       this.#held += chunk.length;
       size += chunk.length;
       await handle.writeFile(chunk);

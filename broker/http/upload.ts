@@ -5,7 +5,7 @@ import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
 import type { Content } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
-import { Wake } from '../../shared/pace.ts';
+import { pulled } from '../../shared/pace.ts';
 import { whenOver } from './body.ts';
 import type { Spool } from './spool.ts';
 
@@ -21,37 +21,17 @@ const limits = {
   headerSize: 16 * 1024,
 };
 
-/** Of a request that is read. */
-const changes = ['readable', 'end', 'close', 'error'];
-
 const cutOff = (): AppError =>
   new AppError('invalid_request', 'the body was cut off before its end; nothing was changed');
 
-/**
- * A plain body, for as long as its request; `begin` is called when it is first read. Not by Node's own iterator, which
- * cannot be left while it waits and takes the connection with it.
- */
+/** A plain body, for as long as its request; `begin` is called when it is first read. */
 export async function* bytesOf(
   request: IncomingMessage,
   over: AbortSignal,
   begin: () => void,
 ): AsyncGenerator<Uint8Array> {
   begin();
-  const changed = new Wake();
-  const wake = (): void => changed.wake();
-  for (const event of changes) request.on(event, wake);
-  try {
-    while (!request.readableEnded) {
-      if (over.aborted) throw cutOff();
-      // Without an encoding set, bytes.
-      const chunk = request.read() as Uint8Array | null;
-      if (chunk) yield chunk;
-      else if (request.destroyed || request.errored) throw cutOff();
-      else await changed.wait(over);
-    }
-  } finally {
-    for (const event of changes) request.off(event, wake);
-  }
+  yield* pulled<Uint8Array>(request, over);
   if (!request.complete) throw cutOff();
 }
 

@@ -1,4 +1,6 @@
 // A client of a terminal as this room sees it, whatever carries it: a WebSocket, or a gRPC stream.
+import { clientMessage } from '../../shared/api/terminal.ts';
+import { AppError } from '../../shared/errors.ts';
 
 /** What a client does. Its transport has checked the form. */
 export type Doing =
@@ -6,6 +8,20 @@ export type Doing =
   | { size: { cols: number; rows: number } }
   /** For the process group in the foreground. */
   | { signal: NodeJS.Signals };
+
+/** What a message asks for that is no bytes. Throws validation_failed. */
+export function doingOf(message: unknown): Doing {
+  const { data, error } = clientMessage.safeParse(message);
+  if (!data) {
+    const [issue] = error.issues;
+    const path = issue?.path.join('.') ?? '';
+    const text = `message: ${path && `${path}: `}${issue?.message ?? 'not valid'}`;
+    throw new AppError('validation_failed', text, { issues: [{ path, message: issue?.message }] });
+  }
+  if (data.type === 'input') return { input: Buffer.from(data.data) };
+  if (data.type === 'signal') return { signal: data.signal };
+  return { size: { cols: data.cols, rows: data.rows } };
+}
 
 /** What a client is told besides output. */
 export type Note =
