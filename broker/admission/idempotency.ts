@@ -67,9 +67,8 @@ export class Idempotency {
     history.migrate('idempotency', tables);
     history.retain({ table: 'idempotency', column: 'created_at', keepMs });
     history.onEntry('idempotency', ({ owner, key, resource_id }: MadeEntry) => {
-      history
-        .sql('UPDATE idempotency SET resource_id = ? WHERE owner = ? AND key = ?')
-        .run(resource_id, owner, key);
+      const sql = 'UPDATE idempotency SET resource_id = ? WHERE owner = ? AND key = ?';
+      history.sql(sql).run(resource_id, owner, key);
     });
   }
 
@@ -97,26 +96,12 @@ export class Idempotency {
 
   /** What the key was used for before; undefined: nothing, and it is taken now. */
   async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
+    const sql =
+      'INSERT OR REPLACE INTO idempotency (id, owner, key, fingerprint, created_at) VALUES (?, ?, ?, ?, ?)';
     const begun = this.#history.write((): Earlier | undefined => {
-      const row = this.#history
-        .sql('SELECT * FROM idempotency WHERE id = ? AND created_at > ?')
-        .get(id, now() - keepMs);
-      if (row && row.fingerprint !== fingerprint) {
-        throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for another request');
-      }
-      if (row && this.#underWay.has(id)) {
-        const message = 'the first request with this Idempotency-Key is still under way';
-        throw new AppError('conflict', message, { under_way: true });
-      }
-      const answer: unknown = row?.answer ? JSON.parse(String(row.answer)) : undefined;
-      const madeId = row?.resource_id ? String(row.resource_id) : undefined;
-      if (answer !== undefined || madeId !== undefined) return { answer, madeId };
-      // A row without either is a request that a crash cut off before it made anything.
-      this.#history
-        .sql(
-          'INSERT OR REPLACE INTO idempotency (id, owner, key, fingerprint, created_at) VALUES (?, ?, ?, ?, ?)',
-        )
-        .run(id, owner, key, fingerprint, now());
+      const earlier = this.#earlier(id, fingerprint);
+      if (earlier) return earlier;
+      this.#history.sql(sql).run(id, owner, key, fingerprint, now());
       this.#underWay.add(id);
       return undefined;
     });
@@ -125,6 +110,22 @@ export class Idempotency {
       if (!(error instanceof AppError)) this.#underWay.delete(id);
       throw error;
     });
+  }
+
+  /** A row without answer or id is a request that a crash cut off before it made anything: undefined. */
+  #earlier(id: string, fingerprint: string): Earlier | undefined {
+    const sql = 'SELECT * FROM idempotency WHERE id = ? AND created_at > ?';
+    const row = this.#history.sql(sql).get(id, now() - keepMs);
+    if (!row) return undefined;
+    if (row.fingerprint !== fingerprint)
+      throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for another request');
+    if (this.#underWay.has(id)) {
+      const message = 'the first request with this Idempotency-Key is still under way';
+      throw new AppError('conflict', message, { under_way: true });
+    }
+    const answer: unknown = row.answer ? JSON.parse(String(row.answer)) : undefined;
+    const madeId = row.resource_id ? String(row.resource_id) : undefined;
+    return answer === undefined && madeId === undefined ? undefined : { answer, madeId };
   }
 
   async #run(id: string, { route, caller, key, run }: KeyedRequest): Promise<unknown> {

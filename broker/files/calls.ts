@@ -70,19 +70,14 @@ export function onMachine<T extends { machine_id?: MachineId | undefined }>(
   throw new AppError('invalid_request', `machine_id: ${message}`, { issues });
 }
 
-/** The head that a streamed answer begins with, and what follows. One that begins otherwise is given up. */
+/** The head that a streamed answer begins with, and what follows, which ends with the request. */
 export async function opened<T, H>(
   parts: AsyncIterable<T>,
   headOf: (part: T) => H | null | undefined,
-): Promise<{ head: H; rest: AsyncIterator<T> }> {
+): Promise<{ head: H; rest: AsyncIterable<T> }> {
   const rest = parts[Symbol.asyncIterator]();
-  try {
-    const first = await rest.next();
-    const head = first.done ? undefined : headOf(first.value);
-    if (head) return { head, rest };
-    throw new AppError('machine_error', 'the machine answered without a head');
-  } catch (error) {
-    await rest.return?.();
-    throw error;
-  }
+  const first = await rest.next();
+  const head = first.done ? undefined : headOf(first.value);
+  if (!head) throw new AppError('machine_error', 'the machine answered without a head');
+  return { head, rest: { [Symbol.asyncIterator]: () => rest } };
 }

@@ -122,7 +122,6 @@ async function open(
   const { entry, etag, offset, length } = head;
   if (part && length !== wish.length) {
     // A file of the kernel that has less than it says.
-    await rest.return?.();
     return open(rooms, input, caller, { kind: 'whole' }, version);
   }
   if (version && etag !== version.etag)
@@ -192,18 +191,13 @@ function tellDownloaded(
 
 /** The bytes alone. */
 async function* chunksOf(
-  parts: AsyncIterator<{ chunk?: Buffer | null }>,
+  parts: AsyncIterable<{ chunk?: Buffer | null }>,
   ended: (size: number) => void,
 ): AsyncGenerator<Uint8Array> {
   let size = 0;
-  try {
-    for (let part = await parts.next(); !part.done; part = await parts.next()) {
-      const { chunk } = part.value;
-      size += chunk?.length ?? 0;
-      if (chunk) yield chunk;
-    }
-  } finally {
-    await parts.return?.();
+  for await (const { chunk } of parts) {
+    size += chunk?.length ?? 0;
+    if (chunk) yield chunk;
   }
   ended(size);
 }

@@ -48,7 +48,6 @@ async function listFiles(rooms: FileRooms, input: Input<Route<'list'>>, caller: 
   const parts = stubOf(rooms, input.machine_id).listFiles(request, listing(caller));
   const { head, rest } = await opened(parts, (part) => part.head);
   if (limit === 0 && head.total - offset > listedEntries) {
-    await rest.return?.();
     const message = `more than ${listedEntries} entries: list it in pages, with limit and offset`;
     throw new AppError('payload_too_large', message, { total: head.total });
   }
@@ -61,19 +60,15 @@ async function listFiles(rooms: FileRooms, input: Input<Route<'list'>>, caller: 
 }
 
 async function* batches(
-  parts: AsyncIterator<ListFilesResponse__Output>,
+  parts: AsyncIterable<ListFilesResponse__Output>,
   most: number,
 ): AsyncGenerator<Entry[]> {
-  try {
-    let seen = 0;
-    for (let next = await parts.next(); !next.done; next = await parts.next()) {
-      const { entries = [] } = next.value.batch ?? {};
-      seen += entries.length;
-      if (seen > most) throw tooMuch();
-      yield entries.map(entryOf);
-    }
-  } finally {
-    await parts.return?.();
+  let seen = 0;
+  for await (const { batch } of parts) {
+    const { entries = [] } = batch ?? {};
+    seen += entries.length;
+    if (seen > most) throw tooMuch();
+    yield entries.map(entryOf);
   }
 }
 
@@ -153,39 +148,20 @@ const kinds = {
 } as const;
 
 /** Resolves once the machine watches: what it refuses, however far it is, is refused before the answer begins. */
-async function watchFiles(
-  rooms: FileRooms,
-  input: Input<Route<'watch'>>,
-  caller: Caller,
-): Promise<AsyncIterable<SentEvent<Change>>> {
-  const events = eventsOf(rooms, input, caller);
-  const first = await events.next();
-  return (async function* () {
-    try {
-      if (!first.done) yield first.value;
-      yield* events;
-    } finally {
-      await events.return(undefined);
-    }
-  })();
+async function watchFiles(rooms: FileRooms, input: Input<Route<'watch'>>, caller: Caller) {
+  const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
+  const answers = stubOf(rooms, input.machine_id).watchFiles(request, watching(caller));
+  const { head, rest } = await opened(answers, (first) => first);
+  return eventsOf(head.path, rest);
 }
 
 async function* eventsOf(
-  rooms: FileRooms,
-  input: Input<Route<'watch'>>,
-  caller: Caller,
+  path: Buffer,
+  answers: AsyncIterable<{ changes: FileChange__Output[] }>,
 ): AsyncGenerator<SentEvent<Change>, undefined> {
-  const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
-  let ready = false;
-  for await (const { path, changes } of stubOf(rooms, input.machine_id).watchFiles(
-    request,
-    watching(caller),
-  )) {
-    // The first answer has no changes: from here on nothing is missed.
-    if (!ready) yield { event: 'ready', data: pathOf(path) };
-    ready = true;
-    for (const change of changes) yield changeOf(change);
-  }
+  // From the machine's first answer on nothing is missed.
+  yield { event: 'ready', data: pathOf(path) };
+  for await (const { changes } of answers) for (const change of changes) yield changeOf(change);
 }
 
 function changeOf({ kind, path, type }: FileChange__Output): SentEvent<Change> {

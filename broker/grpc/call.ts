@@ -49,8 +49,8 @@ export interface Rpc<M extends Method = Method, R extends Route = Route> {
   guard: Guard<R>;
   /** Which part the client's first message must have; absent where there is one request. */
   first?: 'start' | 'open';
-  /** That, or the request, as REST has it. */
-  raw(opening: Opening<M>): Partial<RawInput>;
+  /** That, or the request, as REST has it, where its fields are not those of the route. */
+  raw?(opening: Opening<M>): Partial<RawInput>;
   /** Resolves with the response where that is not a stream. */
   run(call: Call<M>, admitted: Admitted<R>, opening: Opening<M>): Promise<Sent<M> | undefined>;
 }
@@ -59,6 +59,17 @@ export interface Rpc<M extends Method = Method, R extends Route = Route> {
 export interface Admitted<R extends Route> {
   input: Input<R>;
   caller: Caller;
+}
+
+/** The fields of a message as the parts of a request; what is absent or empty is left out. */
+export function partsOf({ params, query, headers }: Route, message: object): Partial<RawInput> {
+  const given = Object.entries(message).filter(([, value]) => String(value ?? '') !== '');
+  const named = (shape: object): [string, unknown][] => given.filter(([name]) => Object.hasOwn(shape, name));
+  return {
+    params: Object.fromEntries(named(params)),
+    query: Object.fromEntries(named(query).map(([name, value]) => [name, String(value)])),
+    headers: Object.fromEntries(named(headers)),
+  };
 }
 
 /** A call under way. */
@@ -108,7 +119,7 @@ export class Call<M extends Method = Method> {
       readRest: async (raw) => {
         // The service decodes nothing else.
         opening = (rpc.first ? await this.#first(rpc.first) : this.#stream.request) as Opening<M>;
-        Object.assign(raw, rpc.raw(opening));
+        Object.assign(raw, rpc.raw?.(opening) ?? partsOf(rpc.guard.route, opening));
       },
       lasts: true,
       act: (input, caller) => {

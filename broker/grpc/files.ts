@@ -1,12 +1,11 @@
 // ReadFile, WriteFile, WatchFiles and Events: bytes, and what happens, over the handlers of files and events.
 import { createHash } from 'node:crypto';
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v1/WriteFileCommit.ts';
-import type { WriteFileOpen__Output } from '../../proto/types/farhand/client/v1/WriteFileOpen.ts';
 import { api, type Handlers } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
 import { present } from '../../shared/rpc.ts';
 import { type AccessRooms, guardOf } from '../admission/authorize.ts';
-import type { Call, Rpc } from './call.ts';
+import { type Call, partsOf, type Rpc } from './call.ts';
 
 const { download, put, watch } = api.files;
 const { stream: follow } = api.events;
@@ -18,14 +17,6 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
 
   const ReadFile: Rpc<'ReadFile', typeof download> = {
     guard: guardOf(download, services),
-    raw: ({ machine_id, offset, length, ...request }) => ({
-      params: { machine_id },
-      query: {
-        ...pathOf(request),
-        ...(offset !== 0 && { offset: String(offset) }),
-        ...present({ length: length?.toString() }),
-      },
-    }),
     async run(call, { input, caller }) {
       const { bytes, ...head } = await files.download(input, caller);
       await call.send({ head: headOf(head, caller.headers) });
@@ -43,7 +34,6 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
   const WriteFile: Rpc<'WriteFile', typeof put> = {
     guard: guardOf(put, services),
     first: 'open',
-    raw: addressOf,
     async run(call, { input, caller }) {
       const content = { chunks: chunksOf(call, stalledMs), fields: () => undefined };
       const { path_encoding = '', ...written } = await files.put({ ...input, content }, caller);
@@ -53,10 +43,6 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
 
   const WatchFiles: Rpc<'WatchFiles', typeof watch> = {
     guard: guardOf(watch, services),
-    raw: ({ machine_id, recursive, ...request }) => ({
-      params: { machine_id },
-      query: { ...(request.path !== '' && pathOf(request)), recursive: String(recursive) },
-    }),
     async run(call, { input, caller }) {
       for await (const { event, data } of await files.watch(input, caller)) {
         const { kind, path, path_encoding = '', type = '' } = data;
@@ -72,13 +58,7 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
 export function eventRpcs(services: AccessRooms & { handlers: Handlers }) {
   const Events: Rpc<'Events', typeof follow> = {
     guard: guardOf(follow, services),
-    raw: ({ types, machine_id, after_id }) => ({
-      query: {
-        ...(types.length > 0 && { types: types.join(',') }),
-        ...present({ machine_id }),
-      },
-      headers: present({ last_event_id: after_id }),
-    }),
+    raw: ({ after_id, ...message }) => partsOf(follow, { ...message, last_event_id: after_id }),
     async run(call, { input, caller }) {
       for await (const { data } of await services.handlers.events.stream(input, caller)) {
         await call.send({ ...data, data: JSON.stringify(data.data) });
@@ -89,10 +69,6 @@ export function eventRpcs(services: AccessRooms & { handlers: Handlers }) {
   return { Events };
 }
 
-function pathOf({ path, path_encoding }: { path: string; path_encoding: string }) {
-  return { path, ...(path_encoding !== '' && { path_encoding }) };
-}
-
 /** What HTTP says in headers. */
 function headOf({ length }: { length?: number | undefined }, headers: Headers) {
   const modified = Date.parse(headers.get('Last-Modified') ?? '');
@@ -100,20 +76,6 @@ function headOf({ length }: { length?: number | undefined }, headers: Headers) {
     etag: headers.get('ETag') ?? '',
     ...present({ length }),
     ...(!Number.isNaN(modified) && { modified_at_ms: modified }),
-  };
-}
-
-/** As PUT raw has it. */
-function addressOf(open: WriteFileOpen__Output) {
-  const { machine_id, mode, create_parents, overwrite, if_match } = open;
-  return {
-    params: { machine_id },
-    query: {
-      ...pathOf(open),
-      create_parents: String(create_parents),
-      ...present({ mode, overwrite: overwrite?.toString() }),
-    },
-    headers: present({ if_match }),
   };
 }
 

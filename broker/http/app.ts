@@ -11,8 +11,7 @@ import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { requestIdFrom, toldFailure } from '../admission/failure.ts';
 import type { Backups } from '../backup.ts';
-import type { ClientRooms, Clients } from './clients.ts';
-import { type DispatchRooms, dispatcher, requestIdOf } from './dispatch.ts';
+import { type ClientRooms, type Clients, type DispatchRooms, dispatcher, requestIdOf } from './dispatch.ts';
 import type { RequestMetrics } from './metrics.ts';
 import type { SocketDoor, SocketRooms } from './websocket.ts';
 

@@ -1,17 +1,19 @@
 // One WebSocket as a client of a terminal: messages checked and turned into doings, output at the pace of its reader.
-import { on } from 'node:events';
 import type { WebSocket } from 'ws';
 import { closeCodes } from '../../shared/api/terminal.ts';
 import { every, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { Wake } from '../../shared/pace.ts';
 import { type ClientPort, type Doing, doingOf, type Note, type Parting } from '../sessions/client.ts';
 import { refuseTangled } from './body.ts';
 
 const pingMs = 15_000;
 /** The first of them is then 30 seconds old. */
 const maxUnanswered = 2;
-/** Messages that wait for the terminal; more are left in the network. */
-const maxWaiting = 1;
+/** Bytes that wait for the terminal; more are left in the network. */
+const maxWaiting = 64 * 1024;
+/** What one message costs besides its bytes. */
+const messageCost = 64;
 /** A client whose input nobody takes for that long is let go: it may have died, and what it says last is not read. */
 const stuckMs = 25_000;
 
@@ -28,7 +30,10 @@ export class SocketPort implements ClientPort {
   readonly doings: AsyncIterable<Doing>;
   readonly #ws: WebSocket;
   readonly #gone = new AbortController();
-  readonly #messages: AsyncIterableIterator<[Buffer, boolean]>;
+  /** What nobody has taken yet; while that is much, the socket is not read. */
+  #waiting: { data: Buffer; binary: boolean }[] = [];
+  #held = 0;
+  readonly #changed = new Wake();
   #parted = false;
   #takenAt = monotonic();
   /** Pings in a row without a sign of life. */
@@ -38,14 +43,9 @@ export class SocketPort implements ClientPort {
   constructor(ws: WebSocket) {
     this.#ws = ws;
     const stopPings = every(pingMs, () => this.#ping());
-    // As long as binaryType is left alone, messages are Buffers, and whether they are binary.
-    const messages = on(ws, 'message', {
-      close: ['close'],
-      highWaterMark: maxWaiting,
-      lowWaterMark: maxWaiting,
-    });
-    this.#messages = messages as AsyncIterableIterator<[Buffer, boolean]>;
     this.doings = this.#read();
+    // As long as binaryType is left alone, messages are Buffers.
+    ws.on('message', (data, binary) => this.#receive(data as Buffer, binary));
     ws.on('ping', (data) => this.#pong(data));
     for (const event of ['message', 'ping', 'pong'] as const) {
       ws.on(event, () => {
@@ -56,6 +56,7 @@ export class SocketPort implements ClientPort {
     ws.on('error', () => {});
     ws.once('close', () => {
       stopPings();
+      this.#changed.wake();
       if (!this.#parted) this.#gone.abort();
     });
   }
@@ -83,22 +84,35 @@ export class SocketPort implements ClientPort {
 
   /** Nobody wants what it still does, but its close must be read. */
   #close(code: number, reason: string): void {
-    void this.#messages.return?.();
+    this.#waiting = [];
     this.#ws.resume();
     this.#ws.close(code, reason);
+    this.#changed.wake();
+  }
+
+  #receive(data: Buffer, binary: boolean): void {
+    if (this.#ws.readyState !== this.#ws.OPEN) return;
+    this.#waiting.push({ data, binary });
+    this.#held += data.length + messageCost;
+    if (this.#held >= maxWaiting) this.#ws.pause();
+    this.#changed.wake();
   }
 
   /** A message that no client should send ends the connection, not the session. */
   async *#read(): AsyncGenerator<Doing> {
     try {
-      for await (const [data, binary] of this.#messages) {
-        if (this.#parted) return;
-        this.#takenAt = monotonic();
-        yield binary ? { input: data } : doingOf(parseJson(data));
+      for (;;) {
+        const next = this.#waiting.shift();
+        if (next) {
+          this.#held -= next.data.length + messageCost;
+          this.#takenAt = monotonic();
+          if (this.#held < maxWaiting && this.#ws.isPaused) this.#ws.resume();
+          yield next.binary ? { input: next.data } : doingOf(parseJson(next.data));
+        } else if (this.#ws.readyState === this.#ws.OPEN) await this.#changed.wait(this.#gone.signal);
+        else return;
       }
     } catch (error) {
-      // Of the socket itself: it closes.
-      if (!(error instanceof AppError)) return;
+      if (!(error instanceof AppError)) throw error;
       // A reason takes 123 bytes (RFC 6455 section 5.5); ours are of one byte a character.
       this.#close(1008, error.message.replaceAll(/[^\x20-\x7e]/g, '?').slice(0, 120));
     }

@@ -1,22 +1,21 @@
 // One request of the table over HTTP: its client, its parts, its body when it is wanted, its handler and its reply.
+import type { IncomingMessage } from 'node:http';
 import type { Context } from 'koa';
 import type { Caller, Content, Handlers } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
 import type { Budget } from '../../shared/budget.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import {
-  type AccessRooms,
-  AuthorizedRequest,
-  guardOf,
-  type Handler,
-  handlerOf,
-  recallBy,
-} from '../admission/authorize.ts';
-import type { Idempotency, Recall } from '../admission/idempotency.ts';
+import { authenticate, type Client, validKeyIn } from '../admission/authenticate.ts';
+import { type AccessRooms, AuthorizedRequest, guardOf, handlerOf, recallBy } from '../admission/authorize.ts';
+import type { Idempotency } from '../admission/idempotency.ts';
 import { queryOf, type RawInput } from '../admission/parse-request.ts';
+import type { Rates } from '../admission/rates.ts';
+import { type Proxies, plainAddress } from '../client-address.ts';
+import type { ConnectionLimiter } from '../connections.ts';
+import type { Keys } from '../keys/index.ts';
+import { localKey } from '../keys/rights.ts';
 import { readJson } from './body.ts';
-import type { Clients } from './clients.ts';
 import { isStreamed, sendReply } from './reply.ts';
 import type { Spool } from './spool.ts';
 import { bytesOf, openForm } from './upload.ts';
@@ -30,13 +29,6 @@ export interface DispatchRooms extends AccessRooms {
   log: Logger;
 }
 
-interface Endpoint {
-  route: Route;
-  handler: Handler;
-  recall: Recall;
-  rooms: DispatchRooms;
-}
-
 type Input = Record<string, unknown> & { content?: Content<unknown> };
 
 const bodyLimit = 1024 * 1024;
@@ -47,10 +39,10 @@ export function dispatcher(
   rooms: DispatchRooms,
   clients: Clients,
 ): (ctx: Context) => Promise<void> {
-  const { handlers, log } = rooms;
+  const { handlers, idempotency, log } = rooms;
   const guard = guardOf(route, rooms);
   const recall = recallBy(handlers, noun, route.again ?? 'get', rooms);
-  const endpoint = { route, handler: handlerOf(handlers, noun, operation), recall, rooms };
+  const handler = handlerOf(handlers, noun, operation);
   const lasts = route.accepts !== undefined || route.waits === true || isStreamed(route);
   return async (ctx) => {
     const client = route.access === 'everybody' ? clients.anonymous(ctx) : await clients.authenticate(ctx);
@@ -70,7 +62,22 @@ export function dispatcher(
         const { chunks, fields } = content;
         input.content = { chunks, fields: () => request.reparse(fields()) };
       }
-      const reply = await answer(ctx, endpoint, request.body, input, caller);
+      const { path, querystring: query } = ctx;
+      const key = route.idempotency ? ctx.get('idempotency-key') : '';
+      const run = () => handler(input, caller);
+      const asked = {
+        route,
+        caller,
+        key,
+        path,
+        query,
+        body: request.body,
+        content: input.content,
+        run,
+        recall,
+      };
+      // A refusal may have something to say in headers, too (RFC 9110 section 14.4).
+      const reply = await idempotency.answer(asked).finally(() => ctx.res.setHeaders(caller.headers));
       // The key may have been revoked while it waited.
       if (route.waits) caller.signal.throwIfAborted();
       await sendReply({ ctx, route, input, caller, log }, reply);
@@ -103,26 +110,6 @@ function partsOf(ctx: Context, route: Route): RawInput {
     headers: Object.fromEntries(headers) as Record<string, unknown>,
     body: undefined,
   };
-}
-
-/** What the handler answers; a repeat with an Idempotency-Key gets what the first request got. */
-async function answer(
-  ctx: Context,
-  { route, handler, recall, rooms }: Endpoint,
-  body: unknown,
-  input: Input,
-  caller: Caller,
-): Promise<unknown> {
-  const key = route.idempotency ? ctx.get('idempotency-key') : '';
-  const run = () => handler(input, caller);
-  try {
-    const { path, querystring: query } = ctx;
-    const { content } = input;
-    return await rooms.idempotency.answer({ route, caller, key, path, query, body, content, run, recall });
-  } finally {
-    // A refusal may have something to say there, too (RFC 9110 section 14.4).
-    ctx.res.setHeaders(caller.headers);
-  }
 }
 
 /** Reads a JSON body, or the first fields of a form, into `raw`; the content of a file is only begun. */
@@ -161,5 +148,51 @@ function refuseCoded(ctx: Context): void {
   }
   if (ctx.get('content-range')) {
     throw new AppError('invalid_request', 'a file can only be replaced whole: send it without Content-Range');
+  }
+}
+
+export interface ClientRooms {
+  keys: Keys;
+  proxies: Proxies;
+  rates: Rates;
+}
+
+/** Clients of one HTTP server: their address as far as proxies are believed, their key, and their rate limit. */
+export class Clients {
+  readonly #rooms: ClientRooms;
+  /** Undefined for the broker's own socket file, whose callers need no key and have no limit. */
+  readonly #connections: ConnectionLimiter | undefined;
+
+  constructor(rooms: ClientRooms, connections: ConnectionLimiter | undefined) {
+    this.#rooms = rooms;
+    this.#connections = connections;
+  }
+
+  /** Whether a request that begins has a valid key, or needs none to be served at once. */
+  hasKey({ headers }: IncomingMessage): boolean {
+    return !this.#connections || validKeyIn(headers.authorization ?? '', this.#rooms.keys) !== undefined;
+  }
+
+  /** The client of a route that needs no key; what it presents is not looked at. */
+  anonymous(ctx: Context): Client {
+    const peer = plainAddress(ctx.req.socket.remoteAddress ?? '');
+    const address = this.#connections ? this.#rooms.proxies.clientOf(peer, ctx.get('x-forwarded-for')) : '';
+    return { address, key: localKey };
+  }
+
+  /** Throws unauthorized and rate_limited. */
+  async authenticate(ctx: Context): Promise<Client> {
+    const local = this.anonymous(ctx);
+    if (!this.#connections) return local;
+    const client = await authenticate(ctx.get('authorization'), local.address, this.#rooms);
+    this.#connections.authenticate(ctx.req.socket);
+    if (client.quota) {
+      // Spec section 8.2.
+      const { limit, remaining, reset } = client.quota;
+      ctx.set('X-RateLimit-Limit', String(limit));
+      ctx.set('X-RateLimit-Remaining', String(remaining));
+      ctx.set('X-RateLimit-Reset', String(reset));
+    }
+    return client;
   }
 }

@@ -13,7 +13,7 @@ import type { SecureContextOptions } from 'node:tls';
 import { newId } from '../../shared/ids.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../connections.ts';
 import { type AppOptions, createApp, headersOfAll } from './app.ts';
-import { Clients } from './clients.ts';
+import { Clients } from './dispatch.ts';
 import { jsonType } from './reply.ts';
 import { SocketDoor } from './websocket.ts';
 
