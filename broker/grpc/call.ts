@@ -1,5 +1,6 @@
 // One call of a client: who calls, what may be done, what comes in order, what goes out at the reader's pace.
 import type { ServerDuplexStream } from '@grpc/grpc-js';
+import { z } from 'zod';
 import type { StreamsDefinition } from '../../proto/types/farhand/client/v1/Streams.ts';
 import type { Caller, Input } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
@@ -61,10 +62,14 @@ export interface Admitted<R extends Route> {
   caller: Caller;
 }
 
-/** The fields of a message as the parts of a request; what is absent or empty is left out. */
+/** The fields of a message as the parts of a request: what is empty is absent where that may be. */
 export function partsOf({ params, query, headers }: Route, message: object): Partial<RawInput> {
-  const given = Object.entries(message).filter(([, value]) => String(value ?? '') !== '');
-  const named = (shape: object): [string, unknown][] => given.filter(([name]) => Object.hasOwn(shape, name));
+  const named = (shape: Route['query']): [string, unknown][] =>
+    Object.entries(message).filter(([name, value]) => {
+      const schema = Object.hasOwn(shape, name) && shape[name];
+      if (!schema || value === null || value === undefined) return false;
+      return String(value) !== '' || !z.safeParse(schema, undefined).success;
+    });
   return {
     params: Object.fromEntries(named(params)),
     query: Object.fromEntries(named(query).map(([name, value]) => [name, String(value)])),
