@@ -1,11 +1,9 @@
 // The koa application: request id, errors in the envelope, then the table of routes.
 import type { IncomingMessage } from 'node:http';
-import { Readable } from 'node:stream';
 import Router from '@koa/router';
 import Koa, { type Context, type Next } from 'koa';
 import { allRoutes } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
-import { type Budget, openBudget } from '../../shared/budget.ts';
 import { after, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -30,8 +28,6 @@ interface Serving {
   local: boolean;
 }
 
-/** Characters of JSON that may wait for their readers, all answers together. */
-const maxHeldAnswers = 128 * 1024 * 1024;
 /** How long the rest of a refused body is read off a connection, so that its client hears the refusal. */
 const lingerMs = 5_000;
 /** What is said about a file, when an error is sent instead of it. */
@@ -101,7 +97,6 @@ function patternOf({ base, path }: Route): string {
 
 /** Names the request, times it, and turns whatever is thrown into the envelope. */
 function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record<string, string>>) {
-  const answers = openBudget(maxHeldAnswers, 'answers wait for slow readers');
   return async (ctx: Context, next: Next): Promise<void> => {
     const started = monotonic();
     const requestId = requestIdFrom(ctx.get('x-request-id'));
@@ -110,7 +105,6 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record
     try {
       refuseForms(ctx.req);
       await next();
-      if (isPlain(ctx.body)) sendJson(ctx, answers);
     } catch (error) {
       writeError(ctx, error, log);
     }
@@ -139,19 +133,6 @@ function linger(request: IncomingMessage): void {
   request.resume();
   const cut = after(lingerMs, () => request.socket.destroy());
   request.once('close', cut);
-}
-
-function isPlain(body: unknown): boolean {
-  return typeof body === 'object' && body !== null && !Buffer.isBuffer(body) && !(body instanceof Readable);
-}
-
-/** Answers that wait for slow readers have a common limit: many of them must not fill the memory. */
-function sendJson(ctx: Context, answers: Budget): void {
-  const text = JSON.stringify(ctx.body);
-  const release = answers.take(text.length);
-  if (ctx.res.closed) release();
-  else ctx.res.once('close', release);
-  ctx.body = text;
 }
 
 function writeError(ctx: Context, error: unknown, log: Logger): void {

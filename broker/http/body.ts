@@ -1,10 +1,19 @@
-// Reads a JSON body: limited before it is buffered, and refused when it is nested too deep to be kept.
+// Bodies of requests: JSON, limited before it is buffered; bytes as they come; and forms with one file, which waits on
+// disk only where the fields that say what it is for come after it.
 import { isUtf8 } from 'node:buffer';
+import { constants } from 'node:fs';
+import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
 import type { IncomingHttpHeaders, IncomingMessage } from 'node:http';
+import { join } from 'node:path';
+import type { Readable } from 'node:stream';
+import { Busboy, type BusboyInstance } from '@fastify/busboy';
 import getRawBody from 'raw-body';
+import type { Content } from '../../shared/api/index.ts';
 import type { Budget } from '../../shared/budget.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import { pulled } from '../../shared/pace.ts';
 
 /** Time for all of it. */
 const maxMs = 300_000;
@@ -85,5 +94,228 @@ export function refuseTangled(bytes: Buffer): void {
       const message = `must not hold more than ${maxFields} fields`;
       throw new AppError('validation_failed', `body: ${message}`, { issues: [{ path: '', message }] });
     }
+  }
+}
+
+// ---- Forms
+
+/** A form under way: its file's bytes, and the fields so far. */
+export type Incoming = Content<Record<string, string>>;
+
+const limits = {
+  fieldNameSize: 100,
+  fieldSize: 64 * 1024,
+  fields: 20,
+  parts: 22,
+  headerPairs: 20,
+  headerSize: 16 * 1024,
+};
+
+const cutOff = (): AppError =>
+  new AppError('invalid_request', 'the body was cut off before its end; nothing was changed');
+
+/** A plain body, for as long as its request; `begin` is called when it is first read. */
+export async function* bytesOf(
+  request: IncomingMessage,
+  over: AbortSignal,
+  begin: () => void,
+): AsyncGenerator<Uint8Array> {
+  begin();
+  yield* pulled<Uint8Array>(request, over);
+  if (!request.complete) throw cutOff();
+}
+
+/**
+ * A form with one part called file, for as long as its request. It resolves when that part begins and the fields so far
+ * are `sufficient`; else the file is spooled and it resolves at the form's end.
+ */
+export async function openForm(
+  request: IncomingMessage,
+  spool: Spool,
+  sufficient: (fields: Record<string, string>) => boolean,
+  over: AbortSignal,
+): Promise<Incoming> {
+  const form = new Form(request);
+  whenOver(over, () => form.stop(cutOff()));
+  const chunks = form.chunks(await form.file);
+  const fields = () => form.fields();
+  return { chunks: sufficient(fields()) ? chunks : await spool.keep(chunks, over), fields };
+}
+
+class Form {
+  readonly #request: IncomingMessage;
+  readonly #parser: BusboyInstance;
+  readonly #fields = new Map<string, string>();
+  readonly #file = Promise.withResolvers<Readable>();
+  readonly #finished = Promise.withResolvers<void>();
+  #part: Readable | undefined;
+  #reason: unknown;
+
+  constructor(request: IncomingMessage) {
+    this.#request = request;
+    const parser = parserOf(request);
+    this.#parser = parser;
+    this.#finished.promise.then(
+      () => this.#file.reject(invalid('file', 'is missing: send the content as a part called file')),
+      this.#file.reject,
+    );
+    // Without a reader it must not end the process.
+    this.#file.promise.catch(() => undefined);
+    parser.once('finish', this.#finished.resolve);
+    parser.on('file', (name, part) => this.#takeFile(name, part));
+    parser.on('field', (name, value, _nameTruncated, truncated) => this.#takeField(name, value, truncated));
+    for (const limit of ['partsLimit', 'fieldsLimit', 'filesLimit'] as const) {
+      parser.once(limit, () => this.stop(invalid('file', 'must be the only file, with at most 20 fields')));
+    }
+    parser.on('error', (error) => this.stop(malformed(error)));
+    request.once('close', () => {
+      if (!request.complete) this.stop(cutOff());
+    });
+    request.pipe(parser);
+  }
+
+  /** The content, once its part begins. */
+  get file(): Promise<Readable> {
+    return this.#file.promise;
+  }
+
+  fields(): Record<string, string> {
+    return Object.fromEntries(this.#fields);
+  }
+
+  /** Nothing more is taken in; whoever waits is told. */
+  stop(reason: unknown): void {
+    if (this.#reason !== undefined) return;
+    this.#reason = reason;
+    this.#request.unpipe(this.#parser);
+    this.#part?.destroy(reason instanceof Error ? reason : cutOff());
+    this.#finished.reject(reason);
+  }
+
+  async *chunks(file: Readable): AsyncGenerator<Uint8Array> {
+    try {
+      for await (const chunk of file) yield chunk;
+      // The fields that follow, and the closing boundary: without it the file may be a part of one.
+      await this.#finished.promise;
+    } catch (error) {
+      throw this.#reason ?? malformed(error);
+    } finally {
+      this.stop(cutOff());
+    }
+  }
+
+  #takeFile(name: string | undefined, part: Readable): void {
+    // What a stopped parser still says about a part is of no interest.
+    part.on('error', () => undefined);
+    if (name === 'file') {
+      this.#part = part;
+      this.#file.resolve(part);
+    } else {
+      part.resume();
+      this.stop(invalid(name ?? '', 'is no part of this form: the content is called file'));
+    }
+  }
+
+  #takeField(name: string | undefined, value: string, truncated: boolean): void {
+    if (name === undefined) this.stop(invalid('', 'a field needs a name'));
+    else if (truncated) this.stop(invalid(name, 'is too long'));
+    // What the parser makes of other bytes.
+    else if (value.includes('\ufffd')) this.stop(invalid(name, 'must be UTF-8'));
+    else if (this.#fields.has(name)) this.stop(invalid(name, 'is given twice'));
+    else this.#fields.set(name, value);
+  }
+}
+
+function parserOf({ headers }: IncomingMessage): BusboyInstance {
+  const type = headers['content-type'] ?? '';
+  if (!/^multipart\/form-data\s*;/i.test(type)) {
+    throw new AppError('invalid_request', 'send a form: Content-Type: multipart/form-data with a boundary');
+  }
+  try {
+    return new Busboy({
+      headers: { ...headers, 'content-type': type },
+      limits: { ...limits, files: 1 },
+      // A file of a form is what is called so, whether it has a file name or not.
+      isPartAFile: (name, _type, fileName) => name === 'file' || fileName !== undefined,
+    });
+  } catch (error) {
+    throw malformed(error);
+  }
+}
+
+function invalid(path: string, message: string): AppError {
+  return new AppError('validation_failed', `form: ${path}: ${message}`, { issues: [{ path, message }] });
+}
+
+function malformed(error: unknown): AppError {
+  if (error instanceof AppError) return error;
+  return new AppError('invalid_request', 'the form is malformed or was cut off; nothing was changed');
+}
+
+// ---- Files that wait
+
+/** Bytes that may wait, all uploads together. */
+const maxSpooled = 1024 * 1024 * 1024;
+const chunkBytes = 256 * 1024;
+
+/**
+ * Where a form's file waits when what it is for is said after it: nameless files, so that nothing can be left behind, in
+ * a directory of their own, made when first needed.
+ */
+export class Spool {
+  readonly #directory: string;
+  #held = 0;
+
+  private constructor(directory: string) {
+    this.#directory = directory;
+  }
+
+  /** What a killed broker may have left goes now. */
+  static async open(directory: string): Promise<Spool> {
+    await rm(directory, { recursive: true, force: true });
+    return new Spool(directory);
+  }
+
+  /** Takes all of it in, and keeps it until the request is over. Throws payload_too_large or unavailable. */
+  async keep(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
+    const handle = await openNameless(this.#directory);
+    let size = 0;
+    whenOver(over, () => {
+      this.#held -= size;
+      handle.close().catch(() => undefined);
+    });
+    for await (const chunk of chunks) {
+      if (size + chunk.length > maxSpooled) {
+        const message = `a file whose path comes after it may have ${maxSpooled} bytes: send path first, or in the query`;
+        throw new AppError('payload_too_large', message, { limit: maxSpooled });
+      }
+      if (this.#held + chunk.length > maxSpooled)
+        throw new AppError(
+          'unavailable',
+          'too many uploads wait: send path before the file, or in the query',
+        );
+      this.#held += chunk.length;
+      size += chunk.length;
+      await handle.writeFile(chunk);
+    }
+    return read(handle, size);
+  }
+}
+
+async function openNameless(directory: string): Promise<FileHandle> {
+  await mkdir(directory, { recursive: true, mode: 0o700 });
+  const path = join(directory, newId('call'));
+  const handle = await open(path, constants.O_RDWR | constants.O_CREAT | constants.O_EXCL, 0o600);
+  await rm(path);
+  return handle;
+}
+
+async function* read(handle: FileHandle, size: number): AsyncGenerator<Uint8Array> {
+  for (let at = 0; at < size; ) {
+    const buffer = Buffer.allocUnsafeSlow(Math.min(chunkBytes, size - at));
+    const { bytesRead } = await handle.read(buffer, 0, buffer.length, at);
+    if (bytesRead === 0) throw new Error('the spooled file became shorter');
+    at += bytesRead;
+    yield buffer.subarray(0, bytesRead);
   }
 }

@@ -15,10 +15,8 @@ import { type Proxies, plainAddress } from '../client-address.ts';
 import type { ConnectionLimiter } from '../connections.ts';
 import type { Keys } from '../keys/index.ts';
 import { localKey } from '../keys/rights.ts';
-import { readJson } from './body.ts';
+import { bytesOf, openForm, readJson, type Spool } from './body.ts';
 import { isStreamed, sendReply } from './reply.ts';
-import type { Spool } from './spool.ts';
-import { bytesOf, openForm } from './upload.ts';
 
 export interface DispatchRooms extends AccessRooms {
   handlers: Handlers;

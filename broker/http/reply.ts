@@ -8,6 +8,7 @@ import mime from 'mime';
 import { z } from 'zod';
 import type { BytesReply, Caller, GrowingReply, RawReply, SentEvent } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
+import { openBudget } from '../../shared/budget.ts';
 import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
@@ -41,6 +42,8 @@ const beat = ':\n\n';
 const pieceBytes = 64 * 1024;
 /** mime takes these for videos. */
 const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/plain' };
+/** Characters of JSON that may wait for their readers, all answers together. */
+const answers = openBudget(128 * 1024 * 1024, 'answers wait for slow readers');
 const page = z.object({ items: z.array(z.unknown()), total: z.number() });
 const paging = z.object({ limit: z.number(), offset: z.number() });
 
@@ -77,14 +80,8 @@ function metaOf(caller: Caller) {
 
 /** Parses the reply with the route's own schema, so that nothing leaves that the contract does not name. */
 function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): void {
-  ctx.status = route.status;
-  // Else koa searches its table of types for it.
-  ctx.set('Content-Type', jsonType);
   const meta = metaOf(caller);
-  if (route.kind !== 'list') {
-    ctx.body = { data: route.reply.parse(reply), meta };
-    return;
-  }
+  if (route.kind !== 'list') return void sendJson(ctx, route, { data: route.reply.parse(reply), meta });
   const { items, total } = page.parse(reply);
   const { limit, offset } = paging.parse(input);
   const has_more = offset + items.length < total;
@@ -94,10 +91,20 @@ function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): vo
     query.set('offset', String(offset + limit));
     ctx.set('Link', `<${ctx.path}?${query.toString()}>; rel="next"`);
   }
-  ctx.body = {
-    data: items.map((item) => route.reply.parse(item)),
-    meta: { ...meta, total, limit, offset, has_more },
-  };
+  const data = items.map((item) => route.reply.parse(item));
+  sendJson(ctx, route, { data, meta: { ...meta, total, limit, offset, has_more } });
+}
+
+/** Answers that wait for slow readers have a common limit: many of them must not fill the memory. */
+function sendJson(ctx: Context, { status }: Route, body: object): void {
+  const text = JSON.stringify(body);
+  const release = answers.take(text.length);
+  if (ctx.res.closed) release();
+  else ctx.res.once('close', release);
+  ctx.status = status;
+  // Else koa searches its table of types for it.
+  ctx.set('Content-Type', jsonType);
+  ctx.body = text;
 }
 
 function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawReply): void {

@@ -170,7 +170,7 @@ function notASocket(message: string): AppError {
 }
 
 /** A WebSocket as the client of a session. */
-export class SocketPort implements ClientPort {
+class SocketPort implements ClientPort {
   readonly doings: AsyncIterable<Doing>;
   readonly #ws: WebSocket;
   readonly #gone = new AbortController();
