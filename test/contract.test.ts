@@ -5,6 +5,7 @@ import { z } from 'zod';
 import { RequestParser } from '../broker/admission/parse-request.ts';
 import { commandId, type IdNoun, keyId, machineId, single } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
+import { shared } from './at-end.ts';
 import { call, openHouse } from './house.ts';
 import {
   ask,
@@ -21,10 +22,12 @@ import {
   table,
 } from './scene.ts';
 
+const scenery = shared(openScene);
+
 // ---- Who may
 
 test('an id that names nothing is 404 wherever it stands and whatever its form, before anything else is looked at', async () => {
-  const scene = await openScene();
+  const scene = await scenery();
   const forms = ['none', 'mach_none', '__proto__', 'constructor', '../x', 'a b%2F', 'ü', 'x'.repeat(300)];
   const cases = keyed.flatMap((named) =>
     placesIn(named.route).flatMap((place) => forms.map((id) => ({ ...named, ...place, id }))),
@@ -42,7 +45,7 @@ test('an id that names nothing is 404 wherever it stands and whatever its form, 
 });
 
 test('a wrong body is the last thing to be refused: 400 when it is not JSON, 422 when it breaks the schema', async () => {
-  const scene = await openScene();
+  const scene = await scenery();
   // Forms are no JSON: they have tests of their own.
   const cases = keyed.filter(({ route }) => route.body && !route.accepts);
   await expectRefusals(scene, cases, async ({ name, route }) => {
@@ -63,7 +66,7 @@ test('a wrong body is the last thing to be refused: 400 when it is not JSON, 422
 test.each(['machine_ids', 'tags'] as const)(
   'a key limited by %s is told nothing of another machine by whatever it may read, not even how much there is',
   async (by) => {
-    const scene = await openScene();
+    const scene = await scenery();
     const key = await scene.limited(['admin'], by);
     // Nobody waits here for what is followed.
     const reads = keyed.filter(({ route }) => route.method === 'GET' && route.kind !== 'events');
@@ -97,7 +100,7 @@ test.each(['machine_ids', 'tags'] as const)(
 );
 
 test('a key may make no key that reaches a machine outside it, whether it has one name right or none', async () => {
-  const scene = await openScene();
+  const scene = await scenery();
   const key = await scene.limited(['admin']);
   const wishes = [[scene.there.machine], [scene.here.machine, scene.there.machine], undefined];
   await expectRefusals(scene, wishes, async (machine_ids) => {
@@ -115,7 +118,7 @@ test.each([
   ['an admin key limited by machine_ids', 'admin', 'machine_ids'],
   ['an admin key limited by tags', 'admin', 'tags'],
 ] as const)('%s changes no tags, for tags decide what keys reach', async (_what, scope, by) => {
-  const scene = await openScene();
+  const scene = await scenery();
   const key = await scene.limited([scope], by);
   await expectRefusals(scene, [`/machines/${scene.here.machine}`], async (path) => {
     const answer = await scene.house.call('PATCH', path, { key, body: { tags: ['here', 'more'] } });
@@ -124,7 +127,7 @@ test.each([
 });
 
 test('the routes that need no key are exactly these, and answer without one and with a wrong one', async () => {
-  const scene = await openScene();
+  const scene = await scenery();
   const open = table.filter(({ route }) => route.access === 'everybody');
   expect(open.map(({ route }) => `${route.method} ${route.base}${route.path}`).sort()).toEqual([
     'GET /api/v1/openapi.json',
@@ -148,7 +151,7 @@ test('the routes that need no key are exactly these, and answer without one and 
 // ---- Nothing of the table is forgotten
 
 test('every route has a handler: a broker starts, and no route answers that it does not exist', async () => {
-  const { house, known } = await openScene();
+  const { house, known } = await scenery();
   const nowhere = Object.fromEntries(nouns.map((noun) => [noun, 'none'])) as Ids;
   for (const { name, route } of table) {
     const { params } = rawOf(route, nowhere, known);

@@ -5,12 +5,19 @@ import { mkdirSync, truncateSync, utimesSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
+import { shared } from './at-end.ts';
 import { type House, openHouse, temporaryFolder } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 
-async function onMachine(flags: string[] = []) {
+async function openMachine() {
   const house = await openHouse();
-  const { machineId } = await house.agent({ flags });
+  return { house, machineId: (await house.agent()).machineId };
+}
+
+const machine = shared(openMachine);
+
+async function onMachine(opened = machine()) {
+  const { house, machineId } = await opened;
   const folder = temporaryFolder('download');
   const download = (path: string, headers: Record<string, string> = {}, method = 'GET', more = '') =>
     fetch(
@@ -108,7 +115,7 @@ test('a machine that sends more or less than it announced cuts the answer', asyn
 });
 
 test('a download has the type, name, size and validators of its file, and HEAD has the same', async () => {
-  const { house, folder, download } = await onMachine();
+  const { house, folder, download } = await onMachine(openMachine());
   const path = join(folder, '日 "x"\n.ts');
   const content = randomBytes(700_001);
   writeFileSync(path, content);
@@ -196,7 +203,7 @@ test('an empty file, a file of /proc and a file in another range of bytes come w
 });
 
 test('a client that goes away in the middle frees the machine', async () => {
-  const { house, machineId, folder } = await onMachine();
+  const { house, machineId, folder } = await onMachine(openMachine());
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
   // More than may be open at once: each must have been given back.
   for (let n = 0; n < 40; n += 1) {
@@ -211,7 +218,7 @@ test('a client that goes away in the middle frees the machine', async () => {
 });
 
 test('thirty-two stalled downloads hold up neither lists nor contents; one more is told to wait', async () => {
-  const { house, machineId, folder } = await onMachine();
+  const { house, machineId, folder } = await onMachine(openMachine());
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd/a'), 'x');
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));

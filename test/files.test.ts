@@ -13,11 +13,19 @@ import {
 import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
+import { shared } from './at-end.ts';
 import { type CallWish, type House, openHouse, temporaryFolder } from './house.ts';
 
-async function onMachine(flags: string[] = []) {
+async function openMachine(flags: string[] = []) {
   const house = await openHouse();
-  const agent = await house.agent({ flags });
+  return { house, agent: await house.agent({ flags }) };
+}
+
+const machine = shared(openMachine);
+
+/** With flags of its own it is another one. */
+async function onMachine(flags: string[] = []) {
+  const { house, agent } = await (flags.length > 0 ? openMachine(flags) : machine());
   const folder = temporaryFolder('files');
   const files = `/machines/${agent.machineId}/files`;
   return { house, agent, folder, files };
@@ -165,7 +173,8 @@ test('/proc files of size 0 are read whole', async () => {
 });
 
 test('files on an offline machine are machine_offline with a Retry-After', async () => {
-  const { house, agent, files } = await onMachine();
+  const { house, agent } = await openMachine();
+  const files = `/machines/${agent.machineId}/files`;
   await agent.close();
   const answer = await content(house, files, '/etc/os-release');
   expect([answer.status, answer.body.error.code, answer.headers.get('retry-after')]).toEqual([

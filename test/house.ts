@@ -2,7 +2,6 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { onTestFinished } from 'vitest';
 import { agentSettings } from '../agent/config.ts';
 import { type Agent, startAgent } from '../agent/start.ts';
 import { withBroker } from '../broker/cli/connect.ts';
@@ -12,6 +11,7 @@ import type { Scope } from '../shared/api/route.ts';
 import { createLogger } from '../shared/logger.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/settings.ts';
+import { atEnd } from './at-end.ts';
 import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './secrets.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
@@ -19,7 +19,7 @@ export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'de
 /** A folder that goes with the test. */
 export function temporaryFolder(name: string): string {
   const folder = mkdtempSync(join(tmpdir(), `farhand-${name}-`));
-  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  atEnd(() => rmSync(folder, { recursive: true, force: true }));
   return folder;
 }
 
@@ -93,10 +93,10 @@ export async function openHouse(
     ...(wish.flags ?? []),
   ];
   const silence = keepBrokerSilent(dataDir);
-  onTestFinished(() => silence.afterwards());
+  atEnd(() => silence.afterwards());
   const broker = await startBroker(readSettings(brokerSettings, { argv, env: {} }), silence.log, wish.tuning);
-  onTestFinished(() => broker.close());
-  onTestFinished(() => silence.meanwhile());
+  atEnd(() => broker.close());
+  atEnd(() => silence.meanwhile());
   const { url = '', grpc = '' } = broker;
   const { key } = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (local) =>
     local.keys.create({ name: 'test', scopes: ['admin'] }),
@@ -143,11 +143,11 @@ async function openAgent(grpc: string, wish: AgentWish, joinToken: string): Prom
     });
   const first = linked(true);
   const silence = keepAgentSilent(dataDir);
-  onTestFinished(() => silence.afterwards());
+  atEnd(() => silence.afterwards());
   const agent = await startAgent(settings, silence.log, (state) => {
     for (const look of [...waiting]) look(state);
   });
-  onTestFinished(() => agent.close());
+  atEnd(() => agent.close());
   silence.begin();
   await Promise.race([first, agent.ended]);
   return { ...agent, dataDir, linked, logged: silence.lines };

@@ -10,6 +10,7 @@ import { queryOf } from '../broker/admission/parse-request.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import { AppError, codes, isCode } from '../shared/errors.ts';
 import { toWire } from '../shared/rpc.ts';
+import { shared } from './at-end.ts';
 import { type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
 import { joinScripted, type ScriptedAgent, scriptedMachine, statusOf } from './scripted-agent.ts';
 
@@ -113,16 +114,20 @@ async function expectAlive(house: House): Promise<void> {
 }
 
 /** A house and a machine in it that is registered and never comes. */
+const aHouse = shared(openHouse);
+
 async function openQuietHouse(): Promise<{ house: House; machine: string }> {
   const house = await openHouse();
   const { machineId } = await joinScripted(house, 'quiet');
   return { house, machine: `/machines/${machineId}` };
 }
 
+const quietHouse = shared(openQuietHouse);
+
 // ---- Paths and methods
 
 test('a path that does not exist is 401 without a key and 404 with one', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   for (const path of [
     '/',
     '/favicon.ico',
@@ -150,7 +155,7 @@ test('a path that does not exist is 401 without a key and 404 with one', async (
 });
 
 test('a method that a path does not have is 405 with Allow, and 401 without a key that the path needs', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   const methods = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS', 'PROPFIND'];
   const paths = Map.groupBy(allRoutes(), ({ route }) => `${route.base}${route.path}`);
   for (const [path, routes] of paths) {
@@ -178,7 +183,7 @@ test('a path without parameters is its own route, also where it fits the paramet
     const first = all.find((one) => one.method === method && matches(one.path, path));
     expect([method, first?.path]).toEqual([method, path]);
   }
-  const house = await openHouse();
+  const house = await aHouse();
   const { key } = house;
   const preview = '/api/v1/schedules/preview';
   expect((await call(`${house.url}${preview}?cron=@daily`, 'GET', { key })).status).toBe(200);
@@ -236,7 +241,7 @@ const trickyPaths = [
 ];
 
 test('a path that only resembles a route is 401 without a key, 404 with one, and never what it resembles', async () => {
-  const { house } = await openQuietHouse();
+  const { house } = await quietHouse();
   for (const target of trickyPaths) {
     const known = refusal(await ask(house, { target, key: house.key }));
     // "." and ".." are ids of machines that do not exist.
@@ -249,7 +254,7 @@ test('a path that only resembles a route is 401 without a key, 404 with one, and
 });
 
 test('an absolute URI in the request line is its plain path and nothing else: the same key, the same query', async () => {
-  const { house } = await openQuietHouse();
+  const { house } = await quietHouse();
   const { key } = await house.keyed(['files:read']);
   for (const origin of ['http://broker', 'HTTPS://elsewhere:99', 'http://user:password@broker']) {
     const target = `${origin}/api/v1/machines`;
@@ -263,7 +268,7 @@ test('an absolute URI in the request line is its plain path and nothing else: th
 });
 
 test('a Host header changes nothing about a request, whatever is in it', async () => {
-  const { house } = await openQuietHouse();
+  const { house } = await quietHouse();
   const target = '/api/v1/machines?limit=1';
   const hosts = ['', '[', 'a b', 'b/x?limit=7&z=', 'b/x#', 'b?', 'b:99999', 'user@[', 'user@b', '[::1]:8420'];
   const told: string[] = [];
@@ -279,7 +284,7 @@ test('a Host header changes nothing about a request, whatever is in it', async (
 });
 
 test('headers that name another method, path or address change nothing about a request', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const { key } = await house.keyed(['machines:read']);
   for (const name of ['X-HTTP-Method-Override', 'X-HTTP-Method', 'X-Method-Override']) {
     const headers = { [name]: 'DELETE' };
@@ -326,7 +331,7 @@ const bodyKinds: [what: string, body: string, headers: Record<string, string>][]
 ];
 
 test('a body that is not JSON, or says that it is something else, is invalid_request, and nothing changes', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const told: unknown[] = [];
   for (const [what, body, headers] of bodyKinds) {
     told.push([what, refusal(await house.call('PATCH', machine, { body, headers }))]);
@@ -336,7 +341,7 @@ test('a body that is not JSON, or says that it is something else, is invalid_req
 });
 
 test('a body that is JSON but no object is refused, also where no field is required', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const bodies = ['[]', '[{"name":"x"}]', '5', '"name"', 'true', 'null'];
   const told: unknown[] = [];
   for (const body of bodies) told.push([body, refusal(await house.call('PATCH', machine, { body }))]);
@@ -347,7 +352,7 @@ test('a body that is JSON but no object is refused, also where no field is requi
 });
 
 test('bytes that are not UTF-8 are invalid_request, never text with other characters', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const [answer] = await wire(
     house,
     requestText({
@@ -363,7 +368,7 @@ test('bytes that are not UTF-8 are invalid_request, never text with other charac
 });
 
 test('JSON is taken with any JSON type, without a type, with a charset, and as it is without an encoding', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const types = [
     { 'Content-Type': 'application/json' },
     { 'Content-Type': 'Application/JSON; Charset=UTF-8' },
@@ -385,7 +390,7 @@ test('JSON is taken with any JSON type, without a type, with a charset, and as i
 });
 
 test('a declared body over 1 MiB is 413 before a byte of it is sent, and the connection is closed', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   for (const length of [mebibyte + 1, 1e12]) {
     const answers = await wire(
       house,
@@ -406,7 +411,7 @@ test('a declared body over 1 MiB is 413 before a byte of it is sent, and the con
 });
 
 test('a chunked body is 413 as soon as it is over 1 MiB, while the client still sends', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const head = requestText({
     method: 'PATCH',
     target: `/api/v1${machine}`,
@@ -418,7 +423,7 @@ test('a chunked body is 413 as soon as it is over 1 MiB, while the client still 
 });
 
 test('a body of exactly 1 MiB is taken, and file content may have 16 MiB', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const full = '{"name":"full"}'.padEnd(mebibyte);
   expect((await house.call('PATCH', machine, { body: full })).body.data.name).toBe('full');
   const target = `/api/v1${machine}/files/content`;
@@ -443,7 +448,7 @@ test.each<[string, [string, string]]>([
   ['arrays', ['[', ']']],
   ['objects', ['{"a":', '}']],
 ])('%s nested 33 deep are invalid_request, and so are 10,000 and as many as fit', async (_what, pair) => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const body = (levels: number): string => `{"name":${nested(levels - 1, pair).replace('":}', '":0}')}}`;
   const deepest = Math.floor((mebibyte - 20) / (pair[0].length + 1));
   for (const levels of [33, 34, 10_000, deepest]) {
@@ -473,7 +478,7 @@ test('keys of Object.prototype in a body are validation_failed and pollute nothi
 });
 
 test('names of Object.prototype in a path, a query or a header mean nothing', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   for (const name of ['__proto__', 'constructor', 'toString', 'hasOwnProperty']) {
     expect(refusal(await house.call('GET', `/machines/${name}`))).toBe('404 machine_not_found');
     expect(refusal(await house.call('GET', `/commands/${name}`))).toBe('404 command_not_found');
@@ -487,7 +492,7 @@ test('names of Object.prototype in a path, a query or a header mean nothing', as
 });
 
 test('unknown fields of a body are validation_failed, and tell which', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const answer = await house.call('PATCH', machine, { body: { name: 'x', Name: 'y', hostname: 'z' } });
   expect(refusal(answer)).toBe('422 validation_failed');
   const { issues } = answer.body.error.details;
@@ -495,7 +500,7 @@ test('unknown fields of a body are validation_failed, and tell which', async () 
 });
 
 test('a body of 1 MB with 80,000 unknown fields is refused in few words before it is parsed', async () => {
-  const { house } = await openQuietHouse();
+  const { house } = await quietHouse();
   const many = Object.fromEntries(Array.from({ length: 80_000 }, (_, n) => [`f${n}`, 1]));
   const bodies: [path: string, body: object][] = [
     ['/schedules', many],
@@ -514,7 +519,7 @@ test('a body of 1 MB with 80,000 unknown fields is refused in few words before i
 });
 
 test('a refusal names at most 20 of what is wrong, and nothing of it at length', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const id = machine.split('/').at(-1);
   const some = (n: number, name: string) =>
     Object.fromEntries(Array.from({ length: n }, (_, i) => [name + i, 1]));
@@ -547,7 +552,7 @@ test('a refusal names at most 20 of what is wrong, and nothing of it at length',
 });
 
 test('a boolean is true or false and nothing else: in a query invalid_request, in a body validation_failed', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const inQuery = ['1', '0', 'yes', 'TRUE', 'True', '', ' true', 'null', 'true&hidden=true'];
   const inBody = [1, 0, 'true', 'false', '', null, [], {}];
   const told: unknown[] = [];
@@ -571,7 +576,7 @@ test('a boolean is true or false and nothing else: in a query invalid_request, i
 });
 
 test('where no field is required an empty body will do, with and without Content-Type, declared and chunked', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { house, machine } = await quietHouse();
   const kinds: [headers: Record<string, string>, body: string][] = [
     [{}, ''],
     [{ 'Content-Type': 'application/json' }, ''],
@@ -653,7 +658,7 @@ const garbage: [what: string, bytes: string, expected: RegExp][] = [
 ];
 
 test.each(garbage)('%s gets an envelope, and the broker lives on', async (_what, bytes, expected) => {
-  const house = await openHouse();
+  const house = await aHouse();
   const socket = await dialHttp(house);
   const answered = everything(socket);
   socket.write(Buffer.from(bytes, 'latin1'));
@@ -663,7 +668,7 @@ test.each(garbage)('%s gets an envelope, and the broker lives on', async (_what,
 });
 
 test('expectations and upgrades that nobody knows are refused in the envelope, or ignored', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   for (const headers of [{ Expect: 'miracles' }, { Connection: 'Upgrade, close', Upgrade: 'websocket' }]) {
     const answer = await ask(house, { target: '/healthz', headers });
     if (answer.status === 200) expect(answer.text).toBe('ok\n');
@@ -672,7 +677,7 @@ test('expectations and upgrades that nobody knows are refused in the envelope, o
 });
 
 test('headers just under 16 KiB are read', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   const answer = await ask(house, { target: '/healthz', headers: { X: 'x'.repeat(16_000) } });
   expect([answer.status, answer.text]).toEqual([200, 'ok\n']);
 });
@@ -745,7 +750,7 @@ test('clients that go away in the middle of headers or a body leave nothing behi
 // ---- Headers of every answer
 
 test('a sane X-Request-Id is kept, in the header and in meta; any other is replaced by one of ours', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   const sane = ['a', 'A-b_c.1', 'x'.repeat(64), '01234567-89ab-cdef-0123-456789abcdef'];
   for (const id of sane) {
     const good = await house.call('GET', '/machines', { headers: { 'X-Request-Id': id } });
@@ -769,7 +774,7 @@ test('a sane X-Request-Id is kept, in the header and in meta; any other is repla
 });
 
 test('no answer lets another origin read it, not even to a preflight', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   const origin = {
     Origin: 'https://evil.example',
     'Access-Control-Request-Method': 'DELETE',
@@ -794,7 +799,7 @@ test('no answer lets another origin read it, not even to a preflight', async () 
 });
 
 test('HEAD answers every GET route with the same status and type, and without a body', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   const { machineId: machine_id } = await house.agent();
   const folder = temporaryFolder('head');
   writeFileSync(join(folder, 'file'), 'x');
@@ -848,7 +853,7 @@ test('HEAD answers every GET route with the same status and type, and without a 
 // ---- The pages
 
 test('files of the reference page are a list of ours: no path leads out of it', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   for (const target of [
     '/docs/package.json',
     '/docs/index.html',
@@ -879,7 +884,7 @@ test('files of the reference page are a list of ours: no path leads out of it', 
 });
 
 test('the reference page loads nothing but our own files, and no key is needed for any of them', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   const page = await call(`${house.url}/docs`, 'GET');
   expect([page.status, page.headers.get('content-type')]).toEqual([200, 'text/html; charset=utf-8']);
   const policy = page.headers.get('content-security-policy') ?? '';
@@ -968,7 +973,7 @@ test.each([
   ['ReadFile', 'GET', 'files/content?path=/x', undefined],
   ['WriteFile', 'PUT', 'files/content', { path: '/x', content: 'y' }],
 ])('a client that goes away gives up %s on its machine too', async (name, method, path, body) => {
-  const house = await openHouse();
+  const house = await aHouse();
   const agent = await scriptedMachine(house);
   const { leave } = askAndLeave(house, method, `/machines/${agent.identity.machineId}/${path}`, body);
   const { call_id, method: called } = await agent.next('call');
@@ -981,7 +986,7 @@ test.each([
 test.each(['refuses it', 'has begun'])(
   'asking for the head of a watch is over when its machine %s, and the connection takes more',
   async (how) => {
-    const house = await openHouse();
+    const house = await aHouse();
     const agent = await scriptedMachine(house);
     const asked = (way: string, more: string): string =>
       `${way} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${house.key}\r\n${more}\r\n`;
@@ -1036,7 +1041,7 @@ async function startCommand(house: House, agent: ScriptedAgent, event?: object):
 }
 
 test('a client that goes away never gives up its command', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   const agent = await scriptedMachine(house);
   const command = await startCommand(house, agent, { started: { pid: 1, started_at_ms: Date.now() } });
   await command.leave();
@@ -1105,7 +1110,7 @@ test.each<[string, string, string, unknown, object[]]>([
 ])(
   'a machine that answers with %s is machine_error, and the broker lives on',
   async (_what, method, path, body, parts) => {
-    const house = await openHouse();
+    const house = await aHouse();
     const agent = await scriptedMachine(house);
     const { answer } = askAndLeave(house, method, `/machines/${agent.identity.machineId}/${path}`, body);
     const called = await agent.next('call');
@@ -1121,7 +1126,7 @@ test.each<[string, string, string, unknown, object[]]>([
 );
 
 test('a machine whose report has a time that no calendar has spoils no answer', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   const { identity } = await scriptedMachine(house, {
     metrics: { recorded_at_ms: 9e18, memory: {}, disk: {} },
   });
@@ -1153,7 +1158,7 @@ test.each<[string, object | undefined, object]>([
   ['wrote more bytes than a database counts', undefined, { stdout_bytes: 1.8e19 }],
   ['writes on far beyond its end', output, { stdout_bytes: 2 ** 62 + 1 }],
 ])('a machine that says its command %s spoils no other command', async (_what, event, exit) => {
-  const house = await openHouse();
+  const house = await aHouse();
   const agent = await scriptedMachine(house);
   const bad = await startCommand(house, agent, event);
   bad.exit({ outcome: 'PROCESS_OUTCOME_EXITED', ...exit });
@@ -1168,7 +1173,7 @@ test.each<[string, object | undefined, object]>([
 });
 
 test('a machine that says its command started at a time that no calendar has cannot keep the broker from starting', async () => {
-  const house = await openHouse();
+  const house = await aHouse();
   const agent = await scriptedMachine(house);
   const command = await startCommand(house, agent, { started: { pid: 1, started_at_ms: 9e18 } });
   await logged(house, command.id, /started|failed/);

@@ -1,6 +1,3 @@
-// Rights that change while a request is under way, or after: what it then does, and what a repeat and the record tell.
-import crypto from 'node:crypto';
-import { syncBuiltinESMExports } from 'node:module';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { openRecorder } from '../broker/admission/audit.ts';
@@ -13,7 +10,7 @@ import type { Key, Machine } from '../broker/state/index.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
 import { readSettings } from '../shared/settings.ts';
-import { type House, openHouse, quiet, temporaryFolder } from './house.ts';
+import { openHouse, quiet, temporaryFolder } from './house.ts';
 
 const day = 86_400_000;
 
@@ -341,29 +338,3 @@ test('whoever leaves the machine out is told one thing where there is none and w
   expect(await ask({ key })).toEqual(none);
   expect(await ask()).toEqual(none);
 });
-
-test('a request costs one look-up of its key', async () => {
-  const house = await openHouse();
-  await lookups(house);
-  expect(await lookups(house)).toBe(1);
-});
-
-/** Hashes that are made while one request is answered. */
-async function lookups(house: House): Promise<number> {
-  const { hash } = crypto;
-  let made = 0;
-  crypto.hash = new Proxy(hash, {
-    apply(target, self, args) {
-      made += 1;
-      return Reflect.apply(target, self, args);
-    },
-  });
-  syncBuiltinESMExports();
-  try {
-    expect((await house.call('GET', '/auth/me')).status).toBe(200);
-  } finally {
-    crypto.hash = hash;
-    syncBuiltinESMExports();
-  }
-  return made;
-}

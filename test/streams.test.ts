@@ -11,14 +11,22 @@ import type { Scope } from '../shared/api/route.ts';
 import { type Code, codes } from '../shared/errors.ts';
 import { connect, type Streams } from '../shared/grpc.ts';
 import { streamsService } from '../shared/rpc.ts';
+import { shared } from './at-end.ts';
 import { gate, soon } from './command-bench.ts';
 import { type CallWish, type House, openHouse, temporaryFolder } from './house.ts';
 import { all, caOf, hearing, line, refusalOf, streamsOf } from './streams-bench.ts';
 
 /** A house with one machine, and a client with every right. */
-async function scene() {
+async function openScene() {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
+  return { house, machine_id };
+}
+
+const sharedScene = shared(openScene);
+
+async function scene(opened = sharedScene()) {
+  const { house, machine_id } = await opened;
   return { house, machine_id, client: await streamsOf(house) };
 }
 
@@ -171,7 +179,7 @@ test('a call that begins with another message, or with a second start, is refuse
 });
 
 test('a machine that is away is told before a command is accepted', async () => {
-  const { house, machine_id, client } = await scene();
+  const { house, machine_id, client } = await scene(openScene());
   const agent = await house.agent();
   await agent.close();
   await soon(async () => (await house.client.machines.get({ machine_id: agent.machineId })).status).toBe(
@@ -344,7 +352,7 @@ test('what a client sends of its leaving may arrive in two parts, and still ends
 });
 
 test('a repeat with the same idempotency key finds the same command, and its input counts once', async () => {
-  const { client, house, machine_id } = await scene();
+  const { client, house, machine_id } = await scene(openScene());
   const start = { machine_id, command: 'cat' };
   const asked = line<ExecRequest>({ start }, { stdin: Buffer.from('ab') });
   const options = { idempotencyKey: 'once' };
@@ -466,7 +474,7 @@ test('changes are told as they happen, after a first message that says it watche
 // ---- What ends a call
 
 test('a key that is revoked ends its open calls at once', async () => {
-  const { house, machine_id } = await scene();
+  const { house, machine_id } = await scene(openScene());
   const { key } = await house.keyed(['commands:execute', 'machines:read', 'files:read']);
   const client = await streamsOf(house, key);
   const asked = line({ start: { machine_id, command: 'cat' } });
@@ -483,7 +491,7 @@ test('a key that is revoked ends its open calls at once', async () => {
 });
 
 test('a broker that stops tells its callers to come back', async () => {
-  const { house, client } = await scene();
+  const { house, client } = await scene(openScene());
   const events = client.events({});
   const ended = refusalOf(events);
   const held = client.watchFiles({

@@ -5,12 +5,19 @@ import { request } from 'node:http';
 import { connect } from 'node:net';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
+import { shared } from './at-end.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 
-async function onMachine() {
+async function openMachine() {
   const house = await openHouse();
-  const { machineId } = await house.agent();
+  return { house, machineId: (await house.agent()).machineId };
+}
+
+const machine = shared(openMachine);
+
+async function onMachine(opened = machine()) {
+  const { house, machineId } = await opened;
   const folder = temporaryFolder('upload');
   const files = `${house.url}/api/v1/machines/${machineId}/files`;
   const headers = { Authorization: `Bearer ${house.key}` };
@@ -197,7 +204,7 @@ test('overwrite=false keeps what is there, before and after the file', async () 
 });
 
 test('a form is taken in either order, with its fields anywhere and its path in the query', async () => {
-  const { folder, send, house } = await onMachine();
+  const { folder, send, house } = await onMachine(openMachine());
   const content = randomBytes(3_000_000);
   const sha256 = createHash('sha256').update(content).digest('hex');
   const at = (name: string) => join(folder, name);
