@@ -103,6 +103,16 @@ export class AppError extends Error {
   }
 }
 
+/** What is wrong with one field of a part of a request: `body: env: at most 256 variables`. */
+export function fieldError(
+  part: string,
+  path: string,
+  message: string,
+  code: 'validation_failed' | 'invalid_request' = 'validation_failed',
+): AppError {
+  return new AppError(code, `${part}: ${path && `${path}: `}${message}`, { issues: [{ path, message }] });
+}
+
 /** Whether a text is one of our codes (a far end may be newer, or lie). */
 export function isCode(text: string): text is Code {
   return Object.hasOwn(codes, text);

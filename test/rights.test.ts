@@ -327,7 +327,7 @@ test('whoever leaves the machine out is told one thing where there is none and w
     return answers.map(({ status, body }) => [status, body.error?.code, body.error?.message]);
   };
   const none = await ask({ key });
-  expect(none[0]).toMatchObject([400, 'invalid_request', expect.stringMatching(/machine_id: say which/)]);
+  expect(none[0]).toMatchObject([400, 'invalid_request', expect.stringMatching(/machine_id: name one/)]);
   expect(new Set(none.map(String)).size).toBe(1);
   expect(await ask()).toEqual(none);
   await house.agent();

@@ -2,7 +2,7 @@
 // names something: judged before the body is read, after it, in the commit that changes something, and while it lasts.
 import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
 import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
-import { AppError, type Code } from '../../shared/errors.ts';
+import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import type { Keys } from '../keys/index.ts';
 import { currentKey, holds, reaches, rightsOf, watchRights } from '../keys/rights.ts';
 import { type Declared, foundBy, type Key, type State } from '../state/index.ts';
@@ -227,8 +227,7 @@ function implyMachine(raw: RawInput, key: Key, declared: Declared): void {
   const inBody =
     typeof body === 'object' && body !== null && 'machine_id' in body ? body.machine_id : undefined;
   if (inQuery !== undefined && inBody !== undefined && inQuery !== inBody) {
-    const issues = [{ path: 'machine_id', message: 'is another one in the query' }];
-    throw new AppError('validation_failed', 'body: machine_id: is another one in the query', { issues });
+    throw fieldError('body', 'machine_id', 'is another one in the query');
   }
   const [only, ...more] = [...declared.machines.values()];
   if (inQuery !== undefined || inBody !== undefined || only === undefined || more.length > 0) return;

@@ -2,7 +2,7 @@
 import type { Caller } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Budget } from '../../shared/budget.ts';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AgentStub, CallOptions } from '../../shared/rpc.ts';
 import type { Events } from '../events.ts';
@@ -64,10 +64,8 @@ export function onMachine<T extends { machine_id?: MachineId | undefined }>(
 ): T & { machine_id: MachineId } {
   const { machine_id } = input;
   if (machine_id !== undefined) return { ...input, machine_id };
-  const message =
-    'say which: it may be left out only where one machine is registered and this key reaches it';
-  const issues = [{ path: 'machine_id', message }];
-  throw new AppError('invalid_request', `machine_id: ${message}`, { issues });
+  const message = 'name one: it may be left out only while this key reaches the only machine there is';
+  throw fieldError('query', 'machine_id', message, 'invalid_request');
 }
 
 /** The head that a streamed answer begins with, and what follows, which ends with the request. */

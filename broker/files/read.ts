@@ -5,7 +5,7 @@ import type { FileMatch__Output } from '../../proto/types/farhand/agent/v1/FileM
 import type { ListFilesResponse__Output } from '../../proto/types/farhand/agent/v1/ListFilesResponse.ts';
 import type { ReadFileHead__Output } from '../../proto/types/farhand/agent/v1/ReadFileHead.ts';
 import type { Api, Caller, Handlers, Input, Reply, SentEvent } from '../../shared/api/index.ts';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
 import { present } from '../../shared/rpc.ts';
 import { bulk, type FileRooms, listing, long, onMachine, opened, short, stubOf, watching } from './calls.ts';
 import { bytesOf, demandEntry, type Entry, entryOf, pathOf, soundEtag } from './entries.ts';
@@ -118,8 +118,7 @@ async function* searchFiles(
 ): AsyncGenerator<Line> {
   const { name = '', content = '', ignore_case, hidden, limit } = input;
   if (name === '' && content === '') {
-    const issues = [{ path: 'name', message: 'say what to search for: name, content or both' }];
-    throw new AppError('invalid_request', 'query: name or content is needed', { issues });
+    throw fieldError('query', 'name', 'is missing: search for name, content or both', 'invalid_request');
   }
   const path = bytesOf(input.path ?? '', input.path_encoding);
   const request = { path, name, content, ignore_case, hidden, limit };

@@ -3,7 +3,7 @@
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/index.ts';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
 import { type AgentStub, type CallOptions, present } from '../../shared/rpc.ts';
 import { bulk, type FileRooms, long, onMachine, short, stubOf, tell } from './calls.ts';
 import { bytesOf, demandEntry, entryOf, modeOf, pathOf, soundEtag } from './entries.ts';
@@ -70,10 +70,7 @@ export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing
 
 function uploadFile(rooms: FileRooms, input: Input<Route<'upload'>>, caller: Caller) {
   const { path, content, create_parents, overwrite } = input;
-  if (path === undefined) {
-    const issues = [{ path: 'path', message: 'is missing: where shall the file go?' }];
-    throw new AppError('validation_failed', 'form: path: is missing', { issues });
-  }
+  if (path === undefined) throw fieldError('form', 'path', 'is missing: name the file to write');
   const open = { path: bytesOf(path, input.path_encoding), create_parents, overwrite };
   // Those after the file count too.
   const commit = (): Commit => {
@@ -99,8 +96,7 @@ async function extractArchive(rooms: FileRooms, input: Input<Route<'extract'>>, 
 function demandEarly(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
     if (fields[name] === early[name] || (name === 'path' && fields[name] === undefined)) continue;
-    const issues = [{ path: name, message: 'must come before the file' }];
-    throw new AppError('validation_failed', `form: ${name}: must come before the file`, { issues });
+    throw fieldError('form', name, 'must come before the file');
   }
 }
 

@@ -5,7 +5,7 @@ import { mostVariables } from '../../shared/api/commands.ts';
 import { api, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
 import type { CommandId } from '../../shared/api/route.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
-import { AppError, type Code } from '../../shared/errors.ts';
+import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { present } from '../../shared/rpc.ts';
 import { type AccessRooms, type Guard, guardOf, nothing, recallBy } from '../admission/authorize.ts';
@@ -186,8 +186,7 @@ function bodyOf(start: ExecStart__Output) {
   const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
   // Counted before each of them is checked: a message has place for many thousands.
   if (Object.keys(env).length > mostVariables) {
-    const issues = [{ path: 'env', message: `at most ${mostVariables} variables` }];
-    throw new AppError('validation_failed', `body: env: at most ${mostVariables} variables`, { issues });
+    throw fieldError('body', 'env', `at most ${mostVariables} variables`);
   }
   return {
     machine_id,

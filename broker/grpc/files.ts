@@ -98,9 +98,7 @@ async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGener
 
 function demandSame(commit: WriteFileCommit__Output, sha256: string): void {
   if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return;
-  const issues = [{ path: 'sha256', message: 'is not that of the bytes that came' }];
-  throw new AppError('validation_failed', 'commit: sha256: is not that of the bytes that came', {
-    issues,
-    sha256,
-  });
+  const issue = { path: 'sha256', message: 'is not that of the bytes that came' };
+  const details = { issues: [issue], sha256 };
+  throw new AppError('validation_failed', `commit: ${issue.path}: ${issue.message}`, details);
 }

@@ -11,7 +11,7 @@ import getRawBody from 'raw-body';
 import type { Content } from '../../shared/api/index.ts';
 import type { Budget } from '../../shared/budget.ts';
 import { after } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { pulled } from '../../shared/pace.ts';
 
@@ -53,7 +53,7 @@ export async function readJson(
 }
 
 /** Gives back at the end of its request what was taken for it. */
-export function whenOver(over: AbortSignal, release: () => void): void {
+function whenOver(over: AbortSignal, release: () => void): void {
   if (over.aborted) release();
   else over.addEventListener('abort', release, { once: true });
 }
@@ -91,8 +91,7 @@ export function refuseTangled(bytes: Buffer): void {
     if (depth > maxDepth)
       throw new AppError('invalid_request', `the body is nested deeper than ${maxDepth} levels`);
     if (fields > maxFields) {
-      const message = `must not hold more than ${maxFields} fields`;
-      throw new AppError('validation_failed', `body: ${message}`, { issues: [{ path: '', message }] });
+      throw fieldError('body', '', `must not hold more than ${maxFields} fields`);
     }
   }
 }
@@ -156,7 +155,8 @@ class Form {
     const parser = parserOf(request);
     this.#parser = parser;
     this.#finished.promise.then(
-      () => this.#file.reject(invalid('file', 'is missing: send the content as a part called file')),
+      () =>
+        this.#file.reject(fieldError('form', 'file', 'is missing: send the content as a part called file')),
       this.#file.reject,
     );
     // Without a reader it must not end the process.
@@ -165,7 +165,9 @@ class Form {
     parser.on('file', (name, part) => this.#takeFile(name, part));
     parser.on('field', (name, value, _nameTruncated, truncated) => this.#takeField(name, value, truncated));
     for (const limit of ['partsLimit', 'fieldsLimit', 'filesLimit'] as const) {
-      parser.once(limit, () => this.stop(invalid('file', 'must be the only file, with at most 20 fields')));
+      parser.once(limit, () =>
+        this.stop(fieldError('form', 'file', 'must be the only file, with at most 20 fields')),
+      );
     }
     parser.on('error', (error) => this.stop(malformed(error)));
     request.once('close', () => {
@@ -212,16 +214,16 @@ class Form {
       this.#file.resolve(part);
     } else {
       part.resume();
-      this.stop(invalid(name ?? '', 'is no part of this form: the content is called file'));
+      this.stop(fieldError('form', name ?? '', 'is no part of this form: the content is called file'));
     }
   }
 
   #takeField(name: string | undefined, value: string, truncated: boolean): void {
-    if (name === undefined) this.stop(invalid('', 'a field needs a name'));
-    else if (truncated) this.stop(invalid(name, 'is too long'));
+    if (name === undefined) this.stop(fieldError('form', '', 'a field needs a name'));
+    else if (truncated) this.stop(fieldError('form', name, 'is too long'));
     // What the parser makes of other bytes.
-    else if (value.includes('\ufffd')) this.stop(invalid(name, 'must be UTF-8'));
-    else if (this.#fields.has(name)) this.stop(invalid(name, 'is given twice'));
+    else if (value.includes('\ufffd')) this.stop(fieldError('form', name, 'must be UTF-8'));
+    else if (this.#fields.has(name)) this.stop(fieldError('form', name, 'is given twice'));
     else this.#fields.set(name, value);
   }
 }
@@ -241,10 +243,6 @@ function parserOf({ headers }: IncomingMessage): BusboyInstance {
   } catch (error) {
     throw malformed(error);
   }
-}
-
-function invalid(path: string, message: string): AppError {
-  return new AppError('validation_failed', `form: ${path}: ${message}`, { issues: [{ path, message }] });
 }
 
 function malformed(error: unknown): AppError {

@@ -81,7 +81,10 @@ function metaOf(caller: Caller) {
 /** Parses the reply with the route's own schema, so that nothing leaves that the contract does not name. */
 function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): void {
   const meta = metaOf(caller);
-  if (route.kind !== 'list') return void sendJson(ctx, route, { data: route.reply.parse(reply), meta });
+  if (route.kind !== 'list') {
+    sendJson(ctx, route, { data: route.reply.parse(reply), meta });
+    return;
+  }
   const { items, total } = page.parse(reply);
   const { limit, offset } = paging.parse(input);
   const has_more = offset + items.length < total;

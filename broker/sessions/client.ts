@@ -1,6 +1,6 @@
 // A client of a terminal as this room sees it, whatever carries it: a WebSocket, or a gRPC stream.
 import { clientMessage } from '../../shared/api/terminal.ts';
-import { AppError } from '../../shared/errors.ts';
+import { fieldError } from '../../shared/errors.ts';
 
 /** What a client does. Its transport has checked the form. */
 export type Doing =
@@ -14,9 +14,7 @@ export function doingOf(message: unknown): Doing {
   const { data, error } = clientMessage.safeParse(message);
   if (!data) {
     const [issue] = error.issues;
-    const path = issue?.path.join('.') ?? '';
-    const text = `message: ${path && `${path}: `}${issue?.message ?? 'not valid'}`;
-    throw new AppError('validation_failed', text, { issues: [{ path, message: issue?.message }] });
+    throw fieldError('message', issue?.path.join('.') ?? '', issue?.message ?? 'not valid');
   }
   if (data.type === 'input') return { input: Buffer.from(data.data) };
   if (data.type === 'signal') return { signal: data.signal };
