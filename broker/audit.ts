@@ -66,17 +66,6 @@ export function createAudit(history: History, keepMs: number, keepRows?: number)
   };
 }
 
-/** The entry of another machine, the n-th, of a request whose first entry is `first`. */
-export function auditOn(first: Entry, machine_id: MachineId, n: number): Entry {
-  if (!isAudit(first)) throw new Error(`an entry of kind ${first.kind} is not an audit entry`);
-  const entry: AuditEntry = { ...first, id: `${first.id}_${n}`, deed: { ...first.deed, machine_id } };
-  return entry;
-}
-
-function isAudit(entry: Entry): entry is AuditEntry {
-  return entry.kind === 'audit';
-}
-
 /** Rows of the machines that a key reaches, and its own rows of no machine. */
 function visibleTo(caller: Caller): Condition {
   const reachable = caller.reachable();

@@ -13,17 +13,29 @@ export class Wake {
   }
 
   /** Resolves at the next wake(), or when the signal fires. Look at the state, then wait, in one turn. */
-  wait(signal: AbortSignal): Promise<void> {
+  wait(signal?: AbortSignal): Promise<void> {
     return new Promise((resolve) => {
-      if (signal.aborted) return resolve();
+      if (signal?.aborted) return resolve();
       const done = (): void => {
         this.#waiting.delete(done);
-        signal.removeEventListener('abort', done);
+        signal?.removeEventListener('abort', done);
         resolve();
       };
       this.#waiting.add(done);
-      signal.addEventListener('abort', done, { once: true });
+      signal?.addEventListener('abort', done, { once: true });
     });
+  }
+
+  /** Resolves when `test` holds, as looked at with every wake(), after `ms`, or when the signal fires. */
+  async until(test: () => boolean, ms: number, signal?: AbortSignal): Promise<void> {
+    let late = ms <= 0;
+    if (late || test()) return;
+    const cancel = after(ms, () => {
+      late = true;
+      this.wake();
+    });
+    while (!late && !signal?.aborted && !test()) await this.wait(signal);
+    cancel();
   }
 }
 

@@ -1,4 +1,4 @@
-// A command: its record, what an agent is to start, what the agent's report means, and how it is held while it is open.
+// A command: its record, the spec that an agent starts, and what the exit that the agent reports means.
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
@@ -7,9 +7,7 @@ import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../sha
 import { latestInstant, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import type { Asking } from '../../shared/rpc.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
-import type { Output } from './output.ts';
 
 export type CommandRecord = Reply<Api['commands']['get']>;
 export type Status = CommandRecord['status'];
@@ -146,52 +144,4 @@ export function isSound({ started, output, exit }: ProcessEvent__Output): boolea
     values.every((value) => value >= 0 && value <= most);
   const words = /^[\x20-\x7e]{0,32}$/.test(exit?.signal ?? '') && (exit?.reason.length ?? 0) <= 4096;
   return within(times, latestInstant) && within(counts, Number.MAX_SAFE_INTEGER) && words;
-}
-
-/** A command that has not ended, as the broker holds it in memory. Its states: see runner.ts. */
-export class OpenCommand {
-  record: Command;
-  readonly output: Output;
-  /** Of the request that made it, for the logs of the machine. */
-  readonly requestId: string;
-  /** It is on disk; before that nothing is done with it. */
-  stored = false;
-  /** An earlier broker left it open. */
-  recovered = false;
-  /** It holds one of the slots of its batch. */
-  inSlot = false;
-  /** Its agent is being asked about it. */
-  followed = false;
-  /** Its start is, or is about to be, in an event. */
-  announced: boolean;
-  /** How it ended, from the moment that is known; on disk a little later. */
-  end: Command | undefined;
-  /** Its record, once its end is on disk: all of its output is there. */
-  ended: Command | undefined;
-  /** Who requested its end, for the log of the machine. */
-  cancelledBy: Asking | undefined;
-  /** The last input on its way; never rejects. */
-  input: Promise<unknown> = Promise.resolve();
-  cancelTimer: () => void = () => {};
-
-  constructor(record: Command, output: Output, requestId = newId('request')) {
-    this.record = record;
-    this.output = output;
-    this.requestId = requestId;
-    this.announced = record.started_at !== null;
-  }
-
-  get state(): 'queued' | 'dispatched' | 'running' | 'ending' | 'ended' {
-    if (this.end) return this.ended ? 'ended' : 'ending';
-    if (this.record.journal_id === '') return 'queued';
-    return this.record.status === 'running' ? 'running' : 'dispatched';
-  }
-
-  /** Its record with its output so far; `most` bytes of each stream. */
-  async current(most?: number): Promise<Command> {
-    const { output } = this;
-    if (this.ended || output.silent) return this.ended ?? this.record;
-    const tails = { stdout: await output.tail('stdout', most), stderr: await output.tail('stderr', most) };
-    return this.ended ?? { ...this.record, ...tails, ...output.extent() };
-  }
 }

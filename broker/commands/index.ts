@@ -4,6 +4,7 @@ import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/a
 import type { CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { Acknowledgements } from '../link/acknowledge.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { Batches } from './batches.ts';
 import {
@@ -11,14 +12,13 @@ import {
   type CommandParams,
   type CommandRecord,
   commandOf,
-  type OpenCommand,
   refuseLocked,
   specOf,
 } from './command.ts';
-import { Lifecycle } from './lifecycle.ts';
+import { type CommandServices, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { OutputDirectory, type Stream } from './output.ts';
 import { bytesOf, eventsFrom, type Part, partsFrom, type Source } from './readers.ts';
-import { type CommandRooms, cancelWaitMs, Runner, type RunnerRooms } from './runner.ts';
+import { Runner, type RunnerContext } from './runner.ts';
 import { Scheduler } from './scheduler.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './serialize.ts';
 import { type CommandRetention, CommandStore, columns, fromRow } from './store.ts';
@@ -46,33 +46,36 @@ export interface CommandSettings extends CommandRetention {
 /** Input goes to the machine in pieces of this size. */
 const inputBytes = 32 * 1024;
 
-/** Opens history and output of commands, and takes up what an earlier broker left open. */
-export async function openCommands(
-  rooms: CommandRooms,
+/** Resolves when what an earlier broker left open is taken up. */
+export async function createCommands(
+  services: CommandServices,
   { directory, ...retention }: CommandSettings,
   log: Logger,
 ): Promise<Commands> {
+  const stop = new AbortController();
   const outputs = new OutputDirectory(directory, log);
-  const store = new CommandStore(rooms, outputs, retention);
+  const store = new CommandStore(services, outputs, retention);
   await outputs.removeAllBut(store.withFiles());
-  const scheduler = new Scheduler(rooms.presence);
-  const lifecycle = new Lifecycle({ ...rooms, store, scheduler }, log);
-  const parts = { ...rooms, store, outputs, scheduler, lifecycle };
-  const runner = new Runner(parts, log);
-  const batches = new Batches({ ...parts, runner }, log);
-  await batches.recover();
-  void runner.run();
-  return new Commands({ ...parts, runner, batches });
+  const common = { ...services, stopping: stop.signal, log };
+  const scheduler = new Scheduler(common);
+  const acknowledgements = new Acknowledgements(services.presence, log);
+  const context = { ...common, store, outputs, scheduler, acknowledgements };
+  const runner = new Runner(context);
+  const batches = new Batches({ ...context, runner });
+  await runner.recover(batches.open());
+  return new Commands({ ...context, runner, batches }, stop);
 }
 
-type Parts = RunnerRooms & { runner: Runner; batches: Batches };
+type Parts = RunnerContext & { runner: Runner; batches: Batches };
 
 export class Commands {
   readonly batches: Batches;
   readonly #parts: Parts;
+  readonly #stop: AbortController;
 
-  constructor(parts: Parts) {
+  constructor(parts: Parts, stop: AbortController) {
     this.#parts = parts;
+    this.#stop = stop;
     this.batches = parts.batches;
   }
 
@@ -83,18 +86,14 @@ export class Commands {
     ofMachine: (input, caller) => this.#list(routes.ofMachine, input, caller),
     get: ({ command_id }) => this.#record(command_id),
     cancel: async ({ command_id }, caller) => {
-      const { scheduler, runner, lifecycle } = this.#parts;
-      const open = scheduler.get(command_id);
-      if (open) {
-        await runner.cancel(open, caller);
-        await lifecycle.ended(open, cancelWaitMs);
-      }
+      const open = this.#parts.scheduler.get(command_id);
+      await open?.cancel(caller);
+      await open?.untilEnded(cancelWaitMs);
       return serializeFor(caller, await this.#record(command_id));
     },
     purge: async ({ machine_id }) => {
-      const { scheduler, runner } = this.#parts;
-      const waiting = scheduler.waiting(machine_id).filter(({ stored }) => stored);
-      await Promise.all(waiting.map((open) => runner.cancel(open)));
+      const waiting = this.#parts.scheduler.waiting(machine_id).filter(({ stored }) => stored);
+      await Promise.all(waiting.map((open) => open.cancel()));
       return { cancelled: waiting.map(({ record }) => record.id) };
     },
     input: async (input, caller) => {
@@ -122,7 +121,7 @@ export class Commands {
 
   /** Runs a command for a schedule, written together with `also`. Throws what POST would answer. */
   async start(params: ScheduledParams, also: (journal: Journal, id: CommandId) => void): Promise<Begun> {
-    const { runner, lifecycle, machineFacts } = this.#parts;
+    const { runner, machineFacts } = this.#parts;
     refuseLocked(machineFacts, params.machine_id, params.user);
     const command = commandOf(params, params);
     const open = await runner.add(command, specOf(params), params.request_id, (journal) =>
@@ -131,7 +130,7 @@ export class Commands {
     return {
       id: command.id,
       async within(ms, signal) {
-        await lifecycle.started(open, ms, signal);
+        await open.untilStarted(ms, signal);
         return serialize(await open.current(listedBytes));
       },
     };
@@ -156,10 +155,8 @@ export class Commands {
 
   /** Wakes all who wait; nothing is started any more. */
   stop(): void {
-    const { batches, runner, lifecycle } = this.#parts;
-    batches.stop();
-    runner.stop();
-    lifecycle.stop();
+    this.#stop.abort();
+    this.#parts.runner.stop();
   }
 
   /** Closes the files, once no link is left. */
@@ -168,13 +165,13 @@ export class Commands {
   }
 
   async #create(input: Input<Api['commands']['create']>, caller: Caller): Promise<CommandRecord> {
-    const { runner, lifecycle, machineFacts } = this.#parts;
+    const { runner, machineFacts } = this.#parts;
     const { machine_id } = input;
     refuseLocked(machineFacts, machine_id, input.user);
     const command = commandOf(input, { machine_id, key_id: caller.key_id });
     const also = (journal: Journal): void => caller.commit(journal, { command_id: command.id });
     const open = await runner.add(command, specOf(input), caller.request_id, also);
-    await lifecycle.ended(open, input.wait, caller.signal);
+    await open.untilEnded(input.wait, caller.signal);
     return serialize(await open.current());
   }
 

@@ -1,10 +1,10 @@
 // Commands and batches in history: a row each, what of a command is written when, and how much output stays.
 import type { EventType } from '../../shared/api/events.ts';
 import type { Journal } from '../../shared/api/index.ts';
-import type { BatchId, CommandId, MachineId } from '../../shared/api/route.ts';
+import type { BatchId, MachineId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
-import { type Entry, type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
+import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
 import type { State } from '../state/index.ts';
 import { type Batch, type Command, type CommandParams, type Spec, specOf, type Tally } from './command.ts';
 import type { OutputDirectory } from './output.ts';
@@ -73,22 +73,13 @@ const batchTables = [
     max_failures INTEGER, created_at INTEGER NOT NULL, requested_by TEXT NOT NULL, cancel INTEGER NOT NULL, spec TEXT
   );
   CREATE INDEX batches_by_time ON batches (created_at)`,
-  'ALTER TABLE batches ADD COLUMN members TEXT',
 ];
-/** A batch without what it is to start, which can hold secrets, and without its members, which can be many. */
+/** A batch without what it is to start, which can hold secrets. */
 export const batchColumns =
   'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
-/** All members of a batch in their order, as its row holds them until each has a row of its own. */
-export interface Members {
-  ids: (readonly [CommandId, MachineId])[];
-  queue_until: number | null;
-  /** What the audit log has of the first one. */
-  audit: Entry | undefined;
-}
-
-export interface StoreRooms {
+export interface StoreServices {
   state: State;
   history: History;
   events: Events;
@@ -107,17 +98,17 @@ const mostOfBatch = 4096;
 
 export class CommandStore {
   readonly history: History;
-  readonly #rooms: StoreRooms;
+  readonly #services: StoreServices;
   readonly #outputs: OutputDirectory;
   readonly #keepBytes: number;
   /** Bytes in files of commands that have ended. */
   #keptBytes: number;
   #dropping = false;
 
-  constructor(rooms: StoreRooms, outputs: OutputDirectory, { keepMs, keepBytes }: CommandRetention) {
-    const { history } = rooms;
+  constructor(services: StoreServices, outputs: OutputDirectory, { keepMs, keepBytes }: CommandRetention) {
+    const { history } = services;
     this.history = history;
-    this.#rooms = rooms;
+    this.#services = services;
     this.#outputs = outputs;
     this.#keepBytes = keepBytes;
     history.migrate('commands', tables);
@@ -160,16 +151,16 @@ export class CommandStore {
     this.update(command);
     const type = status === 'completed' || status === 'timeout' ? status : 'failed';
     this.#emit(transaction, `command.${type}`, command);
-    this.#rooms.ended(command, transaction);
+    this.#services.ended(command, transaction);
   }
 
   #emit(journal: Journal, type: EventType, command: Command): void {
-    const machine = this.#rooms.state.machines.get(command.machine_id) ?? {
+    const machine = this.#services.state.machines.get(command.machine_id) ?? {
       id: command.machine_id,
       name: '',
     };
     const { batch_id, command: text } = command;
-    this.#rooms.events.emit(journal, type, machine, {
+    this.#services.events.emit(journal, type, machine, {
       command_id: command.id,
       // One request makes two events for each machine of a batch: they hold the beginning of it.
       command: batch_id === null ? text : text.slice(0, mostOfBatch).toWellFormed(),
@@ -271,23 +262,14 @@ export class CommandStore {
     return Number(row?.n);
   }
 
-  /** Inside a transaction. With `members` these get rows of their own later, and clearMembers() when all have one. */
-  insertBatch(
-    { id, created_at, requested_by, ...batch }: Batch,
-    params: CommandParams,
-    members?: Members,
-  ): void {
+  /** Inside a transaction. */
+  insertBatch({ id, created_at, requested_by, ...batch }: Batch, params: CommandParams): void {
     const { command, args, cwd, user, concurrency, max_failures } = batch;
     this.history
-      .sql(`INSERT INTO batches (${batchColumns}, spec, members) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)`)
+      .sql(`INSERT INTO batches (${batchColumns}, spec) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)`)
       .run(
         ...[id, command, args ? JSON.stringify(args) : null, cwd, user, concurrency, max_failures],
-        ...[
-          created_at,
-          requested_by,
-          JSON.stringify(specOf(params)),
-          members ? JSON.stringify(members) : null,
-        ],
+        ...[created_at, requested_by, JSON.stringify(specOf(params))],
       );
   }
 
@@ -300,20 +282,24 @@ export class CommandStore {
 
   openBatches(): Batch[] {
     const open = 'SELECT batch_id FROM commands WHERE finished_at IS NULL AND batch_id IS NOT NULL';
-    const where = `members IS NOT NULL OR id IN (${open})`;
-    return this.history.sql(`SELECT ${batchColumns} FROM batches WHERE ${where}`).all().map(batchFromRow);
-  }
-
-  /** The members of a batch, unless each has a row of its own. */
-  membersOf(id: BatchId): Members | undefined {
-    const row = this.history.sql('SELECT members FROM batches WHERE id = ?').get(id);
-    // Written by insertBatch(), which takes no other shape.
-    return row?.members ? (jsonIn(row, 'members') as Members) : undefined;
+    return this.history
+      .sql(`SELECT ${batchColumns} FROM batches WHERE id IN (${open})`)
+      .all()
+      .map(batchFromRow);
   }
 
   /** Inside a transaction. */
-  setBatch(id: BatchId, change: 'cancel = 1' | 'members = NULL' | 'spec = NULL'): void {
-    this.history.sql(`UPDATE batches SET ${change} WHERE id = ?`).run(id);
+  cancelBatch(id: BatchId): void {
+    this.history.sql('UPDATE batches SET cancel = 1 WHERE id = ?').run(id);
+  }
+
+  /** Its spec can hold secrets, and nothing of it will be started any more. */
+  dropSpec(id: BatchId): void {
+    this.history
+      .write(() => this.history.sql('UPDATE batches SET spec = NULL WHERE id = ?').run(id))
+      .catch((err: unknown) =>
+        this.#outputs.log.warn({ err, batch_id: id }, 'the spec of a batch could not be removed'),
+      );
   }
 
   /**

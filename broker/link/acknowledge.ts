@@ -1,22 +1,42 @@
 // Result acknowledgements: an agent hears which results the broker has on its own disk, and removes its copies.
+import { after } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Presence } from '../presence/index.ts';
 
+/** Results of a machine within this time share a message: each message costs both sides 0.1 to 0.2 ms of CPU. */
+const coalesceMs = 50;
 /** Of one message, which may have 64 KiB. */
 const mostIds = 1000;
 
-/** Nothing waits for it. An agent that is offline lists what it still has in its hello when it is back. */
-export function acknowledge(
-  presence: Presence,
-  machineId: string,
-  ids: readonly string[],
-  log: Logger,
-): void {
-  for (let at = 0; at < ids.length && presence.online(machineId); at += mostIds) {
-    presence
-      .get(machineId)
-      .stub.forgetProcesses({ ids: ids.slice(at, at + mostIds) }, { request_id: newId('request') })
-      .catch((error: unknown) => log.debug({ err: error, machine_id: machineId }, 'not acknowledged'));
+export class Acknowledgements {
+  readonly #presence: Presence;
+  readonly #log: Logger;
+  /** Ids to acknowledge, by machine. */
+  readonly #waiting = new Map<string, string[]>();
+
+  constructor(presence: Presence, log: Logger) {
+    this.#presence = presence;
+    this.#log = log;
+  }
+
+  /** Sends these ids soon. An agent that is offline lists what it still has in its hello when it is back. */
+  add(machineId: string, ids: readonly string[]): void {
+    const waiting = this.#waiting.get(machineId);
+    if (waiting) return void waiting.push(...ids);
+    if (ids.length === 0) return;
+    this.#waiting.set(machineId, [...ids]);
+    after(coalesceMs, () => this.#send(machineId));
+  }
+
+  #send(machine_id: string): void {
+    const ids = this.#waiting.get(machine_id) ?? [];
+    this.#waiting.delete(machine_id);
+    for (let at = 0; at < ids.length && this.#presence.online(machine_id); at += mostIds) {
+      this.#presence
+        .get(machine_id)
+        .stub.forgetProcesses({ ids: ids.slice(at, at + mostIds) }, { request_id: newId('request') })
+        .catch((error: unknown) => this.#log.debug({ err: error, machine_id }, 'results not acknowledged'));
+    }
   }
 }

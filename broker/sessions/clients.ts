@@ -102,9 +102,9 @@ export class Attachment {
   #parting: Parting | undefined;
   #served = false;
   #left: Promise<void> | undefined;
-  #stopJudging = (): void => {};
-  #cancelUnused = (): void => {};
-  #cancelRest = (): void => {};
+  #stopWatchingRights = (): void => {};
+  /** Until it must be served, or after the end of its session must have taken the rest. */
+  #cancelTimer = (): void => {};
 
   constructor(
     context: SessionContext,
@@ -136,18 +136,19 @@ export class Attachment {
   begin(): void {
     const { key_id } = this.attached;
     const { machine_id } = this.session.record;
-    this.#cancelUnused = after(unusedMs, () => this.leave());
-    this.#stopJudging = this.#context.whileAttachable({ key_id, machine_id }, () => {
+    this.#cancelTimer = after(unusedMs, () => this.leave());
+    this.#stopWatchingRights = this.#context.whileAttachable({ key_id, machine_id }, () => {
       void this.dismiss('forbidden');
     });
-    if (this.#left) this.#stopJudging();
+    if (this.#left) this.#stopWatchingRights();
   }
 
   /** Serves it until it is over. Once only. Never rejects. */
   async serve(port: ClientPort): Promise<void> {
     if (!this.waiting) return port.part(this.#parting ?? { why: 'detached' });
     this.#served = true;
-    this.#cancelUnused();
+    this.#cancelTimer();
+    if (this.session.over) this.sessionEnded();
     const signal = AbortSignal.any([this.#end.signal, port.gone]);
     const parting = await new Conversation(this, port, signal, this.#context.log).run();
     if (!port.gone.aborted) port.part(this.#parting ?? parting);
@@ -165,7 +166,8 @@ export class Attachment {
   }
 
   sessionEnded(): void {
-    this.#cancelRest = after(restMs, () => void this.#close(endOf(this.session)));
+    this.#cancelTimer();
+    this.#cancelTimer = after(restMs, () => void this.#close(endOf(this.session)));
   }
 
   /** What is only to be remembered: a full disk must not stop who types. */
@@ -180,9 +182,8 @@ export class Attachment {
   #close(parting: Parting): Promise<void> {
     this.#parting ??= parting;
     this.#end.abort();
-    this.#cancelUnused();
-    this.#cancelRest();
-    this.#stopJudging();
+    this.#cancelTimer();
+    this.#stopWatchingRights();
     this.#left ??= this.#recordLeaving();
     return this.#left;
   }

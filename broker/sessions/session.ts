@@ -1,5 +1,5 @@
-// A session that is open, or whose clients still read its last output: its state, each change of it on disk with its
-// event, and the calls that keep its terminal on the agent.
+// A session that is open, or whose clients still read its last output: its state, each change on disk with its event,
+// and the calls that supervise its terminal on the agent.
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/TerminalEvent.ts';
 import type { TerminalSpec } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
@@ -14,7 +14,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/pace.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
-import { acknowledge } from '../link/acknowledge.ts';
+import type { Acknowledgements } from '../link/acknowledge.ts';
 import type { Link, Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/index.ts';
@@ -38,6 +38,7 @@ export interface SessionContext extends SessionServices {
   records: SessionRecords;
   /** By their ids, in the order they came. */
   sessions: Map<string, OpenSession>;
+  acknowledgements: Acknowledgements;
   /** Fires when the broker stops. */
   stopping: AbortSignal;
   log: Logger;
@@ -92,8 +93,7 @@ export class OpenSession {
   /** Its agent has reported how it ended: there is nothing left there. */
   #exited = false;
   #cancelGrace = (): void => {};
-  /** Set while a new size is not on disk. */
-  #cancelResize: (() => void) | undefined;
+  #cancelResize = (): void => {};
 
   constructor(context: SessionContext, record: Session, stored: boolean) {
     this.#context = context;
@@ -103,13 +103,9 @@ export class OpenSession {
     context.sessions.set(record.id, this);
   }
 
-  /** Resolves when `test` holds, the signal fires, or `ms` have passed. */
-  async until(test: () => boolean, ms: number, signal: AbortSignal): Promise<void> {
-    const late = new AbortController();
-    const cancel = after(ms, () => late.abort());
-    const enough = AbortSignal.any([signal, late.signal]);
-    while (!test() && !enough.aborted) await this.changed.wait(enough);
-    cancel();
+  /** Resolves when `test` holds, the signal fires, `ms` have passed, or the broker stops. */
+  until(test: () => boolean, ms: number, signal?: AbortSignal): Promise<void> {
+    return this.changed.until(() => test() || this.#context.stopping.aborted, ms, signal);
   }
 
   /** Has the terminal opened, once in its life, if its machine is still there. */
@@ -121,8 +117,23 @@ export class OpenSession {
     void this.#follow(link, link.stub.openTerminal({ id: this.record.id, spec }, options), true);
   }
 
-  /** Has the terminal and its whole tree ended, now or when its agent is back. */
-  requestEnd(asker?: Asker): void {
+  /** Has the terminal and its whole tree ended, now or when its agent is back; resolves once that is on disk. */
+  async requestEnd(caller: Caller): Promise<void> {
+    const { ending } = this.record;
+    // At once, so that no other change writes it without.
+    this.record = { ...this.record, ending: true };
+    const written = this.#context.history.write((journal) => {
+      if (!this.ended) this.#context.records.put(this.record);
+      caller.commit(journal);
+    });
+    await written.catch((error: unknown) => {
+      this.record = { ...this.record, ending };
+      throw error;
+    });
+    this.#close(caller);
+  }
+
+  #close(asker?: Asker): void {
     if (!this.link) return void this.end({ reason: 'ended' });
     this.#kill(asker);
     // An agent that never reports the end must not keep the session.
@@ -159,8 +170,8 @@ export class OpenSession {
   resized({ cols, rows }: { cols: number; rows: number }): void {
     if (this.ended || (this.record.cols === cols && this.record.rows === rows)) return;
     this.record = { ...this.record, cols, rows };
-    this.#cancelResize?.();
-    this.#cancelResize = after(resizeMs, () => void this.#storeSize());
+    this.#cancelResize();
+    this.#cancelResize = after(resizeMs, () => void this.#change({}));
   }
 
   /** It is over; of several ends the first counts. Resolves when that is on disk, or the broker stops. Never rejects. */
@@ -194,26 +205,26 @@ export class OpenSession {
   closeIfUnread(): void {
     if (!this.over || this.clients.size > 0) return;
     const { id, machine_id } = this.record;
-    const { sessions, presence, stopping, log } = this.#context;
+    const { sessions, acknowledgements, stopping } = this.#context;
     sessions.delete(id);
     const link = linkTo(machine_id, this.#context);
     if (link && !this.#exited && !stopping.aborted) endStray(link, id, this.#context);
-    else acknowledge(presence, machine_id, [id], log);
+    else acknowledgements.add(machine_id, [id]);
   }
 
   /** The broker stops: lets every client go and writes what waits. Never rejects. */
   async stop(): Promise<void> {
-    const resized = this.#cancelResize;
     this.#cancelTimers();
+    this.changed.wake();
     const leaving = [...this.clients.values()].map((client) => client.dismiss('stopping'));
-    await Promise.all([...leaving, resized && this.#storeSize()]);
+    await Promise.all([...leaving, this.stored && !this.ended && this.#change({})]);
   }
 
   #keep(link: Link): void {
     this.link = link;
     const options = { request_id: newId('request'), ...lasting };
     void this.#follow(link, link.stub.keepTerminal({ id: this.record.id }, options), false);
-    if (this.record.ending) this.requestEnd();
+    if (this.record.ending) this.#close();
   }
 
   /** Hears one call that keeps the terminal to its end; with another link there is another call. */
@@ -281,15 +292,9 @@ export class OpenSession {
     });
   }
 
-  async #storeSize(): Promise<void> {
-    this.#cancelResize = undefined;
-    await this.#change({});
-  }
-
   #cancelTimers(): void {
     this.#cancelGrace();
-    this.#cancelResize?.();
-    this.#cancelResize = undefined;
+    this.#cancelResize();
   }
 
   #lastHeartbeat(): number | null {
@@ -319,12 +324,12 @@ export function linkTo(machineId: string, { presence }: SessionContext): Link | 
 }
 
 /** Ends one that is over here, or unknown: its agent may have it still. */
-export function endStray({ stub, machineId }: Link, id: string, { presence, log }: SessionContext): void {
+export function endStray({ stub, machineId }: Link, id: string, context: SessionContext): void {
   stub
     .killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
-    .catch((error: unknown) => log.debug({ err: error, session_id: id }, 'nothing to end'));
-  // What still runs is forgotten when it is over.
-  acknowledge(presence, machineId, [id], log);
+    .catch((err: unknown) => context.log.debug({ err, session_id: id }, 'an unknown session did not end'));
+  // What still runs is removed there when it is over.
+  context.acknowledgements.add(machineId, [id]);
 }
 
 const ran = ['PROCESS_OUTCOME_EXITED', 'PROCESS_OUTCOME_TIMEOUT', 'PROCESS_OUTCOME_CANCELLED'];

@@ -89,7 +89,10 @@ async function assemble(
   const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await Spool.open(join(settings.data_dir, 'spool'));
   const bodies = openBudget(maxBodies, 'large bodies are under way');
-  const terminals = { redeem: sessions.redeem, publicUrl: () => settings.public_url ?? status.url };
+  const terminals = {
+    redeem: (ticket: string) => sessions.redeem(ticket),
+    publicUrl: () => settings.public_url ?? status.url,
+  };
   const app = { ...rooms, spool, bodies, log, ...terminals };
 
   const socket = join(settings.data_dir, 'broker.sock');

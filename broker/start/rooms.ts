@@ -11,10 +11,10 @@ import { openRecorder, type Recorder } from '../admission/audit.ts';
 import type { Lookups } from '../admission/authorize.ts';
 import { Idempotency } from '../admission/idempotency.ts';
 import { openRates, type Rates } from '../admission/rates.ts';
-import { type Audit, auditOn, createAudit } from '../audit.ts';
+import { type Audit, createAudit } from '../audit.ts';
 import { type Backups, openBackups } from '../backup.ts';
 import { openProxies, type Proxies } from '../client-address.ts';
-import { type Commands, openCommands } from '../commands/index.ts';
+import { type Commands, createCommands } from '../commands/index.ts';
 import type { BrokerSettings } from '../config.ts';
 import type { ConnectionLimits } from '../connections.ts';
 import { Events } from '../events.ts';
@@ -35,7 +35,7 @@ import { MachineFacts } from '../presence/machine-facts.ts';
 import { countFrom } from '../schedules/firing.ts';
 import { Schedules } from '../schedules/index.ts';
 import { ScheduleRecords } from '../schedules/records.ts';
-import { openSessions, type Sessions } from '../sessions/index.ts';
+import { Sessions } from '../sessions/index.ts';
 import { openState, type State } from '../state/index.ts';
 import { createWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
 import { vaultFile } from '../webhooks/secret-vault.ts';
@@ -199,12 +199,12 @@ async function openNouns(
   const joinTokens = new JoinTokens({ state, events, fingerprint, packages });
   const audit = createAudit(history, settings.keep_audit);
   const records = new ScheduleRecords(stores, keepMs);
-  const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended, auditOn };
+  const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended };
   const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };
-  const commands = await openCommands(commandRooms, output, log);
+  const commands = await createCommands(commandRooms, output, log);
   closers.push(() => commands.close());
   const sessionRooms = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
-  const sessions = openSessions(sessionRooms, { keepMs, publicUrl }, log);
+  const sessions = new Sessions(sessionRooms, { keepMs, publicUrl }, log);
   // Before anything is fired: what an earlier broker declared may still have to reach history.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {
