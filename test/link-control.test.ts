@@ -6,7 +6,7 @@ import { setTimeout } from 'node:timers/promises';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
 import { coalesce } from '../agent/link/coalesce.ts';
-import { keptProcesses } from '../broker/presence/index.ts';
+import { plausibleProcessIds } from '../broker/presence/index.ts';
 import type { Reply } from '../proto/types/farhand/link/v1/Reply.ts';
 import { AppError } from '../shared/errors.ts';
 import { frameOf, messageOf, toWire } from '../shared/rpc.ts';
@@ -209,8 +209,8 @@ test('more failures than HTTP/2 allows resets leave the link as it was', async (
 
 test('of what a hello says the agent still keeps, only what can be an id counts, and not without end', () => {
   const kept = `cmd_${'a'.repeat(22)}`;
-  expect(keptProcesses([kept, '', '../x', 'cmd_short', `${kept}x`, `x\n${kept}`])).toEqual([kept]);
-  expect(keptProcesses(Array.from({ length: 5_000 }, () => kept))).toHaveLength(4_096);
+  expect(plausibleProcessIds([kept, '', '../x', 'cmd_short', `${kept}x`, `x\n${kept}`])).toEqual([kept]);
+  expect(plausibleProcessIds(Array.from({ length: 5_000 }, () => kept))).toHaveLength(4_096);
 });
 
 test('more callers that went away than HTTP/2 allows resets leave the link as it was', async () => {

@@ -7,10 +7,8 @@ import { text } from 'node:stream/consumers';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, onTestFinished, test } from 'vitest';
 import { brokerSettings } from '../broker/config.ts';
-import { Calls } from '../broker/link/calls.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { newId } from '../shared/ids.ts';
-import { methods } from '../shared/rpc.ts';
 import { readSettings } from '../shared/settings.ts';
 import { type House, openHouse, quiet, temporaryFolder } from './house.ts';
 import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
@@ -69,33 +67,6 @@ test('a hello whose facts cannot be frees its connection and says so once, not w
   const [line = '', ...others] = linesOf(house, 'a link broke off');
   expect(others).toEqual([]);
   expect(line.length).toBeLessThan(32_000);
-});
-
-test('a late answer to a call that was given up is not held against the machine', async () => {
-  const sent: string[] = [];
-  const switchboard = new Map();
-  const calls = new Calls({
-    machineId: 'mach_x',
-    methods: [...methods.keys()],
-    maxOpen: { short: 8, bulk: 8, process: 8, terminal: 8, watch: 8 },
-    idleMs: 1_000,
-    send: ({ call }) => void (call?.call_id && sent.push(call.call_id)),
-    switchboard,
-  });
-  onTestFinished(() => calls.close());
-  const gone = new AbortController();
-  const options = { request_id: 'r', signal: gone.signal };
-  const path = Buffer.from('/a');
-  const asked = [
-    calls.stub.statFile({ path, sha256: false }, options),
-    calls.stub.readFile({ path }, options)[Symbol.asyncIterator]().next(),
-  ];
-  gone.abort();
-  await Promise.allSettled(asked);
-  expect(sent.length).toBeGreaterThan(0);
-  const [call_id = ''] = sent;
-  const late = [...sent, call_id].map((id) => calls.reply({ call_id: id, error: null }));
-  expect(late).toEqual([...sent.map(() => true), false]);
 });
 
 test('a port that is taken leaves nothing behind', async () => {

@@ -7,11 +7,12 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { commandOf, type Tally } from './command.ts';
-import { type BatchProgress, cancelWaitMs, type OpenCommand } from './open-command.ts';
-import type { Runner, RunnerContext } from './runner.ts';
+import { type BatchProgress, type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
+import type { Scheduler } from './scheduler.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './serialize.ts';
 import { batchColumns, batchFromRow } from './store.ts';
 
+type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;
 
 /** Members that are read in one turn of the event loop. */
@@ -26,9 +27,9 @@ export class Batches {
     get: ({ batch_id }, caller) => this.#detail(batch_id, caller),
     cancel: ({ batch_id }, caller) => this.#cancel(batch_id, caller),
   };
-  readonly #context: RunnerContext & { runner: Runner };
+  readonly #context: BatchContext;
 
-  constructor(context: RunnerContext & { runner: Runner }) {
+  constructor(context: BatchContext) {
     this.#context = context;
   }
 
@@ -53,7 +54,7 @@ export class Batches {
   }
 
   async #create(params: CreateParams, caller: Caller): Promise<Reply<Api['batches']['create']>> {
-    const { scheduler, store, runner } = this.#context;
+    const { scheduler, store } = this.#context;
     const { command, args = null, cwd = null, user = null, concurrency = null, max_failures = null } = params;
     const origin = { created_at: now(), requested_by: caller.key_id, cancel: false };
     const id = newId('batch') as BatchId;
@@ -63,7 +64,7 @@ export class Batches {
     const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
     const members = machines.map((machine_id) => {
       const member = { machine_id, key_id: caller.key_id, batch_id: id };
-      return runner.create(commandOf(params, member, batch.created_at), caller.request_id, progress);
+      return scheduler.create(commandOf(params, member, batch.created_at), caller.request_id, progress);
     });
     try {
       await store.history.write((transaction) => {
@@ -72,10 +73,10 @@ export class Batches {
         caller.commit(transaction, { batch_id: id }, machines);
       });
     } catch (error) {
-      runner.discard(members);
+      scheduler.discard(members);
       throw error;
     }
-    runner.stored(members);
+    scheduler.stored(members);
     await untilEnded(members, params.wait, caller.signal);
     return this.#detail(id, caller);
   }
@@ -108,7 +109,7 @@ export class Batches {
     const results: Reply<Api['batches']['get']>['results'] = [];
     const tally: Tally[] = [];
     for (let from: number | undefined = 0; from !== undefined; ) {
-      const rows = store.ofBatch(id, from, sliceSize, most);
+      const rows = store.ofBatch(id, from, sliceSize);
       for (const { command } of rows.filter((row) => caller.reaches(row.command.machine_id))) {
         const member = (await scheduler.get(command.id)?.current(most)) ?? command;
         results.push(serializeFor(caller, serializeListed(member, most)));
@@ -122,7 +123,7 @@ export class Batches {
   }
 
   async #cancel(id: BatchId, caller: Caller): Promise<Reply<Api['batches']['cancel']>> {
-    const { store, scheduler, runner } = this.#context;
+    const { store, scheduler } = this.#context;
     store.batch(id);
     if (!this.machinesOf(id).every((machine) => caller.reaches(machine))) {
       const message = 'this key does not reach every machine of this batch';
@@ -131,7 +132,7 @@ export class Batches {
     const open = scheduler.all().filter(({ record }) => record.batch_id === id);
     if (open.length > 0) {
       await store.history.write(() => store.cancelBatch(id));
-      await runner.cancelAll(open, caller);
+      await scheduler.cancelAll(open, caller);
       await untilEnded(open, cancelWaitMs);
     }
     return this.#detail(id, caller);

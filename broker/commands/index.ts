@@ -15,10 +15,9 @@ import {
   refuseLocked,
   specOf,
 } from './command.ts';
-import { type CommandServices, cancelWaitMs, type OpenCommand } from './open-command.ts';
+import { type CommandContext, type CommandServices, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { OutputDirectory, type Stream } from './output.ts';
-import { bytesOf, eventsFrom, type Part, partsFrom, type Source } from './readers.ts';
-import { Runner, type RunnerContext } from './runner.ts';
+import { bytesOf, eventsOf, type Part, partsFrom, type Source } from './readers.ts';
 import { Scheduler } from './scheduler.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './serialize.ts';
 import { type CommandRetention, CommandStore, columns, fromRow } from './store.ts';
@@ -56,17 +55,15 @@ export async function createCommands(
   const outputs = new OutputDirectory(directory, log);
   const store = new CommandStore(services, outputs, retention);
   await outputs.removeAllBut(store.withFiles());
-  const common = { ...services, stopping: stop.signal, log };
-  const scheduler = new Scheduler(common);
   const acknowledgements = new Acknowledgements(services.presence, log);
-  const context = { ...common, store, outputs, scheduler, acknowledgements };
-  const runner = new Runner(context);
-  const batches = new Batches({ ...context, runner });
-  await runner.recover(batches.open());
-  return new Commands({ ...context, runner, batches }, stop);
+  const context = { ...services, store, outputs, acknowledgements, stopping: stop.signal, log };
+  const scheduler = new Scheduler(context);
+  const batches = new Batches({ ...context, scheduler });
+  await scheduler.recover(batches.open());
+  return new Commands({ ...context, scheduler, batches }, stop);
 }
 
-type Parts = RunnerContext & { runner: Runner; batches: Batches };
+type Parts = CommandContext & { scheduler: Scheduler; batches: Batches };
 
 export class Commands {
   readonly batches: Batches;
@@ -115,16 +112,18 @@ export class Commands {
       caller.headers.set('X-Output-Offset', String(from));
       return reply;
     },
-    stream: async ({ command_id, last_event_id }, caller) =>
-      eventsFrom(await this.#sourceOf(command_id), offsetsIn(last_event_id), caller.signal),
+    stream: async ({ command_id, last_event_id }, caller) => {
+      const from = offsetsIn(last_event_id);
+      return eventsOf(partsFrom(await this.#sourceOf(command_id), from, caller.signal, true), from);
+    },
   };
 
   /** Runs a command for a schedule, written together with `also`. Throws what POST would answer. */
   async start(params: ScheduledParams, also: (journal: Journal, id: CommandId) => void): Promise<Begun> {
-    const { runner, machineFacts } = this.#parts;
+    const { scheduler, machineFacts } = this.#parts;
     refuseLocked(machineFacts, params.machine_id, params.user);
     const command = commandOf(params, params);
-    const open = await runner.add(command, specOf(params), params.request_id, (journal) =>
+    const open = await scheduler.accept(command, specOf(params), params.request_id, (journal) =>
       also(journal, command.id),
     );
     return {
@@ -156,7 +155,7 @@ export class Commands {
   /** Wakes all who wait; nothing is started any more. */
   stop(): void {
     this.#stop.abort();
-    this.#parts.runner.stop();
+    this.#parts.scheduler.stop();
   }
 
   /** Closes the files, once no link is left. */
@@ -165,12 +164,12 @@ export class Commands {
   }
 
   async #create(input: Input<Api['commands']['create']>, caller: Caller): Promise<CommandRecord> {
-    const { runner, machineFacts } = this.#parts;
+    const { scheduler, machineFacts } = this.#parts;
     const { machine_id } = input;
     refuseLocked(machineFacts, machine_id, input.user);
     const command = commandOf(input, { machine_id, key_id: caller.key_id });
     const also = (journal: Journal): void => caller.commit(journal, { command_id: command.id });
-    const open = await runner.add(command, specOf(input), caller.request_id, also);
+    const open = await scheduler.accept(command, specOf(input), caller.request_id, also);
     await open.untilEnded(input.wait, caller.signal);
     return serialize(await open.current());
   }

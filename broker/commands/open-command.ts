@@ -71,8 +71,6 @@ export const cancelWaitMs = killGraceMs + 1_000;
 const retryMs = 1_000;
 /** An end that could not be written is tried again after this. */
 const rewriteMs = 5_000;
-/** A command that ends within this time has its start and its end in one transaction. */
-const announceMs = 10;
 
 export class OpenCommand {
   record: Command;
@@ -99,7 +97,6 @@ export class OpenCommand {
   #announced: boolean;
   /** Who requested its end, for the log of the machine. */
   #cancelledBy: Asking | undefined;
-  #cancelTimer = (): void => {};
 
   constructor(
     context: CommandContext,
@@ -318,23 +315,18 @@ export class OpenCommand {
       });
   }
 
-  /** Its agent has reported the start. */
+  /** Its agent has reported the start. Where the end comes in the same turn, both share a transaction. */
   #start(started_at: number): void {
     if (this.record.status !== 'queued') return;
     this.record = { ...this.record, status: 'running', started_at };
     this.output.changed.wake();
-    this.#cancelTimer = after(announceMs, () => {
-      const { store, log } = this.#context;
-      store.history
-        .write((transaction) => this.#announce(transaction))
-        .catch((error: unknown) => {
-          this.#announced = false;
-          log.error(
-            { err: error, command_id: this.record.id },
-            'the start of a command could not be written',
-          );
-        });
-    });
+    const { store, log } = this.#context;
+    store.history
+      .write((transaction) => this.#announce(transaction))
+      .catch((error: unknown) => {
+        this.#announced = false;
+        log.error({ err: error, command_id: this.record.id }, 'the start of a command could not be written');
+      });
   }
 
   #announce(transaction: HistoryTransaction): void {
@@ -348,7 +340,6 @@ export class OpenCommand {
   /** It has ended; of several ends the first counts. Resolves when that is on disk or the broker stops. Never rejects. */
   async finish(how: End): Promise<void> {
     if (this.end) return;
-    this.#cancelTimer();
     this.end = { ...this.record, finished_at: now(), ...how };
     const end = { ...this.end, ...(await this.output.final()) };
     const { store, stopping, log } = this.#context;
@@ -389,11 +380,5 @@ export class OpenCommand {
     this.output.changed.wake();
     if (end.journal_id !== '') acknowledgements.add(end.machine_id, [end.id]);
     scheduler.look();
-  }
-
-  /** The broker stops: wakes all who wait. */
-  stop(): void {
-    this.#cancelTimer();
-    this.output.stop();
   }
 }

@@ -13,16 +13,11 @@ export interface Source {
   readonly ended: Command | undefined;
 }
 
-/** Output in order, bytes that are gone, and how it ended; `id` says how far both streams have been sent then. */
-export type Part = (
-  | { stream: Stream; offset: number; data: Buffer }
-  | { stream: Stream; from: number; to: number }
-  | { end: ReturnType<typeof serializeEnd> }
-) & { id: string };
-type Piece =
-  Exclude<Part, { end: unknown }> extends infer P ? (P extends unknown ? Omit<P, 'id'> : never) : never;
+/** Output in order, bytes that are gone, and how it ended. */
+type Piece = { stream: Stream; offset: number; data: Buffer } | { stream: Stream; from: number; to: number };
+export type Part = Piece | { end: ReturnType<typeof serializeEnd> };
 
-type SentPart = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
+type SentEvent = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
 
 const readBytes = 256 * 1024;
 /** An event is held in memory as text several times. */
@@ -37,16 +32,11 @@ export function bytesOf(
   { stream, follow = false, offset, command_id }: Input<Api['commands']['output']>,
   signal: AbortSignal,
 ): { reply: BytesReply; from: number } {
-  const log = source.output[stream];
-  const from = offset ?? log.start;
-  // Who follows may ask for what is still to come.
-  if (from < log.start || (from > log.end && (!follow || source.ended))) {
-    throw new AppError('range_not_satisfiable', `${stream} holds the bytes from ${log.start} to ${log.end}`, {
-      start: log.start,
-      end: log.end,
-    });
-  }
-  const to = follow ? Number.POSITIVE_INFINITY : log.end;
+  const { start, end } = source.output[stream];
+  const from = offset ?? start;
+  // A follower may ask for what is still to come.
+  if (from < start || (from > end && (!follow || source.ended))) throw outOfRange(stream, start, end);
+  const to = follow ? Number.POSITIVE_INFINITY : end;
   return {
     from,
     reply: {
@@ -73,33 +63,41 @@ async function* bytesBetween(
       throw new AppError('range_not_satisfiable', message, { from, to });
     }
     yield part.data.subarray(0, to - part.offset);
-    if (part.offset + part.data.length >= to) return;
+    if (endOf(part) >= to) return;
   }
 }
 
-/** Both streams as events, cut between characters. Throws as partsFrom does. */
-export function eventsFrom(
-  source: Source,
+/** Parts that begin at these offsets as events; the id of each says how far both streams have been sent then. */
+export async function* eventsOf(
+  parts: AsyncIterable<Part>,
   from: Record<Stream, number>,
-  signal: AbortSignal,
-): AsyncIterable<SentPart> {
-  return events(partsFrom(source, from, signal, true));
+): AsyncGenerator<SentEvent> {
+  const sent = { ...from };
+  for await (const part of parts) {
+    if ('stream' in part) sent[part.stream] = endOf(part);
+    const id = `${sent.stdout}.${sent.stderr}`;
+    if ('end' in part) yield { event: 'exit', data: part.end, id };
+    else if ('to' in part) yield { event: 'gap', data: part, id };
+    else yield { event: 'output', data: { ...part, ...textOrBase64(part.data) }, id };
+  }
 }
 
-async function* events(parts: AsyncIterable<Part>): AsyncGenerator<SentPart> {
-  for await (const part of parts) yield eventOf(part);
+/** Offset after a piece. */
+function endOf(piece: Piece): number {
+  return 'to' in piece ? piece.to : piece.offset + piece.data.length;
 }
 
-function eventOf({ id, ...part }: Part): SentPart {
-  if ('end' in part) return { event: 'exit', data: part.end, id };
-  if ('from' in part) return { event: 'gap', data: part, id };
-  const { stream, offset, data: bytes } = part;
+function textOrBase64(bytes: Buffer) {
   const text = bytes.toString('utf8');
   const isText = Buffer.byteLength(text) === bytes.length && !text.includes('\ufffd');
-  const shown = isText
+  return isText
     ? { data: text, encoding: 'utf-8' as const }
     : { data: bytes.toString('base64'), encoding: 'base64' as const };
-  return { event: 'output', data: { stream, offset, ...shown }, id };
+}
+
+function outOfRange(stream: Stream, start: number, end: number): AppError {
+  const message = `${stream} holds the bytes from ${start} to ${end}`;
+  return new AppError('range_not_satisfiable', message, { start, end });
 }
 
 /**
@@ -114,12 +112,7 @@ export function partsFrom(
 ): AsyncGenerator<Part> {
   for (const stream of streams) {
     const { start, end } = source.output[stream];
-    if (source.ended && from[stream] > end) {
-      throw new AppError('range_not_satisfiable', `${stream} holds the bytes from ${start} to ${end}`, {
-        start,
-        end,
-      });
-    }
+    if (source.ended && from[stream] > end) throw outOfRange(stream, start, end);
   }
   return parts(source, from, signal, { most: eventBytes, whole });
 }
@@ -131,8 +124,6 @@ async function* parts(
   reading: Reading,
 ): AsyncGenerator<Part> {
   const { output } = source;
-  const sent = { stdout: 0, stderr: 0, ...from };
-  const id = (): string => `${sent.stdout}.${sent.stderr}`;
   const readers = streams.flatMap((stream) => {
     const start = from[stream];
     return start === undefined ? [] : [new StreamReader(output[stream], stream, start, reading)];
@@ -144,13 +135,12 @@ async function* parts(
       for (const reader of readers) {
         for (const piece of await reader.read(ended !== undefined)) {
           quiet = false;
-          sent[piece.stream] = 'to' in piece ? piece.to : piece.offset + piece.data.length;
-          yield { ...piece, id: id() };
+          yield piece;
         }
       }
       if (!quiet) continue;
       if (ended) {
-        yield { end: serializeEnd(ended), id: id() };
+        yield { end: serializeEnd(ended) };
         return;
       }
       signal.throwIfAborted();

@@ -1,18 +1,15 @@
-// The scheduler: all open commands in the order they came, and which of those that wait is next.
-import { after, now } from '../../shared/clock.ts';
+// The scheduler: accepts commands, holds all that are open in the order they came, decides which of those that wait is
+// next, and ends what can run no more.
+import type { Caller } from '../../shared/api/index.ts';
+import type { BatchId } from '../../shared/api/route.ts';
+import { after, every, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { isId } from '../../shared/ids.ts';
 import { openCommands } from '../../shared/limits.ts';
-import type { Logger } from '../../shared/logger.ts';
-import type { Link, Presence } from '../presence/index.ts';
-import type { Command, End } from './command.ts';
-import type { BatchProgress, OpenCommand } from './open-command.ts';
-
-interface SchedulerServices {
-  presence: Presence;
-  mayRun(command: Command): boolean;
-  stopping: AbortSignal;
-  log: Logger;
-}
+import type { HistoryTransaction } from '../history.ts';
+import type { Link } from '../presence/index.ts';
+import type { Command, End, Spec } from './command.ts';
+import { type BatchProgress, type CommandContext, OpenCommand } from './open-command.ts';
 
 /** Commands that wait for one machine. */
 const maxWaiting = 1000;
@@ -22,31 +19,105 @@ const mostDecisions = 250;
 const returnMs = 60_000;
 /** A round of decisions that failed is tried again after this. */
 const retryMs = 1_000;
+/** After this long without its machine, a command's outcome is called unknown. */
+const noReportMs = 24 * 3_600_000;
+const silenceCheckMs = 3_600_000;
 
 export class Scheduler {
-  readonly #services: SchedulerServices;
+  readonly #context: CommandContext;
+  readonly #stops: (() => void)[];
   readonly #open = new Map<string, OpenCommand>();
   readonly #byMachine = new Map<string, Set<OpenCommand>>();
   /** Machines of commands that an earlier broker left may still be on their way back. */
   #returning = true;
   /** Keys or machines have changed: the rights of all that wait are checked. */
-  #checking = false;
+  #checkingRights = false;
   #looking = false;
   #cancelExpiry = (): void => {};
 
-  constructor(services: SchedulerServices) {
-    this.#services = services;
-    after(returnMs, () => {
-      this.#returning = false;
-      this.look();
-    });
+  constructor(context: Omit<CommandContext, 'scheduler'>) {
+    const { state, events, presence } = context;
+    this.#context = { ...context, scheduler: this };
+    this.#stops = [
+      presence.watch((machineId, online) => {
+        if (online) this.#linked(presence.get(machineId));
+        this.look();
+      }),
+      state.watch(() => {
+        this.#checkingRights = true;
+        this.look();
+      }),
+      events.listen(({ type, data }) => {
+        if (type === 'machine.removed')
+          this.#abandon('machine_removed', ({ machine_id }) => machine_id === data.machine_id);
+      }),
+      every(silenceCheckMs, () => this.#abandon('no_report', (command) => this.#isSilent(command))),
+      after(returnMs, () => {
+        this.#returning = false;
+        this.look();
+      }),
+    ];
   }
 
-  add(open: OpenCommand): void {
-    const { id, machine_id } = open.record;
-    this.#open.set(id, open);
-    const there = this.#byMachine.get(machine_id) ?? new Set();
-    this.#byMachine.set(machine_id, there.add(open));
+  /** Takes up what an earlier broker left open, with the batches of it. */
+  async recover(batches: ReadonlyMap<BatchId, BatchProgress>): Promise<void> {
+    const { store, outputs } = this.#context;
+    for (const command of store.open()) {
+      const batch = command.batch_id === null ? undefined : batches.get(command.batch_id);
+      const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
+      const open = new OpenCommand(this.#context, record, await outputs.reopen(command.id), { batch });
+      open.recovered = true;
+      this.#add(open);
+      if (open.state !== 'queued') open.takeSlot();
+    }
+    this.stored(this.all());
+  }
+
+  /** Persists a command with `also` and starts it, or lets it wait where it may; resolves once it is on disk. */
+  async accept(
+    command: Command,
+    spec: Spec,
+    requestId: string,
+    also: (transaction: HistoryTransaction) => void,
+  ): Promise<OpenCommand> {
+    const { store } = this.#context;
+    const link = this.#linkFor(command);
+    const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
+    try {
+      await store.history.write((transaction) => {
+        // Only what may wait is stored with its spec: it can hold secrets.
+        store.insert(open.record, command.queue_until === null ? undefined : spec);
+        also(transaction);
+      });
+    } catch (error) {
+      this.discard([open]);
+      throw error;
+    }
+    this.stored([open]);
+    if (link && !open.end) void open.follow(link, spec);
+    return open;
+  }
+
+  /** A command that is not on disk yet, but holds its place. */
+  create(command: Command, requestId: string, batch?: BatchProgress): OpenCommand {
+    const output = this.#context.outputs.fresh(command.id);
+    const open = new OpenCommand(this.#context, command, output, { requestId, batch });
+    this.#add(open);
+    return open;
+  }
+
+  /** They are on disk: those that wait then have their turn. */
+  stored(added: readonly OpenCommand[]): void {
+    const { machines } = this.#context.state;
+    for (const open of added) open.stored = true;
+    this.#abandon('machine_removed', ({ machine_id }) => !machines.has(machine_id), added);
+    this.look();
+  }
+
+  /** They could not be stored. */
+  discard(added: readonly OpenCommand[]): void {
+    for (const open of added) this.remove(open);
+    this.look();
   }
 
   remove(open: OpenCommand): void {
@@ -65,21 +136,9 @@ export class Scheduler {
     return [...this.#open.values()];
   }
 
-  on(machineId: string): OpenCommand[] {
-    return [...(this.#byMachine.get(machineId) ?? [])];
-  }
-
-  /** Those that no agent has yet. */
+  /** Those for a machine that no agent has yet. */
   waiting(machineId: string): OpenCommand[] {
-    return this.on(machineId).filter(({ state }) => state === 'queued');
-  }
-
-  /** The link to start a command on, or undefined where it waits. Throws machine_offline or unavailable. */
-  linkFor({ machine_id, queue_until }: Command): Link | undefined {
-    const { presence } = this.#services;
-    if (presence.online(machine_id) && this.#placesOn(machine_id) > 0) return presence.get(machine_id);
-    if (queue_until !== null) return this.refuseLongQueue(machine_id);
-    throw full(presence.get(machine_id).machineId, `${openCommands} commands are open`, openCommands);
+    return this.#on(machineId).filter(({ state }) => state === 'queued');
   }
 
   /** Throws unavailable where too many commands wait for a machine already. */
@@ -88,15 +147,16 @@ export class Scheduler {
       throw full(machineId, `${maxWaiting} commands wait`, maxWaiting);
   }
 
-  /** Rights may have changed: those that wait are checked. */
-  checkRights(): void {
-    this.#checking = true;
+  /** Cancels the members of a batch: first all that wait, so that none of them has its turn meanwhile. */
+  async cancelAll(members: readonly OpenCommand[], by: Caller): Promise<void> {
+    for (const open of members) if (open.state === 'queued') open.record = { ...open.record, cancel: true };
     this.look();
+    await Promise.all(members.filter(({ state }) => state !== 'queued').map((open) => open.cancel(by)));
   }
 
-  /** Soon lets those that wait have their turn; after the broker has stopped nothing. */
+  /** Soon lets those that wait have their turn; nothing once the broker stops. */
   look(): void {
-    const { stopping, log } = this.#services;
+    const { stopping, log } = this.#context;
     if (this.#looking || stopping.aborted) return;
     this.#looking = true;
     setImmediate(() => {
@@ -108,6 +168,36 @@ export class Scheduler {
         after(retryMs, () => this.look());
       }
     });
+  }
+
+  /** Nothing is started any more. */
+  stop(): void {
+    for (const stop of this.#stops) stop();
+    for (const { output } of this.all()) output.stop();
+  }
+
+  #add(open: OpenCommand): void {
+    const { id, machine_id } = open.record;
+    this.#open.set(id, open);
+    const there = this.#byMachine.get(machine_id) ?? new Set();
+    this.#byMachine.set(machine_id, there.add(open));
+  }
+
+  #on(machineId: string): OpenCommand[] {
+    return [...(this.#byMachine.get(machineId) ?? [])];
+  }
+
+  /** How many more commands the agent of a machine may have. */
+  #placesOn(machineId: string): number {
+    return openCommands - this.#on(machineId).filter(({ record }) => record.journal_id !== '').length;
+  }
+
+  /** The link to start a command on, or undefined where it waits. Throws machine_offline or unavailable. */
+  #linkFor({ machine_id, queue_until }: Command): Link | undefined {
+    const { presence } = this.#context;
+    if (presence.online(machine_id) && this.#placesOn(machine_id) > 0) return presence.get(machine_id);
+    if (queue_until !== null) return this.refuseLongQueue(machine_id);
+    throw full(presence.get(machine_id).machineId, `${openCommands} commands are open`, openCommands);
   }
 
   #decide(): void {
@@ -130,7 +220,7 @@ export class Scheduler {
       }
       left -= 1;
     }
-    this.#checking = false;
+    this.#checkingRights = false;
     this.#cancelExpiry();
     if (nextExpiry < Number.POSITIVE_INFINITY)
       this.#cancelExpiry = after(Math.max(0, nextExpiry - now()), () => this.look());
@@ -138,12 +228,12 @@ export class Scheduler {
 
   /** How one ends that waits in vain. */
   #endOf(open: OpenCommand): End | undefined {
-    const { presence, mayRun } = this.#services;
+    const { presence, mayRun } = this.#context;
     const { record, batch } = open;
     const { cancel, queue_until, machine_id } = record;
     if (cancel) return { status: 'cancelled' };
     if (queue_until !== null && queue_until <= now()) return { status: 'expired', reason: 'queue_expired' };
-    if (this.#checking && !mayRun(record)) return { status: 'cancelled', reason: 'key_revoked' };
+    if (this.#checkingRights && !mayRun(record)) return { status: 'cancelled', reason: 'key_revoked' };
     if (batch && batch.max_failures !== null && batch.failures > batch.max_failures)
       return { status: 'expired', reason: 'max_failures' };
     const mayReturn = queue_until !== null || (this.#returning && open.recovered);
@@ -155,16 +245,33 @@ export class Scheduler {
 
   /** Its link, where its machine has a place for it and its batch a slot. */
   #freeLink({ record: { machine_id }, batch }: OpenCommand, places: Map<string, number>): Link | undefined {
-    const { presence } = this.#services;
+    const { presence } = this.#context;
     if (!presence.online(machine_id) || !hasSlot(batch)) return undefined;
     const left = places.get(machine_id) ?? this.#placesOn(machine_id);
     places.set(machine_id, left - 1);
     return left > 0 ? presence.get(machine_id) : undefined;
   }
 
-  /** How many more commands the agent of a machine may have. */
-  #placesOn(machineId: string): number {
-    return openCommands - this.on(machineId).filter(({ record }) => record.journal_id !== '').length;
+  #linked({ machineId, processIds }: Link): void {
+    for (const open of this.#on(machineId)) open.resume();
+    // What ended while the agent was offline, and what is unknown here; terminals belong to sessions.
+    const settled = processIds.filter((id) => !this.#open.has(id) && !isId('session', id));
+    this.#context.acknowledgements.add(machineId, settled);
+  }
+
+  #abandon(
+    reason: string,
+    test: (command: Command) => boolean,
+    among: readonly OpenCommand[] = this.all(),
+  ): void {
+    for (const open of among.filter(({ record, stored }) => stored && test(record)))
+      void open.finish({ status: open.state === 'queued' ? 'expired' : 'lost', reason });
+  }
+
+  #isSilent({ machine_id, created_at, journal_id }: Command): boolean {
+    const { presence, machineFacts } = this.#context;
+    if (journal_id === '' || presence.online(machine_id)) return false;
+    return now() - Math.max(created_at, machineFacts.of(machine_id)?.last_seen ?? 0) > noReportMs;
   }
 }
 

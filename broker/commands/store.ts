@@ -302,19 +302,13 @@ export class CommandStore {
       );
   }
 
-  /**
-   * So many commands of a batch from a row on, each with the row after it; with the last `most` bytes of their output,
-   * and without command and args, which are the batch's.
-   */
-  ofBatch(id: string, from: number, count: number, most = listedBytes): { command: Command; next: number }[] {
-    const tail = (stream: string): string =>
-      `iif(length(${stream}) > ?4, substr(${stream}, -?4), ${stream}) AS ${stream}`;
-    const tails = stored.replace('stdout, stderr', `${tail('stdout')}, ${tail('stderr')}`);
+  /** So many commands of a batch from a row on, each with the row after it; `command` and `args` are the batch's. */
+  ofBatch(id: string, from: number, count: number): { command: Command; next: number }[] {
     return this.history
       .sql(
-        `SELECT rowid + 1 AS next, ${tails} FROM commands WHERE batch_id = ?1 AND rowid >= ?2 ORDER BY rowid LIMIT ?3`,
+        `SELECT rowid + 1 AS next, ${stored} FROM commands WHERE batch_id = ? AND rowid >= ? ORDER BY rowid LIMIT ?`,
       )
-      .all(id, from, count, most)
+      .all(id, from, count)
       .map(({ next, ...row }) => ({ command: fromRow(row), next: Number(next) }));
   }
 

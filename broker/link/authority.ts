@@ -84,10 +84,9 @@ async function makeAuthority(file: string): Promise<void> {
 }
 
 async function readAuthority(file: string, restKeyFile: string): Promise<Authority> {
-  const content = stored.safeParse(parse(await readFile(file, 'utf8')));
-  if (!content.success) throw new StartError(`${file} is damaged: restore it from a backup`);
-  const certificate = new x509.X509Certificate(content.data.certificate);
-  const issuer = { certificate, key: keysOf(content.data.private_key).privateKey };
+  const { certificate: pem, private_key } = await readStored(file, stored, 'restore it from a backup');
+  const certificate = new x509.X509Certificate(pem);
+  const issuer = { certificate, key: keysOf(private_key).privateKey };
   return {
     fingerprint: createHash('sha256').update(Buffer.from(certificate.rawData)).digest('hex'),
     certificate: `${certificate.toString('pem')}\n`,
@@ -124,26 +123,21 @@ export function renewLeaves(
   });
 }
 
-function parse(text: string): unknown {
+/** What a file of ours holds. Throws StartError, with what to do, for one that is damaged. */
+async function readStored<T>(file: string, schema: z.ZodType<T>, remedy: string): Promise<T> {
+  const text = await readFile(file, 'utf8');
   try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
+    return schema.parse(JSON.parse(text));
+  } catch (error) {
+    throw new StartError(`${file} is damaged: ${remedy}`, undefined, { cause: error });
   }
 }
 
 /** The key of the REST API's leaves, made when it is first needed. */
 async function openRestKey(file: string): Promise<string> {
-  if (!existsSync(file)) {
-    await writeDurably(file, JSON.stringify({ private_key: newKey() }));
-  }
-  const content = storedKey.safeParse(parse(await readFile(file, 'utf8')));
-  if (!content.success) {
-    throw new StartError(
-      `${file} is damaged: restore it from a backup, or move it away and pin the new key everywhere`,
-    );
-  }
-  return content.data.private_key;
+  if (!existsSync(file)) await writeDurably(file, JSON.stringify({ private_key: newKey() }));
+  const remedy = 'restore it from a backup, or move it away and pin the new key everywhere';
+  return (await readStored(file, storedKey, remedy)).private_key;
 }
 
 /** As curl takes it. */

@@ -9,6 +9,7 @@ import { after } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { passing } from '../../shared/heap.ts';
 import { newId } from '../../shared/ids.ts';
+import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import {
   type AgentStub,
   type CallOptions,
@@ -34,8 +35,8 @@ export interface CallsOptions {
   machineId: string;
   /** Methods named in hello: another one is not_supported. */
   methods: readonly string[];
-  /** Streaming calls open at once, by class: stalled downloads must not keep a listing waiting. */
-  maxOpen: Readonly<Record<Lane, number>>;
+  /** Short streaming calls open at once, and as many transfers. */
+  openCalls: number;
   /** Longest silence of the machine in the middle of a streaming call, in milliseconds. */
   idleMs: number;
   send(message: ConnectResponse): void;
@@ -44,10 +45,8 @@ export interface CallsOptions {
 
 const unaryDeadlineMs = 30_000;
 const answerWithinMs = 10_000;
-/** Small calls that may wait at once; past it the machine is too busy to take more. */
-const maxUnary = 1024;
-/** Late answers that are not held against the machine. */
-const maxLate = 4_096;
+/** Calls of other classes open at once: stalled downloads must not keep a listing waiting. */
+const mostOpen = { unary: 1024, process: 96, terminal: openTerminals + terminalClients, watch: 32 };
 /** Why the sending side of a finished call stops: nobody sees it, and an error costs its stack. */
 const finished = new AppError('unavailable', 'the call is over');
 
@@ -60,22 +59,16 @@ interface OpenCall {
 }
 
 type FirstAnswer = AnswerStream | Reply__Output;
+/** Encoded as frames. */
+type Requests = AsyncIterable<Buffer> | Iterable<Buffer>;
 
 export class Calls {
   readonly stub: AgentStub;
   readonly #options: CallsOptions;
   /** Calls that have no answer yet, by id. */
   readonly #waiting = new Map<string, (answer: Reply__Output) => void>();
-  readonly #open: Record<Lane | 'unary', Set<AbortController>> = {
-    unary: new Set(),
-    short: new Set(),
-    bulk: new Set(),
-    process: new Set(),
-    terminal: new Set(),
-    watch: new Set(),
-  };
-  /** Calls given up before an answer came: the machine may have answered before it heard of that. */
-  #late = 0;
+  /** Open calls by concurrency class. */
+  readonly #open = new Map<Lane | 'unary', Set<AbortController>>();
   #closed = false;
 
   constructor(options: CallsOptions) {
@@ -86,20 +79,15 @@ export class Calls {
     ) as unknown as AgentStub;
   }
 
-  /** Takes a whole answer; false where no call can have waited for it. */
-  reply(reply: Reply__Output): boolean {
-    const take = this.#waiting.get(reply.call_id);
-    take?.(reply);
-    if (take) return true;
-    if (this.#late === 0) return false;
-    this.#late -= 1;
-    return true;
+  /** Takes a whole answer; one that no call waits for is left. */
+  reply(reply: Reply__Output): void {
+    this.#waiting.get(reply.call_id)?.(reply);
   }
 
   /** The link is gone: every open call fails with machine_offline. */
   close(): void {
     this.#closed = true;
-    for (const open of Object.values(this.#open)) for (const abort of [...open]) abort.abort(this.#lost());
+    for (const open of this.#open.values()) for (const abort of [...open]) abort.abort(this.#lost());
   }
 
   #stubMethod(shape: MethodShape) {
@@ -120,7 +108,7 @@ export class Calls {
     const bytes = shape.encodeRequest(request);
     if (bytes.length > smallMessageBytes)
       throw new AppError('payload_too_large', 'this request is too large');
-    const call = this.#begin(this.#open.unary, maxUnary, options.signal);
+    const call = this.#begin('unary', options.signal);
     const deadline_ms = options.deadline_ms ?? unaryDeadlineMs;
     try {
       const notice = noticeOf(shape, bytes, { ...options, deadline_ms });
@@ -137,15 +125,15 @@ export class Calls {
   async *#streaming(
     shape: MethodShape,
     request: Buffer,
-    requests: AsyncIterable<Buffer> | undefined,
+    requests: Requests | undefined,
     options: CallOptions,
   ): AsyncGenerator<Buffer> {
     this.#assertOffered(shape);
     const { lane = 'short', signal, deadline_ms } = options;
-    const call = this.#begin(this.#open[lane], this.#options.maxOpen[lane], signal, deadline_ms);
+    const call = this.#begin(lane, signal, deadline_ms);
     const large = requests === undefined && request.length > smallMessageBytes;
     const notice = noticeOf(shape, large ? Buffer.alloc(0) : request, options, large);
-    const outgoing = requests ?? (large ? only(frameOf(request)) : none());
+    const outgoing = requests ?? (large ? [frameOf(request)] : []);
     // Not held for as long as the answer takes.
     request = notice.request;
     try {
@@ -161,7 +149,7 @@ export class Calls {
   async *#exchange(
     call: OpenCall,
     stream: AnswerStream,
-    outgoing: AsyncIterable<Buffer>,
+    outgoing: Requests,
     idleMs: number,
   ): AsyncGenerator<Buffer> {
     const { abort } = call;
@@ -170,7 +158,10 @@ export class Calls {
     abort.signal.addEventListener('abort', stop, { once: true });
     // Neither a cancel of the agent nor its death ends our reading side; after our own end this tells nothing new.
     stream.once('cancelled', () => abort.abort(this.#lost()));
-    void sendRequests(stream, idle.whileSending(outgoing), abort);
+    // A source that fails gives the whole call up with its own error.
+    void sendFrames(stream, idle.whileSending(outgoing), abort.signal).catch((error: unknown) => {
+      if (!abort.signal.aborted) abort.abort(error);
+    });
     let complete = false;
     let cut = false;
     try {
@@ -198,13 +189,11 @@ export class Calls {
     }
   }
 
-  #begin(
-    open: Set<AbortController>,
-    maxOpen: number,
-    signal: AbortSignal | undefined,
-    deadlineMs = 0,
-  ): OpenCall {
-    if (open.size >= maxOpen)
+  #begin(lane: Lane | 'unary', signal: AbortSignal | undefined, deadlineMs = 0): OpenCall {
+    const open = this.#open.get(lane) ?? new Set();
+    this.#open.set(lane, open);
+    const most = lane === 'short' || lane === 'bulk' ? this.#options.openCalls : mostOpen[lane];
+    if (open.size >= most)
       throw this.#error('unavailable', 'too many calls are open on this machine: try again later');
     const abort = new AbortController();
     const giveUp = (): void => abort.abort(callerError(signal));
@@ -241,7 +230,6 @@ export class Calls {
       resolve(answer);
     };
     const fail = (): void => {
-      if (this.#waiting.has(id)) this.#late = Math.min(maxLate, this.#late + 1);
       forget();
       this.#cancel(id);
       reject(abort.signal.reason);
@@ -287,10 +275,9 @@ export class Calls {
 
   #assertOffered({ name: method }: MethodShape): void {
     if (this.#closed) throw this.#lost();
-    if (!this.#options.methods.includes(method))
-      throw this.#error('not_supported', 'the agent on this machine is too old for this: update it', {
-        method,
-      });
+    if (this.#options.methods.includes(method)) return;
+    const text = 'the agent on this machine is too old for this: update it';
+    throw this.#error('not_supported', text, { method });
   }
 
   #cancel(call_id: string): void {
@@ -327,17 +314,6 @@ function noticeOf(
 }
 type Notice = ReturnType<typeof noticeOf>;
 
-/** Sends the requests until the answer is complete; a source that fails gives the whole call up with its own error. */
-function sendRequests(
-  stream: AnswerStream,
-  requests: AsyncIterable<Buffer>,
-  abort: AbortController,
-): Promise<void> {
-  return sendFrames(stream, requests, abort.signal).catch((error: unknown) => {
-    if (!abort.signal.aborted) abort.abort(error);
-  });
-}
-
 /**
  * destroy() would leave the agent's side open; an error status ends both, and wakes the reader. It tells the agent
  * whether we gave the call up or lost the link; grpc-js itself says CANCELLED with other details.
@@ -350,12 +326,6 @@ function endWithError(stream: AnswerStream, gaveUp: boolean): void {
 async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {
   for await (const request of requests) yield shape.frameRequest(request);
 }
-
-async function* only(bytes: Buffer): AsyncGenerator<Buffer> {
-  yield bytes;
-}
-
-async function* none(): AsyncGenerator<Buffer> {}
 
 function callerError(signal: AbortSignal | undefined): AppError {
   const reason: unknown = signal?.reason;

@@ -4,16 +4,15 @@ import type { ServerDuplexStream } from '@grpc/grpc-js';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
-import type { Heartbeat__Output } from '../../proto/types/farhand/link/v1/Heartbeat.ts';
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
 import { after, every, monotonic, mostSkewMs, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { verifyProof } from '../../shared/proof.ts';
 import { methods, protocolVersion } from '../../shared/rpc.ts';
-import { keptProcesses, type Link, type Presence } from '../presence/index.ts';
+import type { ConnectionLimiter } from '../connections.ts';
+import { type Link, type Presence, plausibleProcessIds } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { Machine, State } from '../state/index.ts';
 import { Calls, type Switchboard } from './calls.ts';
@@ -21,109 +20,110 @@ import type { LinkLimits } from './limits.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 
-export interface ConnectRooms {
+/** What links need of the broker. */
+export interface LinkServices {
   state: State;
   presence: Presence;
   machineFacts: MachineFacts;
+  connections: ConnectionLimiter;
   switchboard: Switchboard;
+  /** Of the certificate authority, which the agent signs with its challenge. */
   fingerprint: string;
   limits: LinkLimits;
   log: Logger;
 }
 
-export interface ConnectSettings {
+export interface LinkSettings {
   heartbeatMs: number;
   silenceMs: number;
-  frameBytes: number;
   /** Streaming calls open at once on one machine: so many short ones, and as many transfers. */
   openCalls: number;
-  /** The same for those that follow commands, for terminals with their clients, and for those that watch files. */
-  openFollows: number;
-  openTerminals: number;
-  openWatches: number;
-  messageBytes: number;
   /** Longest silence of a machine in the middle of a streaming call. */
   callIdleMs: number;
 }
 
-export const defaultSettings: ConnectSettings = {
+export const defaultSettings: LinkSettings = {
   heartbeatMs: 15_000,
   silenceMs: 45_000,
-  frameBytes: 256 * 1024,
   openCalls: 32,
-  openFollows: 96,
-  openTerminals: openTerminals + terminalClients,
-  openWatches: 32,
-  messageBytes: 1024 * 1024 + 64 * 1024,
   callIdleMs: 60_000,
 };
 
-/** Time for a hello, also on a connection that has proven itself before. */
+/** Largest message in either direction, and largest frame of an answer. */
+export const messageBytes = 1024 * 1024 + 64 * 1024;
+const frameBytes = 256 * 1024;
+/** Time for a hello, also on a connection that has authenticated before. */
 const helloMs = 5_000;
 /** An agent that does not read its control stream is cut when this much waits for it. */
 const maxUnreadBytes = 4 * 1024 * 1024;
+/** About what a message takes besides its request. */
+const headBytes = 256;
 /** Ids that a machine makes are written into records of ours. */
 const plainId = /^[\x20-\x7e]{0,200}$/;
 /** What newId makes of a machine. */
 const machineId = /^mach_[0-9A-Za-z]{22}$/;
-/** So many as a machine may tell of, and one that shows there are more. */
+/** So many as a machine may report, and one that shows there are more. */
 const mostCapabilities = 64 + 1;
-/** Messages that nobody has asked for and that may come at once; so many more come in the time of a heartbeat. */
+/** Messages beyond the answers to our calls that may come at once; so many more come in the time of a heartbeat. */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;
-const reportsPerBeat = 20;
-/** About what a message takes besides its request. */
-const headBytes = 256;
+/** A report is checked and stored: it counts as so many messages. */
+const reportCost = 25;
 
-/** The connection of a link: it stays once authenticated, and is closed when its link has ended. */
-interface LinkConnection {
-  authenticate(): void;
-  closeSoon(): void;
-}
-
-/** What a session is made of. */
-interface SessionParts {
+/** A control stream with the hello that has authenticated it. */
+interface AuthenticatedStream {
   stream: ConnectStream;
   machine: Machine;
   hello: Hello__Output;
   /** Where it came from. */
   address: string;
-  connection: LinkConnection;
-  rooms: ConnectRooms;
-  settings: ConnectSettings;
 }
 
-/** Serves one control stream to its end. */
+/** Serves one control stream to its end. Never rejects. */
 export async function serveConnect(
   stream: ConnectStream,
   address: string,
-  connection: LinkConnection,
-  rooms: ConnectRooms,
-  settings: ConnectSettings,
+  services: LinkServices,
+  settings: LinkSettings,
 ): Promise<void> {
-  const nonce = randomBytes(32);
-  // grpc-js types what it reads as any; the service decodes nothing else.
-  const messages = (stream as AsyncIterable<ConnectRequest__Output>)[Symbol.asyncIterator]();
+  const { limits, connections } = services;
+  let machine: Machine | undefined;
+  try {
+    // grpc-js types what it reads as any; the service decodes nothing else.
+    const messages = (stream as AsyncIterable<ConnectRequest__Output>)[Symbol.asyncIterator]();
+    const nonce = randomBytes(32);
+    const hello = await helloOf(stream, messages, nonce);
+    machine = hello && authenticate(stream, hello, nonce, address, services);
+    if (!hello || !machine) return;
+    connections.authenticate(stream.getPeer());
+    if (limits.admits(machine.id)) {
+      await new AgentLink({ stream, machine, hello, address }, services, settings).run(messages);
+    } else {
+      connections.closeSoon(stream.getPeer());
+      refuse(stream, grpcStatus.RESOURCE_EXHAUSTED, 'this machine links too often: wait a minute');
+    }
+  } catch (error) {
+    const about = { address, err: error };
+    if (machine) limits.machine('warn', machine.id, about, 'a link broke off');
+    else limits.unauthenticated(address, about, 'a link broke off before its hello');
+    if (machine) connections.closeSoon(stream.getPeer());
+    refuse(stream, grpcStatus.INTERNAL, textOf(error));
+  }
+}
+
+/** The first message after the challenge; undefined once the stream is refused. */
+async function helloOf(
+  stream: ConnectStream,
+  messages: AsyncIterator<ConnectRequest__Output>,
+  nonce: Buffer,
+): Promise<Hello__Output | undefined> {
   stream.write({ challenge: { nonce } });
   const cancelDeadline = after(helloMs, () =>
     refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'no hello in time'),
   );
   const first = await messages.next().finally(cancelDeadline);
   const hello = first.done ? undefined : first.value.hello;
-  if (!hello) return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
-  const machine = authenticate(stream, hello, nonce, address, rooms);
-  if (!machine) return;
-  connection.authenticate();
-  if (!rooms.limits.admits(machine.id)) {
-    connection.closeSoon();
-    return refuse(stream, grpcStatus.RESOURCE_EXHAUSTED, 'this machine links too often: wait a minute');
-  }
-  const session = new Session({ stream, machine, hello, address, connection, rooms, settings });
-  await session.run(messages).catch((error: unknown) => {
-    rooms.limits.machine('warn', machine.id, { address, err: error }, 'a link broke off');
-    connection.closeSoon();
-    refuse(stream, grpcStatus.INTERNAL, textOf(error));
-  });
+  return hello ?? refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
 }
 
 /** The machine that this hello proves to be; undefined once it is refused. */
@@ -132,7 +132,7 @@ function authenticate(
   hello: Hello__Output,
   nonce: Buffer,
   address: string,
-  { state, fingerprint, limits }: ConnectRooms,
+  { state, fingerprint, limits }: LinkServices,
 ): Machine | undefined {
   const { machine_id } = hello;
   const possible = machineId.test(machine_id);
@@ -166,45 +166,43 @@ export function textOf(error: unknown): string {
 }
 
 /** An authenticated link until its end. */
-class Session implements Link {
+class AgentLink implements Link {
   readonly id = newId('link');
   readonly machineId: string;
   readonly instanceId: string;
   readonly journalId: string;
   readonly methods: readonly string[];
   readonly processIds: readonly string[];
-  readonly #parts: SessionParts;
+  readonly #source: AuthenticatedStream;
+  readonly #services: LinkServices;
+  readonly #settings: LinkSettings;
   readonly #calls: Calls;
   #heardAt = monotonic();
   #ended = false;
-  #unread = 0;
+  /** Bytes of messages that the agent has not taken. */
+  #unreadBytes = 0;
+  /** Messages of the agent beyond the calls it was sent. */
   #unasked = 0;
-  #reports = 0;
   #clockIsOff = false;
 
-  constructor(parts: SessionParts) {
-    const { machine, hello, rooms, settings } = parts;
-    this.#parts = parts;
+  constructor(source: AuthenticatedStream, services: LinkServices, settings: LinkSettings) {
+    const { machine, hello } = source;
+    this.#source = source;
+    this.#services = services;
+    this.#settings = settings;
     this.machineId = machine.id;
     this.instanceId = hello.instance_id;
     // An agent without a journal of processes: what it ran is lost with the agent.
     this.journalId = hello.journal_id || hello.instance_id || this.id;
     this.methods = hello.methods.filter((name) => methods.has(name));
-    this.processIds = keptProcesses(hello.process_ids);
-    const open = Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls);
+    this.processIds = plausibleProcessIds(hello.process_ids);
     this.#calls = new Calls({
       machineId: machine.id,
       methods: this.methods,
-      maxOpen: {
-        short: open,
-        bulk: open,
-        process: settings.openFollows,
-        terminal: settings.openTerminals,
-        watch: settings.openWatches,
-      },
+      openCalls: Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls),
       idleMs: settings.callIdleMs,
       send: (message) => this.#send(message),
-      switchboard: rooms.switchboard,
+      switchboard: services.switchboard,
     });
   }
 
@@ -212,41 +210,38 @@ class Session implements Link {
     return this.#calls.stub;
   }
 
-  fence(reason: string): void {
-    this.#finish({ fenced: { reason } });
-  }
-
-  dismiss(reason: string): void {
-    this.#finish({ removed: { reason } });
-  }
-
-  drain(retryAfterMs: number): void {
-    this.#finish({ drain: { retry_after_ms: retryAfterMs } });
+  close(last: ConnectResponse): void {
+    this.#send(last);
+    this.#end();
   }
 
   async run(messages: AsyncIterator<ConnectRequest__Output>): Promise<void> {
-    const { stream, rooms, settings, hello, address } = this.#parts;
+    const { stream, hello, address } = this.#source;
+    const { presence, machineFacts, state, log } = this.#services;
     const { host, agent_version, metrics } = hello;
+    const { hostname = '', os = '', arch = '' } = host ?? {};
     const capabilities = hello.capabilities.slice(0, mostCapabilities);
-    const facts = { hostname: host?.hostname ?? '', os: host?.os ?? '', arch: host?.arch ?? '' };
-    await rooms.machineFacts.hello(
-      this.machineId,
-      { ...facts, agent_version, capabilities, ip: address },
-      metrics,
-    );
+    const facts = { hostname, os, arch, agent_version, capabilities, ip: address };
+    await machineFacts.hello(this.machineId, facts, metrics);
     // It may have been removed while its facts were written.
-    if (!rooms.state.machines.has(this.machineId)) return this.dismiss('this machine was removed');
+    if (!state.machines.has(this.machineId))
+      return this.close({ removed: { reason: 'this machine was removed' } });
     this.#welcome();
     if (metrics) this.#watchClock();
-    const older = rooms.presence.add(this);
+    const older = presence.add(this);
     if (older) this.#recordTakeover(older);
     this.#log('info', 'machine linked', { address, agent_version });
-    const stopBeating = every(settings.heartbeatMs, () => {
-      this.#unasked = Math.max(0, this.#unasked - unaskedPerBeat);
-      this.#reports = 0;
-      this.#send({ heartbeat: {} });
-    });
-    const stopWatching = every(Math.min(1_000, settings.silenceMs / 4), () => this.#watch());
+    const { heartbeatMs, silenceMs } = this.#settings;
+    const stops = [
+      every(heartbeatMs, () => {
+        if (this.#unasked > 0) this.#unasked = Math.max(0, this.#unasked - unaskedPerBeat);
+        this.#send({ heartbeat: {} });
+      }),
+      // Often, so that silence is noticed when it is over the limit and not a heartbeat later.
+      every(Math.min(1_000, silenceMs / 4), () => {
+        if (monotonic() - this.#heardAt >= silenceMs) this.#cut('machine fell silent');
+      }),
+    ];
     stream.once('cancelled', () => this.#end());
     try {
       for (;;) {
@@ -255,16 +250,15 @@ class Session implements Link {
         this.#take(next.value);
       }
     } catch (error) {
-      rooms.log.debug({ err: error, machine_id: this.machineId }, 'control stream broke');
+      log.debug({ err: error, machine_id: this.machineId }, 'control stream broke');
     } finally {
-      stopBeating();
-      stopWatching();
+      for (const stop of stops) stop();
       this.#end();
     }
   }
 
   #welcome(): void {
-    const { heartbeatMs, silenceMs, frameBytes, openCalls, messageBytes } = this.#parts.settings;
+    const { heartbeatMs, silenceMs, openCalls } = this.#settings;
     this.#send({
       welcome: {
         link_id: this.id,
@@ -276,58 +270,42 @@ class Session implements Link {
     });
   }
 
-  #take(message: ConnectRequest__Output): void {
+  #take({ reply, heartbeat, farewell }: ConnectRequest__Output): void {
     this.#heardAt = monotonic();
-    if (!message.reply || !this.#calls.reply(message.reply)) this.#countUnasked();
-    if (message.heartbeat) this.#report(message.heartbeat.metrics);
-    if (message.farewell) this.#end();
-  }
-
-  /** Reports that come faster than we asked for are no news: to read each would cost everybody else. */
-  #report(metrics: Heartbeat__Output['metrics']): void {
-    this.#reports += 1;
-    const news = this.#reports > reportsPerBeat ? undefined : metrics;
-    this.#parts.rooms.machineFacts.heard(this.machineId, news);
-    this.#watchClock();
+    this.#unasked += heartbeat?.metrics ? reportCost : 1;
+    if (this.#unasked > mostUnasked) this.#cut('the agent sends more than it was asked for');
+    if (this.#ended) return;
+    if (reply) this.#calls.reply(reply);
+    if (heartbeat) {
+      this.#services.machineFacts.heard(this.machineId, heartbeat.metrics);
+      this.#watchClock();
+    }
+    if (farewell) this.#end();
   }
 
   /** A clock that is far off makes people wonder about times and certificates: logged once, and again after it was right. */
   #watchClock(): void {
-    const { machine, rooms } = this.#parts;
-    const clock_offset_ms = rooms.machineFacts.of(this.machineId)?.report?.clock_offset_ms ?? 0;
+    const facts = this.#services.machineFacts.of(this.machineId);
+    const clock_offset_ms = facts?.report?.clock_offset_ms ?? 0;
     const isOff = Math.abs(clock_offset_ms) > mostSkewMs;
     if (isOff && !this.#clockIsOff) {
       const text = `the machine’s clock is ${clock_offset_ms < 0 ? 'behind' : 'ahead of'} the broker’s: let both follow a time server`;
-      this.#log('warn', text, { machine: machine.name, clock_offset_ms });
+      this.#log('warn', text, { machine: this.#source.machine.name, clock_offset_ms });
     }
     this.#clockIsOff = isOff;
   }
 
-  #countUnasked(): void {
-    this.#unasked += 1;
-    if (this.#unasked > mostUnasked) this.#cut('the agent sends more than anybody has asked for');
-  }
-
-  /** Looked at often, so that silence is noticed when it is over the limit and not a heartbeat later. */
-  #watch(): void {
-    if (monotonic() - this.#heardAt >= this.#parts.settings.silenceMs) this.#cut('machine fell silent');
-  }
-
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
+    // An answer may come to each, also a late one; what never comes must not add up.
+    if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
     // The stream itself counts messages.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;
-    this.#unread += bytes;
-    this.#parts.stream.write(message, () => {
-      this.#unread -= bytes;
+    this.#unreadBytes += bytes;
+    this.#source.stream.write(message, () => {
+      this.#unreadBytes -= bytes;
     });
-    if (this.#unread > maxUnreadBytes) this.#cut('the agent does not read its control stream');
-  }
-
-  /** A last message, then the end. */
-  #finish(message: ConnectResponse): void {
-    this.#send(message);
-    this.#end();
+    if (this.#unreadBytes > maxUnreadBytes) this.#cut('the agent does not read its control stream');
   }
 
   #cut(reason: string): void {
@@ -338,23 +316,23 @@ class Session implements Link {
   #end(): void {
     if (this.#ended) return;
     this.#ended = true;
-    const { rooms, stream, connection } = this.#parts;
-    rooms.presence.drop(this);
+    const { stream } = this.#source;
+    this.#services.presence.drop(this);
     this.#calls.close();
     stream.end();
-    connection.closeSoon();
+    this.#services.connections.closeSoon(stream.getPeer());
     this.#log('info', 'machine unlinked');
   }
 
   #log(level: 'info' | 'warn', text: string, more = {}): void {
-    this.#parts.rooms.limits.machine(level, this.machineId, { link_id: this.id, ...more }, text);
+    this.#services.limits.machine(level, this.machineId, { link_id: this.id, ...more }, text);
   }
 
   /** A cloned machine shows as another agent process that takes over a link which still lives. */
   #recordTakeover(older: Link): void {
     if (older.instanceId === this.instanceId) return;
-    const { machine, rooms } = this.#parts;
     this.#log('warn', 'two agents use one identity; the older was fenced off', { fenced: older.id });
-    rooms.limits.takeover({ machine, fenced_link: older.id, link_id: this.id });
+    const { machine } = this.#source;
+    this.#services.limits.takeover({ machine, fenced_link: older.id, link_id: this.id });
   }
 }

@@ -19,7 +19,7 @@ export class IdleTimeout {
   }
 
   /** The time of the source of the requests is not the machine's; from the last request on it is. */
-  async *whileSending(requests: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+  async *whileSending(requests: AsyncIterable<Buffer> | Iterable<Buffer>): AsyncGenerator<Buffer> {
     let sent = 0;
     this.#cancel();
     for await (const request of requests) {

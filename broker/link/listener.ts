@@ -1,7 +1,12 @@
 // The gRPC port of agents and clients: TLS, limits, and five seconds to authenticate.
 import { once } from 'node:events';
 import type { AddressInfo, Socket } from 'node:net';
-import { createServer as createTlsServer, type TLSSocket, type Server as TlsServer } from 'node:tls';
+import {
+  createServer as createTlsServer,
+  type SecureContextOptions,
+  type TLSSocket,
+  type Server as TlsServer,
+} from 'node:tls';
 import {
   status as grpcStatus,
   type Metadata,
@@ -24,9 +29,10 @@ import type { JoinTokens } from '../join-tokens.ts';
 import { type Authority, renewLeaves } from './authority.ts';
 import type { AnswerStream } from './calls.ts';
 import {
-  type ConnectRooms,
-  type ConnectSettings,
   type ConnectStream,
+  type LinkServices,
+  type LinkSettings,
+  messageBytes,
   serveConnect,
   textOf,
 } from './connect.ts';
@@ -36,7 +42,6 @@ import { widenWindows } from './windows.ts';
 export interface ListenerOptions {
   host: string;
   port: number;
-  connections: ConnectionLimiter;
   /** Milliseconds for the handshake of TLS. */
   handshakeMs: number;
   /** Whether this `authorization` holds a good API key. */
@@ -46,7 +51,7 @@ export interface ListenerOptions {
   pongMs: number;
 }
 
-export interface ListenerRooms extends Omit<ConnectRooms, 'limits'> {
+export interface ListenerServices extends Omit<LinkServices, 'limits' | 'switchboard'> {
   history: History;
   events: Events;
   authority: Authority;
@@ -72,31 +77,28 @@ const sessionMegabytes = 64;
 const backlog = 4_096;
 
 /** Rejects with a system error when the address cannot be had. */
-export async function openListener(
-  rooms: ListenerRooms,
+export async function startListener(
+  services: ListenerServices,
   options: ListenerOptions,
-  settings: ConnectSettings,
+  settings: LinkSettings,
   addService: AddService,
 ): Promise<LinkListener> {
-  const { authority, log } = rooms;
-  const { connections, host, port } = options;
+  const { authority, connections, log } = services;
+  const { host, port } = options;
   shortenQueues();
-  const limits = new LinkLimits(rooms);
-  const server = grpcServer(options, settings);
-  server.addService(linkService, handlers(connections, { ...rooms, limits }, settings));
+  const limits = new LinkLimits(services);
+  const server = grpcServer(options);
+  server.addService(linkService, handlers({ ...services, limits, switchboard: new Map() }, settings));
   addService(server, (peer) => connections.authenticate(peer));
-  const listener = tlsListener(server, options, await authority.leaf());
+  const listener = tlsListener(server, connections, options, await authority.leaf());
   logAcceptErrors(listener, log);
   listener.listen({ port, host, backlog });
   await once(listener, 'listening');
+  const applyLeaf = (leaf: SecureContextOptions): void => listener.setSecureContext(leaf);
   const stops = [
     connections.guardCalls(options.hasKey),
     widenWindows(),
-    renewLeaves(
-      () => authority.leaf(),
-      (leaf) => listener.setSecureContext(leaf),
-      log,
-    ),
+    renewLeaves(() => authority.leaf(), applyLeaf, log),
   ];
   return {
     port: (listener.address() as AddressInfo).port,
@@ -111,7 +113,7 @@ export async function openListener(
   };
 }
 
-function grpcServer({ pingMs, pongMs }: ListenerOptions, { messageBytes }: ConnectSettings): Server {
+function grpcServer({ pingMs, pongMs }: ListenerOptions): Server {
   return new Server({
     'grpc.max_concurrent_streams': streamsPerConnection,
     'grpc.max_receive_message_length': messageBytes,
@@ -127,8 +129,9 @@ function grpcServer({ pingMs, pongMs }: ListenerOptions, { messageBytes }: Conne
 /** We end TLS ourselves: the sockets are then ours to cut, and a leaf can be renewed while running. */
 function tlsListener(
   server: Server,
-  { connections, handshakeMs }: ListenerOptions,
-  leaf: Awaited<ReturnType<Authority['leaf']>>,
+  connections: ConnectionLimiter,
+  { handshakeMs }: ListenerOptions,
+  leaf: SecureContextOptions,
 ): TlsServer {
   const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
   const listener = createTlsServer({ ALPNProtocols: ['h2'], handshakeTimeout: handshakeMs, ...leaf });
@@ -141,12 +144,8 @@ function tlsListener(
   return listener;
 }
 
-function handlers(
-  connections: ConnectionLimiter,
-  rooms: ListenerRooms & ConnectRooms,
-  settings: ConnectSettings,
-): LinkHandlers {
-  const { joinTokens, proxies, rates, limits, switchboard } = rooms;
+function handlers(services: ListenerServices & LinkServices, settings: LinkSettings): LinkHandlers {
+  const { connections, joinTokens, proxies, rates, switchboard } = services;
   const addressOf = (call: { getPeer(): string; metadata: Metadata }): string =>
     proxies.clientOf(peerAddress(call.getPeer()), call.metadata.get('x-forwarded-for').join(','));
   return {
@@ -168,16 +167,7 @@ function handlers(
       );
     },
     Connect(stream: ConnectStream) {
-      const address = addressOf(stream);
-      const peer = stream.getPeer();
-      const connection = {
-        authenticate: () => connections.authenticate(peer),
-        closeSoon: () => connections.closeSoon(peer),
-      };
-      serveConnect(stream, address, connection, rooms, settings).catch((error: unknown) => {
-        limits.unauthenticated(address, { err: error }, 'a link broke off before its hello');
-        stream.emit('error', { code: grpcStatus.INTERNAL, details: textOf(error) });
-      });
+      void serveConnect(stream, addressOf(stream), services, settings);
     },
     Answer(stream: AnswerStream) {
       const [id] = stream.metadata.get(callKey);

@@ -1,4 +1,5 @@
 // Which machines are linked now, and the way to a machine's stub.
+import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { AgentStub } from '../../shared/rpc.ts';
 
@@ -15,22 +16,19 @@ export interface Link {
   /** What the agent still kept when it linked; whatever is settled here it may forget. */
   processIds: readonly string[];
   stub: AgentStub;
-  /** Ends it: a newer link took over, or the machine was removed. */
-  fence(reason: string): void;
-  dismiss(reason: string): void;
-  /** Ends it: the broker goes away and wants the agent back after this long. */
-  drain(retryAfterMs: number): void;
+  /** Ends it with a last message. */
+  close(last: Pick<ConnectResponse, 'fenced' | 'removed' | 'drain'>): void;
 }
 
 type Watcher = (machineId: string, online: boolean) => void;
 
-/** Ids as newId makes them: whatever else a machine names, nobody here has ever asked it to keep. */
+/** Ids as newId makes them. */
 const processId = /^[a-z]{1,8}_[0-9A-Za-z]{22}$/;
-/** The others come with a later hello, when these are forgotten. */
+/** The others come with a later hello, when these are acknowledged. */
 const mostProcesses = 4096;
 
-/** What of a hello's list can be ids of processes. */
-export function keptProcesses(ids: readonly string[]): readonly string[] {
+/** Those of a hello's list that can be ids of processes. */
+export function plausibleProcessIds(ids: readonly string[]): readonly string[] {
   return ids.filter((id) => processId.test(id)).slice(0, mostProcesses);
 }
 
@@ -58,7 +56,7 @@ export class Presence {
   add(link: Link): Link | undefined {
     const older = this.#links.get(link.machineId);
     this.#links.set(link.machineId, link);
-    older?.fence('a newer link with this identity took over');
+    older?.close({ fenced: { reason: 'a newer link with this identity took over' } });
     this.#changed(link.machineId, true);
     return older;
   }
@@ -72,12 +70,13 @@ export class Presence {
 
   /** The machine is not ours any more. */
   remove(machineId: string): void {
-    this.#links.get(machineId)?.dismiss('this machine was removed');
+    this.#links.get(machineId)?.close({ removed: { reason: 'this machine was removed' } });
   }
 
   /** Ends every link and spreads the agents' return over `spreadMs`. */
   drain(spreadMs: number): void {
-    for (const link of [...this.#links.values()]) link.drain(Math.round(Math.random() * spreadMs));
+    for (const link of [...this.#links.values()])
+      link.close({ drain: { retry_after_ms: Math.round(Math.random() * spreadMs) } });
   }
 
   /** Calls back when a machine's state changed; the result stops it. */

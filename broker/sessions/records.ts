@@ -5,31 +5,23 @@ import { AppError } from '../../shared/errors.ts';
 import type { History, Row } from '../history.ts';
 
 type Detail = Reply<Api['sessions']['get']>;
+type Times = 'created_at' | 'connected_at' | 'last_heartbeat_at' | 'grace_period_started_at' | 'ended_at';
 export type Status = Detail['status'];
 export type Mode = Detail['attached_clients'][number]['mode'];
 
 /** A session as the broker holds it: times in milliseconds. The fields are the columns. */
-export interface Session {
+export interface Session extends Omit<Detail, Times | 'session_id' | 'attached_count' | 'attached_clients'> {
   id: SessionId;
   machine_id: MachineId;
-  machine_hostname: string;
-  shell: string | null;
-  status: Status;
+  requested_by: KeyId;
   created_at: number;
   connected_at: number | null;
   last_heartbeat_at: number | null;
-  grace_period: number;
   grace_period_started_at: number | null;
   ended_at: number | null;
-  exit_code: number | null;
-  signal: string | null;
-  reason: string | null;
-  cols: number;
-  rows: number;
-  requested_by: KeyId;
   /** The agent process that has the terminal; it dies with that. */
   instance_id: string;
-  /** Somebody asked to end it. */
+  /** Its end was requested. */
   ending: boolean;
 }
 

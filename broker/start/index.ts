@@ -15,7 +15,7 @@ import { StreamsService } from '../grpc/index.ts';
 import { Spool } from '../http/body.ts';
 import { createHttpServer } from '../http/server.ts';
 import { defaultSettings } from '../link/connect.ts';
-import { type AddService, type LinkListener, openListener } from '../link/listener.ts';
+import { type AddService, type LinkListener, startListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { certificateOf } from './certificate.ts';
 import { address, cannotListen, listen, stopServer, tracked } from './listening.ts';
@@ -166,21 +166,20 @@ function doorOf(
 ): Promise<LinkListener> {
   const { authority, keys } = rooms;
   const link = { ...defaultSettings, ...tuning.link };
-  const doorRooms = { ...rooms, switchboard: new Map(), fingerprint: authority.fingerprint, log };
   const connections = new ConnectionLimiter({
     ...connectionLimits().grpc,
     deadlineMs: tuning.proofMs ?? proofMs,
     isShared: sharedBy(rooms),
   });
+  const services = { ...rooms, connections, fingerprint: authority.fingerprint, log };
   const options = {
     ...grpc,
     ...pings,
     ...tuning.pings,
     handshakeMs: tuning.proofMs ?? proofMs,
-    connections,
     hasKey: (authorization: string): boolean => validKeyIn(authorization, keys) !== undefined,
   };
-  const opening = openListener(doorRooms, options, link, serve);
+  const opening = startListener(services, options, link, serve);
   return opening.catch((error: unknown) => {
     throw cannotListen(error, '--grpc', address(grpc.host, grpc.port));
   });

@@ -26,7 +26,7 @@ import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
 import { type Authority, authorityFiles, openAuthority } from '../link/authority.ts';
-import type { ConnectSettings } from '../link/connect.ts';
+import type { LinkSettings } from '../link/connect.ts';
 import { recordMachineEvents } from '../machines/events.ts';
 import { machineHandlers } from '../machines/index.ts';
 import { openPackages, type Packages } from '../packages/index.ts';
@@ -42,7 +42,7 @@ import { vaultFile } from '../webhooks/secret-vault.ts';
 
 /** For tests and benches: timing that cannot wait 45 s, names that resolve to what they say, events by the thousand. */
 export interface Tuning {
-  link?: Partial<ConnectSettings>;
+  link?: Partial<LinkSettings>;
   proofMs?: number;
   pings?: { pingMs: number; pongMs: number };
   resolve?: NonNullable<WebhookSettings['resolve']>;
