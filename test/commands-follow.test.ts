@@ -1,16 +1,10 @@
-// Following a command: events that resume, slow readers beside fast ones, agents that lie.
-import { execFileSync } from 'node:child_process';
-import { createHash } from 'node:crypto';
-import { once } from 'node:events';
-import { get as httpGet, type IncomingMessage } from 'node:http';
-import { expect, onTestFinished, test } from 'vitest';
+import { expect, test } from 'vitest';
 import {
   answerOf,
   bench,
   bytesOf,
   commandsOn,
   gate,
-  leapingClock,
   listen,
   nextCall,
   nothingTold,
@@ -18,17 +12,8 @@ import {
   reporting,
   soon,
 } from './command-bench.ts';
-import { type House, openHouse } from './house.ts';
+import { openHouse } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
-
-/** GET output as a client that reads only when told to: until then its socket fills. */
-async function pausedOutput({ url, key }: House, path: string): Promise<IncomingMessage> {
-  const request = httpGet(`${url}/api/v1${path}`, { headers: { Authorization: `Bearer ${key}` } });
-  onTestFinished(() => void request.destroy());
-  const [response] = (await once(request, 'response')) as [IncomingMessage];
-  response.on('error', () => undefined);
-  return response;
-}
 
 async function scripted() {
   const house = await openHouse();
@@ -141,92 +126,6 @@ test('the id of a gap is where the gap ends: who is cut there misses nothing', a
   expect([told.gaps, told.at]).toEqual([[[3, 10]], '10.0']);
   await listen(house, id, told);
   expect(told.stdout.toString()).toBe('abcdef');
-});
-
-test('a fast reader beside one that stands still gets every byte; the other one finds a gap', async () => {
-  const { house, begin } = await bench();
-  const { wait, open } = gate();
-  const numbers = 'seq 1 15000000';
-  const id = await begin(`${wait}; ${numbers}`);
-  const slowBytes = await pausedOutput(house, `/commands/${id}/output?follow=true`);
-  const slowEvents = await pausedOutput(house, `/commands/${id}/stream`);
-  const fast = output(house, id, 'follow=true');
-  open();
-  const hash = createHash('sha256');
-  for await (const piece of (await fast).body ?? []) hash.update(piece);
-  expect(hash.digest('hex')).toBe(
-    execFileSync('sh', ['-c', `${numbers} | sha256sum`])
-      .toString()
-      .slice(0, 64),
-  );
-  // Cut, for a part must not look like the whole.
-  const cut = once(slowBytes, 'error');
-  slowBytes.resume();
-  expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
-  let text = '';
-  for await (const piece of slowEvents)
-    text = text.slice(-100_000) + (text.includes('event: gap') ? 'event: gap' : '') + piece;
-  expect(text).toContain('event: gap');
-  expect(text).toContain('event: exit');
-}, 40_000);
-
-test('a lone slow reader gets every byte of more than the window holds, for the command waits for it', async () => {
-  const { house, begin, get } = await bench();
-  const { wait, open } = gate();
-  const numbers = 'seq 1 14000000';
-  const id = await begin(`${wait}; ${numbers}`);
-  const slow = await pausedOutput(house, `/commands/${id}/output?follow=true`);
-  open();
-  const hash = createHash('sha256');
-  let seen = 0;
-  let next = 0;
-  for await (const piece of slow) {
-    hash.update(piece);
-    seen += piece.length;
-    if (seen < next) continue;
-    // It goes on only when the command has come to a halt, which is sooner than a stalled reader is given up.
-    next += 40 * 2 ** 20;
-    let before = -1;
-    await soon(async () => {
-      const last = before;
-      before = (await get(id)).stdout_bytes;
-      return before - last;
-    }, 300).toBe(0);
-  }
-  expect(seen).toBeGreaterThan(100 * 2 ** 20);
-  expect(hash.digest('hex')).toBe(
-    execFileSync('sh', ['-c', `${numbers} | sha256sum`])
-      .toString()
-      .slice(0, 64),
-  );
-}, 40_000);
-
-test('a lone reader that stands still does not stop the command for ever, and is cut', async () => {
-  const { house, begin, get } = await bench();
-  const { wait, open } = gate();
-  const id = await begin(`${wait}; head -c 200000000 /dev/zero`);
-  const still = await pausedOutput(house, `/commands/${id}/output?follow=true`);
-  open();
-  // Its end is polled: who listens for events would be a reader of its own. That one is given up takes real time.
-  const status = async () => (await get(id)).status;
-  await expect.poll(status, { interval: 200, timeout: 35_000 }).toBe('completed');
-  expect(await get(id)).toMatchObject({ status: 'completed', stdout_bytes: 200_000_000 });
-  const cut = once(still, 'error');
-  still.resume();
-  expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
-}, 40_000);
-
-test('a lone reader that goes away no longer holds up the command', async () => {
-  // No durations pass: who still counts as a reader holds it up for ever.
-  leapingClock({ still: true });
-  const { house, begin, get } = await bench();
-  const { wait, open } = gate();
-  const id = await begin(`${wait}; head -c 120000000 /dev/zero`);
-  const leaving = await pausedOutput(house, `/commands/${id}/output?follow=true`);
-  open();
-  await soon(async () => (await get(id)).stdout_bytes).toBeGreaterThan(8_000_000);
-  leaving.destroy();
-  await soon(async () => (await get(id)).status, 200).toBe('completed');
 });
 
 test('whose key is revoked is cut off in the middle, from bytes and events', async () => {

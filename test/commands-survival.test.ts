@@ -99,7 +99,7 @@ test('kill -9 of the agent: its command is lost with a reason, its output is the
 test('a cancel that races the exit ends a command once, with one event', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
-  const rounds = 1000;
+  const rounds = 100;
   const ended = new Map<string, string>();
   const lane = async (): Promise<void> => {
     while (ended.size < rounds) {
@@ -133,7 +133,7 @@ test('a cancel that races the exit ends a command once, with one event', async (
   expect(Object.fromEntries(events)).toEqual(
     Object.fromEntries([...ended].map(([id, status]) => [id, [status]])),
   );
-}, 60_000);
+});
 
 test('a cancel that comes before a large start has arrived ends the command all the same', async () => {
   const house = await openHouse();

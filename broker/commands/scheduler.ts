@@ -254,8 +254,8 @@ export class Scheduler {
 
   #linked({ machineId, processIds }: Link): void {
     for (const open of this.#on(machineId)) open.resume();
-    // What ended while the agent was offline, and what is unknown here; terminals belong to sessions.
-    const settled = processIds.filter((id) => !this.#open.has(id) && !isId('session', id));
+    // What ended while the agent was offline, and what is unknown here.
+    const settled = processIds.filter((id) => isId('command', id) && !this.#open.has(id));
     this.#context.acknowledgements.add(machineId, settled);
   }
 

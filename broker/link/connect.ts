@@ -12,7 +12,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { verifyProof } from '../../shared/proof.ts';
 import { methods, protocolVersion } from '../../shared/rpc.ts';
 import type { ConnectionLimiter } from '../connections.ts';
-import { type Link, type Presence, plausibleProcessIds } from '../presence/index.ts';
+import type { Link, Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { Machine, State } from '../state/index.ts';
 import { Calls, type Switchboard } from './calls.ts';
@@ -64,6 +64,8 @@ const plainId = /^[\x20-\x7e]{0,200}$/;
 const machineId = /^mach_[0-9A-Za-z]{22}$/;
 /** So many as a machine may report, and one that shows there are more. */
 const mostCapabilities = 64 + 1;
+/** The others come with a later hello, when these are acknowledged. */
+const mostProcesses = 4096;
 /** Messages beyond the answers to our calls that may come at once; so many more come in the time of a heartbeat. */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;
@@ -195,7 +197,7 @@ class AgentLink implements Link {
     // An agent without a journal of processes: what it ran is lost with the agent.
     this.journalId = hello.journal_id || hello.instance_id || this.id;
     this.methods = hello.methods.filter((name) => methods.has(name));
-    this.processIds = plausibleProcessIds(hello.process_ids);
+    this.processIds = hello.process_ids.slice(0, mostProcesses);
     this.#calls = new Calls({
       machineId: machine.id,
       methods: this.methods,

@@ -13,7 +13,7 @@ export interface Link {
   journalId: string;
   /** What the agent can do, by the names of agent.proto. */
   methods: readonly string[];
-  /** What the agent still kept when it linked; whatever is settled here it may forget. */
+  /** Processes that the agent still has results of, as its hello lists them: ids of any form. */
   processIds: readonly string[];
   stub: AgentStub;
   /** Ends it with a last message. */
@@ -21,16 +21,6 @@ export interface Link {
 }
 
 type Watcher = (machineId: string, online: boolean) => void;
-
-/** Ids as newId makes them. */
-const processId = /^[a-z]{1,8}_[0-9A-Za-z]{22}$/;
-/** The others come with a later hello, when these are acknowledged. */
-const mostProcesses = 4096;
-
-/** Those of a hello's list that can be ids of processes. */
-export function plausibleProcessIds(ids: readonly string[]): readonly string[] {
-  return ids.filter((id) => processId.test(id)).slice(0, mostProcesses);
-}
 
 export class Presence {
   readonly #links = new Map<string, Link>();
