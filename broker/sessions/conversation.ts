@@ -249,7 +249,7 @@ interface Beginning {
 }
 
 /** Outlives the calls: between two of them everything waits. Input is counted in bytes over all calls of the client. */
-export class AgentInput {
+class AgentInput {
   readonly #changed = new Wake();
   /** What the client does next; not taken while too much input is unacknowledged. */
   #waiting: Doing | undefined;
