@@ -101,9 +101,9 @@ test('a backup needs a broker of this box and a new directory outside of its own
   const cases: [string[], number, RegExp][] = [
     [['--to', place()], 2, /--data-dir/],
     [['--data-dir', dataDir], 2, /--to/],
-    [['--data-dir', dataDir, '--to', taken], 1, /exists already/],
-    [['--data-dir', dataDir, '--to', join(dataDir, 'copy')], 2, /outside of the data directory/],
-    [['--data-dir', dataDir, '--to', dataDir], 2, /outside of the data directory/],
+    [['--data-dir', dataDir, '--to', taken], 1, /already exists/],
+    [['--data-dir', dataDir, '--to', join(dataDir, 'copy')], 2, /outside the data directory/],
+    [['--data-dir', dataDir, '--to', dataDir], 2, /outside the data directory/],
   ];
   const answers = await Promise.all(cases.map(([args]) => backup(args).ended));
   for (const [index, [args, code, message]] of cases.entries()) {

@@ -221,7 +221,7 @@ describe('farhand files, where something is in the way', () => {
     await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
     running.child.kill('SIGINT');
     const { code, err } = await running.ended;
-    expect([code, err]).toEqual([130, 'farhand: interrupted; nothing half is left\n']);
+    expect([code, err]).toEqual([130, 'farhand: interrupted; nothing partial is left\n']);
   });
 
   test('names the directory that holds a part of what was put when Ctrl-C came; a fetch leaves nothing', async () => {
@@ -236,13 +236,13 @@ describe('farhand files, where something is in the way', () => {
     const { code, err } = await put.ended;
     expect([code, err]).toEqual([
       130,
-      `farhand: interrupted; ${there}/tree holds what had arrived; put it again for the rest\n`,
+      `farhand: interrupted; ${there}/tree holds what had arrived; repeat to send the rest\n`,
     ]);
     const back = temporaryFolder('back');
     const get = farhand.start('files get', [`web-1:${here}/tree`, join(back, 'tree')]);
     await vi.waitFor(() => expect(readdirSync(back)).toHaveLength(1), { timeout: 15_000 });
     get.child.kill('SIGINT');
-    expect((await get.ended).err).toBe('farhand: interrupted; nothing half is left\n');
+    expect((await get.ended).err).toBe('farhand: interrupted; nothing partial is left\n');
     expect(readdirSync(back)).toEqual([]);
   });
 

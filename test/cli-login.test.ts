@@ -81,7 +81,7 @@ describe('farhand login', () => {
     expect(other.out).toMatch(/^scopes +machines:read$/m);
     // A key that was kept for one broker never goes to another.
     const elsewhere = await farhand('whoami', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } });
-    expect([elsewhere.code, elsewhere.err]).toEqual([78, expect.stringContaining('say which broker')]);
+    expect([elsewhere.code, elsewhere.err]).toEqual([78, expect.stringContaining('no broker is configured')]);
     expect((await farhand('logout')).code).toBe(0);
     expect([readdirSync(folder), (await farhand('whoami')).code]).toEqual([[], 78]);
     writeFileSync(join(folder, 'config.json'), 'no JSON');
@@ -99,7 +99,7 @@ describe('farhand login', () => {
       farhand('login', [tls.url, '--key-stdin', '--pin', wrongPin], { input }),
     ]);
     expect([unknown.code, wrong.code]).toEqual([1, 1]);
-    expect(unknown.err).toContain('say --pin sha256//…; farhand whoami --data-dir DIR');
+    expect(unknown.err).toContain('add --pin sha256//…; farhand whoami --data-dir DIR');
     expect(wrong.err).toContain(`another key than the pinned one (${tls.pin})`);
     expect(tls.through()).toBe(0);
     expect(
@@ -148,7 +148,7 @@ test('farhand login hears the environment, keeps whole paths, and asks for no ke
     farhand('login', ['https://127.0.0.1:8421', '--key-stdin'], { input: open }),
     farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: open }),
   ]);
-  expect([agents.code, agents.err]).toEqual([1, expect.stringContaining('the REST API is at 8420')]);
+  expect([agents.code, agents.err]).toEqual([1, expect.stringContaining('use 8420 for the REST API')]);
   expect([clear.code, clear.err]).toEqual([78, expect.stringContaining('show the key')]);
 });
 
@@ -170,9 +170,9 @@ describe('farhand doctor', () => {
     ]);
     const says = [
       /^fail +key +apiKey must be visible ASCII/m,
-      /^fail +broker +none is told.*farhand login URL/ms,
-      /^fail +broker +http:\/\/127.0.0.1:2 does not answer.*does it run/ms,
-      /^fail +key .*unauthorized.*takes another one/ms,
+      /^fail +broker +none is configured.*farhand login URL/ms,
+      /^fail +broker +http:\/\/127.0.0.1:2 does not answer.*check that it runs/ms,
+      /^fail +key .*unauthorized.*stores another one/ms,
       /^fail +broker .*FARHAND_PIN/ms,
       /^fail +directory +others may use .*chmod/ms,
     ];

@@ -102,6 +102,6 @@ test('much output of several machines warns of nothing, and input for them is te
     farhand('exec', ['web-1', 'db-1', '-i', '--', 'cat'], { input: Buffer.from([0xff, 0x0a]) }),
     farhand('exec', ['web-1', 'db-1', '-i', '--', 'cat'], { input: 'x'.repeat(60_000) }),
   ]);
-  expect([binary.code, binary.err]).toEqual([2, expect.stringContaining('is no UTF-8: ')]);
+  expect([binary.code, binary.err]).toEqual([2, expect.stringContaining('is not UTF-8: ')]);
   expect([long.code, long.err]).toEqual([2, expect.stringContaining('more than 49152 bytes: ')]);
 });

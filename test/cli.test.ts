@@ -154,10 +154,10 @@ async function startAgent(broker: RunningBroker): Promise<Running & { dataDir: s
 
 describe('the command line ends', () => {
   test.each([
-    ['an unknown scope', ['auth', 'create-key', '--scopes', 'machines:read,root'], 'there is no scope root'],
-    ['no scope at all', ['auth', 'create-key', '--scopes', ''], 'there is no scope'],
-    ['a time that is none', ['join-tokens', 'create', '--expires-in', 'soon'], '--expires-in soon'],
-    ['a count that is none', ['join-tokens', 'create', '--uses', 'many'], '--uses many'],
+    ['an unknown scope', ['auth', 'create-key', '--scopes', 'machines:read,root'], 'There is no scope root'],
+    ['no scope at all', ['auth', 'create-key', '--scopes', ''], 'There is no scope'],
+    ['a time that is none', ['join-tokens', 'create', '--expires-in', 'soon'], "'soon' is invalid"],
+    ['a count that is none', ['join-tokens', 'create', '--uses', 'many'], "'many' is invalid"],
   ])('with 2 for %s, and starts nothing', async (_what, args, part) => {
     const dataDir = temporaryFolder('broker');
     const { code, stdout, stderr } = await run('cli', [...args, '--data-dir', dataDir]);
@@ -222,7 +222,7 @@ test('a data directory that was mistyped does not become a broker', async () => 
     run('cli', ['auth', 'create-key', '--data-dir', other]),
   ]);
   for (const { code, stderr } of answers)
-    expect([code, stderr]).toEqual([78, expect.stringContaining('there is no broker’s data in')]);
+    expect([code, stderr]).toEqual([78, expect.stringContaining('does not hold a broker’s data')]);
   expect([existsSync(none), existsSync(`${none}-copy`), readdirSync(other)]).toEqual([
     false,
     false,
@@ -235,7 +235,7 @@ test('a broker that is stuck is told as one, and no other is started beside it',
   const server = createServer(() => {}).listen(join(dataDir, 'broker.sock'));
   await once(server, 'listening');
   onTestFinished(() => void server.close());
-  const asked = withSocket(dataDir, (client) => client.keys.me(), { patienceMs: 50 });
+  const asked = withSocket(dataDir, (client) => client.keys.me(), { answerMs: 50 });
   await expect(asked).rejects.toThrow('runs, but does not answer');
   expect(processesWith(dataDir)).toEqual([]);
 });
@@ -245,7 +245,9 @@ test('a broker that holds its directory and does not listen yet is waited for, b
   await stop(first, 'SIGTERM');
   const release = takeDirectory(dataDir, 'broker');
   const asked = withSocket(dataDir, (client) => client.keys.me(), { startMs: 0 });
-  await expect(asked).rejects.toThrow(`a broker holds ${dataDir} and has not listened for 0 s: systemctl`);
+  await expect(asked).rejects.toThrow(
+    `a broker holds ${dataDir} and has not listened for 0 s: see systemctl`,
+  );
   const waiting = start('cli', ['auth', 'list-keys', '--data-dir', dataDir]);
   await waiting.said(/waiting for the broker/);
   release();
@@ -304,7 +306,10 @@ describe('farhand auth create-key', () => {
     const { code, stdout } = await run('cli', [
       ...['auth', 'create-key', '--data-dir', temporaryFolder('broker')],
     ]);
-    expect([code, stdout]).toEqual([0, expect.stringMatching(/^service_apikey_[0-9A-Za-z]{43}\n\nKeep it/)]);
+    expect([code, stdout]).toEqual([
+      0,
+      expect.stringMatching(/^service_apikey_[0-9A-Za-z]{43}\n\nStore it now/),
+    ]);
   });
 
   const nobody = 65_534;

@@ -6,7 +6,7 @@ import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { openTree } from '../broker/cli/tree.ts';
+import { createProgram } from '../broker/cli/program.ts';
 import { temporaryFolder } from './house.ts';
 import { openToldHouse } from './receivers.ts';
 
@@ -130,7 +130,7 @@ test('its lines of shell, and those of docs/, call verbs and flags that there ar
   const help = async (main: string): Promise<string> =>
     (await promisify(execFile)(process.execPath, [join(root, main), 'install', '--help'])).stdout;
   const [tree, agent, broker] = await Promise.all([
-    openTree(),
+    createProgram(),
     help('agent/main.ts'),
     help('broker/main.ts'),
   ]);

@@ -160,8 +160,8 @@ describe('through pipes, farhand shell', () => {
     const { house } = await openScene();
     const twins = [await house.agent({ name: 'twin' }), await house.agent({ name: 'twin' })];
     const cases: [string[], number, RegExp][] = [
-      [['shell'], 2, /say either a machine, or --session/],
-      [['shell', 'web-1', '--session', 'sess_x'], 2, /say either/],
+      [['shell'], 2, /name either a machine or --session/],
+      [['shell', 'web-1', '--session', 'sess_x'], 2, /name either/],
       [['shell', 'web-1', '--observe'], 2, /--observe needs --session/],
       [['shell', 'web'], 1, /there is no machine web; there is: \w/],
       [['shell', 'mach_none'], 1, /there is no machine mach_none/],
@@ -325,7 +325,7 @@ describe('in tmux, farhand shell', () => {
   );
 
   needs('tmux', 'vim')(
-    'Ctrl-] detaches and puts the terminal back, the session runs on and is attached to again',
+    'Ctrl-] detaches and restores the terminal, the session stays open and is attached to again',
     async () => {
       const { house } = await openScene();
       const tmux = openTmux(environment(house));
@@ -334,7 +334,7 @@ describe('in tmux, farhand shell', () => {
       tmux.line('exec vim -u NONE -N -c "set mouse=a"');
       await tmux.says(/^~$/m);
       tmux.type('C-]');
-      await tmux.says(/detached: the session runs on[\s\S]*code 0/);
+      await tmux.says(/detached: the session stays open[\s\S]*code 0/);
       await restored(tmux);
       const { items } = await house.client.sessions.list({ status: 'CONNECTED' });
       const session = items[0]?.session_id ?? '';
@@ -361,8 +361,8 @@ describe('in tmux, farhand shell', () => {
   });
 
   test.skipIf(lacks('tmux', 'vim')).each([
-    ['the broker stops', 'stop', /the broker stops; the session runs on/],
-    ['the connection breaks', 'cut', /the connection broke; the session runs on/],
+    ['the broker stops', 'stop', /the broker is stopping; the session stays open/],
+    ['the connection breaks', 'cut', /the connection broke; the session stays open/],
     ['it is ended by a signal', 'kill', /code 143/],
   ])('puts the terminal back when %s (needs tmux, vim)', async (_what, how, told) => {
     const { house } = await openScene();

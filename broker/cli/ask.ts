@@ -1,32 +1,26 @@
-// Questions to a person; a program says its answers by flags.
+// What a person or a pipe is asked for: prompts, confirmations, and all of standard input in one piece.
 import { clean } from '../../shared/clean.ts';
 import { UsageError } from '../../shared/errors.ts';
 
-/** Whether there is somebody to ask. */
-export const attended = (): boolean => process.stdin.isTTY && process.stderr.isTTY;
+/** Whether a person can be asked. */
+export const isInteractive = (): boolean => process.stdin.isTTY && process.stderr.isTTY;
 
-/** Goes on only where it was said, by --yes or by a person. */
-export async function demandYes(yes: boolean | undefined, what: string): Promise<void> {
+/** Returns only with --yes or when a person agrees. */
+export async function confirm(yes: boolean | undefined, what: string): Promise<void> {
   if (yes) return;
-  if (!attended()) throw new UsageError(`this would ${what}; say --yes`);
-  const { confirm } = await import('@clack/prompts');
-  const answer = await confirm({
-    message: clean(`This will ${what}. Go on?`),
-    initialValue: false,
-    output: screen(),
-  });
-  if (answer !== true) throw new UsageError('nothing was done');
+  if (!isInteractive()) throw new UsageError(`this would ${what}; add --yes to do it`);
+  const prompts = await import('@clack/prompts');
+  const message = clean(`This will ${what}. Continue?`);
+  const answer = await prompts.confirm({ message, initialValue: false, output: screen() });
+  if (answer !== true) throw new UsageError('cancelled: nothing was changed');
 }
 
-export async function askText(message: string): Promise<string> {
-  const { text } = await import('@clack/prompts');
-  return answered(await text({ message, output: screen() }));
-}
-
-/** Does not show what is typed. */
-export async function askSecret(message: string): Promise<string> {
-  const { password } = await import('@clack/prompts');
-  return answered(await password({ message, output: screen() }));
+/** `secret`: what is typed is not displayed. */
+export async function prompt(message: string, kind: 'text' | 'secret' = 'text'): Promise<string> {
+  const { password, text } = await import('@clack/prompts');
+  const answer = await (kind === 'secret' ? password : text)({ message, output: screen() });
+  if (typeof answer === 'string' && answer !== '') return answer;
+  throw new UsageError('no answer: nothing was changed');
 }
 
 /** A terminal that does not know its width would get one character a line. */
@@ -35,7 +29,18 @@ function screen(): typeof process.stderr {
   return process.stderr;
 }
 
-function answered(answer: unknown): string {
-  if (typeof answer === 'string' && answer !== '') return answer;
-  throw new UsageError('no answer; nothing was done');
+/** Standard input as text of at most so many bytes. */
+export async function readInput(maxBytes: number, advice: string): Promise<string> {
+  const chunks: Buffer[] = [];
+  let bytes = 0;
+  for await (const chunk of process.stdin as AsyncIterable<Buffer>) {
+    bytes += chunk.length;
+    if (bytes > maxBytes) throw new UsageError(`standard input has more than ${maxBytes} bytes: ${advice}`);
+    chunks.push(chunk);
+  }
+  try {
+    return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(Buffer.concat(chunks));
+  } catch {
+    throw new UsageError(`standard input is not UTF-8: ${advice}`);
+  }
 }

@@ -1,99 +1,78 @@
-// farhand broker: what concerns the broker's own box.
+// farhand broker: backup of, and repairs to, a broker on this machine.
+import { execFile } from 'node:child_process';
 import { existsSync, statSync } from 'node:fs';
-import { chown, copyFile, mkdir, mkdtemp, open, readdir, rename, rm } from 'node:fs/promises';
+import { mkdir, mkdtemp, open, readdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, resolve, sep } from 'node:path';
+import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { errnoOf, StartError, UsageError } from '../../shared/errors.ts';
+import { where } from './connect.ts';
 import { startOnce, withSocket } from './local.ts';
-import { print } from './output.ts';
-import { type Common, verb } from './verb.ts';
-import { where } from './where.ts';
-
-interface BackupOptions extends Common {
-  to: string;
-}
+import { print } from './print.ts';
+import { type Common, localVerb } from './verb.ts';
 
 export function addBroker(program: Command): void {
-  const broker = program.command('broker').description('the broker on this box');
-  verb(
-    broker,
-    'backup',
-    'copy a broker’s state, history and keys, while it runs or not, into a new directory',
-    'farhand broker backup --data-dir /var/lib/farhand-broker --to /srv/backup/today',
-  )
-    .requiredOption('--to <dir>', 'where the copy goes; a broker starts on it as it is')
-    .action(async (options: BackupOptions) => {
-      const made = await backup(directoryOf(options), resolve(options.to));
-      print(options.output, made, () => [`${made.directory} (${made.bytes} bytes)`]);
-    });
-  verb(
-    broker.command('state').description('state.json, which holds what was declared'),
-    'accept',
-    'accept a state.json that was edited by hand, while no broker runs',
-    'farhand broker state accept --data-dir /var/lib/farhand-broker',
-  ).action(async (options: Common) => {
+  const broker = program.command('broker').description('back up or repair a broker on this machine');
+  const backupSpec = {
+    about: 'copy state, history and keys of a broker, running or not, to a new directory',
+    examples: ['farhand broker backup --data-dir /var/lib/farhand-broker --to /srv/backup/today'],
+    flags: { '--to <dir>': 'directory to create; a broker can be started on it' },
+    required: ['to'],
+  } as const;
+  localVerb(broker, 'backup', backupSpec, async ({ to = '', ...options }) => {
+    const made = await backup(directoryOf(options), resolve(to));
+    await print(options.output, made, () => [`${made.directory} (${made.bytes} bytes)`]);
+  });
+  const acceptSpec = {
+    about: 'accept a state.json that was edited by hand, while no broker runs',
+    examples: ['farhand broker state accept --data-dir /var/lib/farhand-broker'],
+  };
+  const state = broker.command('state').description('repair state.json, which holds what was configured');
+  localVerb(state, 'accept', acceptSpec, async (options) => {
     const file = join(directoryOf(options), 'state.json');
     await startOnce(dirname(file), '--accept-state');
-    print(options.output, { file, accepted: true }, () => [`${file} is accepted: a broker starts with it`]);
+    await print(options.output, { file, accepted: true }, () => [
+      `${file} is accepted: a broker starts with it`,
+    ]);
   });
 }
 
 function directoryOf(options: Common): string {
   const { dataDir } = where(options);
-  if (!dataDir) throw new UsageError('say which broker: --data-dir DIR, on its own box');
+  if (!dataDir) throw new UsageError('name the broker’s data directory: --data-dir DIR');
   return resolve(dataDir);
 }
 
 async function backup(dataDir: string, to: string): Promise<{ directory: string; bytes: number }> {
-  if (`${to}${sep}`.startsWith(`${dataDir}${sep}`)) {
-    throw new UsageError('--to must lie outside of the data directory, or it would be lost with it');
-  }
-  if (existsSync(to)) throw new StartError(`${to} exists already: a backup goes into a new directory`, 1);
+  if (`${to}${sep}`.startsWith(`${dataDir}${sep}`))
+    throw new UsageError('--to must be outside the data directory, or the backup is lost with it');
+  if (existsSync(to)) throw new StartError(`${to} already exists: a backup needs a new directory`, 1);
   await mkdir(dirname(to), { recursive: true, mode: 0o700 });
   await withSocket(dataDir, async (_client, post) => {
     const { directory } = await post('/local/backup');
-    await take(directory, to);
+    await moveWhole(directory, to);
   });
   const names = await readdir(to);
   return { directory: to, bytes: names.reduce((sum, name) => sum + statSync(join(to, name)).size, 0) };
 }
 
-/** Under its own name it is whole or not there at all. */
-async function take(from: string, to: string): Promise<void> {
-  let beside: string | undefined;
+const run = promisify(execFile);
+
+/** `to` exists whole or not at all, also on another file system and after a power failure. */
+async function moveWhole(from: string, to: string): Promise<void> {
+  let partial: string | undefined;
   try {
     await rename(from, to).catch(async (error: unknown) => {
       if (errnoOf(error) !== 'EXDEV') throw error;
-      beside = await mkdtemp(`${to}.partial-`);
-      await copyAll(from, beside);
-      await rename(beside, to);
+      partial = await mkdtemp(`${to}.partial-`);
+      // With the owner, when root copies.
+      await run('cp', ['-a', `${from}/.`, partial]);
+      await run('sync', ['-f', partial]);
+      await rename(partial, to);
     });
-    await sync(dirname(to));
+    await using parent = await open(dirname(to), 'r');
+    await parent.sync();
   } finally {
-    for (const left of [from, beside]) if (left) await rm(left, { recursive: true, force: true });
-  }
-}
-
-/** To another file system; what root copies belongs to the broker's user. */
-async function copyAll(from: string, to: string): Promise<void> {
-  const names = await readdir(from);
-  // A broker starts on nothing that lacks it.
-  for (const name of names.toSorted((a) => (a === 'state.json' ? 1 : -1))) {
-    await copyFile(join(from, name), join(to, name));
-    await sync(join(to, name));
-  }
-  if (process.getuid?.() === 0) {
-    const { uid, gid } = statSync(from);
-    for (const path of [...names.map((name) => join(to, name)), to]) await chown(path, uid, gid);
-  }
-  await sync(to);
-}
-
-async function sync(path: string): Promise<void> {
-  const handle = await open(path, 'r');
-  try {
-    await handle.sync();
-  } finally {
-    await handle.close();
+    for (const left of [from, partial]) if (left) await rm(left, { recursive: true, force: true });
   }
 }

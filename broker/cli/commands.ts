@@ -1,64 +1,90 @@
-// farhand commands and farhand batches: what runs, and what ran.
-import { type Command, Option } from 'commander';
+// farhand commands, farhand batches and farhand sessions: what runs on machines, and what ran.
+import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import type { Format } from './output.ts';
-import { printView, routeVerb, type View } from './resource-verbs.ts';
-import { write } from './told.ts';
-import { type Common, verb, withClient } from './verb.ts';
+import { shorten } from './print.ts';
+import { latest, ofMachine, printView, routeVerb, since, viewText } from './route-verb.ts';
+import { copyOut } from './stdio.ts';
+import { verb } from './verb.ts';
 
-type Line = { command: string; args: string[] | null };
-
-const whole = ({ command, args }: Line): string => [command, ...(args ?? [])].join(' ');
-function line(one: Line): string {
-  const text = whole(one);
-  return text.length > 60 ? `${text.slice(0, 59)}…` : text;
-}
-
-const one: View<Awaited<ReturnType<Farhand['commands']['get']>>> = {
-  fields:
-    'id machine=machine_id command status exit_code signal reason user directory=cwd asked=created_at started=started_at ended=finished_at took=duration stdout=stdout_bytes stderr=stderr_bytes',
-  cells: { command: whole },
-};
+const line = ({ command, args }: { command: string; args: string[] | null }): string =>
+  shorten([command, ...(args ?? [])].join(' '));
 
 export function addCommands(program: Command): void {
-  const commands = program.command('commands').description('commands that run or ran');
+  const commands = program.command('commands').description('inspect and cancel commands');
   routeVerb(commands, 'list', 'commands', 'list', {
     examples: ['--machine web-1 --status failed'],
-    filters: ['machine', 'since', 'limit'],
+    flags: {
+      ...ofMachine,
+      '--status <status>':
+        'only with this status: queued, running, completed, failed, timeout, cancelled, expired or lost',
+      ...since,
+      ...latest,
+    },
     view: {
       fields: 'id machine status exit=exit_code took=duration asked=created_at command',
       cells: { command: line },
     },
-  }).option('--status <status>', 'queued, running, completed, failed, timeout, cancelled, expired or lost');
-  routeVerb(commands, 'get', 'commands', 'get', { view: one });
-  verb(commands, 'output <command>', 'the bytes that it wrote', 'farhand commands output cmd_… --follow')
-    .addOption(new Option('--stream <stream>').choices(['stdout', 'stderr']).default('stdout'))
-    .option('-f, --follow', 'until it ends')
-    .action(withClient(output));
-  routeVerb(commands, 'cancel', 'commands', 'cancel', { view: one });
-}
-
-async function output(
-  client: Farhand,
-  command_id: string,
-  { stream, follow }: Common & { stream: 'stdout' | 'stderr'; follow?: boolean },
-): Promise<void> {
-  const { body } = await client.commands.output({ command_id, stream, ...(follow && { follow }) });
-  if (body) for await (const chunk of body as AsyncIterable<Uint8Array>) await write('stdout', chunk);
+  });
+  routeVerb(commands, 'get', 'commands', 'get');
+  const output = {
+    about: 'print the bytes that a command wrote',
+    examples: ['farhand commands output cmd_… --follow'],
+    flags: {
+      '--stream <stdout|stderr>': 'which of its outputs (default: stdout)',
+      '-f, --follow': 'continue until the command ends',
+    },
+  } as const;
+  verb(
+    commands,
+    'output <command>',
+    output,
+    async (client, command_id, { stream = 'stdout', follow = false }) => {
+      const { body } = await client.commands.output({ command_id, stream, ...(follow && { follow }) });
+      await copyOut(body);
+    },
+  );
+  routeVerb(commands, 'cancel', 'commands', 'cancel');
 }
 
 export function addBatches(program: Command): void {
-  const batches = program.command('batches').description('commands on many machines');
-  routeVerb(batches, 'get', 'batches', 'get', { show: showBatch });
-  routeVerb(batches, 'cancel', 'batches', 'cancel', { show: showBatch });
+  const batches = program.command('batches').description('inspect and cancel commands on many machines');
+  routeVerb(batches, 'get', 'batches', 'get', { text: batchText });
+  routeVerb(batches, 'cancel', 'batches', 'cancel', { text: batchText });
 }
 
 type Batch = Awaited<ReturnType<Farhand['batches']['get']>>;
 
-async function showBatch(client: Farhand, format: Format, batch: Batch): Promise<void> {
-  const fields = 'id command status machines=total asked=created_at ended=finished_at';
-  await printView(client, format, batch, { fields, cells: { command: line } });
-  if (format === 'json') return;
-  const results = 'machine command=id status exit=exit_code took=duration reason';
-  await printView(client, format, batch.results, { fields: results });
+async function batchText(batch: Batch, client: Farhand): Promise<string> {
+  const fields = 'machine command=id status exit=exit_code took=duration reason';
+  return `${await viewText(client, batch)}\n${await viewText(client, batch.results, { fields })}`;
 }
+
+export function addSessions(program: Command): void {
+  const sessions = program.command('sessions').description('list, attach and end terminals on machines');
+  const listing = {
+    about: 'list open sessions, the latest first',
+    examples: ['farhand sessions list --all'],
+    flags: { '--all': 'print the latest hundred, ended ones too' },
+  } as const;
+  verb(sessions, 'list', listing, async (client, { all, output }) => {
+    const filters = all ? [{}] : openStatuses.map((status) => ({ status }));
+    const pages = await Promise.all(filters.map((one) => client.sessions.list({ ...one, limit: 100 })));
+    const found = pages
+      .flatMap(({ items }) => items)
+      .sort((a, b) => b.created_at.localeCompare(a.created_at));
+    const fields = 'id=session_id status machine attached=attached_count opened=created_at';
+    await printView(client, output, found, { fields });
+  });
+  const attach = {
+    about: 'show a session in this terminal; Ctrl-] detaches',
+    examples: ['farhand sessions attach sess_… --observe'],
+    flags: { '--observe': 'watch only' },
+    interactive: true,
+  } as const;
+  verb(sessions, 'attach <session>', attach, async (client, session, { observe = false }) => {
+    process.exitCode = await (await import('./shell.ts')).showSession(client, session, observe);
+  });
+  routeVerb(sessions, 'end', 'sessions', 'end');
+}
+
+const openStatuses = ['PENDING', 'CONNECTED', 'GRACE_PERIOD'] as const;

@@ -1,71 +1,134 @@
-// How the CLI reaches its broker: over HTTP with a key, or over the socket file in the broker's own data directory.
-import { setFlagsFromString } from 'node:v8';
-import { StartError } from '../../shared/errors.ts';
+// Which broker is meant and how it is reached: over HTTP with a key, or over the socket file in its data directory.
+import { existsSync, readFileSync, rmSync } from 'node:fs';
+import { mkdir } from 'node:fs/promises';
+import { homedir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { writeDurably } from '../../shared/durable-file.ts';
+import { errnoOf, StartError } from '../../shared/errors.ts';
 import { Farhand, type FarhandOptions } from '../../shared/sdk/index.ts';
-import type { Where } from './where.ts';
+import { atPath, reasonOf } from '../../shared/system-errors.ts';
+import type { Trust } from './transport.ts';
 
-/** Calls `use` with a client; whatever was opened or started for it is ended afterwards. */
-export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
-  const { dataDir, mayBegin } = place;
-  if (dataDir) return (await import('./local.ts')).withSocket(dataDir, use, { mayBegin });
-  const { url, apiKey } = place;
-  if (!url || !apiKey) {
-    throw new StartError(
-      'say which broker: farhand login URL, or FARHAND_URL and FARHAND_API_KEY, or --data-dir DIR on the broker’s own box',
-    );
-  }
-  return withUrl({ ...place, url }, use);
+export interface Where extends Trust {
+  /** Data directory of a broker on this machine. */
+  dataDir: string | undefined;
+  url: string | undefined;
+  apiKey: string | undefined;
+  /** A new data directory may become a broker's. */
+  mayCreate?: boolean | undefined;
 }
 
-/** The same over HTTP alone, and before there is a key too. */
+/** --data-dir if it is given; else the environment, which takes precedence over what `farhand login` stored. */
+export function where(options: { dataDir?: string }): Where {
+  const { FARHAND_DATA_DIR, FARHAND_URL, FARHAND_API_KEY } = process.env;
+  const dataDir = options.dataDir ?? (FARHAND_URL ? undefined : FARHAND_DATA_DIR);
+  const login = dataDir ? undefined : readLogin();
+  const url = brokerUrl(FARHAND_URL || login?.url);
+  // A key stored for one broker is never sent to another.
+  const same = brokerUrl(login?.url) === url ? login : undefined;
+  return { dataDir, url, apiKey: FARHAND_API_KEY || same?.api_key, ...trustOf({}, same) };
+}
+
+/** Flags take precedence over the environment, and that over a login. */
+export function trustOf(flags: Trust, login: Trust = {}): Trust {
+  const { FARHAND_PIN, FARHAND_CA, FARHAND_INSECURE } = process.env;
+  return {
+    pin: flags.pin ?? (FARHAND_PIN || login.pin),
+    ca: flags.ca ?? (FARHAND_CA || login.ca),
+    insecure: flags.insecure ?? (FARHAND_INSECURE === '1' || login.insecure),
+  };
+}
+
+/** The same text for every spelling of a broker's URL; what is no URL stays as it is. */
+export function brokerUrl<T extends string | undefined>(text: T): T | string {
+  const url = text === undefined ? null : URL.parse(text.trim());
+  if (!url || url.username || url.password) return text;
+  return `${url.origin}${url.pathname}`.replace(/\/+$/, '').replace(/\/api\/v1$/, '');
+}
+
+/** Calls `use` with a client; whatever was opened or started for it is closed afterwards. */
+export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
+  const { dataDir, url, apiKey, mayCreate } = place;
+  if (dataDir) return (await import('./local.ts')).withSocket(dataDir, use, { mayCreate });
+  if (url && apiKey) return withUrl({ ...place, url }, use);
+  throw new StartError(
+    'no broker is configured: run farhand login URL, set FARHAND_URL and FARHAND_API_KEY, or pass --data-dir DIR on the broker’s machine',
+  );
+}
+
+/** The same over HTTP alone, with or without a key. */
 export async function withUrl<T>(
   place: Where & { url: string },
   use: (client: Farhand) => Promise<T>,
 ): Promise<T> {
   const { url, apiKey } = place;
-  demandSafe(place, url);
-  const way = place.pin || place.ca ? (await import('./tls.ts')).openWay(place) : undefined;
+  assertEncrypted(place);
+  const transport = await transportOf(place);
   try {
-    return await use(openClient({ baseUrl: url, apiKey, ...way?.options }));
+    return await use(createClient({ baseUrl: url, apiKey, ...transport?.options }));
   } finally {
-    await way?.close();
+    await transport?.close();
   }
 }
 
-/** What the SDK says of a key or an address that cannot be one is for who has told it. */
-export function openClient(options: FarhandOptions): Farhand {
+/** undefined: plain fetch does. */
+export const transportOf = async (place: Where) =>
+  place.pin || place.ca ? (await import('./transport.ts')).createTransport(place) : undefined;
+
+/** A key or URL that the SDK refuses is bad configuration. */
+export function createClient(options: FarhandOptions): Farhand {
   try {
-    return new Farhand({ ...options, fetch: briefly(options.fetch) });
+    return new Farhand(options);
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
     throw new StartError(`${error.message} (FARHAND_URL and FARHAND_API_KEY, or farhand login)`);
   }
 }
 
-/**
- * Any fetch has its parser (WebAssembly) compiled once more while it is used, and a process does not end before that is
- * done: 35 ms of a short command's 140. Told as late as this, for flags that V8 did not start with make it compile anew
- * what is kept compiled, Node's own fetch with it.
- */
-function briefly(own: typeof fetch | undefined): typeof fetch {
-  return (...request) => {
-    if (!own) void Response;
-    setFlagsFromString('--wasm-tiering-budget=1000000000');
-    return (own ?? fetch)(...request);
-  };
-}
-
-/** A key that is sent in the clear is everybody's. */
-function demandSafe({ insecure }: Where, url: string): void {
-  if (!URL.canParse(url) || !/^https?:$/.test(new URL(url).protocol)) {
-    throw new StartError(`${url} is no http or https URL of a broker`);
-  }
-  if (insecure || new URL(url).protocol === 'https:' || isLoopback(new URL(url).hostname)) return;
+function assertEncrypted({ url, insecure }: Where & { url: string }): void {
+  const { protocol, hostname } = URL.parse(url) ?? {};
+  if (protocol !== 'http:' && protocol !== 'https:')
+    throw new StartError(`${url} is not an http or https URL of a broker`);
+  const isLoopback = /^(localhost|.*\.localhost|127(\.\d{1,3}){3}|\[::1\])$/.test(hostname ?? '');
+  if (insecure || protocol === 'https:' || isLoopback) return;
   throw new StartError(
-    `${url} is plain http to another machine, which would show the key to the network: use https, or FARHAND_INSECURE=1 (login --insecure) where that network is yours`,
+    `${url} is plain http to another machine, which would show the key to the network: use https, or set FARHAND_INSECURE=1 (login --insecure) if you trust that network`,
   );
 }
 
-function isLoopback(host: string): boolean {
-  return /^(localhost|.*\.localhost|127(\.\d{1,3}){3}|\[::1\])$/.test(host);
+// ---- What `farhand login` stores, readable by its owner alone
+
+interface Login extends Trust {
+  url: string;
+  api_key: string;
+}
+
+export const loginFile = (): string =>
+  join(process.env.XDG_CONFIG_HOME || join(homedir(), '.config'), 'farhand', 'config.json');
+
+function readLogin(): Login | undefined {
+  const file = loginFile();
+  try {
+    // Our own file, if it has the two fields that are checked.
+    const login = JSON.parse(readFileSync(file, 'utf8')) as Partial<Login> | null;
+    const { url, api_key } = login ?? {};
+    if (typeof url === 'string' && typeof api_key === 'string') return { ...login, url, api_key };
+  } catch (error) {
+    const code = errnoOf(error);
+    if (code === 'ENOENT' || code === 'ENOTDIR') return undefined;
+    if (code) throw new StartError(reasonOf(atPath(error, file)));
+  }
+  throw new StartError(`${file} is damaged: run farhand login to write a new one`);
+}
+
+export async function writeLogin(login: Login): Promise<void> {
+  await mkdir(dirname(loginFile()), { recursive: true, mode: 0o700 });
+  await writeDurably(loginFile(), `${JSON.stringify(login, null, 2)}\n`);
+}
+
+/** Returns whether there was one. */
+export function removeLogin(): boolean {
+  const existed = existsSync(loginFile());
+  rmSync(loginFile(), { force: true });
+  return existed;
 }

@@ -1,9 +1,9 @@
-// The broker of a data directory on this very box, over its socket file; one is started if none runs.
+// Calls the broker of a data directory on this machine over its socket file; starts one if none runs.
 import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { existsSync, readdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent } from 'undici';
-import * as z from 'zod';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { demandAccess } from '../../shared/doctor/owner.ts';
 import { StartError } from '../../shared/errors.ts';
@@ -11,21 +11,21 @@ import { brokerProgram } from '../../shared/home.ts';
 import { inUse } from '../../shared/program.ts';
 import { failureOf } from '../../shared/sdk/failure.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { hint } from './output.ts';
-import { through } from './tls.ts';
-import { put } from './told.ts';
+import { hint } from './print.ts';
+import { writeNow } from './stdio.ts';
+import { through } from './transport.ts';
 
 interface SocketOptions {
-  /** A directory that is empty or missing becomes a broker's. */
-  mayBegin?: boolean | undefined;
-  /** Only one that runs is asked: none is started for it. */
+  /** An empty or missing directory becomes a broker's. */
+  mayCreate?: boolean | undefined;
+  /** Starts none: throws if no broker runs. */
   mustRun?: boolean;
-  /** For an answer of one that listens, and for one that holds the directory and does not listen yet. */
-  patienceMs?: number;
+  /** Timeouts for the answer of a broker that listens, and for one that holds the directory to begin to listen. */
+  answerMs?: number;
   startMs?: number;
 }
 
-/** Asks for what is no part of the API: only the broker's own box may. */
+/** Calls a route that is not in the API: it exists on the socket file alone. */
 type Post = (path: string) => Promise<{ directory: string }>;
 
 export async function withSocket<T>(
@@ -34,124 +34,104 @@ export async function withSocket<T>(
   options: SocketOptions = {},
 ): Promise<T> {
   demandAccess(dataDir);
-  const way = through(new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } }));
-  const client = new Farhand({ baseUrl: 'http://broker.sock', ...way.options });
-  const probe = new Farhand({ baseUrl: 'http://broker.sock', retries: 0, ...way.options });
+  const transport = through(new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } }));
+  const to = { baseUrl: 'http://broker.sock', ...transport.options };
   let own: ChildProcess | undefined;
   try {
-    own = await startUnlessRunning(probe, dataDir, options);
-    return await use(client, (path) => postTo(way.options.fetch, path));
+    own = await startUnlessRunning(new Farhand({ ...to, retries: 0 }), dataDir, options);
+    return await use(new Farhand(to), async (path) => {
+      const response = await transport.options.fetch(`${to.baseUrl}${path}`, { method: 'POST' });
+      const text = await response.text();
+      if (!response.ok) throw failureOf(response, text);
+      // What our own broker answers there.
+      return (JSON.parse(text) as { data: { directory: string } }).data;
+    });
   } finally {
-    await way.close();
-    if (own) await end(own);
+    await transport.close();
+    if (own) await stop(own);
   }
 }
 
-const pauseMs = 300;
-const lookAtLog = 'systemctl status farhand-broker and its log tell more';
-
-/** A broker of our own, where none runs; one that is starting or stopping holds the directory and is waited for. */
-async function startUnlessRunning(
-  probe: Farhand,
-  dataDir: string,
-  { mayBegin = false, mustRun = false, patienceMs = 3_000, startMs = 30_000 }: SocketOptions,
-): Promise<ChildProcess | undefined> {
-  const late = monotonic() + startMs;
-  for (let first = true; !(await runs(probe, dataDir, patienceMs)); first = false) {
-    if (mustRun) throw new StartError(`no broker runs on ${dataDir}`, 1);
-    const own = await startLocal(dataDir, mayBegin);
-    if (own) return own;
-    if (monotonic() > late) {
-      throw new StartError(
-        `a broker holds ${dataDir} and has not listened for ${startMs / 1000} s: ${lookAtLog}`,
-        1,
-      );
-    }
-    if (first) hint(`farhand: waiting for the broker of ${dataDir}, which is starting or stopping`);
-    await sleep(pauseMs);
-  }
-  return undefined;
-}
-
-/** Starts a broker with more flags, and stops it once it is up. Throws StartError where it cannot start. */
+/** Starts a broker with more flags and stops it once it listens. Throws StartError where it cannot start. */
 export async function startOnce(dataDir: string, ...flags: string[]): Promise<void> {
   demandAccess(dataDir);
   const own = await startLocal(dataDir, false, flags);
   if (!own) throw new StartError(`another broker already uses ${dataDir}: stop it first`, 1);
-  await end(own);
+  await stop(own);
 }
 
-const local = z.object({ data: z.object({ directory: z.string() }) });
+const seeLog = 'see systemctl status farhand-broker and its log';
 
-async function postTo(ask: typeof fetch, path: string): Promise<{ directory: string }> {
-  const response = await ask(`http://broker.sock${path}`, { method: 'POST' });
-  const text = await response.text();
-  if (!response.ok) throw failureOf(response, text);
-  return local.parse(JSON.parse(text)).data;
+/** Returns the broker it started; one that is starting or stopping holds the directory and is waited for. */
+async function startUnlessRunning(
+  probe: Farhand,
+  dataDir: string,
+  { mayCreate = false, mustRun = false, answerMs = 3_000, startMs = 30_000 }: SocketOptions,
+): Promise<ChildProcess | undefined> {
+  const late = monotonic() + startMs;
+  for (let first = true; !(await listens(probe, dataDir, answerMs)); first = false) {
+    if (mustRun) throw new StartError(`no broker runs on ${dataDir}`, 1);
+    const own = await startLocal(dataDir, mayCreate);
+    if (own) return own;
+    if (monotonic() > late) {
+      const why = `a broker holds ${dataDir} and has not listened for ${startMs / 1000} s`;
+      throw new StartError(`${why}: ${seeLog}`, 1);
+    }
+    if (first) hint(`farhand: waiting for the broker of ${dataDir}, which is starting or stopping`);
+    await sleep(300);
+  }
+  return undefined;
 }
 
-/** Nobody listens, or somebody answers; who listens and is silent is stuck, and holds the directory. */
-async function runs(client: Farhand, dataDir: string, patienceMs: number): Promise<boolean> {
-  const signal = AbortSignal.timeout(patienceMs);
+/** A broker that accepts connections and does not answer hangs, and still holds the directory. */
+async function listens(client: Farhand, dataDir: string, answerMs: number): Promise<boolean> {
+  const signal = AbortSignal.timeout(answerMs);
   return client.service.healthz({}, { signal }).then(
     () => true,
     () => {
       if (!signal.aborted) return false;
-      throw new StartError(`the broker of ${dataDir} runs, but does not answer: ${lookAtLog}`, 1);
+      throw new StartError(`the broker of ${dataDir} runs, but does not answer: ${seeLog}`, 1);
     },
   );
 }
 
-/** Only a broker ever opens its state: starts one that serves nothing but the socket file; undefined where another holds it. */
-function startLocal(
-  dataDir: string,
-  mayBegin: boolean,
-  flags: string[] = [],
-): Promise<ChildProcess | undefined> {
-  demandData(dataDir, mayBegin);
+/** Starts a broker that serves the socket file alone, for only a broker opens its state; undefined if another one does. */
+async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
+  assertData(dataDir, mayCreate);
   const args = [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn', ...flags];
   const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'pipe'], ...ownerOf(dataDir) });
-  let said = '';
-  const hear = (text: string): void => {
-    said += text;
-  };
-  child.stderr.setEncoding('utf8').on('data', hear);
-  return new Promise((resolve, reject) => {
-    child.once('error', reject);
-    // After its last words.
-    child.once('close', () => {
-      if (said.includes(inUse('broker', dataDir))) return resolve(undefined);
-      put('stderr', said);
-      reject(new StartError(`the broker in ${dataDir} cannot be reached or started`, 1));
-    });
-    // It prints the socket's path once it listens.
-    child.stdout.once('data', () => {
-      put('stderr', said);
-      said = '';
-      child.stderr.off('data', hear).pipe(process.stderr, { end: false });
-      resolve(child);
-    });
+  let log = '';
+  child.stderr.setEncoding('utf8').on('data', (text: string) => {
+    log += text;
   });
+  // It prints the socket's path once it listens.
+  const ready = await Promise.race([
+    once(child.stdout, 'data').then(() => true),
+    once(child, 'close').then(() => false),
+  ]);
+  if (!ready && log.includes(inUse('broker', dataDir))) return undefined;
+  writeNow('stderr', log);
+  if (!ready) throw new StartError(`the broker in ${dataDir} cannot be reached or started`, 1);
+  child.stderr.removeAllListeners('data').pipe(process.stderr, { end: false });
+  return child;
 }
 
-/** A directory that was mistyped must not become a broker of its own; the first key may come before its first start. */
-function demandData(dataDir: string, mayBegin: boolean): void {
+/** A mistyped directory must not become a broker's; the first key may be created before the broker's first start. */
+function assertData(dataDir: string, mayCreate: boolean): void {
   if (existsSync(join(dataDir, 'state.json'))) return;
   const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
-  if (!mayBegin || !isNew) throw new StartError(`there is no broker’s data in ${dataDir}`);
-  hint(`farhand: ${dataDir} is new: the data of a new broker begins there`);
+  if (!mayCreate || !isNew)
+    throw new StartError(`${dataDir} does not hold a broker’s data: check --data-dir`);
+  hint(`farhand: ${dataDir} is new: the data of a new broker starts there`);
 }
 
-/** As root, what is made in the directory must belong to its owner. */
+/** As root, what is created in the directory must belong to its owner. */
 function ownerOf(dataDir: string): { uid?: number; gid?: number } {
   if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};
   const { uid, gid } = statSync(dataDir);
   return { uid, gid };
 }
 
-function end(child: ChildProcess): Promise<void> {
-  return new Promise((resolve) => {
-    child.once('exit', () => resolve());
-    child.kill('SIGTERM');
-  });
+async function stop(child: ChildProcess): Promise<void> {
+  if (child.kill('SIGTERM')) await once(child, 'exit');
 }

@@ -1,72 +1,67 @@
-// farhand login, logout, whoami: which broker this is the command line of, and with whose right.
+// farhand login, logout, whoami: which broker this command line uses, and with which key.
 import { resolve } from 'node:path';
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import { reasonOf } from '../../shared/sdk/failure.ts';
-import { type Farhand, FarhandError } from '../../shared/sdk/index.ts';
-import { askSecret, askText, attended } from './ask.ts';
-import { withBroker, withUrl } from './connect.ts';
-import { given } from './flags.ts';
-import { readInput } from './input.ts';
-import { hint, print, printFields, when } from './output.ts';
-import { forgetSaved, savedAt, writeSaved } from './saved.ts';
-import { type Common, verb } from './verb.ts';
-import { brokerUrl, type Where, where } from './where.ts';
+import { FarhandError } from '../../shared/sdk/index.ts';
+import { isInteractive, prompt, readInput } from './ask.ts';
+import {
+  brokerUrl,
+  loginFile,
+  removeLogin,
+  trustOf,
+  type Where,
+  where,
+  withBroker,
+  withUrl,
+  writeLogin,
+} from './connect.ts';
+import { hint, print } from './print.ts';
+import { printView } from './route-verb.ts';
+import { localVerb, type Options } from './verb.ts';
 
-interface LoginOptions extends Common {
-  keyStdin?: boolean;
-  pin?: string;
-  ca?: string;
-  insecure?: boolean;
-}
+const flags = {
+  '--key-stdin': 'read the key from standard input',
+  '--pin <pin>': 'sha256//BASE64 of the public key of the broker’s own certificate',
+  '--ca <file>': 'file of the certificate authority that signed the broker’s certificate',
+  '--insecure': 'send the key unencrypted over plain http, also to another machine',
+} as const;
 
 export function addLogin(program: Command): void {
-  verb(
-    program,
-    'login [url]',
-    'keep which broker is meant, and a key of it',
-    'farhand login https://farhand.example.org',
-    'farhand login https://10.0.0.5:8420 --pin sha256//… --key-stdin < key',
-  )
-    .option('--key-stdin', 'read the key from standard input')
-    .option('--pin <pin>', 'sha256//BASE64 of the key that the broker’s own certificate has')
-    .option('--ca <file>', 'the authority that the broker’s certificate is of')
-    .option('--insecure', 'send the key over plain http also to another machine')
-    .action(login);
-}
-
-async function login(told: string | undefined, options: LoginOptions): Promise<void> {
-  const { keyStdin, output } = options;
-  if (!keyStdin && !attended()) {
-    throw new UsageError(`nobody is here to ask: say ${told ? '' : 'the URL, and '}--key-stdin`);
-  }
-  const url = brokerUrl(told ?? (await askText('Where is the broker? (https://…)')));
-  const place = { dataDir: undefined, url, apiKey: undefined, ...knownBy(options) };
-  await meet(place);
-  const api_key = keyStdin ? await firstLine() : await askSecret('API key');
-  const me = await withUrl({ ...place, apiKey: api_key }, (client) => client.keys.me());
-  await writeSaved({ url, api_key, ...given(knownBy(options)) });
-  print(output, me, () => [
-    `Logged in to ${url} as ${me.name} (${me.scopes.join(', ')}); kept in ${savedAt()}.`,
-  ]);
-  if (process.env.FARHAND_URL || process.env.FARHAND_API_KEY) {
-    hint('FARHAND_URL and FARHAND_API_KEY are set: they outweigh this.');
-  }
-}
-
-/** How its certificate is known; what is kept must mean the same from everywhere. */
-function knownBy({ pin, ca, insecure }: LoginOptions) {
-  const { FARHAND_PIN, FARHAND_CA, FARHAND_INSECURE } = process.env;
-  const file = ca ?? (FARHAND_CA || undefined);
-  return {
-    pin: pin ?? (FARHAND_PIN || undefined),
-    ca: file === undefined ? undefined : resolve(file),
-    insecure: insecure ?? (FARHAND_INSECURE === '1' || undefined),
+  const spec = {
+    about: 'store the URL of a broker and an API key',
+    examples: [
+      'farhand login https://farhand.example.org',
+      'farhand login https://10.0.0.5:8420 --pin sha256//… --key-stdin < key',
+    ],
+    flags,
   };
+  localVerb(program, 'login [url]', spec, login);
 }
 
-/** Before a key is asked for: whether it is a broker, and the one that is meant. */
-async function meet(place: Where & { url: string }): Promise<void> {
+async function login(text: string | undefined, options: Options<typeof flags>): Promise<void> {
+  const { keyStdin, output } = options;
+  if (!keyStdin && !isInteractive()) {
+    throw new UsageError(`this is no terminal to ask in: add ${text ? '' : 'the URL and '}--key-stdin`);
+  }
+  const url = brokerUrl(text ?? (await prompt('URL of the broker (https://…)')));
+  const trust = trustOf(options);
+  // A stored path must mean the same from everywhere.
+  if (trust.ca !== undefined) trust.ca = resolve(trust.ca);
+  const place = { dataDir: undefined, url, apiKey: undefined, ...trust };
+  await assertBroker(place);
+  const api_key = keyStdin ? await firstLine() : await prompt('API key', 'secret');
+  const me = await withUrl({ ...place, apiKey: api_key }, (client) => client.keys.me());
+  await writeLogin({ url, api_key, ...trust });
+  await print(output, me, () => [
+    `Logged in to ${url} as ${me.name} (${me.scopes.join(', ')}); stored in ${loginFile()}.`,
+  ]);
+  if (process.env.FARHAND_URL || process.env.FARHAND_API_KEY)
+    hint('FARHAND_URL and FARHAND_API_KEY are set and take precedence over this login.');
+}
+
+/** Before a key is asked for: whether a broker answers there, and the one that is meant. */
+async function assertBroker(place: Where & { url: string }): Promise<void> {
   try {
     await withUrl(place, (client) => client.service.healthz());
   } catch (error) {
@@ -78,9 +73,9 @@ async function meet(place: Where & { url: string }): Promise<void> {
 }
 
 function adviceOn({ url, pin, ca }: Where & { url: string }, why: string): string | undefined {
-  if (new URL(url).port === '8421') return '8421 is the port of agents; the REST API is at 8420';
+  if (new URL(url).port === '8421') return '8421 is the port for agents; use 8420 for the REST API';
   if (pin || ca || !/CERT|VERIFY|ISSUER|SELF_SIGNED/.test(why)) return undefined;
-  return 'where its certificate is the broker’s own, say --pin sha256//…; farhand whoami --data-dir DIR on its box shows it';
+  return 'if the broker made its own certificate, add --pin sha256//…; farhand whoami --data-dir DIR on its machine prints it';
 }
 
 async function firstLine(): Promise<string> {
@@ -90,42 +85,27 @@ async function firstLine(): Promise<string> {
 }
 
 export function addLogout(program: Command): void {
-  verb(program, 'logout', 'forget the broker and the key of farhand login', 'farhand logout').action(
-    ({ output }: Common) => {
-      const there = forgetSaved();
-      print(output, { logged_out: there }, () => [
-        there ? 'Forgotten here; the key itself is still good.' : 'Nothing was kept.',
-      ]);
-    },
-  );
-}
-
-export function addWhoami(program: Command): void {
-  verb(
-    program,
-    'whoami',
-    'which broker, which key, and what it may',
-    'farhand whoami',
-    'farhand whoami --data-dir /var/lib/farhand-broker    its pin too, for --pin elsewhere',
-  ).action(async (options: Common) => {
-    const place = where(options);
-    await withBroker(place, async (client) => {
-      const [me, { tls_pin }] = [await client.keys.me(), await client.service.info()];
-      const fields = { ...fieldsOf(place, me), pin: tls_pin };
-      await printFields(options.output, { broker: brokerOf(place), ...me, tls_pin }, fields);
-    });
+  const spec = { about: 'forget the stored broker and key', examples: ['farhand logout'] };
+  localVerb(program, 'logout', spec, ({ output }) => {
+    const removed = removeLogin();
+    const text = removed ? 'Logged out here; the key itself stays valid.' : 'There was no login.';
+    return print(output, { logged_out: removed }, () => [text]);
   });
 }
 
-const brokerOf = ({ dataDir, url }: Where): string | undefined => dataDir ?? url;
-
-function fieldsOf(place: Where, me: Awaited<ReturnType<Farhand['keys']['me']>>) {
-  return {
-    broker: brokerOf(place),
-    key: me.name,
-    id: me.id,
-    scopes: me.scopes.join(', '),
-    machines: [...(me.machine_ids ?? []), ...(me.tags ?? []).map((tag) => `tag ${tag}`)].join(', ') || 'all',
-    expires: me.expires_at ? when(me.expires_at) : 'never',
+export function addWhoami(program: Command): void {
+  const spec = {
+    about: 'print which broker and key are used, and what the key may do',
+    examples: [
+      'farhand whoami',
+      'farhand whoami --data-dir /var/lib/farhand-broker    prints the pin for login --pin elsewhere',
+    ],
   };
+  localVerb(program, 'whoami', spec, async (options) => {
+    const place = where(options);
+    await withBroker(place, async (client) => {
+      const [me, { tls_pin }] = [await client.keys.me(), await client.service.info()];
+      await printView(client, options.output, { broker: place.dataDir ?? place.url, ...me, tls_pin });
+    });
+  });
 }

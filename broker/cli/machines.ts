@@ -1,13 +1,11 @@
-// farhand machines: who there is, how they are, what they are called.
-import { type Command, Option } from 'commander';
+// farhand machines: list, inspect, tag, rename and remove machines.
+import type { Command } from 'commander';
 import { mostSkewMs } from '../../shared/clock.ts';
-import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { collect } from './flags.ts';
-import { machineNamed } from './named.ts';
-import { type Format, printFields, size, span, when } from './output.ts';
-import { printView, routeVerb, type View } from './resource-verbs.ts';
-import { type Common, verb, withClient } from './verb.ts';
+import { findMachine } from './names.ts';
+import { record, size, span, when } from './print.ts';
+import { printView, routeVerb } from './route-verb.ts';
+import { list, verb } from './verb.ts';
 
 type Machine = Awaited<ReturnType<Farhand['machines']['get']>>;
 
@@ -18,63 +16,61 @@ const cells = {
   tags: ({ tags }: Pick<Machine, 'tags'>) => tags.join(','),
 };
 
-const one: View<Machine> = {
-  fields:
-    'id name status hostname system tags address=ip agent=agent_version capabilities joined=created_at last_seen',
-  cells,
-};
-
 export function addMachines(program: Command): void {
-  const machines = program.command('machines').description('machines, by name or id');
+  const machines = program.command('machines').description('manage machines, by name or id');
   routeVerb(machines, 'list', 'machines', 'list', {
-    examples: ['--tag web --status online', '-o json'],
-    fixed: { include: 'agent_version', sort: 'name' },
+    examples: ['--tags web --status online', '-o json'],
+    flags: {
+      '--tags <list>': 'only with all of these tags',
+      '--status <online|offline>': 'only with this status',
+      '--search <text>': 'only with this text in the name',
+    },
+    defaults: { include: 'agent_version', sort: 'name' },
     view: { fields: 'name id status os=system version=agent_version tags last_seen=seen', cells },
-  })
-    .option('--tag <tag>', 'only those with this tag; several times: with all of them', collect)
-    .addOption(new Option('--status <status>').choices(['online', 'offline']))
-    .option('--search <text>', 'part of the name');
-  routeVerb(machines, 'get', 'machines', 'get', { view: one });
-  routeVerb(machines, 'status', 'machines', 'status', { show: showStatus });
+  });
+  routeVerb(machines, 'get', 'machines', 'get');
+  routeVerb(machines, 'status', 'machines', 'status', { text: statusText });
+  const tag = {
+    about: 'add, remove or replace the tags of a machine',
+    examples: ['add web-1 web,eu', 'remove web-1 eu', 'set web-1 db'].map(
+      (rest) => `farhand machines tag ${rest}`,
+    ),
+  };
   verb(
     machines,
     'tag <add|remove|set> <machine> <tags...>',
-    'add, remove or set tags',
-    'farhand machines tag add web-1 web,eu',
-    'farhand machines tag remove web-1 eu',
-    'farhand machines tag set web-1 db',
-  )
-    .showHelpAfterError('Say tag add|remove|set MACHINE TAGS. See farhand --help.')
-    .action(withClient(tag));
+    tag,
+    async (client, action, machine, texts, options) => {
+      const words = texts.flatMap((text) => list(text));
+      const machine_id = await findMachine(client, machine);
+      const { tags } = action === 'set' ? { tags: [] } : await client.machines.get({ machine_id });
+      const changed = action === 'remove' ? tags.filter((one) => !words.includes(one)) : [...tags, ...words];
+      const answer = await client.machines.update({ machine_id, tags: changed });
+      await printView(client, options.output, answer);
+    },
+  );
   routeVerb(machines, 'rename <name>', 'machines', 'update', {
-    about: 'give a machine another name',
+    about: 'rename a machine',
     examples: ['web-2'],
-    view: one,
   });
   routeVerb(machines, 'remove', 'machines', 'remove', {
     about: 'remove a machine: its agent stops for good, its history stays',
-    destroys: { what: (name) => `remove ${name} and stop its agent for good`, done: 'removed' },
+    destroys: ['stop the agent for good and remove the machine', 'removed'],
   });
 }
 
 type Status = Awaited<ReturnType<Farhand['machines']['status']>>;
+type Disk = Status['disks'][number];
 
-async function showStatus(_: Farhand, format: Format, now: Status): Promise<void> {
+function statusText(now: Status): Promise<string> {
   const part = ({ used, total }: { used: number; total: number }): string =>
-    `${size(used)} of ${size(total)} (${total > 0 ? Math.round((100 * used) / total) : 0} %)`;
+    `${size(used)} of ${size(total)} (${percent(used, total)} %)`;
   // As df(1): what is reserved for root is neither used nor available.
-  const disk = ({
-    available,
-    ...one
-  }: {
-    used: number;
-    total: number;
-    available?: number | undefined;
-  }): string =>
+  const disk = ({ used, total, available }: Disk): string =>
     available === undefined
-      ? part(one)
-      : `${size(one.used)} used, ${size(available)} available of ${size(one.total)} (${percentOf(one.used, available)} %)`;
-  await printFields(format, now, {
+      ? part({ used, total })
+      : `${size(used)} used, ${size(available)} available of ${size(total)} (${percent(used, used + available)} %)`;
+  return record({
     status: now.connected ? 'online' : 'offline',
     'last heard': `${span(now.stale_ms)} ago`,
     uptime: span(now.uptime * 1000),
@@ -93,31 +89,10 @@ async function showStatus(_: Farhand, format: Format, now: Status): Promise<void
   });
 }
 
-const percentOf = (used: number, available: number): number =>
-  used + available > 0 ? Math.ceil((100 * used) / (used + available)) : 0;
+const percent = (part: number, of: number): number => (of > 0 ? Math.ceil((100 * part) / of) : 0);
 
-/** Only one that is off is worth a line. */
+/** Only a clock that is off is worth a line. */
 function clockText(offset = 0): string | undefined {
   if (Math.abs(offset) <= mostSkewMs) return undefined;
   return `${span(Math.abs(offset))} ${offset < 0 ? 'behind' : 'ahead of'} the broker’s`;
-}
-
-async function tag(
-  client: Farhand,
-  action: string,
-  machine: string,
-  told: string[],
-  { output }: Common,
-): Promise<void> {
-  if (action !== 'add' && action !== 'remove' && action !== 'set')
-    throw new UsageError(`tag ${action}: must be add, remove or set`);
-  const words = told.flatMap((text) => collect(text));
-  const machine_id = await machineNamed(client, machine);
-  const { tags } = action === 'set' ? { tags: [] } : await client.machines.get({ machine_id });
-  const changes = {
-    add: () => [...tags, ...words],
-    remove: () => tags.filter((one) => !words.includes(one)),
-    set: () => words,
-  };
-  await printView(client, output, await client.machines.update({ machine_id, tags: changes[action]() }), one);
 }

@@ -4,24 +4,21 @@ import { AppError, errnoOf } from '../../shared/errors.ts';
 import { failure, hideArgument, nodeIsGood, wrongNode } from '../../shared/program.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
 import { reasonOf } from '../../shared/system-errors.ts';
-import { clean, hint } from './output.ts';
-import { Interrupted } from './stop.ts';
-import { OutputLost, watchOutputs } from './told.ts';
-import { openTree } from './tree.ts';
+import { clean, hint } from './print.ts';
+import { createProgram } from './program.ts';
+import { Exit, watchOutputs } from './stdio.ts';
 
 export async function run(argv: string[]): Promise<void> {
   if (!nodeIsGood(process.version)) return end(`farhand: ${wrongNode}`, 1);
   hideArgument('--env');
   watchOutputs();
   try {
-    await (await openTree(argv[2])).parseAsync(argv);
+    await (await createProgram(argv[2])).parseAsync(argv);
   } catch (error) {
     // Commander has printed its own complaint; help and version are no failure.
     if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
     else if (error instanceof FarhandError) end(refusal(error), 1);
-    else if (error instanceof Interrupted) end(`farhand: ${error.message}`, error.exitCode);
-    // Told where it happened.
-    else if (error instanceof OutputLost) process.exitCode = error.exitCode;
+    else if (error instanceof Exit) end(error.message && `farhand: ${error.message}`, error.exitCode);
     // What the system or an archive refuses needs no stack.
     else if (error instanceof AppError || errnoOf(error)) end(`farhand: ${clean(reasonOf(error))}`, 1);
     else {
@@ -32,7 +29,7 @@ export async function run(argv: string[]): Promise<void> {
 }
 
 function end(text: string, code: number): void {
-  hint(text);
+  if (text) hint(text);
   process.exitCode = code;
 }
 
@@ -55,20 +52,13 @@ function causeOf(error: unknown): string {
   return last instanceof Error && last !== error && last.message ? `: ${clean(last.message)}` : '';
 }
 
-/** What was wrong with each field, where the message has not told it. */
-function issuesOf({ issues }: Readonly<Record<string, unknown>>, told: string): string[] {
+/** What was wrong with each field, unless the message says it. */
+function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): string[] {
   if (!Array.isArray(issues)) return [];
-  const more = issues.filter(isIssue).filter(({ message }) => !told.includes(message));
-  return more.map(({ path, message }) => {
-    const where = Array.isArray(path) ? path.join('.') : String(path);
-    return `  ${clean(where)}: ${clean(message)}`;
-  });
-}
-
-function isIssue(value: unknown): value is { path: unknown; message: string } {
-  if (typeof value !== 'object' || value === null || !('path' in value) || !('message' in value))
-    return false;
-  return typeof value.message === 'string';
+  // As the broker writes them; whatever else it may be is only printed.
+  const pairs = issues.map((one: { path?: unknown; message?: unknown } | null) => [one?.path, one?.message]);
+  const others = pairs.filter(([, message]) => !text.includes(String(message)));
+  return others.map((pair) => `  ${clean(pair.join(': '))}`);
 }
 
 /** Where the message alone does not tell what to do next. */

@@ -1,23 +1,9 @@
 // The terminal that the CLI itself runs in: raw while a remote one is shown in it, and as it was afterwards.
 
 /** Modes that outlive whoever set them (DEC private modes), with how they are left: cursor keys, mouse, alternate screen… */
-const lasting = new Set([
-  '1',
-  '9',
-  '47',
-  '1000',
-  '1002',
-  '1003',
-  '1004',
-  '1005',
-  '1006',
-  '1015',
-  '1047',
-  '1049',
-  '2004',
-]);
+const lasting = new Set([1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004]);
 /** Hidden by a reset, not by a set. */
-const cursor = '25';
+const cursor = 25;
 // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with one
 const modeChange = /\x1b\[\?([\d;]+)([hl])/g;
 /** A sequence may be split over two pieces. */
@@ -25,13 +11,13 @@ const longestSequence = 32;
 
 /** Notes what a program has changed of the screen, so that it can be undone if it does not do that itself. */
 export function watchModes() {
-  const set = new Set<string>();
+  const set = new Set<number>();
   let tail = '';
   return {
     see(bytes: Uint8Array): void {
       const text = tail + Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length).toString('latin1');
       for (const [, modes = '', how] of text.matchAll(modeChange)) {
-        for (const mode of modes.split(';')) {
+        for (const mode of modes.split(';').map(Number)) {
           const on = mode === cursor ? how === 'l' : how === 'h' && lasting.has(mode);
           if (on) set.add(mode);
           else set.delete(mode);

@@ -1,60 +1,182 @@
-// What every verb has: where its broker is, how it prints, examples in its help.
-import { type Command, Option } from 'commander';
+// Declares a verb as data: its words, flags and examples; the types of what it is called with follow from them.
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { clean } from '../../shared/clean.ts';
+import { now } from '../../shared/clock.ts';
+import { durationForm, parseDuration } from '../../shared/duration.ts';
+import { UsageError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { withBroker } from './connect.ts';
-import type { Format } from './output.ts';
-import { type Where, where } from './where.ts';
+import { where, withBroker } from './connect.ts';
+import type { Format } from './print.ts';
+
+/** From `--limit <count>` or `-f, --follow` to its help; the word in brackets says how a value is read (`readers`). */
+export type Flags = Readonly<Record<string, string>>;
+
+export interface VerbSpec<F extends Flags = Flags> {
+  about: string;
+  /** Command lines for its help. */
+  examples: readonly string[];
+  flags?: F;
+  /** Names of flags that must be given. */
+  required?: readonly string[];
+  usage?: string;
+  /** Printed below the examples. */
+  notes?: string;
+  /** It takes over the terminal and has no --output. */
+  interactive?: boolean;
+  /** A new data directory may become a broker's. */
+  mayCreate?: boolean | undefined;
+}
 
 export interface Common {
   dataDir?: string;
   output: Format;
 }
 
-/** A verb below a noun; `words` as Commander has them: `get <machine>`. */
-export function verb(...all: Parameters<typeof bareVerb>): Command {
-  return bareVerb(...all).addOption(
-    new Option('-o, --output <format>', 'text, or json for programs')
-      .choices(['text', 'json'])
-      .default('text'),
-  );
+interface Values {
+  count: number;
+  number: number;
+  duration: number;
+  list: string[];
+  'name=value': Record<string, string>;
 }
+type Choice<V> = V extends `${infer One}|${infer Rest}` ? One | Choice<Rest> : V;
+type Value<V> = V extends keyof Values ? Values[V] : V extends `${string}|${string}` ? Choice<V> : string;
+type Camel<S extends string> = S extends `${infer A}-${infer B}` ? `${A}${Capitalize<Camel<B>>}` : S;
+type NameIn<W> = W extends `${string}--${infer N} <${string}` | `${string}--${infer N}` ? Camel<N> : never;
+type ValueIn<W> = W extends `${string} <${infer V}>` ? Value<V> : true;
+/** The values of flags by name: `--max-failures <count>` is `maxFailures?: number`. */
+export type Options<F> = Common & { [W in keyof F & string as NameIn<W>]?: ValueIn<W> };
 
-/** One that shows a terminal, and nothing for programs. */
-export function bareVerb(
+type Argument<W> = W extends `<${string}...>` | `[${string}...]`
+  ? [string[]]
+  : W extends `<${infer V}>`
+    ? [Value<V>]
+    : W extends `[${string}]`
+      ? [string | undefined]
+      : [];
+type Arguments<W> = W extends `${infer One} ${infer Rest}`
+  ? [...Argument<One>, ...Arguments<Rest>]
+  : Argument<W>;
+
+/** Adds a verb that calls the broker; `words` as Commander has them: `get <machine>`. */
+export function verb<const W extends string, const F extends Flags = Record<never, string>>(
   parent: Command,
-  words: string,
-  what: string,
-  ...examples: [string, ...string[]]
+  words: W,
+  spec: VerbSpec<F>,
+  act: (client: Farhand, ...args: [...Arguments<W>, Options<F>]) => Promise<void>,
 ): Command {
-  return parent
-    .command(words)
-    .description(what)
-    .option('--data-dir <dir>', 'the broker’s data directory, on its own box')
-    .addHelpText('after', `\nExamples:\n${examples.map((line) => `  ${line}`).join('\n')}`);
+  return localVerb<W, F>(parent, words, spec, (...args) => {
+    // The options come last.
+    const place = { ...where(args.at(-1) as Common), mayCreate: spec.mayCreate };
+    return withBroker(place, (client) => act(client, ...args));
+  });
 }
 
-/** What a verb does, with a client before its arguments and options. */
-export function withClient<A extends [...unknown[], Common]>(
-  use: (client: Farhand, ...args: A) => Promise<void>,
-  more: Pick<Where, 'mayBegin'> = {},
-) {
-  return async (...all: [...A, Command]): Promise<void> => {
-    // Commander gives the command itself last, its options before that.
-    const args = all.slice(0, -1) as unknown as A;
-    const options = args.at(-1) as Common;
-    await withBroker({ ...where(options), ...more }, (client) => use(client, ...args));
+/** The same without a client. */
+export function localVerb<const W extends string, const F extends Flags = Record<never, string>>(
+  parent: Command,
+  words: W,
+  spec: VerbSpec<F>,
+  act: (...args: [...Arguments<W>, Options<F>]) => Promise<void> | void,
+): Command {
+  const { about, examples, flags = {}, required = [], usage, notes = '', interactive = false } = spec;
+  const made = parent.command(words).description(about);
+  if (usage) made.usage(usage);
+  for (const one of made.registeredArguments)
+    if (one.name().includes('|')) one.choices(one.name().split('|'));
+  const all = {
+    ...flags,
+    ...common,
+    ...(!interactive && { '-o, --output <text|json>': 'format (default: text)' }),
+  };
+  for (const [flag, help] of Object.entries(all)) addFlag(made, flag, help, required);
+  made.addHelpText('after', `\nExamples:\n${examples.map((line) => `  ${line}`).join('\n')}\n${notes}`);
+  return made.action(async (...given: unknown[]) => {
+    try {
+      // Commander passes arguments as `words` declares them, then options, then the command itself.
+      await act(...(given.slice(0, -1) as [...Arguments<W>, Options<F>]));
+    } catch (error) {
+      if (error instanceof UsageError) made.error(`farhand: ${clean(error.message)}`, { exitCode: 2 });
+      throw error;
+    }
+  });
+}
+
+const common = { '--data-dir <dir>': 'data directory of a broker on this machine' };
+
+/** Names that flags had in 0.1.0. */
+const former: Readonly<Record<string, string>> = { tags: 'tag', expiresIn: 'expires' };
+
+/** `before`: what it returned for the same flag earlier on the command line. */
+type Reader = (text: string, before: never) => unknown;
+
+function addFlag(command: Command, flag: string, help: string, required: readonly string[]): void {
+  const option = new Option(flag, help);
+  const [, word = ''] = /<(.*)>/.exec(flag) ?? [];
+  const name = option.attributeName();
+  // Commander passes each reader what that reader returned.
+  const read = readers[word] as ((text: string, before: unknown) => unknown) | undefined;
+  if (word.includes('|')) option.choices(word.split('|'));
+  if (word === 'text|json') option.default('text');
+  if (read) option.argParser(read);
+  command.addOption(option.makeOptionMandatory(required.includes(name)));
+  const old = former[name];
+  if (!old) return;
+  const alias = new Option(`--${old} <${word}>`).hideHelp();
+  alias.attributeName = () => name;
+  command.addOption(read ? alias.argParser(read) : alias);
+}
+
+const words = (text: string): string[] =>
+  text
+    .split(',')
+    .map((word) => word.trim())
+    .filter((word) => word !== '');
+
+/** A list may be given in one flag, with commas, or in several. */
+export const list = (text: string, before: string[] = []): string[] => [...before, ...words(text)];
+
+const whole = (least: number) => (text: string) => {
+  if (/^\d{1,9}$/.test(text) && Number(text) >= least) return Number(text);
+  throw new InvalidArgumentError(`Must be a whole number from ${least}.`);
+};
+
+/** How a value is read, by the word that stands for it. */
+const readers: Readonly<Record<string, Reader>> = {
+  count: whole(1),
+  number: whole(0),
+  list,
+  duration(text) {
+    if (durationForm.test(text)) return parseDuration(text);
+    throw new InvalidArgumentError('Must be a duration such as 300ms, 5m or 24h.');
+  },
+  time(text) {
+    const ms = durationForm.test(text) ? now() - parseDuration(text) : Date.parse(text);
+    if (Number.isFinite(ms)) return new Date(ms).toISOString();
+    throw new InvalidArgumentError('Must be a time such as 2h (ago) or 2026-11-21T10:00:00Z.');
+  },
+  mode(text) {
+    if (/^[0-7]{3,4}$/.test(text)) return text;
+    throw new InvalidArgumentError('Must be 3 or 4 octal digits, such as 0644.');
+  },
+  'name=value'(text, before: Record<string, string> = {}) {
+    const at = text.indexOf('=');
+    if (at < 1) throw new InvalidArgumentError('Must be NAME=VALUE.');
+    return { ...before, [text.slice(0, at)]: text.slice(at + 1) };
+  },
+};
+
+/** Values without those that are undefined. */
+export function given<T extends object>(values: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
+  // Those that are undefined are gone.
+  return Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined)) as {
+    [K in keyof T]?: Exclude<T[K], undefined>;
   };
 }
 
-/** The items of a list over all its pages, at most so many. */
-export async function every<T>(
-  ask: (page: { limit: number }) => AsyncIterable<T>,
-  most = Number.POSITIVE_INFINITY,
-): Promise<T[]> {
-  const found: T[] = [];
-  for await (const item of ask({ limit: Math.min(100, most) })) {
-    found.push(item);
-    if (found.length >= most) break;
-  }
-  return found;
+/** The first items of a list. */
+export async function take<T>(items: AsyncIterable<T>, most: number): Promise<T[]> {
+  const taken: T[] = [];
+  for await (const item of items) if (taken.push(item) >= most) break;
+  return taken;
 }

@@ -1,58 +1,59 @@
-// farhand doctor: what is wrong with a broker or the way to it, and how it is mended. On an agent's machine: farhand-agent doctor.
+// farhand doctor: finds what is wrong with a broker or the way to it. On an agent's machine: farhand-agent doctor.
+import { join } from 'node:path';
 import { type Command, Option } from 'commander';
 import { examineAgent } from '../../../shared/doctor/agent.ts';
-import { type Finding, fail, mendText, ok, reason } from '../../../shared/doctor/finding.ts';
+import { examineDirectory } from '../../../shared/doctor/directory.ts';
+import { type Finding, fail, mendText, ok, reason, warn } from '../../../shared/doctor/finding.ts';
+import { reachPort, reachSocketFile } from '../../../shared/doctor/reach.ts';
+import { unitState } from '../../../shared/doctor/unit.ts';
 import { nodeIsGood, wrongNode } from '../../../shared/program.ts';
-import { printTable, say } from '../output.ts';
-import { type Common, verb } from '../verb.ts';
-import { type Where, where } from '../where.ts';
-import { examineBrokerBox } from './box.ts';
+import { type Where, where } from '../connect.ts';
+import { cleanLines, print, table } from '../print.ts';
+import { type Common, localVerb } from '../verb.ts';
 import { examineBroker } from './broker.ts';
 
-interface DoctorOptions extends Common {
-  agentDataDir?: string;
-  broker?: string;
-}
+type DoctorOptions = Common & { agentDataDir?: string; broker?: string };
 
 export function addDoctor(program: Command): void {
-  verb(
-    program,
-    'doctor',
-    'what is wrong with a broker or the way to it, and how to mend it; ends with 1 where something is',
-    'farhand doctor',
-    'farhand doctor --data-dir /var/lib/farhand-broker',
-    'farhand-agent doctor                                  on the machine of an agent',
-  )
-    // As of 0.1.0; on an agent's machine there is farhand-agent doctor.
+  const spec = {
+    about: 'find what is wrong with a broker or the way to it; exit with 1 for a failure',
+    examples: [
+      'farhand doctor',
+      'farhand doctor --data-dir /var/lib/farhand-broker',
+      'farhand-agent doctor                                  on the machine of an agent',
+    ],
+  };
+  localVerb(program, 'doctor', spec, doctor)
+    // As in 0.1.0, before there was farhand-agent doctor.
     .addOption(new Option('--agent-data-dir <dir>').hideHelp())
-    .addOption(new Option('--broker <host:port>').hideHelp())
-    .action(doctor);
+    .addOption(new Option('--broker <host:port>').hideHelp());
 }
 
 async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions): Promise<void> {
-  const agent =
-    agentDataDir === undefined ? [] : await examineAgent(agentDataDir, broker ?? process.env.FARHAND_BROKER);
-  const findings = [node(), ...agent, ...(await examine(dataDir, agent.length === 0))];
-  await printTable(output, findings, {
-    state: ({ state }) => state,
-    check: ({ check }) => check,
-    finding: ({ what }) => what,
-  });
-  if (output === 'text') say(mendText(findings));
+  const { version } = process;
+  const findings = [nodeIsGood(version) ? ok('node', version) : fail('node', version, wrongNode)];
+  if (agentDataDir !== undefined)
+    findings.push(...(await examineAgent(agentDataDir, broker ?? process.env.FARHAND_BROKER)));
+  if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
+  const place = configured();
+  // With a directory to look at, no login is needed.
+  if ('check' in place) findings.push(place);
+  else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
+    findings.push(...(await examineBroker(place)));
+  const columns = {
+    state: ({ state }: Finding) => state,
+    check: ({ check }: Finding) => check,
+    finding: ({ what }: Finding) => what,
+  };
+  await print(
+    output,
+    findings,
+    async () => `${await table(findings, columns)}\n${cleanLines(mendText(findings))}`,
+  );
   if (findings.some(({ state }) => state === 'fail')) process.exitCode = 1;
 }
 
-/** `asks`: with neither a directory nor an address it is a login that is missing. */
-async function examine(dataDir: string | undefined, asks: boolean): Promise<Finding[]> {
-  const here = dataDir === undefined ? [] : await examineBrokerBox(dataDir);
-  const place = placeOf();
-  if ('check' in place) return [...here, place];
-  // On a box of its own nobody need have a key.
-  const asked = place.url !== undefined || (dataDir === undefined && asks);
-  return [...here, ...(asked ? await examineBroker(place) : [])];
-}
-
-function placeOf(): Where | Finding {
+function configured(): Where | Finding {
   try {
     return where({});
   } catch (error) {
@@ -60,6 +61,28 @@ function placeOf(): Where | Finding {
   }
 }
 
-function node(): Finding {
-  return nodeIsGood(process.version) ? ok('node', process.version) : fail('node', process.version, wrongNode);
+async function examineDataDir(dataDir: string): Promise<Finding[]> {
+  const found = await examineDirectory(dataDir, ['state.json', 'history.db', 'authority.json']);
+  if (found.some(({ state }) => state === 'fail')) return found;
+  if (await answers(reachSocketFile(join(dataDir, 'broker.sock')))) found.push(ok('broker here', 'runs'));
+  else {
+    const start = 'systemctl start farhand-broker, or farhand-broker --data-dir DIR';
+    found.push(warn('broker here', 'does not run', start), await freePorts());
+  }
+  return [...found, ...(await unitState('farhand-broker'))];
 }
+
+/** A broker may have failed to start because its ports are taken. */
+async function freePorts(): Promise<Finding> {
+  const taken: number[] = [];
+  for (const port of [8420, 8421]) if (await answers(reachPort('127.0.0.1', port))) taken.push(port);
+  if (taken.length === 0) return ok('ports', '8420 and 8421 are free');
+  const what = `another program listens on ${taken.join(' and ')}`;
+  return warn('ports', what, 'ss -ltnp shows which; or start the broker with other --http and --grpc');
+}
+
+const answers = (reached: Promise<void>): Promise<boolean> =>
+  reached.then(
+    () => true,
+    () => false,
+  );

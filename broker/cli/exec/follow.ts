@@ -1,41 +1,41 @@
-// Follows a command to its end: every byte of both outputs once, how it ended and what is lost; Ctrl-C meanwhile.
+// Follows a command to its end: its output without repeats, how it ended, what was dropped; cancels it on Ctrl-C.
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
-import { clean, hint } from '../output.ts';
-import { onStop } from '../stop.ts';
-import { lost, OutputLost, write } from '../told.ts';
-import type { Common } from '../verb.ts';
+import { clean, cleanJson, hint } from '../print.ts';
+import { Exit, lost, onStop, write } from '../stdio.ts';
+import type { Options } from '../verb.ts';
 
-export interface ExecOptions extends Common {
-  tag?: string[];
-  interactive?: boolean;
-  timeout?: number;
-  cwd?: string;
-  env?: Record<string, string>;
-  user?: string;
-  queueFor?: number;
-  detach?: boolean;
-  concurrency?: number;
-  maxFailures?: number;
-}
-
-export type Spec = Omit<Parameters<Farhand['commands']['async']>[0], 'machine_id' | 'stdin' | 'input'>;
+export const flags = {
+  '--tags <list>': 'run on every machine with all of these tags',
+  '-i, --interactive': 'pass on input also from a terminal, or to several machines',
+  '--timeout <duration>': 'kill the command and its children after this time',
+  '--cwd <dir>': 'directory to run in',
+  '--env <name=value>': 'environment variable; repeat it for several',
+  '--user <name>': 'user to run as, if the agent allows it',
+  '--queue-for <duration>': 'wait this long for a machine that is offline',
+  '--detach': 'print the id of the command and leave it running',
+  '--concurrency <count>': 'run on COUNT machines at once',
+  '--max-failures <number>': 'start no more machines after more than NUMBER failures',
+} as const;
+export type ExecOptions = Options<typeof flags>;
+export type Params = Omit<Parameters<Farhand['commands']['async']>[0], 'machine_id' | 'stdin' | 'input'>;
 
 export type OutputStream = 'stdout' | 'stderr';
-type Told = ReturnType<Farhand['commands']['stream']> extends AsyncIterable<{ data: infer D }> ? D : never;
-export type End = Extract<Told, { status: unknown }>;
+type Followed =
+  ReturnType<Farhand['commands']['stream']> extends AsyncIterable<{ data: infer D }> ? D : never;
+export type End = Extract<Followed, { status: unknown }>;
 
-export interface Hearer {
+export interface Listener {
   output(stream: OutputStream, bytes: Uint8Array): Promise<void> | void;
-  /** So many bytes went before they could be had. */
-  gap(stream: OutputStream, count: number): void;
+  /** So many bytes were dropped before they could be read. */
+  gap(stream: OutputStream, count: number): Promise<void> | void;
 }
 
-export async function follow(client: Farhand, command_id: string, hearer: Hearer): Promise<End> {
+export async function follow(client: Farhand, command_id: string, listener: Listener): Promise<End> {
   for await (const { data } of client.commands.stream({ command_id })) {
     if ('status' in data) return data;
-    if ('from' in data) hearer.gap(data.stream, data.to - data.from);
-    else await hearer.output(data.stream, Buffer.from(data.data, data.encoding));
+    if ('from' in data) await listener.gap(data.stream, data.to - data.from);
+    else await listener.output(data.stream, Buffer.from(data.data, data.encoding));
   }
   throw new StartError(`the output of ${command_id} ended before the command did`, 1);
 }
@@ -47,7 +47,7 @@ export function exitCodeOf({ status, exit_code }: Pick<End, 'status' | 'exit_cod
   return exit_code ?? 1;
 }
 
-/** In words, where its exit code alone does not tell. */
+/** In words, where the exit code alone does not tell. */
 export function explain({ status, exit_code, signal, reason }: Omit<End, 'duration'>): string | undefined {
   const why = reason ? `: ${clean(reason)}` : '';
   if (status === 'completed') return;
@@ -56,39 +56,46 @@ export function explain({ status, exit_code, signal, reason }: Omit<End, 'durati
   return signal ? `killed by ${clean(signal)}` : undefined;
 }
 
-export function paintHint(text: string): void {
-  hint(`farhand: ${text}`);
-}
-
-/** Where nobody takes it any more the command is being cancelled (stop.ts): only its end is waited for. */
-export async function tellOutput(stream: OutputStream, bytes: Uint8Array | string): Promise<void> {
+/** If standard output is gone the command is already being cancelled: only its end is waited for. */
+export async function writeOutput(stream: OutputStream, bytes: Uint8Array | string): Promise<void> {
   await write(stream, bytes).catch((error: unknown) => {
-    if (!(error instanceof OutputLost)) throw error;
+    if (!(error instanceof Exit)) throw error;
   });
 }
 
-export function tellGap(stream: OutputStream, count: number): void {
-  paintHint(`${count} bytes of ${stream} were dropped: it was written faster than it was read`);
+/** Prints one JSON object a line. */
+export function jsonLines(command_id: string, more: Record<string, unknown> = {}): Listener {
+  const print = (rest: Record<string, unknown>): Promise<void> =>
+    writeOutput('stdout', `${cleanJson({ command_id, ...more, ...rest })}\n`);
+  return {
+    output(stream, bytes) {
+      const [buffer, text] = [Buffer.from(bytes), Buffer.from(bytes).toString('utf8')];
+      return Buffer.from(text).equals(buffer)
+        ? print({ stream, data: text, encoding: 'utf-8' })
+        : print({ stream, data: buffer.toString('base64'), encoding: 'base64' });
+    },
+    gap: (stream, dropped) => print({ stream, dropped }),
+  };
 }
 
-/** Cancels on a signal, or when nobody reads what is written any more. `code` is then this program's. */
+/** Cancels on a signal, or when nobody reads the output any more. `code` is then this program's. */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
-  /** What is over needs no cancelling, and its connection may close before the answer to that comes. */
+  /** The connection of a command that has ended may close before the answer to its cancellation. */
   let over = false;
   const stop = (as: number): void => {
     if (code !== undefined) process.exit(as);
     code = as;
     cancel().catch((error: unknown) => {
-      if (!over) paintHint(`cannot be cancelled: ${error instanceof Error ? error.message : String(error)}`);
+      if (!over) hint(`farhand: cannot cancel: ${error instanceof Error ? error.message : String(error)}`);
     });
   };
   const forget = onStop((as) => {
-    if (process.stderr.isTTY && code === undefined) paintHint('cancelling; once more leaves it to itself');
+    if (process.stderr.isTTY && code === undefined) hint('farhand: cancelling; repeat to leave it running');
     stop(as);
   });
   const onLost = (): void => {
-    if (code === undefined) stop(lost.reason instanceof OutputLost ? lost.reason.exitCode : 1);
+    if (code === undefined) stop(lost.reason instanceof Exit ? lost.reason.exitCode : 1);
   };
   if (lost.aborted) onLost();
   lost.addEventListener('abort', onLost);

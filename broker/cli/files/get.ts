@@ -1,16 +1,16 @@
-// Files and directories from a machine: each here whole or not at all.
+// Fetches files and directories from a machine, each whole or not at all.
 import { randomBytes } from 'node:crypto';
-import { lstat, open, rename, rm, stat } from 'node:fs/promises';
+import { lstat, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-errors.ts';
-import { write } from '../told.ts';
-import { demandApart, nameOf, resolve, type Target } from './place.ts';
-import { shownProgress, tarBytes } from './progress.ts';
-import { unpackNew } from './unpack.ts';
+import { write } from '../stdio.ts';
+import { extractNew, writeChunks } from './archive.ts';
+import { assertDistinct, nameOf, type RemotePath, resolve } from './paths.ts';
+import { tarBytes, withProgress } from './progress.ts';
 
-/** Fetches all of them; into `to` where that is a directory, else the only one under that name; - is standard output. */
+/** Fetches all of them, into `to` if that is a directory, else the only one as that; - is standard output. */
 export async function getEach(
   client: Farhand,
   from: string[],
@@ -18,50 +18,41 @@ export async function getEach(
   overwrite: boolean,
   signal: AbortSignal,
 ): Promise<string[]> {
-  const places: Target[] = [];
-  for (const one of from) places.push(await resolve(client, one));
-  const directory = to !== '-' && (await isDirectory(to));
-  if (to !== '-')
-    demandApart(
-      places.map(({ path }) => path),
-      to,
-      directory,
-    );
+  const sources = await Array.fromAsync(from, (one) => resolve(client, one));
+  const isDirectory = to !== '-' && (await stat(to).catch(() => undefined))?.isDirectory() === true;
+  const names = sources.map(({ path }) => path);
+  if (to !== '-') assertDistinct(names, to, isDirectory);
   const paths: string[] = [];
-  for (const place of places) {
-    const target = directory ? join(to, nameOf(place.path)) : to;
+  for (const source of sources) {
+    const target = isDirectory ? join(to, nameOf(source.path)) : to;
     if (!overwrite && target !== '-' && (await lstat(target).catch(() => undefined)))
-      throw new StartError(`${target} exists already; where it may be replaced, say --overwrite`, 1);
-    const got = get(client, place, target, signal).catch((error: unknown) => {
+      throw new StartError(`${target} already exists; add --overwrite to replace it`, 1);
+    await get(client, source, target, signal).catch((error: unknown) => {
       throw atPath(error, target);
     });
-    paths.push(await got);
+    paths.push(target);
   }
   return paths;
 }
 
-const isDirectory = (path: string): Promise<boolean> =>
-  stat(path).then(
-    (there) => there.isDirectory(),
-    () => false,
-  );
-
-async function get(client: Farhand, place: Target, target: string, signal: AbortSignal): Promise<string> {
-  const { type, mode, size } = await client.files.stat(place);
-  const directory = type === 'directory';
-  const archive = directory ? ({ archive: 'tar' } as const) : {};
-  const { body } = await client.files.download({ ...place, ...archive }, { signal });
-  const total = async (): Promise<number | undefined> =>
-    directory ? await bytesBelow(client, place, signal) : size;
-  const bytes = body ? shownProgress(body, { name: place.path, total, signal }) : nothing();
+async function get(client: Farhand, source: RemotePath, target: string, signal: AbortSignal): Promise<void> {
+  const { type, mode, size } = await client.files.stat(source);
+  const isDirectory = type === 'directory';
+  const archive = isDirectory ? ({ archive: 'tar' } as const) : {};
+  const { body } = await client.files.download({ ...source, ...archive }, { signal });
+  const total = async () => (isDirectory ? await bytesBelow(client, source, signal) : size);
+  const bytes = withProgress(body ?? ReadableStream.from([]), { name: source.path, total }, signal);
   if (target === '-') for await (const chunk of bytes) await write('stdout', chunk);
-  else if (directory) await unpackNew(asBuffers(bytes), target);
-  else await keep(bytes, target, Number.parseInt(mode, 8));
-  return target;
+  else if (isDirectory) await extractNew(asBuffers(bytes), target);
+  else await writeWhole(target, bytes, Number.parseInt(mode, 8));
 }
 
-/** Of the tar of a directory, about; undefined where it has more entries than one search tells. */
-async function bytesBelow(client: Farhand, place: Target, signal: AbortSignal): Promise<number | undefined> {
+/** About the size of a directory's tar; undefined for more entries than one search returns. */
+async function bytesBelow(
+  client: Farhand,
+  place: RemotePath,
+  signal: AbortSignal,
+): Promise<number | undefined> {
   let total = tarBytes();
   const all = { ...place, name: '*', hidden: true, limit: 10_000 };
   for await (const found of await client.files.search(all, { signal })) {
@@ -72,39 +63,23 @@ async function bytesBelow(client: Farhand, place: Target, signal: AbortSignal): 
   return undefined;
 }
 
-async function* nothing(): AsyncGenerator<Uint8Array> {}
-
 async function* asBuffers(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<Buffer> {
   for await (const chunk of chunks) yield Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length);
 }
 
-/** Beside its target first; a fetch that fails changes nothing. */
-async function keep(bytes: AsyncIterable<Uint8Array>, target: string, mode: number): Promise<void> {
-  const there = await lstat(target).catch(() => undefined);
-  if (there?.isDirectory()) throw new StartError(`${target} is a directory`, 1);
-  // What is no plain file, such as /dev/null or a pipe, is written as it is.
-  if (there && !there.isFile() && !there.isSymbolicLink()) return pour(bytes, target, 'w');
-  // The name of its own is as long as a name may be already.
+/** Writes beside the target first, so that a fetch that fails changes nothing. */
+async function writeWhole(target: string, bytes: AsyncIterable<Uint8Array>, mode: number): Promise<void> {
+  const existing = await lstat(target).catch(() => undefined);
+  if (existing?.isDirectory()) throw new StartError(`${target} is a directory`, 1);
+  // A device or pipe, such as /dev/null, is written in place.
+  if (existing && !existing.isFile() && !existing.isSymbolicLink()) return writeChunks(target, bytes, 'w');
+  // Not the target's name with a suffix, which may be too long.
   const draft = join(target, '..', `.farhand-${randomBytes(6).toString('hex')}`);
   try {
-    await pour(bytes, draft, 'wx', mode & 0o777);
+    await writeChunks(draft, bytes, 'wx', mode & 0o777);
     await rename(draft, target);
   } catch (error) {
     await rm(draft, { force: true });
     throw error;
-  }
-}
-
-async function pour(
-  bytes: AsyncIterable<Uint8Array>,
-  file: string,
-  flags: string,
-  mode = 0o666,
-): Promise<void> {
-  const handle = await open(file, flags, mode);
-  try {
-    for await (const chunk of bytes) await handle.writeFile(chunk);
-  } finally {
-    await handle.close();
   }
 }

@@ -1,136 +1,130 @@
-// farhand files: look at, read, write, move and find files on machines; places as scp has them, machine:path.
-import { type Command, Option } from 'commander';
+// farhand files: list, read, transfer, move and find files on machines.
+import type { Command } from 'commander';
 import { UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
-import { demandYes } from '../ask.ts';
-import { count, given, permissions } from '../flags.ts';
-import { clean, hint, print, printFields, printTable, say, sayJson, size } from '../output.ts';
-import { Interrupted, onStop } from '../stop.ts';
-import { write } from '../told.ts';
-import { type Common, verb, withClient } from '../verb.ts';
-import { inside, remoteIn, resolve } from './place.ts';
-
-export function addFiles(program: Command): void {
-  const files = program.command('files').description('files on machines; machine:path as scp has it');
-  verb(
-    files,
-    'ls <place>',
-    'what is in a directory',
-    'farhand files ls web-1:/etc',
-    'farhand files ls web-1:    the home',
-  )
-    .option('-a, --all', 'hidden ones too')
-    .action(withClient(ls));
-  verb(files, 'cat <places...>', 'the bytes of files', 'farhand files cat web-1:/etc/hosts').action(
-    withClient(cat),
-  );
-  addTransfers(files);
-  addChanges(files);
-  verb(
-    files,
-    'find <place>',
-    'search below a directory',
-    "farhand files find web-1:/var/log --name '*.log' --content error",
-  )
-    .option('--name <glob>', 'a pattern; with a slash over the whole path')
-    .option('--content <text>', 'text that a line must hold')
-    .option('-i, --ignore-case', 'case makes no difference')
-    .option('-a, --all', 'hidden ones too')
-    .option('--limit <count>', 'matches at most (1000)', count('--limit'))
-    .action(withClient(find));
-}
-
-function addTransfers(files: Command): void {
-  verb(
-    files,
-    'put <from...>',
-    'send files or directories: put LOCAL... MACHINE:PATH; - is standard input',
-    'farhand files put site web-1:/srv/',
-    'tar c . | farhand files put - web-1:/tmp/all.tar',
-  )
-    .usage('[options] LOCAL... MACHINE:PATH')
-    .option('--mode <mode>', 'permissions of files, as 0644, also of those in directories', permissions)
-    .option('-p, --parents', 'make directories that are missing')
-    .action(withClient(putAll));
-  verb(
-    files,
-    'get <from...>',
-    'fetch files or directories: get MACHINE:PATH... LOCAL; - is standard output',
-    'farhand files get web-1:/etc/hosts .',
-    'farhand files get web-1:/etc/nginx - > nginx.tar     a directory there is a tar',
-  )
-    .usage('[options] MACHINE:PATH... LOCAL')
-    .action(withClient(getAll));
-}
-
-function addChanges(files: Command): void {
-  verb(
-    files,
-    'cp <from> <to>',
-    'copy; from here, to here, or between machines; into a directory where one is there',
-    'farhand files cp web-1:/srv/site web-2:/srv/',
-  )
-    .option('--overwrite', 'replace what is there')
-    .action(withClient(cp));
-  verb(files, 'mv <from> <to>', 'move or rename on one machine', 'farhand files mv web-1:/a web-1:/b')
-    .option('--overwrite', 'replace what is there')
-    .action(withClient(mv));
-  verb(
-    files,
-    'rm <places...>',
-    'delete; links rather than what they lead to',
-    'farhand files rm -r --yes web-1:/srv/old',
-  )
-    .option('-r, --recursive', 'directories with all that is in them')
-    .option('--yes', 'do not ask')
-    .action(withClient(rm));
-  verb(files, 'mkdir <place>', 'make a directory', 'farhand files mkdir -p web-1:/srv/site/img')
-    .option('-p, --parents', 'make those above too; one that exists is no failure')
-    .addOption(new Option('--mode <mode>', 'permissions, as 0755').argParser(permissions))
-    .action(withClient(mkdir));
-}
+import { confirm } from '../ask.ts';
+import { hint, print, printJson, size, table } from '../print.ts';
+import { printView } from '../route-verb.ts';
+import { copyOut, Exit, Interrupted, onStop } from '../stdio.ts';
+import { type Common, given, verb } from '../verb.ts';
+import { inside, isRemote, resolve } from './paths.ts';
 
 type Entry = Awaited<ReturnType<Farhand['files']['stat']>>;
 
-async function ls(
-  client: Farhand,
-  place: string,
-  { all, output }: Common & { all?: boolean },
-): Promise<void> {
-  const where = await resolve(client, place);
-  const entries = await client.files.list({ ...where, ...(all && { hidden: true }) }).then(
-    ({ files }) => files,
-    async (error: unknown) => {
-      if (!(error instanceof FarhandError) || error.code !== 'not_a_directory') throw error;
-      return [await client.files.stat(where)];
+export function addFiles(program: Command): void {
+  const files = program.command('files').description('work with files on machines, as MACHINE:PATH');
+  addReads(files);
+  addTransfers(files);
+  addChanges(files);
+}
+
+function addReads(files: Command): void {
+  const ls = {
+    about: 'list a directory',
+    examples: ['farhand files ls web-1:/etc', 'farhand files ls web-1:    lists the home directory'],
+    flags: { '-a, --all': 'include hidden files' },
+  } as const;
+  verb(files, 'ls <path>', ls, async (client, text, { all = false, output }) => {
+    const path = await resolve(client, text);
+    const entries = await client.files.list({ ...path, ...(all && { hidden: all }) }).then(
+      (listed) => listed.files,
+      async (error: unknown) => {
+        if (!(error instanceof FarhandError) || error.code !== 'not_a_directory') throw error;
+        return [await client.files.stat(path)];
+      },
+    );
+    await print(output, entries, () => table(entries, columns));
+  });
+  const cat = { about: 'print files', examples: ['farhand files cat web-1:/etc/hosts'] };
+  verb(files, 'cat <paths...>', cat, async (client, texts) => {
+    for (const text of texts) await copyOut((await client.files.download(await resolve(client, text))).body);
+  });
+  const find = {
+    about: 'search below a directory',
+    examples: ["farhand files find web-1:/var/log --name '*.log' --content error"],
+    flags: {
+      '--name <glob>': 'pattern for the name; with a slash for the whole path',
+      '--content <text>': 'text that a line must contain',
+      '-i, --ignore-case': 'ignore case',
+      '-a, --all': 'include hidden files',
+      '--limit <count>': 'print at most COUNT matches (default: 1000)',
     },
-  );
-  await printTable(output, entries, {
-    mode: modeOf,
-    owner: ({ owner }) => owner,
-    group: ({ group }) => group,
-    size: (entry) => (entry.size === undefined ? null : size(entry.size)),
-    changed: ({ modified_at }) => modified_at.slice(0, 19).replace('T', ' '),
-    name: (entry) => `${nameIn(entry)}${entry.type === 'directory' ? '/' : ''}${linkIn(entry)}`,
+  } as const;
+  verb(files, 'find <path>', find, async (client, text, options) => {
+    const { name, content, ignoreCase: ignore_case, all: hidden, limit, output } = options;
+    if (name === undefined && content === undefined) throw new UsageError('add --name or --content');
+    const params = given({ name, content, ignore_case, hidden, limit });
+    for await (const found of await client.files.search({ ...(await resolve(client, text)), ...params })) {
+      if (output === 'json') printJson(found);
+      else if ('entry' in found) await print(output, found, () => [matchText(found)]);
+      else hintRest(found.end);
+    }
   });
 }
 
-const modeOf = ({ mode, setuid, setgid, sticky }: Entry): string =>
-  `${mode}${setuid ? 's' : ''}${setgid ? 'g' : ''}${sticky ? 't' : ''}`;
-const textOf = (text: string, { name_encoding }: Entry): string =>
+const decoded = (text: string, { name_encoding }: Entry): string =>
   name_encoding ? Buffer.from(text, 'base64').toString() : text;
-const nameIn = (entry: Entry): string => textOf(entry.name, entry);
-const linkIn = (entry: Entry): string =>
-  entry.link_target === undefined ? '' : ` -> ${textOf(entry.link_target, entry)}`;
 
-async function cat(client: Farhand, places: string[], _: Common): Promise<void> {
-  for (const place of places) {
-    const { body } = await client.files.download(await resolve(client, place));
-    if (body) for await (const chunk of body as AsyncIterable<Uint8Array>) await write('stdout', chunk);
-  }
+const columns = {
+  mode: ({ mode, setuid, setgid, sticky }: Entry) =>
+    `${mode}${setuid ? 's' : ''}${setgid ? 'g' : ''}${sticky ? 't' : ''}`,
+  owner: ({ owner }: Entry) => owner,
+  group: ({ group }: Entry) => group,
+  size: (entry: Entry) => (entry.size === undefined ? null : size(entry.size)),
+  changed: ({ modified_at }: Entry) => modified_at.slice(0, 19).replace('T', ' '),
+  name(entry: Entry) {
+    const target = entry.link_target === undefined ? '' : ` -> ${decoded(entry.link_target, entry)}`;
+    return `${decoded(entry.name, entry)}${entry.type === 'directory' ? '/' : ''}${target}`;
+  },
+};
+
+type Match = { entry: Entry; line?: number | undefined; text?: string | undefined };
+
+function matchText({ entry, line, text }: Match): string {
+  const path = decoded(entry.path, entry);
+  return line === undefined ? path : `${path}:${line}:${text ?? ''}`;
 }
 
-/** Ctrl-C ends a transfer, and what it has begun is cleared away. */
+function hintRest({ truncated, unreadable }: { truncated: boolean; unreadable: number }): void {
+  if (truncated) hint('farhand: there are more matches; raise --limit to print them');
+  if (unreadable > 0) hint(`farhand: ${unreadable} files could not be read`);
+}
+
+const parents = { '-p, --parents': 'create missing parent directories' };
+const overwrite = { '--overwrite': 'replace what exists' };
+
+function addTransfers(files: Command): void {
+  const puts = {
+    about: 'send files or directories to a machine; - is standard input',
+    usage: '[options] LOCAL... MACHINE:PATH',
+    examples: ['farhand files put site web-1:/srv/', 'tar c . | farhand files put - web-1:/tmp/all.tar'],
+    flags: { '--mode <mode>': 'permissions of every file, such as 0644', ...parents },
+  } as const;
+  verb(files, 'put <paths...>', puts, put);
+  const gets = {
+    about: 'fetch files or directories; - is standard output',
+    usage: '[options] MACHINE:PATH... LOCAL',
+    examples: ['farhand files get web-1:/etc/hosts .', 'farhand files get web-1:/etc/nginx - > nginx.tar'],
+  };
+  verb(files, 'get <paths...>', gets, get);
+  const copies = {
+    about: 'copy from here, to here, between machines or on one; into a directory if the target is one',
+    examples: ['farhand files cp web-1:/srv/site web-2:/srv/'],
+    flags: overwrite,
+  } as const;
+  verb(files, 'cp <from> <to>', copies, async (client, from, to, { overwrite = false, ...options }) => {
+    if (!isRemote(from) && !isRemote(to)) throw new UsageError('one of the two must be MACHINE:PATH');
+    if (!isRemote(from)) return put(client, [from, to], { ...options, overwrite });
+    if (!isRemote(to)) return get(client, [from, to], { ...options, overwrite });
+    const { machine_id, path: source } = await resolve(client, from);
+    const target = await inside(client, await resolve(client, to), source);
+    const other = target.machine_id !== machine_id && { destination_machine_id: target.machine_id };
+    const params = { machine_id, source, destination: target.path, overwrite, ...other };
+    await printView(client, options.output, await client.files.copy(params));
+  });
+}
+
+/** Ctrl-C ends a transfer and removes what it has begun. */
 async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const leaving = new AbortController();
   // To the end: one more Ctrl-C must not leave half of it.
@@ -138,132 +132,79 @@ async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): 
   try {
     return await transfer(leaving.signal);
   } catch (error) {
-    throw leaving.signal.aborted && !(error instanceof Interrupted) ? leaving.signal.reason : error;
+    throw leaving.signal.aborted && !(error instanceof Exit) ? leaving.signal.reason : error;
   } finally {
     forget();
   }
 }
 
-function fromAndTo(told: string[]): { from: string[]; to: string } {
-  const to = told.at(-1);
-  if (to === undefined || told.length < 2) throw new UsageError('say from where and where to');
-  return { from: told.slice(0, -1), to };
+function fromAndTo(paths: string[]): { from: string[]; to: string } {
+  const to = paths.at(-1);
+  if (to === undefined || paths.length < 2) throw new UsageError('name a source and a target');
+  return { from: paths.slice(0, -1), to };
 }
 
-type PutOptions = Common & { mode?: string; parents?: boolean; overwrite?: boolean };
+type PutOptions = Common & { mode?: string; parents?: true; overwrite?: boolean };
 
-async function putAll(client: Farhand, told: string[], options: PutOptions): Promise<void> {
-  const { mode, parents, overwrite, output } = options;
-  const { from, to } = fromAndTo(told);
+async function put(client: Farhand, texts: string[], options: PutOptions): Promise<void> {
+  const { from, to } = fromAndTo(texts);
   const { putEach } = await import('./put.ts');
-  const wish = given({ mode, create_parents: parents, overwrite });
-  const paths = await interruptible((signal) => putEach(client, from, to, wish, signal));
-  print(output, { paths }, () => []);
+  const { mode, parents: create_parents, overwrite } = options;
+  const params = given({ mode, create_parents, overwrite });
+  const paths = await interruptible((signal) => putEach(client, from, to, params, signal));
+  await print(options.output, { paths }, () => []);
 }
 
-type GetOptions = Common & { overwrite?: boolean };
-
-async function getAll(client: Farhand, told: string[], { overwrite, output }: GetOptions): Promise<void> {
-  const { from, to } = fromAndTo(told);
+async function get(
+  client: Farhand,
+  texts: string[],
+  options: Common & { overwrite?: boolean },
+): Promise<void> {
+  const { from, to } = fromAndTo(texts);
   const { getEach } = await import('./get.ts');
-  const paths = await interruptible((signal) => getEach(client, from, to, overwrite ?? true, signal));
-  if (to !== '-') print(output, { paths }, () => []);
+  const paths = await interruptible((signal) => getEach(client, from, to, options.overwrite ?? true, signal));
+  if (to !== '-') await print(options.output, { paths }, () => []);
 }
 
-type CopyOptions = Common & { overwrite?: boolean };
-
-async function cp(client: Farhand, from: string, to: string, options: CopyOptions): Promise<void> {
-  if (!remoteIn(from) && !remoteIn(to)) throw new UsageError('one of the two must be machine:path');
-  const overwrite = options.overwrite ?? false;
-  if (!remoteIn(from)) return putAll(client, [from, to], { ...options, overwrite });
-  if (!remoteIn(to)) return getAll(client, [from, to], { ...options, overwrite });
-  const source = await resolve(client, from);
-  const destination = await inside(client, await resolve(client, to), source.path);
-  const copied = await client.files.copy({
-    machine_id: source.machine_id,
-    source: source.path,
-    destination: destination.path,
-    overwrite,
-    ...(destination.machine_id !== source.machine_id && { destination_machine_id: destination.machine_id }),
+function addChanges(files: Command): void {
+  const moves = {
+    about: 'move or rename on one machine',
+    examples: ['farhand files mv web-1:/a web-1:/b'],
+    flags: overwrite,
+  } as const;
+  verb(files, 'mv <from> <to>', moves, async (client, from, to, { overwrite = false, output }) => {
+    const [{ machine_id, path: source }, target] = [await resolve(client, from), await resolve(client, to)];
+    if (machine_id !== target.machine_id)
+      throw new UsageError('mv works on one machine; between two use cp, then rm');
+    const { path: destination } = await inside(client, target, source);
+    await printView(client, output, await client.files.move({ machine_id, source, destination, overwrite }));
   });
-  const { path, files_copied, bytes_copied } = copied;
-  await printFields(options.output, copied, { path, files: files_copied, bytes: size(bytes_copied) });
-}
-
-async function mv(
-  client: Farhand,
-  from: string,
-  to: string,
-  { overwrite, output }: CopyOptions,
-): Promise<void> {
-  const [source, target] = [await resolve(client, from), await resolve(client, to)];
-  if (source.machine_id !== target.machine_id) {
-    throw new UsageError('mv stays on one machine; between two: cp, then rm');
-  }
-  const destination = await inside(client, target, source.path);
-  const moved = await client.files.move({
-    machine_id: source.machine_id,
-    source: source.path,
-    destination: destination.path,
-    overwrite: overwrite ?? false,
+  const removes = {
+    about: 'delete files; links, not their targets',
+    examples: ['farhand files rm -r --yes web-1:/srv/old'],
+    flags: { '-r, --recursive': 'delete directories with their content', '--yes': 'do not ask' },
+  } as const;
+  verb(files, 'rm <paths...>', removes, async (client, texts, { recursive = false, yes, output }) => {
+    const paths = await Promise.all(texts.map((text) => resolve(client, text)));
+    await confirm(yes, `delete ${texts.join(', ')}${recursive ? ' with all content' : ''}`);
+    const removed = await Array.fromAsync(paths, (one) => client.files.remove({ ...one, recursive }));
+    await print(output, removed, () => removed.map(({ path }) => `deleted ${path}`));
   });
-  await printFields(output, moved, { path: moved.path });
-}
-
-type RemoveOptions = Common & { recursive?: boolean; yes?: boolean };
-
-async function rm(
-  client: Farhand,
-  places: string[],
-  { recursive = false, yes, output }: RemoveOptions,
-): Promise<void> {
-  const where = await Promise.all(places.map((place) => resolve(client, place)));
-  await demandYes(yes, `delete ${places.join(', ')}${recursive ? ' with all that is in it' : ''}`);
-  const removed: Awaited<ReturnType<Farhand['files']['remove']>>[] = [];
-  for (const one of where) removed.push(await client.files.remove({ ...one, recursive }));
-  print(output, removed, () => removed.map(({ path }) => `deleted ${path}`));
-}
-
-type MkdirOptions = Common & { parents?: boolean; mode?: string };
-
-async function mkdir(client: Farhand, place: string, { parents, mode, output }: MkdirOptions): Promise<void> {
-  const where = await resolve(client, place);
-  const made = await client.files
-    .mkdir({ ...where, ...given({ parents, mode }) })
-    .catch(async (error: unknown) => {
-      if (!parents || !(error instanceof FarhandError) || error.code !== 'already_exists') throw error;
-      const there = await client.files.stat(where);
-      if (there.type !== 'directory') throw error;
-      return there;
-    });
-  print(output, made, () => [`${made.path}/`]);
-}
-
-interface FindOptions extends Common {
-  name?: string;
-  content?: string;
-  ignoreCase?: boolean;
-  all?: boolean;
-  limit?: number;
-}
-
-async function find(client: Farhand, place: string, options: FindOptions): Promise<void> {
-  const { name, content, ignoreCase, all, limit, output } = options;
-  if (name === undefined && content === undefined)
-    throw new UsageError('say what to find: --name or --content');
-  const where = await resolve(client, place);
-  const wish = given({ name, content, ignore_case: ignoreCase, hidden: all, limit });
-  for await (const found of await client.files.search({ ...where, ...wish })) {
-    if (output === 'json') sayJson(found);
-    else if ('entry' in found) {
-      const { entry, line, text } = found;
-      const path = clean(textOf(entry.path, entry));
-      say(line === undefined ? path : `${path}:${line}:${clean(text ?? '')}`);
-    } else tellRest(found.end);
-  }
-}
-
-function tellRest({ truncated, unreadable }: { truncated: boolean; unreadable: number }): void {
-  if (truncated) hint('farhand: there are more; --limit tells how many are shown');
-  if (unreadable > 0) hint(`farhand: ${unreadable} could not be read`);
+  const makes = {
+    about: 'create a directory; with -p an existing one is no failure',
+    examples: ['farhand files mkdir -p web-1:/srv/site/img'],
+    flags: { ...parents, '--mode <mode>': 'permissions, such as 0755' },
+  } as const;
+  verb(files, 'mkdir <path>', makes, async (client, text, { parents, mode, output }) => {
+    const path = await resolve(client, text);
+    const made = await client.files
+      .mkdir({ ...path, ...given({ parents, mode }) })
+      .catch(async (error: unknown) => {
+        if (!parents || !(error instanceof FarhandError) || error.code !== 'already_exists') throw error;
+        const existing = await client.files.stat(path);
+        if (existing.type !== 'directory') throw error;
+        return existing;
+      });
+    await print(output, made, () => [`${made.path}/`]);
+  });
 }

@@ -1,46 +1,42 @@
-// How far a transfer is, for a person who watches.
+// Draws how far a transfer is, on terminals.
 import { every, monotonic } from '../../../shared/clock.ts';
 import { paddingOf } from '../../../shared/tar/index.ts';
-import { clean, size, span } from '../output.ts';
+import { clean, size, span } from '../print.ts';
 
 const redrawMs = 100;
 const barWidth = 24;
 
-export interface Watched {
+export interface Progress {
   name: string;
-  /** Bytes in all; asked only where somebody watches. Without them there is neither percent nor time left. */
+  /** Bytes in all, or about; called only where progress is drawn. Without it there is neither percent nor time left. */
   total?: () => Promise<number | undefined>;
-  signal: AbortSignal;
 }
 
-/** Passes chunks on until the signal fires and draws how many there were; nothing where standard error is no terminal. */
-export async function* shownProgress(
+/** Passes chunks on until the signal fires. */
+export async function* withProgress(
   chunks: AsyncIterable<Uint8Array>,
-  { name, total, signal }: Watched,
+  { name, total }: Progress,
+  signal: AbortSignal,
 ): AsyncGenerator<Uint8Array<ArrayBuffer>> {
   const { stderr } = process;
   const began = monotonic();
-  let done = 0;
-  let all: number | undefined;
+  let [done, all]: [number, number | undefined] = [0, undefined];
   const draw = (): void => {
     stderr.write(`\r\x1b[K${line(name, done, all, monotonic() - began)}`);
   };
   let stop = stderr.isTTY ? every(redrawMs, draw) : undefined;
-  if (stop) {
-    total?.().then(
-      (bytes) => {
-        all = bytes;
-      },
-      () => {},
-    );
+  if (stop && total) {
+    const know = (bytes: number | undefined): void => {
+      all = bytes;
+    };
+    total().then(know, () => {});
   }
   const end = (): void => {
-    stop?.();
-    if (stop) {
-      draw();
-      stderr.write('\n');
-    }
+    if (!stop) return;
+    stop();
     stop = undefined;
+    draw();
+    stderr.write('\n');
   };
   signal.addEventListener('abort', end);
   try {
@@ -51,7 +47,7 @@ export async function* shownProgress(
       // Bytes of files and of fetch never lie in shared memory.
       yield chunk as Uint8Array<ArrayBuffer>;
     }
-    // What was estimated is known now.
+    // An estimate becomes the figure.
     if (all !== undefined) all = done;
   } finally {
     signal.removeEventListener('abort', end);

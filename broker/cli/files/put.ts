@@ -1,157 +1,147 @@
-// Files, directories and standard input to a machine: each there whole or not at all.
-import { createHash } from 'node:crypto';
+// Sends files, directories and standard input to a machine.
+import { createHash, type Hash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { lstat, readdir, realpath, stat } from 'node:fs/promises';
 import { resolve as absolute, join } from 'node:path';
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-errors.ts';
-import { Interrupted } from '../stop.ts';
-import { packed } from './pack.ts';
-import { demandApart, isDirectory, resolve, type Target, under } from './place.ts';
-import { shownProgress, tarBytes } from './progress.ts';
+import { Interrupted } from '../stdio.ts';
+import { pack } from './archive.ts';
+import { assertDistinct, below, isDirectory, type RemotePath, resolve } from './paths.ts';
+import { type Progress, tarBytes, withProgress } from './progress.ts';
 
 /** As the API has them. */
-interface Wish {
+interface Params {
   mode?: string;
   create_parents?: boolean;
   overwrite?: boolean;
 }
 
-const chunkBytes = 256 * 1024;
+interface Sender {
+  client: Farhand;
+  params: Params;
+  signal: AbortSignal;
+}
 
-/** Sends all of them; into `to` where that is a directory, else the only one under that name. */
+/** Sends all of them, into `to` if that is a directory, else the only one as that. */
 export async function putEach(
   client: Farhand,
   from: string[],
   to: string,
-  wish: Wish,
+  params: Params,
   signal: AbortSignal,
 ): Promise<string[]> {
   const target = await resolve(client, to);
   const directory = await isDirectory(client, target);
   if (directory && from.includes('-'))
-    throw new StartError(`${to} is a directory: say a name for what comes in`, 1);
-  demandApart(
-    from.map((one) => absolute(one)),
-    to,
-    directory,
-  );
-  const sender = { client, signal };
+    throw new StartError(`${to} is a directory: name the file that standard input becomes`, 1);
+  const sources = from.map((one) => absolute(one));
+  assertDistinct(sources, to, directory);
   const paths: string[] = [];
-  const whither = (one: string): Target => (directory ? under(target, absolute(one)) : target);
   for (const one of from) {
-    const sent = put(sender, one, whither(one), wish).catch((error: unknown) => {
+    const sent = put({ client, params, signal }, one, directory ? below(target, absolute(one)) : target);
+    const named = (error: unknown): never => {
       throw error instanceof Error && 'path' in error ? error : atPath(error, one);
-    });
-    paths.push(await sent);
+    };
+    paths.push(await sent.catch(named));
   }
   return paths;
 }
 
-interface Sender {
-  client: Farhand;
-  signal: AbortSignal;
-}
-
-async function put(sender: Sender, from: string, target: Target, wish: Wish): Promise<string> {
-  if (from === '-') return putInput(sender, target, wish);
+async function put(sender: Sender, from: string, target: RemotePath): Promise<string> {
+  if (from === '-') return putInput(sender, target);
   const stats = await stat(from);
-  if (stats.isDirectory()) return sendTree(sender, target, from, wish);
-  const mode = wish.mode ?? (stats.mode & 0o777).toString(8).padStart(4, '0');
-  const bytes = createReadStream(from, { highWaterMark: chunkBytes });
-  const total = async (): Promise<number> => stats.size;
-  const watched = { name: from, total, signal: sender.signal };
-  return send(sender, target, shownProgress(bytes, watched), { ...wish, mode });
+  if (stats.isDirectory()) return putTree(sender, from, target);
+  const mode = (stats.mode & 0o777).toString(8).padStart(4, '0');
+  const bytes = createReadStream(from, { highWaterMark: 256 * 1024 });
+  return putBytes(sender, bytes, { name: from, total: async () => stats.size }, { ...target, mode });
 }
 
-/** Somebody may type it, or nothing comes: it is left as soon as nobody wants it. */
-async function putInput(sender: Sender, to: Target, wish: Wish): Promise<string> {
+/** Standard input may never end, so it is closed as soon as nobody reads it. */
+async function putInput(sender: Sender, target: RemotePath): Promise<string> {
   const leave = (): void => void process.stdin.destroy();
   sender.signal.addEventListener('abort', leave);
   try {
-    return await send(sender, to, shownProgress(process.stdin, { name: '-', signal: sender.signal }), wish);
+    return await putBytes(sender, process.stdin, { name: '-' }, target);
   } finally {
     sender.signal.removeEventListener('abort', leave);
     leave();
   }
 }
 
-async function send(
-  { client, signal }: Sender,
-  target: Target,
-  bytes: AsyncIterable<Uint8Array<ArrayBuffer>>,
-  wish: Wish,
+async function putBytes(
+  { client, params, signal }: Sender,
+  chunks: AsyncIterable<Uint8Array>,
+  progress: Progress,
+  target: RemotePath & Params,
 ): Promise<string> {
   const hash = createHash('sha256');
-  const sent = await told(hashed(bytes, hash), (content) =>
-    client.files.put({ ...target, ...wish, content }, { signal }),
+  const sent = await send(
+    chunks,
+    progress,
+    signal,
+    (content) => client.files.put({ ...target, ...params, content }, { signal }),
+    hash,
   );
-  if (sent.sha256 !== hash.digest('hex'))
-    throw new StartError(`${sent.path} has not become what was sent`, 1);
-  return sent.path;
+  if (sent.sha256 === hash.digest('hex')) return sent.path;
+  throw new StartError(`${sent.path} differs from what was sent: try again`, 1);
 }
 
-async function* hashed(
-  chunks: AsyncIterable<Uint8Array<ArrayBuffer>>,
-  hash: ReturnType<typeof createHash>,
-): AsyncGenerator<Uint8Array<ArrayBuffer>> {
-  for await (const chunk of chunks) {
-    hash.update(chunk);
-    yield chunk;
-  }
-}
-
-async function sendTree(
-  { client, signal }: Sender,
-  target: Target,
+async function putTree(
+  { client, params, signal }: Sender,
   from: string,
-  wish: Wish,
+  target: RemotePath,
 ): Promise<string> {
-  const { mode, ...rest } = wish;
+  const { mode, ...rest } = params;
   const directory = await realpath(from);
-  const tree = packed(directory, mode === undefined ? undefined : Number.parseInt(mode, 8));
-  const watched = { name: from, total: () => bytesBelow(directory), signal };
-  const sent = await told(shownProgress(tree, watched), (content) =>
+  const tree = pack(directory, mode === undefined ? undefined : Number.parseInt(mode, 8));
+  const progress = { name: from, total: () => bytesBelow(directory) };
+  const sent = await send(tree, progress, signal, (content) =>
     client.files.extract({ ...target, ...rest, content }, { signal }),
   ).catch((error: unknown) => {
+    // It is extracted as it arrives.
     if (!(signal.reason instanceof Interrupted)) throw error;
-    // It is extracted as it comes.
     throw new Interrupted(
       signal.reason.exitCode,
-      `${target.path} holds what had arrived; put it again for the rest`,
+      `${target.path} holds what had arrived; repeat to send the rest`,
     );
   });
   return sent.path;
 }
 
-/** Of the tar of a directory, about. */
-async function bytesBelow(directory: string): Promise<number> {
-  let total = tarBytes();
-  for (const one of await readdir(directory, { recursive: true, withFileTypes: true })) {
-    const stats = one.isFile()
-      ? await lstat(join(one.parentPath, one.name)).catch(() => undefined)
-      : undefined;
-    total += tarBytes(stats?.size);
-  }
-  return total;
-}
-
-/** What cannot be read here is told as that: the broker only sees a body that ends too early. */
-async function told<T>(
-  chunks: AsyncIterable<Uint8Array<ArrayBuffer>>,
-  sending: (content: ReadableStream<Uint8Array>) => Promise<T>,
+/** Sends chunks as a body. Throws what cannot be read here: the broker only sees a body that ends too early. */
+async function send<T>(
+  chunks: AsyncIterable<Uint8Array>,
+  progress: Progress,
+  signal: AbortSignal,
+  call: (content: ReadableStream<Uint8Array>) => Promise<T>,
+  hash?: Hash,
 ): Promise<T> {
   let failed: { error: unknown } | undefined;
-  async function* read(): AsyncGenerator<Uint8Array<ArrayBuffer>> {
+  async function* body(): AsyncGenerator<Uint8Array<ArrayBuffer>> {
     try {
-      yield* chunks;
+      for await (const chunk of withProgress(chunks, progress, signal)) {
+        hash?.update(chunk);
+        yield chunk;
+      }
     } catch (error) {
       failed = { error };
       throw error;
     }
   }
-  return sending(ReadableStream.from(read())).catch((error: unknown) => {
+  return call(ReadableStream.from(body())).catch((error: unknown) => {
     throw failed ? failed.error : error;
   });
+}
+
+/** About the size of a directory's tar. */
+async function bytesBelow(directory: string): Promise<number> {
+  let total = tarBytes();
+  for (const one of await readdir(directory, { recursive: true, withFileTypes: true })) {
+    const path = join(one.parentPath, one.name);
+    const stats = one.isFile() ? await lstat(path).catch(() => undefined) : undefined;
+    total += tarBytes(stats?.size);
+  }
+  return total;
 }

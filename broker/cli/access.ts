@@ -1,0 +1,117 @@
+// farhand auth and farhand join-tokens: who may use the broker, and which machines may join it.
+import { type Command, InvalidArgumentError } from 'commander';
+import { scopes } from '../../shared/api/route.ts';
+import { now } from '../../shared/clock.ts';
+import { hint } from './print.ts';
+import { type Given, routeVerb } from './route-verb.ts';
+import { list } from './verb.ts';
+
+const secretOnce = ({ key }: { key: string }): string[] => [key, '', 'Store it now: it is not shown again.'];
+
+export function addAuth(program: Command): void {
+  const auth = program.command('auth').description('manage API keys');
+  routeVerb(auth, 'create-key', 'keys', 'create', {
+    about: 'create an API key and print it once',
+    examples: [
+      '--data-dir /var/lib/farhand-broker',
+      '--name deploy --scopes commands:execute,files:write --tags web --expires-in 90d',
+    ],
+    flags: {
+      '--name <name>': 'what it is for (default: cli)',
+      '--scopes <list>': `what it may do, of ${scopes.join(', ')} (default: admin)`,
+      '--machine <list>': 'limit it to these machines',
+      '--tags <list>': 'limit it to machines with any of these tags',
+      '--expires-in <duration>': 'expire after this time, such as 90d (default: never)',
+    },
+    defaults: { name: 'cli', scopes: ['admin'] },
+    input: expiry,
+    text: secretOnce,
+    mayCreate: true,
+  })
+    .options.find(({ long }) => long === '--scopes')
+    ?.argParser(readScopes);
+  routeVerb(auth, 'list-keys', 'keys', 'list', {
+    defaults: { sort: 'name' },
+    view: {
+      fields: 'name id scopes machines used=last_used_at expires=expires_at',
+      cells: { machines: reach },
+    },
+  });
+  routeVerb(auth, 'rotate-key', 'keys', 'rotate', {
+    about: 'give an API key a new secret and print it once; its id and rights stay',
+    examples: ['--grace 1h'],
+    flags: {
+      '--grace <duration>': 'keep the old secret valid for this time (default: 0)',
+      '--expires-in <duration>': 'expire after this time, such as 90d (default: as before)',
+    },
+    input: expiry,
+    text: secretOnce,
+  });
+  routeVerb(auth, 'revoke-key', 'keys', 'remove', {
+    about: 'revoke an API key at once: close its streams, cancel what it queued',
+    destroys: ['revoke the key', 'revoked'],
+    after({ schedules, webhooks }, format) {
+      if (format === 'json') return;
+      const next = 'change or enable them with another key';
+      if (schedules.length > 0) hint(`these schedules used it and stop; ${next}: ${schedules.join(', ')}`);
+      if (webhooks.length > 0) hint(`these webhooks used it and stop; ${next}: ${webhooks.join(', ')}`);
+    },
+  });
+}
+
+/** The machines that a key reaches. */
+const reach = (key: { machine_ids: string[] | null; tags: string[] | null }): string =>
+  [...(key.machine_ids ?? []), ...(key.tags ?? []).map((tag) => `tag ${tag}`)].join(', ') || 'all';
+
+function expiry({ expiresIn }: Given): { expires_at?: string } {
+  return typeof expiresIn === 'number' ? { expires_at: new Date(now() + expiresIn).toISOString() } : {};
+}
+
+function readScopes(text: string, before?: string[]): string[] {
+  const named = list(text, before);
+  const unknown = named.length === 0 ? text : named.find((word) => !scopes.some((one) => one === word));
+  if (unknown === undefined) return named;
+  throw new InvalidArgumentError(`There is no scope ${unknown}; use some of ${scopes.join(', ')}.`);
+}
+
+export function addJoinTokens(program: Command): void {
+  const tokens = program.command('join-tokens').description('manage tokens that let new machines join');
+  routeVerb(tokens, 'create', 'joinTokens', 'create', {
+    examples: ['--uses 20 --tags web --expires-in 24h'],
+    flags: {
+      '--name <name>': 'what it is for; with one use, the name of the machine',
+      '--expires-in <duration>': 'expire after this time (default: 1h)',
+      '--uses <count>': 'how many machines may join with it (default: 1)',
+      '--tags <list>': 'tags of every machine that joins with it',
+    },
+    text: (token) => [
+      token.token,
+      '',
+      `Valid for ${token.uses === 1 ? 'one machine' : `${token.uses} machines`} until ${token.expires_at}.`,
+      ...installLines(token),
+    ],
+    mayCreate: true,
+  });
+  routeVerb(tokens, 'list', 'joinTokens', 'list', {
+    view: {
+      fields: 'id name left tags expires=expires_at',
+      cells: { left: ({ uses_left, uses }) => `${uses_left} of ${uses}` },
+    },
+  });
+  routeVerb(tokens, 'revoke', 'joinTokens', 'remove', {
+    about: 'revoke a join token by its id: no machine can join with it any more',
+    destroys: ['revoke the join token', 'revoked'],
+  });
+}
+
+const loopback = /https?:\/\/(localhost|127\.[\d.]+|\[::1\])[:/]/;
+
+/** The command that installs an agent, from a broker that has packages; else why there is none. */
+function installLines(token: { install: string | null; install_missing: string | null }): string[] {
+  const { install, install_missing } = token;
+  if (!install) return install_missing ? ['', `No command to install an agent: ${install_missing}`] : [];
+  const where = loopback.test(install)
+    ? 'Run this on the broker’s own machine (for others, start the broker with --public-url https://HOST:8420)'
+    : 'Run this on the new machine';
+  return ['', `${where}; as root without sudo, leave that word out:`, `  ${install}`];
+}

@@ -1,0 +1,122 @@
+// Local directories as tars: packed while they are sent, and extracted from a machine that may be hostile.
+import { chmod, lstat, mkdir, mkdtemp, open, readdir, readlink, rename, rm, symlink } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { AppError, StartError } from '../../../shared/errors.ts';
+import * as tar from '../../../shared/tar/index.ts';
+import { clean, hint } from '../print.ts';
+
+const chunkBytes = 256 * 1024;
+
+/** Files, directories and symlinks as such; `mode`: of every file. */
+export async function* pack(directory: string, mode?: number): AsyncGenerator<Uint8Array> {
+  yield* packBelow(tar.fromText(directory), './', mode);
+  yield tar.endOfArchive;
+}
+
+async function* packBelow(at: tar.Bytes, name: tar.Bytes, mode?: number): AsyncGenerator<Uint8Array> {
+  const stats = await lstat(tar.bytes(at), { bigint: true });
+  const owner = { uid: 0, gid: 0, owner: '', group: '' };
+  const header = { name, mode: Number(stats.mode) & 0o777, ...owner, size: 0, mtimeNs: stats.mtimeNs };
+  if (stats.isDirectory()) {
+    yield tar.encodeHeader({ ...header, kind: 'directory' });
+    const names = await readdir(tar.bytes(at), { encoding: 'buffer' });
+    for (const child of names.map((one) => one.toString('latin1')).sort()) {
+      yield* packBelow(`${at}/${child}`, name === './' ? child : `${name.replace(/\/$/, '')}/${child}`, mode);
+    }
+  } else if (stats.isSymbolicLink()) {
+    const target = (await readlink(tar.bytes(at), { encoding: 'buffer' })).toString('latin1');
+    if (staysInside(name, target)) yield tar.encodeHeader({ ...header, kind: 'symlink', target });
+  } else if (stats.isFile()) yield* packFile(at, { ...header, mode: mode ?? header.mode });
+  else hint(`farhand: ${clean(tar.shown(at))} is no file, directory or symlink: left out`);
+}
+
+/** Machines refuse archives with symlinks that lead out of them, and so does this program. */
+function staysInside(name: tar.Bytes, target: tar.Bytes): boolean {
+  try {
+    tar.assertInside(name, target);
+    return true;
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error;
+    hint(`farhand: ${clean(error.message)}: left out`);
+    return false;
+  }
+}
+
+async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): AsyncGenerator<Uint8Array> {
+  await using handle = await open(tar.bytes(at));
+  const { size } = await handle.stat();
+  yield tar.encodeHeader({ ...header, kind: 'file', size });
+  for (let left = size; left > 0; ) {
+    // A new one each time, because the last may not have been sent yet.
+    const chunk = Buffer.allocUnsafe(Math.min(left, chunkBytes));
+    const { bytesRead } = await handle.read(chunk, 0, chunk.length, size - left);
+    if (bytesRead === 0)
+      throw new StartError(`${clean(tar.shown(at))} changed while it was read: try again`, 1);
+    left -= bytesRead;
+    yield chunk.subarray(0, bytesRead);
+  }
+  if (tar.paddingOf(size) > 0) yield Buffer.alloc(tar.paddingOf(size));
+}
+
+/** What waits until every file is written. */
+interface Later {
+  links: { path: tar.Bytes; target: tar.Bytes }[];
+  modes: { path: tar.Bytes; mode: number }[];
+}
+
+/** Writes nothing outside `directory`, follows no link, sets plain permissions only; whole or not at all. */
+export async function extractNew(chunks: AsyncIterable<Buffer>, directory: string): Promise<void> {
+  if (await lstat(directory).catch(() => undefined))
+    throw new StartError(`${directory} already exists: fetch the directory under a new name`, 1);
+  const draft = await mkdtemp(join(dirname(directory), '.farhand-'));
+  try {
+    await extract(tar.fromText(draft), chunks);
+    await rename(draft, directory);
+  } catch (error) {
+    await rm(draft, { recursive: true, force: true });
+    throw error;
+  }
+}
+
+async function extract(root: tar.Bytes, chunks: AsyncIterable<Buffer>): Promise<void> {
+  const later: Later = { links: [], modes: [{ path: root, mode: 0o755 }] };
+  for await (const entry of tar.readTar(chunks)) await extractEntry(root, entry, later);
+  // First all of their directories, so that none of them can be a link.
+  for (const { path } of later.links) await makeParent(root, path);
+  for (const { path, target } of later.links) await symlink(tar.bytes(target), tar.bytes(`${root}/${path}`));
+  const mask = process.umask();
+  for (const { path, mode } of later.modes.reverse()) await chmod(tar.bytes(path), mode & 0o777 & ~mask);
+}
+
+async function extractEntry(root: tar.Bytes, entry: tar.TarEntry, later: Later): Promise<void> {
+  const path = tar.pathOfEntry(entry.name);
+  const at = path === '' ? root : `${root}/${path}`;
+  if (entry.kind === 'directory') {
+    await mkdir(tar.bytes(at), { recursive: true, mode: 0o700 });
+    later.modes.push({ path: at, mode: entry.mode });
+  } else if (entry.kind === 'symlink') {
+    const { target = '' } = entry;
+    if (staysInside(path, target)) later.links.push({ path, target });
+  } else if (entry.kind === 'link') hint(`farhand: ${clean(tar.shown(path))} is a hard link: left out`);
+  else {
+    await makeParent(root, path);
+    await writeChunks(tar.bytes(at), entry.body, 'wx', entry.mode & 0o777);
+  }
+}
+
+/** So far there are only directories and files of ours below the root. */
+async function makeParent(root: tar.Bytes, path: tar.Bytes): Promise<void> {
+  const cut = path.lastIndexOf('/');
+  if (cut > 0) await mkdir(tar.bytes(`${root}/${path.slice(0, cut)}`), { recursive: true, mode: 0o700 });
+}
+
+/** Writes a file to its end; `flags` as open has them. */
+export async function writeChunks(
+  file: string | Buffer,
+  chunks: AsyncIterable<Uint8Array>,
+  flags: string,
+  mode = 0o666,
+): Promise<void> {
+  await using handle = await open(file, flags, mode);
+  for await (const chunk of chunks) await handle.writeFile(chunk);
+}

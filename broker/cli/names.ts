@@ -1,0 +1,63 @@
+// Finds machines and schedules by id or by name.
+import { StartError } from '../../shared/errors.ts';
+import type { Farhand } from '../../shared/sdk/index.ts';
+import { when } from './print.ts';
+
+interface Named {
+  id: string;
+  name: string;
+}
+
+/** The id of a machine given by id or by a name that only one has. */
+export async function findMachine(client: Farhand, text: string): Promise<string> {
+  if (isId('mach', text)) return text;
+  const all = await Array.fromAsync(client.machines.list({ search: text.slice(0, 200), limit: 100 }));
+  const found = all.filter(({ name }) => name === text);
+  if (found[0] && !found[1]) return found[0].id;
+  if (found[0])
+    throw ambiguous('machine', found, ({ status, last_seen }) => `${status}, last seen ${when(last_seen)}`);
+  const { items, has_more } = await client.machines.list({ limit: 10, sort: 'name' });
+  throw notFound('machine', text, items, has_more);
+}
+
+/** The same for a schedule. */
+export async function findSchedule(client: Farhand, text: string): Promise<string> {
+  if (isId('sched', text)) return text;
+  const all = await Array.fromAsync(client.schedules.list({ sort: 'name', limit: 100 }));
+  const found = all.filter(({ name }) => name === text);
+  if (found[0] && !found[1]) return found[0].id;
+  if (!found[0]) throw notFound('schedule', text, all.slice(0, 10), all.length > 10);
+  const nameOf = await machineNames(
+    client,
+    found.map(({ machine_id }) => machine_id),
+  );
+  throw ambiguous('schedule', found, ({ machine_id }) => `on ${nameOf(machine_id)}`);
+}
+
+function ambiguous<T extends Named>(what: string, found: T[], describe: (one: T) => string): StartError {
+  const each = found.map((one) => `${one.id} (${describe(one)})`);
+  return new StartError(`several ${what}s are named ${found[0]?.name}; use an id: ${each.join(', ')}`, 1);
+}
+
+/** A machine may have the name mach_web as well. */
+const isId = (prefix: 'mach' | 'sched', text: string): boolean =>
+  new RegExp(`^${prefix}_[0-9A-Za-z]{22}$`).test(text);
+
+function notFound(what: string, text: string, some: Named[], more: boolean): StartError {
+  const names = some.map(({ name }) => name).join(', ');
+  return new StartError(`there is no ${what} ${text}${names && `; there is: ${names}${more ? '…' : ''}`}`, 1);
+}
+
+/** The name of each machine with one of these ids; an id that the key may not look up stays as it is. */
+export async function machineNames(
+  client: Farhand,
+  ids: readonly (string | null)[],
+): Promise<(id: string | null) => string> {
+  const [only, another] = new Set(ids);
+  const all =
+    only && another === undefined
+      ? client.machines.get({ machine_id: only }).then((one) => [one])
+      : Array.fromAsync<Named>(client.machines.list({ limit: 100 }));
+  const names = new Map((await all.catch(() => [])).map(({ id, name }) => [id, name]));
+  return (id) => (id === null ? '-' : (names.get(id) ?? id));
+}

@@ -1,0 +1,52 @@
+// The tree of verbs. Only the module of the verb at hand is loaded, because a command line must start fast.
+import { Command } from 'commander';
+import { version } from '../../shared/version.ts';
+
+type Add = (program: Command) => void;
+
+const modules: Readonly<Record<string, () => Promise<Add>>> = {
+  login: async () => (await import('./login.ts')).addLogin,
+  logout: async () => (await import('./login.ts')).addLogout,
+  whoami: async () => (await import('./login.ts')).addWhoami,
+  exec: async () => (await import('./exec/index.ts')).addExec,
+  shell: async () => (await import('./shell.ts')).addShell,
+  files: async () => (await import('./files/index.ts')).addFiles,
+  machines: async () => (await import('./machines.ts')).addMachines,
+  commands: async () => (await import('./commands.ts')).addCommands,
+  batches: async () => (await import('./commands.ts')).addBatches,
+  sessions: async () => (await import('./commands.ts')).addSessions,
+  schedules: async () => (await import('./schedules.ts')).addSchedules,
+  webhooks: async () => (await import('./webhooks.ts')).addWebhooks,
+  events: async () => (await import('./events.ts')).addEvents,
+  audit: async () => (await import('./events.ts')).addAudit,
+  auth: async () => (await import('./access.ts')).addAuth,
+  'join-tokens': async () => (await import('./access.ts')).addJoinTokens,
+  broker: async () => (await import('./broker.ts')).addBroker,
+  doctor: async () => (await import('./doctor/index.ts')).addDoctor,
+};
+
+/** All verbs, or with a noun only those below it. */
+export async function createProgram(noun?: string): Promise<Command> {
+  const program = new Command('farhand')
+    .description('Control remote machines from the command line.')
+    .version(version)
+    .addHelpText('after', `\n${notes}`)
+    .configureOutput({ outputError: (text, write) => write(text.replace(/^error: /, 'farhand: ')) })
+    .configureHelp({ optionDescription: ({ description }) => description })
+    .exitOverride();
+  const only = noun !== undefined && Object.hasOwn(modules, noun) ? modules[noun] : undefined;
+  const adds = await Promise.all((only ? [only] : Object.values(modules)).map((load) => load()));
+  for (const add of adds) add(program);
+  pointToHelp(program, 'farhand');
+  return program;
+}
+
+/** A usage error names the help of its own verb. */
+function pointToHelp(command: Command, path: string): void {
+  command.showHelpAfterError(`See ${path} --help.`);
+  for (const one of command.commands) pointToHelp(one, `${path} ${one.name()}`);
+}
+
+const notes = `The broker is the one of farhand login; FARHAND_URL and FARHAND_API_KEY take precedence. On the broker's own
+machine --data-dir DIR needs neither. FARHAND_PIN=sha256//… or FARHAND_CA=FILE say how to verify its certificate.
+Exit codes: 0 success, 1 failure, 2 wrong usage, 78 bad configuration.`;

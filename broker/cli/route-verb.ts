@@ -1,0 +1,229 @@
+// Verbs derived from the table of routes: arguments and flags become the input of one call, its answer a table, a
+// record or lines.
+import type { Command } from 'commander';
+import type * as z from 'zod';
+import { type Api, allRoutes } from '../../shared/api/index.ts';
+import type { Route } from '../../shared/api/route.ts';
+import type { Farhand } from '../../shared/sdk/index.ts';
+import { confirm } from './ask.ts';
+import { findMachine, findSchedule, machineNames } from './names.ts';
+import { type Cell, type Format, print, record, size, span, summary, table, when } from './print.ts';
+import { type Common, take, type VerbSpec, verb } from './verb.ts';
+
+export type Item = Record<string, unknown>;
+
+/** Columns of a table. `machine` is the name of the machine with the item's machine_id. */
+export interface View<T> {
+  /** Fields of the answer or of `cells`, with spaces between; `title=field` where the title is another. */
+  fields?: string;
+  cells?: Record<string, (item: T) => Cell>;
+}
+
+type Answer<R> = R extends { reply: infer S extends z.ZodType } ? z.output<S> : never;
+/** Flags by name. */
+export type Given = Common & { yes?: boolean; limit?: number } & Item;
+
+interface RouteVerb<T> extends Partial<VerbSpec> {
+  /** Input unless flags say otherwise, by the names of the API. */
+  defaults?: Item;
+  /** Input from flags that are no fields of the route. */
+  input?: (given: Given) => Item | Promise<Item>;
+  /** It cannot be undone: what it does, for the question, and the word for having done it. */
+  destroys?: [what: string, done: string];
+  /** Of a list. */
+  view?: View<T>;
+  /** Of one answer, unless all its fields are printed. */
+  text?: (answer: T, client: Farhand) => string[] | Promise<string>;
+  /** Called when the answer is printed. */
+  after?: (answer: T, format: Format) => void;
+}
+
+/** Flags that lists share. */
+export const ofMachine = { '--machine <machine>': 'only of this machine' };
+export const since = { '--since <time>': 'not before this time, such as 2h (ago)' };
+export const latest = { '--limit <count>': 'print at most COUNT, the latest first (default: 50)' };
+
+/** Adds a verb that calls one route; arguments in `words` come after the ids in its path. */
+export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
+  parent: Command,
+  words: string,
+  noun: N,
+  operation: O,
+  spec: RouteVerb<Answer<Api[N][O]>> = {},
+): Command {
+  const route = routeOf(noun, operation);
+  const [name = '', ...more] = words.split(' ');
+  const ids = Object.keys(route.params);
+  const { destroys, examples = [destroys ? '--yes' : ''] } = spec;
+  const path = parent.parent ? ['farhand', parent.name()] : ['farhand'];
+  const start = [...path, name, ...ids.map((id) => samples[id] ?? id)].join(' ');
+  const whole: VerbSpec = {
+    about: route.summary.charAt(0).toLowerCase() + route.summary.slice(1),
+    ...spec,
+    examples: examples.map((example) => `${start} ${example}`.trim()),
+    flags: { ...spec.flags, ...(destroys && { '--yes': 'do not ask' }) },
+  };
+  const all = [name, ...ids.map((id) => `<${argumentOf(id)}>`), ...more].join(' ');
+  const made: Command = verb(parent, all, whole, async (client) => {
+    const { registeredArguments, args } = made;
+    const positional = Object.fromEntries(registeredArguments.map((one, at) => [one.name(), args[at]]));
+    // One method per route, which takes the input that its route describes (shared/sdk).
+    const calls = client[noun] as unknown as Record<string, Call<Answer<Api[N][O]>>>;
+    await perform({ client, route, calls, operation, spec }, { ...positional, ...made.opts<Common>() });
+  });
+  return made;
+}
+
+type Call<T> = (input: Item) => Promise<T> & AsyncIterable<T>;
+
+interface Performed<T> {
+  client: Farhand;
+  route: Route;
+  /** Of its noun, by operation. */
+  calls: Record<string, Call<T>>;
+  operation: string;
+  spec: RouteVerb<T>;
+}
+
+async function perform<T>(performed: Performed<T>, options: Given): Promise<void> {
+  const { client, route, calls, operation, spec } = performed;
+  const { view, text, flags = {} } = spec;
+  const { output, limit = '--limit <count>' in flags ? 50 : Number.POSITIVE_INFINITY } = options;
+  const input = {
+    ...spec.defaults,
+    ...(await inputOf(client, route, options)),
+    ...(await spec.input?.(options)),
+  };
+  const call = calls[operation];
+  if (!call) throw new Error(`the SDK has no ${operation}`);
+  if (route.kind === 'list' && view) {
+    const items = call({ ...input, limit: Math.min(100, limit) });
+    return printView(client, output, await take(items, limit), view);
+  }
+  const destroyed = spec.destroys && (await confirmed(performed, spec.destroys, options, input));
+  const answer = await call(input);
+  if (destroyed) await print(output, answer, () => record(destroyed));
+  else if (text) await print(output, answer, () => text(answer, client));
+  else await printView(client, output, answer);
+  spec.after?.(answer, output);
+}
+
+/** Continues only with --yes or when a person agrees; returns what is then printed. */
+async function confirmed<T>(
+  { route, calls }: Performed<T>,
+  [what, done]: [string, string],
+  options: Given,
+  input: Item,
+): Promise<Record<string, string>> {
+  const [field = ''] = Object.keys(route.params);
+  const [given, id] = [String(options[argumentOf(field)]), String(input[field])];
+  let name = given;
+  // With --yes nothing is read: a key may have the right to remove and not to read.
+  if (given === id && !options.yes && finders[argumentOf(field)])
+    name = nameIn(await calls.get?.({ [field]: id }));
+  const text = name === id ? id : `${name} (${id})`;
+  await confirm(options.yes, `${what} ${text}`);
+  return { [done]: text };
+}
+
+const nameIn = (answer: unknown): string => String((answer as { name?: unknown } | undefined)?.name);
+
+/** The argument that an id is given by: join-token for join_token_id. */
+const argumentOf = (id: string): string => id.replace(/_id$/, '').replace('_', '-');
+
+function routeOf(noun: string, operation: string): Route {
+  const found = allRoutes().find((one) => one.noun === noun && one.operation === operation);
+  if (!found) throw new Error(`there is no route ${noun}.${operation}`);
+  return found.route;
+}
+
+/** Ids in examples. */
+const samples: Readonly<Record<string, string>> = {
+  machine_id: 'web-1',
+  schedule_id: 'backup',
+  command_id: 'cmd_…',
+  batch_id: 'batch_…',
+  session_id: 'sess_…',
+  webhook_id: 'hook_…',
+  key_id: 'key_…',
+  join_token_id: 'join_…',
+};
+
+/** A bundle has the names of the fields where the table has a schema (scripts/package/routes.ts). */
+function bodyOf({ body = {} }: { body?: object | undefined }): object {
+  return 'shape' in body && typeof body.shape === 'object' ? (body.shape ?? {}) : body;
+}
+
+/** Each value under the field of the route that it is for: --catch-up is catch_up, --machine machine_id or machine_ids. */
+async function inputOf(client: Farhand, route: Route, options: Item): Promise<Item> {
+  const fields = new Set([route.params, route.query, bodyOf(route)].flatMap(Object.keys));
+  const input: Item = {};
+  for (const [name, value] of Object.entries(options)) {
+    const word = name.replaceAll('-', '_').replaceAll(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+    const field = ['', '_id', '_ids', 's', '_at'].map((end) => word + end).find((one) => fields.has(one));
+    if (field === undefined || value === undefined) continue;
+    const find = (text: unknown) => finders[name]?.(client, String(text)) ?? text;
+    input[field] = Array.isArray(value) ? await Promise.all(value.map(find)) : await find(value);
+  }
+  return input;
+}
+
+/** Flags and arguments that take a name instead of an id. */
+const finders: Readonly<Record<string, typeof findMachine>> = {
+  machine: findMachine,
+  schedule: findSchedule,
+};
+
+/** Prints a list as a table of the fields in `view`, one item as a record of all its fields; as JSON whole. */
+export const printView = <T>(
+  client: Farhand,
+  format: Format,
+  answer: T | T[],
+  view?: View<T>,
+): Promise<void> => print(format, answer, () => viewText(client, answer, view));
+
+export async function viewText<T>(client: Farhand, answer: T | T[], view: View<T> = {}): Promise<string> {
+  const { fields = fieldsOf(answer ?? {}), cells } = view;
+  const isTable = Array.isArray(answer);
+  const items = isTable ? answer : [answer];
+  const columns = fields.split(' ').map((word) => {
+    const [title = '', field = title] = word.split('=');
+    return [title.replaceAll('_', ' '), field] as const;
+  });
+  const withNames = columns.some(([, field]) => field === 'machine' && !cells?.machine);
+  const nameOf = withNames ? await machineNames(client, items.map(machineOf)) : String;
+  const cell = (field: string, item: T): Cell => {
+    if (cells?.[field]) return cells[field](item);
+    return field === 'machine' ? nameOf(machineOf(item)) : textOf(field, (item as Item)[field], isTable);
+  };
+  if (!isTable)
+    return record(Object.fromEntries(columns.map(([title, field]) => [title, cell(field, answer)])));
+  return table(
+    items,
+    Object.fromEntries(columns.map(([title, field]) => [title, (item) => cell(field, item)])),
+  );
+}
+
+/** All fields of a record but the long ones, which have verbs of their own, and lists of objects. */
+function fieldsOf(record: object): string {
+  const isLong = (name: string, value: unknown): boolean =>
+    /^std(out|err)$/.test(name) || (Array.isArray(value) && typeof value[0] === 'object');
+  const names = Object.entries(record).flatMap(([name, value]) => (isLong(name, value) ? [] : [name]));
+  return names.map((name) => (name === 'machine_id' ? 'machine' : name)).join(' ');
+}
+
+const machineOf = (item: unknown): string | null =>
+  (item as { machine_id?: string | null }).machine_id ?? null;
+
+/** A value as its field says; in a table a time becomes how long ago. */
+function textOf(field: string, value: unknown, isTable: boolean): Cell {
+  if (value === undefined || value === null || typeof value === 'boolean') return value;
+  if (Array.isArray(value)) return value.join(isTable ? ',' : ', ');
+  if (typeof value === 'object') return summary(value);
+  if (typeof value === 'number') {
+    if (/^(duration|timeout)$/.test(field)) return span(value);
+    return field.endsWith('_bytes') ? size(value) : value;
+  }
+  const text = typeof value === 'string' ? value : JSON.stringify(value);
+  return isTable && /^(at|.+_at|timestamp|next_run)$/.test(field) ? when(text) : text;
+}

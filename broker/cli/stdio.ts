@@ -1,0 +1,93 @@
+// Standard output, standard error and signals of this process: with backpressure, and a failed write is no success.
+import { once } from 'node:events';
+import { fstatSync, writeSync } from 'node:fs';
+import { constants } from 'node:os';
+
+export type OutputName = 'stdout' | 'stderr';
+
+/** Ends the program with an exit code; `message` is printed unless it is empty. */
+export class Exit extends Error {
+  override readonly name = 'Exit';
+  readonly exitCode: number;
+
+  constructor(exitCode: number, message = '', options?: ErrorOptions) {
+    super(message, options);
+    this.exitCode = exitCode;
+  }
+}
+
+/** Given up on a signal. */
+export class Interrupted extends Exit {
+  constructor(exitCode: number, rest = 'nothing partial is left') {
+    super(exitCode, `interrupted; ${rest}`);
+  }
+}
+
+/** Calls `leave` with the exit code that each signal makes, until the result is called. */
+export function onStop(leave: (code: number) => void): () => void {
+  const names = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
+  const listener = (name: NodeJS.Signals): void => leave(128 + constants.signals[name]);
+  for (const name of names) process.on(name, listener);
+  return () => {
+    for (const name of names) process.off(name, listener);
+  };
+}
+
+const losing = new AbortController();
+/** Fires with the first failed write, an Exit, as its reason. */
+export const lost: AbortSignal = losing.signal;
+
+function lose(output: OutputName, cause: Error): void {
+  if (lost.aborted) return;
+  // A reader that leaves early, such as head, makes the exit code that the shell knows for it.
+  const isPipe = 'code' in cause && cause.code === 'EPIPE';
+  losing.abort(new Exit(isPipe ? 128 + constants.signals.SIGPIPE : 1, '', { cause }));
+  if (!isPipe && output === 'stdout') process.stderr.write(`farhand: standard output: ${cause.message}\n`);
+}
+
+/** From now on a failed write ends nothing by itself, but the exit code is not 0. */
+export function watchOutputs(): void {
+  for (const name of ['stdout', 'stderr'] as const)
+    process[name].on('error', (error: Error) => lose(name, error));
+  process.on('exit', () => {
+    if (lost.reason instanceof Exit) process.exitCode ||= lost.reason.exitCode;
+  });
+}
+
+const draining: Partial<Record<OutputName, Promise<unknown>>> = {};
+
+/** Resolves when more may be written; rejects with an Exit. */
+export async function write(name: OutputName, bytes: Uint8Array | string): Promise<void> {
+  writeNow(name, bytes);
+  lost.throwIfAborted();
+  const out = process[name];
+  if (!out.writableNeedDrain) return;
+  // One for all who wait.
+  draining[name] ??= once(out, 'drain', { signal: lost }).finally(() => delete draining[name]);
+  await draining[name].catch((error: unknown) => {
+    lost.throwIfAborted();
+    throw error;
+  });
+}
+
+/** Writes all bytes of a body to standard output. */
+export async function copyOut(body: ReadableStream<Uint8Array> | null): Promise<void> {
+  if (body) for await (const chunk of body) await write('stdout', chunk);
+}
+
+const isFile: Partial<Record<OutputName, boolean>> = {};
+
+/** Without waiting, for what is short. */
+export function writeNow(name: OutputName, bytes: Uint8Array | string): void {
+  if (lost.aborted) return;
+  const { fd } = process[name];
+  isFile[name] ??= fstatSync(fd).isFile();
+  if (!isFile[name]) return void process[name].write(bytes);
+  // Node's stream for files takes a part that a full disk wrote for the whole.
+  const buffer = Buffer.from(bytes);
+  try {
+    for (let at = 0; at < buffer.length; ) at += writeSync(fd, buffer, at);
+  } catch (error) {
+    lose(name, error instanceof Error ? error : new Error(String(error)));
+  }
+}

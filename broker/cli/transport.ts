@@ -1,0 +1,79 @@
+// Connections other than plain fetch: over a socket file, with a certificate authority of its own, or a pinned key.
+import { createHash } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import { TLSSocket } from 'node:tls';
+import * as undici from 'undici';
+import { StartError } from '../../shared/errors.ts';
+import type { FarhandOptions } from '../../shared/sdk/index.ts';
+import { atPath, reasonOf } from '../../shared/system-errors.ts';
+
+/** How the broker's certificate is verified. */
+export interface Trust {
+  /** `sha256//BASE64` of the only public key that the broker may have; several with semicolons, as curl has it. */
+  pin?: string | undefined;
+  /** File of the certificate authority that signed the broker's certificate. */
+  ca?: string | undefined;
+  /** The key may cross a network unencrypted. */
+  insecure?: boolean | undefined;
+}
+
+export interface Transport {
+  options: Required<Pick<FarhandOptions, 'fetch' | 'webSocket'>>;
+  close(): Promise<void>;
+}
+
+/** Options of a client that connects with this dispatcher. */
+export function through(dispatcher: undici.Dispatcher): Transport {
+  return {
+    options: {
+      // undici's fetch is the global one with a dispatcher; only its types are its own.
+      fetch: ((url: string, init: object) =>
+        undici.fetch(url, { ...init, dispatcher })) as unknown as typeof fetch,
+      webSocket: (url) => new undici.WebSocket(url, { dispatcher }),
+    },
+    close: () => dispatcher.destroy(),
+  };
+}
+
+export function createTransport({ pin, ca }: Trust): Transport {
+  if (pin) return through(new undici.Agent({ connect: pinned(readPins(pin)) }));
+  return through(new undici.Agent({ connect: ca ? { ca: readAuthority(ca) } : {} }));
+}
+
+function readAuthority(file: string): string {
+  try {
+    return readFileSync(file, 'utf8');
+  } catch (error) {
+    throw new StartError(`FARHAND_CA: ${reasonOf(atPath(error, file))}`);
+  }
+}
+
+function readPins(text: string): string[] {
+  const pins = text.split(';').map((one) => one.trim());
+  const bad = pins.find((one) => !/^sha256\/\/[A-Za-z0-9+/]{43}=$/.test(one));
+  if (bad === undefined) return pins;
+  throw new StartError(`the pin ${bad} must have the form sha256//BASE64`);
+}
+
+/** Only the public key counts: neither host name nor authority. Nothing is sent to any other server. */
+function pinned(pins: readonly string[]): undici.buildConnector.connector {
+  // A resumed connection has no certificate.
+  const connect = undici.buildConnector({ rejectUnauthorized: false, maxCachedSessions: 0 });
+  return (options, callback) => {
+    if (options.protocol !== 'https:') return callback(new Error('a pinned broker needs an https URL'), null);
+    connect(options, (error, socket) => {
+      if (error || !socket) return callback(error ?? new Error('no connection'), null);
+      const found = pinOf(socket);
+      if (found && pins.includes(found)) return callback(null, socket);
+      socket.destroy();
+      callback(new Error(`the broker has another key than the pinned one (${found ?? 'none'})`), null);
+    });
+  };
+}
+
+/** `sha256//BASE64` of the SubjectPublicKeyInfo of the server's key (RFC 7469). */
+function pinOf(socket: unknown): string | undefined {
+  const certificate = socket instanceof TLSSocket ? socket.getPeerX509Certificate() : undefined;
+  const key = certificate?.publicKey.export({ type: 'spki', format: 'der' });
+  return key && `sha256//${createHash('sha256').update(key).digest('base64')}`;
+}
