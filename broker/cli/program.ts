@@ -23,7 +23,9 @@ const modules: Readonly<Record<string, () => Promise<Add>>> = {
   'join-tokens': async () => (await import('./access.ts')).addJoinTokens,
   broker: async () => (await import('./broker.ts')).addBroker,
   doctor: async () => (await import('./doctor/index.ts')).addDoctor,
+  completion: async () => (await import('./completion.ts')).addCompletion,
 };
+export const nouns = Object.keys(modules);
 
 /** All verbs, or with a noun only those below it. */
 export async function createProgram(noun?: string): Promise<Command> {

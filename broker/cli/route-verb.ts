@@ -53,17 +53,17 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
 ): Command {
   const route = routeOf(noun, operation);
   const [name = '', ...more] = words.split(' ');
-  const ids = Object.keys(route.params);
+  const ids = Object.keys(route.params).map(argumentOf);
   const { destroys, examples = [destroys ? '--yes' : ''] } = spec;
   const path = parent.parent ? ['farhand', parent.name()] : ['farhand'];
-  const start = [...path, name, ...ids.map((id) => samples[id] ?? id)].join(' ');
+  const start = [...path, name, ...ids.map((id) => samples[id] ?? id.toUpperCase())].join(' ');
   const whole: VerbSpec = {
     about: route.summary.charAt(0).toLowerCase() + route.summary.slice(1),
     ...spec,
     examples: examples.map((example) => `${start} ${example}`.trim()),
     flags: { ...spec.flags, ...(destroys && { '--yes': 'do not ask' }) },
   };
-  const all = [name, ...ids.map((id) => `<${argumentOf(id)}>`), ...more].join(' ');
+  const all = [name, ...ids.map((id) => `<${id}>`), ...more].join(' ');
   const made: Command = verb(parent, all, whole, async (client) => {
     const { registeredArguments, args } = made;
     const positional = Object.fromEntries(registeredArguments.map((one, at) => [one.name(), args[at]]));
@@ -137,17 +137,8 @@ function routeOf(noun: string, operation: string): Route {
   return found.route;
 }
 
-/** Ids in examples. */
-const samples: Readonly<Record<string, string>> = {
-  machine_id: 'web-1',
-  schedule_id: 'backup',
-  command_id: 'cmd_…',
-  batch_id: 'batch_…',
-  session_id: 'sess_…',
-  webhook_id: 'hook_…',
-  key_id: 'key_…',
-  join_token_id: 'join_…',
-};
+/** Arguments in examples; others are their name in capitals. */
+const samples: Readonly<Record<string, string>> = { machine: 'web-1', schedule: 'backup' };
 
 /** A bundle has the names of the fields where the table has a schema (scripts/package/routes.ts). */
 function bodyOf({ body = {} }: { body?: object | undefined }): object {

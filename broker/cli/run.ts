@@ -13,6 +13,7 @@ export async function run(argv: string[]): Promise<void> {
   hideArgument('--env');
   watchOutputs();
   try {
+    if (argv[2] === '__complete') return await (await import('./complete.ts')).complete(argv.slice(3));
     await (await createProgram(argv[2])).parseAsync(argv);
   } catch (error) {
     // Commander has printed its own complaint; help and version are no failure.

@@ -13,10 +13,8 @@ const soonMs = 7 * 86_400_000;
 
 export async function examineBroker(place: Where): Promise<Finding[]> {
   const { url, apiKey, insecure } = place;
-  if (!url || !URL.canParse(url))
-    return [
-      fail('broker', url ? `${url} is not a URL` : 'none is configured', 'farhand login URL, or FARHAND_URL'),
-    ];
+  const noUrl = url ? `${url} is not a URL` : 'none is configured';
+  if (!url || !URL.canParse(url)) return [fail('broker', noUrl, 'farhand login URL, or FARHAND_URL')];
   const transport = await transportOf(place);
   try {
     const reached = await reachUrl(url, transport?.options.fetch ?? fetch);
@@ -44,13 +42,9 @@ async function reachUrl(url: string, ask: typeof fetch): Promise<Finding[]> {
 
 function readiness(url: string, { ok: ready, status }: Response): Finding {
   if (ready) return ok('broker', `${url} answers`);
-  return status === 503
-    ? warn('broker', `${url} accepts no work just now`, 'wait, then read its log')
-    : fail(
-        'broker',
-        `${url} answers ${status}`,
-        'check that it is a broker; leave out everything after host and port',
-      );
+  if (status === 503) return warn('broker', `${url} accepts no work just now`, 'wait, then read its log');
+  const mend = 'check that it is a broker; leave out everything after host and port';
+  return fail('broker', `${url} answers ${status}`, mend);
 }
 
 function adviceOn(why: string): string {

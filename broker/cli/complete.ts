@@ -1,0 +1,88 @@
+// farhand __complete: candidates for the last word of a command line, for the scripts of farhand completion.
+import { type Argument, Option } from 'commander';
+import { after } from '../../shared/clock.ts';
+import type { Farhand } from '../../shared/sdk/index.ts';
+import { where, withUrl } from './connect.ts';
+import { findMachine } from './names.ts';
+import { createProgram, nouns } from './program.ts';
+
+/** Prints the candidates for the last word, one per line. bash passes one line, the others words. */
+export async function complete([shell = '', ...args]: string[]): Promise<void> {
+  const words = shell === 'bash' ? wordsIn(args[0] ?? '').slice(1) : args;
+  const current = words.at(-1) ?? '';
+  const found = (await candidates(words.slice(0, -1), current)).filter((one) => one.startsWith(current));
+  for (const one of found) process.stdout.write(`${shell === 'bash' ? forBash(one, current) : one}\n`);
+}
+
+/** The words of a line as a shell would split it; after a space the last one is empty. */
+function wordsIn(line: string): string[] {
+  const words = [...line.matchAll(/(?:\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^\s"'\\])+/g)].map(([word]) => word);
+  if (/(^|[^\\])\s$/.test(line)) words.push('');
+  return words.map((word) => word.replace(/\\(.)|["']/g, '$1'));
+}
+
+/** bash begins a new word after a colon. */
+const forBash = (candidate: string, current: string): string =>
+  candidate.slice(current.lastIndexOf(':') + 1).replace(/[^\w@%+=:,./~-]/g, '\\$&');
+
+async function candidates(before: string[], current: string): Promise<string[]> {
+  const [noun] = before;
+  if (noun === undefined) return nouns;
+  if (!nouns.includes(noun) || before.includes('--')) return [];
+  let command = await createProgram(noun);
+  let open: Option | undefined;
+  let given = 0;
+  for (const word of before) {
+    const option = command.options.find(({ long, short }) => word === long || word === short);
+    const below = command.commands.find((one) => one.name() === word);
+    if (open) open = undefined;
+    else if (below) command = below;
+    else if (option?.required) open = option;
+    else if (!word.startsWith('-')) given++;
+  }
+  if (open) return valuesOf(open, current);
+  if (current.startsWith('-'))
+    return ['--help', ...command.options.flatMap(({ hidden, long }) => (hidden || !long ? [] : [long]))];
+  if (command.commands.length > 0) return command.commands.map((one) => one.name());
+  const { registeredArguments: all } = command;
+  const argument = all[given] ?? (all.at(-1)?.variadic ? all.at(-1) : undefined);
+  // The first of `files put` is local.
+  if (!argument || (command.name() === 'put' && given === 0)) return [];
+  return valuesOf(argument, current);
+}
+
+/** Values of a flag or argument, by its choices or its name. */
+async function valuesOf(of: Option | Argument, current: string): Promise<string[]> {
+  const name = of instanceof Option ? of.attributeName() : of.name();
+  if (of.argChoices) return of.argChoices;
+  if (/^machines?$/.test(name)) return ask((client) => machines(client, current));
+  if (name === 'schedule')
+    return ask(async (client) => (await client.schedules.list({ limit: 100 })).items.map(nameIn));
+  return /^(paths?|from|to)$/.test(name) ? ask((client) => paths(client, current)) : [];
+}
+
+const patienceMs = 1000;
+const nameIn = ({ name }: { name: string }): string => name;
+
+const machines = async (client: Farhand, search: string): Promise<string[]> =>
+  (await client.machines.list({ search, limit: 100, sort: 'name' })).items.map(nameIn);
+
+/** Machines with a colon, and after the colon what is in the remote directory. */
+async function paths(client: Farhand, current: string): Promise<string[]> {
+  const [, machine, directory = ''] = /^([^/:]+):(.*\/)?/.exec(current) ?? [];
+  if (machine === undefined) return (await machines(client, current)).map((name) => `${name}:`);
+  const path = { machine_id: await findMachine(client, machine), path: directory || '~' };
+  const { files } = await client.files.list({ ...path, limit: 1000 });
+  return files.map(({ name, type }) => `${machine}:${directory}${name}${type === 'directory' ? '/' : ''}`);
+}
+
+/** Asks the broker of the login or the environment; one that does not answer at once has no candidates. */
+async function ask(use: (client: Farhand) => Promise<string[]>): Promise<string[]> {
+  const place = where({});
+  const { url, apiKey } = place;
+  if (!url || !apiKey) return [];
+  const cancel = after(patienceMs, () => process.exit(0));
+  return withUrl({ ...place, url }, use)
+    .catch(() => [])
+    .finally(cancel);
+}
