@@ -15,6 +15,7 @@ const checks: Check[] = [
   ['lint with types', 'oxlint', ['--type-aware', '--deny-warnings', '--report-unused-disable-directives']],
   ['unused code', 'knip', []],
   ['protos', 'buf', ['lint']],
+  ['words', process.execPath, ['scripts/words.ts']],
   ['architecture', 'vitest', ['run', '--reporter=dot', 'test/architecture.test.ts']],
 ];
 

@@ -1,0 +1,138 @@
+// Checks the language of the tree: the length of the README and of sentences, and how often words to avoid occur.
+// Usage: node scripts/words.ts [DIRECTORY OF A CHECKOUT]; another checkout is only counted.
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { join, relative } from 'node:path';
+
+const own = join(import.meta.dirname, '..');
+const root = process.argv[2] ?? own;
+const readmeCeiling = 900;
+const sentenceCeiling = 30;
+
+interface Avoided {
+  /** As printed. */
+  name: string;
+  /** Words of identifiers count too: `toldFailure` holds `told`. */
+  pattern: RegExp;
+  /** Occurrences allowed in agent, broker, shared, scripts and test; lower it whenever the count falls. */
+  ceiling: number;
+}
+
+/** Words that docs must not hold, and that code holds less and less. */
+const avoided: Avoided[] = [
+  { name: 'told, tell', pattern: /\b(?:told|tell|tells|telling)\b/g, ceiling: 1275 },
+  { name: 'whoever', pattern: /\bwhoever\b/g, ceiling: 68 },
+  { name: 'nobody', pattern: /\bnobody\b/g, ceiling: 206 },
+  { name: 'wish', pattern: /\b(?:wish|wishes|wished|wishing)\b/g, ceiling: 298 },
+  { name: 'shown', pattern: /\bshown\b/g, ceiling: 197 },
+  { name: 'letGo', pattern: /\b(?:let|lets) go\b/g, ceiling: 29 },
+  { name: 'demandX', pattern: /\bdemand [a-z]+(?=\()/g, ceiling: 50 },
+  { name: 'openX', pattern: /\bopen [a-z]+(?: [a-z]+)*(?=\()/g, ceiling: 1174 },
+];
+
+/** What really is opened, and names of Node, the protos and the API, which stay. */
+const allowed = new Set([
+  'open as blob',
+  'open database',
+  'open directory',
+  'open file',
+  'open folder',
+  'open handles',
+  'open sync',
+  'open terminal',
+]);
+
+function filesBelow(folder: string, ending: RegExp): string[] {
+  if (!existsSync(join(root, folder))) return [];
+  const found = readdirSync(join(root, folder), { recursive: true, withFileTypes: true });
+  return found
+    .filter((one) => one.isFile() && ending.test(one.name) && !one.parentPath.includes('node_modules'))
+    .map((one) => relative(root, join(one.parentPath, one.name)))
+    .sort();
+}
+
+const read = (path: string): string => readFileSync(join(root, path), 'utf8');
+
+/** A text and its path with identifiers taken apart: `openQuietHouse` becomes `open quiet house`. */
+function wordsOf(path: string, text: string): string {
+  return `${path}\n${text}`
+    .replaceAll(/([a-z0-9])([A-Z])/g, '$1 $2')
+    .replaceAll(/[-_/.]/g, (sign) => (sign === '.' ? '. ' : ' '))
+    .toLowerCase();
+}
+
+const occurrences = ({ pattern }: Avoided, text: string): number =>
+  [...text.matchAll(pattern)].filter(([word]) => !allowed.has(word)).length;
+
+/** Paragraphs, list items and cells of tables with the line where each starts; blocks of code are left out. */
+function* paragraphsOf(page: string): Generator<{ line: number; text: string; isCell?: boolean }> {
+  let line = 0;
+  let paragraph = { line: 1, text: '' };
+  let inCode = false;
+  for (const row of `${page}\n`.split('\n')) {
+    line += 1;
+    const fence = row.trimStart().startsWith('```');
+    if (fence) inCode = !inCode;
+    const cells = row.startsWith('|') ? row.split(/(?<!\\)\|/) : [];
+    const starts = /^\s*(?:[-*]|\d+\.|#+) /.test(row);
+    if (paragraph.text !== '' && (fence || inCode || starts || cells.length > 0 || row.trim() === '')) {
+      yield paragraph;
+      paragraph = { line, text: '' };
+    }
+    if (fence || inCode) continue;
+    for (const text of cells) yield { line, text, isCell: true };
+    if (cells.length > 0 || row.trim() === '') continue;
+    if (paragraph.text === '') paragraph = { line, text: '' };
+    paragraph.text += ` ${row.trim()}`;
+  }
+}
+
+/** A text without its code and addresses, each of which reads as one word. */
+function plain(text: string): string {
+  return text
+    .replaceAll(/`+[^`]+`+/g, 'code')
+    .replaceAll(/!?\[([^\]]*)\]\([^)]*\)/g, '$1')
+    .replaceAll(/https?:\/\/\S+/g, 'address')
+    .replaceAll(/[*_#>]/g, '');
+}
+
+const wordCount = (text: string): number => [...text.matchAll(/[\p{L}\p{N}][^\s]*/gu)].length;
+/** As `wc -w` counts: tables, code and addresses too. */
+const allWords = (text: string): number => text.split(/\s+/).filter(Boolean).length;
+
+/** In a cell of a table a semicolon ends a sentence, too. */
+function longSentences(path: string): string[] {
+  return [...paragraphsOf(read(path))].flatMap(({ line, text, isCell }) =>
+    plain(text)
+      .split(isCell ? /(?<=[.!?;])["')]*\s+/ : /(?<=[.!?])["')]*\s+/)
+      .filter((sentence) => wordCount(sentence) > sentenceCeiling)
+      .map((sentence) => `${path}:${line} ${wordCount(sentence)} words: ${sentence.trim().slice(0, 70)}…`),
+  );
+}
+
+const failures: string[] = [];
+const pages = ['README.md', ...filesBelow('docs', /\.md$/)].filter((path) => existsSync(join(root, path)));
+const sources = ['agent', 'broker', 'shared', 'scripts', 'test']
+  .flatMap((folder) => filesBelow(folder, /\.(?:ts|sh|py|service|in)$/))
+  .filter((path) => path !== 'scripts/words.ts');
+const prose = pages.map((path): [string, string] => [path, wordsOf('', read(path))]);
+const code = sources.map((path): string => wordsOf(path, read(path)));
+
+console.log(`${'word'.padEnd(12)}${'docs'.padStart(7)}${'code'.padStart(7)}${'ceiling'.padStart(9)}`);
+for (const word of avoided) {
+  const inDocs = prose.map(([path, text]): [string, number] => [path, occurrences(word, text)]);
+  const docs = inDocs.reduce((sum, [, count]) => sum + count, 0);
+  const inCode = code.reduce((sum, text) => sum + occurrences(word, text), 0);
+  console.log(
+    `${word.name.padEnd(12)}${String(docs).padStart(7)}${String(inCode).padStart(7)}${String(word.ceiling).padStart(9)}`,
+  );
+  for (const [path, count] of inDocs)
+    if (count > 0) failures.push(`${path} holds "${word.name}" ${count} times`);
+  if (inCode > word.ceiling)
+    failures.push(`code holds "${word.name}" ${inCode} times, more than ${word.ceiling}`);
+}
+const readme = allWords(read('README.md'));
+console.log(`README: ${readme} words of at most ${readmeCeiling}`);
+if (readme > readmeCeiling) failures.push(`README.md has ${readme} words, more than ${readmeCeiling}`);
+failures.push(...pages.flatMap(longSentences));
+for (const failure of failures) console.log(failure);
+if (root === own && failures.length > 0) process.exitCode = 1;
