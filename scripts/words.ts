@@ -72,7 +72,7 @@ function* paragraphsOf(page: string): Generator<{ line: number; text: string; is
     line += 1;
     const fence = row.trimStart().startsWith('```');
     if (fence) inCode = !inCode;
-    const cells = row.startsWith('|') ? row.split(/(?<!\\)\|/) : [];
+    const cells = row.trimStart().startsWith('|') ? row.split(/(?<!\\)\|/) : [];
     const starts = /^\s*(?:[-*]|\d+\.|#+) /.test(row);
     if (paragraph.text !== '' && (fence || inCode || starts || cells.length > 0 || row.trim() === '')) {
       yield paragraph;
