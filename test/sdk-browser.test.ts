@@ -1,4 +1,4 @@
-// The SDK in a browser: one bundle that needs nothing of Node, of the size that the README tells.
+// The SDK in a browser: one bundle that needs nothing of Node, of the size that docs/sdk.md names.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { createContext, runInContext } from 'node:vm';
@@ -25,7 +25,7 @@ async function bundle(): Promise<string> {
   return outputFiles[0]?.text ?? '';
 }
 
-test('it bundles for a browser without a word of Node, works where there is no Node, and is as small as the README says', async () => {
+test('it bundles for a browser without a word of Node, works where there is no Node, and is as small as docs/sdk.md says', async () => {
   const house = await openHouse();
   const code = await bundle();
   // What a browser has, and nothing else.
@@ -62,6 +62,6 @@ test('it bundles for a browser without a word of Node, works where there is no N
     break;
   }
   // `import * as z` is what a bundler can leave parts of zod out of.
-  const told = /(\d+) KB \(gzip\)/.exec(readFileSync(join(root, 'README.md'), 'utf8'))?.[1];
+  const told = /(\d+) KB \(gzip\)/.exec(readFileSync(join(root, 'docs/sdk.md'), 'utf8'))?.[1];
   expect(Math.abs(gzipSync(code).length / 1000 - Number(told))).toBeLessThan(4);
 });

@@ -74,7 +74,7 @@ beforeEach(() => {
   onTestFinished(() => void vi.restoreAllMocks());
 });
 
-// ---- The README's table: who is called again after which answer.
+// ---- The table of docs/sdk.md: which call is retried after which answer.
 
 test.each([
   ['a cut connection', cut, ['get', 'put', 'run']],

@@ -1,0 +1,256 @@
+// What the README and the pages of docs/ promise: their programs and shell commands run, their links and tables are true.
+import { execFile, spawn } from 'node:child_process';
+import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { dirname, join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { promisify } from 'node:util';
+import type { Command } from 'commander';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { openTree } from '../broker/cli/tree.ts';
+import { codes } from '../shared/errors.ts';
+import { openHouse, temporaryFolder } from './house.ts';
+import { needs } from './needs.ts';
+import { openToldHouse } from './receivers.ts';
+
+const root = join(import.meta.dirname, '..');
+const read = (page: string): string => readFileSync(join(root, page), 'utf8');
+const guides = ['README.md', ...readdirSync(join(root, 'docs')).map((name) => `docs/${name}`)].filter(
+  (page) => page.endsWith('.md'),
+);
+const pages = [...guides, 'CONTRIBUTING.md', 'SECURITY.md', 'CHANGELOG.md'];
+
+/** The blocks of code of a page after a heading and before another, in order. */
+function blocks(page: string, fence: string, from?: string, to = 'the end'): string[] {
+  const whole = `\n${read(page)}`;
+  const part = from === undefined ? whole : (whole.split(`\n${from}\n`)[1] ?? '');
+  const found = [...(part.split(`\n${to}\n`)[0] ?? '').matchAll(/^```(.*)\n([\s\S]*?)^```$/gm)];
+  return found.filter(([, language]) => language === fence).map(([, , code = '']) => code);
+}
+
+// ---- Programs in TypeScript
+
+/** A project that has installed the package. */
+function project(): string {
+  const folder = temporaryFolder('docs');
+  mkdirSync(join(folder, 'node_modules/@xterm'), { recursive: true });
+  symlinkSync(root, join(folder, 'node_modules/farhand'));
+  for (const name of ['@types', '@xterm/headless']) {
+    symlinkSync(join(root, 'node_modules', name), join(folder, 'node_modules', name));
+  }
+  writeFileSync(join(folder, 'package.json'), '{"type":"module"}');
+  const settings = { extends: join(root, 'tsconfig.json'), include: ['*.ts'] };
+  writeFileSync(join(folder, 'tsconfig.json'), JSON.stringify(settings));
+  return folder;
+}
+
+const terminalPrelude = `import { Farhand } from 'farhand';
+import headless from '@xterm/headless';
+const client = new Farhand({ baseUrl: process.env.FARHAND_URL ?? '', apiKey: process.env.FARHAND_API_KEY });
+const machine_id = process.env.M ?? '';
+const term = new headless.Terminal({ allowProposedApi: true, cols: 100, rows: 30 });
+const prompt = term.onWriteParsed(() => {
+  prompt.dispose();
+  term.input('exit 7\\r');
+});
+`;
+
+test('the TypeScript programs are well typed, run, and do what they say', async () => {
+  const house = await openToldHouse();
+  const { machineId } = await house.agent({ name: 'web-1', tags: 'demo' });
+  const folder = project();
+  const port = await freePort();
+  writeFileSync(join(folder, 'ca.pem'), await house.client.service.ca());
+  const terminalChapter = blocks('docs/sdk.md', 'ts', '## A terminal');
+  const programs = {
+    'readme.ts': blocks('README.md', 'ts').join('\n').replace('http://127.0.0.1:8420', house.url),
+    'sdk.ts': blocks('docs/sdk.md', 'ts', '# TypeScript SDK', '## A terminal')
+      .join('\n')
+      .replace('listen(9000', `listen(${port}`),
+    'terminal.ts': [terminalPrelude, ...terminalChapter, 'console.log(terminal.cols, ending);'].join('\n'),
+    'grpc.ts': blocks('docs/grpc.md', 'ts').join('\n').replace('127.0.0.1:8421', house.grpc),
+  };
+  for (const [name, code] of Object.entries(programs)) writeFileSync(join(folder, name), code);
+  const env = {
+    PATH: process.env.PATH,
+    FARHAND_URL: house.url,
+    FARHAND_API_KEY: house.key,
+    KEY: house.key,
+    M: machineId,
+  };
+  const start = (name: string) => {
+    const child = spawn(process.execPath, [name], { cwd: folder, env, stdio: ['ignore', 'pipe', 'inherit'] });
+    onTestFinished(() => void child.kill('SIGKILL'));
+    return { child, output: text(child.stdout) };
+  };
+  const [readme, sdk, terminal, grpc] = ['readme.ts', 'sdk.ts', 'terminal.ts', 'grpc.ts'].map(start) as [
+    ReturnType<typeof start>,
+    ReturnType<typeof start>,
+    ReturnType<typeof start>,
+    ReturnType<typeof start>,
+  ];
+  // The last thing that it does is to listen.
+  const { id } = await house.client.webhooks.create({
+    url: `http://127.0.0.1:${port}/`,
+    events: ['*'],
+    secret: 'for both of us',
+    enabled: false,
+  });
+  await vi.waitFor(
+    async () => expect((await house.client.webhooks.test({ webhook_id: id })).status_code).toBe(200),
+    { timeout: 25_000, interval: 100 },
+  );
+  await house.client.webhooks.update({ webhook_id: id, secret: 'another' });
+  expect((await house.client.webhooks.test({ webhook_id: id })).status_code).toBe(401);
+  sdk.child.kill('SIGTERM');
+  const output = await sdk.output;
+  for (const line of [
+    /^web-1 (\d+\.\d+ ){3}/m,
+    /^1 of 1$/m,
+    /^output one$/m,
+    /^output two$/m,
+    /^exit /m,
+    /^command\.completed cmd_/m,
+    /^\d+ [0-9a-f]{64}$/m,
+    /^file_not_found 404 /m,
+    /^test \{/m,
+  ]) {
+    expect(output).toMatch(line);
+  }
+  expect(readFileSync(join(folder, 'os-release'))).toEqual(readFileSync('/etc/os-release'));
+  expect(await readme.output).toBe('web-1 online\n');
+  expect(await terminal.output).toMatch(/^100 \{[^}]*why: 'ended'[^}]*exit_code: 7/m);
+  expect(await grpc.output).toMatch(/(\d+\.\d+ ){3}.*\ncompleted 0\n$/);
+  await promisify(execFile)(join(root, 'node_modules/.bin/tsc'), ['-p', folder, '--noEmit']).catch(
+    (error: { stdout: string }) => expect.fail(error.stdout),
+  );
+}, 60_000);
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await new Promise((resolve) => server.once('listening', resolve));
+  const address = server.address();
+  await new Promise((resolve) => server.close(resolve));
+  return typeof address === 'object' && address ? address.port : 0;
+}
+
+// ---- Shell commands
+
+/** A call that fails, or that the broker refuses, is on record even where its output goes through a pipe. */
+const shellPrelude = `curl() { command curl --fail-with-body "$@" || echo "curl $*" >> failures; }
+api() { curl -sS -w '\\n' -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' "$@"; }
+`;
+
+needs('curl', 'tar')(
+  'the shell blocks marked "run" succeed, in the order of their page',
+  async () => {
+    const house = await openHouse();
+    const { machineId } = await house.agent({ name: 'laptop' });
+    const folder = temporaryFolder('docs');
+    const env = { PATH: process.env.PATH, KEY: house.key, API: `${house.url}/api/v1`, M: machineId };
+    const outputs = new Map<string, string>();
+    for (const page of guides) {
+      const code = blocks(page, 'sh run').join('\n').replaceAll('/tmp/farhand', join(folder, 'files'));
+      if (code === '') continue;
+      const { stdout } = await promisify(execFile)('sh', ['-c', shellPrelude + code], { cwd: folder, env });
+      const failures = join(folder, 'failures');
+      expect([page, existsSync(failures) && readFileSync(failures, 'utf8')]).toEqual([page, false]);
+      outputs.set(page, stdout);
+    }
+    expect(outputs.get('README.md')).toContain('"stdout":"Linux ');
+    const tour = outputs.get('docs/rest.md') ?? '';
+    for (const part of ['"status":"timeout"', '\n1\n2\n3\n', 'event: exit', '"name":"my-first"']) {
+      expect(tour).toContain(part);
+    }
+  },
+  60_000,
+);
+
+/** Calls of our programs in the shell blocks of a page, without the commands that `exec` passes on. */
+function callsIn(page: string): { program: string; words: string[] }[] {
+  const lines = ['sh', 'sh run']
+    .flatMap((fence) => blocks(page, fence))
+    .join('\n')
+    .split(/\n|&&/);
+  return lines.flatMap((line) => {
+    const [, program, rest = ''] =
+      /^ *(?:sudo )?(farhand(?:-agent|-broker)?) (.*?)(?: -- .*| +#.*)?$/.exec(line) ?? [];
+    return program ? [{ program, words: rest.split(/ +/) }] : [];
+  });
+}
+
+const isFlag = (word: string): boolean => word.startsWith('--');
+
+test('every shell block calls verbs and flags that exist', async () => {
+  const help = async (main: string): Promise<string> =>
+    (await promisify(execFile)(process.execPath, [join(root, main), 'install', '--help'])).stdout;
+  const [tree, agent, broker] = await Promise.all([
+    openTree(),
+    help('agent/main.ts'),
+    help('broker/main.ts'),
+  ]);
+  const services = `${agent}${broker} --yes --purge --keep-data `;
+  const calls = guides.flatMap(callsIn);
+  expect(calls.length).toBeGreaterThan(25);
+  for (const { program, words } of calls) {
+    if (program !== 'farhand') {
+      expect(['install', 'status', 'uninstall', 'doctor']).toContain(words[0]);
+      for (const flag of words.filter(isFlag)) expect(services).toContain(` ${flag.replace('--no-', '--')} `);
+      continue;
+    }
+    let verb: Command | undefined = tree;
+    for (const word of words) {
+      if (!verb?.commands.length) break;
+      verb = verb.commands.find((one) => one.name() === word);
+    }
+    const options = verb?.options.map(({ long }) => long);
+    expect([words.join(' '), options]).toEqual([
+      words.join(' '),
+      expect.arrayContaining(words.filter(isFlag)),
+    ]);
+  }
+});
+
+// ---- Tables and links
+
+test('the error codes of docs/rest.md are those of the API, each with its status', () => {
+  const rows = [...read('docs/rest.md').matchAll(/^\| (\d{3}) \| `(\w+)` \| .+ \| (\w+) \|$/gm)];
+  const table = Object.fromEntries(rows.map(([, status, code = '']) => [code, Number(status)]));
+  expect(table).toEqual(codes);
+  for (const [row, , , retry] of rows)
+    expect([row, ['no', 'later', 'now'].includes(retry ?? '')]).toEqual([row, true]);
+});
+
+test('the table of libraries names every one that is installed with the package', () => {
+  const { dependencies, optionalDependencies } = JSON.parse(read('package.json'));
+  const chapter = read('docs/architecture.md').split('\n## Libraries\n')[1]?.split('\n### ')[0] ?? '';
+  const names = chapter
+    .split('\n')
+    .filter((row) => row.startsWith('|'))
+    .flatMap((row) => row.split(/[|,;\s()]+/));
+  const installed = Object.keys({ ...dependencies, ...optionalDependencies });
+  expect(installed.filter((name) => !names.includes(name))).toEqual([]);
+});
+
+/** As GitHub makes them. */
+const anchorOf = (heading: string): string =>
+  heading
+    .toLowerCase()
+    .replaceAll(/[^\p{L}\p{N}\s_-]/gu, '')
+    .replaceAll(' ', '-');
+
+test('every link between pages leads to a file and a heading', () => {
+  const broken = pages.flatMap((page) => {
+    const links = read(page)
+      .replaceAll(/^```[\s\S]*?^```$/gm, '')
+      .matchAll(/\]\((?!https?:)([^)#]*)#?([^)]*)\)/g);
+    return [...links].flatMap(([link, path, anchor]) => {
+      const target = path === '' ? page : join(dirname(page), path ?? '');
+      if (!existsSync(join(root, target))) return [`${page}: ${link}`];
+      const headings = [...(anchor ? read(target) : '').matchAll(/^#+ (.*)$/gm)];
+      const found = !anchor || headings.some(([, heading = '']) => anchorOf(heading) === anchor);
+      return found ? [] : [`${page}: ${link}`];
+    });
+  });
+  expect(broken).toEqual([]);
+});
