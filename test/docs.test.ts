@@ -7,6 +7,7 @@ import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { expect, onTestFinished, test, vi } from 'vitest';
+import { needed } from '../agent/capabilities.ts';
 import { openTree } from '../broker/cli/tree.ts';
 import { codes } from '../shared/errors.ts';
 import { openHouse, temporaryFolder } from './house.ts';
@@ -230,6 +231,13 @@ test('the table of libraries names every one that is installed with the package'
     .flatMap((row) => row.split(/[|,;\s()]+/));
   const installed = Object.keys({ ...dependencies, ...optionalDependencies });
   expect(installed.filter((name) => !names.includes(name))).toEqual([]);
+});
+
+test('the comment of each rpc in agent.proto names the capability that the agent checks', () => {
+  const rpcs = [
+    ...read('proto/farhand/agent/v1/agent.proto').matchAll(/^ {2}\/\/ Needs (.*)\.\n {2}rpc (\w+)\(/gm),
+  ];
+  expect(Object.fromEntries(rpcs.map(([, names = '', rpc]) => [rpc, names.split(' or ')]))).toEqual(needed);
 });
 
 /** As GitHub makes them. */
