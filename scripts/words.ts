@@ -110,7 +110,9 @@ function longSentences(path: string): string[] {
 }
 
 const failures: string[] = [];
-const pages = ['README.md', ...filesBelow('docs', /\.md$/)].filter((path) => existsSync(join(root, path)));
+const pages = ['README.md', 'CONTRIBUTING.md', 'SECURITY.md', ...filesBelow('docs', /\.md$/)].filter((path) =>
+  existsSync(join(root, path)),
+);
 const sources = ['agent', 'broker', 'shared', 'scripts', 'test']
   .flatMap((folder) => filesBelow(folder, /\.(?:ts|sh|py|service|in)$/))
   .filter((path) => path !== 'scripts/words.ts');
