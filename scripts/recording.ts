@@ -84,8 +84,9 @@ async function record(folder: string): Promise<{ command: string; output: string
     start('agent/main.ts', args, { FARHAND_JOIN_TOKEN: await made('join-tokens create', 'token') });
   }
   await eventually(async () => {
-    const online = JSON.parse(await shell('farhand machines list --status online -o json'));
-    if (online.length !== machines.length) throw new Error('the agents are not linked yet');
+    const online: unknown = JSON.parse(await shell('farhand machines list --status online -o json'));
+    if (!Array.isArray(online) || online.length !== machines.length)
+      throw new Error('the agents are not linked yet');
   });
   const steps: { command: string; output: string[] }[] = [];
   for (const command of typed) {

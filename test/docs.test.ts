@@ -9,6 +9,7 @@ import type { Command } from 'commander';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { needed } from '../agent/capabilities.ts';
 import { openTree } from '../broker/cli/tree.ts';
+import { api } from '../shared/api/index.ts';
 import { codes } from '../shared/errors.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { needs } from './needs.ts';
@@ -238,6 +239,23 @@ test('the comment of each rpc in agent.proto names the capability that the agent
     ...read('proto/farhand/agent/v1/agent.proto').matchAll(/^ {2}\/\/ Needs (.*)\.\n {2}rpc (\w+)\(/gm),
   ];
   expect(Object.fromEntries(rpcs.map(([, names = '', rpc]) => [rpc, names.split(' or ')]))).toEqual(needed);
+});
+
+test('the state diagrams of docs/architecture.md name every state of the API', () => {
+  const statuses = (schema: { shape: { status: { options: readonly string[] } } }) =>
+    schema.shape.status.options;
+  const diagrams = {
+    Commands: statuses(api.commands.get.reply),
+    Sessions: statuses(api.sessions.get.reply),
+    'Schedule runs': statuses(api.schedules.getRun.reply),
+    Deliveries: statuses(api.webhooks.deliveries.reply),
+  };
+  for (const [heading, states] of Object.entries(diagrams)) {
+    const [diagram = ''] = blocks('docs/architecture.md', 'mermaid', `### ${heading}`);
+    const named = [...diagram.matchAll(/^ {2}(\S+) --> ([^\s:]+)/gm)].flatMap(([, from, to]) => [from, to]);
+    const drawn = new Set(named.filter((state) => state !== '[*]'));
+    expect([heading, drawn]).toEqual([heading, new Set(states)]);
+  }
 });
 
 /** As GitHub makes them. */
