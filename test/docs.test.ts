@@ -280,3 +280,24 @@ test('every link between pages leads to a file and a heading', () => {
   });
   expect(broken).toEqual([]);
 });
+
+/** Files that CONTRIBUTING.md invents. */
+const invented = new Set([
+  'agent/files/touch.ts',
+  'agent/users.ts',
+  'broker/users/',
+  'shared/api/users.ts',
+  'test/users.test.ts',
+]);
+
+test('every file and folder of the repository that a page names exists', () => {
+  const missing = pages
+    .filter((page) => page !== 'CHANGELOG.md')
+    .flatMap((page) =>
+      [...read(page).matchAll(/`((?:agent|broker|proto|scripts|shared|test|\.ci)\/[\w./-]*)/g)]
+        .map(([, path = '']) => path)
+        .filter((path) => !existsSync(join(root, path)) && !invented.has(path))
+        .map((path) => `${page}: ${path}`),
+    );
+  expect(missing).toEqual([]);
+});
