@@ -8,7 +8,7 @@ import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { needed } from '../agent/capabilities.ts';
-import { openTree } from '../broker/cli/tree.ts';
+import { createProgram } from '../broker/cli/program.ts';
 import { api } from '../shared/api/index.ts';
 import { codes } from '../shared/errors.ts';
 import { openHouse, temporaryFolder } from './house.ts';
@@ -187,7 +187,7 @@ test('every shell block calls verbs and flags that exist', async () => {
   const help = async (main: string): Promise<string> =>
     (await promisify(execFile)(process.execPath, [join(root, main), 'install', '--help'])).stdout;
   const [tree, agent, broker] = await Promise.all([
-    openTree(),
+    createProgram(),
     help('agent/main.ts'),
     help('broker/main.ts'),
   ]);
