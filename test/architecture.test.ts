@@ -1,5 +1,6 @@
 // The import rules of the house, one row each. A broken row prints the files and the reason for the rule.
 // Every row also proves on made-up files that it can fail.
+import { execFileSync } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
 import { isBuiltin } from 'node:module';
 import { join, posix } from 'node:path';
@@ -553,6 +554,12 @@ describe('in this project', () => {
 
   test('the rules see the files', () => {
     expect(files.map((file) => file.path)).toContain('test/architecture.test.ts');
+  });
+
+  test('no function of the product has more than 60 lines, no file more than 400', () => {
+    const report = execFileSync(process.execPath, [join(import.meta.dirname, '../scripts/lines.ts')]);
+    const [, over = ''] = report.toString().split('functions over 60 lines: ');
+    expect(over.trim(), 'what is longer is two things').toBe('0');
   });
 
   for (const { name, reason, find } of rules) {

@@ -12,6 +12,7 @@ import { validKeyIn } from '../admission/authenticate.ts';
 import type { BrokerSettings } from '../config.ts';
 import { ConnectionLimiter, connectionLimits } from '../connections.ts';
 import { StreamsService } from '../grpc/index.ts';
+import type { AppOptions } from '../http/app.ts';
 import { Spool } from '../http/body.ts';
 import { createHttpServer } from '../http/server.ts';
 import { defaultSettings } from '../link/connect.ts';
@@ -19,7 +20,7 @@ import { type AddService, type LinkListener, startListener } from '../link/liste
 import type { Sessions } from '../sessions/index.ts';
 import { certificateOf } from './certificate.ts';
 import { address, cannotListen, listen, stopServer, tracked } from './listening.ts';
-import { type Closers, openRooms, type Rooms, type Status, type Tuning } from './rooms.ts';
+import { type Closers, type Opening, openRooms, type Rooms, type Status, type Tuning } from './rooms.ts';
 
 export type { Tuning } from './rooms.ts';
 
@@ -36,6 +37,8 @@ export interface Broker {
   /** Stops taking work, tells agents to come back, flushes, gives the directory back. At most 10 s. */
   close(): Promise<void>;
 }
+
+type Stops = (() => Promise<unknown>)[];
 
 const proofMs = 5_000;
 /** A frozen client is gone within 45 s. */
@@ -94,11 +97,10 @@ async function assemble(
     publicUrl: () => settings.public_url ?? status.url,
   };
   const app = { ...rooms, spool, bodies, log, ...terminals };
-
   const socket = join(settings.data_dir, 'broker.sock');
-  const patience = tuning.silentMs ?? silentMs;
-  const servers = [tracked(createHttpServer(app, { silentMs: patience, hsts: false }))];
-  let door: LinkListener | undefined;
+  const local = tracked(createHttpServer(app, { silentMs: tuning.silentMs ?? silentMs, hsts: false }));
+  /** Stop what listens. */
+  const stops: Stops = [() => stopServer(local)];
   closers.push(() => rm(socket, { force: true }));
   // Before anything listens: a start that fails gives back what it took.
   closers.push(async () => {
@@ -106,47 +108,52 @@ async function assemble(
     for (const room of [schedules, streams, events, commands]) room.stop();
     const leaving = sessions.stop();
     presence.drain(returnSpreadMs);
-    await Promise.all([leaving, door?.close(), ...servers.map(stopServer)]);
+    await Promise.all([leaving, ...stops.map((stop) => stop())]);
   });
   await rm(socket, { force: true });
-  await listen(servers[0]?.server, { path: socket }, socket);
+  await listen(local.server, { path: socket }, socket);
   await chmod(socket, 0o600);
-
-  if (!settings.local) {
-    door = await doorOf(settings, tuning, rooms, (...server) => streams.addTo(...server), log);
-    status.grpc = address(settings.grpc.host, door.port);
-    status.publicGrpc = settings.public_grpc
-      ? address(settings.public_grpc.host, settings.public_grpc.port)
-      : '';
-    const certificate = await certificateOf(
-      settings,
-      rooms.authority,
-      tuning.certificateMs ?? certificateMs,
-      log,
-    );
-    const server = createHttpServer(app, {
-      connections: new ConnectionLimiter({
-        ...(tuning.connections ?? connectionLimits().http),
-        isShared: sharedBy(rooms),
-      }),
-      silentMs: patience,
-      tls: certificate?.context,
-      hsts: certificate?.isPublic ?? false,
-    });
-    if (certificate && server instanceof TlsServer)
-      closers.push(certificate.follow((one) => server.setSecureContext(one)));
-    servers.push(tracked(server));
-    await listen(server, { ...settings.http }, '--http');
-    // A server that listens on a host and port has such an address.
-    const { port } = server.address() as AddressInfo;
-    status.url = `${certificate ? 'https' : 'http'}://${address(settings.http.host, port)}`;
-    status.pin = certificate?.pin ?? '';
-    rooms.webhooks.start([port, door.port]);
-  }
+  const addServices: AddService = (...server) => streams.addTo(...server);
+  if (!settings.local) await openNetwork({ settings, tuning, status, closers, log, app, stops, addServices });
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
   const alive = (): boolean => status.ready && answers(rooms.history);
   return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, alive, close };
+}
+
+interface Network extends Opening {
+  app: AppOptions & Rooms;
+  stops: Stops;
+  addServices: AddService;
+}
+
+/** Opens the ports for agents and people. */
+async function openNetwork(network: Network): Promise<void> {
+  const { settings, tuning, status, closers, log, app, stops, addServices } = network;
+  const agents = await listenForAgents(settings, tuning, app, addServices, log);
+  stops.push(() => agents.close());
+  const { public_grpc, http } = settings;
+  status.grpc = address(settings.grpc.host, agents.port);
+  status.publicGrpc = public_grpc ? address(public_grpc.host, public_grpc.port) : '';
+  const everyMs = tuning.certificateMs ?? certificateMs;
+  const certificate = await certificateOf(settings, app.authority, everyMs, log);
+  const limits = tuning.connections ?? connectionLimits().http;
+  const server = createHttpServer(app, {
+    connections: new ConnectionLimiter({ ...limits, isShared: sharedBy(app) }),
+    silentMs: tuning.silentMs ?? silentMs,
+    tls: certificate?.context,
+    hsts: certificate?.isPublic ?? false,
+  });
+  if (certificate && server instanceof TlsServer)
+    closers.push(certificate.follow((one) => server.setSecureContext(one)));
+  const counted = tracked(server);
+  stops.push(() => stopServer(counted));
+  await listen(server, { ...http }, '--http');
+  // A server that listens on a host and port has such an address.
+  const { port } = server.address() as AddressInfo;
+  status.url = `${certificate ? 'https' : 'http'}://${address(http.host, port)}`;
+  status.pin = certificate?.pin ?? '';
+  app.webhooks.start([port, agents.port]);
 }
 
 function answers(history: Rooms['history']): boolean {
@@ -157,7 +164,7 @@ function answers(history: Rooms['history']): boolean {
   }
 }
 
-function doorOf(
+function listenForAgents(
   { grpc }: BrokerSettings,
   tuning: Tuning,
   rooms: Rooms,

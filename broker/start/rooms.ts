@@ -104,7 +104,7 @@ export interface Rooms extends Stores, Nouns {
 }
 
 /** How a broker is opened. */
-interface Opening {
+export interface Opening {
   settings: BrokerSettings;
   tuning: Tuning;
   status: Status;
