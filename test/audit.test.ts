@@ -1,4 +1,4 @@
-// The record of who did what: nothing that changes or runs is missing from it, nothing secret is in it, and no flood.
+// The audit log: every call that changes or runs something, no secret, and a limit on refusals.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
@@ -21,7 +21,7 @@ async function rows({ client }: House, query: Query = {}) {
 }
 
 /** `action result`, in the order in which it happened. */
-async function told(house: House, query: Query = {}): Promise<string[]> {
+async function entries(house: House, query: Query = {}): Promise<string[]> {
   return (await rows(house, query)).map(({ action, result }) => `${action} ${result}`);
 }
 
@@ -35,7 +35,7 @@ async function onMachine() {
 // ---- What is refused
 
 describe('a refusal', () => {
-  test('is on record with its code for a good key, and is not for a stranger', async () => {
+  test('is recorded with its code for a valid key, and not for an invalid one', async () => {
     const { house, machine_id } = await onMachine();
     const { key, client } = await house.keyed(['machines:write', 'commands:execute'], { tags: ['none'] });
     const { id, name } = await client.keys.me();
@@ -52,7 +52,7 @@ describe('a refusal', () => {
       expect((await house.call(method, path, { key, body })).status).toBeGreaterThanOrEqual(400);
       expect((await house.call(method, path, { key: 'wrong', body })).status).toBe(401);
     }
-    expect(await told(house, { key: id })).toEqual([
+    expect(await entries(house, { key: id })).toEqual([
       'machines.update forbidden',
       'webhooks.create forbidden',
       'commands.create invalid_request',
@@ -61,10 +61,10 @@ describe('a refusal', () => {
     ]);
     const [first] = await rows(house, { key: id });
     expect(first).toMatchObject({ key_name: name, machine_id, what: {}, address: '127.0.0.1' });
-    expect((await told(house)).filter((row) => row.includes('unauthorized'))).toEqual([]);
+    expect((await entries(house)).filter((row) => row.includes('unauthorized'))).toEqual([]);
   });
 
-  test('of the machine is on record as well, and its request is found by its id', async () => {
+  test('of the machine is recorded as well, and found by its request id', async () => {
     const { house, machine_id, folder } = await onMachine();
     const answer = await house.call('DELETE', `/machines/${machine_id}/files?path=${folder}/none`);
     expect(answer.body.error.code).toBe('file_not_found');
@@ -80,21 +80,21 @@ describe('a refusal', () => {
     ]);
   });
 
-  test('by the hundred makes sixty rows, and one that tells how many were left out', async () => {
+  test('repeated seventy times makes sixty rows, and one with the number left out', async () => {
     const clock = leapingClock();
     const house = await openHouse();
     const { key, client } = await house.keyed(['machines:read']);
     const { id } = await client.keys.me();
     for (let n = 0; n < 70; n += 1) await house.call('POST', '/commands', { key, body: {} });
-    expect(await told(house, { key: id })).toEqual(Array(60).fill('commands.create forbidden'));
+    expect(await entries(house, { key: id })).toEqual(Array(60).fill('commands.create forbidden'));
     clock.leap(60_000);
     const [last] = await rows(house, { key: id, action: 'refusals' });
     expect(last).toMatchObject({ key_id: id, machine_id: null, what: { left_out: 10 }, result: 'forbidden' });
     await house.call('POST', '/commands', { key, body: {} });
-    expect((await told(house, { key: id, action: 'commands.create' })).length).toBe(61);
+    expect((await entries(house, { key: id, action: 'commands.create' })).length).toBe(61);
   });
 
-  test('of somebody without a good key is in the log, with its address and no secret, a few times a minute', async () => {
+  test('of a request without a valid key is in the log, with its address and no secret, a few times a minute', async () => {
     const clock = leapingClock();
     const lines: string[] = [];
     const argv = ['--data-dir', temporaryFolder('broker'), '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
@@ -115,7 +115,7 @@ describe('a refusal', () => {
 
 // ---- What was done
 
-test('what is written, run, typed and set is told by path and command line, never by content', async () => {
+test('files, commands, input and settings are recorded by path and command line, never by content', async () => {
   const { house, machine_id, folder } = await onMachine();
   const secret = 'correct-horse-battery';
   const { client } = house;
@@ -150,7 +150,7 @@ test('what is written, run, typed and set is told by path and command line, neve
   expect(JSON.stringify(found)).not.toContain(secret);
 });
 
-test('calls over gRPC are on record like those over REST, and what only reads is not', async () => {
+test('gRPC calls are recorded like REST calls, except those that only read', async () => {
   const { house, machine_id, folder } = await onMachine();
   const client = await streamsOf(house);
   const path = join(folder, 'a');
@@ -179,7 +179,7 @@ test('calls over gRPC are on record like those over REST, and what only reads is
   expect(found[3]?.request_id).toBe(failed.requestId);
 });
 
-test('the same signal over gRPC is on record once a minute, each other one too', async () => {
+test('the same signal over gRPC is recorded once a minute, each other one too', async () => {
   const { house, machine_id } = await onMachine();
   const client = await streamsOf(house);
   const command = "trap 'echo caught' USR1; echo ready; while :; do sleep 0.05; done";
@@ -245,7 +245,11 @@ test('a change of a file, its event and its row are one transaction', async () =
   await house.client.files.write({ machine_id, path, content: 'y' });
   await house.client.files.remove({ machine_id, path });
   expect(count.telling).toBe(2);
-  expect(await told(house, { machine_id })).toEqual(['files.write ok', 'files.write ok', 'files.remove ok']);
+  expect(await entries(house, { machine_id })).toEqual([
+    'files.write ok',
+    'files.write ok',
+    'files.remove ok',
+  ]);
   const { items } = await house.client.events.list({ machine_id, sort: 'created_at' });
   expect(items.slice(-3).map(({ type }) => type)).toEqual(['file.uploaded', 'file.uploaded', 'file.deleted']);
 });
@@ -277,7 +281,7 @@ test('a batch has a row for each of its machines, and a repeat says that it did 
 
 // ---- Who may read it
 
-test('a limited admin reads what was done on its machines, and by itself; of what reached others only that', async () => {
+test('a limited admin reads the rows of its machines and its own, without details of other machines', async () => {
   const house = await openHouse();
   const [mine, other] = [(await house.agent()).machineId, (await house.agent()).machineId];
   const { key, client } = await house.keyed(['admin'], { machine_ids: [mine] });
@@ -305,7 +309,7 @@ test('a limited admin reads what was done on its machines, and by itself; of wha
   expect((await house.call('DELETE', '/audit', { key })).status).toBe(405);
 });
 
-test('it is kept by age and by number, the newest, and one deed is written once', async () => {
+test('rows are deleted by age and by number, the oldest first, and one deed is recorded once', async () => {
   const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
   onTestFinished(() => history.close());
   const audit = createAudit(history, 3_600_000, 10);

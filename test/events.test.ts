@@ -1,16 +1,16 @@
-// Events as they happen, over SSE and over gRPC: after one that is known, filtered, and only what a key may see.
+// Event streams over SSE and gRPC: resumed after an event, filtered, and limited to what a key may read.
 import { expect, test } from 'vitest';
 import { soon } from './command-bench.ts';
 import { type House, openHouse, temporaryFolder } from './house.ts';
 import { refusalOf, streamsOf } from './streams-bench.ts';
 
-interface Told {
+interface Seen {
   id: string;
   type: string;
   machine: unknown;
 }
 
-interface Wish {
+interface Params {
   types?: string[];
   machine_id?: string;
   after?: string;
@@ -19,7 +19,7 @@ interface Wish {
 type Way = (
   house: House,
   key: string,
-) => Promise<(wish: Wish, signal?: AbortSignal) => AsyncIterable<Told> | Promise<AsyncIterable<Told>>>;
+) => Promise<(params: Params, signal?: AbortSignal) => AsyncIterable<Seen> | Promise<AsyncIterable<Seen>>>;
 
 /** Both ways to follow must be the same. */
 const ways: Record<'SSE' | 'gRPC', Way> = {
@@ -27,12 +27,12 @@ const ways: Record<'SSE' | 'gRPC', Way> = {
     const { Farhand } = await import('../shared/sdk/index.ts');
     const own = key === '' ? client : new Farhand({ baseUrl: url, apiKey: key });
     return async ({ types, machine_id, after }, signal) => {
-      const wish = {
+      const params = {
         ...(types && { types: types.join(',') }),
         ...(machine_id !== undefined && { machine_id }),
         ...(after !== undefined && { last_event_id: after }),
       };
-      const events = await own.events.stream(wish, signal ? { signal } : {});
+      const events = await own.events.stream(params, signal ? { signal } : {});
       return (async function* () {
         for await (const { data, event, id } of events) {
           expect([event, id]).toEqual([data.type, data.id]);
@@ -44,12 +44,12 @@ const ways: Record<'SSE' | 'gRPC', Way> = {
   async gRPC(house, key) {
     const client = await streamsOf(house, key);
     return async function* ({ types = [], machine_id, after }, signal) {
-      const wish = {
+      const params = {
         types,
         ...(machine_id !== undefined && { machine_id }),
         ...(after !== undefined && { after_id: after }),
       };
-      for await (const { id, type, data } of client.events(wish, signal ? { signal } : {})) {
+      for await (const { id, type, data } of client.events(params, signal ? { signal } : {})) {
         yield { id, type, machine: JSON.parse(data).machine_id };
       }
     };
@@ -59,22 +59,22 @@ const ways: Record<'SSE' | 'gRPC', Way> = {
 /** The first so many. */
 async function some(
   count: number,
-  events: AsyncIterable<Told> | Promise<AsyncIterable<Told>>,
-): Promise<Told[]> {
-  const found: Told[] = [];
+  events: AsyncIterable<Seen> | Promise<AsyncIterable<Seen>>,
+): Promise<Seen[]> {
+  const found: Seen[] = [];
   for await (const event of await events) if (found.push(event) === count) break;
   return found;
 }
 
 /** What the log has, oldest first. */
-async function logged({ client }: House, types?: RegExp): Promise<Told[]> {
+async function logged({ client }: House, types?: RegExp): Promise<Seen[]> {
   const { items } = await client.events.list({ sort: 'created_at', limit: 100 });
-  const told = items.map(({ id, type, data }) => ({ id, type, machine: data.machine_id }));
-  return types ? told.filter(({ type }) => types.test(type)) : told;
+  const seen = items.map(({ id, type, data }) => ({ id, type, machine: data.machine_id }));
+  return types ? seen.filter(({ type }) => types.test(type)) : seen;
 }
 
 for (const [name, way] of Object.entries(ways)) {
-  test(`over ${name} an event that is unknown, gone or not for this key is refused, and so is a type that nothing has`, async () => {
+  test(`over ${name} an unknown, deleted or unreadable event to resume after is refused, and so is an unknown type`, async () => {
     const house = await openHouse();
     const [mine, other] = [await house.agent(), await house.agent()];
     const follow = await way(house, house.key);
@@ -93,7 +93,7 @@ for (const [name, way] of Object.entries(ways)) {
     });
   });
 
-  test(`over ${name} who comes back after an event gets each later one once, in order, and goes on live`, async () => {
+  test(`over ${name} a stream resumed after an event has each later one once, in order, and goes on live`, async () => {
     const house = await openHouse();
     const { machineId: machine_id } = await house.agent();
     for (let n = 0; n < 30; n += 1) await house.client.commands.create({ machine_id, command: 'true' });
@@ -103,12 +103,12 @@ for (const [name, way] of Object.entries(ways)) {
     const events = await follow({ after: before[4]?.id ?? '', types: ['command.*'] });
     const rest = some(before.length - 5 + 2, events);
     await house.client.commands.create({ machine_id, command: 'true' });
-    const told = await rest;
-    expect(told).toEqual((await logged(house, /^command\./)).slice(5));
-    expect(told.slice(-2).map(({ type }) => type)).toEqual(['command.started', 'command.completed']);
+    const seen = await rest;
+    expect(seen).toEqual((await logged(house, /^command\./)).slice(5));
+    expect(seen.slice(-2).map(({ type }) => type)).toEqual(['command.started', 'command.completed']);
   });
 
-  test(`over ${name} a filter by types or machine leaves out the rest, and a key hears only of its machines`, async () => {
+  test(`over ${name} a filter by types or machine leaves out the rest, and a key gets only events of its machines`, async () => {
     const house = await openHouse();
     const [mine, other] = [await house.agent(), await house.agent()];
     const [first] = await logged(house);
@@ -132,7 +132,7 @@ for (const [name, way] of Object.entries(ways)) {
     expect(await some(own.length - 1, limited({ after: own[0]?.id ?? '' }))).toEqual(own.slice(1));
   });
 
-  test(`over ${name} a key hears only of families that it has the scope for, and begins after no other`, async () => {
+  test(`over ${name} a key gets only families that it has the scope for, and resumes after no other`, async () => {
     const house = await openHouse();
     const { machineId: machine_id } = await house.agent();
     const path = `${temporaryFolder('events')}/x`;
@@ -151,13 +151,13 @@ for (const [name, way] of Object.entries(ways)) {
     expect(await unreadable).toMatchObject({ code: 'range_not_satisfiable' });
   });
 
-  test(`over ${name} without an event to begin after only what happens from now on is told`, async () => {
+  test(`over ${name} a stream that resumes after no event has only new events`, async () => {
     const house = await openHouse();
     const { machineId: machine_id } = await house.agent();
     const path = `${temporaryFolder('events')}/x`;
     await house.client.files.write({ machine_id, path, content: '' });
     const follow = await way(house, house.key);
-    const heard: Told[] = [];
+    const heard: Seen[] = [];
     const stop = new AbortController();
     const listening = (async () => {
       for await (const event of await follow({ types: ['file.*'] }, stop.signal)) heard.push(event);
@@ -176,7 +176,7 @@ for (const [name, way] of Object.entries(ways)) {
   });
 }
 
-test('the place that a stream begins at is named by an event that its key may read', async () => {
+test('the header of a stream names an event that its key may read', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
   await house.client.commands.create({ machine_id, command: 'true' });
@@ -189,7 +189,7 @@ test('the place that a stream begins at is named by an event that its key may re
   expect((await logged(house)).find(({ id }) => id === named)?.type).toMatch(/^machine\./);
 });
 
-test('the list of events has only families that its key has the scope for, and pages of it are whole', async () => {
+test('the list of events has only families that its key has the scope for, on full pages', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
   for (let n = 0; n < 3; n += 1) await house.client.commands.create({ machine_id, command: 'true' });
@@ -202,15 +202,15 @@ test('the list of events has only families that its key has the scope for, and p
   expect(expected.length).toBeGreaterThan(1);
 });
 
-test('after a restart of the broker a follower goes on where it was, without loss', async () => {
+test('after a restart of the broker a stream resumes without loss', async () => {
   const dataDir = temporaryFolder('broker');
   const first = await openHouse({ dataDir });
   const { machineId: machine_id } = await first.agent();
   await first.client.commands.create({ machine_id, command: 'true' });
-  const [known] = await logged(first);
+  const [last] = await logged(first);
   await first.broker.close();
   const house = await openHouse({ dataDir });
   const follow = await ways.gRPC(house, house.key);
   const expected = (await logged(house)).slice(1);
-  expect(await some(expected.length, follow({ after: known?.id ?? '' }))).toEqual(expected);
+  expect(await some(expected.length, follow({ after: last?.id ?? '' }))).toEqual(expected);
 });

@@ -1,4 +1,4 @@
-// Where webhooks deliver to: real HTTP servers on loopback that answer as the test says, and remember what came.
+// Receivers of webhooks: HTTP servers on loopback that answer as the test says and store what they receive.
 import { EventEmitter, once } from 'node:events';
 import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -28,7 +28,7 @@ export interface Receiver {
 
 type Answer = (response: ServerResponse, request: IncomingMessage, count: number) => void;
 
-/** Answers 200 unless told; ended with the test. */
+/** Answers 200 by default; closed with the test. */
 export async function openReceiver(answer: Answer = (response) => response.end()): Promise<Receiver> {
   const got: Received[] = [];
   const arrived = new EventEmitter();
@@ -70,8 +70,8 @@ export function answering(...statuses: number[]): Answer {
 
 const machine = { id: 'mach_of_no_agent_at_all00', name: 'web 🚀\u2028one' };
 
-export interface ToldHouse extends House {
-  /** Lets something happen; resolves when it is on disk. */
+export interface WebhookHouse extends House {
+  /** Records an event; resolves when it is on disk. */
   happen(
     type: EventType,
     data?: Record<string, unknown>,
@@ -81,22 +81,22 @@ export interface ToldHouse extends House {
   events: Events;
 }
 
-/** A broker whose webhooks may call loopback, and wait for milliseconds only. */
-export async function openToldHouse(
-  wish: { flags?: string[]; dataDir?: string; tuning?: Tuning } = {},
-): Promise<ToldHouse> {
+/** A broker whose webhooks may call loopback, and retry within milliseconds. */
+export async function openWebhookHouse(
+  options: { flags?: string[]; dataDir?: string; tuning?: Tuning } = {},
+): Promise<WebhookHouse> {
   const rooms: { history?: History; events?: Events } = {};
   const flags = [
     '--webhook-allow',
     '127.0.0.0/8',
     '--webhook-retry',
     '50ms,100ms,200ms',
-    ...(wish.flags ?? []),
+    ...(options.flags ?? []),
   ];
   const house = await openHouse({
-    ...wish,
+    ...options,
     flags,
-    tuning: { ...wish.tuning, rooms: (given) => void Object.assign(rooms, given) },
+    tuning: { ...options.tuning, rooms: (given) => void Object.assign(rooms, given) },
   });
   const { history, events } = rooms as Required<typeof rooms>;
   return {

@@ -11,7 +11,7 @@ import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { fakeClock } from './fake-clock.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { openProxy } from './proxy.ts';
-import { openToldHouse } from './receivers.ts';
+import { openWebhookHouse } from './receivers.ts';
 
 /** A server that answers as the test says; gives a client of it. */
 async function served(answer: (response: ServerResponse, request: IncomingMessage, count: number) => void) {
@@ -199,7 +199,7 @@ test('with retries: 0, and where a stream cannot resume, a cut is told', async (
 });
 
 test('events go on after every cut: none is lost and none comes twice, also before the first has come', async () => {
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const proxy = await openProxy(new URL(house.url).host);
   onTestFinished(() => proxy.close());
   const client = new Farhand({ baseUrl: `http://${proxy.address}`, apiKey: house.key });

@@ -7,7 +7,7 @@ import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { EventType } from '../shared/api/events.ts';
 import { leapingClock } from './command-bench.ts';
 import { type House, openHouse } from './house.ts';
-import { openReceiver, openToldHouse } from './receivers.ts';
+import { openReceiver, openWebhookHouse } from './receivers.ts';
 
 const names = (dataDir: string, file = 'state.json'): string[] =>
   JSON.parse(readFileSync(join(dataDir, file), 'utf8')).join_tokens.map((one: { name: string }) => one.name);
@@ -51,7 +51,7 @@ const leapUntil = (clock: { leap(ms: number): void }, look: () => Promise<void> 
 describe('while history cannot be written', () => {
   test('an enrolment is acknowledged, and its webhook hears of it within seconds of the end', async () => {
     const clock = leapingClock();
-    const house = await openToldHouse();
+    const house = await openWebhookHouse();
     const receiver = await openReceiver();
     await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
     const joinToken = await house.joinToken();
@@ -88,7 +88,7 @@ describe('while history cannot be written', () => {
 
 test('a machine that goes offline while history cannot be written has its event within seconds of the end', async () => {
   const clock = leapingClock();
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const agent = await house.agent();
   const eventOf = (type: EventType): Promise<void> =>
     leapUntil(clock, async () => expect((await house.client.events.list({ type })).total).toBe(1));

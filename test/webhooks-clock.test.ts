@@ -1,16 +1,16 @@
 // Retries of webhooks while the clock of the broker is set: a wait lasts as long as it should, and a restart limits it.
 import { expect, test, vi } from 'vitest';
 import { leapingClock } from './command-bench.ts';
-import { answering, openReceiver, openToldHouse, type ToldHouse } from './receivers.ts';
+import { answering, openReceiver, openWebhookHouse, type WebhookHouse } from './receivers.ts';
 
 const [hour, day] = [3_600_000, 86_400_000];
 
-async function hookTo(house: ToldHouse, url: string): Promise<string> {
+async function hookTo(house: WebhookHouse, url: string): Promise<string> {
   return (await house.client.webhooks.create({ url, events: ['machine.*'] })).id;
 }
 
 /** Resolves when the first attempt of the only delivery has failed and the next one is planned. */
-function planned(house: ToldHouse, webhook_id: string) {
+function planned(house: WebhookHouse, webhook_id: string) {
   return vi.waitFor(async () => {
     const { items } = await house.client.webhooks.deliveries({ webhook_id });
     expect(items).toMatchObject([{ status: 'pending', attempts: [{ status_code: 500 }] }]);
@@ -25,7 +25,7 @@ test.each([
 ])('a clock that was %s delays no retry and hastens none', async (_what, before, after) => {
   const clock = leapingClock();
   clock.set(Date.now() + before);
-  const house = await openToldHouse({ flags: ['--webhook-retry', '700ms'] });
+  const house = await openWebhookHouse({ flags: ['--webhook-retry', '700ms'] });
   const receiver = await openReceiver(answering(500, 200));
   const id = await hookTo(house, receiver.url);
   await house.happen('machine.online');
@@ -43,7 +43,7 @@ test.each([
 test('a broker that starts after its clock was two days ahead retries after the longest wait at the latest', async () => {
   const clock = leapingClock();
   clock.set(Date.now() + 2 * day);
-  const before = await openToldHouse({ flags: ['--webhook-retry', '200ms,1h'] });
+  const before = await openWebhookHouse({ flags: ['--webhook-retry', '200ms,1h'] });
   const receiver = await openReceiver(answering(500, 500, 200));
   const id = await hookTo(before, receiver.url);
   await before.happen('machine.online');
@@ -54,7 +54,10 @@ test('a broker that starts after its clock was two days ahead retries after the 
   });
   await before.broker.close();
   clock.set(Date.now());
-  const house = await openToldHouse({ dataDir: before.dataDir, flags: ['--webhook-retry', '200ms,300ms'] });
+  const house = await openWebhookHouse({
+    dataDir: before.dataDir,
+    flags: ['--webhook-retry', '200ms,300ms'],
+  });
   await receiver.heard(3);
   await vi.waitFor(async () => {
     const { items } = await house.client.webhooks.deliveries({ webhook_id: id });
@@ -64,7 +67,7 @@ test('a broker that starts after its clock was two days ahead retries after the 
 
 test('a broker whose clock runs backwards while it stops waits for an attempt no longer than 2 s', async () => {
   const clock = leapingClock();
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const hanging = await openReceiver(() => {});
   await hookTo(house, hanging.url);
   await house.happen('machine.online');

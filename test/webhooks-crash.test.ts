@@ -14,7 +14,7 @@ interface Watched {
   bodies: { id: string; body: string }[];
 }
 
-/** A receiver that calls back when somebody connects, and when it has answered. */
+/** A receiver that calls back at each connection, and after each answer. */
 async function openWatched(connected: () => void, answered: () => void): Promise<Watched> {
   const bodies: Watched['bodies'] = [];
   const server = createServer((request, response) => {
@@ -27,7 +27,7 @@ async function openWatched(connected: () => void, answered: () => void): Promise
       response.end('ok', answered);
     });
   });
-  // One that was killed leaves its connection behind.
+  // A killed broker leaves its connection open.
   server.on('clientError', () => undefined);
   server.on('connection', connected);
   server.listen(0, '127.0.0.1');
@@ -57,8 +57,8 @@ async function killedAt(moment: 'connected' | 'answered') {
       id: (await client.webhooks.create({ url: receiver.url, events: ['machine.registered'] })).id,
     }),
   );
-  const wish = { broker: String(grpc), joinToken: token, name: 'one', tags: [] };
-  await openIdentity(temporaryFolder('agent'), wish).catch(() => undefined);
+  const params = { broker: String(grpc), joinToken: token, name: 'one', tags: [] };
+  await openIdentity(temporaryFolder('agent'), params).catch(() => undefined);
   await killed;
   const before = receiver.bodies.length;
   const again = program('broker/main.ts', args);

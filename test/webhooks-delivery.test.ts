@@ -1,4 +1,4 @@
-// What is delivered, when it is tried again, when a webhook is disabled, and what no receiver can do to others or us.
+// Deliveries: retries, disabled webhooks, what a key may send, and receivers that misbehave.
 import { once } from 'node:events';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:https';
@@ -12,16 +12,16 @@ import { openIdentity } from '../agent/identity.ts';
 import { openAuthority } from '../broker/link/authority.ts';
 import { fakeClock } from './fake-clock.ts';
 import { temporaryFolder } from './house.ts';
-import { answering, openReceiver, openToldHouse, type Received, type ToldHouse } from './receivers.ts';
+import { answering, openReceiver, openWebhookHouse, type Received, type WebhookHouse } from './receivers.ts';
 
 /** Deliveries of a webhook, oldest first. */
-async function deliveriesOf(house: ToldHouse, webhook_id: string) {
+async function deliveriesOf(house: WebhookHouse, webhook_id: string) {
   const { items } = await house.client.webhooks.deliveries({ webhook_id, sort: 'created_at', limit: 100 });
   return items;
 }
 
 /** Resolves when all deliveries of a webhook have this status. */
-function settled(house: ToldHouse, webhook_id: string, status: string, count: number) {
+function settled(house: WebhookHouse, webhook_id: string, status: string, count: number) {
   return vi.waitFor(
     async () => {
       const items = await deliveriesOf(house, webhook_id);
@@ -33,7 +33,7 @@ function settled(house: ToldHouse, webhook_id: string, status: string, count: nu
 }
 
 /** Resolves at the next event of a type. */
-function next(house: ToldHouse, type: string): Promise<Record<string, unknown>> {
+function next(house: WebhookHouse, type: string): Promise<Record<string, unknown>> {
   return new Promise((resolve) => {
     const stop = house.events.listen((event) => {
       if (event.type !== type) return;
@@ -48,7 +48,7 @@ const gap = (got: Received[], n: number): number => got[n]!.at - got[n - 1]!.at;
 
 describe('a failure', () => {
   test('is tried again after the configured waits, with the same id and the same bytes, until it is delivered', async () => {
-    const house = await openToldHouse({ flags: ['--webhook-retry', '200ms,400ms'] });
+    const house = await openWebhookHouse({ flags: ['--webhook-retry', '200ms,400ms'] });
     const receiver = await openReceiver(answering(500, 500, 200));
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
     await house.happen('machine.offline', { last_seen: '2026-11-21T10:00:00.000Z' });
@@ -81,7 +81,7 @@ describe('a failure', () => {
   });
 
   test('of all attempts disables the webhook and says so in the event log; nothing is lost', async () => {
-    const house = await openToldHouse({ flags: ['--webhook-retry', '20ms'] });
+    const house = await openWebhookHouse({ flags: ['--webhook-retry', '20ms'] });
     let status = 500;
     const receiver = await openReceiver((response) => {
       response.statusCode = status;
@@ -107,7 +107,7 @@ describe('a failure', () => {
     expect((await house.call('POST', again)).body.error.code).toBe('conflict');
 
     await house.broker.close();
-    const later = await openToldHouse({ dataDir: house.dataDir });
+    const later = await openWebhookHouse({ dataDir: house.dataDir });
     expect((await later.client.webhooks.get({ webhook_id: id })).enabled).toBe(false);
     status = 200;
     await later.client.webhooks.update({ webhook_id: id, enabled: true });
@@ -126,8 +126,8 @@ describe('a failure', () => {
     expect(receiver.types()[5]).toBe('machine.offline');
   });
 
-  test('that waits for its next attempt has failed when somebody disables the webhook', async () => {
-    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  test('that waits for its next attempt fails when the webhook is disabled', async () => {
+    const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
     const receiver = await openReceiver(answering(500));
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await house.happen('machine.online');
@@ -142,7 +142,7 @@ describe('a failure', () => {
   });
 
   test('is tried again after the wait, or when a busy receiver asks for it', async () => {
-    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
     const receivers: [string, number, string, number, number][] = [
       ['a receiver that says nothing', 500, '', 3240, 3960],
       ['a busy receiver that says nothing', 503, '', 3240, 3960],
@@ -174,15 +174,15 @@ describe('a failure', () => {
 });
 
 test('redirects are failures and are never followed', async () => {
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const elsewhere = await openReceiver();
   for (const status of [301, 302, 303, 307, 308]) {
     const receiver = await openReceiver((response) =>
       response.writeHead(status, { Location: elsewhere.url }).end(),
     );
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-    const told = await house.client.webhooks.test({ webhook_id: id });
-    expect(told).toMatchObject({
+    const result = await house.client.webhooks.test({ webhook_id: id });
+    expect(result).toMatchObject({
       delivered: false,
       status_code: status,
       error: 'redirects are not followed',
@@ -192,7 +192,7 @@ test('redirects are failures and are never followed', async () => {
 });
 
 test('a test event is sent at once, also to a disabled webhook, is neither retried nor counted', async () => {
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const receiver = await openReceiver(answering(500, 200));
   const { id } = await house.client.webhooks.create({
     url: receiver.url,
@@ -200,8 +200,8 @@ test('a test event is sent at once, also to a disabled webhook, is neither retri
     secret: 'quiet',
     enabled: false,
   });
-  const told = await house.call('POST', `/webhooks/${id}/test`);
-  expect([told.status, told.body.data]).toEqual([
+  const result = await house.call('POST', `/webhooks/${id}/test`);
+  expect([result.status, result.body.data]).toEqual([
     200,
     { delivered: false, status_code: 500, duration: expect.any(Number) },
   ]);
@@ -222,8 +222,8 @@ test('a test event is sent at once, also to a disabled webhook, is neither retri
   expect((await house.client.webhooks.get({ webhook_id: id })).last_delivery).toBeNull();
 });
 
-test('one key has at most four tests under way, and others theirs meanwhile', async () => {
-  const house = await openToldHouse();
+test('one key has at most four tests at once, and other keys are not limited by them', async () => {
+  const house = await openWebhookHouse();
   const [hanging, healthy] = [await openReceiver(() => {}), await openReceiver()];
   const { key, client } = await house.keyed(['webhooks:write', 'machines:read']);
   const { id } = await client.webhooks.create({ url: hanging.url, events: ['machine.*'], enabled: false });
@@ -245,18 +245,18 @@ test('one key has at most four tests under way, and others theirs meanwhile', as
   });
 });
 
-test('the test of a receiver that is not there tells why', async () => {
-  const house = await openToldHouse();
+test('the test of a receiver that does not listen has the error', async () => {
+  const house = await openWebhookHouse();
   const { id } = await house.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
-  const told = await house.client.webhooks.test({ webhook_id: id });
-  expect(told).toMatchObject({ delivered: false, status_code: null, error: 'ECONNREFUSED' });
+  const result = await house.client.webhooks.test({ webhook_id: id });
+  expect(result).toMatchObject({ delivered: false, status_code: null, error: 'ECONNREFUSED' });
 });
 
 test.each([
   ['an arbitrary secret', 'correct horse ~ battery'],
   ['a Standard Webhooks secret', `whsec_${Buffer.alloc(32, 7).toString('base64')}`],
 ])('libraries of others verify both signatures, with %s, over any Unicode', async (_what, secret) => {
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const receiver = await openReceiver();
   await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
   await house.happen('machine.online', { text: 'Grüße\u2029 \ud83d\udc4b "\\ \u0000' });
@@ -276,7 +276,7 @@ test.each([
 });
 
 test('without a secret nothing is signed', async () => {
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const receiver = await openReceiver();
   await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await house.happen('machine.online');
@@ -287,7 +287,7 @@ test('without a secret nothing is signed', async () => {
 
 describe('a webhook delivers', () => {
   test('only what it names: types, families, and machines', async () => {
-    const house = await openToldHouse();
+    const house = await openWebhookHouse();
     const [one, family, all, mine] = await Promise.all([1, 2, 3, 4].map(() => openReceiver()));
     const { machineId } = await house.agent();
     await house.client.webhooks.create({ url: one!.url, events: ['command.failed'] });
@@ -314,8 +314,8 @@ describe('a webhook delivers', () => {
     ]);
   });
 
-  test('what its key may read now: not what lies on machines that lost its tag', async () => {
-    const house = await openToldHouse();
+  test('only events its key may read now: none of machines that lost its tag', async () => {
+    const house = await openWebhookHouse();
     const receiver = await openReceiver();
     const { machineId } = await house.agent({ tags: 'web' });
     const about = { id: machineId, name: 'tagged' };
@@ -337,8 +337,8 @@ describe('a webhook delivers', () => {
     ]);
   });
 
-  test('none of many that wait, once a machine has lost the tag of its key, and what happens later all the same', async () => {
-    const house = await openToldHouse();
+  test('none of many waiting events of a machine that lost the tag of its key, but later events', async () => {
+    const house = await openWebhookHouse();
     const receiver = await openReceiver((response, _request, count) => void (count > 1 && response.end()));
     const { machineId } = await house.agent({ tags: 'web' });
     const { client } = await house.keyed(['webhooks:write', 'webhooks:read', 'files:read'], {
@@ -362,8 +362,8 @@ describe('a webhook delivers', () => {
     expect(receiver.types()[1]).toBe('file.deleted');
   });
 
-  test('nothing more once its key is revoked: what waits is given up, what is under way is cut', async () => {
-    const house = await openToldHouse();
+  test('nothing once its key is revoked: waiting deliveries fail, running attempts are aborted', async () => {
+    const house = await openWebhookHouse();
     const receiver = await openReceiver((response, _request, count) => void (count > 1 && response.end()));
     const other = await house.client.keys.create({
       name: 'other',
@@ -389,8 +389,8 @@ describe('a webhook delivers', () => {
     expect(later.map((one) => [one.reason, one.attempts])).toEqual(given);
   });
 
-  test('nothing that its key has no scope for any more', async () => {
-    const first = await openToldHouse();
+  test('no event of a scope that its key has lost', async () => {
+    const first = await openWebhookHouse();
     const receiver = await openReceiver();
     const { id } = await first.client.keys.create({ name: 'k', scopes: ['admin'] });
     await first.client.webhooks.create({ url: receiver.url, events: ['*'] });
@@ -400,7 +400,7 @@ describe('a webhook delivers', () => {
     state.keys.find((key: { id: string }) => key.id === id).scopes = ['machines:read'];
     state.webhooks[0].key_id = id;
     writeFileSync(file, JSON.stringify(state));
-    const house = await openToldHouse({ dataDir: first.dataDir, flags: ['--accept-state'] });
+    const house = await openWebhookHouse({ dataDir: first.dataDir, flags: ['--accept-state'] });
     await house.happen('command.failed');
     await house.happen('machine.online');
     await receiver.heard(1);
@@ -409,7 +409,7 @@ describe('a webhook delivers', () => {
   });
 
   test('nothing once its key has expired', async () => {
-    const house = await openToldHouse({ flags: ['--webhook-retry', '2m'] });
+    const house = await openWebhookHouse({ flags: ['--webhook-retry', '2m'] });
     const receiver = await openReceiver(answering(500));
     const clock = fakeClock(Date.now());
     const { key } = await house.client.keys.create({
@@ -434,8 +434,8 @@ describe('a webhook delivers', () => {
     expect(receiver.got).toHaveLength(1);
   });
 
-  test('what a declared change causes: a machine that registers, through the outbox', async () => {
-    const house = await openToldHouse();
+  test('events of declared changes: a machine that registers, through the outbox', async () => {
+    const house = await openWebhookHouse();
     const receiver = await openReceiver();
     await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
     await openIdentity(temporaryFolder('joining'), {
@@ -450,8 +450,8 @@ describe('a webhook delivers', () => {
 });
 
 describe('a webhook that is narrowed', () => {
-  test('tells nothing any more that it no longer names, neither what waits nor what is asked for again', async () => {
-    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  test('sends no event that it no longer names, neither waiting nor requested again', async () => {
+    const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
     const receiver = await openReceiver(answering(500, 500, 200));
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await house.happen('command.failed');
@@ -478,21 +478,21 @@ describe('a webhook that is narrowed', () => {
     expect(receiver.types()[2]).toBe('machine.online');
   });
 
-  test('to other machines tells nothing more of those that it no longer names', async () => {
-    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  test('to other machines sends no event of the machines it no longer names', async () => {
+    const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
     const receiver = await openReceiver(answering(500));
     const { machineId } = await house.agent();
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['file.*'] });
     await house.happen('file.deleted');
-    await house.happen('file.uploaded', {}, { id: machineId, name: 'kept' });
+    await house.happen('file.uploaded', {}, { id: machineId, name: 'named' });
     await receiver.heard(2);
     await house.client.webhooks.update({ webhook_id: id, machine_ids: [machineId] });
     const reasons = (await deliveriesOf(house, id)).map(({ type, reason }) => [type, reason]);
     expect(Object.fromEntries(reasons)).toEqual({ 'file.deleted': 'not_subscribed', 'file.uploaded': null });
   });
 
-  test('shows its earlier deliveries, and repeats them, only to keys that may read those events', async () => {
-    const house = await openToldHouse();
+  test('lists and repeats its earlier deliveries only for keys that may read those events', async () => {
+    const house = await openWebhookHouse();
     const receiver = await openReceiver();
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await house.happen('machine.online');
@@ -511,23 +511,23 @@ describe('a webhook that is narrowed', () => {
   });
 });
 
-describe('what waits for its next attempt is due at once', () => {
-  test.each<[string, (house: ToldHouse, webhook_id: string, delivery_id: string) => Promise<unknown>]>([
+describe('a delivery that waits for its next attempt is due at once', () => {
+  test.each<[string, (house: WebhookHouse, webhook_id: string, delivery_id: string) => Promise<unknown>]>([
     [
-      'when it is asked for again',
+      'when it is requested again',
       ({ client }, webhook_id, delivery_id) => client.webhooks.redeliver({ webhook_id, delivery_id }),
     ],
     [
-      'when all since then are asked for again',
+      'when all since then are requested again',
       ({ client }, webhook_id) =>
         client.webhooks.redeliverSince({ webhook_id, since: '2026-01-01T00:00:00Z' }),
     ],
     [
-      'when its webhook is enabled anew',
+      'when its webhook is enabled again',
       ({ client }, webhook_id) => client.webhooks.update({ webhook_id, enabled: true }),
     ],
   ])('%s', async (_what, ask) => {
-    const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+    const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
     const receiver = await openReceiver(answering(500, 200));
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await house.happen('machine.online');
@@ -544,7 +544,7 @@ describe('what waits for its next attempt is due at once', () => {
 });
 
 test('an event and its deliveries are one commit: neither is there without the other', async () => {
-  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
   const { id } = await house.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
   const failing = house.history.write((transaction) => {
     house.events.emit(transaction, 'machine.online', undefined, {});
@@ -561,7 +561,7 @@ test('an event and its deliveries are one commit: neither is there without the o
 });
 
 test('an event that only the outbox has, because the broker was killed, is delivered after the next start', async () => {
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const receiver = await openReceiver();
   await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
   await house.broker.close();
@@ -574,13 +574,13 @@ test('an event that only the outbox has, because the broker was killed, is deliv
   };
   const entry = { kind: 'event', event, machine_id: null };
   writeFileSync(file, JSON.stringify({ ...JSON.parse(readFileSync(file, 'utf8')), outbox: [entry] }));
-  await openToldHouse({ dataDir: house.dataDir, flags: ['--accept-state'] });
+  await openWebhookHouse({ dataDir: house.dataDir, flags: ['--accept-state'] });
   const [{ body }] = (await receiver.heard(1)) as [Received];
   expect(JSON.parse(body.toString())).toEqual(event);
 });
 
-test('a delivery whose event is no longer kept has failed, and the others go on', async () => {
-  const house = await openToldHouse({ flags: ['--webhook-retry', '100ms'] });
+test('a delivery whose event is no longer stored fails, and the others go on', async () => {
+  const house = await openWebhookHouse({ flags: ['--webhook-retry', '100ms'] });
   const receiver = await openReceiver(answering(500, 200));
   const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await house.happen('machine.online');
@@ -593,8 +593,8 @@ test('a delivery whose event is no longer kept has failed, and the others go on'
   expect(receiver.types()).toEqual(['machine.online', 'machine.offline']);
 });
 
-test('answers are kept, but shown only to keys that may change webhooks', async () => {
-  const house = await openToldHouse();
+test('answers are stored, but listed only for keys that may change webhooks', async () => {
+  const house = await openWebhookHouse();
   const receiver = await openReceiver(answering(200));
   const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
   await house.happen('machine.online');
@@ -610,8 +610,8 @@ test('answers are kept, but shown only to keys that may change webhooks', async 
   expect([await seen(house.key), await seen(reader.key)]).toEqual(['hello', undefined]);
 });
 
-test('one that is asked for again before its last attempt is written goes out again', async () => {
-  const house = await openToldHouse();
+test('a delivery requested again before its last attempt is saved is sent again', async () => {
+  const house = await openWebhookHouse();
   const receiver = await openReceiver();
   const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await house.happen('machine.online');
@@ -623,7 +623,7 @@ test('one that is asked for again before its last attempt is written goes out ag
   expect(delivery?.attempts).toHaveLength(2);
 });
 
-/** Answers each first request of a connection; tells how often another one came over it, and ends those as told. */
+/** Answers the first request of each connection; counts further requests, and ends their connection with `end`. */
 async function openBrief(end: (socket: Socket) => void) {
   const heard = { answered: 0, ended: 0 };
   const sockets = new Set<Socket>();
@@ -659,7 +659,7 @@ describe('a receiver that', () => {
   ])(
     '%s a connection that it has answered on gets the next delivery over a new one, at once',
     async (_what, end) => {
-      const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+      const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
       const { heard, url } = await openBrief(end);
       const { id } = await house.client.webhooks.create({ url, events: ['*'] });
       for (let n = 1; n <= 4; n += 1) {
@@ -674,8 +674,8 @@ describe('a receiver that', () => {
     },
   );
 
-  test('answers with an endless body has been told, and costs no more than what is read of it', async () => {
-    const house = await openToldHouse();
+  test('answers with an endless body has its delivery, and only the beginning of the body is read', async () => {
+    const house = await openWebhookHouse();
     let sent = 0;
     const receiver = await openReceiver((response) => {
       const chunk = Buffer.alloc(64 * 1024);
@@ -686,14 +686,14 @@ describe('a receiver that', () => {
       more();
     });
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-    const told = await house.client.webhooks.test({ webhook_id: id });
-    expect(told).toMatchObject({ delivered: true, status_code: 200 });
+    const result = await house.client.webhooks.test({ webhook_id: id });
+    expect(result).toMatchObject({ delivered: true, status_code: 200 });
     // What sockets hold on loopback, not a gigabyte.
     expect(sent).toBeLessThan(32 * 1024 * 1024);
   });
 
   test('answers with a gzip bomb is not unpacked', async () => {
-    const house = await openToldHouse();
+    const house = await openWebhookHouse();
     const bomb = gzipSync(Buffer.alloc(64 * 1024 * 1024));
     const receiver = await openReceiver((response) =>
       response.writeHead(200, { 'Content-Encoding': 'gzip', 'Content-Length': bomb.length }).end(bomb),
@@ -705,8 +705,8 @@ describe('a receiver that', () => {
     expect(receiver.got[0]?.headers).not.toHaveProperty('accept-encoding');
   });
 
-  test('resets in the middle of its body has been told, one that resets before its head has not', async () => {
-    const house = await openToldHouse();
+  test('resets in the middle of its body has its delivery, one that resets before its head has not', async () => {
+    const house = await openWebhookHouse();
     const middle = await openReceiver((response) => {
       response.writeHead(200, { 'Content-Length': 1000 });
       response.write('some', () => response.destroy());
@@ -722,14 +722,14 @@ describe('a receiver that', () => {
     }
   });
 
-  test('sends a head that never ends is cut at its limit', async () => {
-    const house = await openToldHouse();
+  test('sends a head that never ends is disconnected at the limit', async () => {
+    const house = await openWebhookHouse();
     const receiver = await openReceiver((response) => {
       response.socket?.write(`HTTP/1.1 200 OK\r\nX-Long: ${'x'.repeat(100_000)}`);
     });
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-    const told = await house.client.webhooks.test({ webhook_id: id });
-    expect(told).toMatchObject({ delivered: false, status_code: null });
+    const result = await house.client.webhooks.test({ webhook_id: id });
+    expect(result).toMatchObject({ delivered: false, status_code: null });
   });
 
   test.each([
@@ -737,7 +737,7 @@ describe('a receiver that', () => {
     ['drips a byte of its head now and then', 'HTTP/1.1 200 OK\r\nX-Long: ', false],
     ['drips a byte of its body now and then', 'HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n', true],
   ])('%s holds an attempt up for 15 s in all', async (_what, beginning, delivered) => {
-    const house = await openToldHouse();
+    const house = await openWebhookHouse();
     let [drips, ended] = [0, false];
     const receiver = await openReceiver(({ socket }) => {
       socket?.write(beginning);
@@ -749,8 +749,8 @@ describe('a receiver that', () => {
     });
     const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
     const clock = fakeClock(Date.now());
-    const told = house.client.webhooks.test({ webhook_id: id });
-    void told.then(() => {
+    const result = house.client.webhooks.test({ webhook_id: id });
+    void result.then(() => {
       ended = true;
     });
     await vi.waitFor(() => expect(drips).toBeGreaterThan(20));
@@ -758,11 +758,11 @@ describe('a receiver that', () => {
     await vi.waitFor(() => expect(drips).toBeGreaterThan(40));
     expect(ended).toBe(false);
     await clock.advance(1);
-    expect(await told).toMatchObject({ delivered, duration: 15_000 });
+    expect(await result).toMatchObject({ delivered, duration: 15_000 });
   });
 
-  test('hangs, a hundred times, holds up no healthy one', async () => {
-    const house = await openToldHouse();
+  test('hangs, a hundred times, delays no healthy one', async () => {
+    const house = await openWebhookHouse();
     const dead = await openReceiver(() => {});
     const healthy = await openReceiver();
     await Promise.all(
@@ -783,7 +783,7 @@ describe('a receiver that', () => {
 });
 
 test('a receiver that begins to fail gets one delivery at a time', async () => {
-  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
   const open: number[] = [];
   let now = 0;
   const receiver = await openReceiver((response, _request, count) => {
@@ -804,8 +804,8 @@ test('a receiver that begins to fail gets one delivery at a time', async () => {
   expect(Math.max(...open.slice(60))).toBe(1);
 });
 
-test('500 deliveries that are overdue at a start do not go out all at once, and all arrive', async () => {
-  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+test('500 deliveries overdue at a start are sent at most 16 at once, and all arrive', async () => {
+  const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
   let open = 0;
   let most = 0;
   let ok = false;
@@ -826,7 +826,7 @@ test('500 deliveries that are overdue at a start do not go out all at once, and 
   await house.broker.close();
   [ok, most] = [true, 0];
   const before = receiver.got.length;
-  const { history } = await openToldHouse({ dataDir: house.dataDir, flags: ['--webhook-retry', '1h'] });
+  const { history } = await openWebhookHouse({ dataDir: house.dataDir, flags: ['--webhook-retry', '1h'] });
   const left = history.sql('SELECT count(*) AS n FROM webhook_deliveries WHERE due_at <= ?');
   await vi.waitFor(() => expect(left.get(Date.now())?.n).toBe(0), { timeout: 15_000, interval: 50 });
   expect(receiver.got.length).toBeGreaterThan(before);
@@ -838,7 +838,7 @@ test('500 deliveries that are overdue at a start do not go out all at once, and 
 });
 
 test('webhooks that have overdue deliveries at a start begin one after another', async () => {
-  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'] });
+  const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
   const receiver = await openReceiver(answering(500));
   for (let n = 0; n < 80; n += 1) await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await house.happen('machine.online');
@@ -848,14 +848,14 @@ test('webhooks that have overdue deliveries at a start begin one after another',
     expect(waiting.changes).toBe(80);
   });
   await house.broker.close();
-  await openToldHouse({ dataDir: house.dataDir, flags: ['--webhook-retry', '1h'] });
+  await openWebhookHouse({ dataDir: house.dataDir, flags: ['--webhook-retry', '1h'] });
   const got = await receiver.heard(160);
   // Eighty within 800 ms, at times of chance.
   expect(got[159]!.at - got[80]!.at).toBeGreaterThan(300);
 });
 
-test('a certificate that nobody vouches for is a failure', async () => {
-  const house = await openToldHouse({ tuning: { resolve: async () => ['127.0.0.1'] } });
+test('a certificate that no authority has signed is a failure', async () => {
+  const house = await openWebhookHouse({ tuning: { resolve: async () => ['127.0.0.1'] } });
   const authority = await openAuthority(temporaryFolder('authority'), true);
   const leaf = await authority.leaf();
   let heard = 0;
@@ -873,15 +873,19 @@ test('a certificate that nobody vouches for is a failure', async () => {
   const { port } = server.address() as AddressInfo;
   for (const host of ['127.0.0.1', 'secure.example']) {
     const { id } = await house.client.webhooks.create({ url: `https://${host}:${port}/`, events: ['*'] });
-    const told = await house.client.webhooks.test({ webhook_id: id });
-    expect(told).toMatchObject({ delivered: false, status_code: null, error: expect.stringMatching(/CERT/) });
+    const result = await house.client.webhooks.test({ webhook_id: id });
+    expect(result).toMatchObject({
+      delivered: false,
+      status_code: null,
+      error: expect.stringMatching(/CERT/),
+    });
   }
   expect(heard).toBe(0);
   expect(names).toEqual(['secure.example']);
 });
 
 test('a thousand events to five webhooks all arrive, once each', async () => {
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const receivers = await Promise.all(Array.from({ length: 5 }, () => openReceiver()));
   for (const { url } of receivers) await house.client.webhooks.create({ url, events: ['*'] });
   for (let n = 0; n < 100; n += 1) {

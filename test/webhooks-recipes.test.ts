@@ -1,4 +1,4 @@
-// What docs/webhooks.md tells receivers to do, done: its recipes and the example verify what a real broker sends.
+// The recipes of docs/webhooks.md and the example receiver verify what a real broker sends.
 import { spawn, spawnSync } from 'node:child_process';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -6,7 +6,7 @@ import { createInterface } from 'node:readline';
 import { expect, onTestFinished, test } from 'vitest';
 import { temporaryFolder } from './house.ts';
 import { has } from './needs.ts';
-import { openReceiver, openToldHouse, type Received } from './receivers.ts';
+import { openReceiver, openWebhookHouse, type Received } from './receivers.ts';
 
 const root = join(import.meta.dirname, '..');
 const secret = 'a "secret" with $igns ~ and \\';
@@ -21,7 +21,7 @@ function recipe(language: string): string {
 
 /** A delivery as it came over the wire. */
 async function delivered(): Promise<{ body: Buffer; header: string }> {
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const receiver = await openReceiver();
   await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
   await house.happen('machine.online', { text: 'Grüße\u2028🚀' });
@@ -67,7 +67,7 @@ test.for([
 );
 
 test('the example receiver takes what is signed and refuses what is not', async () => {
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const child = spawn(process.execPath, [join(root, 'scripts/examples/receiver.ts'), '0'], {
     env: { ...process.env, SECRET: secret },
     stdio: ['ignore', 'pipe', 'inherit'],
@@ -85,6 +85,6 @@ test('the example receiver takes what is signed and refuses what is not', async 
   await house.client.webhooks.redeliver({ webhook_id: signed.id, delivery_id });
   expect(await line()).toMatch(/^again machine\.online/);
   const forged = await house.client.webhooks.create({ url, events: ['*'], secret: 'another' });
-  const told = await house.client.webhooks.test({ webhook_id: forged.id });
-  expect(told).toMatchObject({ delivered: false, status_code: 401 });
+  const result = await house.client.webhooks.test({ webhook_id: forged.id });
+  expect(result).toMatchObject({ delivered: false, status_code: 401 });
 });

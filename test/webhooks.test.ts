@@ -1,10 +1,10 @@
-// Webhooks over REST: who may make one for what, what is shown of it, and how it is kept.
+// Webhooks over REST: who may create and change one for which events, and how it is stored.
 import { readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { groups } from '../shared/api/webhooks.ts';
 import { openHouse, temporaryFolder } from './house.ts';
-import { openReceiver, openToldHouse } from './receivers.ts';
+import { openReceiver, openWebhookHouse } from './receivers.ts';
 
 const url = 'https://receiver.example.org/hook';
 
@@ -25,7 +25,7 @@ describe('a webhook is refused', () => {
       ['with an internal address in its url', { url: 'http://169.254.169.254/latest', events: ['*'] }, 'url'],
       ['without events', { url, events: [] }, 'events'],
       ['with a type that does not exist', { url, events: ['machine.exploded'] }, 'events.0'],
-      ['with a type that only the event log tells', { url, events: ['machine.fenced'] }, 'events.0'],
+      ['with a type that only the event log has', { url, events: ['machine.fenced'] }, 'events.0'],
       ['with a family that does not exist', { url, events: ['webhook.*'] }, 'events.0'],
       ['with an empty secret', { url, events: ['*'], secret: '' }, 'secret'],
       [
@@ -45,7 +45,7 @@ describe('a webhook is refused', () => {
     expect((await house.client.webhooks.list({})).total).toBe(0);
   });
 
-  test('when its key may not read what it would tell: 403 with the scope', async () => {
+  test('with 403 and the missing scope when its key may not read its events', async () => {
     const house = await openHouse();
     const { key } = await house.keyed(['webhooks:write', 'machines:read', 'commands:read']);
     const missing = { 'session.created': 'sessions:read', 'file.*': 'files:read', '*': 'sessions:read' };
@@ -61,7 +61,7 @@ describe('a webhook is refused', () => {
   });
 });
 
-test('what is made is shown without its secret, changed field by field, found again after a restart and removed', async () => {
+test('a webhook is created, answered without its secret, changed, found again after a restart and removed', async () => {
   const house = await openHouse();
   const secret = 'a very secret secret';
   const { status, body } = await house.call('POST', '/webhooks', {
@@ -120,7 +120,7 @@ test('a secret that is changed to other characters than printable ASCII is refus
   expect((await house.client.webhooks.update({ webhook_id: id, secret: 'new ~!' })).id).toBe(id);
 });
 
-test('a state that an older broker wrote, without webhooks, is read', async () => {
+test('a state.json of an older broker, without webhooks, is read', async () => {
   const house = await openHouse();
   await house.broker.close();
   const file = join(house.dataDir, 'state.json');
@@ -130,19 +130,19 @@ test('a state that an older broker wrote, without webhooks, is read', async () =
   expect((await again.client.webhooks.list({})).total).toBe(0);
 });
 
-test('a POST that is repeated with its Idempotency-Key makes one webhook', async () => {
+test('a POST repeated with its Idempotency-Key creates one webhook', async () => {
   const house = await openHouse();
-  const wish = { body: { url, events: ['*'], secret: 'x' }, headers: { 'Idempotency-Key': 'once' } };
+  const request = { body: { url, events: ['*'], secret: 'x' }, headers: { 'Idempotency-Key': 'once' } };
   const [first, second] = [
-    await house.call('POST', '/webhooks', wish),
-    await house.call('POST', '/webhooks', wish),
+    await house.call('POST', '/webhooks', request),
+    await house.call('POST', '/webhooks', request),
   ];
   expect(second.body.data).toEqual(first.body.data);
   expect((await house.client.webhooks.list({})).total).toBe(1);
 });
 
-describe('a key deals only with webhooks that tell what it may read itself', () => {
-  test('it neither sees nor changes one of a key with more scopes or more reach, also not to have it sent elsewhere', async () => {
+describe('a key uses only webhooks whose events it may read', () => {
+  test('it neither sees nor changes one of a key with more scopes or more machines, nor its URL', async () => {
     const house = await openHouse();
     const { machineId } = await house.agent({ tags: 'web' });
     const { id } = await house.client.webhooks.create({ url, events: ['file.*'] });
@@ -170,7 +170,7 @@ describe('a key deals only with webhooks that tell what it may read itself', () 
     expect((await equal.client.webhooks.list({})).total).toBe(1);
   });
 
-  test('it widens none to what it may not read itself, though the key of that webhook may', async () => {
+  test('it adds no events that it may not read, though the key of that webhook may', async () => {
     const house = await openHouse();
     const { id } = await house.client.webhooks.create({ url, events: ['machine.*'] });
     const { key } = await house.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
@@ -183,7 +183,7 @@ describe('a key deals only with webhooks that tell what it may read itself', () 
     expect((await patch({ events: ['machine.offline'] })).status).toBe(200);
   });
 
-  test('one of a limited key stays within that key, whoever changes it', async () => {
+  test('one of a limited key stays within the limits of that key, also when another key changes it', async () => {
     const house = await openHouse();
     const [here, there] = [await house.agent({ name: 'here' }), await house.agent({ name: 'there' })];
     const limited = await house.keyed(['webhooks:write', 'machines:read'], { machine_ids: [here.machineId] });
@@ -198,8 +198,8 @@ describe('a key deals only with webhooks that tell what it may read itself', () 
   });
 });
 
-test('one that is sent elsewhere is that of the key which did so: it tells what that may read, as long as that lives', async () => {
-  const house = await openToldHouse();
+test('a webhook belongs to the key that set its URL: it sends what that key may read, until that key is revoked', async () => {
+  const house = await openWebhookHouse();
   const [first, second] = [await openReceiver(), await openReceiver()];
   const maker = await house.client.keys.create({
     name: 'maker',
@@ -213,7 +213,7 @@ test('one that is sent elsewhere is that of the key which did so: it tells what 
   const made = await house.call('POST', '/webhooks', { key: maker.key, body: asked });
   const webhook_id = made.body.data.id;
   const patch = (key: string, body: object) => house.call('PATCH', `/webhooks/${webhook_id}`, { key, body });
-  // What goes to the same receiver stays that of its key, whoever narrows it.
+  // With the same URL it still belongs to its key, also when another key removes events.
   await patch(mover.key, { ...asked, events: ['machine.online', 'machine.offline'] });
   await patch(mover.key, { url: second.url });
   await patch(maker.key, { events: ['machine.*'] });
@@ -227,8 +227,8 @@ test('one that is sent elsewhere is that of the key which did so: it tells what 
   expect([first.types(), second.types()]).toEqual([[], ['machine.online']]);
 });
 
-test('one whose key was revoked says so and is that of who enables it', async () => {
-  const house = await openToldHouse();
+test('a webhook whose key was revoked is disabled, and belongs to the key that enables it', async () => {
+  const house = await openWebhookHouse();
   const receiver = await openReceiver();
   const other = await house.client.keys.create({
     name: 'other',
@@ -253,12 +253,12 @@ test('one whose key was revoked says so and is that of who enables it', async ()
 });
 
 test('a broker that lost its key file starts, delivers nothing unsigned, and takes a new secret', async () => {
-  const first = await openToldHouse();
+  const first = await openWebhookHouse();
   const receiver = await openReceiver();
   const { id } = await first.client.webhooks.create({ url: receiver.url, events: ['*'], secret: 'old' });
   await first.broker.close();
   rmSync(join(first.dataDir, 'webhooks.key'));
-  const house = await openToldHouse({ dataDir: first.dataDir });
+  const house = await openWebhookHouse({ dataDir: first.dataDir });
   const path = `/webhooks/${id}`;
   expect((await house.call('GET', path)).body.data).toMatchObject({
     enabled: false,

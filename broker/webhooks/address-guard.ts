@@ -54,8 +54,8 @@ export class AddressGuard {
   assertAddress(text: string, host = text): void {
     const address = addressOf(text);
     if (isPublic(address) || this.#isAllowed(address)) return;
-    const verb = addressOf(host) ? 'is' : 'resolves to what is';
-    throw new NotAllowed(`${host} ${verb} not a public address, and --webhook-allow does not name it`);
+    const verb = addressOf(host) ? 'is' : 'resolves to an address that is';
+    throw new NotAllowed(`${host} ${verb} not public; to call it, add it to --webhook-allow of the broker`);
   }
 
   /**

@@ -1,4 +1,4 @@
-// Names of receivers: the hosts file as it is now, before any name server is asked, and nobody waits for another.
+// Names of receivers: the hosts file comes before the name servers, and a dead name delays no other one.
 import { createSocket } from 'node:dgram';
 import { once } from 'node:events';
 import { renameSync, rmSync, writeFileSync } from 'node:fs';
@@ -37,7 +37,7 @@ test('a name that neither the hosts file nor a name server knows has no address'
   await expect(resolve('nowhere.example')).rejects.toMatchObject({ code: 'ENOTFOUND' });
 });
 
-test('names that no server answers for, a hundred of them, hold up no other name', async () => {
+test('a hundred names that no server answers for delay no other name', async () => {
   const { resolve } = await openNames({
     hosts: '10.0.0.1 intra.corp\n',
     answer: (query) => (query.includes('healthy') ? noSuchName : undefined),
@@ -58,7 +58,7 @@ test('the hosts file is read in all its forms, also when no name server answers'
   expect(await resolve('intra')).toEqual(['10.0.0.1', 'fd00::1']);
 });
 
-test('a hosts file that is changed, replaced or removed counts as it is', async () => {
+test('a hosts file that is changed, replaced or removed counts at once', async () => {
   const { file, resolve } = await openNames({ answer: () => noSuchName });
   await expect(resolve('intra')).rejects.toThrow();
   writeFileSync(file, '10.0.0.1 intra\n');

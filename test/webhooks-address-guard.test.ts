@@ -1,10 +1,10 @@
-// Where webhooks must not go, in all the ways an address can be written, and what a name turns into.
+// Addresses that webhooks must not call, in every form an address can have, and names that resolve to them.
 import { createServer, isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { AddressGuard, type Network, networkOf } from '../broker/webhooks/address-guard.ts';
 import { type House, openHouse } from './house.ts';
-import { openReceiver, openToldHouse } from './receivers.ts';
+import { openReceiver, openWebhookHouse } from './receivers.ts';
 
 const guardOf = (...allowed: Network[]) => new AddressGuard(allowed, async () => []);
 
@@ -58,13 +58,13 @@ const refused: [string, string][] = [
   ['IPv6 multicast', '[ff02::1]'],
   ['IPv6 documentation', '[2001:db8::1]'],
   ['segment routing', '[5f00::1]'],
-  ['what nobody assigned', '[4000::1]'],
+  ['not assigned', '[4000::1]'],
 ];
 
-test.each(refused)('%s (%s) is no place for a webhook', async (_what, host) => {
+test.each(refused)('%s (%s) must not be called', async (_what, host) => {
   const url = new URL(`http://${host}/`);
-  await expect(guardOf().assertUrl(url)).rejects.toThrow('not a public address');
-  await expect(guardOf().resolve(url.hostname, 80)).rejects.toThrow('not a public address');
+  await expect(guardOf().assertUrl(url)).rejects.toThrow('not public');
+  await expect(guardOf().resolve(url.hostname, 80)).rejects.toThrow('not public');
 });
 
 const allowed: [string, string][] = [
@@ -74,10 +74,10 @@ const allowed: [string, string][] = [
   ['a mapped one', '[::ffff:93.184.215.14]'],
   ['NAT64 of an ordinary one', '[64:ff9b::5db8:d70e]'],
   ['6to4 of an ordinary one', '[2002:5db8:d70e::1]'],
-  ['a name, which is judged when it is resolved', 'example.org'],
+  ['a name, which is checked when it is resolved', 'example.org'],
 ];
 
-test.each(allowed)('%s (%s) is one', async (_what, host) => {
+test.each(allowed)('%s (%s) may be called', async (_what, host) => {
   await guardOf().assertUrl(new URL(`http://${host}/`));
 });
 
@@ -92,18 +92,18 @@ test.each([
   const guard = guardOf(networkOf(range)!);
   expect(await guard.resolve(inside, 80)).toEqual({ addresses: [inside], isInternal: true });
   for (const address of outside) {
-    expect(() => guard.assertAddress(address)).toThrow('not a public address');
+    expect(() => guard.assertAddress(address)).toThrow('not public');
   }
 });
 
 test.each(['', 'example.org', '127.1', '0x7f000001', '1', '999.1.1.1', 'fe80::1%eth0', '::ffff:7f00:1%1'])(
-  'what comes from a resolver and is no public address (%s) is refused',
+  'an answer of a resolver that is no public address (%s) is refused',
   (text) => {
-    expect(() => guardOf().assertAddress(text)).toThrow('not a public address');
+    expect(() => guardOf().assertAddress(text)).toThrow('not public');
   },
 );
 
-test('every address form that is refused is refused when a webhook is made, with url named', async () => {
+test('every form of such an address is refused when a webhook is created, with the field url', async () => {
   const house = await openHouse();
   for (const [what, host] of refused) {
     const url = `https://${host}:8443/hook`;
@@ -115,7 +115,7 @@ test('every address form that is refused is refused when a webhook is made, with
   expect(status).toBe(422);
 });
 
-/** A port on loopback that must never be called; tells how often it was. */
+/** A port on loopback that must never be called; counts its connections. */
 async function openTrap() {
   let calls = 0;
   const server = createServer((socket) => {
@@ -135,9 +135,9 @@ test.each([
 ])('a name of this machine (%s) is refused at the delivery', async (_what, name) => {
   const [house, trap] = [await openHouse(), await openTrap()];
   const { id } = await house.client.webhooks.create({ url: `http://${name}:${trap.port}/`, events: ['*'] });
-  const told = await house.client.webhooks.test({ webhook_id: id });
-  expect(told).toMatchObject({ delivered: false, status_code: null });
-  expect(told.error).toContain('not a public address');
+  const result = await house.client.webhooks.test({ webhook_id: id });
+  expect(result).toMatchObject({ delivered: false, status_code: null });
+  expect(result.error).toContain('not public');
   expect(trap.calls()).toBe(0);
 });
 
@@ -155,16 +155,16 @@ test('a name with one address that is not public is refused, whichever it is', a
     expect([name, delivered, error]).toEqual([
       name,
       false,
-      addresses.length ? expect.stringContaining('not a public') : 'no address',
+      addresses.length ? expect.stringContaining('not public') : 'no address',
     ]);
   }
   expect(trap.calls()).toBe(0);
 });
 
-test('a name that turns to another address between two deliveries is judged anew at each', async () => {
+test('a name whose address changes between two deliveries is checked at each', async () => {
   const [receiver, trap] = [await openReceiver(), await openTrap()];
   const addresses = ['127.0.0.9'];
-  const house = await openToldHouse({
+  const house = await openWebhookHouse({
     flags: ['--webhook-allow', '127.0.0.1'],
     tuning: { resolve: async () => [addresses.shift() ?? '127.0.0.1'] },
   });
@@ -173,7 +173,7 @@ test('a name that turns to another address between two deliveries is judged anew
     events: ['*'],
   });
   const first = await house.client.webhooks.test({ webhook_id: id });
-  expect(first.error).toContain('turns.example resolves to what is not a public address');
+  expect(first.error).toContain('turns.example resolves to an address that is not public');
   expect(await house.client.webhooks.test({ webhook_id: id })).toMatchObject({ delivered: true });
   expect(receiver.got).toHaveLength(1);
   expect(trap.calls()).toBe(0);
@@ -181,13 +181,13 @@ test('a name that turns to another address between two deliveries is judged anew
 
 test('an internal receiver is no longer called once the broker starts without its --webhook-allow', async () => {
   const trap = await openTrap();
-  const before = await openToldHouse();
+  const before = await openWebhookHouse();
   const url = `http://127.0.0.1:${trap.port}/`;
   const { id } = await before.client.webhooks.create({ url, events: ['*'] });
   await before.broker.close();
   const house = await openHouse({ dataDir: before.dataDir });
   const { delivered, error } = await house.client.webhooks.test({ webhook_id: id });
-  expect([delivered, error]).toEqual([false, expect.stringContaining('not a public address')]);
+  expect([delivered, error]).toEqual([false, expect.stringContaining('not public')]);
   expect(trap.calls()).toBe(0);
 });
 
@@ -201,7 +201,7 @@ function listenersOf(house: House, hosts: readonly string[]): string[] {
 
 const everywhere = ['--webhook-allow', '0.0.0.0/0,::/0', '--http', '0.0.0.0:0', '--insecure-http'];
 
-test('the broker’s own listeners are refused when a webhook is made or changed, by address and by name, though --webhook-allow names them', async () => {
+test('the broker’s own listeners are refused when a webhook is created or changed, by address and by name, though --webhook-allow names them', async () => {
   const answers: Record<string, string[]> = {
     'here.example': ['93.184.215.14', '127.0.0.1'],
     'there.example': ['93.184.215.14'],
@@ -260,23 +260,24 @@ test('the broker’s own listeners are refused at the delivery, though --webhook
   }
 });
 
-test('what a name resolves to is in no answer: not of a test, a delivery, or a change', async () => {
+test('the address of a name is in no answer: not of a test, a delivery, or a change', async () => {
   const secret = '10.11.12.13';
   const resolve = async () => [secret, '93.184.215.14'];
-  const house = await openToldHouse({ flags: ['--webhook-retry', '1h'], tuning: { resolve } });
+  const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'], tuning: { resolve } });
   const { id } = await house.client.webhooks.create({ url: 'http://intra.corp/', events: ['machine.*'] });
-  const told = await house.call('POST', `/webhooks/${id}/test`);
-  expect(told.body.data).toMatchObject({
+  const result = await house.call('POST', `/webhooks/${id}/test`);
+  expect(result.body.data).toMatchObject({
     delivered: false,
-    error: 'intra.corp resolves to what is not a public address, and --webhook-allow does not name it',
+    error:
+      'intra.corp resolves to an address that is not public; to call it, add it to --webhook-allow of the broker',
   });
   await house.happen('machine.online');
   const delivered = await vi.waitFor(async () => {
     const answer = await house.call('GET', `/webhooks/${id}/deliveries`);
-    expect(answer.body.data).toMatchObject([{ attempts: [{ error: told.body.data.error }] }]);
+    expect(answer.body.data).toMatchObject([{ attempts: [{ error: result.body.data.error }] }]);
     return answer;
   });
   const changed = await house.call('PATCH', `/webhooks/${id}`, { body: { enabled: false } });
-  expect(changed.body.data.last_delivery.error).toBe(told.body.data.error);
-  expect(JSON.stringify([told.body, delivered.body, changed.body])).not.toContain(secret);
+  expect(changed.body.data.last_delivery.error).toBe(result.body.data.error);
+  expect(JSON.stringify([result.body, delivered.body, changed.body])).not.toContain(secret);
 });
