@@ -96,7 +96,7 @@ for (const [name, way] of Object.entries(ways)) {
   test(`over ${name} a stream resumed after an event has each later one once, in order, and goes on live`, async () => {
     const house = await openHouse();
     const { machineId: machine_id } = await house.agent();
-    for (let n = 0; n < 30; n += 1) await house.client.commands.create({ machine_id, command: 'true' });
+    for (let n = 0; n < 10; n += 1) await house.client.commands.create({ machine_id, command: 'true' });
     // machine.online follows the link by two seconds, at any place among these.
     const before = await logged(house, /^command\./);
     const follow = await way(house, house.key);

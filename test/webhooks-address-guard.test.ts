@@ -1,5 +1,6 @@
 // Addresses that webhooks must not call, in every form an address can have, and names that resolve to them.
-import { createServer, isIPv4 } from 'node:net';
+import { once } from 'node:events';
+import { connect, createServer, isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { AddressGuard, type Network, networkOf } from '../broker/webhooks/address-guard.ts';
@@ -258,6 +259,17 @@ test('the broker’s own listeners are refused at the delivery, though --webhook
       ]);
     }
   }
+});
+
+test('a connection to a listener of the broker itself is destroyed, whatever the interfaces say', async () => {
+  const { port } = await openTrap();
+  const socket = connect({ host: '127.0.0.1', port: Number(port) });
+  await once(socket, 'connect');
+  const guard = guardOf();
+  guard.refuseSelf(socket);
+  guard.protect([Number(port)]);
+  expect(() => guard.refuseSelf(socket)).toThrow('webhooks must not call this broker itself');
+  expect(socket.destroyed).toBe(true);
 });
 
 test('the address of a name is in no answer: not of a test, a delivery, or a change', async () => {

@@ -1,4 +1,5 @@
 // Decides which addresses webhooks may call: the public internet and --webhook-allow, never this broker's own listeners.
+import type { Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import ipaddr from 'ipaddr.js';
 import type { ResolveName } from './resolve-name.ts';
@@ -81,6 +82,14 @@ export class AddressGuard {
     for (const address of addresses) this.assertAddress(address, hostname);
     this.#assertOthers(addresses, port);
     return { addresses, isInternal: !addresses.every((address) => isPublic(addressOf(address))) };
+  }
+
+  /** Destroys a connection to this broker over an address that no running interface has (an unplugged one, a local route). */
+  refuseSelf(socket: Socket): void {
+    const { remoteAddress, remotePort = 0, localAddress } = socket;
+    if (remoteAddress !== localAddress || !this.#ownPorts.includes(remotePort)) return;
+    socket.destroy();
+    throw new NotAllowed(notItself);
   }
 
   #assertOthers(addresses: readonly string[], port: number): void {

@@ -118,6 +118,7 @@ export class Sender {
     const socket = await new Promise<Socket>((resolve, reject) => {
       connect({ ...options, port }, (...[error, made]) => (error ? reject(error) : resolve(made)));
     });
+    this.#guard.refuseSelf(socket);
     const before = socket.bytesRead;
     // Undici fails the request with this very error.
     socket.on('error', (error) => {
