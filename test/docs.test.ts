@@ -13,7 +13,7 @@ import { api } from '../shared/api/index.ts';
 import { codes } from '../shared/errors.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { needs } from './needs.ts';
-import { openToldHouse } from './receivers.ts';
+import { openWebhookHouse } from './receivers.ts';
 
 const root = join(import.meta.dirname, '..');
 const read = (page: string): string => readFileSync(join(root, page), 'utf8');
@@ -58,7 +58,7 @@ const prompt = term.onWriteParsed(() => {
 `;
 
 test('the TypeScript programs are well typed, run, and do what they say', async () => {
-  const house = await openToldHouse();
+  const house = await openWebhookHouse();
   const { machineId } = await house.agent({ name: 'web-1', tags: 'demo' });
   const folder = project();
   const port = await freePort();
