@@ -2,11 +2,11 @@
 import type { Method } from '../shared/rpc.ts';
 
 export const allCapabilities = ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user'] as const;
-/** `user` is the right to run commands as somebody else than the agent's own user. */
+/** `user` is the right to run commands as another user than the agent's own. */
 export type Capability = (typeof allCapabilities)[number];
 
 /** The capabilities of which each rpc needs one; a new rpc without any does not compile. */
-export const needed: Record<Method, readonly [Capability, ...Capability[]]> = {
+export const requiredCapabilities: Record<Method, readonly [Capability, ...Capability[]]> = {
   GetMetrics: ['metrics'],
   ListFiles: ['files:read'],
   ReadFile: ['files:read'],

@@ -14,48 +14,52 @@ const dataDir = z
   )
   .transform((path) => resolve(path));
 
-/** Told to `install`, which keeps them beside the others. */
+/** Only for `install`, which stores them beside the others. */
 export const serviceSettings = {
   user: {
     schema: z.string().optional(),
     value: 'NAME',
-    help: 'who the agent is, and its commands (default farhand-agent, made if missing; root must be said)',
+    help: 'user to run as, the commands too (default farhand-agent, created if missing; root only if named here)',
   },
-  allow_sudo: { schema: flag, help: 'commands may gain rights, as sudo does; nothing is locked then' },
+  allow_sudo: { schema: flag, help: 'let commands gain rights with sudo; then no other lock holds' },
 };
 
 export const agentSettings = {
   broker: {
     schema: z.string().pipe(hostPort).transform(textOf),
     value: 'HOST:PORT',
-    help: 'where the broker takes agents',
+    help: 'address of the broker’s agent port',
   },
   join_token: {
     schema: z.string().optional(),
     value: 'TOKEN',
-    help: 'needed once, at the first start; better by file',
+    help: 'requiredCapabilities once, at the first start; better by file',
   },
   join_token_file: {
     schema: z.string().optional(),
     value: 'FILE',
-    help: 'where the join token lies; removed once it has done its work',
+    help: 'file with the join token; removed once the machine has joined',
   },
-  data_dir: { schema: dataDir, value: 'DIR', help: 'identity, journals and output of this agent' },
+  data_dir: { schema: dataDir, value: 'DIR', help: 'directory of identity, journals and output' },
   name: {
     schema: label(1, 100).optional(),
     value: 'NAME',
-    help: 'counts at the first start only; the host name unless told',
+    help: 'name of the machine, used at the first start only (default: the host name)',
   },
-  tags: { schema: words.default([]).pipe(tags), value: 'A,B', help: 'counts at the first start only' },
+  tags: {
+    schema: words.default([]).pipe(tags),
+    value: 'A,B',
+    help: 'tags of the machine, used at the first start only',
+  },
   allow: {
     schema: words.default([...allCapabilities]).pipe(z.array(z.enum(allCapabilities))),
     value: 'CAPS',
-    help: `what the broker may do here: ${allCapabilities.join(',')} (default: all)`,
+    help: `capabilities of the broker on this machine: ${allCapabilities.join(',')} (default: all)`,
   },
   root: {
     schema: words.default(['/']).pipe(z.array(z.string().startsWith('/', 'must be an absolute path')).min(1)),
     value: 'DIR',
-    help: 'no file outside is touched (default /; several with commas)',
+    help: 'directories whose files the broker may use (default /; separate several with commas)',
   },
   log_level: logLevel,
   user: { ...serviceSettings.user, fileOnly: true },

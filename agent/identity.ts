@@ -1,4 +1,4 @@
-// Who this machine is to its broker: a key pair made here, the machine id, and the broker's certificate authority.
+// The machine's identity (identity.json): a key pair made here, the machine id, and the broker's certificate authority.
 import {
   createHash,
   createPrivateKey,
@@ -43,7 +43,7 @@ export interface JoinParams {
 }
 
 /** Reads the identity of a data directory, or enrols with a join token. Throws StartError when neither works. */
-export async function openIdentity(directory: string, params: JoinParams): Promise<Identity> {
+export async function loadIdentity(directory: string, params: JoinParams): Promise<Identity> {
   const file = fileIn(directory);
   const found = await read(file);
   if (found?.machine_id && !mayReplace(found, params.joinToken)) return identityOf(found, found.machine_id);
@@ -149,13 +149,13 @@ function unreachable(broker: string, cause: unknown): AppError {
   return new AppError('unavailable', `${broker} ${why}`, {}, { cause });
 }
 
-const notTheLink = 'is not for agents: they dial the port of the broker’s --grpc, 8421 unless told otherwise';
-/** What people get wrong, in words; the first two are what HTTPS and plain HTTP answer there. */
+const notTheLink = 'is not for agents: they dial the port of the broker’s --grpc, 8421 by default';
+/** Frequent mistakes in words; the first two are how an HTTPS and a plain HTTP port answer. */
 const reasons: Readonly<Record<string, string>> = {
   ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: notTheLink,
   ERR_SSL_WRONG_VERSION_NUMBER: notTheLink,
   ERR_SSL_PACKET_LENGTH_TOO_LONG: notTheLink,
-  ECONNREFUSED: 'refuses: nobody listens there',
+  ECONNREFUSED: 'refuses the connection: is the broker running, and is the port right?',
   ENOTFOUND: 'is unknown: no such host',
 };
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 // farhand-agent: reads flags and signals; start.ts does the rest.
-import { giveBackAtRest } from '../shared/heap.ts';
+import { collectAtRest } from '../shared/heap.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
 import {
@@ -28,15 +28,13 @@ async function main(): Promise<void> {
   if (isVerb(invocation.argv[0])) return await serve(invocation.argv[0], invocation);
   if (invocation.argv[0] === 'doctor') return await examine(invocation);
   if (invocation.argv.includes('--help')) {
-    const help = helpText(program, 'lets a broker reach this machine', agentSettings);
-    return void process.stdout.write(
-      `${help}${verbsHelp(program)}What is wrong with it: ${program} doctor.\n`,
-    );
+    const help = helpText(program, 'connects this machine to a broker', agentSettings);
+    return void process.stdout.write(`${help}${verbsHelp(program)}To find faults: ${program} doctor.\n`);
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(agentSettings, invocation);
   const log = createLogger(program, settings.log_level, isJournal(process.env));
-  giveBackAtRest();
+  collectAtRest();
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
   const stop = (): void => {
@@ -70,10 +68,10 @@ async function examine({ argv, env }: Invocation): Promise<void> {
 function fail(error: unknown): void {
   const { text, code } = failure(program, error);
   process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
-  // What systemd will not start again says why.
-  const told = code === 78 && notify ? notify.ending(text) : undefined;
-  if (!told) process.exit(code);
-  void told.then(() => process.exit(code));
+  // systemd does not start it again after 78, so its status gets the reason.
+  const reported = code === 78 && notify ? notify.ending(text) : undefined;
+  if (!reported) process.exit(code);
+  void reported.then(() => process.exit(code));
 }
 
 process.on('unhandledRejection', fail);

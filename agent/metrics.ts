@@ -1,4 +1,4 @@
-// One report of what the machine is doing: CPU, memory, disks, network. Cheap enough to be taken all the time.
+// Machine facts: CPU, memory, disks and network in one report, cheap enough for every heartbeat.
 import type { StatsFs } from 'node:fs';
 import { readFile, statfs } from 'node:fs/promises';
 import os from 'node:os';
@@ -65,7 +65,7 @@ export class MetricsReader {
   }
 
   /**
-   * Tells the number of cores. The first report covers the time since open, which is the dial and the hello; since boot
+   * Returns the number of cores. The first report covers the time since open, which is the dial and the hello; since boot
    * would say nothing about now. Reports in quick succession repeat the last value.
    */
   async #measureCpu(): Promise<number> {
@@ -184,11 +184,11 @@ class Disks {
   }
 }
 
-/** As df(1): what is reserved for root is free, and not available. */
+/** As df(1): blocks reserved for root are free, and not available. */
 async function measure(ask: Sources['statfs'], mount: string): Promise<Space | undefined> {
   try {
     const { frsize, bsize, blocks, bfree, bavail } = await ask(mount);
-    // Older Node does not tell frsize.
+    // Older Node has no frsize.
     const unit = frsize || bsize;
     if (blocks <= 0) return undefined;
     const free = Math.min(bfree, blocks);

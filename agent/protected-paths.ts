@@ -5,7 +5,7 @@ import { basename, dirname, join, resolve } from 'node:path';
 export interface ProtectedPaths {
   /** Keys, settings and what starts the agent: neither read nor changed. */
   secret: string[];
-  /** What it runs: read, never changed. */
+  /** Program files: may be read, never changed. */
   program: string[];
 }
 
@@ -39,7 +39,7 @@ const everyService = [
   ...settingDirectories.flatMap((directory) => [`${directory}/system.conf`, `${directory}/system.conf.d`]),
 ];
 
-/** What lies in the data directory, by itself: mounted elsewhere it is not seen to lie there. */
+/** Files of the data directory, each by itself: one that is mounted elsewhere does not lie below the directory. */
 const parts = [
   'identity.json',
   'lock.db',
@@ -65,9 +65,9 @@ interface Places {
 }
 
 export function protectedPathsOf({ data_dir, config, join_token_file }: Places): ProtectedPaths {
-  const told = [config, join_token_file].flatMap((path) => (path ? [resolve(path)] : []));
+  const settings = [config, join_token_file].flatMap((path) => (path ? [resolve(path)] : []));
   return {
-    secret: [data_dir, ...parts.map((part) => join(data_dir, part)), ...told, ...service],
+    secret: [data_dir, ...parts.map((part) => join(data_dir, part)), ...settings, ...service],
     program: [process.execPath, ...own(import.meta.filename), ...installed, ...everyService],
   };
 }

@@ -10,8 +10,8 @@ import type { Logger } from '../shared/logger.ts';
 import { atPath, reasonOf } from '../shared/system-errors.ts';
 import { AuditLog } from './audit-log/index.ts';
 import type { AgentSettings } from './config.ts';
-import { checkRoots, openFiles } from './files/index.ts';
-import { markRemoved, openIdentity } from './identity.ts';
+import { checkRoots, createFiles } from './files/index.ts';
+import { loadIdentity, markRemoved } from './identity.ts';
 import { type Identity, keepLinked, type LinkOptions, Removed } from './link/index.ts';
 import { MetricsReader } from './metrics.ts';
 import { openProcesses } from './processes/index.ts';
@@ -23,23 +23,23 @@ export interface Agent {
   ended: Promise<void>;
   /** Whether its link still turns, be it only to try again. */
   alive(): boolean;
-  /** Says farewell, ends what runs, gives the directory back. */
+  /** Says farewell, ends running commands, releases the directory. */
   close(): Promise<void>;
 }
 
-/** Closes what was opened, the last first. */
+/** Closes resources, the last opened first. */
 type Closers = (() => unknown)[];
 
-/** Starts an agent: enrols if need be, then stays linked until closed. `changed` hears first that it waits. Throws StartError. */
+/** Starts an agent: enrols if need be, then stays linked until closed. `onLinkChange` is called with false first. Throws StartError. */
 export async function startAgent(
   settings: AgentSettings,
   log: Logger,
-  changed?: (linked: boolean) => void,
+  onLinkChange?: (linked: boolean) => void,
 ): Promise<Agent> {
   warnOfLocks(settings, log);
   const closers: Closers = [takeDirectory(settings.data_dir, 'agent')];
   try {
-    return await assemble(settings, log, closers, changed);
+    return await assemble(settings, log, closers, onLinkChange);
   } catch (error) {
     await closeAll(closers);
     throw error;
@@ -54,26 +54,26 @@ async function assemble(
   settings: AgentSettings,
   log: Logger,
   closers: Closers,
-  changed?: (linked: boolean) => void,
+  onLinkChange?: (linked: boolean) => void,
 ): Promise<Agent> {
   const directory = settings.data_dir;
   const stopping = new AbortController();
   // Before a join token is used up.
   await checkRoots(settings.root);
-  const identity = await joined(settings, log, stopping.signal, () => changed?.(false));
-  const activity = await AuditLog.open(directory, log);
-  closers.push(() => activity.close());
+  const identity = await joined(settings, log, stopping.signal, () => onLinkChange?.(false));
+  const auditLog = await AuditLog.open(directory, log);
+  closers.push(() => auditLog.close());
   const services = await openServices(settings, log, closers);
   let dueBy = Number.POSITIVE_INFINITY;
-  const turned = (ms: number): void => {
+  const onProgress = (ms: number): void => {
     dueBy = monotonic() + ms;
   };
-  changed?.(false);
+  onLinkChange?.(false);
   const { broker, allow: capabilities, root: roots } = settings;
-  const watching = { turned, ...(changed && { changed }) };
-  const options = { broker, identity, capabilities, roots, log, activity, ...services, ...watching };
+  const watching = { onProgress, ...(onLinkChange && { onLinkChange }) };
+  const options = { broker, identity, capabilities, roots, log, auditLog, ...services, ...watching };
   const ended = finishing(keepLinked(options, stopping.signal), directory, closers);
-  // Whoever holds the agent may look at `ended` late.
+  // `ended` may be awaited late.
   ended.catch(() => undefined);
   return {
     machineId: identity.machineId,
@@ -88,7 +88,7 @@ async function assemble(
 
 type Services = Pick<LinkOptions, 'handlers' | 'missing' | 'journalId' | 'processIds' | 'report'>;
 
-/** What answers the broker's calls. */
+/** The services that answer the broker's calls. */
 async function openServices(settings: AgentSettings, log: Logger, closers: Closers): Promise<Services> {
   const { data_dir: directory, allow, root: roots } = settings;
   const mayRunAs = allow.includes('user');
@@ -97,7 +97,7 @@ async function openServices(settings: AgentSettings, log: Logger, closers: Close
   const { secret: forbidden, program: fixed } = protectedPathsOf(settings);
   const own = () => [process.pid, ...processes.pids()];
   const home = homedir();
-  const files = await openFiles({ roots, home, forbidden, fixed, processes: own, directory, log });
+  const files = await createFiles({ roots, home, forbidden, fixed, processes: own, directory, log });
   const metrics = new MetricsReader();
   const getMetrics = async () => ({ metrics: await metrics.report() });
   return {
@@ -134,7 +134,7 @@ async function joined(
   const wait = backoff();
   for (;;) {
     try {
-      const identity = await openIdentity(data_dir, { broker, joinToken, name, tags });
+      const identity = await loadIdentity(data_dir, { broker, joinToken, name, tags });
       // A machine that has joined keeps its broker; the token names the authority that it pins.
       if (joinToken && !joinToken.includes(identity.fingerprint))
         log.warn({ data_dir }, 'this machine has joined another broker before: the join token is not used');
@@ -144,7 +144,10 @@ async function joined(
       if (!(error instanceof AppError)) throw error;
       waits();
       const ms = wait.next();
-      log.warn({ reason: error.message, retry_ms: Math.round(ms) }, 'cannot join yet; trying again');
+      log.warn(
+        { reason: error.message, retry_ms: Math.round(ms) },
+        'cannot join the broker yet; trying again',
+      );
       await sleep(ms, signal);
     }
   }
@@ -165,13 +168,13 @@ function warnOfLocks({ allow, root }: AgentSettings, log: Logger): void {
   const lock = root.join() !== '/' || !allow.includes('files:read') || !allow.includes('files:write');
   if (shell && lock) {
     log.warn(
-      'exec or terminal is allowed: a shell is this user, so the locks on files hold nobody back who may use it',
+      'exec or terminal is allowed: a shell has all rights of this user, so the locks on files do not bind it; remove exec and terminal from --allow to make them count',
     );
   }
   const everywhere = process.getuid?.() === 0 && root.includes('/') && allow.includes('files:write');
   if (everywhere && !shell) {
     log.warn(
-      'root that may write everywhere is a shell, too (cron, units, passwords): the locks on exec and terminal hold nobody back; give --root, or another user',
+      'root that may write everywhere is a shell, too (cron, units, passwords): the locks on exec and terminal do not bind it; give --root, or another user',
     );
   }
 }

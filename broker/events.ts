@@ -1,10 +1,10 @@
 // The event log: typed events, committed with the change that caused them, listed and streamed from history.
 import { type EventType, readableTypes, events as routes } from '../shared/api/events.ts';
 import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/index.ts';
+import { Wake } from '../shared/backpressure.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import { newId } from '../shared/ids.ts';
-import { Wake } from '../shared/pace.ts';
 import { type Entry, type History, type HistoryTransaction, jsonIn, type Row, textIn } from './history.ts';
 import { OrderedTable } from './ordered-table.ts';
 import { allOf, type Condition, reachableOnly } from './paging.ts';

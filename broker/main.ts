@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 // farhand-broker: reads flags and signals; start/ does the rest.
-import { giveBackAtRest } from '../shared/heap.ts';
+import { collectAtRest } from '../shared/heap.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
 import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
@@ -25,7 +25,7 @@ async function main(): Promise<void> {
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(brokerSettings, invocation);
   const log = createLogger(program, settings.log_level, isJournal(process.env));
-  giveBackAtRest();
+  collectAtRest();
   notify = openNotify(process.env, process.pid, log);
   const starting = startBroker(settings, log);
   // A signal may come while it still starts.

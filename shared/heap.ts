@@ -1,4 +1,4 @@
-// When V8 collects: its young generation after so many bytes of frames, and all of it when the process rests.
+// Garbage collection: of the young generation after so many bytes of transferred frames, of everything when the process rests.
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { every } from './clock.ts';
@@ -11,17 +11,17 @@ const lookMs = 5_000;
 /** A process rests that was busy for less than this part of the time between two looks, so many times in a row. */
 const restful = 0.03;
 const looks = 3;
-/** What has grown by less than this since it last rested is left to V8. */
+/** A process that has grown by less than this since its last collection is left to V8. */
 const worthwhile = 1.2;
 
 let passed = 0;
 let collect: Collect | undefined;
 
 /**
- * Called with every frame that passes. Their buffers die young, but V8 counts them with the old generation: left alone it
- * marks the whole heap again and again, half of what a transfer costs (measured).
+ * Called with the size of every transferred frame. Buffers of frames die young, but V8 counts them with the old generation:
+ * left alone it marks the whole heap again and again, half of the cost of a transfer (measured).
  */
-export function passing(bytes: number): void {
+export function countTransferred(bytes: number): void {
   passed += bytes;
   if (passed < everyBytes) return;
   passed = 0;
@@ -29,16 +29,15 @@ export function passing(bytes: number): void {
 }
 
 /**
- * Has V8 give back what a start or a rush has left, once the process has rested for three looks: by itself it keeps all
- * of that until it next needs memory, which may be never. For the rest of the process's life, or until the result is
- * called. `ms`: between two looks.
+ * Collects the garbage of a start or a rush once the process has rested for three looks: V8 by itself frees it when it next
+ * needs memory, which may be never. Goes on until the result is called. `ms`: between two looks.
  */
-export function giveBackAtRest(ms: number = lookMs): () => void {
-  // Several collections in a row make all code look old: without it what comes after them would begin slowly.
+export function collectAtRest(ms: number = lookMs): () => void {
+  // Several collections in a row make all code look old: without it the code would start slowly afterwards.
   setFlagsFromString('--no-flush-bytecode');
   let rested = 0;
   let seen = performance.eventLoopUtilization();
-  // Resident bytes at their least since the last collection; what that frees goes back a moment later.
+  // Resident bytes at their least since the last collection; freed memory is given back a moment later.
   let settled = 0;
   return every(ms, () => {
     const since = performance.eventLoopUtilization(seen);
@@ -47,8 +46,8 @@ export function giveBackAtRest(ms: number = lookMs): () => void {
     if (resident === undefined) return;
     settled = Math.min(settled, resident);
     rested = since.utilization > restful ? 0 : rested + 1;
-    // Once in each rest.
-    if (rested !== looks || resident < settled * worthwhile) return;
+    if (rested < looks || resident < settled * worthwhile) return;
+    rested = 0;
     collector()({ type: 'major', flavor: 'last-resort' });
     settled = Number.POSITIVE_INFINITY;
   });
@@ -66,8 +65,8 @@ export function residentBytes(): number | undefined {
 /**
  * V8's own gc(), which `--expose-gc` at the start of a program makes; our programs are started in ways that give no
  * flags. Set later, the flag counts for new contexts only (nodejs/node#16595), so the function is taken out of one, which
- * nobody documents: where it gives nothing V8 collects when it sees fit. Left to that, a broker at rest keeps 43 MiB
- * more, an agent 17, and a transfer has 0.6 of its throughput (measured). What is documented is no substitute:
+ * is undocumented: where it gives nothing V8 collects when it sees fit. Left to that, a broker at rest keeps 43 MiB
+ * more, an agent 17, and a transfer has 0.6 of its throughput (measured). The documented way is no substitute:
  * HeapProfiler.collectGarbage of node:inspector gives back 9 MiB less, and collects no young generation alone.
  */
 function collector(): Collect {

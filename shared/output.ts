@@ -3,16 +3,16 @@
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
+import { Backpressure, Wake } from './backpressure.ts';
 import { syncDirectory } from './durable-file.ts';
 import { errnoOf, fromErrno } from './errors.ts';
-import { passing } from './heap.ts';
+import { countTransferred } from './heap.ts';
 import { outputWindowBytes, readerStallMs } from './limits.ts';
-import { Pace, Wake } from './pace.ts';
 
 export { Wake };
 
 export interface OutputOptions {
-  /** At least this many of the last bytes are kept, and at most a segment (a sixteenth) more. */
+  /** At least this many of the last bytes are retained, and at most a segment (a sixteenth) more. */
   windowBytes?: number;
   /** Woken whenever `end` moved; a log has its own unless one is given. */
   changed?: Wake;
@@ -22,7 +22,7 @@ export interface OutputOptions {
   stallMs?: number;
 }
 
-/** What read() found: `offset` beyond the one asked for means that the bytes between are gone. */
+/** Result of read(): an `offset` beyond the requested one means that the bytes between are gone. */
 export interface Piece {
   offset: number;
   data: Buffer;
@@ -33,7 +33,7 @@ export interface OutputReader {
   /** Offset of the next byte. */
   readonly position: number;
   read(max: number): Promise<Piece>;
-  /** From now on it holds up nobody. */
+  /** From now on it holds up no writer. */
   close(): void;
 }
 
@@ -44,7 +44,7 @@ interface Segment {
   memory?: Buffer;
 }
 
-/** Far more than a window has: gaps and restarts begin new ones, and somebody might make them on purpose. */
+/** Far more than a window has: gaps and restarts begin new ones, and an attacker might make many. */
 const mostSegments = 64;
 
 /** A log where nothing is on disk yet; nothing is made before the first byte. */
@@ -52,7 +52,7 @@ export function newOutput(directory: string, options: OutputOptions = {}): Outpu
   return new OutputLog(directory, [], options);
 }
 
-/** The log as the disk has it, perhaps nothing; what is appended goes on at its end. */
+/** Opens the log that is on the disk, if any; appending continues at its end. */
 export async function openOutput(directory: string, options: OutputOptions = {}): Promise<OutputLog> {
   const names = await readdir(directory).catch((error: unknown) => {
     if (errnoOf(error) === 'ENOENT') return [];
@@ -75,7 +75,7 @@ export class OutputLog {
   readonly #segmentBytes: number;
   readonly #memoryBytes: number;
   readonly #segments: Segment[];
-  readonly #pace: Pace;
+  readonly #backpressure: Backpressure;
   #end: number;
   /** Of the last segment while it takes more. */
   #live: FileHandle | undefined;
@@ -89,14 +89,14 @@ export class OutputLog {
     this.#windowBytes = options.windowBytes ?? outputWindowBytes;
     this.#segmentBytes = Math.ceil(this.#windowBytes / 16);
     this.#memoryBytes = Math.min(options.memoryBytes ?? 0, this.#windowBytes);
-    this.#pace = new Pace(this.#windowBytes / 8, options.stallMs ?? readerStallMs);
+    this.#backpressure = new Backpressure(this.#windowBytes / 8, options.stallMs ?? readerStallMs);
     this.#segments = segments;
     this.#made = segments.length > 0;
     const last = segments.at(-1);
     this.#end = last ? last.start + last.size : 0;
   }
 
-  /** Offset of the first byte kept. */
+  /** Offset of the first retained byte. */
   get start(): number {
     return this.#segments[0]?.start ?? this.#end;
   }
@@ -118,27 +118,27 @@ export class OutputLog {
    */
   async append(data: Uint8Array): Promise<void> {
     await this.#inTurn(() => this.#append(data));
-    await this.#pace.hold(() => this.#end);
+    await this.#backpressure.hold(() => this.#end);
   }
 
   /** No append waits for readers any more. */
   release(): void {
-    this.#pace.release();
+    this.#backpressure.release();
   }
 
   reader(from: number): OutputReader {
-    const place = this.#pace.join(from);
+    const place = this.#backpressure.join(from);
     return {
       get position() {
         return place.position;
       },
       read: async (max) => {
-        this.#pace.moved(place, place.position);
+        this.#backpressure.moved(place, place.position);
         const piece = await this.read(place.position, max);
-        this.#pace.moved(place, piece.offset + piece.data.length);
+        this.#backpressure.moved(place, piece.offset + piece.data.length);
         return piece;
       },
-      close: () => this.#pace.leave(place),
+      close: () => this.#backpressure.leave(place),
     };
   }
 
@@ -146,13 +146,13 @@ export class OutputLog {
   skip(to: number): Promise<void> {
     return this.#inTurn(async () => {
       if (to <= this.#end) return;
-      await this.#letGo();
+      await this.#closeLive();
       this.#end = to;
       this.changed.wake();
     });
   }
 
-  /** At most `max` bytes from `from` on or from the first one kept after it; no data at the end. */
+  /** At most `max` bytes from `from` or the first retained byte after it; no data at the end. */
   async read(from: number, max: number): Promise<Piece> {
     for (;;) {
       const segment = this.#segments.find(({ start, size }) => start + size > from);
@@ -160,22 +160,22 @@ export class OutputLog {
       const offset = Math.max(from, segment.start);
       const data = await this.#readSegment(segment, offset - segment.start, max);
       if (data.length > 0) return { offset, data };
-      // The file is gone or shorter than we left it: what it held is lost, and the next round says so.
+      // The file is gone or shorter than we left it: its bytes are lost, and the next round reports the gap.
       if (offset === segment.start) this.#forget(segment);
       else segment.size = offset - segment.start;
     }
   }
 
-  /** Lets go of the open file; reading and appending may still go on. */
+  /** Closes the open file; reading and appending may still go on. */
   close(): Promise<void> {
-    return this.#inTurn(() => this.#letGo());
+    return this.#inTurn(() => this.#closeLive());
   }
 
   /** Resolves once its files survive a power cut, and their names down from `root`; nothing is done where it has none. */
   sync(root: string): Promise<void> {
     return this.#inTurn(async () => {
       if (!this.#made) return;
-      await this.#letGo();
+      await this.#closeLive();
       for (const { start, memory } of this.#segments) {
         if (memory) continue;
         await using file = await open(this.#file(start));
@@ -189,7 +189,7 @@ export class OutputLog {
   remove(): Promise<void> {
     this.release();
     return this.#inTurn(async () => {
-      await this.#letGo();
+      await this.#closeLive();
       this.#segments.length = 0;
       this.changed.wake();
       if (this.#made) await rm(this.#directory, { recursive: true, force: true });
@@ -225,7 +225,7 @@ export class OutputLog {
     const segment = first ?? { start: this.#end, size: 0 };
     const size = segment.size + data.length;
     if (size > this.#memoryBytes) return false;
-    // A new one each time: readers hold views of what is there.
+    // A new one each time: readers hold views of the old one.
     Object.assign(segment, { size, memory: Buffer.concat([segment.memory ?? Buffer.alloc(0), data]) });
     if (!first) this.#segments.push(segment);
     return true;
@@ -241,7 +241,7 @@ export class OutputLog {
     if (last) last.size += data.length;
   }
 
-  /** What was kept in memory becomes the first file. */
+  /** Moves the bytes in memory to the first file. */
   async #spill(segment: Segment, memory: Buffer): Promise<void> {
     await this.#roll(segment.start);
     try {
@@ -253,7 +253,7 @@ export class OutputLog {
     }
     delete segment.memory;
     // The end may have moved on without bytes.
-    if (segment.start + segment.size !== this.#end) await this.#letGo();
+    if (segment.start + segment.size !== this.#end) await this.#closeLive();
   }
 
   async #writeLive(data: Uint8Array): Promise<void> {
@@ -262,7 +262,7 @@ export class OutputLog {
 
   /** Makes and opens the file of the segment that starts there. */
   async #roll(start: number): Promise<void> {
-    await this.#letGo();
+    await this.#closeLive();
     if (!this.#made) await mkdir(this.#directory, { recursive: true, mode: 0o700 });
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
@@ -273,7 +273,7 @@ export class OutputLog {
 
   /** After a failed write the segment ends where it was good; an empty one goes. */
   async #abandon(): Promise<void> {
-    await this.#letGo().catch(() => {});
+    await this.#closeLive().catch(() => {});
     const last = this.#segments.at(-1);
     if (last?.size !== 0) return;
     this.#segments.pop();
@@ -295,7 +295,7 @@ export class OutputLog {
     const length = Math.min(Math.max(max, 1), segment.size - at);
     if (segment.memory) return segment.memory.subarray(at, at + length);
     const buffer = Buffer.allocUnsafe(length);
-    passing(length);
+    countTransferred(length);
     if (this.#live && segment === this.#segments.at(-1)) return readAt(this.#live, buffer, at);
     try {
       await using file = await open(this.#file(segment.start));
@@ -311,7 +311,7 @@ export class OutputLog {
     if (index >= 0) this.#segments.splice(index, 1);
   }
 
-  async #letGo(): Promise<void> {
+  async #closeLive(): Promise<void> {
     const live = this.#live;
     this.#live = undefined;
     await live?.close();

@@ -6,14 +6,14 @@ import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agen
 import type { StreamsDefinition } from '../proto/types/farhand/client/v1/Streams.ts';
 import type { LinkDefinition } from '../proto/types/farhand/link/v1/Link.ts';
 import { AppError, isCode } from './errors.ts';
-import { passing } from './heap.ts';
+import { countTransferred } from './heap.ts';
 import { serviceOf, type WireMethod } from './wire.ts';
 
 // The generated types describe exactly these services.
 const loadedLink = serviceOf('farhand.link.v1.Link') as unknown as LinkDefinition;
 const agentService = serviceOf('farhand.agent.v1.Agent');
 
-/** What clients stream from the broker. */
+/** The streaming service that clients call at the broker. */
 export const streamsService = serviceOf('farhand.client.v1.Streams') as unknown as StreamsDefinition;
 
 /** The link service as grpc-js takes it; frames of Answer may come to it encoded. */
@@ -36,7 +36,7 @@ export const protocolVersion = 1;
 export const callKey = 'farhand-call';
 /** Name in the link certificate; no address sits in it, so that a broker may move. */
 export const linkServerName = 'farhand-broker';
-/** Bytes under way to either side that nobody has taken yet: at 50 ms of round trip 6 MiB carry 55 MiB/s. */
+/** Bytes under way to either side that have not been read yet: at 50 ms of round trip 6 MiB carry 55 MiB/s. */
 export const windowBytes = 6 * 1024 * 1024;
 /** Largest request or reply on the control stream, in bytes. */
 export const smallMessageBytes = 64 * 1024;
@@ -62,7 +62,7 @@ export interface Asking {
   key_name: string;
 }
 
-/** What every call of a stub takes besides its request. */
+/** Options of every call of a stub. */
 export interface CallOptions {
   /** Of the outside request, for the logs of both sides. */
   request_id: string;
@@ -70,11 +70,11 @@ export interface CallOptions {
   caller?: Asking | undefined;
   /** Gives the call up on both sides. */
   signal?: AbortSignal;
-  /** Milliseconds allowed in all; unary calls have 30 s unless told, streaming ones none. */
+  /** Milliseconds allowed in all; by default unary calls have 30 s, streaming ones no limit. */
   deadline_ms?: number;
-  /** Streaming calls: longest silence in milliseconds while waiting for a frame; 60 s unless told, 0: none. */
+  /** Streaming calls: longest silence in milliseconds while waiting for a frame; 60 s by default, 0: no limit. */
   idle_ms?: number;
-  /** Which streaming calls it competes with for a place: short ones unless told. */
+  /** Which streaming calls it competes with for a place: short ones by default. */
   lane?: Lane;
 }
 
@@ -87,7 +87,7 @@ export const cancelledDetails = 'cancelled';
 /** Small ones; transfers of any size; those that follow processes; terminals and their clients; watches of files. */
 export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 
-/** What an agent's handler is told about the call it answers. */
+/** The call that an agent's handler answers. */
 export interface AgentCall {
   call_id: string;
   request_id: string;
@@ -103,7 +103,7 @@ export type AgentStub = {
   ) => ServerStreams<M> extends true ? AsyncIterable<ResponseOut<M>> : Promise<ResponseOut<M>>;
 };
 
-/** What the agent must implement; a forgotten rpc does not compile. */
+/** All handlers of the agent; a forgotten rpc does not compile. */
 export type AgentMethods = {
   [M in Method as Uncapitalize<M>]: (
     request: ClientStreams<M> extends true ? AsyncIterable<RequestOut<M>> : RequestOut<M>,
@@ -172,7 +172,7 @@ export function frameOf(message: Buffer): Buffer {
   return wrapped([1], message);
 }
 
-/** The message in a frame of our own making: what follows its tag and its length. */
+/** The message in a frame of our own making, behind its tag and length. */
 export function messageOf(frame: Buffer): Buffer {
   let lengthEnds = 1;
   while ((frame[lengthEnds] ?? 0) >= 0x80) lengthEnds += 1;
@@ -232,7 +232,7 @@ export function toWire(error: unknown): Required<WireError> {
   return { code: known.code, message: known.message, details: JSON.stringify(known.details) };
 }
 
-/** What only a broker can mean: a machine that says so speaks of what it does not know. */
+/** Codes that only a broker may use: from a machine they break the contract. */
 const ours =
   /^(unauthorized|forbidden|rate_limited|idempotency_mismatch|route_not_found|method_not_allowed)$/;
 const longestMessage = 2_000;
@@ -242,13 +242,13 @@ const longestDetails = 64 * 1024;
 export function fromWire(error: WireError): AppError {
   const { code = '', message = '', details = '' } = error;
   if (!isCode(code) || ours.test(code)) {
-    const told = { code: code.slice(0, 100) };
-    return new AppError('machine_error', 'the machine answered with an unknown error code', told);
+    const details = { code: code.slice(0, 100) };
+    return new AppError('machine_error', 'the machine answered with an unknown error code', details);
   }
   return new AppError(code, message.slice(0, longestMessage), parseDetails(details));
 }
 
-/** Ours are flat, or lists of what is; deep ones would be a burden to whoever writes them out. */
+/** Ours are flat objects and lists; a deeply nested one cannot be serialized. */
 const mostBrackets = 1_000;
 
 function parseDetails(text: string): Record<string, unknown> {
@@ -273,8 +273,8 @@ export async function sendFrames(
   try {
     for await (const frame of frames) {
       signal.throwIfAborted();
-      passing(frame.length);
-      // The link service passes on what is encoded already.
+      countTransferred(frame.length);
+      // The link service passes on encoded frames.
       if (!sink.write(frame as Frame)) await drained(sink, signal);
     }
     signal.throwIfAborted();
@@ -318,7 +318,7 @@ export async function* receiveFrames(
     if (frame.end) return;
     if (frame.error) throw fromWire(frame.error);
     if (frame.message) {
-      passing(frame.message.length);
+      countTransferred(frame.message.length);
       yield frame.message;
     }
   }

@@ -176,9 +176,9 @@ describe('readArchive', () => {
       writeFileSync(path('dir/closed'), 'x', { mode: 0o600 });
       const room = JSON.stringify(join(import.meta.dirname, '../agent/files/index.ts'));
       const logger = JSON.stringify(join(import.meta.dirname, '../shared/logger.ts'));
-      const source = `import { openFiles } from ${room}; import { createLogger } from ${logger};
+      const source = `import { createFiles } from ${room}; import { createLogger } from ${logger};
         const [root, directory] = ${JSON.stringify([disk.root, join(disk.root, 'data')])};
-        const files = await openFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
+        const files = await createFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
         const request = { path: Buffer.from(root + '/dir'), gzip: false };
         try { for await (const part of files.readArchive(request, { signal: new AbortController().signal })); }
         catch (error) { console.log(error.code, error.details.path); }`;
@@ -189,7 +189,7 @@ describe('readArchive', () => {
     },
   );
 
-  test('what the agent keeps to itself is not in the archive', async () => {
+  test('protected paths are not in the archive', async () => {
     writeFileSync(path('a'), 'x');
     const { tar } = await read(disk.root);
     expect(String(execFileSync('tar', ['-tf', '-'], { input: tar }))).toBe('./\na\n');
@@ -437,7 +437,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   }, 30_000);
 
-  test('what the agent keeps to itself is neither entered, replaced, linked to nor made', async () => {
+  test('protected paths are neither entered, replaced, linked to nor made', async () => {
     for (const entry of [
       { name: 'forbidden/key', content: 'x' },
       { name: 'forbidden/new', content: 'x' },
@@ -533,7 +533,7 @@ describe('writeArchive', () => {
     await expect(write(path('target'), many)).rejects.toEqual(refused('invalid_request'));
   });
 
-  test('global headers do not pile up, and what they tell of all entries counts', async () => {
+  test('global headers do not pile up, and their records apply to all entries', async () => {
     const entry = (await tarOf({ name: 'a', content: '' })).subarray(0, 512);
     const chunks: Buffer[] = [await globalHeader({ mtime: '1234567890.5' })];
     for (let index = 0; index < 150; index += 1) {
@@ -614,10 +614,10 @@ describe('writeArchive', () => {
     writeFileSync(join(disk.base, 'part.tar'), tar.subarray(0, 500_000));
     const room = JSON.stringify(join(import.meta.dirname, '../agent/files/index.ts'));
     const logger = JSON.stringify(join(import.meta.dirname, '../shared/logger.ts'));
-    const source = `import { openFiles } from ${room}; import { createLogger } from ${logger};
+    const source = `import { createFiles } from ${room}; import { createLogger } from ${logger};
       import { readFileSync } from 'node:fs';
       const [root, directory] = ${JSON.stringify([disk.root, disk.data])};
-      const files = await openFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
+      const files = await createFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
       async function* upload(whole) {
         yield { open: { path: Buffer.from(root + '/target' + whole), whole, overwrite: false, create_parents: false } };
         yield { chunk: readFileSync(${JSON.stringify(join(disk.base, 'part.tar'))}) };

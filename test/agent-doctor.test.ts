@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { text as read } from 'node:stream/consumers';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { doctor } from '../agent/doctor.ts';
-import { openIdentity } from '../agent/identity.ts';
+import { loadIdentity } from '../agent/identity.ts';
 import { setClock } from '../shared/clock.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 
@@ -69,7 +69,7 @@ test('an agent whose clock is behind the broker’s certificate names its clock,
   const fault = /certificate is not yet valid by this machine’s clock, which says 20\d\d-\S+Z: set it/;
   await vi.waitFor(() => expect(agent.logged.join('')).toMatch(fault), { timeout: 15_000 });
   const wish = { broker: house.grpc, joinToken: await house.joinToken(), name: 'late', tags: [] };
-  await expect(openIdentity(temporaryFolder('late'), wish)).rejects.toThrow(fault);
+  await expect(loadIdentity(temporaryFolder('late'), wish)).rejects.toThrow(fault);
   const { text, code } = await examine(agent.dataDir, house.grpc);
   expect([code, text]).toEqual([1, expect.stringMatching(/^fail {2}clock .*\n[\s\S]*clock: timedatectl/m)]);
   expect(text).toMatch(fault);

@@ -25,7 +25,7 @@ import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { type Files, openFiles } from '../agent/files/index.ts';
+import { createFiles, type Files } from '../agent/files/index.ts';
 import { createUsers } from '../agent/files/users-groups.ts';
 import type { FileEntry } from '../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { ListFilesHead } from '../proto/types/farhand/agent/v1/ListFilesHead.ts';
@@ -247,7 +247,7 @@ describe('confinement', () => {
     await expectCode(read(path('a/b')), 'invalid_path');
   });
 
-  test('what the agent keeps to itself is refused whatever the roots, also through a symlink', async () => {
+  test('protected paths are refused whatever the roots, also through a symlink', async () => {
     const all = await open(['/']);
     symlinkSync(forbidden, path('way'));
     for (const way of [forbidden, path('way'), `/proc/self/root${forbidden}`]) {
@@ -882,7 +882,7 @@ describe('writing', () => {
     mkdirSync(join(base, 'nobody'), { mode: 0o777 });
     chmodSync(join(base, 'nobody'), 0o777);
     const child = disk.program(
-      `const files = await openFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
+      `const files = await createFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
          directory: ${JSON.stringify(join(base, 'nobody'))}, log: createLogger('x', 'silent') });
        const stream = async function* () {
          yield { open: { path: Buffer.from(${JSON.stringify(path('a'))}), create_parents: false } };
@@ -913,7 +913,7 @@ describe('writing', () => {
   test('what a killed agent left goes at the next start', async () => {
     const data = join(base, 'killed');
     const child = disk.program(`
-      const files = await openFiles({ roots: ['/'], home: '/', forbidden: [],
+      const files = await createFiles({ roots: ['/'], home: '/', forbidden: [],
         directory: ${JSON.stringify(data)}, log: createLogger('x', 'silent') });
       const stream = async function* () {
         yield { open: { path: Buffer.from(${JSON.stringify(path('new\ndeep', 'a'))}), create_parents: true } };
@@ -929,7 +929,7 @@ describe('writing', () => {
     expect(statSync(path('new\ndeep', left!)).mode & 0o777).toBe(0o600);
     child.kill('SIGKILL');
     await once(child, 'exit');
-    await openFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
+    await createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
     expect(readdirSync(path('new\ndeep'))).toEqual([]);
   });
 
@@ -962,7 +962,7 @@ describe('writing', () => {
     const done = Buffer.from(path('.farhand-done')).toString('base64url');
     const torn = `+${Buffer.from(path('.farhand-torn')).toString('base64url')}`;
     writeFileSync(join(data, 'temporary.journal'), `${lines}+${done}\n-${done}\n\n?garbage\n${torn}`);
-    await openFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
+    await createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
     const foreign = isRoot ? ['.farhand-foreign'] : [];
     const rest = [
       '.farhand-done',

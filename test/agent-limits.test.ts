@@ -1,4 +1,4 @@
-// What many calls at once may cost the agent, and what nobody may find out: the files room under those who push it.
+// Limits of the agent's files: what many calls at once may cost, and which paths no request may find out.
 import { execFileSync } from 'node:child_process';
 import {
   existsSync,
@@ -173,7 +173,7 @@ describe('searches', () => {
 });
 
 describe('watches', () => {
-  test('share one budget, which comes back when names and watches go', async () => {
+  test('share one quota, which comes back when names and watches go', async () => {
     const { watchFiles: watch } = await disk.open({ watches: watchQuota(78) });
     mkdirSync(path('dir/sub'), { recursive: true });
     for (let index = 0; index < 8; index += 1) writeFileSync(path(`dir/f${index}`), '');

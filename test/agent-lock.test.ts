@@ -2,12 +2,15 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { allCapabilities, type Capability, needed } from '../agent/capabilities.ts';
+import { allCapabilities, type Capability, requiredCapabilities } from '../agent/capabilities.ts';
 import { type Method, methods } from '../shared/rpc.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { type ScriptedBroker, scriptedBroker } from './scripted-broker.ts';
 
-const all = [...methods.values()].map(({ name }): [Method, readonly Capability[]] => [name, needed[name]]);
+const all = [...methods.values()].map(({ name }): [Method, readonly Capability[]] => [
+  name,
+  requiredCapabilities[name],
+]);
 const nothing = '/nonexistent/anywhere';
 
 /** A request that does nothing, whoever takes it. */

@@ -109,7 +109,7 @@ describe('searchFiles', () => {
     expect(matches('ÄB*', 'äbC', true)).toBe(true);
   });
 
-  test('symlinks are found and never followed, and nothing forbidden is told', async () => {
+  test('symlinks are found and never followed, and no protected path is reported', async () => {
     symlinkSync(disk.outside, path('out'));
     symlinkSync(join(disk.outside, 'secret'), path('file'));
     symlinkSync('.', path('loop'));
@@ -140,9 +140,9 @@ describe('searchFiles', () => {
     chmodSync(disk.root, 0o777);
     const room = JSON.stringify(join(import.meta.dirname, '../agent/files/index.ts'));
     const logger = JSON.stringify(join(import.meta.dirname, '../shared/logger.ts'));
-    const source = `import { openFiles } from ${room}; import { createLogger } from ${logger};
+    const source = `import { createFiles } from ${room}; import { createLogger } from ${logger};
       const [root, directory] = ${JSON.stringify([disk.root, path('data')])};
-      const files = await openFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
+      const files = await createFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
       const request = { path: Buffer.from(root), name: '', content: 'word', ignore_case: false, hidden: false, limit: 0 };
       for await (const { matches, tail } of files.searchFiles(request, { signal: new AbortController().signal })) {
         for (const { entry } of matches?.matches ?? []) console.log(String(entry.name));

@@ -578,7 +578,7 @@ test('an agent that was killed leaves nothing of a terminal, and the next one sa
 });
 
 /** What a process has open above its first three files. */
-async function openFiles(pid: number | 'self'): Promise<string[]> {
+async function createFiles(pid: number | 'self'): Promise<string[]> {
   const fds = (await readdir(`/proc/${pid}/fd`)).filter((fd) => Number(fd) > 2);
   return Promise.all(fds.map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => 'closed')));
 }
@@ -593,9 +593,9 @@ test('no program inherits a file of the agent, also not from a spawner that star
     const keeper = bench.open(sh('exec sleep 60'));
     const pid = await keeper.started();
     await vi.waitFor(async () => expect(await readlink(`/proc/${pid}/exe`)).toContain('sleep'), 5_000);
-    expect(await openFiles(pid)).toEqual([]);
+    expect(await createFiles(pid)).toEqual([]);
     const spawner = await parent(pid);
-    expect((await openFiles(spawner)).filter((name) => /ptmx|pts/.test(name))).toEqual([]);
+    expect((await createFiles(spawner)).filter((name) => /ptmx|pts/.test(name))).toEqual([]);
     process.kill(spawner, 'SIGKILL');
     expect(await keeper.exit()).toMatchObject({ reason: 'spawner_died' });
   }
@@ -615,12 +615,12 @@ test('an agent that starts beside another in one process takes no terminal from 
 test('200 terminals that were opened and ended leave no file open', async () => {
   const bench = await openBench({ hangupMs: 0 });
   const terminals = async (): Promise<number> =>
-    (await openFiles('self')).filter((name) => /ptmx|pts/.test(name)).length;
-  const before = [await terminals(), (await openFiles('self')).length];
+    (await createFiles('self')).filter((name) => /ptmx|pts/.test(name)).length;
+  const before = [await terminals(), (await createFiles('self')).length];
   for (let round = 0; round < 20; round++) {
     const keepers = Array.from({ length: 10 }, () => bench.open(sh('echo x')));
     for (const one of keepers) expect(await one.exit()).toMatchObject({ exit_code: 0, stdout_bytes: 3 });
   }
   expect(await terminals()).toBe(before[0]);
-  expect((await openFiles('self')).length).toBeLessThanOrEqual(before[1]! + 2);
+  expect((await createFiles('self')).length).toBeLessThanOrEqual(before[1]! + 2);
 }, 30_000);

@@ -33,7 +33,7 @@ import { Boundary } from '../agent/files/confine/boundary.ts';
 import { fromText } from '../agent/files/confine/path.ts';
 import { Confinement, type Directory } from '../agent/files/confine/resolve.ts';
 import { type Step, type WalkOptions, walk } from '../agent/files/confine/walk.ts';
-import { type Files, openFiles } from '../agent/files/index.ts';
+import { createFiles, type Files } from '../agent/files/index.ts';
 import type { ChangeFileRequest__Output } from '../proto/types/farhand/agent/v1/ChangeFileRequest.ts';
 import { AppError } from '../shared/errors.ts';
 import { createLogger } from '../shared/logger.ts';
@@ -199,7 +199,7 @@ describe('walking', () => {
   const told = async (options: Partial<WalkOptions> = {}, from = root): Promise<string[]> =>
     (await toldTwice(options, from)).filter((way) => !way.endsWith('/'));
 
-  test('a forbidden place fails the walk, or is told of and left out, be it a directory or a file', async () => {
+  test('a protected path fails the walk, or is reported and left out, be it a directory or a file', async () => {
     mkdirSync(path('sub'));
     writeFileSync(path('sub/config'), 'secret');
     writeFileSync(path('sub/other'), '');
@@ -226,7 +226,7 @@ describe('walking', () => {
     expect(steps).toEqual(['sub']);
   });
 
-  test('symlinks are told of and never followed', async () => {
+  test('symlinks are listed and never followed', async () => {
     mkdirSync(path('sub'));
     symlinkSync(outside, path('sub/way'));
     symlinkSync('.', path('sub/loop'));
@@ -253,7 +253,7 @@ describe('walking', () => {
     expect(links).toBeGreaterThan(0);
   });
 
-  test.skipIf(!isRoot)('what cannot be read is told of, or fails the walk (needs root)', async () => {
+  test.skipIf(!isRoot)('an unreadable path is reported, or fails the walk (needs root)', async () => {
     mkdirSync(path('closed'), { mode: 0o700 });
     mkdirSync(path('open'));
     rmSync(forbidden, { recursive: true });
@@ -324,7 +324,7 @@ describe('walking', () => {
     expect([entered, left, length]).toEqual([3_001, 3_000, 3_000 * 2 + 'bottom'.length]);
   });
 
-  test('directories are told before and after their content, and that only where it is entered', async () => {
+  test('directories come before and after their content, and that only where they are entered', async () => {
     for (const name of ['b/c', 'a', '.h/i']) mkdirSync(path('t', name), { recursive: true });
     for (const name of ['b/file', 'B', 'ä', 'b/c/x', '.h/j']) writeFileSync(path('t', name), '');
     const from = path('t');
@@ -341,7 +341,7 @@ describe('walking', () => {
     expect(await told({ enter }, from)).toEqual(before.filter((way) => !way.startsWith('.h/')));
   });
 
-  test('each step tells its pinned directory, its name by bytes and what it is', async () => {
+  test('each step has its pinned directory, its name by bytes and its stats', async () => {
     const name = Buffer.from([0x66, 0xff]);
     mkdirSync(path('t'));
     writeFileSync(Buffer.concat([Buffer.from(`${path('t')}/`), name]), 'four');
@@ -499,7 +499,7 @@ describe('removing', () => {
     const all = await open(['/']);
     const none = undefined;
     mkdirSync(path('sub/keep'), { recursive: true });
-    const inner = await openFiles({
+    const inner = await createFiles({
       roots: [root, path('sub/keep')],
       home,
       forbidden: [join(path('holder'), 'unit')],
@@ -529,7 +529,7 @@ describe('removing', () => {
   test('a symlink that the way to the home leads through stays', async () => {
     mkdirSync(path('real/agent'), { recursive: true });
     symlinkSync('real', path('way'));
-    const by = await openFiles({
+    const by = await createFiles({
       roots: [root],
       home: path('way/agent'),
       forbidden: [],
@@ -556,7 +556,7 @@ describe('removing', () => {
   test('of what is forbidden nothing goes, not even where it is met as a hard link', async () => {
     mkdirSync(path('t'));
     linkSync(join(forbidden, 'key'), path('t/alias'));
-    const by = await openFiles({
+    const by = await createFiles({
       roots: [root],
       home,
       forbidden: [join(forbidden, 'key')],
@@ -883,7 +883,7 @@ describe.skipIf(!twoDisks)('moving between file systems (needs a second one)', (
     mkdirSync(path('dir'));
     for (let n = 0; n < 500; n += 1) writeFileSync(path(`dir/${n}`), Buffer.alloc(100_000));
     const child = disk.program(`
-      const files = await openFiles({ roots: ['/'], home: '/', forbidden: [],
+      const files = await createFiles({ roots: ['/'], home: '/', forbidden: [],
         directory: ${JSON.stringify(data)}, log: createLogger('x', 'silent') });
       const watch = setInterval(() => {
         if (fs.readdirSync(${JSON.stringify(shm)}, { recursive: true }).length > 20) process.kill(process.pid, 'SIGKILL');
@@ -902,7 +902,7 @@ describe.skipIf(!twoDisks)('moving between file systems (needs a second one)', (
     renameSync(path(beside), path('was'));
     mkdirSync(path(beside));
     writeFileSync(path(beside, 'precious'), 'x');
-    await openFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
+    await createFiles({ roots: ['/'], home: root, forbidden: [], directory: data, log });
     expect(tree(shm)).toEqual([]);
     expect(tree(path(beside))).toEqual(['precious']);
     expect(readdirSync(path('dir')).length).toBe(500);
@@ -1058,7 +1058,7 @@ describe('copying', () => {
       mkdirSync(join(base, 'nobody'));
       chownSync(join(base, 'nobody'), 65_534, 65_534);
       const child = disk.program(
-        `const files = await openFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
+        `const files = await createFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
          directory: ${JSON.stringify(join(base, 'nobody'))}, log: createLogger('x', 'silent') });
        const paths = (from, to) => ({ source: Buffer.from(from), destination: Buffer.from(to), overwrite: false });
        const signal = new AbortController().signal;
@@ -1123,7 +1123,7 @@ describe('changing mode and owner', () => {
     mkdirSync(join(base, 'nobody'));
     chownSync(join(base, 'nobody'), 65_534, 65_534);
     const child = disk.program(
-      `const files = await openFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
+      `const files = await createFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
          directory: ${JSON.stringify(join(base, 'nobody'))}, log: createLogger('x', 'silent') });
        await files.changeFile({ path: Buffer.from(${JSON.stringify(path('a'))}), mode: 0o777 },
          { signal: new AbortController().signal }).catch((error) => console.log('code ' + error.code));`,

@@ -1,4 +1,4 @@
-// The watch of the agent's files room, on real files: what must never be told comes first.
+// The watch of the agent's files, on a real disk: what must never be reported comes first.
 import { execFileSync } from 'node:child_process';
 import {
   appendFileSync,
@@ -96,7 +96,7 @@ describe('watchFiles', () => {
     }
   });
 
-  test('tells nothing of what the agent keeps to itself', async () => {
+  test('reports nothing about protected paths', async () => {
     const watching = await watch(disk.root);
     writeFileSync(join(disk.forbidden, 'new'), 'x');
     writeFileSync(path('unit'), 'x');
@@ -132,7 +132,7 @@ describe('watchFiles', () => {
     expect(told).toEqual(['REMOVED dir/sub/', 'REMOVED dir/']);
   });
 
-  test('too much at once is one overflow, after which everything is told again', async () => {
+  test('too many changes at once are one overflow, after which changes are reported again', async () => {
     mkdirSync(path('dir'));
     const watching = await watch(disk.root);
     // The loop does not turn meanwhile, so all of it waits.
@@ -175,7 +175,7 @@ describe('watchFiles', () => {
     expect(watching.told).toEqual(expect.arrayContaining(['REMOVED dir/new', 'REMOVED dir/renamed']));
   });
 
-  test('all that is in a new directory is told, however fast it came', async () => {
+  test('all entries of a new directory are reported, however fast they came', async () => {
     const watching = await watch(disk.root);
     mkdirSync(path('a/b/c'), { recursive: true });
     writeFileSync(path('a/b/c/file'), 'x');
@@ -185,7 +185,7 @@ describe('watchFiles', () => {
     await watching.until('ADDED a/b/c/later');
   });
 
-  test('a directory in the place of another is told anew', async () => {
+  test('a directory that replaces another is reported anew', async () => {
     mkdirSync(path('dir'));
     mkdirSync(path('other'));
     writeFileSync(path('other/file'), '');
@@ -197,7 +197,7 @@ describe('watchFiles', () => {
     await watching.until('ADDED dir/later');
   });
 
-  test('not recursive it tells of the own entries alone', async () => {
+  test('without recursive only the own entries are reported', async () => {
     mkdirSync(path('dir'));
     const watching = await watch(disk.root, false);
     writeFileSync(path('dir/file'), 'x');
@@ -218,7 +218,7 @@ describe('watchFiles', () => {
     expect(watching.told.filter((change) => !change.endsWith(' file'))).toEqual([]);
   });
 
-  test('names that are not UTF-8 are told as they are', async () => {
+  test('names that are not UTF-8 are reported by their bytes', async () => {
     const watching = await watch(disk.root);
     writeFileSync(Buffer.from(`${disk.root}/caf\xe9`, 'latin1'), 'x');
     await watching.until('ADDED caf\xe9');

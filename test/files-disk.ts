@@ -1,4 +1,4 @@
-// A disk of its own for each test of the agent's files room: a root, a place outside it and one that is forbidden.
+// A disk of its own for each test of the agent's files: a root, a place outside it and one that is forbidden.
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -15,7 +15,7 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, vi } from 'vitest';
-import { type Files, type FilesOptions, openFiles } from '../agent/files/index.ts';
+import { createFiles, type Files, type FilesOptions } from '../agent/files/index.ts';
 import { createLogger } from '../shared/logger.ts';
 import type { AgentCall } from '../shared/rpc.ts';
 
@@ -49,7 +49,7 @@ export class Disk {
   open(options: Partial<FilesOptions> = {}): Promise<Files> {
     const log = createLogger('test', 'silent');
     const forbidden = [this.forbidden, this.path('unit')];
-    return openFiles({
+    return createFiles({
       ...{ roots: [this.root], home: this.root, forbidden, directory: this.data, log },
       ...options,
     });
@@ -68,7 +68,7 @@ export class Disk {
   /** A Node program that may import the agent's files; prints what the test waits for. */
   program(source: string, uid?: number): ChildProcess {
     const from = (file: string): string => JSON.stringify(join(import.meta.dirname, '..', file));
-    const imports = `import { openFiles } from ${from('agent/files/index.ts')}; import fs from 'node:fs';
+    const imports = `import { createFiles } from ${from('agent/files/index.ts')}; import fs from 'node:fs';
       import { walk } from ${from('agent/files/confine/walk.ts')};
       import { createLogger } from ${from('shared/logger.ts')};`;
     const child = spawn(process.execPath, ['--input-type=module', '-e', `${imports}\n${source}`], {

@@ -10,12 +10,12 @@ const heap = join(import.meta.dirname, '../shared/heap.ts');
 async function rush(meanwhile: string): Promise<{ full: number; after: number }> {
   const program = `
     import { setTimeout } from 'node:timers/promises';
-    import { giveBackAtRest } from ${JSON.stringify(heap)};
+    import { collectAtRest } from ${JSON.stringify(heap)};
     const resident = () => process.memoryUsage.rss() / 2 ** 20;
     let held = Array.from({ length: 1_500_000 }, (_, n) => ({ n, text: 'x' + n }));
     const full = resident();
     held = undefined;
-    giveBackAtRest(100);
+    collectAtRest(100);
     ${meanwhile}
     console.log(JSON.stringify({ full, after: resident() }));
   `;

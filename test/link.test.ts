@@ -5,7 +5,7 @@ import { connect } from 'node:net';
 import { connect as tlsConnect } from 'node:tls';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, onTestFinished, test } from 'vitest';
-import { openIdentity } from '../agent/identity.ts';
+import { loadIdentity } from '../agent/identity.ts';
 import { signProof } from '../shared/proof.ts';
 import { call as http, openHouse, temporaryFolder } from './house.ts';
 import { openProxy } from './proxy.ts';
@@ -16,7 +16,7 @@ const files = (machineId: string): string => `/machines/${machineId}/files/conte
 test('a broker with another certificate authority is refused before anything is sent to it', async () => {
   const [house, other] = [await openHouse(), await openHouse()];
   const joinToken = await house.joinToken();
-  const joining = openIdentity(temporaryFolder('agent'), {
+  const joining = loadIdentity(temporaryFolder('agent'), {
     broker: other.grpc,
     joinToken,
     name: 'a',
@@ -36,8 +36,8 @@ test('a join token works once, and knowing a machine id is worth nothing', async
   const house = await openHouse();
   const joinToken = await house.joinToken();
   const wish = { broker: house.grpc, joinToken, name: 'a', tags: [] };
-  await openIdentity(temporaryFolder('agent'), wish);
-  await expect(openIdentity(temporaryFolder('agent'), wish)).rejects.toMatchObject({ name: 'StartError' });
+  await loadIdentity(temporaryFolder('agent'), wish);
+  await expect(loadIdentity(temporaryFolder('agent'), wish)).rejects.toMatchObject({ name: 'StartError' });
   expect((await house.client.machines.list()).total).toBe(1);
 });
 

@@ -1,7 +1,7 @@
 // An agent that does what a real one won't: greets wrongly, dies mid-file, answers twice, never answers.
 import { once } from 'node:events';
 import { onTestFinished } from 'vitest';
-import { openIdentity } from '../agent/identity.ts';
+import { loadIdentity } from '../agent/identity.ts';
 import { type AnswerStream, type ControlStream, Dial } from '../agent/link/dial.ts';
 import type { Identity } from '../agent/link/index.ts';
 import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
@@ -47,7 +47,7 @@ export async function joinScripted(
   name = 'scripted',
 ): Promise<Identity> {
   const joinToken = await house.joinToken();
-  return openIdentity(temporaryFolder('scripted'), { broker: house.grpc, joinToken, name, tags: [] });
+  return loadIdentity(temporaryFolder('scripted'), { broker: house.grpc, joinToken, name, tags: [] });
 }
 
 /** Connects with an identity; the hello is a good one, changed by `hello`. Resolves at the challenge. */

@@ -10,7 +10,7 @@ import { createServer as createTlsServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { z } from 'zod';
 import { agentSettings } from '../agent/config.ts';
-import { openIdentity } from '../agent/identity.ts';
+import { loadIdentity } from '../agent/identity.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { openAuthority } from '../broker/link/authority.ts';
 import { StartError, UsageError } from '../shared/errors.ts';
@@ -434,12 +434,12 @@ test('an agent that waits to join says in words what is wrong with the address, 
   const cases: [string, string, RegExp][] = [
     [plain.url, await plain.joinToken(), /is not for agents: they dial the port of .* 8421/],
     [secure.url, await plain.joinToken(), /is not for agents: they dial the port of .* 8421/],
-    ['http://127.0.0.1:1', await plain.joinToken(), /nobody listens there/],
+    ['http://127.0.0.1:1', await plain.joinToken(), /is the broker running/],
   ];
   for (const [url, joinToken, words] of cases) {
     const dataDir = temporaryFolder('agent');
     const { host } = new URL(url);
-    const opening = openIdentity(dataDir, { broker: host, joinToken, name: undefined, tags: [] });
+    const opening = loadIdentity(dataDir, { broker: host, joinToken, name: undefined, tags: [] });
     await expect(opening).rejects.toMatchObject({ message: expect.stringMatching(words) });
     await expect(opening).rejects.toMatchObject({ message: expect.stringContaining(`${host} `) });
     expect(readdirSync(dataDir)).toEqual([]);

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { openIdentity } from '../agent/identity.ts';
+import { loadIdentity } from '../agent/identity.ts';
 import { withBroker } from '../broker/cli/connect.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { temporaryFolder } from './house.ts';
@@ -58,7 +58,7 @@ async function killedAt(moment: 'connected' | 'answered') {
     }),
   );
   const params = { broker: String(grpc), joinToken: token, name: 'one', tags: [] };
-  await openIdentity(temporaryFolder('agent'), params).catch(() => undefined);
+  await loadIdentity(temporaryFolder('agent'), params).catch(() => undefined);
   await killed;
   const before = receiver.bodies.length;
   const again = program('broker/main.ts', args);

@@ -8,7 +8,7 @@ import { gzipSync } from 'node:zlib';
 import { verify } from '@octokit/webhooks-methods';
 import { Webhook } from 'standardwebhooks';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
-import { openIdentity } from '../agent/identity.ts';
+import { loadIdentity } from '../agent/identity.ts';
 import { openAuthority } from '../broker/link/authority.ts';
 import { fakeClock } from './fake-clock.ts';
 import { temporaryFolder } from './house.ts';
@@ -438,7 +438,7 @@ describe('a webhook delivers', () => {
     const house = await openWebhookHouse();
     const receiver = await openReceiver();
     await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
-    await openIdentity(temporaryFolder('joining'), {
+    await loadIdentity(temporaryFolder('joining'), {
       broker: house.grpc,
       joinToken: await house.joinToken(),
       name: 'new 🎉',

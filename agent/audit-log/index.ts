@@ -1,4 +1,4 @@
-// The machine's own log of everything that is done on it through the broker: the owner reads it, no file call reaches it.
+// The audit log of the machine: every call of the broker. Its owner reads it; no file request reaches it.
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import { after, iso, monotonic } from '../../shared/clock.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
@@ -11,7 +11,7 @@ type Call = Pick<Call__Output, 'method' | 'request_id' | 'caller'>;
 const longestName = 200;
 /** A call that is not over by then is logged as it is. */
 const slowMs = 1_000;
-/** Lines a minute for refusals of each method and code, then a number: they must not push out what was done. */
+/** Lines a minute for refusals of each method and code, then a number: they must not displace what was done. */
 const mostRefusals = 5;
 const minute = 60_000;
 
@@ -81,7 +81,7 @@ export class AuditedCall {
     this.#method = method;
     this.#refused = refused;
     this.#log = log;
-    // What the broker says: it is logged as it came, in bounds.
+    // Set by the broker: logged as received, in bounds.
     const bounded = (text = ''): string => cut(text, longestName);
     this.#common = {
       method: bounded(method),
@@ -120,12 +120,12 @@ export class AuditedCall {
   }
 
   #add(event: 'start' | 'end', more: Fields): void {
-    // What is long comes last: it gives way to the rest.
+    // Long fields come last: they are cut first.
     this.#log.add({ event, ...this.#common, ...more, ...this.#request });
   }
 }
 
-// ---- What is logged of a call: what it was about, never contents, input or environment
+// ---- Fields logged of a call: its subject, never contents, input or environment
 
 /** Fields of a log line, named as people query them with jq. */
 type Fields = Record<string, unknown>;
@@ -152,13 +152,13 @@ function loggedAs(value: unknown): unknown {
   return [...value.slice(0, mostItems).map(loggedAs), ...(value.length > mostItems ? ['…'] : [])];
 }
 
-/** What to log of a decoded request, or of the first where there are many; undefined values are left out of a line. */
+/** The logged fields of a decoded request, or of the first where there are many; undefined values are left out of a line. */
 function fieldsOf(request: unknown): Fields {
   // Every request is a message; that of an upload or attachment has `open`, that of a process or terminal `spec`.
   const { open, spec, ...own } = request as Fields & { open?: object | null; spec?: object | null };
   const { program, content, ...all }: Fields = { ...own, ...open, ...spec };
-  const shown = { ...all, command: all.command ?? program };
-  const logged = Object.entries(shown).filter(([field]) => loggable.has(field));
+  const named = { ...all, command: all.command ?? program };
+  const logged = Object.entries(named).filter(([field]) => loggable.has(field));
   return {
     ...Object.fromEntries(logged.map(([field, value]) => [field, loggedAs(value)])),
     in_contents: content ? true : undefined,
@@ -170,7 +170,7 @@ interface Response {
   event?: { exit?: { outcome?: string; exit_code?: number; signal?: string } | null } | null;
 }
 
-/** What a response says of a process that has ended. */
+/** How a process ended, if a response reports it. */
 function exitOf(response: unknown): Fields | undefined {
   const { event } = response as Response;
   if (!event?.exit) return undefined;

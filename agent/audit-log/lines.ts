@@ -1,4 +1,4 @@
-// A file of JSON lines that is written behind the callers' backs: gathered for a moment, rotated when it is full.
+// Writes JSON lines to a file in the background: collected for a moment, rotated when the file is full.
 import { type FileHandle, open, rename, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { after } from '../../shared/clock.ts';
@@ -105,17 +105,20 @@ export class Lines {
         this.#dropped += lines.length;
         this.#torn = true;
         if (!this.#failing)
-          this.#log.error({ err: error }, 'the log of what is done on this machine cannot be written');
+          this.#log.error(
+            { err: error },
+            'the audit log (activity.log) cannot be written; its lines are counted meanwhile',
+          );
         this.#failing = true;
       }
     }
   }
 
-  /** The file with room for that many bytes: a new one if it is full, was replaced, or is missing. */
-  async #open(room = 0): Promise<FileHandle> {
+  /** The file, which that many bytes still fit: a new one if it is full, was replaced, or is missing. */
+  async #open(bytes = 0): Promise<FileHandle> {
     const held = this.#file;
     if (held && (await isAt(held, this.#pathOf(0)))) {
-      if (this.#size === 0 || this.#size + room <= this.#options.fileBytes) return held;
+      if (this.#size === 0 || this.#size + bytes <= this.#options.fileBytes) return held;
       await this.#shift();
     }
     try {

@@ -1,4 +1,4 @@
-// Changes mode, owner or group of what a path leads to: of the very thing that was found, whatever has its name by now.
+// Changes mode, owner or group of a path's target: of the pinned file, also when it has lost its name meanwhile.
 import { AppError } from '../../shared/errors.ts';
 import { chmod, chown, stat } from './confine/fs.ts';
 import { assertFolder, assertMode } from './confine/path.ts';
@@ -6,7 +6,7 @@ import { describe } from './describe.ts';
 import type { Operation, RequestOf } from './operation.ts';
 import type { Users } from './users-groups.ts';
 
-/** What chown leaves as it is. */
+/** chown leaves that id as it is. */
 const unchanged = -1;
 
 export const changeFile: Operation<'changeFile'> = async (disk, request, target, signal) => {
@@ -27,7 +27,7 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
 /** Without one it would be a look at the file, which is another right. */
 function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
   if ([mode, owner, group].every((one) => one === undefined))
-    throw new AppError('invalid_request', 'say what to change: mode, owner or group');
+    throw new AppError('invalid_request', 'nothing to change: give mode, owner or group');
 }
 
 function ownerOf({ owner, group }: RequestOf<'changeFile'>, users: Users): { uid: number; gid: number } {

@@ -1,9 +1,9 @@
-// Removes all below a pinned directory. Symlinks go themselves, and what is swapped in meanwhile is never followed.
+// Empties a pinned directory. Symlinks are removed, never followed, also those swapped in meanwhile.
 import { posix } from 'node:path';
 import { fromErrno } from '../../shared/errors.ts';
 import type { Boundary } from './confine/boundary.ts';
 import { type Confined, chmod, drop } from './confine/fs.ts';
-import { type Bytes, shown } from './confine/path.ts';
+import { type Bytes, toText } from './confine/path.ts';
 import { walk } from './confine/walk.ts';
 
 interface Clearing {
@@ -29,7 +29,7 @@ export async function clear(
   for await (const step of walk(start, boundary, options)) {
     if (step.stats.isDirectory() && !step.left) continue;
     await drop(step.at, step.stats.isDirectory()).catch((error: unknown) => {
-      throw fromErrno(error, shown(posix.join(path, step.path)));
+      throw fromErrno(error, toText(posix.join(path, step.path)));
     });
   }
 }

@@ -1,4 +1,4 @@
-// What is said about a file: its entry, and the etag that changes whenever its bytes may have changed.
+// Describes a file for answers: its entry, and the etag that changes whenever its bytes may have changed.
 import { posix } from 'node:path';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { type BigIntStats, type Confined, child, readlink, type Stats } from './confine/fs.ts';

@@ -1,20 +1,20 @@
-// Copies what has a name, with all below it, to a name in a directory that nobody else can reach: bytes, modes, times,
-// symlinks as symlinks. On the disk when it resolves.
+// Copies a file or tree to a name in a private directory: bytes, modes, times, symlinks as symlinks. Durable when it
+// resolves.
 import { posix } from 'node:path';
 import { fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
 import type { Boundary } from './confine/boundary.ts';
-import { isTorn } from './confine/contents.ts';
+import { hasChanged } from './confine/contents.ts';
 import * as fs from './confine/fs.ts';
 import { holdsFiles, holdsMemory } from './confine/kernel.ts';
-import { type Bytes, fault, shown } from './confine/path.ts';
+import { type Bytes, fault, toText } from './confine/path.ts';
 import { type Step, walk } from './confine/walk.ts';
 
 const bufferBytes = 1024 * 1024;
-/** What is flushed at once, which is cheaper than one by one; Node's thread pool keeps room for others. */
+/** Flushes at once, which are cheaper than one by one; one of Node's four threads stays free for others. */
 const mostFlushing = 3;
 
-/** What is to be copied: a name in a pinned directory, and what it was when it was judged. */
+/** The source: a name in a pinned directory, and its stats when access was checked. */
 type Source = Pick<Step, 'parent' | 'name' | 'at' | 'stats'>;
 
 interface Duplicating {
@@ -22,7 +22,7 @@ interface Duplicating {
   /** Of the source, for messages. */
   path: Bytes;
   signal: AbortSignal;
-  /** A move: owners are kept or it fails, and what is mounted below is not taken along. A copy is root's to own, or ours. */
+  /** A move: owners are preserved or it fails, and what is mounted below is not taken along. A copy is root's to own, or ours. */
   moves: boolean;
 }
 
@@ -60,7 +60,7 @@ class Copier implements AsyncDisposable {
       else if (stats.isFile()) await this.#file(source, to, path);
       else throw fault('unsupported_file', path, 'neither file, directory nor symlink');
     } catch (error) {
-      throw fromErrno(error, shown(path));
+      throw fromErrno(error, toText(path));
     }
   }
 
@@ -92,7 +92,7 @@ class Copier implements AsyncDisposable {
   }
 
   async #leave(made: fs.Pinned[], stats: fs.BigIntStats, path: Bytes): Promise<void> {
-    // Opened again, as what is pinned cannot be flushed.
+    // Opened again: a pinned handle cannot be flushed.
     using pinned = made.pop();
     if (pinned) await this.#finish(await openDirectory(pinned.at), stats, path);
   }
@@ -147,21 +147,21 @@ class Copier implements AsyncDisposable {
     if (sparse) await to.pinned.handle.truncate(to.size);
   }
 
-  /** A copy has what was there when it began; a move must not lose what was added since. */
+  /** A copy has the content of its start; a move must not lose bytes added since. */
   #assertUnchanged(before: fs.BigIntStats, after: fs.BigIntStats, copied: number, path: Bytes): void {
     const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;
     // Shrunk and grown again.
     const short = differs && copied < before.size;
-    if (this.#options.moves ? differs : short || isTorn(before, after))
+    if (this.#options.moves ? differs : short || hasChanged(before, after))
       throw fault('conflict', path, 'changed while it was copied, try again');
   }
 
-  /** Gives what was made its attributes, flushes it while others are copied, and closes it. */
+  /** Sets the attributes of a copy, flushes it while others are copied, and closes it. */
   async #finish(made: fs.Pinned, stats: fs.BigIntStats, path: Bytes): Promise<void> {
     const { uid, gid, mode, atimeNs, mtimeNs } = stats;
     const { handle } = made;
     const [owner, group] = [Number(uid), Number(gid)];
-    // What is copied for somebody else must not lend him our rights: setuid and setgid stay only for the same owner.
+    // A copy for another owner must not lend him our rights: setuid and setgid stay only for the same owner.
     const ours = owner === process.geteuid?.() && group === process.getegid?.();
     try {
       // A change of owner clears setuid and setgid, so the mode comes second.
@@ -170,7 +170,7 @@ class Copier implements AsyncDisposable {
       await handle.chmod(Number(mode) & (this.#keepsOwner || ours ? 0o7777 : 0o1777));
     } catch (error) {
       made[Symbol.dispose]();
-      throw fromErrno(error, shown(path));
+      throw fromErrno(error, toText(path));
     }
     await this.#flushes.add(handle.sync().finally(() => made[Symbol.dispose]()));
   }
@@ -182,7 +182,7 @@ class Copier implements AsyncDisposable {
 
 const openDirectory = (at: fs.Confined): Promise<fs.Pinned> => fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY);
 
-/** The very file that was judged, known to be a plain one before it is opened. */
+/** Opens the same file whose access was checked, which is a regular one. */
 async function openSame({ name, at, stats }: Source, path: Bytes): Promise<fs.Pinned> {
   using pinned = await fs.pin(at);
   assertSame(await pinned.stat(), stats, path);

@@ -1,7 +1,8 @@
 // The file operations of the agent, inside the roots that the machine's owner allows.
-import type { Budget } from '../../shared/budget.ts';
+
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Quota } from '../../shared/quota.ts';
 import type { AgentMethods } from '../../shared/rpc.ts';
 import { readArchive } from './archive/pack.ts';
 import { writeArchive } from './archive/unpack.ts';
@@ -25,9 +26,9 @@ import { watchFiles } from './watch/index.ts';
 import { watchQuota } from './watch/watched.ts';
 import { writeFile } from './write.ts';
 
-/** Calls at once that may keep the disk busy for hours: Node has four threads for all of the agent. */
+/** Calls at once that may occupy the disk for hours: Node has four threads for all of the agent. */
 const mostHeavy = 8;
-/** Those that wait for that. */
+/** Heavy calls that may wait for a slot. */
 const mostWaiting = 32;
 
 export interface FilesOptions {
@@ -39,13 +40,13 @@ export interface FilesOptions {
   forbidden: string[];
   /** Absolute paths that may be read and never changed. */
   fixed?: string[];
-  /** The agent's own processes, of which nothing is shown: this one, unless told. */
+  /** The agent's own processes, whose /proc entries are refused; by default this process. */
   processes?: () => number[];
   /** Where the journal of temporary files lies. */
   directory: string;
   log: Logger;
-  /** What all watches may hold together. */
-  watches?: Budget;
+  /** Quota of all watches; the default unless a test sets another. */
+  watches?: Quota;
 }
 
 export type Files = Pick<
@@ -63,11 +64,11 @@ export async function checkRoots(roots: string[]): Promise<void> {
 }
 
 /** Fails when a root cannot be used; removes temporary files of a killed agent. */
-export async function openFiles(options: FilesOptions): Promise<Files> {
+export async function createFiles(options: FilesOptions): Promise<Files> {
   const { roots, home, forbidden, fixed = [], processes, directory, log } = options;
   // First, so that its directory is there to be protected.
   const journal = await Journal.open(directory, log);
-  // Whoever could write the journal could have files removed.
+  // A request that could write the journal could have files removed.
   const secret = [...forbidden, directory];
   const disk: Disk = {
     reading: new Confinement(await Boundary.open(roots, secret, processes)),

@@ -1,6 +1,6 @@
 // Lists one directory: directories first, then by name, bytewise; entries are looked at only as they are asked for.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
-import { openBudget } from '../../shared/budget.ts';
+import { Quota } from '../../shared/quota.ts';
 import { type Confined, child, lstatPlain, type Named, namesIn } from './confine/fs.ts';
 import { type Bytes, bytes } from './confine/path.ts';
 import type { Confinement } from './confine/resolve.ts';
@@ -12,7 +12,7 @@ const batchSize = 256;
 /** Names of one listing without a limit; one more shows that there are too many. */
 const mostAtOnce = 200_000;
 /** Names that all listings of this process hold together. */
-const held = openBudget(600_000, 'large listings are under way on this machine');
+const held = new Quota(600_000, 'large listings are under way on this machine');
 
 export const listFiles: Operation<'listFiles'> = async function* ({ reading, users }, request, { path }) {
   using directory = await reading.directory(path);

@@ -1,7 +1,7 @@
 // Makes a directory: a new one or none, with exactly the mode asked for.
 import { type BigIntStats, chmod, mkdir, pin, rmdir } from './confine/fs.ts';
 import { assertMode, fault } from './confine/path.ts';
-import type { Entry } from './confine/resolve.ts';
+import type { PathEntry } from './confine/resolve.ts';
 import { describe } from './describe.ts';
 import type { Operation } from './operation.ts';
 
@@ -15,7 +15,7 @@ export const makeDirectory: Operation<'makeDirectory'> = async (disk, request, {
   return { entry: describe(path, stats, await disk.users()) };
 };
 
-async function make(entry: Entry, mode: number): Promise<BigIntStats> {
+async function make(entry: PathEntry, mode: number): Promise<BigIntStats> {
   await mkdir(entry.at, mode & 0o777);
   try {
     using made = await pin(entry.at);

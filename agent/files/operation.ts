@@ -1,15 +1,16 @@
-// How an operation is called: with the disk, the path of its request and a signal. One that only reads does not hold its
-// caller when that leaves, for a disk may hang: it comes to its end by itself and closes what it has opened.
-import type { Budget } from '../../shared/budget.ts';
+// Turns file operations into handlers of the link: each gets the disk, the path of its request and a signal. A cancelled
+// read is not awaited, for a disk may hang: it ends by itself and closes its handles.
+
 import { fromErrno } from '../../shared/errors.ts';
+import type { Quota } from '../../shared/quota.ts';
 import type { AgentCall, AgentMethods } from '../../shared/rpc.ts';
 import type { Journal } from './atomic/journal.ts';
-import { type Bytes, shown, type Target, targetOf } from './confine/path.ts';
+import { type Bytes, type Target, targetOf, toText } from './confine/path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import type { Semaphore } from './semaphore.ts';
 import type { AskUsers } from './users-groups.ts';
 
-/** What the operations work with. */
+/** Shared by all operations. */
 export interface Disk {
   /** Where files may be read, which is more than may be changed. */
   reading: Confinement;
@@ -20,17 +21,17 @@ export interface Disk {
   journal: Journal;
   /** Calls that may keep the disk busy for hours. */
   heavy: Semaphore;
-  /** What all watches may hold. */
-  watches: Budget;
+  /** Quota of all watches together. */
+  watches: Quota;
 }
 
-/** A method of the wire as an operation: given the path that its request names, and when nobody waits any more. */
+/** A method of the wire as an operation: given the path that its request names, and a signal that fires when the call is cancelled. */
 export type Operation<M extends keyof AgentMethods> = Work<RequestOf<M>, Result<ReturnType<AgentMethods[M]>>>;
 export type RequestOf<M extends keyof AgentMethods> = Parameters<AgentMethods[M]>[0];
 type Result<Answer> = Answer extends AsyncIterable<infer Part> ? AsyncGenerator<Part, void, void> : Answer;
 type Work<Request, Result> = (disk: Disk, request: Request, target: Target, signal: AbortSignal) => Result;
 
-/** A handler of the link; `named` says which path failures are about, `isHeavy` what waits for its turn. */
+/** A handler of the link; `named` says which path failures are about, `isHeavy` whether a request waits for a slot. */
 export function unary<Request, Response>(
   disk: Disk,
   named: (request: Request) => Buffer,
@@ -60,9 +61,9 @@ export function streaming<Request extends { path: Buffer }, Response>(
         yield next.value;
       }
     } catch (error) {
-      throw signal.aborted ? signal.reason : fromErrno(error, shown(target.path));
+      throw signal.aborted ? signal.reason : fromErrno(error, toText(target.path));
     } finally {
-      // Nobody waits for its end, which may hang with the disk.
+      // Not awaited: it may hang with the disk.
       source.return().catch(() => undefined);
     }
   };
@@ -81,12 +82,12 @@ export function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise
   });
 }
 
-/** What a call about a path fails with: the signal's reason once that has fired, else a documented code. */
+/** Runs the work of a call; it fails with the signal's reason once that has fired, else with a documented code. */
 export async function failingAs<T>(path: Bytes, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
   try {
     signal.throwIfAborted();
     return await work();
   } catch (error) {
-    throw signal.aborted ? signal.reason : fromErrno(error, shown(path));
+    throw signal.aborted ? signal.reason : fromErrno(error, toText(path));
   }
 }

@@ -1,15 +1,15 @@
 // Reads a regular file: a head, then exactly the bytes that it announced, or an error.
 import { createHash } from 'node:crypto';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
-import { type Contents, isTorn, openTarget } from './confine/contents.ts';
+import { type Contents, hasChanged, openTarget } from './confine/contents.ts';
 import type { FileHandle } from './confine/fs.ts';
-import { type Bytes, fault, shown } from './confine/path.ts';
+import { type Bytes, fault, toText } from './confine/path.ts';
 import { describe, etagOf } from './describe.ts';
 import type { Operation, RequestOf } from './operation.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** What is wanted of a file; `length` is infinite where only reading tells. */
+/** The range to read; `length` is infinite where only reading finds the end. */
 interface Range {
   start: number;
   length: number;
@@ -38,7 +38,8 @@ export const readFile: Operation<'readFile'> = async function* ({ reading, users
       sent += chunk.length;
       if (sent > range.max) throw tooLarge(path, { max: range.max });
       // Judged before the last bytes go out: a reader who has them all does not wait for a verdict.
-      if (sent === length && isTorn(stats, await source.file.stat(), range.start + sent)) throw changed(path);
+      if (sent === length && hasChanged(stats, await source.file.stat(), range.start + sent))
+        throw changed(path);
       // The disk works while this one is on its way.
       const ahead = read(sent);
       ahead.catch(() => undefined);
@@ -66,7 +67,7 @@ function rangeOf(request: RequestOf<'readFile'>, path: Bytes, size: number): Ran
 /** Reads the chunk after so many bytes of the range; a short one means the end of the file. */
 type Read = (sent: number) => Promise<Buffer>;
 
-/** Two buffers in turn: one is on its way while the other is filled. Who takes a chunk must copy what it keeps. */
+/** Two buffers in turn: one is on its way while the other is filled. A chunk is valid until the next but one is read. */
 function readerOf(handle: FileHandle, { start, length }: Range): Read {
   const pages: Buffer[] = [];
   let turn = 0;
@@ -86,7 +87,7 @@ function readerOf(handle: FileHandle, { start, length }: Range): Read {
 }
 
 /**
- * The length to announce; undefined where the file cannot tell: those of /proc say 0 and have more, those of
+ * The length to announce; undefined where its size is wrong: those of /proc say 0 and have more, those of
  * /sys say 4096 and have less. The first bytes give it away.
  */
 async function lengthOf(
@@ -116,5 +117,5 @@ const readingErrnos: Readonly<Record<string, Code>> = {
 
 export function readingFailure(error: unknown, path: Bytes): AppError {
   const code = error instanceof AppError ? undefined : readingErrnos[errnoOf(error) ?? ''];
-  return code ? fault(code, path, 'cannot be read') : fromErrno(error, shown(path));
+  return code ? fault(code, path, 'cannot be read') : fromErrno(error, toText(path));
 }

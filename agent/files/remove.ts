@@ -1,4 +1,4 @@
-// Removes a file, a symlink or a directory; never what a symlink leads to, nor what the machine cannot do without.
+// Removes a file, a symlink (never its target) or a directory; refuses the root, the home and protected paths.
 import { clear } from './clear.ts';
 import { drop, mountOf, syncDirectory } from './confine/fs.ts';
 import { assertFolder, bytes, fault } from './confine/path.ts';

@@ -1,4 +1,4 @@
-// Lets so many work at once; others wait in turn, and leave the queue when their call ends.
+// A semaphore: limits how many calls work at once; others wait in order, and leave the queue when they are cancelled.
 import { AppError } from '../../shared/errors.ts';
 
 export class Semaphore {
@@ -22,7 +22,7 @@ export class Semaphore {
       return await work();
     } finally {
       const [next] = this.#waiting;
-      // The place goes from hand to hand, so that nobody slips in between.
+      // The slot is handed over, so that no later call takes it.
       if (next) next();
       else this.#inside -= 1;
     }

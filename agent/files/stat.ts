@@ -53,7 +53,7 @@ async function hash(confinement: Confinement, target: Target, signal: AbortSigna
       length = (await file.handle.read(buffer, 0, bufferBytes, at)).bytesRead;
       digest.update(buffer.subarray(0, length));
     }
-    // All of it, so that the etag is of what was hashed.
+    // Compared as a whole, so that the etag belongs to the bytes that were hashed.
     if (etagOf(await file.stat()) === etagOf(stats)) return { stats, link, sha256: digest.digest('hex') };
   } catch (error) {
     throw signal.aborted ? error : readingFailure(error, target.path);

@@ -3,21 +3,21 @@
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { PrivateDirectory } from './atomic/directory.ts';
-import { assertPlace, type Placing, place } from './atomic/place.ts';
+import { assertPlace, type Placement, place } from './atomic/place.ts';
 import { ancestry } from './confine/boundary.ts';
 import * as fs from './confine/fs.ts';
-import { assertFolder, fault, shown, type Target, targetOf } from './confine/path.ts';
-import type { Entry } from './confine/resolve.ts';
+import { assertFolder, fault, type Target, targetOf, toText } from './confine/path.ts';
+import type { PathEntry } from './confine/resolve.ts';
 import { describeName } from './describe.ts';
 import { duplicate } from './duplicate.ts';
 import type { Disk, Operation } from './operation.ts';
 
-/** What is on its way, and where to. */
+/** One move or copy. */
 interface Transfer {
   source: Target;
   destination: Target;
-  from: Entry;
-  to: Entry;
+  from: PathEntry;
+  to: PathEntry;
   /** Of the source. */
   stats: fs.BigIntStats;
   overwrite: boolean;
@@ -52,25 +52,25 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
   const copied = await duplicate(what, arriving.content(), {
     ...{ boundary, path: source.path, signal, moves: false },
   });
-  await arrive(transfer, arriving.content());
+  await publish(transfer, arriving.content());
   return { entry: await arrived(disk, transfer), ...copied };
 };
 
-/** The entry of what has just been given the name, should that be gone again of what was given it. */
+/** Describes what has the destination's name now, or the source where that is gone again. */
 const arrived = async ({ writing, users }: Disk, { to, stats }: Transfer): Promise<FileEntry> =>
   describeName(writing, to, (await fs.lookAt(to.at)) ?? stats, await users());
 
 const inOneDirectory = async ({ from, to }: Transfer): Promise<boolean> =>
   (await fs.identify(from.directory)) === (await fs.identify(to.directory));
 
-/** Refuses what can never be, before anything is touched. */
+/** Refuses an impossible transfer before anything is changed. */
 async function assertTransfer({ writing, home }: Disk, transfer: Transfer): Promise<void> {
   const { source, destination, stats, to, overwrite } = transfer;
   const directory = stats.isDirectory();
   assertFolder(source, stats);
   assertFolder(destination, stats);
   if (directory && (await ancestry(to.directory)).includes(fs.identityOf(stats)))
-    throw fault('invalid_path', destination.path, `lies in ${shown(source.path)} itself`);
+    throw fault('invalid_path', destination.path, `lies in ${toText(source.path)} itself`);
   assertPlace(to.found?.stats, { directory, overwrite, path: destination.path });
   if (to.found) await writing.boundary.assertRemovable(to.found.stats, home, destination.path);
 }
@@ -83,7 +83,7 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
     await place(placing(transfer, from.at));
     await dropTwin(transfer);
   } catch (error) {
-    if (errnoOf(error) !== 'EXDEV') throw fromErrno(error, shown(destination.path));
+    if (errnoOf(error) !== 'EXDEV') throw fromErrno(error, toText(destination.path));
     await moveAcross(disk, transfer);
   }
   await fs.syncDirectory(to.directory);
@@ -94,12 +94,12 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
 async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
   if (stats.isDirectory() || !to.found || fs.identityOf(to.found.stats) !== fs.identityOf(stats)) return;
-  const [old, now] = [from, to].map(({ name }) => shown(name).toLowerCase());
+  const [old, now] = [from, to].map(({ name }) => toText(name).toLowerCase());
   if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at, false);
 }
 
 /** Gives what is at `from` the name of the destination. */
-const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confined): Placing => ({
+const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confined): Placement => ({
   from,
   to: to.at,
   directory: stats.isDirectory(),
@@ -110,21 +110,21 @@ const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confi
 async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promise<void> {
   const { from, to, stats, source, signal } = transfer;
   await using arriving = await PrivateDirectory.open(to.directory, journal);
-  // Also shows whether the source may leave, before anything is copied.
+  // Also fails, before anything is copied, where the source may not be removed.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
   const what = { parent: from.directory, name: from.name, at: from.at, stats };
   const { boundary } = writing;
   await duplicate(what, arriving.content(), { boundary, path: source.path, signal, moves: true });
-  const identity = await arrive(transfer, arriving.content());
-  await leave(transfer, leaving.content()).catch(async (error: unknown) => {
-    // The source stays, so what has just arrived must not, unless something has gone for it.
+  const identity = await publish(transfer, arriving.content());
+  await withdraw(transfer, leaving.content()).catch(async (error: unknown) => {
+    // The source stays, so the copy is taken back, unless it has replaced something.
     if (!to.found && (await identityAt(to.at)) === identity) await fs.rename(to.at, arriving.content());
     throw error;
   });
 }
 
-/** Gives a finished copy the name of the destination, as far as that is still allowed; tells what it is. */
-async function arrive(transfer: Transfer, content: fs.Confined): Promise<string> {
+/** Gives a finished copy the name of the destination, as far as that is still allowed; returns its device and inode. */
+async function publish(transfer: Transfer, content: fs.Confined): Promise<string> {
   const { to, signal, destination } = transfer;
   await to.recheck(await fs.lookAt(to.at));
   using pinned = await fs.pin(content);
@@ -135,15 +135,15 @@ async function arrive(transfer: Transfer, content: fs.Confined): Promise<string>
   if (closed) await fs.chmod(pinned.at, mode | 0o200);
   signal.throwIfAborted();
   await place(placing(transfer, content)).catch((error: unknown) => {
-    throw fromErrno(error, shown(destination.path));
+    throw fromErrno(error, toText(destination.path));
   });
   if (closed) await fs.chmod(pinned.at, mode);
   await fs.syncDirectory(to.directory);
   return fs.identityOf(stats);
 }
 
-/** The source leaves its place in one step, too: until then it is untouched, afterwards its removal is only tidying. */
-async function leave({ from, stats, source }: Transfer, away: fs.Confined): Promise<void> {
+/** Moves the source into a private directory in one step: until then it is untouched, afterwards it only has to be removed. */
+async function withdraw({ from, stats, source }: Transfer, away: fs.Confined): Promise<void> {
   await fs.rename(from.at, away);
   if ((await identityAt(away)) === fs.identityOf(stats)) return;
   const directory = (await fs.lookAt(away))?.isDirectory() === true;

@@ -1,8 +1,8 @@
-// What an upload sends: where it goes, its chunks, and the commit that alone makes it count.
+// An upload: its open message, its chunks, and the commit without which nothing is changed.
 import { createHash } from 'node:crypto';
 import { AppError } from '../../shared/errors.ts';
 import type { AgentCall } from '../../shared/rpc.ts';
-import { type Bytes, shown, type Target, targetOf } from './confine/path.ts';
+import { type Bytes, type Target, targetOf, toText } from './confine/path.ts';
 import { type Disk, failingAs, unlessAborted } from './operation.ts';
 
 interface Message<Open, Commit> {
@@ -13,7 +13,7 @@ interface Message<Open, Commit> {
 
 export class Upload<Open, Commit extends { sha256?: string }> implements Disposable {
   readonly open: Open;
-  /** Of the chunks: who takes one hashes it, at the time that suits. */
+  /** Of the chunks: the reader updates it, at the time that suits. */
   readonly hash = createHash('sha256');
   readonly #next: () => Promise<Message<Open, Commit> | undefined>;
   readonly #end: () => void;
@@ -34,7 +34,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
       const message = await unlessAborted(signal, messages.next());
       return message.done ? undefined : message.value;
     };
-    // Nobody reads on; a request that hangs must not hold the answer.
+    // Not awaited: a request that hangs must not hold the answer.
     const end = (): void => void messages.return?.().catch(() => undefined);
     try {
       const open = (await next())?.open;
@@ -46,7 +46,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
     }
   }
 
-  /** All of them; the request's end after commit is what makes it count, a cut one throws instead. */
+  /** All chunks. The request counts once it ends after commit; a request that is cut off throws. */
   async *chunks(): AsyncGenerator<Buffer, void, void> {
     for (;;) {
       const message = await this.#next();
@@ -62,7 +62,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
     }
   }
 
-  /** The commit and the digest of what came, once all of it did and was hashed. */
+  /** The commit, and the digest of all chunks, which have been read and hashed. Throws validation_failed where it differs. */
   finish(path: Bytes): { commit: Commit; sha256: string } {
     const commit = this.#commit;
     if (!commit) throw new Error('the upload has not been read to its end');
@@ -70,7 +70,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
     if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return { commit, sha256 };
     const message = 'does not match the bytes that arrived';
     const details = { issues: [{ path: 'sha256', message }], sha256 };
-    throw new AppError('validation_failed', `${shown(path)}: sha256 ${message}`, details);
+    throw new AppError('validation_failed', `${toText(path)}: sha256 ${message}`, details);
   }
 
   [Symbol.dispose](): void {

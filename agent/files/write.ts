@@ -43,7 +43,7 @@ export async function writeFile(
 /** The last of those that place a file in the name's stead: they do so one after another. */
 const placing = new Map<string, Promise<unknown>>();
 
-/** Gives the draft its name; true if nothing had it before. */
+/** Gives the new file its name; true if nothing had it before. */
 async function publish(
   draft: AtomicWrite,
   { if_match }: WriteFileOpen__Output,
@@ -80,7 +80,7 @@ function take(draft: AtomicWrite, present: BigIntStats | undefined, mode?: numbe
   return draft.take({ ...ownerOf(present), mode: mode ?? Number(present.mode) & 0o7777 });
 }
 
-/** Throws where what has the name may not be replaced. */
+/** Throws where the present file may not be replaced. */
 function assertAllowed(
   present: BigIntStats | undefined,
   { overwrite, if_match }: Pick<WriteFileOpen__Output, 'overwrite' | 'if_match'>,
@@ -99,5 +99,6 @@ function assertMatch(present: BigIntStats | undefined, wanted: string | undefine
   if (wanted === undefined) return;
   const etag = present && etagOf(present);
   const matches = wanted.split(',').some((one) => one.trim() === '*' || one.trim() === etag);
-  if (!present || !matches) throw fault('precondition_failed', path, 'is not what if_match names', { etag });
+  if (!present || !matches)
+    throw fault('precondition_failed', path, 'differs from if_match: read it again', { etag });
 }

@@ -4,7 +4,7 @@ import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { passing } from '../../shared/heap.ts';
+import { countTransferred } from '../../shared/heap.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import {
@@ -22,7 +22,7 @@ import {
   toWire,
 } from '../../shared/rpc.ts';
 import type { AuditedCall, AuditLog } from '../audit-log/index.ts';
-import { type Capability, needed } from '../capabilities.ts';
+import { type Capability, requiredCapabilities } from '../capabilities.ts';
 import { coalesce } from './coalesce.ts';
 import type { AnswerStream, Dial } from './dial.ts';
 
@@ -31,7 +31,7 @@ export interface CallsOptions {
   capabilities: readonly Capability[];
   line: Dial;
   log: Logger;
-  activity: AuditLog;
+  auditLog: AuditLog;
   reply(reply: Reply): void;
   /** False when replies pile up: answers that can take another way do so then. */
   hasRoom(): boolean;
@@ -49,7 +49,7 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 /** Ids as the broker makes them: they go into headers. */
 const callId = /^[\x21-\x7e]{1,64}$/;
 
-/** Somebody sits there and waits for each key. */
+/** A person waits for each key. */
 const quick = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
 /** A call that is answered. */
@@ -74,18 +74,18 @@ export class Calls {
   }
 
   take(call: Call__Output): void {
-    const { activity, log } = this.#options;
+    const { auditLog, log } = this.#options;
     const { call_id, request_id, method, deadline_ms } = call;
     // One id twice would go round the caps; its answer belongs to the first.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
-      log.debug({ request_id, method }, 'the broker’s id of a call is taken, or none: nothing is done');
+      log.debug({ request_id, method }, 'the broker sent a call with an invalid or used id; ignored');
       return;
     }
     const shape = methods.get(method);
     const abort = new AbortController();
     const cancelDeadline = deadline_ms ? after(deadline_ms, () => abort.abort(timedOut())) : () => {};
     const refusal = this.#refusal(shape, call);
-    const entry = activity.begin(call, refusal !== undefined);
+    const entry = auditLog.begin(call, refusal !== undefined);
     if (refusal) logRefused(entry, shape, call);
     log.debug({ request_id, call_id, method }, 'call');
     this.#open.set(call_id, abort);
@@ -117,7 +117,7 @@ export class Calls {
   /** The owner's lock, and the caps; nothing of the request has been read yet. */
   #refusal(shape: MethodShape | undefined, { method }: Call__Output): AppError | undefined {
     if (!shape) return new AppError('not_supported', 'this agent is too old for this: update it', { method });
-    const any = needed[shape.name];
+    const any = requiredCapabilities[shape.name];
     const [capability] = any;
     if (!any.some((one) => this.#options.capabilities.includes(one))) {
       const text = `the owner of this machine does not allow ${capability}`;
@@ -160,7 +160,7 @@ export class Calls {
 
   #reply({ shape, call: { call_id }, abort }: OpenCall, frames: Buffer[]): void {
     if (abort.signal.aborted) return;
-    for (const { length } of frames) passing(length);
+    for (const { length } of frames) countTransferred(length);
     const messages = frames.map(messageOf);
     const [response] = messages;
     if (shape.serverStreams || !response) this.#options.reply({ call_id, messages: { messages } });
@@ -224,7 +224,7 @@ function logRefused(entry: AuditedCall, shape: MethodShape | undefined, call: Ca
   try {
     requestOf(shape, call.request, entry);
   } catch {
-    // Of what cannot be read only the method is logged.
+    // Only the method of an unreadable request is logged.
   }
 }
 
@@ -243,7 +243,7 @@ function requestOf(shape: MethodShape, bytes: Buffer, entry: AuditedCall): unkno
   return request;
 }
 
-/** What comes in on the stream: all requests of a streaming client, or one that was too large for its notice. */
+/** Reads the stream: all requests of a streaming client, or one that was too large for its notice. */
 function requestIn(open: OpenCall, stream: AnswerStream): unknown {
   return open.shape.clientStreams ? requestsOf(open, stream) : largeRequest(open, stream);
 }

@@ -1,11 +1,11 @@
-// Holds back the start of an answer: what is whole by then goes out in one message, without a stream of its own.
+// Coalesces the frames of a short answer: one that ends within a moment goes out in one message, without a stream.
 import { after } from '../../shared/clock.ts';
 
 /** From the first frame on: a command of a busy machine ends in that, and a watch's first words wait no longer. */
 const momentMs = 25;
 /** From the start on: the broker waits for a sign, however long there is nothing to say. */
 const silentMs = 1_000;
-/** With the heads of its messages it stays below what may be on the control stream. */
+/** With the heads of its messages it stays below the limit of the control stream. */
 const mostBytes = 60 * 1024;
 const mostFrames = 64;
 
@@ -21,7 +21,7 @@ export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[]
     for (let bytes = 0; bytes <= mostBytes && frames.length < mostFrames; ) {
       const next = answer.next();
       const first = await Promise.race([next, over]).catch((error: unknown) => {
-        // After a frame the failure is part of what comes.
+        // After a frame the failure is part of the answer.
         if (frames.length === 0) throw error;
       });
       if (!first) return rest(frames, answer, next);

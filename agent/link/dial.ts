@@ -38,8 +38,8 @@ const options: ChannelOptions = {
   // A broker on a private network is not behind the proxy that the environment may name.
   'grpc.enable_http_proxy': 0,
 };
-/** Nothing is heard on a connection without calls, so that one which died in silence would be taken for a good one. */
-const heardOf: ChannelOptions = {
+/** A connection without calls receives nothing: without keepalive a dead one would be taken for a good one. */
+const keepalive: ChannelOptions = {
   'grpc.keepalive_time_ms': 20_000,
   'grpc.keepalive_timeout_ms': 10_000,
   'grpc.keepalive_permit_without_calls': 1,
@@ -54,7 +54,7 @@ export class Dial {
 
   constructor(broker: string, ca: string) {
     this.#quick = clientOf(broker, ca);
-    this.#slow = clientOf(broker, ca, heardOf);
+    this.#slow = clientOf(broker, ca, keepalive);
   }
 
   connect(): ControlStream {
@@ -89,7 +89,7 @@ async function isReady(client: LinkClient): Promise<boolean> {
   for (;;) {
     const state = channel.getConnectivityState(true);
     if (state === connectivityState.READY) return true;
-    // One that was refused is dialed again by and by: nobody waits for that.
+    // A refused connection is dialed again later, which is not awaited.
     if (state !== connectivityState.IDLE && state !== connectivityState.CONNECTING) return false;
     const { promise, resolve } = Promise.withResolvers<boolean>();
     channel.watchConnectivityState(state, deadline, (error) => resolve(!error));

@@ -18,7 +18,7 @@ import { Calls, type CallsOptions, openCalls } from './calls.ts';
 import { type ControlStream, Dial } from './dial.ts';
 import { sanitize } from './sanitize.ts';
 
-/** Which machine this is to its broker. */
+/** The identity of this machine at its broker. */
 export interface Identity {
   machineId: string;
   privateKey: KeyObject;
@@ -32,16 +32,16 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'reply' | 'hasR
   broker: string;
   identity: Identity;
   roots: readonly string[];
-  /** What this machine cannot do. */
+  /** Methods that this machine cannot serve. */
   missing: readonly Method[];
   journalId: string;
   processIds(): string[];
   /** Null where the owner does not allow it. */
   report(): Promise<Metrics | null>;
   /** Called at each welcome and each loss. */
-  changed?(linked: boolean): void;
+  onLinkChange?(linked: boolean): void;
   /** Called at each turn of the loop and each message; the next is due within `ms`, else something hangs. */
-  turned?(ms: number): void;
+  onProgress?(ms: number): void;
 }
 
 /** The broker has removed this machine. */
@@ -63,7 +63,7 @@ const greetingMs = 10_000;
 const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
 const longestSilenceMs = 300_000;
-/** Over what the next sign of life should take: a busy machine is slow, not dead. */
+/** Added to the time of the next expected message: a busy machine is slow, not dead. */
 const patienceMs = 60_000;
 const farewellMs = 1_000;
 
@@ -72,21 +72,21 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
   shortenQueues();
   const wait = backoff();
   while (!signal.aborted) {
-    options.turned?.(patienceMs);
+    options.onProgress?.(patienceMs);
     const line = new Dial(options.broker, options.identity.caCertificate);
-    const ended = new Session(options, line, () => wait.reset()).run(signal).catch((error: unknown) => {
+    const ended = new Connection(options, line, () => wait.reset()).run(signal).catch((error: unknown) => {
       if (error instanceof Removed) throw error;
-      options.log.warn({ err: error }, clockFault(String(error)) ?? 'the link broke');
+      options.log.warn({ err: error }, clockFault(String(error)) ?? 'the link to the broker failed');
     });
     const ms = (await ended.finally(() => line.close())) ?? wait.next();
-    options.turned?.(ms + patienceMs);
-    if (!signal.aborted) options.log.info({ retry_ms: Math.round(ms) }, 'no link; trying again');
+    options.onProgress?.(ms + patienceMs);
+    if (!signal.aborted) options.log.info({ retry_ms: Math.round(ms) }, 'not linked; trying again');
     await sleep(ms, signal);
   }
 }
 
 /** One dial until its end. */
-class Session {
+class Connection {
   readonly #options: LinkOptions;
   readonly #linked: () => void;
   readonly #control: ControlStream;
@@ -118,7 +118,7 @@ class Session {
     try {
       for await (const message of this.#control as AsyncIterable<ConnectResponse__Output>) {
         this.#heardAt = monotonic();
-        this.#options.turned?.(this.#silenceMs + patienceMs);
+        this.#options.onProgress?.(this.#silenceMs + patienceMs);
         const away = await this.#take(message);
         if (away !== undefined) return away;
       }
@@ -129,7 +129,7 @@ class Session {
       this.#stopBeating();
       this.#calls.close();
       this.#control.cancel();
-      if (this.#welcomed) this.#options.changed?.(false);
+      if (this.#welcomed) this.#options.onLinkChange?.(false);
     }
   }
 
@@ -185,7 +185,7 @@ class Session {
     });
     this.#linked();
     this.#options.log.info({ broker: this.#options.broker }, 'linked');
-    this.#options.changed?.(true);
+    this.#options.onLinkChange?.(true);
   }
 
   #call(call: Call__Output): void {
@@ -196,7 +196,7 @@ class Session {
 
   #watch(): void {
     if (monotonic() - this.#heardAt < this.#silenceMs) return;
-    this.#options.log.warn('the broker fell silent');
+    this.#options.log.warn('no message from the broker in time; dialing again');
     this.#control.cancel();
   }
 

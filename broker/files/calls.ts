@@ -1,9 +1,9 @@
 // What the routes of files have in common: the machine that is meant, how long a call may take, and what is told of it.
 import type { Caller } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
-import type { Budget } from '../../shared/budget.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Quota } from '../../shared/quota.ts';
 import type { AgentStub, CallOptions } from '../../shared/rpc.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
@@ -16,7 +16,7 @@ export interface FileRooms {
   history: History;
   events: Events;
   /** Of contents that are on their way into JSON. */
-  contents: Budget;
+  contents: Quota;
   log: Logger;
 }
 

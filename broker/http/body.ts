@@ -9,11 +9,11 @@ import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
 import getRawBody from 'raw-body';
 import type { Content } from '../../shared/api/index.ts';
-import type { Budget } from '../../shared/budget.ts';
+import { pulled } from '../../shared/backpressure.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import { pulled } from '../../shared/pace.ts';
+import type { Quota } from '../../shared/quota.ts';
 
 /** Time for all of it. */
 const maxMs = 300_000;
@@ -31,7 +31,7 @@ const [quote, backslash, colon, openBrace, closeBrace, openBracket, closeBracket
 export async function readJson(
   request: IncomingMessage,
   limit: number,
-  budget: Budget,
+  budget: Quota,
   over: AbortSignal,
 ): Promise<unknown> {
   const length = request.headers['content-length'];

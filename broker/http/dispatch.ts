@@ -3,9 +3,9 @@ import type { IncomingMessage } from 'node:http';
 import type { Context } from 'koa';
 import type { Caller, Content, Handlers } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
-import type { Budget } from '../../shared/budget.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Quota } from '../../shared/quota.ts';
 import { authenticate, type Client, validKeyIn } from '../admission/authenticate.ts';
 import { type AccessRooms, AuthorizedRequest, guardOf, handlerOf, recallBy } from '../admission/authorize.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
@@ -23,7 +23,7 @@ export interface DispatchRooms extends AccessRooms {
   idempotency: Idempotency;
   spool: Spool;
   /** Of large bodies that are being read or worked on. */
-  bodies: Budget;
+  bodies: Quota;
   log: Logger;
 }
 

@@ -8,9 +8,9 @@ import mime from 'mime';
 import { z } from 'zod';
 import type { BytesReply, Caller, GrowingReply, RawReply, SentEvent } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
-import { openBudget } from '../../shared/budget.ts';
 import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { Quota } from '../../shared/quota.ts';
 
 /** Of every answer in the envelope. */
 export const jsonType = 'application/json; charset=utf-8';
@@ -43,7 +43,7 @@ const pieceBytes = 64 * 1024;
 /** mime takes these for videos. */
 const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/plain' };
 /** Characters of JSON that may wait for their readers, all answers together. */
-const answers = openBudget(128 * 1024 * 1024, 'answers wait for slow readers');
+const answers = new Quota(128 * 1024 * 1024, 'answers wait for slow readers');
 const page = z.object({ items: z.array(z.unknown()), total: z.number() });
 const paging = z.object({ limit: z.number(), offset: z.number() });
 

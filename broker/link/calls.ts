@@ -7,7 +7,7 @@ import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectR
 import type { Reply__Output } from '../../proto/types/farhand/link/v1/Reply.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
-import { passing } from '../../shared/heap.ts';
+import { countTransferred } from '../../shared/heap.ts';
 import { newId } from '../../shared/ids.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import {
@@ -250,7 +250,7 @@ export class Calls {
     if (error) throw fromWire(error);
     if (!all || !asked) throw this.#unsuitable();
     for (const message of all.messages) {
-      passing(message.length);
+      countTransferred(message.length);
       yield message;
     }
   }

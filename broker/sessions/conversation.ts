@@ -5,11 +5,11 @@ import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/A
 import type { TerminalOutput__Output } from '../../proto/types/farhand/agent/v1/TerminalOutput.ts';
 import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/TerminalSize.ts';
 import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/sessions.ts';
+import { Wake } from '../../shared/backpressure.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { terminalReplayBytes } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Wake } from '../../shared/pace.ts';
 import type { Link } from '../presence/index.ts';
 import type { ClientPort, Doing, Note, Parting } from './client.ts';
 import type { Attached } from './records.ts';

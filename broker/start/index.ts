@@ -3,11 +3,11 @@ import { chmod, rm } from 'node:fs/promises';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { Server as TlsServer } from 'node:tls';
-import { openBudget } from '../../shared/budget.ts';
 import { StartError } from '../../shared/errors.ts';
 import { takeDirectory } from '../../shared/lock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../../shared/loopback.ts';
+import { Quota } from '../../shared/quota.ts';
 import { validKeyIn } from '../admission/authenticate.ts';
 import type { BrokerSettings } from '../config.ts';
 import { ConnectionLimiter, connectionLimits } from '../connections.ts';
@@ -91,7 +91,7 @@ async function assemble(
   const { events, presence, commands, schedules, sessions } = rooms;
   const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await Spool.open(join(settings.data_dir, 'spool'));
-  const bodies = openBudget(maxBodies, 'large bodies are under way');
+  const bodies = new Quota(maxBodies, 'large bodies are under way');
   const terminals = {
     redeem: (ticket: string) => sessions.redeem(ticket),
     publicUrl: () => settings.public_url ?? status.url,

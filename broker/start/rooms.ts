@@ -3,10 +3,10 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
-import { openBudget } from '../../shared/budget.ts';
 import { now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { Quota } from '../../shared/quota.ts';
 import { openRecorder, type Recorder } from '../admission/audit.ts';
 import type { Lookups } from '../admission/authorize.ts';
 import { Idempotency } from '../admission/idempotency.ts';
@@ -219,7 +219,7 @@ async function openNouns(
 }
 
 function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
-  const contents = openBudget(maxContents, 'files are read as content');
+  const contents = new Quota(maxContents, 'files are read as content');
   return {
     machines: machineHandlers(rooms),
     packages: rooms.packages.handlers,

@@ -6,7 +6,7 @@ import { mkdtempSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Pool } from 'undici';
-import { openIdentity } from '../../agent/identity.ts';
+import { loadIdentity } from '../../agent/identity.ts';
 import { at, bench, cost, program, startFarhand, timed } from './programs.ts';
 
 const ms = (value: number): string => value.toFixed(2).padStart(8);
@@ -70,7 +70,7 @@ async function main(folder: string): Promise<void> {
 
   for (let n = 1; n < 100; n += 1) {
     const wish = { broker: grpc, joinToken: token, name: `m${n}`, tags: [] };
-    await openIdentity(mkdtempSync(join(folder, 'machine-')), wish);
+    await loadIdentity(mkdtempSync(join(folder, 'machine-')), wish);
   }
   const bare = await program(
     'scripts/bench/bare.ts',

@@ -1,10 +1,10 @@
 // The tar format: one entry's description as header blocks and back. ustar with pax records out; ustar, pax, GNU
 // and the oldest form in. Names stay bytes both ways, which tar-stream's pax records (UTF-8 text) do not keep.
-import { type Bytes, bytes } from './bytes.ts';
+import { type Bytes, bytes } from './byte-names.ts';
 
 export const blockBytes = 512;
 
-/** What an entry is; the rest of the formats' kinds only describe the next entry. */
+/** The kind of an entry; other type flags only describe the next entry. */
 export type TarKind = 'file' | 'link' | 'symlink' | 'directory';
 
 export interface TarHeader {
@@ -102,7 +102,7 @@ function checksumOf(block: Buffer): number {
 
 // ---- In
 
-/** One header block as it stands, before what came ahead of it is applied. */
+/** One header block, before the extended headers ahead of it are applied. */
 export interface TarBlock extends Omit<TarHeader, 'kind'> {
   /** The type flag: "0" and so on. */
   flag: string;
@@ -146,7 +146,7 @@ function number(block: Buffer, at: number, length: number): number | undefined {
   return /^[0-7]*$/.test(digits) ? Number.parseInt(`0${digits}`, 8) : undefined;
 }
 
-/** What a type flag means; undefined for what cannot be unpacked. */
+/** The kind of a type flag; undefined for kinds that cannot be unpacked. */
 export const kindOf = (flag: string): TarKind | undefined =>
   (['file', 'link', 'symlink', 'directory'] as const).find((kind) => flags[kind] === flag);
 

@@ -1,5 +1,5 @@
 // Which names an archive may use: only such that lie in the directory it is unpacked into, wherever that is.
-import type { Bytes } from './bytes.ts';
+import type { Bytes } from './byte-names.ts';
 import { entryFault } from './reader.ts';
 
 /** As long as Linux takes paths and names; deeper than any tree that people have. */
@@ -29,7 +29,7 @@ export function assertTarget(path: Bytes, target: Bytes): void {
 
 /**
  * Demands that a symlink leads to a place in the directory. Dots only at the start: after a name, which may be a
- * symlink itself, nobody can tell where they lead.
+ * symlink itself, their target is unknown.
  */
 export function assertInside(path: Bytes, target: Bytes): void {
   const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);

@@ -3,7 +3,7 @@
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
 import { AppError, errnoOf } from '../errors.ts';
-import { type Bytes, shown } from './bytes.ts';
+import { type Bytes, toText } from './byte-names.ts';
 import {
   blockBytes,
   decodeBlock,
@@ -16,14 +16,14 @@ import {
   type TarHeader,
 } from './header.ts';
 
-/** Largest pax header or long name: extended attributes may be in it, which are not kept. */
+/** Largest pax header or long name: extended attributes may be in it, which are ignored. */
 const longestExtension = 1024 * 1024;
 /** Headers in a row that only describe the next entry. */
 const mostExtensions = 8;
 const inflatedBytes = 256 * 1024;
 
 export interface TarEntry extends TarHeader {
-  /** Its bytes in order; what is not read is skipped. */
+  /** Its bytes in order; the unread rest is skipped. */
   body: AsyncIterable<Buffer>;
 }
 
@@ -31,10 +31,10 @@ const damaged = (reason: string): AppError => new AppError('invalid_request', `n
 
 /** A failure about one entry of an archive. */
 export function entryFault(code: AppError['code'], name: Bytes, reason: string): AppError {
-  return new AppError(code, `entry ${shown(name)}: ${reason}`, { entry: shown(name) });
+  return new AppError(code, `entry ${toText(name)}: ${reason}`, { entry: toText(name) });
 }
 
-/** The entries of a tar, until its end; what follows that is read and dropped. */
+/** The entries of a tar, until its end; the rest is read and dropped. */
 export async function* readTar(chunks: AsyncIterable<Buffer>): AsyncGenerator<TarEntry> {
   const source = new Source(unzipped(chunks));
   try {
@@ -159,7 +159,7 @@ class Source implements AsyncIterable<Buffer> {
   }
 }
 
-/** The bytes themselves, or what they hold where they start as gzip does. */
+/** The bytes, decompressed where they start as gzip does. */
 async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   const iterator = chunks[Symbol.asyncIterator]();
   let start: Buffer = Buffer.alloc(0);

@@ -17,8 +17,8 @@ import {
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { needed } from '../../agent/capabilities.ts';
-import { type Files, openFiles } from '../../agent/files/index.ts';
+import { requiredCapabilities } from '../../agent/capabilities.ts';
+import { createFiles, type Files } from '../../agent/files/index.ts';
 import { protectedPathsOf } from '../../agent/protected-paths.ts';
 import { type AgentCall, type MethodShape, methods } from '../../shared/rpc.ts';
 import { leapingClock } from '../command-bench.ts';
@@ -287,7 +287,7 @@ async function expectSafe(ground: Ground, ways: Way[], operations: Operation[]):
 
 describe('every file operation that the wire has', () => {
   const operations = [...methods.values()].filter(({ name }) =>
-    needed[name].some((capability) => capability.startsWith('files:')),
+    requiredCapabilities[name].some((capability) => capability.startsWith('files:')),
   );
 
   /** A request as it comes from the wire: all fields that an operation may have, each naming the paths. */
@@ -325,7 +325,7 @@ describe('every file operation that the wire has', () => {
     mkdirSync(join(secret, 'sub'), { recursive: true });
     for (const file of ['secret/key', 'harmless']) writeFileSync(join(base, file), file);
     const [roots, forbidden, directory] = [['/'], [secret], join(base, 'data')];
-    const files = await openFiles({ roots, home: base, forbidden, directory, log: quiet });
+    const files = await createFiles({ roots, home: base, forbidden, directory, log: quiet });
     expect(operations.length).toBeGreaterThanOrEqual(13);
     for (const shape of operations) {
       for (const path of ['secret', 'secret/key', 'secret/sub', 'secret/new', 'data/temporary.journal']) {
@@ -566,7 +566,7 @@ describe('the program', () => {
     mkdirSync(program);
     writeFileSync(join(program, 'main'), 'main');
     writeFileSync(join(base, 'other'), 'other');
-    const files = await openFiles({
+    const files = await createFiles({
       ...{
         roots: ['/'],
         home: base,
@@ -622,7 +622,7 @@ test('a file call after a second of quiet asks the disk a few dozen times where 
     config: join(base, 'agent.toml'),
   });
   mkdirSync(join(base, 'data'));
-  const files = await openFiles({
+  const files = await createFiles({
     ...{
       roots: ['/'],
       home: base,

@@ -51,8 +51,8 @@ test('a process that has no file left to open looks at its memory all the same',
   const said = await printed(`
     import { openSync } from 'node:fs';
     import { setTimeout } from 'node:timers/promises';
-    import { giveBackAtRest, residentBytes } from ${shared('heap.ts')};
-    giveBackAtRest(10);
+    import { collectAtRest, residentBytes } from ${shared('heap.ts')};
+    collectAtRest(10);
     await setTimeout(1);
     try { for (;;) openSync('/dev/null'); } catch {}
     await setTimeout(100);

@@ -242,7 +242,7 @@ describe('an agent', () => {
         return stuck.promise;
       },
       log: quiet,
-      turned: (ms: number) => due.push(ms),
+      onProgress: (ms: number) => due.push(ms),
     } as unknown as LinkOptions;
     const linked = keepLinked(options, stopping.signal);
     await asked.promise;

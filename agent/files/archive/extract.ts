@@ -14,7 +14,7 @@ import type { Journal } from '../atomic/journal.ts';
 import { NewFile, seconds } from '../atomic/new-file.ts';
 import { linkAs } from '../atomic/place.ts';
 import * as fs from '../confine/fs.ts';
-import { type Bytes, parentOf, shown } from '../confine/path.ts';
+import { type Bytes, parentOf, toText } from '../confine/path.ts';
 import type { Tree, TreeDirectory } from './tree.ts';
 
 /** A file up to this size is held in memory until it is on the disk. */
@@ -43,7 +43,7 @@ interface Arrival {
 export class Extractor implements AsyncDisposable {
   readonly #options: ExtractorOptions;
   /** For temporary files, by the mount on which they can be renamed, each in a directory pinned for it. */
-  readonly #rooms = new Map<string | undefined, { room: PrivateDirectory; pinned: fs.Pinned }>();
+  readonly #temporary = new Map<string | undefined, { temporary: PrivateDirectory; pinned: fs.Pinned }>();
   readonly #underway = new Map<Bytes, Promise<void>>();
   #failure: { reason: unknown } | undefined;
   #names = 0;
@@ -77,11 +77,11 @@ export class Extractor implements AsyncDisposable {
   /** Leaves nothing temporary behind. */
   async [Symbol.asyncDispose](): Promise<void> {
     await Promise.all(this.#underway.values());
-    for (const { room, pinned } of this.#rooms.values()) {
-      await room[Symbol.asyncDispose]();
+    for (const { temporary, pinned } of this.#temporary.values()) {
+      await temporary[Symbol.asyncDispose]();
       pinned[Symbol.dispose]();
     }
-    this.#rooms.clear();
+    this.#temporary.clear();
   }
 
   async #directory({ mode, mtimeNs }: TarEntry, path: Bytes): Promise<void> {
@@ -130,7 +130,7 @@ export class Extractor implements AsyncDisposable {
       await using made = await NewFile.create(at);
       for await (const piece of pieces) await made.append(piece);
       const { handle } = made.pinned;
-      // Setuid, setgid and sticky are not what an archive may hand out; the umask has no say.
+      // An archive may not set setuid, setgid and sticky; the umask does not count.
       await handle.chmod(mode & 0o777);
       // Access and modification time alike, as tar does: an archive has only one.
       await handle.utimes(seconds(mtimeNs), seconds(mtimeNs));
@@ -159,7 +159,7 @@ export class Extractor implements AsyncDisposable {
     const name = posix.basename(inside);
     await this.#settled(inside);
     const refusal = () =>
-      entryFault('invalid_path', path, 'is a hard link to what is no file in the archive');
+      entryFault('invalid_path', path, 'is a hard link to something that is not a file of the archive');
     if (inside === '') throw refusal();
     const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
     await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
@@ -188,7 +188,7 @@ export class Extractor implements AsyncDisposable {
     await fs.unlink(at);
   }
 
-  /** Waits for what is on its way to this name, to one above it, or failed anywhere. */
+  /** Waits for files being written under this name or one above it; throws an earlier failure. */
   async #settled(path: Bytes): Promise<void> {
     for (let name = path; name !== ''; name = parentOf(name)) await this.#underway.get(name);
     if (this.#failure) throw this.#failure.reason;
@@ -196,17 +196,17 @@ export class Extractor implements AsyncDisposable {
 
   /** A free name from where a file can be renamed into the directory: in a private one on the same mount. */
   async #temporaryFor(directory: TreeDirectory): Promise<fs.Confined> {
-    let room = this.#rooms.get(directory.mount)?.room;
-    if (!room) {
+    let temporary = this.#temporary.get(directory.mount)?.temporary;
+    if (!temporary) {
       const pinned = await fs.pin(directory.pinned.at, fs.pathOnly | fs.O_DIRECTORY);
-      room = await PrivateDirectory.open(pinned.at, this.#options.journal).catch((error: unknown) => {
+      temporary = await PrivateDirectory.open(pinned.at, this.#options.journal).catch((error: unknown) => {
         pinned[Symbol.dispose]();
         throw error;
       });
-      this.#rooms.set(directory.mount, { room, pinned });
+      this.#temporary.set(directory.mount, { temporary, pinned });
     }
     this.#names += 1;
-    return room.content(`content-${this.#names}`);
+    return temporary.content(`content-${this.#names}`);
   }
 }
 
@@ -216,13 +216,13 @@ const unlessMissing =
     throw errnoOf(error) === 'ENOENT' ? refusal() : error;
   };
 
-/** Failures tell which entry they are about. */
+/** Names the entry in failures. */
 async function asEntry(path: Bytes, work: () => Promise<void>): Promise<void> {
   try {
     await work();
   } catch (error) {
     if (error instanceof AppError || errnoOf(error) === undefined) throw error;
-    const { code, message, details } = fromErrno(error, `entry ${shown(path)}`);
-    throw new AppError(code, message, { ...details, entry: shown(path) }, { cause: error });
+    const { code, message, details } = fromErrno(error, `entry ${toText(path)}`);
+    throw new AppError(code, message, { ...details, entry: toText(path) }, { cause: error });
   }
 }

@@ -1,15 +1,15 @@
-// Reads a directory as a tar while it is walked: what was in it when its turn came, or an error that names the file
-// which changed. Nothing but the chunk at hand is in memory.
+// Sends a directory as a tar while it is walked: the content found at its turn, or an error that names the file that
+// changed. Nothing but the chunk at hand is in memory.
 import { createHash } from 'node:crypto';
 import { posix } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { createGzip } from 'node:zlib';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
-import { isTorn, openContents } from '../confine/contents.ts';
+import { hasChanged, openContents } from '../confine/contents.ts';
 import { type BigIntStats, type Confined, readlink, stat } from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
-import { type Bytes, fault, shown } from '../confine/path.ts';
+import { type Bytes, fault, toText } from '../confine/path.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describe } from '../describe.ts';
 import type { Disk, Operation } from '../operation.ts';
@@ -66,9 +66,9 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
   yield endOfArchive;
 }
 
-/** What the agent keeps to itself is not in the archive; what it may not read fails it. */
+/** Protected paths are left out; a path that the agent may not read fails the archive. */
 function leaveOutForbidden(path: Bytes, error: unknown): void {
-  if (!(error instanceof AppError)) throw fromErrno(error, shown(path));
+  if (!(error instanceof AppError)) throw fromErrno(error, toText(path));
 }
 
 async function* symlinkOf({ at, path, stats }: Step, { users }: Job): AsyncGenerator<Buffer> {
@@ -92,12 +92,12 @@ async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buf
       yield buffer.subarray(0, bytesRead);
     }
     // A log that is written all the time is archived as it was.
-    if (isTorn(stats, await file.stat())) throw changed();
+    if (hasChanged(stats, await file.stat())) throw changed();
     yield Buffer.alloc(paddingOf(size));
     job.files += 1;
     job.bytes += size;
   } catch (error) {
-    throw fromErrno(error, shown(path));
+    throw fromErrno(error, toText(path));
   }
 }
 

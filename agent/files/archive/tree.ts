@@ -3,7 +3,7 @@
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/new-file.ts';
-import type { Boundary, Kept } from '../confine/boundary.ts';
+import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf } from '../confine/path.ts';
 
@@ -14,7 +14,7 @@ const mostDirectories = 200_000;
 /** Those flushed at once. */
 const mostFlushing = 16;
 
-/** What a directory gets at the end. */
+/** Set on a directory at the end. */
 interface Attributes {
   mode: number;
   mtimeNs: bigint;
@@ -42,17 +42,17 @@ export class Tree implements Disposable {
   readonly #path: Bytes;
   readonly #open = new Map<Bytes, TreeDirectory>();
   readonly #remembered = new Map<Bytes, Remembered>();
-  readonly #kept: Kept;
+  readonly #isProtected: IsProtected;
 
-  private constructor(boundary: Boundary, kept: Kept, path: Bytes) {
+  private constructor(boundary: Boundary, isProtected: IsProtected, path: Bytes) {
     this.#boundary = boundary;
-    this.#kept = kept;
+    this.#isProtected = isProtected;
     this.#path = path;
   }
 
   /** From a pinned directory, the caller's to close after the tree; `path` is for messages. */
   static async open(root: fs.Pinned, boundary: Boundary, path: Bytes, made: boolean): Promise<Tree> {
-    const tree = new Tree(boundary, await boundary.kept(), path);
+    const tree = new Tree(boundary, await boundary.protection(), path);
     await tree.#admit('', root, made);
     return tree;
   }
@@ -77,19 +77,19 @@ export class Tree implements Disposable {
     }
   }
 
-  /** Refuses a name that the agent keeps to itself, with what has it now, if anything. */
+  /** Refuses a protected name; `present` are the stats of the file that has it now. */
   assertFree({ stats }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
-    if (!this.#kept(fs.identityOf(stats), name, present ?? stats)) return;
-    throw entryFault('permission_denied', path, 'the agent keeps this place to itself');
+    if (!this.#isProtected(fs.identityOf(stats), name, present ?? stats)) return;
+    throw entryFault('permission_denied', path, 'protected: it belongs to the agent');
   }
 
-  /** What the archive says about a directory; one that was here before stays as it is. */
+  /** Stores the attributes that the archive has for a directory; one that existed before stays as it is. */
   describe(path: Bytes, attributes: Attributes): void {
     const remembered = this.#remembered.get(path);
     if (remembered?.made) remembered.attributes = attributes;
   }
 
-  /** Gives every directory its mode and time, and makes what is in it durable. */
+  /** Gives every directory its mode and time, and makes its entries durable. */
   async finish(): Promise<void> {
     await using flushes = new Flushes(mostFlushing);
     // Those below first: its own mode may forbid the way into a directory.
@@ -116,7 +116,7 @@ export class Tree implements Disposable {
     this.assertFree(above, name, undefined, path);
     let made = true;
     await fs.mkdir(at, 0o700).catch((error: unknown) => {
-      // Another process made it first, or a dangling symlink has the name: opening shows which.
+      // Another process made it first, or a dangling symlink has the name: opening finds out.
       if (errnoOf(error) !== 'EEXIST') throw error;
       made = false;
     });

@@ -1,4 +1,4 @@
-// Unpacks a tar or tar.gz into a directory. Nothing lands outside it; as a whole it is there complete or not at all.
+// Unpacks a tar or tar.gz into a directory. Nothing is placed outside it; a whole copy is there complete or not at all.
 import type { Hash } from 'node:crypto';
 import type { WriteArchiveCommit__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveCommit.ts';
 import type { WriteArchiveOpen__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
@@ -8,7 +8,7 @@ import { PrivateDirectory } from '../atomic/directory.ts';
 import { place } from '../atomic/place.ts';
 import * as fs from '../confine/fs.ts';
 import { fault, type Target } from '../confine/path.ts';
-import type { Entry } from '../confine/resolve.ts';
+import type { PathEntry } from '../confine/resolve.ts';
 import { describe } from '../describe.ts';
 import type { Disk } from '../operation.ts';
 import type { Upload } from '../upload.ts';
@@ -19,7 +19,7 @@ import { Tree } from './tree.ts';
 interface Job {
   disk: Disk;
   upload: Upload<WriteArchiveOpen__Output, WriteArchiveCommit__Output>;
-  entry: Entry;
+  entry: PathEntry;
   signal: AbortSignal;
 }
 
@@ -36,7 +36,7 @@ export async function writeArchive(
   return answer;
 }
 
-/** Each entry lands as it comes; what has landed before a failure stays. */
+/** Each entry is placed as it comes; entries placed before a failure stay. */
 async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
   const { entry } = job;
   const { found, at } = entry;
@@ -46,7 +46,7 @@ async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
   try {
     return await fill(job, at);
   } catch (error) {
-    // Unless something has landed in it.
+    // Fails where it has entries by now.
     await fs.rmdir(at).catch(() => undefined);
     throw error;
   }
@@ -56,8 +56,8 @@ async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
   const { disk, entry, signal, upload } = job;
   const { overwrite } = upload.open;
   await assertVacant(job, entry.found?.stats);
-  await using room = await PrivateDirectory.open(entry.directory, disk.journal);
-  const from = room.content();
+  await using temporary = await PrivateDirectory.open(entry.directory, disk.journal);
+  const from = temporary.content();
   await fs.mkdir(from, 0o700);
   const answer = await fill(job, from);
   const present = await fs.lookAt(entry.at);

@@ -1,10 +1,10 @@
-// A private directory beside a place, for what is on its way there or from there: nobody else sees into it, and with
-// all in it it is gone at the end, or at the next start of a killed agent.
+// A private temporary directory beside a source or destination: only the agent's user can enter it. It is removed with
+// its content at the end, or at the next start of a killed agent.
 import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';
 import { clear } from '../clear.ts';
 import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/fs.ts';
-import { fault, shown } from '../confine/path.ts';
+import { fault, toText } from '../confine/path.ts';
 import { type Journal, markOf, type TemporaryName } from './journal.ts';
 
 export class PrivateDirectory implements AsyncDisposable {
@@ -24,7 +24,7 @@ export class PrivateDirectory implements AsyncDisposable {
       return new PrivateDirectory(name, await enter(name));
     } catch (error) {
       await name.release(true);
-      throw fromErrno(error, shown(posix.dirname(name.path)));
+      throw fromErrno(error, toText(posix.dirname(name.path)));
     }
   }
 
@@ -43,7 +43,7 @@ export class PrivateDirectory implements AsyncDisposable {
   }
 }
 
-/** Whoever may rename beside it could have put another directory in its place, which must not be emptied. */
+/** Another user with write access there could have replaced the directory, and a foreign one must not be emptied. */
 async function enter(name: TemporaryName): Promise<Pinned> {
   const pinned = await pin(name.at);
   try {

@@ -1,6 +1,6 @@
-// Remembers the temporary files that exist, so that those of a killed agent go at its next start: they lie beside
-// their targets, anywhere on the disk. An append-only journal, one line per file: + added, * a directory with the mark
-// that tells it from any other, - removed.
+// A journal of the temporary files that exist, so that those of a killed agent are removed at its next start: they lie
+// beside their targets, anywhere on the disk. Append-only, one line per file: + added, * a directory with the mark that
+// identifies it, - removed.
 import { randomUUID } from 'node:crypto';
 import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
@@ -10,7 +10,7 @@ import type { Logger } from '../../../shared/logger.ts';
 import { clear } from '../clear.ts';
 import type { BigIntStats, Confined } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
-import { type Bytes, bytes, shown } from '../confine/path.ts';
+import { type Bytes, bytes, toText } from '../confine/path.ts';
 
 const prefix = '.farhand-';
 /** The journal is written anew beyond this, if it was never empty in between. */
@@ -18,20 +18,20 @@ const largest = 256 * 1024;
 /** A leftover on a dead network disk must not keep the agent from starting. */
 const longestRemoval = 5_000;
 
-/** What a directory is, also after a restart of the machine: device numbers may change then. */
+/** Identifies a directory also after a restart of the machine, when device numbers may change. */
 export const markOf = ({ ino, birthtimeNs }: BigIntStats): string => `${ino}-${birthtimeNs}`;
 
 const line = (sign: '+' | '*' | '-', path: Bytes, mark = ''): string =>
   `${sign}${bytes(path).toString('base64url')}${mark && ` ${mark}`}\n`;
 
-/** A name that nobody can guess, of which the journal knows. */
+/** A random temporary name, recorded in the journal. */
 export interface TemporaryName {
   at: Confined;
   /** Where that is, for the journal and for messages. */
   path: Bytes;
   /** It is a directory; only then, and once this is durable, it may be filled. */
   mark(mark: string): Promise<void>;
-  /** Removes what still has the name, emptied first if need be. Never rejects: the next start tries again. */
+  /** Removes the file or directory of that name, emptied first if need be. Never rejects: the next start tries again. */
   release(directory: boolean, empty?: () => Promise<void>): Promise<void>;
 }
 
@@ -47,7 +47,7 @@ export class Journal {
     this.#log = log;
   }
 
-  /** Removes what a killed agent left, then starts an empty journal. */
+  /** Removes temporary files of a killed agent, then starts an empty journal. */
   static async open(directory: string, log: Logger): Promise<Journal> {
     await mkdir(directory, { recursive: true, mode: 0o700 });
     const path = join(directory, 'temporary.journal');
@@ -73,7 +73,7 @@ export class Journal {
           await fs.drop(at, isDirectory);
           await this.#remove(path);
         } catch (error) {
-          this.#log.warn({ err: error, path: shown(path) }, 'a temporary file stays behind');
+          this.#log.warn({ err: error, path: toText(path) }, 'a temporary file stays behind');
         }
       },
     };
@@ -147,14 +147,14 @@ async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
     if (stats.isDirectory()) await empty(at, mark, path);
     else if (!stats.isFile()) return;
     await fs.drop(at, stats.isDirectory());
-    log.info({ path: shown(path) }, 'removed a temporary file of an earlier run');
+    log.info({ path: toText(path) }, 'removed a temporary file of an earlier run');
   } catch (error) {
     if (errnoOf(error) !== 'ENOENT')
-      log.warn({ err: error, path: shown(path) }, 'a temporary file stays behind');
+      log.warn({ err: error, path: toText(path) }, 'a temporary file stays behind');
   }
 }
 
-/** Whoever may rename there could have given our name to another directory: only the very one is emptied. */
+/** Another user with write access there could have given our name to another directory: only the marked one is emptied. */
 async function empty(at: Confined, mark: string, path: Bytes): Promise<void> {
   using pinned = await fs.pin(at);
   if (markOf(await pinned.stat()) !== mark) return;

@@ -1,13 +1,13 @@
-// A file that is being made: its bytes, then its attributes, then its name in one step, or it goes. The disk is set to
-// work on the way, so that the last fsync of a large file does not take minutes.
+// A new file: its bytes, then its attributes, then its name in one step; it is removed on failure. Data is flushed on the
+// way, so that the last fsync of a large file does not take minutes.
 import { errnoOf } from '../../../shared/errors.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, fault } from '../confine/path.ts';
-import type { Entry } from '../confine/resolve.ts';
+import type { PathEntry } from '../confine/resolve.ts';
 import type { Journal, TemporaryName } from './journal.ts';
 import { linkAs } from './place.ts';
 
-/** Bytes after which the disk is set to work. */
+/** Bytes after which data is flushed. */
 const flushBytes = 64 * 1024 * 1024;
 
 export class NewFile implements AsyncDisposable {
@@ -40,7 +40,7 @@ export class NewFile implements AsyncDisposable {
     this.#unflushed = 0;
     await this.flushing;
     this.flushing = handle.datasync();
-    // Its failure is thrown where it is awaited; until then nobody listens.
+    // A failure is thrown where the promise is awaited.
     this.flushing.catch(() => undefined);
   }
 
@@ -57,7 +57,7 @@ export class NewFile implements AsyncDisposable {
 
   async [Symbol.asyncDispose](): Promise<void> {
     await this.flushing.catch(() => undefined);
-    // What matters has been told by fsync.
+    // fsync has reported every failure that matters.
     await this.pinned.handle.close().catch(() => undefined);
   }
 }
@@ -72,7 +72,7 @@ export class Flushes implements AsyncDisposable {
   }
 
   async add(flush: Promise<void>): Promise<void> {
-    // Its failure is thrown where it is awaited; until then nobody listens.
+    // A failure is thrown where the promise is awaited.
     flush.catch(() => undefined);
     if (this.#pending.push(flush) >= this.#most) await this.end();
   }
@@ -110,14 +110,14 @@ interface Attributes extends Owner {
 }
 
 export class AtomicWrite implements AsyncDisposable {
-  readonly entry: Entry;
+  readonly entry: PathEntry;
   readonly #name: TemporaryName;
-  /** What the entry's name will have. */
+  /** The new content of the entry. */
   readonly file: NewFile;
   readonly #born: Owner;
   #has: Attributes;
 
-  private constructor(entry: Entry, name: TemporaryName, file: NewFile, born: Owner) {
+  private constructor(entry: PathEntry, name: TemporaryName, file: NewFile, born: Owner) {
     this.entry = entry;
     this.#name = name;
     this.file = file;
@@ -126,7 +126,7 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /** Makes the temporary file, empty and private. */
-  static async begin(entry: Entry, journal: Journal): Promise<AtomicWrite> {
+  static async begin(entry: PathEntry, journal: Journal): Promise<AtomicWrite> {
     const name = await journal.reserve(entry.directory);
     try {
       const file = await NewFile.create(name.at);
@@ -138,13 +138,13 @@ export class AtomicWrite implements AsyncDisposable {
     }
   }
 
-  /** Fails where owner and group could not be kept, before a byte is sent; changes nothing. */
+  /** Fails where owner and group could not be preserved, before a byte is sent; changes nothing. */
   async tryOwner(owner: Owner): Promise<void> {
     const before = this.#has;
     if (await this.take({ ...owner, mode: before.mode })) await this.take(before);
   }
 
-  /** Takes mode and owner, the agent's own unless told; true if that changed anything. */
+  /** Sets mode and owner, by default the agent's own; true if that changed anything. */
   async take(attributes: { mode: number } & Partial<Owner>): Promise<boolean> {
     const wanted = { ...this.#born, ...attributes };
     const moves = wanted.uid !== this.#has.uid || wanted.gid !== this.#has.gid;
@@ -164,13 +164,13 @@ export class AtomicWrite implements AsyncDisposable {
     if (overwrite) await fs.rename(at, entry.at);
     else {
       await linkAs(at, entry.at, entry.path);
-      // Before its times are told: a name less changes them.
+      // Before the caller reads its change time, which losing a name updates.
       await fs.unlink(at);
     }
     await entry.keep();
   }
 
-  /** What has not been placed is gone afterwards. */
+  /** Removes the file unless it has been placed. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.file[Symbol.asyncDispose]();
     await this.#name.release(false);

@@ -1,9 +1,9 @@
-// Gives something its name in one step: nobody ever sees half of it, and without overwrite nothing is replaced.
+// Publishes a finished file or directory under its name in one step; without overwrite nothing is replaced.
 import { errnoOf } from '../../../shared/errors.ts';
 import { type Confined, identityOf, link, lstat, mkdir, rename, rmdir, unlink } from '../confine/fs.ts';
 import { type Bytes, fault } from '../confine/path.ts';
 
-export interface Placing {
+export interface Placement {
   from: Confined;
   to: Confined;
   directory: boolean;
@@ -13,12 +13,12 @@ export interface Placing {
 }
 
 /** Moves a name inside one file system. */
-export async function place({ from, to, directory, overwrite, path }: Placing): Promise<void> {
+export async function place({ from, to, directory, overwrite, path }: Placement): Promise<void> {
   if (overwrite) return rename(from, to);
   if (directory) return claim(from, to);
   await linkAs(from, to, path);
   const [old, made] = await Promise.all([lstat(from), lstat(to)]);
-  // What has been put in its place meanwhile is somebody else's.
+  // Another file that has taken the name meanwhile stays.
   if (identityOf(old) === identityOf(made)) await unlink(from);
 }
 
@@ -46,7 +46,7 @@ async function claim(from: Confined, to: Confined): Promise<void> {
 /** Refuses what rename would refuse, before anything is copied for it. */
 export function assertPlace(
   present: { isDirectory(): boolean } | undefined,
-  { directory, overwrite, path }: Omit<Placing, 'from' | 'to'>,
+  { directory, overwrite, path }: Omit<Placement, 'from' | 'to'>,
 ): void {
   if (!present) return;
   if (!overwrite) throw fault('already_exists', path, 'exists');

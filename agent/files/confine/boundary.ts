@@ -1,4 +1,4 @@
-// Where the files room may work: inside the roots, outside what the agent keeps to itself. Both are judged by
+// Decides which files a request may use: those inside the roots, without protected paths. Both are compared by
 // device and inode, so that bind mounts, foreign mount namespaces and renames cannot lend a place another name.
 import { readlinkSync } from 'node:fs';
 import { access, realpath, stat } from 'node:fs/promises';
@@ -10,24 +10,24 @@ import { type Bytes, bytes, fault, fromText } from './path.ts';
 import { lineageOf, type ProtectedInode, ProtectedInodes } from './protected-inodes.ts';
 
 /** Where something is or would be: an open directory, and a name in it unless the directory itself is meant. */
-export interface Place {
+export interface Location {
   at: Confined;
   name?: Bytes;
 }
 
-/** What was found out about a place, before it is known what has the name. */
+/** The surroundings of a name, looked up while the name itself is opened. */
 export interface Survey {
   name: Bytes | undefined;
   /** The directory and all above it, itself first. */
   chain: string[];
   roots: (string | undefined)[];
   protectedInodes: ProtectedInode[];
-  /** It is what the kernel shows of the agent's own processes. */
+  /** It lies in the /proc directory of one of the agent's own processes. */
   ownProcess: boolean;
 }
 
-/** Whether the agent keeps to itself what has a name in a directory, which is told by device and inode. */
-export type Kept = (parent: string, name: Bytes, stats: BigIntStats) => boolean;
+/** Whether a name in a directory, given by device and inode, is protected. */
+export type IsProtected = (parent: string, name: Bytes, stats: BigIntStats) => boolean;
 
 /** Device and inode behind a path, symlinks followed. */
 const identify = async (path: Bytes): Promise<string> =>
@@ -68,7 +68,7 @@ export class Boundary {
   readonly unconfined: boolean;
 
   private constructor(roots: Bytes[], spelled: Bytes[], inodes: ProtectedInodes, processes: () => number[]) {
-    // A root inside another adds nothing, and could be swapped by whoever may write in the outer one.
+    // A root inside another adds nothing, and could be swapped by a request that may write in the outer one.
     this.#roots = roots.filter((root) => !roots.some((other) => other !== root && within(root, other)));
     this.#spelled = spelled;
     this.#protected = inodes;
@@ -104,7 +104,7 @@ export class Boundary {
     return this.#spelled.some((root) => within(path, root));
   }
 
-  async survey({ at, name }: Place): Promise<Survey> {
+  async survey({ at, name }: Location): Promise<Survey> {
     const [chain, roots, ownProcess] = await Promise.all([
       ancestry(at),
       this.unconfined ? [] : Promise.all(this.#roots.map(identifyIfThere)),
@@ -114,7 +114,7 @@ export class Boundary {
     return { name, chain, roots, protectedInodes: this.#protected.all(), ownProcess };
   }
 
-  /** Throws permission_denied unless what has the name (nothing: what would have it) may be used. */
+  /** Throws permission_denied unless a file of these stats (undefined: a new one) may be used there. */
   judge(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const { chain, roots } = survey;
     const inside = (root: string | undefined): boolean =>
@@ -124,31 +124,32 @@ export class Boundary {
     this.assertFree(survey, stats, path);
   }
 
-  /** The half of it that holds for a symlink on the way, too. */
+  /** The half of the check that also applies to a symlink on the way. */
   assertFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const self = stats && identityOf(stats);
     const behind = survey.ownProcess || survey.protectedInodes.some((one) => isBehind(one, survey, self));
-    if (!behind && !(stats && mayHaveTwins(stats) && this.#protected.inside().has(identityOf(stats)))) return;
-    throw fault('permission_denied', path, 'the agent keeps this to itself');
+    if (!behind && !(stats && hasSeveralNames(stats) && this.#protected.inside().has(identityOf(stats))))
+      return;
+    throw fault('permission_denied', path, 'protected: it belongs to the agent');
   }
 
   /** The same for many names in a row, for as long as that takes. */
-  async kept(): Promise<Kept> {
+  async protection(): Promise<IsProtected> {
     await this.#protected.refresh();
     return (parent, name, stats) => {
       if (this.#protected.stale) void this.#protected.refresh();
       const self = identityOf(stats);
       if (this.#protected.all().some((one) => isBehind(one, { name, chain: [parent] }, self))) return true;
-      return mayHaveTwins(stats) && this.#protected.inside().has(self);
+      return hasSeveralNames(stats) && this.#protected.inside().has(self);
     };
   }
 
   /**
    * Throws permission_denied where to remove, move or replace it would take along "/", the home, a root or
-   * something forbidden: what it is itself, or lies above.
+   * a protected path: because it is one of them, or lies above.
    */
   async assertRemovable(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
-    // Nothing lies below a file, and what it is itself has been judged.
+    // Nothing lies below a file, and access to the file itself has been checked.
     if (stats.isFile()) return;
     const self = identityOf(stats);
     const roots = [...new Set([...this.#roots, ...this.#spelled])];
@@ -156,7 +157,7 @@ export class Boundary {
       ['the root of all files stays', lineageOf(['/'])],
       ["this is, or holds, the home directory of the agent's user", lineageOf([home])],
       ['this is, or holds, a root that this agent allows', lineageOf(roots)],
-      ['this is, or holds, what the agent keeps to itself', this.#protected.lineage()],
+      ['this is, or holds, a protected path of the agent', this.#protected.lineage()],
     ];
     for (const [reason, lineage] of reasons)
       if ((await lineage).has(self)) throw fault('permission_denied', path, reason);
@@ -168,7 +169,7 @@ export class Boundary {
 }
 
 /** A file with several names may be one of a forbidden directory. */
-const mayHaveTwins = (stats: BigIntStats): boolean => stats.isFile() && stats.nlink > 1n;
+const hasSeveralNames = (stats: BigIntStats): boolean => stats.isFile() && stats.nlink > 1n;
 
 function isBehind(
   inode: ProtectedInode,

@@ -19,14 +19,14 @@ const contentsOf = (file: Pinned, stats: BigIntStats): Contents => ({
 });
 
 /**
- * Whether a change may have torn what was read up to `end`: a file that only grew still has it. The same size with
+ * Whether a change may affect the bytes read up to `end`: a file that only grew still has them. The same size with
  * another time means other bytes.
  */
-export function isTorn(then: BigIntStats, now: BigIntStats, end: bigint | number = then.size): boolean {
+export function hasChanged(then: BigIntStats, now: BigIntStats, end: bigint | number = then.size): boolean {
   return now.size < end || (now.size === then.size && now.mtimeNs !== then.mtimeNs);
 }
 
-/** The file that a request names; what is none is refused unopened. */
+/** Opens the file that a request names; anything but a regular file is refused unopened. */
 export async function openTarget(
   confinement: Confinement,
   { path, folder }: Target,
@@ -42,17 +42,18 @@ export async function openTarget(
   return { ...contentsOf(await pin(at, readOnly), stats), link: entry.link };
 }
 
-/** What a walk came by; undefined where it is gone, no regular file by now, or the agent keeps it to itself. */
+/** Opens a file found by a walk; undefined where it is gone, no regular file by now, or protected. */
 export async function openContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
   const file = await pin(step.at, readOnly | O_NOFOLLOW).catch(unlessOther);
   if (!file) return undefined;
   let contents: Contents | undefined;
   try {
     const stats = await file.stat();
-    // The walk has judged what had the name a moment ago; another file that has it now is judged again.
+    // The walk has checked the file that had the name a moment ago; another file is checked again.
     const isOther = identityOf(step.stats) !== identityOf(stats);
-    const kept = isOther && (await boundary.kept())(await identify(step.parent), step.name, stats);
-    if (stats.isFile() && !kept && !(await holdsMemory(step.name, file.at, stats)))
+    const isProtected =
+      isOther && (await boundary.protection())(await identify(step.parent), step.name, stats);
+    if (stats.isFile() && !isProtected && !(await holdsMemory(step.name, file.at, stats)))
       contents = contentsOf(file, stats);
     return contents;
   } finally {

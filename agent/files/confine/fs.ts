@@ -13,7 +13,7 @@ export type { FileHandle } from 'node:fs/promises';
 export const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_RDONLY, O_WRONLY } = callbacks.constants;
 /** O_PATH, which Node does not name: such a handle reads nothing, never blocks and has no effect on devices. */
 export const pathOnly = 0o10000000;
-/** For a file known to be plain a moment ago: opening whatever has its name now neither blocks nor takes a terminal. */
+/** For a file known to be plain a moment ago: opening another file that has its name by now neither blocks nor takes a terminal. */
 export const readOnly = O_RDONLY | callbacks.constants.O_NONBLOCK | O_NOCTTY;
 
 declare const confined: unique symbol;
@@ -41,7 +41,7 @@ export class Pinned implements Disposable {
     return this.handle.stat({ bigint: true });
   }
 
-  /** Nobody waits: closing waits for a read under way, which may hang, and the last close of something deleted takes time. */
+  /** Not awaited: closing waits for a read under way, which may hang, and the last close of something deleted takes time. */
   [Symbol.dispose](): void {
     this.handle.close().catch(() => undefined);
   }
@@ -94,14 +94,14 @@ export async function lstatPlain(at: Confined): Promise<Stats | BigIntStats | un
   return isUnsure ? lookAt(at) : stats;
 }
 
-/** What has a name now, a symlink there not followed. */
+/** Stats of a name, a symlink not followed; undefined where it is missing. */
 export const lookAt = (at: Confined): Promise<BigIntStats | undefined> => lstat(at).catch(ignoreMissing);
 
-/** Tells changes of an open directory and of what is in it; its own have the name ".". */
+/** Watches an open directory and its entries; its own changes have the name ".". */
 export const watch = (directory: Confined): FSWatcher =>
   callbacks.watch(`${directory}/.`, { encoding: 'latin1', persistent: false });
 
-/** Device and inode: what something is, whatever it is called. */
+/** Device and inode: identifies a file under any name. */
 export const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.ino}`;
 export const identify = async (at: Confined): Promise<string> => identityOf(await stat(at));
 
@@ -149,7 +149,7 @@ const namesAtOnce = 256;
 
 /** In the order of the file system, a bounded number at a time: readdir() has all in memory before it gives the first. */
 export async function* namesIn(at: Confined): AsyncGenerator<Named[], void, void> {
-  // Node takes 'buffer' here as readdir() does, which its types do not know: where a file system tells no types, Node
+  // Node takes 'buffer' here as readdir() does, which its types do not know: where a file system reports no types, Node
   // looks at each name itself and must have its true bytes.
   const options = { bufferSize: namesAtOnce, encoding: 'buffer' as 'latin1' };
   const entries: AsyncIterable<Dirent<string | Buffer>> = await fs.opendir(at, options);

@@ -15,9 +15,9 @@ const madeUp: ReadonlySet<number> = new Set([
 
 /** Whether an open directory (/proc/self/fd/N) is part of a file system with files of a disk or of memory. */
 export async function holdsFiles(at: Confined): Promise<boolean> {
-  // Where that cannot be told, reading it tells why.
-  const told = await statfs(bytes(at)).catch(() => undefined);
-  return told === undefined || !madeUp.has(told.type);
+  // Where that is unknown, reading fails with the reason.
+  const found = await statfs(bytes(at)).catch(() => undefined);
+  return found === undefined || !madeUp.has(found.type);
 }
 
 /** Whether a file of /proc holds memory, where the agent's own keys lie too. */
@@ -27,7 +27,7 @@ export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntS
 }
 
 /**
- * Whether a name in an open directory is, or lies in, what the kernel shows of one of some processes: their memory,
+ * Whether a name in an open directory is, or lies in, the /proc directory of one of some processes: their memory,
  * environment and open files. Processes are those of this process's own namespace, wherever /proc is mounted from.
  */
 export async function showsProcess(
@@ -43,11 +43,11 @@ export async function showsProcess(
   const places = numbered.map(
     (index) => at + (index < path.length ? '/..'.repeat(path.length - 1 - index) : `/${name}`),
   );
-  const shown = await Promise.all(places.map(processAt));
-  return shown.some((pid) => pid !== undefined && processes.includes(pid));
+  const pids = await Promise.all(places.map(processAt));
+  return pids.some((pid) => pid !== undefined && processes.includes(pid));
 }
 
-/** Its number in its own namespace; threads have directories too, which tell that of their process. */
+/** Its number in its own namespace; directories of threads name that of their process. */
 async function processAt(directory: Bytes): Promise<number | undefined> {
   const status = await readFile(bytes(`${directory}/status`), 'latin1').catch(() => '');
   const numbers = /^NStgid:\s*(.*)$/m.exec(status)?.[1]?.split('\t');

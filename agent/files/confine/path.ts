@@ -1,9 +1,9 @@
 // Paths of requests: one character per byte (latin1), so that names need not be UTF-8 and compare bytewise.
 import { posix } from 'node:path';
 import { AppError, type Code } from '../../../shared/errors.ts';
-import { type Bytes, bytes, fromText, shown } from '../../../shared/tar/index.ts';
+import { type Bytes, bytes, fromText, toText } from '../../../shared/tar/index.ts';
 
-export { type Bytes, bytes, fromText, shown };
+export { type Bytes, bytes, fromText, toText };
 
 export interface Target {
   /** Absolute and lexically normalised: no dots, no slash at the end. */
@@ -30,7 +30,7 @@ export function fault(
   reason: string,
   details: Record<string, unknown> = {},
 ): AppError {
-  return new AppError(code, `${shown(path)}: ${reason}`, { path: shown(path), ...details });
+  return new AppError(code, `${toText(path)}: ${reason}`, { path: toText(path), ...details });
 }
 
 /** Throws not_a_directory where the path asks for a directory and leads to something else. */

@@ -6,7 +6,7 @@ import { monotonic } from '../../../shared/clock.ts';
 import { identityOf } from './fs.ts';
 import { type Bytes, bytes } from './path.ts';
 
-/** A protected path: what it is, and the name that nothing else may take. */
+/** A protected path: its inode, and the name that nothing else may take. */
 export interface ProtectedInode {
   self: string | undefined;
   directory: boolean;
@@ -17,7 +17,7 @@ export interface ProtectedInode {
   whole: boolean;
 }
 
-/** How long what was seen is believed; a name stays protected all the while. */
+/** How long a look is trusted; names stay protected all the while. */
 const trustMs = 1_000;
 
 export class ProtectedInodes {
@@ -36,8 +36,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * Never rejects. What is known is of the last second; of this moment for paths of which more may be there by now than
-   * was, where `name` may be what they lacked. Without a name: whatever they lacked.
+   * Never rejects. All paths are looked at again after a second; at once those that did not exist as a whole, where `name`
+   * may be a missing step of theirs. Without a name: all of those.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;

@@ -2,9 +2,9 @@
 // handle, judged once, and used as /proc/self/fd/N/name; no path is ever checked first and used later.
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
-import type { Boundary, Place } from './boundary.ts';
+import type { Boundary, Location } from './boundary.ts';
 import * as fs from './fs.ts';
-import { type Bytes, fault, shown } from './path.ts';
+import { type Bytes, fault, toText } from './path.ts';
 
 /** As many symlinks in a row as Linux follows. */
 const longestTrail = 40;
@@ -20,7 +20,7 @@ interface Found {
 }
 
 /** One resolution: every handle stays open until its end. */
-class Trail {
+class Resolution {
   readonly path: Bytes;
   /** Whether a symlink at the end is followed. */
   readonly follows: boolean;
@@ -53,58 +53,64 @@ class Trail {
 }
 
 /** One name in an open directory inside the boundary; a symlink there has been followed, unless a name was asked for. */
-export class Entry implements AsyncDisposable {
+export class PathEntry implements AsyncDisposable {
   /** For calls that do not follow symlinks: create, rename, link, unlink, lstat. */
   readonly at: fs.Confined;
   readonly directory: fs.Confined;
   readonly name: Bytes;
-  /** What has the name, pinned: open it for reading as `at`. Undefined where nothing has it. */
+  /** The file of that name, pinned: open it for reading as `at`. Undefined where the name is free. */
   readonly found: Found | undefined;
   /** As requested. */
   readonly path: Bytes;
   /** Target of the symlink that the request named, as written. */
   readonly link: Bytes | undefined;
-  readonly #trail: Trail;
+  readonly #resolution: Resolution;
   readonly #boundary: Boundary;
 
-  constructor(trail: Trail, boundary: Boundary, directory: fs.Confined, name: Bytes, found?: Found) {
+  constructor(
+    resolution: Resolution,
+    boundary: Boundary,
+    directory: fs.Confined,
+    name: Bytes,
+    found?: Found,
+  ) {
     this.at = fs.child(directory, name);
     this.directory = directory;
     this.name = name;
     this.found = found;
-    this.path = trail.path;
-    this.link = trail.link;
-    this.#trail = trail;
+    this.path = resolution.path;
+    this.link = resolution.link;
+    this.#resolution = resolution;
     this.#boundary = boundary;
   }
 
-  /** What has the name, which must be something. */
+  /** The file of that name. Throws file_not_found where there is none. */
   get present(): Found {
     if (!this.found) throw fault('file_not_found', this.path, 'no such file');
     return this.found;
   }
 
-  /** Judges the place again, with what has the name now. */
+  /** Checks access again, with the stats of the file that has the name now. */
   async recheck(stats: fs.BigIntStats | undefined): Promise<void> {
-    const place = { at: this.directory, name: this.name };
-    this.#boundary.judge(await this.#boundary.survey(place), stats, this.path);
+    const location = { at: this.directory, name: this.name };
+    this.#boundary.judge(await this.#boundary.survey(location), stats, this.path);
   }
 
   /** Makes the name durable, with the directories made on the way: they stay; else they go with the entry. */
   async keep(): Promise<void> {
-    const { made } = this.#trail;
+    const { made } = this.#resolution;
     for (const at of [this.directory, ...made.map(({ above }) => above)]) await fs.syncDirectory(at);
     made.splice(0);
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.#trail.undo();
-    this.#trail.release();
+    await this.#resolution.undo();
+    this.#resolution.release();
   }
 }
 
 export class Confinement {
-  /** What confines it, for those who walk on from an open directory. */
+  /** For operations that walk on from an open directory. */
   readonly boundary: Boundary;
 
   constructor(boundary: Boundary) {
@@ -113,149 +119,159 @@ export class Confinement {
 
   /** An existing directory, symlinks followed. */
   directory(path: Bytes): Promise<Directory> {
-    const trail = new Trail(path);
-    return this.#resolve(trail, async () => {
-      const { at } = await this.#directory(trail, path);
-      await this.#check(trail, { at });
-      return { at, [Symbol.dispose]: () => trail.release() };
+    const resolution = new Resolution(path);
+    return this.#resolve(resolution, async () => {
+      const { at } = await this.#directory(resolution, path);
+      await this.#check(resolution, { at });
+      return { at, [Symbol.dispose]: () => resolution.release() };
     });
   }
 
-  /** What a path names, a symlink at its end followed; with `parents` missing directories above it are made. */
-  entry(path: Bytes, parents = false): Promise<Entry> {
-    return this.#enter(new Trail(path), parents);
+  /** Resolves a path, a symlink at its end followed; with `parents` missing directories above it are made. */
+  entry(path: Bytes, parents = false): Promise<PathEntry> {
+    return this.#enter(new Resolution(path), parents);
   }
 
-  /** What has the name that a path ends in, a symlink there not followed. */
-  name(path: Bytes, parents = false): Promise<Entry> {
-    return this.#enter(new Trail(path, false), parents);
+  /** Resolves a path, a symlink at its end not followed. */
+  name(path: Bytes, parents = false): Promise<PathEntry> {
+    return this.#enter(new Resolution(path, false), parents);
   }
 
-  #enter(trail: Trail, parents: boolean): Promise<Entry> {
-    const { path } = trail;
-    return this.#resolve(trail, async () => {
-      const { at } = await this.#parent(trail, posix.dirname(path), parents);
-      return this.#lookUp(trail, at, posix.basename(path));
+  #enter(resolution: Resolution, parents: boolean): Promise<PathEntry> {
+    const { path } = resolution;
+    return this.#resolve(resolution, async () => {
+      const { at } = await this.#parent(resolution, posix.dirname(path), parents);
+      return this.#lookUp(resolution, at, posix.basename(path));
     });
   }
 
-  /** What a symlink in an open directory leads to; undefined where it dangles or leads out. */
+  /** Stats of a symlink's target; undefined where the link dangles or leads out of the roots. */
   async linkTarget(directory: fs.Confined, name: Bytes): Promise<fs.BigIntStats | undefined> {
     if (this.boundary.unconfined) return fs.stat(fs.child(directory, name)).catch(() => undefined);
-    const trail = new Trail(name);
+    const resolution = new Resolution(name);
     try {
-      return (await this.#follow(trail, directory, name)).found?.stats;
+      return (await this.#follow(resolution, directory, name)).found?.stats;
     } catch {
       return undefined;
     } finally {
-      trail.release();
+      resolution.release();
     }
   }
 
-  /** Leaves nothing behind on failure, and does not tell what exists outside the roots. */
-  async #resolve<T>(trail: Trail, work: () => Promise<T>): Promise<T> {
+  /** Leaves nothing behind on failure, and does not reveal which paths exist outside the roots. */
+  async #resolve<T>(resolution: Resolution, work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (error) {
-      await trail.undo();
-      trail.release();
-      throw this.boundary.covers(trail.path)
-        ? fromErrno(error, shown(trail.path))
-        : this.boundary.outside(trail.path);
+      await resolution.undo();
+      resolution.release();
+      throw this.boundary.covers(resolution.path)
+        ? fromErrno(error, toText(resolution.path))
+        : this.boundary.outside(resolution.path);
     }
   }
 
-  async #parent(trail: Trail, path: Bytes, make: boolean): Promise<fs.Pinned> {
+  async #parent(resolution: Resolution, path: Bytes, make: boolean): Promise<fs.Pinned> {
     try {
-      return await trail.hold(path, fs.O_DIRECTORY);
+      return await resolution.hold(path, fs.O_DIRECTORY);
     } catch (error) {
-      if (!make || errnoOf(error) !== 'ENOENT') await this.#fail(trail, path, error);
+      if (!make || errnoOf(error) !== 'ENOENT') await this.#fail(resolution, path, error);
     }
-    return this.#make(trail, path);
+    return this.#make(resolution, path);
   }
 
-  async #make(trail: Trail, path: Bytes): Promise<fs.Pinned> {
-    const above = (await this.#parent(trail, posix.dirname(path), true)).at;
+  async #make(resolution: Resolution, path: Bytes): Promise<fs.Pinned> {
+    const above = (await this.#parent(resolution, posix.dirname(path), true)).at;
     const name = posix.basename(path);
     const at = fs.child(above, name);
-    await this.#check(trail, { at: above, name });
+    await this.#check(resolution, { at: above, name });
     try {
       await fs.mkdir(at, 0o755);
     } catch (error) {
-      // Another process made it first, or a dangling symlink has the name: opening shows which.
-      if (errnoOf(error) === 'EEXIST') return this.#directory(trail, at);
+      // Another process made it first, or a dangling symlink has the name: opening finds out.
+      if (errnoOf(error) === 'EEXIST') return this.#directory(resolution, at);
       throw error;
     }
-    trail.made.push({ above, name });
-    const made = await trail.hold(at, fs.O_DIRECTORY | fs.O_NOFOLLOW);
+    resolution.made.push({ above, name });
+    const made = await resolution.hold(at, fs.O_DIRECTORY | fs.O_NOFOLLOW);
     // Against the umask; a setgid bit inherited from above stays.
     await fs.chmod(made.at, (Number((await made.stat()).mode) & 0o7000) | 0o755);
     return made;
   }
 
-  async #lookUp(trail: Trail, directory: fs.Confined, name: Bytes): Promise<Entry> {
+  async #lookUp(resolution: Resolution, directory: fs.Confined, name: Bytes): Promise<PathEntry> {
     const surveyed = this.boundary.survey({ at: directory, name });
     // Listened to below; until then the name is opened meanwhile.
     surveyed.catch(() => undefined);
-    const found = await trail.hold(fs.child(directory, name), fs.O_NOFOLLOW).catch(async (error: unknown) => {
-      if (errnoOf(error) === 'ENOENT') return undefined;
-      this.boundary.judge(await surveyed, undefined, trail.path);
-      throw error;
-    });
+    const found = await resolution
+      .hold(fs.child(directory, name), fs.O_NOFOLLOW)
+      .catch(async (error: unknown) => {
+        if (errnoOf(error) === 'ENOENT') return undefined;
+        this.boundary.judge(await surveyed, undefined, resolution.path);
+        throw error;
+      });
     const stats = await found?.stat();
-    if (stats?.isSymbolicLink() && trail.follows) {
-      this.boundary.assertFree(await surveyed, stats, trail.path);
-      return this.#follow(trail, directory, name);
+    if (stats?.isSymbolicLink() && resolution.follows) {
+      this.boundary.assertFree(await surveyed, stats, resolution.path);
+      return this.#follow(resolution, directory, name);
     }
-    this.boundary.judge(await surveyed, stats, trail.path);
-    return new Entry(trail, this.boundary, directory, name, found && stats && { at: found.at, stats });
+    this.boundary.judge(await surveyed, stats, resolution.path);
+    return new PathEntry(
+      resolution,
+      this.boundary,
+      directory,
+      name,
+      found && stats && { at: found.at, stats },
+    );
   }
 
   /** Goes on where a symlink points to; its path is resolved by the kernel, never lexically. */
-  async #follow(trail: Trail, at: fs.Confined, name: Bytes): Promise<Entry> {
-    trail.hops += 1;
-    if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'too many symlinks');
+  async #follow(resolution: Resolution, at: fs.Confined, name: Bytes): Promise<PathEntry> {
+    resolution.hops += 1;
+    if (resolution.hops > longestTrail) throw fault('invalid_path', resolution.path, 'too many symlinks');
     const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
     // It has just been replaced.
-    if (link === undefined) return this.#lookUp(trail, at, name);
-    trail.link ??= link;
+    if (link === undefined) return this.#lookUp(resolution, at, name);
+    resolution.link ??= link;
     const target = link.startsWith('/') ? link : `${at}/${link}`;
     const cut = target.lastIndexOf('/');
     const last = target.slice(cut + 1);
     if (!/^\.{0,2}$/.test(last)) {
-      const directory = await this.#directory(trail, target.slice(0, cut) || '/');
-      return this.#lookUp(trail, directory.at, last);
+      const directory = await this.#directory(resolution, target.slice(0, cut) || '/');
+      return this.#lookUp(resolution, directory.at, last);
     }
     // It ends in a slash or dots, so it names a directory without a name of its own.
-    const directory = await this.#directory(trail, target);
-    await this.#check(trail, { at: directory.at });
+    const directory = await this.#directory(resolution, target);
+    await this.#check(resolution, { at: directory.at });
     const found = { at: directory.at, stats: await directory.stat() };
-    return new Entry(trail, this.boundary, directory.at, '.', found);
+    return new PathEntry(resolution, this.boundary, directory.at, '.', found);
   }
 
-  async #directory(trail: Trail, path: Bytes): Promise<fs.Pinned> {
-    return trail.hold(path, fs.O_DIRECTORY).catch((error: unknown) => this.#fail(trail, path, error));
+  async #directory(resolution: Resolution, path: Bytes): Promise<fs.Pinned> {
+    return resolution
+      .hold(path, fs.O_DIRECTORY)
+      .catch((error: unknown) => this.#fail(resolution, path, error));
   }
 
-  /** Why a directory cannot be opened is told only if the way to it ends inside: elsewhere it would tell what exists. */
-  async #fail(trail: Trail, path: Bytes, error: unknown): Promise<never> {
-    await this.#check(trail, { at: (await this.#reach(trail, path)).at });
+  /** Reports why a directory cannot be opened only if the way to it ends inside the roots: else it would reveal which paths exist. */
+  async #fail(resolution: Resolution, path: Bytes, error: unknown): Promise<never> {
+    await this.#check(resolution, { at: (await this.#reach(resolution, path)).at });
     throw error;
   }
 
   /** The last directory on the way of a path that is there, symlinks followed as the kernel does. */
-  async #reach(trail: Trail, path: Bytes, hops = 0): Promise<fs.Pinned> {
+  async #reach(resolution: Resolution, path: Bytes, hops = 0): Promise<fs.Pinned> {
     // A slash or dot at the end would follow the symlink before it.
     const plain = path.replace(/(\/\.?)+$/, '') || '/';
-    const directory = await trail.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
+    const directory = await resolution.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
     if (directory) return directory;
     const above = posix.dirname(plain);
     const link = await fs.readlink(plain as fs.Confined).catch(() => undefined);
-    if (link === undefined || hops === longestTrail) return this.#reach(trail, above, hops);
-    return this.#reach(trail, link.startsWith('/') ? link : `${above}/${link}`, hops + 1);
+    if (link === undefined || hops === longestTrail) return this.#reach(resolution, above, hops);
+    return this.#reach(resolution, link.startsWith('/') ? link : `${above}/${link}`, hops + 1);
   }
 
-  async #check(trail: Trail, place: Place): Promise<void> {
-    this.boundary.judge(await this.boundary.survey(place), undefined, trail.path);
+  async #check(resolution: Resolution, location: Location): Promise<void> {
+    this.boundary.judge(await this.boundary.survey(location), undefined, resolution.path);
   }
 }

@@ -2,9 +2,9 @@
 // entered by its name in the pinned one above it, so nothing that is swapped meanwhile can lead elsewhere.
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
-import type { Boundary, Kept } from './boundary.ts';
+import type { Boundary, IsProtected } from './boundary.ts';
 import * as fs from './fs.ts';
-import { type Bytes, fault, shown } from './path.ts';
+import { type Bytes, fault, toText } from './path.ts';
 
 /** Names of a sorted directory looked at at once, ahead of the reader. */
 const batchSize = 64;
@@ -20,7 +20,7 @@ export interface Step {
   path: Bytes;
   /**
    * Of the name itself. Those of a directory are of the very one that is entered; others were taken a moment ago,
-   * so whoever opens it does so without following symlinks and looks again.
+   * so open it without following symlinks and check again.
    */
   stats: fs.BigIntStats;
   /** A directory whose content has been gone through. */
@@ -34,11 +34,11 @@ export interface WalkOptions {
   signal: AbortSignal;
   /** Names of each directory in the order of their bytes; else as the file system has them. */
   sorted?: boolean;
-  /** To enter what is mounted below the start is file_busy. */
+  /** A mount below the start fails with file_busy. */
   oneMount?: boolean;
-  /** Hears of what cannot be read or must not be, absolute, and is left out; without it such fails the walk. */
+  /** Called with each absolute path that is left out because it is unreadable or protected; by default such a path fails the walk. */
   skip?: (path: Bytes, error: unknown) => void;
-  /** Asked before a directory is read, which is pinned as `inside`; false leaves out what is in it. */
+  /** Asked before a directory is read, which is pinned as `inside`; false leaves out its content. */
   enter?: (step: Step, inside: fs.Confined) => boolean | Promise<boolean>;
 }
 
@@ -52,7 +52,7 @@ interface Level {
   batches: AsyncGenerator<Bytes[], void, void>;
   /** Looked at ahead, last first. */
   looked: Look[];
-  /** What it was entered by; the start has none. */
+  /** The step that entered it; the start has none. */
   entered?: Entered;
 }
 
@@ -82,7 +82,7 @@ class Walker implements Disposable {
   readonly #start: fs.Confined;
   readonly #levels: Level[] = [];
   readonly #mount: string | undefined;
-  #kept: Kept = () => false;
+  #isProtected: IsProtected = () => false;
 
   constructor(start: fs.Confined, boundary: Boundary | undefined, options: WalkOptions) {
     this.#start = start;
@@ -99,7 +99,7 @@ class Walker implements Disposable {
   }
 
   async *steps(): AsyncGenerator<Step, void, void> {
-    this.#kept = (await this.#boundary?.kept()) ?? this.#kept;
+    this.#isProtected = (await this.#boundary?.protection()) ?? this.#isProtected;
     let level: Level | undefined = this.#push(this.#start, await fs.identify(this.#start), '');
     for (; level; level = this.#levels.at(-1)) {
       this.#options.signal.throwIfAborted();
@@ -152,7 +152,7 @@ class Walker implements Disposable {
     if (below && !((await this.#options.enter?.(step, below.at)) ?? true)) below.batches = batchesOf();
   }
 
-  /** What has the name, a directory pinned; what was one a moment ago is described as what it is now. */
+  /** Current stats of a name; a directory comes pinned. */
   async #open(level: Level, look: Look, path: Bytes): Promise<{ stats: fs.BigIntStats; inside?: fs.Pinned }> {
     if ('error' in look) throw look.error;
     if (!look.stats.isDirectory()) {
@@ -176,7 +176,7 @@ class Walker implements Disposable {
   }
 
   #assertFree(level: Level, name: Bytes, stats: fs.BigIntStats): void {
-    if (!this.#kept(level.self, name, stats)) return;
+    if (!this.#isProtected(level.self, name, stats)) return;
     throw fault('permission_denied', this.#absolute(level.prefix + name), 'the agent keeps this to itself');
   }
 
@@ -191,7 +191,7 @@ class Walker implements Disposable {
 
   #fail(path: Bytes, error: unknown): void {
     const absolute = this.#absolute(path);
-    if (!this.#options.skip) throw fromErrno(error, shown(absolute));
+    if (!this.#options.skip) throw fromErrno(error, toText(absolute));
     this.#options.skip(absolute, error);
   }
 }

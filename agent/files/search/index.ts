@@ -8,7 +8,7 @@ import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { openContents } from '../confine/contents.ts';
 import type { Confined } from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
-import { type Bytes, shown } from '../confine/path.ts';
+import { type Bytes, toText } from '../confine/path.ts';
 import type { Confinement } from '../confine/resolve.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describeName } from '../describe.ts';
@@ -22,7 +22,7 @@ const longestContent = 1_000;
 const batchSize = 64;
 /** Milliseconds that a match waits for others. */
 const longestWait = 50;
-/** Milliseconds without a match after which an empty batch goes out: the broker gives up who is silent, and others have their turn. */
+/** Milliseconds without a match after which an empty batch goes out: the broker gives up a silent call, and other searches have their turn. */
 export const longestSilence = 1_000;
 /** Of all searches of this process four work at once, each until its next batch; a disk is not faster for more. */
 const working = new Semaphore(4);
@@ -75,7 +75,7 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
   const { reading, directory, path, signal, hidden, name, text } = job;
   const seen = (step: Step): boolean => hidden || !step.name.startsWith('.');
   const skip = (skipped: Bytes, error: unknown): void => {
-    // Nothing is told of what the agent keeps to itself; a start that cannot be read is no search.
+    // Protected paths are not counted; a start that cannot be read fails the search.
     if (skipped === path) throw error;
     if (!(error instanceof AppError)) job.unreadable += 1;
   };
@@ -85,7 +85,7 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
     if (step.left || !seen(step)) continue;
     job.visited += 1;
     yield undefined;
-    if (name && !name(shown(step.path))) continue;
+    if (name && !name(toText(step.path))) continue;
     if (text) yield* linesOf(step, job, text);
     else yield { entry: await entryOf(step, job), line: 0 };
   }
@@ -119,7 +119,7 @@ async function* batchesOf(job: Job): Batches {
   let matches: FileMatch[] = [];
   let [found, sentAt] = [0, monotonic()];
   for await (const match of everyMatch(job)) {
-    // The one after the last only tells that there is more.
+    // One match beyond the limit only shows that there are more.
     job.truncated = match !== undefined && found === job.limit;
     if (job.truncated) break;
     if (match) {
@@ -135,7 +135,7 @@ async function* batchesOf(job: Job): Batches {
   if (matches.length > 0) yield { matches: { matches } };
 }
 
-/** Each batch in its turn: a search whose reader has stopped keeps no other waiting. */
+/** Each batch in its turn: a search whose reader has stopped holds up no other. */
 async function* inTurn(signal: AbortSignal, batches: Batches): Batches {
   try {
     for (;;) {

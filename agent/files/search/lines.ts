@@ -4,7 +4,7 @@ import type { Contents } from '../confine/contents.ts';
 const chunkBytes = 64 * 1024;
 /** A file with a NUL in its first bytes is no text. */
 const probeBytes = 8 * 1024;
-/** What is kept of a longer line that has not ended: enough for a hit across its chunks, and the text around it. */
+/** Bytes of an unfinished line held in memory: enough for a hit across its chunks, and the text around it. */
 const longestTail = 64 * 1024;
 const longestText = 1024;
 /** Of the line, ahead of the hit. */
@@ -14,7 +14,7 @@ const lead = 256;
 export interface Line {
   /** From 1. */
   number: number;
-  /** The line, or as much around the hit as may be told. */
+  /** The line, or at most a kilobyte around the hit. */
   text: Buffer;
 }
 
@@ -27,7 +27,7 @@ export interface Text {
   overlap: number;
 }
 
-/** Told apart by bytes, or in any mixture of capitals and small letters. */
+/** Matches bytes exactly, or ignoring case. */
 export function compileText(text: string, ignoreCase: boolean): Text {
   const wanted = Buffer.from(text);
   // A letter may be longer in its other form.
@@ -37,7 +37,7 @@ export function compileText(text: string, ignoreCase: boolean): Text {
   const find = (bytes: Buffer): number => {
     const decoded = bytes.toString();
     const at = decoded.toLowerCase().indexOf(lower);
-    // Exact unless a letter before it changes its length; it only decides which part of a long line is told.
+    // Exact unless a letter before it changes its length; it only decides which part of a long line is reported.
     return at === -1 ? -1 : Math.min(bytes.length, Buffer.byteLength(decoded.slice(0, at)));
   };
   return { find, overlap };
@@ -54,7 +54,7 @@ export async function* linesWith(
 ): AsyncGenerator<Line | undefined, void, void> {
   const size = Number(stats.size);
   const buffer = Buffer.allocUnsafeSlow(longestTail + chunkBytes);
-  const state: State = { buffer, held: 0, number: 1, told: false };
+  const state: State = { buffer, held: 0, number: 1, reported: false };
   for (let position = 0; position < size; ) {
     signal.throwIfAborted();
     const wanted = Math.min(chunkBytes, size - position);
@@ -75,11 +75,11 @@ interface State {
   /** Bytes of the buffer in use: the start of a line, or the end of a long one. */
   held: number;
   number: number;
-  /** The line at hand has been told. */
-  told: boolean;
+  /** The current line has been reported. */
+  reported: boolean;
 }
 
-/** The lines that have ended; what is left is moved to the start. */
+/** The lines that have ended; the rest is moved to the start of the buffer. */
 function* complete(state: State, find: Find): Generator<Line> {
   const { buffer, held } = state;
   const end = buffer.subarray(0, held).lastIndexOf(0x0a) + 1;
@@ -89,27 +89,27 @@ function* complete(state: State, find: Find): Generator<Line> {
     const stop = buffer.indexOf(0x0a, start);
     if (any) yield* hitIn(state, buffer.subarray(start, stop), find);
     state.number += 1;
-    state.told = false;
+    state.reported = false;
     start = stop + 1;
   }
   buffer.copyWithin(0, end, held);
   state.held = held - end;
 }
 
-/** Looks into a long line before its end, and keeps only its last bytes. */
+/** Looks into a long line before its end, and holds only its last bytes. */
 function* shorten(state: State, find: Find, overlap: number): Generator<Line> {
   const { buffer, held } = state;
   if (held <= longestTail) return;
   yield* hitIn(state, buffer.subarray(0, held), find);
-  const kept = Math.min(held, overlap + lead);
-  buffer.copyWithin(0, held - kept, held);
-  state.held = kept;
+  const rest = Math.min(held, overlap + lead);
+  buffer.copyWithin(0, held - rest, held);
+  state.held = rest;
 }
 
 function* hitIn(state: State, line: Buffer, find: Find): Generator<Line> {
-  const at = state.told ? -1 : find(line);
+  const at = state.reported ? -1 : find(line);
   if (at === -1) return;
-  state.told = true;
+  state.reported = true;
   const start = line.length <= longestText ? 0 : Math.max(0, Math.min(at - lead, line.length - longestText));
   const text = line.subarray(start, start + longestText);
   // A copy: the buffer is used again.

@@ -1,16 +1,16 @@
-// Tells what changes in a directory, below it, or to a file. Events only say where to look: what is told is what is
-// there when it is the reader's turn, so a slow reader misses steps in between and never the outcome.
+// Watches a directory, all below it, or a file. Events only say where to look: the state found when the reader asks is
+// reported, so a slow reader misses steps in between and never the outcome.
 import type { FileChange } from '../../../proto/types/farhand/agent/v1/FileChange.ts';
-import type { Budget } from '../../../shared/budget.ts';
 import { sleep } from '../../../shared/clock.ts';
-import type { Kept } from '../confine/boundary.ts';
+import type { Quota } from '../../../shared/quota.ts';
+import type { IsProtected } from '../confine/boundary.ts';
 import { type BigIntStats, type Confined, child, identityOf, lookAt } from '../confine/fs.ts';
 import { type Bytes, bytes } from '../confine/path.ts';
-import type { Confinement, Entry } from '../confine/resolve.ts';
+import type { Confinement, PathEntry } from '../confine/resolve.ts';
 import type { Operation } from '../operation.ts';
 import { type Folder, type Kind, Watched } from './watched.ts';
 
-/** Names waiting for the reader; more are told as an overflow. */
+/** Names waiting for the reader; more are reported as an overflow. */
 const mostWaiting = 10_000;
 /** Changes of a message. */
 const batchSize = 256;
@@ -35,7 +35,7 @@ const join = (path: Bytes, name: Bytes): Bytes => (path === '' ? name : `${path}
 
 class Watch implements Disposable {
   readonly #confinement: Confinement;
-  readonly #entry: Entry;
+  readonly #entry: PathEntry;
   readonly #recursive: boolean;
   /** The one name that is asked about, where it is no directory. */
   readonly #only: Bytes | undefined;
@@ -51,7 +51,7 @@ class Watch implements Disposable {
     this.#wake();
   };
 
-  constructor(confinement: Confinement, entry: Entry, recursive: boolean, quota: Budget) {
+  constructor(confinement: Confinement, entry: PathEntry, recursive: boolean, quota: Quota) {
     this.#confinement = confinement;
     this.#entry = entry;
     this.#recursive = recursive;
@@ -70,14 +70,14 @@ class Watch implements Disposable {
   /** An empty batch first, when nothing will be missed any more. */
   async *batches(signal: AbortSignal): AsyncGenerator<FileChange[], void, void> {
     signal.addEventListener('abort', () => this.#wake(), { once: true });
-    const kept = await this.#confinement.boundary.kept();
-    for await (const _ of this.#enter('', kept));
+    const isProtected = await this.#confinement.boundary.protection();
+    for await (const _ of this.#enter('', isProtected));
     yield [];
     for (;;) {
       await this.#marked(signal);
       await sleep(settling, signal);
       signal.throwIfAborted();
-      // The directory may have been moved to where nobody may look.
+      // The directory may have been moved out of the roots.
       const { boundary } = this.#confinement;
       boundary.judge(await boundary.survey({ at: this.#start }), undefined, this.#entry.path);
       let batch: FileChange[] = [];
@@ -117,7 +117,7 @@ class Watch implements Disposable {
     });
   }
 
-  /** A directory that no longer has its name is no longer what is watched. */
+  /** True once the watched directory has lost its name. */
   async #gone(): Promise<boolean> {
     const { name, at, found } = this.#entry;
     if (this.#only !== undefined || !found || name === '' || name === '.') return false;
@@ -130,12 +130,12 @@ class Watch implements Disposable {
       yield* this.#leave('', 'directory');
       return;
     }
-    const kept = await this.#confinement.boundary.kept();
+    const isProtected = await this.#confinement.boundary.protection();
     if (this.#overflown) {
       this.#take();
       this.#overflown = false;
       this.#watched[Symbol.dispose]();
-      for await (const _ of this.#enter('', kept));
+      for await (const _ of this.#enter('', isProtected));
       return yield this.#change('OVERFLOW', '', 'directory');
     }
     for (const [path, names] of this.#take()) {
@@ -145,19 +145,19 @@ class Watch implements Disposable {
       for (const name of names) {
         if (name === '.') continue;
         const stats = await lookAt(child(pinned.at, name));
-        if (!kept(folder.self, name, stats ?? folder.stats))
-          yield* this.#look(path, folder, name, stats, kept);
+        if (!isProtected(folder.self, name, stats ?? folder.stats))
+          yield* this.#look(path, folder, name, stats, isProtected);
       }
     }
   }
 
-  /** What has become of one name. */
+  /** Reports the change of one name. */
   async *#look(
     path: Bytes,
     folder: Folder,
     name: Bytes,
     stats: BigIntStats | undefined,
-    kept: Kept,
+    isProtected: IsProtected,
   ): AsyncGenerator<FileChange, void, void> {
     const below = join(path, name);
     const now: Kind | undefined = stats && (stats.isDirectory() ? 'directory' : 'file');
@@ -171,17 +171,18 @@ class Watch implements Disposable {
     if (!now) return;
     yield this.#change(folder.names.has(name) ? 'CHANGED' : 'ADDED', below, now);
     this.#watched.know(folder, name, now);
-    if (now === 'directory' && this.#recursive && !this.#watched.get(below)) yield* this.#enter(below, kept);
+    if (now === 'directory' && this.#recursive && !this.#watched.get(below))
+      yield* this.#enter(below, isProtected);
   }
 
-  /** Watches a directory and those below it; what is in it is new. */
-  async *#enter(start: Bytes, kept: Kept): AsyncGenerator<FileChange, void, void> {
+  /** Watches a directory and those below it; reports their entries as new. */
+  async *#enter(start: Bytes, isProtected: IsProtected): AsyncGenerator<FileChange, void, void> {
     const open = [start];
     for (let path = open.pop(); path !== undefined; path = open.pop()) {
-      const folder = await this.#watched.add(path, kept);
+      const folder = await this.#watched.add(path, isProtected);
       if (!folder) continue;
       for (const [name, kind] of folder.names) {
-        if (kept(folder.self, name, folder.stats)) continue;
+        if (isProtected(folder.self, name, folder.stats)) continue;
         const below = join(path, name);
         yield this.#change('ADDED', below, kind);
         if (kind === 'directory' && this.#recursive) open.push(below);
@@ -189,7 +190,7 @@ class Watch implements Disposable {
     }
   }
 
-  /** All that was known to be there, the innermost first. */
+  /** Reports as removed all that was there, the innermost first. */
   *#leave(path: Bytes, kind: Kind): Generator<FileChange> {
     const folder = this.#watched.get(path);
     for (const [name, inside] of folder?.names ?? []) yield* this.#leave(join(path, name), inside);

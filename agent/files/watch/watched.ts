@@ -1,27 +1,28 @@
 // The directories that one watch looks at, through inotify on pinned directories: it follows the inode, so nothing
 // that is swapped on the way leads elsewhere. (chokidar watches by path and takes names for UTF-8.)
-import { Budget } from '../../../shared/budget.ts';
+
 import { AppError, errnoOf } from '../../../shared/errors.ts';
-import type { Kept } from '../confine/boundary.ts';
+import { Quota } from '../../../shared/quota.ts';
+import type { IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
 import type { Bytes } from '../confine/path.ts';
 
 export type Kind = 'file' | 'directory';
 
-/** What a directory takes of the quota of all watches, in names: the kernel's watch and our handle of it. */
+/** Share of the quota that a directory takes, in names: for the kernel's watch and our handle of it. */
 const folderNames = 15;
 
-/** What all watches of an agent may know together: thirty of one large directory cost thirty times its names. */
-export const watchQuota = (names = 300_000): Budget =>
-  new Budget(names, 'names are watched on this machine, watch a directory further down or end other watches');
+/** Limit of all watches together: thirty watches of one large directory hold thirty times its names. */
+export const watchQuota = (names = 300_000): Quota =>
+  new Quota(names, 'names are watched on this machine, watch a directory further down or end other watches');
 
 /** A watched directory. */
 export interface Folder {
   self: string;
   stats: fs.BigIntStats;
   watcher: fs.FSWatcher;
-  /** What was last known to be in it. */
+  /** Entries last found in it. */
   names: Map<Bytes, Kind>;
 }
 
@@ -32,11 +33,11 @@ export class Watched implements Disposable {
   readonly #start: fs.Confined;
   readonly #only: Bytes | undefined;
   readonly #mark: Mark;
-  readonly #quota: Budget;
+  readonly #quota: Quota;
   readonly #folders = new Map<Bytes, Folder>();
 
   /** From an open directory, which is the caller's to close; of all names or `only` one. */
-  constructor(start: fs.Confined, only: Bytes | undefined, quota: Budget, mark: Mark) {
+  constructor(start: fs.Confined, only: Bytes | undefined, quota: Quota, mark: Mark) {
     this.#start = start;
     this.#quota = quota;
     this.#only = only;
@@ -51,13 +52,13 @@ export class Watched implements Disposable {
    * Watches a directory, then reads what is in it, so that nothing is missed in between. Undefined where it is gone,
    * may not be read, or must not be.
    */
-  async add(path: Bytes, kept: Kept): Promise<Folder | undefined> {
+  async add(path: Bytes, isProtected: IsProtected): Promise<Folder | undefined> {
     using pinned = await this.#open(path);
     if (!pinned) return undefined;
     try {
       const { at } = pinned;
       const stats = await pinned.stat();
-      if (path !== '' && (kept('', '', stats) || !(await holdsFiles(at)))) return undefined;
+      if (path !== '' && (isProtected('', '', stats) || !(await holdsFiles(at)))) return undefined;
       this.drop(path);
       const watcher = this.#watch(path, at);
       const folder: Folder = { self: fs.identityOf(stats), stats, watcher, names: new Map() };

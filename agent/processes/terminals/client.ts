@@ -1,9 +1,9 @@
 // One client of a terminal: what it is given, at its pace, and what it does.
 import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
+import type { ReaderPosition, Wake } from '../../../shared/backpressure.ts';
 import { AppError } from '../../../shared/errors.ts';
 import { terminalReplayBytes } from '../../../shared/limits.ts';
-import type { Place, Wake } from '../../../shared/pace.ts';
 import { isSignal } from '../../../shared/signals.ts';
 import type { Running } from '../running.ts';
 import { signalForeground } from '../tree.ts';
@@ -34,7 +34,7 @@ export interface Watched {
 
 export class Client {
   /** Up to where it has taken the output. */
-  readonly place: Place;
+  readonly place: ReaderPosition;
   readonly #terminal: Watched;
   /** Next byte to send. */
   #position: number;

@@ -1,7 +1,8 @@
 // The last output of a terminal, in memory, by offset: key echo must not wait for a disk.
+
+import { Backpressure, type Wake } from '../../../shared/backpressure.ts';
 import { AppError } from '../../../shared/errors.ts';
 import { terminalReplayBytes } from '../../../shared/limits.ts';
-import { Pace, type Wake } from '../../../shared/pace.ts';
 
 interface Block {
   start: number;
@@ -11,7 +12,7 @@ interface Block {
 
 export class Scrollback {
   /** Holds up the program while all who read are far behind; they may be so for as long as they like. */
-  readonly pace: Pace;
+  readonly pace: Backpressure;
   readonly #windowBytes: number;
   readonly #blockBytes: number;
   readonly #changed: Wake;
@@ -23,7 +24,7 @@ export class Scrollback {
     this.#windowBytes = windowBytes;
     this.#blockBytes = Math.ceil(windowBytes / 16);
     this.#changed = changed;
-    this.pace = new Pace(windowBytes / 8, Number.POSITIVE_INFINITY);
+    this.pace = new Backpressure(windowBytes / 8, Number.POSITIVE_INFINITY);
   }
 
   /** Offset of the first byte kept. */

@@ -27,7 +27,7 @@ async function* packBelow(at: tar.Bytes, name: tar.Bytes, mode?: number): AsyncG
     const target = (await readlink(tar.bytes(at), { encoding: 'buffer' })).toString('latin1');
     if (staysInside(name, target)) yield tar.encodeHeader({ ...header, kind: 'symlink', target });
   } else if (stats.isFile()) yield* packFile(at, { ...header, mode: mode ?? header.mode });
-  else hint(`farhand: ${clean(tar.shown(at))} is no file, directory or symlink: left out`);
+  else hint(`farhand: ${clean(tar.toText(at))} is no file, directory or symlink: left out`);
 }
 
 /** Machines refuse archives with symlinks that lead out of them, and so does this program. */
@@ -51,7 +51,7 @@ async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): As
     const chunk = Buffer.allocUnsafe(Math.min(left, chunkBytes));
     const { bytesRead } = await handle.read(chunk, 0, chunk.length, size - left);
     if (bytesRead === 0)
-      throw new StartError(`${clean(tar.shown(at))} changed while it was read: try again`, 1);
+      throw new StartError(`${clean(tar.toText(at))} changed while it was read: try again`, 1);
     left -= bytesRead;
     yield chunk.subarray(0, bytesRead);
   }
@@ -97,7 +97,7 @@ async function extractEntry(root: tar.Bytes, entry: tar.TarEntry, later: Later):
   } else if (entry.kind === 'symlink') {
     const { target = '' } = entry;
     if (staysInside(path, target)) later.links.push({ path, target });
-  } else if (entry.kind === 'link') hint(`farhand: ${clean(tar.shown(path))} is a hard link: left out`);
+  } else if (entry.kind === 'link') hint(`farhand: ${clean(tar.toText(path))} is a hard link: left out`);
   else {
     await makeParent(root, path);
     await writeChunks(tar.bytes(at), entry.body, 'wx', entry.mode & 0o777);

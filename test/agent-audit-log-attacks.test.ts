@@ -1,4 +1,4 @@
-// The machine's own log against a broker that wants to hide, flood or deceive; and what such a broker can wish for.
+// The audit log of a machine against a broker that wants to hide its calls, flood the log or deceive its reader.
 import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';

@@ -1,4 +1,4 @@
-// Who waits for whom around a log: readers for bytes, a writer for its readers.
+// Backpressure around a log: readers sleep until there are bytes, a writer waits for its readers.
 import type { Readable } from 'node:stream';
 import { after, monotonic } from './clock.ts';
 
@@ -64,15 +64,15 @@ export async function* pulled<T>(stream: Readable, signal: AbortSignal): AsyncGe
   }
 }
 
-/** Where a reader is, and when it last read. */
-export interface Place {
+/** Offset of a reader, and when it last read. */
+export interface ReaderPosition {
   position: number;
   readAt: number;
 }
 
 /** Holds up a writer while all its readers are far behind, but none that has stopped reading. */
-export class Pace {
-  readonly #places = new Set<Place>();
+export class Backpressure {
+  readonly #places = new Set<ReaderPosition>();
   readonly #moved = new Wake();
   readonly #farBytes: number;
   readonly #stallMs: number;
@@ -83,19 +83,19 @@ export class Pace {
     this.#stallMs = stallMs;
   }
 
-  join(position: number): Place {
+  join(position: number): ReaderPosition {
     const place = { position, readAt: monotonic() };
     this.#places.add(place);
     return place;
   }
 
-  moved(place: Place, position: number): void {
+  moved(place: ReaderPosition, position: number): void {
     place.position = position;
     place.readAt = monotonic();
     this.#moved.wake();
   }
 
-  leave(place: Place): void {
+  leave(place: ReaderPosition): void {
     this.#places.delete(place);
     this.#moved.wake();
   }
@@ -115,7 +115,7 @@ export class Pace {
     }
   }
 
-  /** For how long the writer waits at most if nobody reads meanwhile. */
+  /** Milliseconds that the writer waits at most if no reader moves meanwhile. */
   #holdMs(end: number): number {
     if (this.#released || this.#places.size === 0) return 0;
     let longest = 0;

@@ -1,12 +1,12 @@
-// A common limit on what many callers may hold at once: refused when it is used up, never waited for.
+// A quota that many callers share: a request beyond it is refused at once, never queued.
 import { AppError } from './errors.ts';
 
-export class Budget {
+export class Quota {
   readonly #limit: number;
   readonly #what: string;
   #used = 0;
 
-  /** `what` says what there is too much of: "answers wait for slow readers". */
+  /** `what` completes the message "too many …: try again later", as in "answers wait for slow readers". */
   constructor(limit: number, what: string) {
     this.#limit = limit;
     this.#what = what;
@@ -29,5 +29,3 @@ export class Budget {
     };
   }
 }
-
-export const openBudget = (limit: number, what: string): Budget => new Budget(limit, what);

@@ -1,4 +1,4 @@
-// The machine's own log of what is done on it: who, what, when and how it ended; never contents.
+// The audit log of a machine: who, what, when and how it ended; never contents.
 import { mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -142,7 +142,7 @@ test('a file that is full becomes the first of four old ones, and half a line st
   expect(readFileSync(join(torn, 'x.log'), 'utf8')).toBe('{"torn":\n{"whole":"\\u009b2J\\u001b"}\n');
 });
 
-test('where it cannot be written nothing waits for it, and what is missing is told later', async () => {
+test('where it cannot be written nothing waits for it, and missing lines are counted later', async () => {
   const directory = join(temporaryFolder('gone'), 'not-there-yet');
   const lines = await Lines.open(directory, 'x', quiet);
   lines.add({ lost: true });
