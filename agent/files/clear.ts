@@ -6,19 +6,14 @@ import { type Confined, chmod, drop } from './confine/fs.ts';
 import { type Bytes, toText } from './confine/path.ts';
 import { walk } from './confine/walk.ts';
 
-interface Clearing {
-  /** Of the directory, for messages. */
-  path: Bytes;
-  signal: AbortSignal;
-  /** The tree is the agent's own: directories that forbid it are opened up. */
-  own?: boolean;
-}
-
-/** Removes all in an open directory, but nothing on another mount. */
+/**
+ * Removes all in an open directory, but nothing on another mount; `path` is for messages. With `own` the tree is the
+ * agent's own: directories that forbid it are opened up.
+ */
 export async function clear(
   start: Confined,
   boundary: Boundary | undefined,
-  { path, signal, own = false }: Clearing,
+  { path, signal, own = false }: { path: Bytes; signal: AbortSignal; own?: boolean },
 ): Promise<void> {
   const enter = async (_: unknown, inside: Confined): Promise<boolean> => {
     if (own) await chmod(inside, 0o700);

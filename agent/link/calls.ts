@@ -139,7 +139,11 @@ export class Calls {
   async #answer(open: OpenCall): Promise<void> {
     const { shape, call, entry } = open;
     if (shape.clientStreams || call.request_follows)
-      return this.#onStream(open, (stream) => this.#responses(open, () => requestIn(open, stream)));
+      return this.#onStream(open, (stream) =>
+        this.#responses(open, () =>
+          shape.clientStreams ? requestsOf(open, stream) : largeRequest(open, stream),
+        ),
+      );
     const frames = this.#responses(open, () => requestOf(shape, call.request, entry));
     try {
       if (!shape.serverStreams) {
@@ -189,9 +193,11 @@ export class Calls {
     } finally {
       stream.end();
       stream.resume();
-      await ended(status, signal);
+      // The broker ends last, so that our last frames are not cut off.
+      const cancelClosing = after(closingMs, () => stream.cancel());
+      await status;
+      cancelClosing();
       signal.removeEventListener('abort', stop);
-      stream.cancel();
     }
   }
 
@@ -243,11 +249,6 @@ function requestOf(shape: MethodShape, bytes: Buffer, entry: AuditedCall): unkno
   return request;
 }
 
-/** Reads the stream: all requests of a streaming client, or one that was too large for its notice. */
-function requestIn(open: OpenCall, stream: AnswerStream): unknown {
-  return open.shape.clientStreams ? requestsOf(open, stream) : largeRequest(open, stream);
-}
-
 async function* requestsOf({ shape, entry }: OpenCall, stream: AnswerStream): AsyncGenerator<unknown> {
   let first = true;
   for await (const bytes of receiveFrames(stream, gone)) {
@@ -256,25 +257,12 @@ async function* requestsOf({ shape, entry }: OpenCall, stream: AnswerStream): As
   }
 }
 
+/** A request that was too large for the call's notice. */
 async function largeRequest({ shape, entry }: OpenCall, stream: AnswerStream): Promise<unknown> {
   const first = await receiveFrames(stream, gone).next();
   stream.resume();
   if (first.done) throw new AppError('machine_error', 'the request is missing');
   return requestOf(shape, first.value, entry);
-}
-
-/** The broker ends last; we wait for that a while, so that our last frames are not cut off. */
-async function ended(status: Promise<unknown>, signal: AbortSignal): Promise<void> {
-  const { promise, resolve } = Promise.withResolvers<void>();
-  const aborted = (): void => {
-    if (signal.reason !== gaveUp) resolve();
-  };
-  const cancel = after(closingMs, resolve);
-  signal.addEventListener('abort', aborted, { once: true });
-  if (signal.aborted) aborted();
-  await Promise.race([status, promise]);
-  cancel();
-  signal.removeEventListener('abort', aborted);
 }
 
 /** The notice of it on the control stream may come later than the end of the call's own. */

@@ -19,8 +19,8 @@ interface Found {
   stats: fs.BigIntStats;
 }
 
-/** One resolution: every handle stays open until its end. */
-class Resolution {
+/** Resolves one path: every handle stays open until the end. */
+class Trail {
   readonly path: Bytes;
   /** Whether a symlink at the end is followed. */
   readonly follows: boolean;
@@ -64,23 +64,17 @@ export class PathEntry implements AsyncDisposable {
   readonly path: Bytes;
   /** Target of the symlink that the request named, as written. */
   readonly link: Bytes | undefined;
-  readonly #resolution: Resolution;
+  readonly #trail: Trail;
   readonly #boundary: Boundary;
 
-  constructor(
-    resolution: Resolution,
-    boundary: Boundary,
-    directory: fs.Confined,
-    name: Bytes,
-    found?: Found,
-  ) {
+  constructor(trail: Trail, boundary: Boundary, directory: fs.Confined, name: Bytes, found?: Found) {
     this.at = fs.child(directory, name);
     this.directory = directory;
     this.name = name;
     this.found = found;
-    this.path = resolution.path;
-    this.link = resolution.link;
-    this.#resolution = resolution;
+    this.path = trail.path;
+    this.link = trail.link;
+    this.#trail = trail;
     this.#boundary = boundary;
   }
 
@@ -98,14 +92,14 @@ export class PathEntry implements AsyncDisposable {
 
   /** Makes the name durable, with the directories made on the way: they stay; else they go with the entry. */
   async keep(): Promise<void> {
-    const { made } = this.#resolution;
+    const { made } = this.#trail;
     for (const at of [this.directory, ...made.map(({ above }) => above)]) await fs.syncDirectory(at);
     made.splice(0);
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.#resolution.undo();
-    this.#resolution.release();
+    await this.#trail.undo();
+    this.#trail.release();
   }
 }
 
@@ -119,159 +113,149 @@ export class Confinement {
 
   /** An existing directory, symlinks followed. */
   directory(path: Bytes): Promise<Directory> {
-    const resolution = new Resolution(path);
-    return this.#resolve(resolution, async () => {
-      const { at } = await this.#directory(resolution, path);
-      await this.#check(resolution, { at });
-      return { at, [Symbol.dispose]: () => resolution.release() };
+    const trail = new Trail(path);
+    return this.#resolve(trail, async () => {
+      const { at } = await this.#directory(trail, path);
+      await this.#check(trail, { at });
+      return { at, [Symbol.dispose]: () => trail.release() };
     });
   }
 
   /** Resolves a path, a symlink at its end followed; with `parents` missing directories above it are made. */
   entry(path: Bytes, parents = false): Promise<PathEntry> {
-    return this.#enter(new Resolution(path), parents);
+    return this.#enter(new Trail(path), parents);
   }
 
   /** Resolves a path, a symlink at its end not followed. */
   name(path: Bytes, parents = false): Promise<PathEntry> {
-    return this.#enter(new Resolution(path, false), parents);
+    return this.#enter(new Trail(path, false), parents);
   }
 
-  #enter(resolution: Resolution, parents: boolean): Promise<PathEntry> {
-    const { path } = resolution;
-    return this.#resolve(resolution, async () => {
-      const { at } = await this.#parent(resolution, posix.dirname(path), parents);
-      return this.#lookUp(resolution, at, posix.basename(path));
+  #enter(trail: Trail, parents: boolean): Promise<PathEntry> {
+    const { path } = trail;
+    return this.#resolve(trail, async () => {
+      const { at } = await this.#parent(trail, posix.dirname(path), parents);
+      return this.#lookUp(trail, at, posix.basename(path));
     });
   }
 
   /** Stats of a symlink's target; undefined where the link dangles or leads out of the roots. */
   async linkTarget(directory: fs.Confined, name: Bytes): Promise<fs.BigIntStats | undefined> {
     if (this.boundary.unconfined) return fs.stat(fs.child(directory, name)).catch(() => undefined);
-    const resolution = new Resolution(name);
+    const trail = new Trail(name);
     try {
-      return (await this.#follow(resolution, directory, name)).found?.stats;
+      return (await this.#follow(trail, directory, name)).found?.stats;
     } catch {
       return undefined;
     } finally {
-      resolution.release();
+      trail.release();
     }
   }
 
   /** Leaves nothing behind on failure, and does not reveal which paths exist outside the roots. */
-  async #resolve<T>(resolution: Resolution, work: () => Promise<T>): Promise<T> {
+  async #resolve<T>(trail: Trail, work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (error) {
-      await resolution.undo();
-      resolution.release();
-      throw this.boundary.covers(resolution.path)
-        ? fromErrno(error, toText(resolution.path))
-        : this.boundary.outside(resolution.path);
+      await trail.undo();
+      trail.release();
+      throw this.boundary.covers(trail.path)
+        ? fromErrno(error, toText(trail.path))
+        : this.boundary.outside(trail.path);
     }
   }
 
-  async #parent(resolution: Resolution, path: Bytes, make: boolean): Promise<fs.Pinned> {
+  async #parent(trail: Trail, path: Bytes, make: boolean): Promise<fs.Pinned> {
     try {
-      return await resolution.hold(path, fs.O_DIRECTORY);
+      return await trail.hold(path, fs.O_DIRECTORY);
     } catch (error) {
-      if (!make || errnoOf(error) !== 'ENOENT') await this.#fail(resolution, path, error);
+      if (!make || errnoOf(error) !== 'ENOENT') await this.#fail(trail, path, error);
     }
-    return this.#make(resolution, path);
+    return this.#make(trail, path);
   }
 
-  async #make(resolution: Resolution, path: Bytes): Promise<fs.Pinned> {
-    const above = (await this.#parent(resolution, posix.dirname(path), true)).at;
+  async #make(trail: Trail, path: Bytes): Promise<fs.Pinned> {
+    const above = (await this.#parent(trail, posix.dirname(path), true)).at;
     const name = posix.basename(path);
     const at = fs.child(above, name);
-    await this.#check(resolution, { at: above, name });
+    await this.#check(trail, { at: above, name });
     try {
       await fs.mkdir(at, 0o755);
     } catch (error) {
       // Another process made it first, or a dangling symlink has the name: opening finds out.
-      if (errnoOf(error) === 'EEXIST') return this.#directory(resolution, at);
+      if (errnoOf(error) === 'EEXIST') return this.#directory(trail, at);
       throw error;
     }
-    resolution.made.push({ above, name });
-    const made = await resolution.hold(at, fs.O_DIRECTORY | fs.O_NOFOLLOW);
+    trail.made.push({ above, name });
+    const made = await trail.hold(at, fs.O_DIRECTORY | fs.O_NOFOLLOW);
     // Against the umask; a setgid bit inherited from above stays.
     await fs.chmod(made.at, (Number((await made.stat()).mode) & 0o7000) | 0o755);
     return made;
   }
 
-  async #lookUp(resolution: Resolution, directory: fs.Confined, name: Bytes): Promise<PathEntry> {
+  async #lookUp(trail: Trail, directory: fs.Confined, name: Bytes): Promise<PathEntry> {
     const surveyed = this.boundary.survey({ at: directory, name });
     // Listened to below; until then the name is opened meanwhile.
     surveyed.catch(() => undefined);
-    const found = await resolution
-      .hold(fs.child(directory, name), fs.O_NOFOLLOW)
-      .catch(async (error: unknown) => {
-        if (errnoOf(error) === 'ENOENT') return undefined;
-        this.boundary.judge(await surveyed, undefined, resolution.path);
-        throw error;
-      });
+    const found = await trail.hold(fs.child(directory, name), fs.O_NOFOLLOW).catch(async (error: unknown) => {
+      if (errnoOf(error) === 'ENOENT') return undefined;
+      this.boundary.judge(await surveyed, undefined, trail.path);
+      throw error;
+    });
     const stats = await found?.stat();
-    if (stats?.isSymbolicLink() && resolution.follows) {
-      this.boundary.assertFree(await surveyed, stats, resolution.path);
-      return this.#follow(resolution, directory, name);
+    if (stats?.isSymbolicLink() && trail.follows) {
+      this.boundary.assertFree(await surveyed, stats, trail.path);
+      return this.#follow(trail, directory, name);
     }
-    this.boundary.judge(await surveyed, stats, resolution.path);
-    return new PathEntry(
-      resolution,
-      this.boundary,
-      directory,
-      name,
-      found && stats && { at: found.at, stats },
-    );
+    this.boundary.judge(await surveyed, stats, trail.path);
+    return new PathEntry(trail, this.boundary, directory, name, found && stats && { at: found.at, stats });
   }
 
   /** Goes on where a symlink points to; its path is resolved by the kernel, never lexically. */
-  async #follow(resolution: Resolution, at: fs.Confined, name: Bytes): Promise<PathEntry> {
-    resolution.hops += 1;
-    if (resolution.hops > longestTrail) throw fault('invalid_path', resolution.path, 'too many symlinks');
+  async #follow(trail: Trail, at: fs.Confined, name: Bytes): Promise<PathEntry> {
+    trail.hops += 1;
+    if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'too many symlinks');
     const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
     // It has just been replaced.
-    if (link === undefined) return this.#lookUp(resolution, at, name);
-    resolution.link ??= link;
+    if (link === undefined) return this.#lookUp(trail, at, name);
+    trail.link ??= link;
     const target = link.startsWith('/') ? link : `${at}/${link}`;
     const cut = target.lastIndexOf('/');
     const last = target.slice(cut + 1);
     if (!/^\.{0,2}$/.test(last)) {
-      const directory = await this.#directory(resolution, target.slice(0, cut) || '/');
-      return this.#lookUp(resolution, directory.at, last);
+      const directory = await this.#directory(trail, target.slice(0, cut) || '/');
+      return this.#lookUp(trail, directory.at, last);
     }
     // It ends in a slash or dots, so it names a directory without a name of its own.
-    const directory = await this.#directory(resolution, target);
-    await this.#check(resolution, { at: directory.at });
+    const directory = await this.#directory(trail, target);
+    await this.#check(trail, { at: directory.at });
     const found = { at: directory.at, stats: await directory.stat() };
-    return new PathEntry(resolution, this.boundary, directory.at, '.', found);
+    return new PathEntry(trail, this.boundary, directory.at, '.', found);
   }
 
-  async #directory(resolution: Resolution, path: Bytes): Promise<fs.Pinned> {
-    return resolution
-      .hold(path, fs.O_DIRECTORY)
-      .catch((error: unknown) => this.#fail(resolution, path, error));
+  async #directory(trail: Trail, path: Bytes): Promise<fs.Pinned> {
+    return trail.hold(path, fs.O_DIRECTORY).catch((error: unknown) => this.#fail(trail, path, error));
   }
 
   /** Reports why a directory cannot be opened only if the way to it ends inside the roots: else it would reveal which paths exist. */
-  async #fail(resolution: Resolution, path: Bytes, error: unknown): Promise<never> {
-    await this.#check(resolution, { at: (await this.#reach(resolution, path)).at });
+  async #fail(trail: Trail, path: Bytes, error: unknown): Promise<never> {
+    await this.#check(trail, { at: (await this.#reach(trail, path)).at });
     throw error;
   }
 
   /** The last directory on the way of a path that is there, symlinks followed as the kernel does. */
-  async #reach(resolution: Resolution, path: Bytes, hops = 0): Promise<fs.Pinned> {
+  async #reach(trail: Trail, path: Bytes, hops = 0): Promise<fs.Pinned> {
     // A slash or dot at the end would follow the symlink before it.
     const plain = path.replace(/(\/\.?)+$/, '') || '/';
-    const directory = await resolution.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
+    const directory = await trail.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
     if (directory) return directory;
     const above = posix.dirname(plain);
     const link = await fs.readlink(plain as fs.Confined).catch(() => undefined);
-    if (link === undefined || hops === longestTrail) return this.#reach(resolution, above, hops);
-    return this.#reach(resolution, link.startsWith('/') ? link : `${above}/${link}`, hops + 1);
+    if (link === undefined || hops === longestTrail) return this.#reach(trail, above, hops);
+    return this.#reach(trail, link.startsWith('/') ? link : `${above}/${link}`, hops + 1);
   }
 
-  async #check(resolution: Resolution, location: Location): Promise<void> {
-    this.boundary.judge(await this.boundary.survey(location), undefined, resolution.path);
+  async #check(trail: Trail, location: Location): Promise<void> {
+    this.boundary.judge(await this.boundary.survey(location), undefined, trail.path);
   }
 }

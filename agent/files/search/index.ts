@@ -12,7 +12,7 @@ import { type Bytes, toText } from '../confine/path.ts';
 import type { Confinement } from '../confine/resolve.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describeName } from '../describe.ts';
-import type { Operation, RequestOf } from '../operation.ts';
+import type { Operation } from '../operation.ts';
 import { Semaphore } from '../semaphore.ts';
 import type { Users } from '../users-groups.ts';
 import { compileGlob, type Glob } from './glob.ts';
@@ -45,30 +45,22 @@ interface Job {
 
 export const searchFiles: Operation<'searchFiles'> = async function* (disk, request, { path }, signal) {
   const { reading, users } = disk;
-  const wanted = compile(request);
+  const { name, content, ignore_case, hidden, limit } = request;
+  if (content.length > longestContent || /[\n\0]/.test(content)) {
+    const reason = `content must be one line of at most ${longestContent} characters`;
+    throw new AppError('invalid_request', reason);
+  }
+  const glob = name === '' ? undefined : compileGlob(name, ignore_case);
+  const text = content === '' ? undefined : compileText(content, ignore_case);
   using opened = await reading.directory(path);
   const job: Job = {
-    ...{ reading, directory: opened.at, path, signal, users: await users(), hidden: request.hidden },
-    ...wanted,
-    ...{ visited: 0, unreadable: 0, truncated: false },
+    ...{ reading, directory: opened.at, path, users: await users(), signal, hidden, name: glob, text },
+    ...{ limit: limit || Number.POSITIVE_INFINITY, visited: 0, unreadable: 0, truncated: false },
   };
   yield* inTurn(signal, batchesOf(job));
   const { truncated, visited, unreadable } = job;
   yield { tail: { truncated, visited, unreadable } };
 };
-
-function compile(request: RequestOf<'searchFiles'>): Pick<Job, 'name' | 'text' | 'limit'> {
-  const { name, content, ignore_case, limit } = request;
-  if (content.length > longestContent || /[\n\0]/.test(content)) {
-    const reason = `content must be one line of at most ${longestContent} characters`;
-    throw new AppError('invalid_request', reason);
-  }
-  return {
-    name: name === '' ? undefined : compileGlob(name, ignore_case),
-    text: content === '' ? undefined : compileText(content, ignore_case),
-    limit: limit || Number.POSITIVE_INFINITY,
-  };
-}
 
 /** Undefined comes once per entry and piece of a file: a moment to look at the clock. */
 async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void, void> {
