@@ -26,10 +26,10 @@ export interface Network {
   bits: number;
 }
 
-export type Proxies = ReturnType<typeof openProxies>;
+export type Proxies = ReturnType<typeof createTrustedProxies>;
 
 /** The proxies before us, which are believed when they tell whom they speak for; nobody else is. */
-export function openProxies(networks: readonly Network[]) {
+export function createTrustedProxies(networks: readonly Network[]) {
   const trusted = new BlockList();
   for (const { address, bits } of networks) trusted.addSubnet(address, bits, familyOf(address));
   const isTrusted = (text: string): boolean => {

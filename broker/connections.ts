@@ -37,7 +37,7 @@ const pipelined = 16;
 /** Calls and bytes of an unauthenticated gRPC connection: a hello or an enrolment is one call of a few KiB. */
 const mostCalls = 32;
 const mostBytes = 256 * 1024;
-const weighMs = 10;
+const checkBytesMs = 10;
 /** Time for last messages before a connection is closed. */
 const leavingMs = 300;
 /** Node publishes a stream here before anything on it is read; grpc-js itself has no such hook. */
@@ -83,7 +83,7 @@ export class ConnectionLimiter {
   readonly #unauthenticated = new Map<string, Connection>();
   readonly #authenticated = new Map<string, Connection>();
   #guarded = false;
-  #stopWeighing: (() => void) | undefined;
+  #stopChecking: (() => void) | undefined;
 
   constructor(options: LimiterOptions) {
     this.#options = options;
@@ -108,7 +108,7 @@ export class ConnectionLimiter {
     const cancelDeadline = deadlineMs === undefined ? () => {} : after(deadlineMs, () => socket.destroy());
     const connection = { socket, peer, source, authenticated: false, requests: 0, cancelDeadline };
     this.#unauthenticated.set(peer, connection);
-    if (this.#guarded) this.#stopWeighing ??= every(weighMs, () => this.#weigh());
+    if (this.#guarded) this.#stopChecking ??= every(checkBytesMs, () => this.#checkBytes());
     socket.once('close', () => this.#forget(connection));
   }
 
@@ -144,7 +144,7 @@ export class ConnectionLimiter {
   guardCalls(hasKey: (authorization: string) => boolean): () => void {
     // What Node documents to come on this channel.
     const look = (message: unknown): void =>
-      this.#called(message as { stream: ServerHttp2Stream; headers: IncomingHttpHeaders }, hasKey);
+      this.#checkCall(message as { stream: ServerHttp2Stream; headers: IncomingHttpHeaders }, hasKey);
     this.#guarded = true;
     subscribe(channel, look);
     return () => void unsubscribe(channel, look);
@@ -152,7 +152,7 @@ export class ConnectionLimiter {
 
   /** Last messages get a moment to go out, then all connections are closed. */
   async close(): Promise<void> {
-    this.#stopWeighing?.();
+    this.#stopChecking?.();
     const all = [...this.#unauthenticated.values(), ...this.#authenticated.values()];
     const closed = new AbortController();
     for (const { socket, cancelDeadline } of all) {
@@ -206,7 +206,7 @@ export class ConnectionLimiter {
   }
 
   /** The channel is one for all HTTP/2 servers of this process. */
-  #called(
+  #checkCall(
     { stream, headers }: { stream: ServerHttp2Stream; headers: IncomingHttpHeaders },
     hasKey: (authorization: string) => boolean,
   ): void {
@@ -227,12 +227,12 @@ export class ConnectionLimiter {
   }
 
   /** grpc-js takes messages in as they come, from anybody: the bytes on the wire are what can be counted. */
-  #weigh(): void {
+  #checkBytes(): void {
     for (const connection of this.#unauthenticated.values())
       if (connection.socket.bytesRead > mostBytes) this.#close(connection);
     if (this.#unauthenticated.size > 0) return;
-    this.#stopWeighing?.();
-    this.#stopWeighing = undefined;
+    this.#stopChecking?.();
+    this.#stopChecking = undefined;
   }
 }
 

@@ -46,7 +46,7 @@ const changes = ['readable', 'end', 'close', 'error'];
  * What a stream brings, to its end or until `signal` fires, which throws its reason. Unlike the stream's own iterator it
  * can be left while it waits, and does not destroy the stream.
  */
-export async function* pulled<T>(stream: Readable, signal: AbortSignal): AsyncGenerator<T> {
+export async function* readStream<T>(stream: Readable, signal: AbortSignal): AsyncGenerator<T> {
   const changed = new Wake();
   const wake = (): void => changed.wake();
   for (const event of changes) stream.on(event, wake);

@@ -364,7 +364,7 @@ const rooms: [libraries: string[], rooms: string[]][] = [
   [['grpc-health-check'], ['broker/grpc']],
   [['undici'], ['broker/cli', 'broker/webhooks']],
   [['ipaddr.js'], ['broker/webhooks']],
-  [['rate-limiter-flexible'], ['broker/admission/rates']],
+  [['rate-limiter-flexible'], ['broker/admission/rate-limits']],
   [['smol-toml'], ['shared/settings']],
   [['@peculiar/x509', 'reflect-metadata'], ['broker/link/authority']],
   [['pino'], ['shared/logger']],

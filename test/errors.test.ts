@@ -1,7 +1,7 @@
 // What a system error becomes on its way to the caller: of a machine's disk, and of the broker's own files.
 import { getSystemErrorName } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { toldFailure } from '../broker/admission/failure.ts';
+import { publicError } from '../broker/admission/failure.ts';
 import { AppError, fromErrno } from '../shared/errors.ts';
 import { quiet } from './house.ts';
 
@@ -22,7 +22,7 @@ describe('a system error', () => {
     expect([error.code, error.status, error.details]).toEqual([code, status, { path: '/data', errno: name }]);
     // As it comes back from the machine.
     const received = new AppError(error.code, error.message, error.details);
-    expect(toldFailure(received, about, quiet)).toBe(received);
+    expect(publicError(received, about, quiet)).toBe(received);
   });
 
   test.each([
@@ -34,13 +34,13 @@ describe('a system error', () => {
   ])('%s of the broker’s own files is unavailable', (_name, errno) => {
     const error = systemError(errno);
     for (const own of [error, fromErrno(error, '/var/lib/farhand-broker/output')]) {
-      const answered = toldFailure(own, about, quiet);
+      const answered = publicError(own, about, quiet);
       expect([answered.code, answered.status, answered.details]).toEqual(['unavailable', 503, {}]);
     }
   });
 
   test('of any other kind stays internal', () => {
-    expect(toldFailure(systemError(22), about, quiet).code).toBe('internal_error');
-    expect(toldFailure(new Error('x'), about, quiet).code).toBe('internal_error');
+    expect(publicError(systemError(22), about, quiet).code).toBe('internal_error');
+    expect(publicError(new Error('x'), about, quiet).code).toBe('internal_error');
   });
 });

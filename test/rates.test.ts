@@ -8,9 +8,9 @@ import {
   type ServiceError,
 } from '@grpc/grpc-js';
 import { expect, onTestFinished, test } from 'vitest';
-import { openRates } from '../broker/admission/rates.ts';
+import { createRateLimits } from '../broker/admission/rate-limits.ts';
 import { withBroker } from '../broker/cli/connect.ts';
-import { networkOf, openProxies } from '../broker/client-address.ts';
+import { createTrustedProxies, networkOf } from '../broker/client-address.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { AppError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
@@ -21,7 +21,7 @@ import { caOf, line, refusalOf, streamsOf } from './streams-bench.ts';
 
 const settingsOf = (...argv: string[]) => readSettings(brokerSettings, { argv, env: {} });
 
-const trusting = (...texts: string[]) => openProxies(texts.flatMap((text) => networkOf(text) ?? []));
+const trusting = (...texts: string[]) => createTrustedProxies(texts.flatMap((text) => networkOf(text) ?? []));
 
 /** A call that a proxy on this box passes on for somebody. */
 function through(house: House, address: string, key: string | null, path = '/machines'): Promise<Answer> {
@@ -141,24 +141,24 @@ test('after 30 wrong keys a source is told to wait; a good key from there works,
 });
 
 test('addresses of one IPv6 /64 are one source, of another one they are another', async () => {
-  const rates = openRates({});
-  for (let n = 0; n < 30; n += 1) await rates.strike(`2001:db8::${n}:1`);
-  await expect(rates.strike('2001:0db8:0:0:ffff::1')).rejects.toMatchObject({ code: 'rate_limited' });
-  await rates.strike('2001:db8:0:1::1');
+  const rates = createRateLimits({});
+  for (let n = 0; n < 30; n += 1) await rates.countWrongKey(`2001:db8::${n}:1`);
+  await expect(rates.countWrongKey('2001:0db8:0:0:ffff::1')).rejects.toMatchObject({ code: 'rate_limited' });
+  await rates.countWrongKey('2001:db8:0:1::1');
 });
 
 test('an address that stands for many has more, but not without end', async () => {
-  const rates = openRates({ standsForMany: (address) => address === '10.0.0.1' });
+  const rates = createRateLimits({ standsForMany: (address) => address === '10.0.0.1' });
   for (const address of ['127.0.0.1', '10.0.0.1']) {
-    for (let n = 0; n < 1_000; n += 1) await rates.strike(address);
-    await expect(rates.strike(address)).rejects.toBeInstanceOf(AppError);
+    for (let n = 0; n < 1_000; n += 1) await rates.countWrongKey(address);
+    await expect(rates.countWrongKey(address)).rejects.toBeInstanceOf(AppError);
   }
 });
 
 test('however many sources there are, they are counted in so many buckets and no more', async () => {
-  const rates = openRates({ buckets: 4 });
+  const rates = createRateLimits({ buckets: 4 });
   // Nobody comes twice, and all buckets together hold 120.
-  const strikes = Array.from({ length: 121 }, (_, n) => rates.strike(`10.0.0.${n}`));
+  const strikes = Array.from({ length: 121 }, (_, n) => rates.countWrongKey(`10.0.0.${n}`));
   await expect(Promise.all(strikes)).rejects.toMatchObject({ code: 'rate_limited' });
 });
 

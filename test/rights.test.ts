@@ -1,6 +1,6 @@
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { openRecorder } from '../broker/admission/audit.ts';
+import { createAuditRecorder } from '../broker/admission/audit.ts';
 import { AuthorizedRequest, guardOf, handlerOf } from '../broker/admission/authorize.ts';
 import { createAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
@@ -234,7 +234,7 @@ test('what was committed after all is on record once, on each of its machines', 
   const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
   onTestFinished(() => history.close());
   const { record } = createAudit(history, day);
-  const recorder = openRecorder({ history, record }, quiet);
+  const recorder = createAuditRecorder({ history, record }, quiet);
   onTestFinished(() => recorder.close());
   const who = { key_id: 'key_one' as KeyId, key_name: 'one', request_id: 'req_one', address: '' };
   const machines = ['mach_a', 'mach_b'] as MachineId[];

@@ -4,8 +4,8 @@ import { createServer, type IncomingMessage } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 import { WebSocket } from 'ws';
-import { openProxies } from '../broker/client-address.ts';
-import { type Attachment, SocketDoor } from '../broker/http/websocket.ts';
+import { createTrustedProxies } from '../broker/client-address.ts';
+import { type Attachment, WebSocketUpgrades } from '../broker/http/websocket.ts';
 import type { ClientPort } from '../broker/sessions/client.ts';
 import { AppError } from '../shared/errors.ts';
 import { quiet } from './house.ts';
@@ -29,7 +29,12 @@ export async function openDoor(publicUrl = '') {
     leave: () => void left.push('left'),
   };
   const redeem = (ticket: string) => (tickets.delete(ticket) ? attachment : undefined);
-  const door = new SocketDoor({ redeem, publicUrl: () => publicUrl, proxies: openProxies([]), log: quiet });
+  const door = new WebSocketUpgrades({
+    redeem,
+    publicUrl: () => publicUrl,
+    proxies: createTrustedProxies([]),
+    log: quiet,
+  });
   const shouldUpgradeCallback = (request: IncomingMessage) => door.admits(request);
   const server = createServer({ shouldUpgradeCallback }, (request, response) => {
     const refusal = door.refusal(request);

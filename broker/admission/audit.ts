@@ -11,7 +11,7 @@ import { replayed } from './idempotency.ts';
 import type { RawInput, Subject } from './parse-request.ts';
 
 /** What a request is about, as far as it is known. */
-export interface About {
+export interface AuditedRequest {
   machines: readonly MachineId[];
   what: Deed['what'];
 }
@@ -21,14 +21,14 @@ export type Who = Pick<Caller, 'key_id' | 'key_name' | 'request_id' | 'address'>
 
 /** The audit record of one request. */
 export type Recording = ReturnType<Recorder['begin']>;
-export type Recorder = ReturnType<typeof openRecorder>;
+export type Recorder = ReturnType<typeof createAuditRecorder>;
 
 /** Refusals of one key that are written in a while; of the rest only the number. */
 const mostRefusals = 60;
 const minute = 60_000;
 
 /** `record` adds a row to a commit; one whose id is there already is left as it is. */
-export function openRecorder(
+export function createAuditRecorder(
   { history, record }: { history: History; record(journal: Journal, deed: Deed, id?: string): void },
   log: Logger,
 ) {
@@ -49,7 +49,7 @@ export function openRecorder(
 
   return {
     /** `about` is asked when something is written; without `records` that is a failure alone. */
-    begin(action: string, who: Who, about: () => About, records = true) {
+    begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newId('audit');
       let committed = false;
       return {
@@ -82,7 +82,7 @@ export function openRecorder(
 }
 
 /** Every machine has a row of its own. */
-function deedsOf(who: Who, action: string, result: string, { machines, what }: About): Deed[] {
+function deedsOf(who: Who, action: string, result: string, { machines, what }: AuditedRequest): Deed[] {
   const rows = machines.length > 0 ? machines : [null];
   return rows.map((machine_id) => ({ ...who, action, machine_id, what, result }));
 }
@@ -93,7 +93,7 @@ function resultOf(error: unknown): string {
 }
 
 /** What tells an owner what was done; never content, input, values of the environment, or secrets. */
-const telling = [
+const auditedFields = [
   ...['path', 'path_encoding', 'source', 'destination', 'mode', 'owner', 'group', 'recursive', 'overwrite'],
   ...['command', 'args', 'user', 'shell', 'signal', 'cron', 'timezone', 'enabled'],
   ...['name', 'scopes', 'machine_ids', 'tags', 'events', 'expires_at', 'expires_in', 'grace'],
@@ -102,7 +102,7 @@ const longestText = 4_096;
 const longestList = 100;
 
 /** What is recorded of a request: the machines it is about, the other ids in it, and its parts as they came. */
-export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): About {
+export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
   const groups = single.flatMap(({ machines }) => (machines ? [machines.map((id) => id.slice(0, 200))] : []));
   // Cut as they may be, they are still the ids that were named.
@@ -110,7 +110,7 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
   const parts = [raw.params, raw.query, raw.body].filter((part) => typeof part === 'object' && part !== null);
   const others = single.filter(({ noun }) => noun !== 'machine');
   const ids = others.map(({ noun, id }): [string, unknown] => [`${noun}_id`, cut(id)]);
-  const fields = telling.flatMap((name): [string, unknown][] => {
+  const fields = auditedFields.flatMap((name): [string, unknown][] => {
     const part = parts.find((one) => Object.hasOwn(one, name));
     const value = part && cut(Reflect.get(part, name) as unknown);
     return value === undefined ? [] : [[name, value]];

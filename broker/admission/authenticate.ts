@@ -2,7 +2,7 @@
 import type { Keys } from '../keys/index.ts';
 import { hasExpired } from '../keys/rights.ts';
 import type { Key } from '../state/index.ts';
-import type { Quota, Rates } from './rates.ts';
+import type { Quota, Rates } from './rate-limits.ts';
 
 /** The sender of an authenticated request. */
 export interface Client {
@@ -38,7 +38,7 @@ export async function authenticate(
 ): Promise<Client> {
   const found = keyIn(authorization, keys);
   // A request without a key tries none.
-  if (authorization !== '' && (!found || hasExpired(found))) await rates.strike(address);
+  if (authorization !== '' && (!found || hasExpired(found))) await rates.countWrongKey(address);
   const key = keys.admit(found, address);
   return { address, key, quota: await rates.spend(key.id) };
 }

@@ -20,7 +20,7 @@ export type Lookups = Record<
   (id: string, declared: Declared, filters: boolean) => { machines?: readonly MachineId[] } | undefined
 >;
 
-export interface AccessRooms {
+export interface AccessServices {
   state: State;
   keys: Keys;
   lookups: Lookups;
@@ -33,10 +33,10 @@ export interface Guard<R extends Route> {
   parser: RequestParser;
   /** Its place in the table: `machines.update`. */
   action: string;
-  rooms: AccessRooms;
+  rooms: AccessServices;
 }
 
-export function guardOf<R extends Route>(route: R, rooms: AccessRooms): Guard<R> {
+export function guardOf<R extends Route>(route: R, rooms: AccessServices): Guard<R> {
   const place = allRoutes().find((one) => one.route === route);
   if (!place) throw new Error(`${route.method} ${route.path} is not in the table`);
   return { route, parser: new RequestParser(route), action: `${place.noun}.${place.operation}`, rooms };
@@ -46,7 +46,7 @@ export function guardOf<R extends Route>(route: R, rooms: AccessRooms): Guard<R>
 export const nothing: RawInput = { params: {}, query: {}, headers: {}, body: undefined };
 
 /** What one request brings besides its client. */
-export interface Performance<R extends Route, T> {
+export interface RequestWork<R extends Route, T> {
   /** Its parts; with `readRest` those that come first. */
   read(): RawInput;
   /** Fires when the client goes, or its key may no longer. */
@@ -82,7 +82,7 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /** All of it, from the rights of its key to its record: what it did is on disk when this resolves or rejects. */
-  async perform<T>({ read, gone, lasts, readRest, act }: Performance<R, T>): Promise<T> {
+  async perform<T>({ read, gone, lasts, readRest, act }: RequestWork<R, T>): Promise<T> {
     try {
       if (this.#client.quota?.refusal) throw this.#client.quota.refusal;
       requireScope(this.#client.key, this.#guard.route);
@@ -252,7 +252,7 @@ export function recallBy(
   handlers: Handlers,
   noun: string,
   operation: string,
-  { state, lookups }: AccessRooms,
+  { state, lookups }: AccessServices,
 ): Recall {
   const route = allRoutes().find((one) => one.noun === noun && one.operation === operation)?.route;
   const [param] = Object.keys(route?.params ?? {});

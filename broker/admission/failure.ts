@@ -12,7 +12,7 @@ export function requestIdFrom(given: string): string {
 }
 
 /** The failure as its caller is told of it. `about`: which request, for the log. */
-export function toldFailure(
+export function publicError(
   error: unknown,
   about: { request_id: string; path: string },
   log: Logger,

@@ -75,7 +75,7 @@ export class RequestParser {
   /** Parses all of it. Throws invalid_request for a bad query, validation_failed for a bad body. */
   parse(raw: RawInput): Record<string, unknown> {
     const { query, body } = this.#route;
-    refuseUnknown(raw.query, query);
+    assertKnownParameters(raw.query, query);
     const outer = {
       ...parsePart(this.#parts.params, raw.params, 'invalid_request', 'path'),
       ...parsePart(this.#parts.query, raw.query, 'invalid_request', 'query'),
@@ -103,7 +103,7 @@ export function queryOf(text: string): Record<string, unknown> {
 }
 
 /** Throws invalid_request for parameters of a query that a route does not have. */
-export function refuseUnknown(query: Record<string, unknown>, known: Route['query']): void {
+export function assertKnownParameters(query: Record<string, unknown>, known: Route['query']): void {
   const unknown = Object.keys(query).filter((name) => !Object.hasOwn(known, name));
   if (unknown.length === 0) return;
   const names = Object.keys(known).join(', ');

@@ -10,7 +10,7 @@ import type { History } from '../history.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/index.ts';
 
-export interface FileRooms {
+export interface FileServices {
   presence: Presence;
   state: State;
   history: History;
@@ -40,13 +40,13 @@ export const listing = lasting({});
 export const watching = lasting({ lane: 'watch', idle_ms: 0 });
 
 /** The way to a machine. Throws machine_offline. */
-export function stubOf({ presence }: FileRooms, machine: MachineId): AgentStub {
+export function stubOf({ presence }: FileServices, machine: MachineId): AgentStub {
   return presence.get(machine).stub;
 }
 
 /** Commits an event about a file, and with it that the caller did it: both are on disk when it resolves. */
-export async function tell(
-  { state, history, events }: FileRooms,
+export async function recordFileEvent(
+  { state, history, events }: FileServices,
   caller: Caller,
   type: FileEvent,
   machine: MachineId,
@@ -59,7 +59,7 @@ export async function tell(
 }
 
 /** The input of an unprefixed route with its machine: admission has named the only one there is. */
-export function onMachine<T extends { machine_id?: MachineId | undefined }>(
+export function withMachine<T extends { machine_id?: MachineId | undefined }>(
   input: T,
 ): T & { machine_id: MachineId } {
   const { machine_id } = input;
@@ -69,7 +69,7 @@ export function onMachine<T extends { machine_id?: MachineId | undefined }>(
 }
 
 /** The head that a streamed answer begins with, and what follows, which ends with the request. */
-export async function opened<T, H>(
+export async function splitHead<T, H>(
   parts: AsyncIterable<T>,
   headOf: (part: T) => H | null | undefined,
 ): Promise<{ head: H; rest: AsyncIterable<T> }> {

@@ -4,13 +4,13 @@ import type { ReadFileResponse__Output } from '../../proto/types/farhand/agent/v
 import type { Api, BytesReply, Caller, Handlers, Input } from '../../shared/api/index.ts';
 import { latestInstant } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { bulk, type FileRooms, opened, short, stubOf, tell } from './calls.ts';
-import { bytesOf, demandEntry, pathOf, soundEtag } from './entries.ts';
+import { bulk, type FileServices, recordFileEvent, short, splitHead, stubOf } from './calls.ts';
+import { assertEntry, assertEtag, bytesOf, pathOf } from './entries.ts';
 
 type DownloadInput = Input<Api['files']['download']>;
 
 /** What is wanted of a file, after all conditions. */
-type Wish = { kind: 'whole' } | { kind: 'part'; offset: number; length: number } | { kind: 'unchanged' };
+type Selection = { kind: 'whole' } | { kind: 'part'; offset: number; length: number } | { kind: 'unchanged' };
 
 /** What conditions are judged by. */
 interface Version {
@@ -19,13 +19,13 @@ interface Version {
   modified_at_ms: number;
 }
 
-export function downloadHandlers(rooms: FileRooms): Pick<Handlers['files'], 'download'> {
+export function downloadHandlers(services: FileServices): Pick<Handlers['files'], 'download'> {
   return {
     async download(input, caller) {
-      if (input.archive) return downloadArchive(rooms, input, caller);
-      if (!isConditional(input)) return open(rooms, input, caller, { kind: 'whole' });
-      const version = await versionOf(rooms, input, caller);
-      return open(rooms, input, caller, judge(input, version, caller), version);
+      if (input.archive) return downloadArchive(services, input, caller);
+      if (!isConditional(input)) return open(services, input, caller, { kind: 'whole' });
+      const version = await versionOf(services, input, caller);
+      return open(services, input, caller, judge(input, version, caller), version);
     },
   };
 }
@@ -37,50 +37,50 @@ function isConditional(input: DownloadInput): boolean {
   );
 }
 
-async function versionOf(rooms: FileRooms, input: DownloadInput, caller: Caller): Promise<Version> {
+async function versionOf(services: FileServices, input: DownloadInput, caller: Caller): Promise<Version> {
   const path = bytesOf(input.path, input.path_encoding);
-  const { entry, etag } = await stubOf(rooms, input.machine_id).statFile({ path }, short(caller));
-  const { type, size, modified_at_ms } = demandEntry(entry);
+  const { entry, etag } = await stubOf(services, input.machine_id).statFile({ path }, short(caller));
+  const { type, size, modified_at_ms } = assertEntry(entry);
   if (type === 'FILE_TYPE_DIRECTORY') {
     throw new AppError('is_a_directory', `${input.path}: is a directory: ask for archive=tar`, {
       path: input.path,
     });
   }
-  return { etag: soundEtag(etag), size, modified_at_ms };
+  return { etag: assertEtag(etag), size, modified_at_ms };
 }
 
 /** In the order of RFC 9110 section 13.2.2. Throws precondition_failed or range_not_satisfiable. */
-function judge(input: DownloadInput, version: Version, caller: Caller): Wish {
+function judge(input: DownloadInput, version: Version, caller: Caller): Selection {
   const { if_match, if_unmodified_since, if_none_match, if_modified_since } = input;
   const unmet =
     if_match !== undefined
-      ? !lists(if_match, version.etag, false)
-      : if_unmodified_since !== undefined && isLater(version, if_unmodified_since);
+      ? !etagMatches(if_match, version.etag, false)
+      : if_unmodified_since !== undefined && isNewer(version, if_unmodified_since);
   if (unmet)
     throw new AppError('precondition_failed', 'the file is not what the condition names', {
       etag: version.etag,
     });
   const unchanged =
     if_none_match !== undefined
-      ? lists(if_none_match, version.etag, true)
-      : if_modified_since !== undefined && !isLater(version, if_modified_since, true);
+      ? etagMatches(if_none_match, version.etag, true)
+      : if_modified_since !== undefined && !isNewer(version, if_modified_since, true);
   return unchanged ? { kind: 'unchanged' } : partOf(input, version, caller);
 }
 
 /** Whether a list of etags holds this one, or is "*". A weak one counts only where weak comparison is asked for. */
-function lists(header: string, etag: string, weak: boolean): boolean {
+function etagMatches(header: string, etag: string, weak: boolean): boolean {
   const all = header.split(',').map((one) => one.trim());
   return all.some((one) => one === '*' || (weak ? one.replace(/^W\//, '') : one) === etag);
 }
 
 /** Changed after an HTTP date, which knows seconds only; one that is no date never decides: it counts as `invalid`. */
-function isLater({ modified_at_ms }: Version, date: string, invalid = false): boolean {
+function isNewer({ modified_at_ms }: Version, date: string, invalid = false): boolean {
   const given = Date.parse(date);
   return Number.isNaN(given) ? invalid : Math.floor(modified_at_ms / 1000) > given / 1000;
 }
 
 /** One range of bytes; several, and what is no range, are ignored, as section 14.2 allows. */
-function partOf({ range, if_range }: DownloadInput, version: Version, caller: Caller): Wish {
+function partOf({ range, if_range }: DownloadInput, version: Version, caller: Caller): Selection {
   const [, from = '', to = ''] = /^bytes=\s*(\d{0,15})-(\d{0,15})\s*$/i.exec(range ?? '') ?? [];
   const { size } = version;
   // Files of /proc have more than they say: they are sent whole.
@@ -103,31 +103,32 @@ function isSame(condition: string | undefined, { etag, modified_at_ms }: Version
 
 /** Throws conflict where the file is no longer the version that was judged. */
 async function open(
-  rooms: FileRooms,
+  services: FileServices,
   input: DownloadInput,
   caller: Caller,
-  wish: Wish,
+  selection: Selection,
   version?: Version,
 ): Promise<BytesReply> {
-  if (wish.kind === 'unchanged' && version) {
-    describe(caller, version.etag, version.modified_at_ms);
+  if (selection.kind === 'unchanged' && version) {
+    setValidators(caller, version.etag, version.modified_at_ms);
     return { status: 304, filename: '' };
   }
   const path = bytesOf(input.path, input.path_encoding);
-  const part = wish.kind === 'part';
+  const part = selection.kind === 'part';
   // A range of HTTP goes before what the query says.
-  const slice = part ? { offset: wish.offset, length: wish.length } : sliceOf(input);
-  const parts = stubOf(rooms, input.machine_id).readFile({ path, ...slice }, bulk(caller));
-  const { head, rest } = await opened(parts, soundHead);
+  const slice = part ? { offset: selection.offset, length: selection.length } : sliceOf(input);
+  const parts = stubOf(services, input.machine_id).readFile({ path, ...slice }, bulk(caller));
+  const { head, rest } = await splitHead(parts, validHead);
   const { entry, etag, offset, length } = head;
-  if (part && length !== wish.length) {
+  if (part && length !== selection.length) {
     // A file of the kernel that has less than it says.
-    return open(rooms, input, caller, { kind: 'whole' }, version);
+    return open(services, input, caller, { kind: 'whole' }, version);
   }
   if (version && etag !== version.etag)
     throw new AppError('conflict', 'the file changed meanwhile: try again');
-  describe(caller, etag, entry.modified_at_ms);
-  if (part) caller.headers.set('Content-Range', `bytes ${offset}-${offset + wish.length - 1}/${entry.size}`);
+  setValidators(caller, etag, entry.modified_at_ms);
+  if (part)
+    caller.headers.set('Content-Range', `bytes ${offset}-${offset + selection.length - 1}/${entry.size}`);
   // Who fetches a file in parts has it when its last byte has come.
   const complete = length === undefined || offset + length >= entry.size;
   return {
@@ -135,7 +136,7 @@ async function open(
     filename: nameOf(entry.path),
     ...(length !== undefined && { length }),
     bytes: chunksOf(rest, (size) => {
-      if (complete) tellDownloaded(rooms, caller, input.machine_id, entry.path, size);
+      if (complete) recordDownload(services, caller, input.machine_id, entry.path, size);
     }),
   };
 }
@@ -145,22 +146,26 @@ function sliceOf({ offset = 0, length }: DownloadInput) {
 }
 
 /** A head whose entry and ETag can be used. */
-function soundHead({ head }: ReadFileResponse__Output) {
-  return head && { ...head, entry: demandEntry(head.entry), etag: soundEtag(head.etag) };
+function validHead({ head }: ReadFileResponse__Output) {
+  return head && { ...head, entry: assertEntry(head.entry), etag: assertEtag(head.etag) };
 }
 
-async function downloadArchive(rooms: FileRooms, input: DownloadInput, caller: Caller): Promise<BytesReply> {
+async function downloadArchive(
+  services: FileServices,
+  input: DownloadInput,
+  caller: Caller,
+): Promise<BytesReply> {
   const { machine_id, path, path_encoding, archive = 'tar' } = input;
   const request = { path: bytesOf(path, path_encoding), gzip: archive === 'tar.gz' };
-  const parts = stubOf(rooms, machine_id).readArchive(request, bulk(caller));
-  const { head, rest } = await opened(
+  const parts = stubOf(services, machine_id).readArchive(request, bulk(caller));
+  const { head, rest } = await splitHead(
     parts,
-    ({ head: first }) => first && { entry: demandEntry(first.entry) },
+    ({ head: first }) => first && { entry: assertEntry(first.entry) },
   );
   const { entry } = head;
   return {
     filename: `${nameOf(entry.path) || 'root'}.${archive}`,
-    bytes: chunksOf(rest, (size) => tellDownloaded(rooms, caller, machine_id, entry.path, size)),
+    bytes: chunksOf(rest, (size) => recordDownload(services, caller, machine_id, entry.path, size)),
   };
 }
 
@@ -169,7 +174,7 @@ function nameOf(path: Buffer): string {
   return posix.basename(path.toString());
 }
 
-function describe(caller: Caller, etag: string, modified_at_ms: number): void {
+function setValidators(caller: Caller, etag: string, modified_at_ms: number): void {
   caller.headers.set('ETag', etag);
   caller.headers.set('Accept-Ranges', 'bytes');
   if (Math.abs(modified_at_ms) > latestInstant) return;
@@ -177,16 +182,18 @@ function describe(caller: Caller, etag: string, modified_at_ms: number): void {
 }
 
 /** Best effort: the bytes are gone already. */
-function tellDownloaded(
-  rooms: FileRooms,
+function recordDownload(
+  services: FileServices,
   caller: Caller,
   machine: DownloadInput['machine_id'],
   path: Buffer,
   size: number,
 ): void {
-  tell(rooms, caller, 'file.downloaded', machine, { ...pathOf(path), size }).catch((error: unknown) => {
-    rooms.log.warn({ err: error, machine_id: machine }, 'a download was not told of');
-  });
+  recordFileEvent(services, caller, 'file.downloaded', machine, { ...pathOf(path), size }).catch(
+    (error: unknown) => {
+      services.log.warn({ err: error, machine_id: machine }, 'a download was not told of');
+    },
+  );
 }
 
 /** The bytes alone. */

@@ -26,7 +26,7 @@ export function entryOf(entry: FileEntry__Output): Entry {
     ...(entry.mode & 0o1000 && { sticky: true }),
     owner: entry.owner,
     group: entry.group,
-    modified_at: soundTime(entry.modified_at_ms),
+    modified_at: assertTime(entry.modified_at_ms),
     ...(entry.link_target && { link_target: text(entry.link_target) }),
     ...(isSpecial(entry.special) && { special: entry.special }),
     ...(foreign && { name_encoding: 'base64' as const }),
@@ -34,18 +34,18 @@ export function entryOf(entry: FileEntry__Output): Entry {
 }
 
 /** Of an answer that must hold one. */
-export function demandEntry(entry: FileEntry__Output | null | undefined): FileEntry__Output {
+export function assertEntry(entry: FileEntry__Output | null | undefined): FileEntry__Output {
   if (entry) return entry;
   throw new AppError('machine_error', 'the machine answered without the file’s entry');
 }
 
 /** What a machine says goes into our headers and dates only if it can (RFC 9110 section 8.8.3). */
-export function soundEtag(etag: string): string {
+export function assertEtag(etag: string): string {
   if (/^"[\x21\x23-\x7e]{0,200}"$/.test(etag)) return etag;
   throw new AppError('machine_error', 'the machine answered with an ETag that is none');
 }
 
-function soundTime(ms: number): string {
+function assertTime(ms: number): string {
   if (Math.abs(ms) <= latestInstant) return iso(ms);
   throw new AppError('machine_error', 'the machine answered with a time that is none');
 }

@@ -1,12 +1,12 @@
 // Files on machines: between REST and the machine's stub. Bytes are passed on as they come.
 import type { Handlers } from '../../shared/api/index.ts';
-import type { FileRooms } from './calls.ts';
+import type { FileServices } from './calls.ts';
 import { downloadHandlers } from './download.ts';
 import { readHandlers } from './read.ts';
 import { writeHandlers } from './write.ts';
 
 export { contentBytes } from './read.ts';
 
-export function fileHandlers(rooms: FileRooms): Handlers['files'] {
-  return { ...readHandlers(rooms), ...writeHandlers(rooms), ...downloadHandlers(rooms) };
+export function fileHandlers(services: FileServices): Handlers['files'] {
+  return { ...readHandlers(services), ...writeHandlers(services), ...downloadHandlers(services) };
 }

@@ -7,8 +7,18 @@ import type { ReadFileHead__Output } from '../../proto/types/farhand/agent/v1/Re
 import type { Api, Caller, Handlers, Input, Reply, SentEvent } from '../../shared/api/index.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { present } from '../../shared/rpc.ts';
-import { bulk, type FileRooms, listing, long, onMachine, opened, short, stubOf, watching } from './calls.ts';
-import { bytesOf, demandEntry, type Entry, entryOf, pathOf, soundEtag } from './entries.ts';
+import {
+  bulk,
+  type FileServices,
+  listing,
+  long,
+  short,
+  splitHead,
+  stubOf,
+  watching,
+  withMachine,
+} from './calls.ts';
+import { assertEntry, assertEtag, bytesOf, type Entry, entryOf, pathOf } from './entries.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
 type Listing = Reply<Route<'list'>>;
@@ -22,31 +32,38 @@ const listedEntries = 200_000;
 
 type Reading = 'list' | 'listAnywhere' | 'read' | 'readAnywhere' | 'stat' | 'search' | 'watch';
 
-export function readHandlers(rooms: FileRooms): Pick<Handlers['files'], Reading> {
+export function readHandlers(services: FileServices): Pick<Handlers['files'], Reading> {
   return {
-    list: (input, caller) => listFiles(rooms, input, caller),
-    listAnywhere: (input, caller) => listFiles(rooms, onMachine(input), caller),
-    read: (input, caller) => readContent(rooms, input, caller),
-    readAnywhere: (input, caller) => readContent(rooms, onMachine(input), caller),
-    search: (input, caller) => searchFiles(rooms, input, caller),
-    watch: (input, caller) => watchFiles(rooms, input, caller),
+    list: (input, caller) => listFiles(services, input, caller),
+    listAnywhere: (input, caller) => listFiles(services, withMachine(input), caller),
+    read: (input, caller) => readContent(services, input, caller),
+    readAnywhere: (input, caller) => readContent(services, withMachine(input), caller),
+    search: (input, caller) => searchFiles(services, input, caller),
+    watch: (input, caller) => watchFiles(services, input, caller),
 
     async stat(input, caller) {
       const path = bytesOf(input.path, input.path_encoding);
       const request = { path, sha256: input.checksum !== undefined };
       const waits = input.checksum ? long : short;
-      const { entry, etag, sha256 } = await stubOf(rooms, input.machine_id).statFile(request, waits(caller));
-      caller.headers.set('ETag', soundEtag(etag));
-      return { ...entryOf(demandEntry(entry)), ...(input.checksum && { sha256 }) };
+      const { entry, etag, sha256 } = await stubOf(services, input.machine_id).statFile(
+        request,
+        waits(caller),
+      );
+      caller.headers.set('ETag', assertEtag(etag));
+      return { ...entryOf(assertEntry(entry)), ...(input.checksum && { sha256 }) };
     },
   };
 }
 
-async function listFiles(rooms: FileRooms, input: Input<Route<'list'>>, caller: Caller): Promise<Listing> {
+async function listFiles(
+  services: FileServices,
+  input: Input<Route<'list'>>,
+  caller: Caller,
+): Promise<Listing> {
   const { offset = 0, limit = 0, hidden = false } = input;
   const request = { path: bytesOf(input.path ?? '', input.path_encoding), hidden, offset, limit };
-  const parts = stubOf(rooms, input.machine_id).listFiles(request, listing(caller));
-  const { head, rest } = await opened(parts, (part) => part.head);
+  const parts = stubOf(services, input.machine_id).listFiles(request, listing(caller));
+  const { head, rest } = await splitHead(parts, (part) => part.head);
   if (limit === 0 && head.total - offset > listedEntries) {
     const message = `more than ${listedEntries} entries: list it in pages, with limit and offset`;
     throw new AppError('payload_too_large', message, { total: head.total });
@@ -76,7 +93,7 @@ function tooMuch(): AppError {
   return new AppError('machine_error', 'the machine answered with more than it was asked for');
 }
 
-async function readContent(rooms: FileRooms, input: Input<Route<'read'>>, caller: Caller) {
+async function readContent(services: FileServices, input: Input<Route<'read'>>, caller: Caller) {
   const { offset = 0, length } = input;
   const path = bytesOf(input.path, input.path_encoding);
   const request = { path, offset, max_bytes: contentBytes, ...present({ length }) };
@@ -85,10 +102,10 @@ async function readContent(rooms: FileRooms, input: Input<Route<'read'>>, caller
   let received = 0;
   let release = (): void => {};
   try {
-    for await (const part of stubOf(rooms, input.machine_id).readFile(request, short(caller))) {
+    for await (const part of stubOf(services, input.machine_id).readFile(request, short(caller))) {
       if (part.head) {
         head = part.head;
-        release = rooms.contents.take(head.length ?? contentBytes);
+        release = services.contents.take(head.length ?? contentBytes);
       }
       if (part.chunk) chunks.push(Buffer.from(part.chunk));
       received += part.chunk?.length ?? 0;
@@ -98,8 +115,8 @@ async function readContent(rooms: FileRooms, input: Input<Route<'read'>>, caller
     // What is made of it at once counts as an answer then.
     release();
   }
-  const entry = demandEntry(head?.entry);
-  caller.headers.set('ETag', soundEtag(head?.etag ?? ''));
+  const entry = assertEntry(head?.entry);
+  caller.headers.set('ETag', assertEtag(head?.etag ?? ''));
   const bytes = Buffer.concat(chunks);
   const encoding = input.encoding === 'base64' || !isUtf8(bytes) ? 'base64' : 'utf-8';
   return {
@@ -112,7 +129,7 @@ async function readContent(rooms: FileRooms, input: Input<Route<'read'>>, caller
 }
 
 async function* searchFiles(
-  rooms: FileRooms,
+  services: FileServices,
   input: Input<Route<'search'>>,
   caller: Caller,
 ): AsyncGenerator<Line> {
@@ -124,7 +141,7 @@ async function* searchFiles(
   const request = { path, name, content, ignore_case, hidden, limit };
   let matches = 0;
   let tail: { truncated: boolean; visited: number; unreadable: number } | undefined;
-  for await (const part of stubOf(rooms, input.machine_id).searchFiles(request, bulk(caller))) {
+  for await (const part of stubOf(services, input.machine_id).searchFiles(request, bulk(caller))) {
     for (const match of part.matches?.matches ?? []) yield lineOf(match);
     matches += part.matches?.matches.length ?? 0;
     if (matches > limit) throw tooMuch();
@@ -137,7 +154,7 @@ async function* searchFiles(
 }
 
 function lineOf({ entry, line, text }: FileMatch__Output): Line {
-  return { entry: entryOf(demandEntry(entry)), ...(line > 0 && { line, text: text.toString() }) };
+  return { entry: entryOf(assertEntry(entry)), ...(line > 0 && { line, text: text.toString() }) };
 }
 
 const kinds = {
@@ -147,10 +164,10 @@ const kinds = {
 } as const;
 
 /** Resolves once the machine watches: what it refuses, however far it is, is refused before the answer begins. */
-async function watchFiles(rooms: FileRooms, input: Input<Route<'watch'>>, caller: Caller) {
+async function watchFiles(services: FileServices, input: Input<Route<'watch'>>, caller: Caller) {
   const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
-  const answers = stubOf(rooms, input.machine_id).watchFiles(request, watching(caller));
-  const { head, rest } = await opened(answers, (first) => first);
+  const answers = stubOf(services, input.machine_id).watchFiles(request, watching(caller));
+  const { head, rest } = await splitHead(answers, (first) => first);
   return eventsOf(head.path, rest);
 }
 

@@ -5,8 +5,8 @@ import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteF
 import type { Api, Caller, Handlers, Input } from '../../shared/api/index.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { type AgentStub, type CallOptions, present } from '../../shared/rpc.ts';
-import { bulk, type FileRooms, long, onMachine, short, stubOf, tell } from './calls.ts';
-import { bytesOf, demandEntry, entryOf, modeOf, pathOf, soundEtag } from './entries.ts';
+import { bulk, type FileServices, long, recordFileEvent, short, stubOf, withMachine } from './calls.ts';
+import { assertEntry, assertEtag, bytesOf, entryOf, modeOf, pathOf } from './entries.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
 type Open = NonNullable<WriteFileRequest['open']>;
@@ -29,33 +29,33 @@ type Writing =
   | 'put'
   | 'extract';
 
-export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing> {
+export function writeHandlers(services: FileServices): Pick<Handlers['files'], Writing> {
   return {
-    write: (input, caller) => writeContent(rooms, input, caller),
-    writeAnywhere: (input, caller) => writeContent(rooms, onMachine(input), caller),
-    remove: (input, caller) => removeFile(rooms, input, caller),
-    removeAnywhere: (input, caller) => removeFile(rooms, onMachine(input), caller),
-    upload: (input, caller) => uploadFile(rooms, input, caller),
-    extract: (input, caller) => extractArchive(rooms, input, caller),
-    copy: (input, caller) => copy(rooms, input, caller),
+    write: (input, caller) => writeContent(services, input, caller),
+    writeAnywhere: (input, caller) => writeContent(services, withMachine(input), caller),
+    remove: (input, caller) => removeFile(services, input, caller),
+    removeAnywhere: (input, caller) => removeFile(services, withMachine(input), caller),
+    upload: (input, caller) => uploadFile(services, input, caller),
+    extract: (input, caller) => extractArchive(services, input, caller),
+    copy: (input, caller) => copy(services, input, caller),
 
     async change({ machine_id, path, path_encoding, mode, owner, group }, caller) {
       const change = present({ mode: modeOf(mode), owner, group });
       const request = { path: bytesOf(path, path_encoding), ...change };
-      const { entry } = await stubOf(rooms, machine_id).changeFile(request, short(caller));
-      return entryOf(demandEntry(entry));
+      const { entry } = await stubOf(services, machine_id).changeFile(request, short(caller));
+      return entryOf(assertEntry(entry));
     },
 
     async mkdir({ machine_id, path, path_encoding, mode, parents }, caller) {
       const directory = { parents, ...present({ mode: modeOf(mode) }) };
       const request = { path: bytesOf(path, path_encoding), ...directory };
-      const { entry } = await stubOf(rooms, machine_id).makeDirectory(request, short(caller));
-      return entryOf(demandEntry(entry));
+      const { entry } = await stubOf(services, machine_id).makeDirectory(request, short(caller));
+      return entryOf(assertEntry(entry));
     },
 
     async move(input, caller) {
-      const { entry } = await stubOf(rooms, input.machine_id).moveFile(fromTo(input), long(caller));
-      return entryOf(demandEntry(entry));
+      const { entry } = await stubOf(services, input.machine_id).moveFile(fromTo(input), long(caller));
+      return entryOf(assertEntry(entry));
     },
 
     put(input, caller) {
@@ -63,37 +63,37 @@ export function writeHandlers(rooms: FileRooms): Pick<Handlers['files'], Writing
       const path = bytesOf(input.path, input.path_encoding);
       const open = { path, create_parents, overwrite, ...present({ if_match }) };
       const options = bulk(caller);
-      return store(rooms, input, open, input.content.chunks, () => commitOf(input), caller, options);
+      return store(services, input, open, input.content.chunks, () => commitOf(input), caller, options);
     },
   };
 }
 
-function uploadFile(rooms: FileRooms, input: Input<Route<'upload'>>, caller: Caller) {
+function uploadFile(services: FileServices, input: Input<Route<'upload'>>, caller: Caller) {
   const { path, content, create_parents, overwrite } = input;
   if (path === undefined) throw fieldError('form', 'path', 'is missing: name the file to write');
   const open = { path: bytesOf(path, input.path_encoding), create_parents, overwrite };
   // Those after the file count too.
   const commit = (): Commit => {
     const fields = content.fields();
-    demandEarly(input, fields);
+    assertBeforeFile(input, fields);
     return commitOf(fields);
   };
-  return store(rooms, input, open, content.chunks, commit, caller, bulk(caller));
+  return store(services, input, open, content.chunks, commit, caller, bulk(caller));
 }
 
-async function extractArchive(rooms: FileRooms, input: Input<Route<'extract'>>, caller: Caller) {
+async function extractArchive(services: FileServices, input: Input<Route<'extract'>>, caller: Caller) {
   const { machine_id, overwrite, create_parents, content } = input;
   const path = bytesOf(input.path, input.path_encoding);
   const requests = upload({ path, whole: false, overwrite, create_parents }, content.chunks, () => ({}));
-  const { entry, summary } = await stubOf(rooms, machine_id).writeArchive(requests, bulk(caller));
-  const { files, bytes, sha256 } = demandSummary(summary);
-  const at = pathOf(demandEntry(entry).path);
-  await tell(rooms, caller, 'file.uploaded', machine_id, { ...at, size: bytes });
+  const { entry, summary } = await stubOf(services, machine_id).writeArchive(requests, bulk(caller));
+  const { files, bytes, sha256 } = assertSummary(summary);
+  const at = pathOf(assertEntry(entry).path);
+  await recordFileEvent(services, caller, 'file.uploaded', machine_id, { ...at, size: bytes });
   return { ...at, files, bytes, sha256 };
 }
 
 /** What the machine was told before the file began cannot be changed after it. */
-function demandEarly(early: Partial<Form>, fields: Form): void {
+function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
     if (fields[name] === early[name] || (name === 'path' && fields[name] === undefined)) continue;
     throw fieldError('form', name, 'must come before the file');
@@ -114,16 +114,16 @@ function fromTo(
   };
 }
 
-async function writeContent(rooms: FileRooms, input: Input<Route<'write'>>, caller: Caller) {
+async function writeContent(services: FileServices, input: Input<Route<'write'>>, caller: Caller) {
   const content = Buffer.from(input.content, input.encoding === 'base64' ? 'base64' : 'utf8');
   const path = bytesOf(input.path, input.path_encoding);
   const open = { path, create_parents: input.create_parents, ...present({ if_match: input.if_match }) };
   const commit = () => commitOf({ mode: input.mode, overwrite: true });
-  return store(rooms, input, open, pieces(content), commit, caller, short(caller));
+  return store(services, input, open, pieces(content), commit, caller, short(caller));
 }
 
 async function store(
-  rooms: FileRooms,
+  services: FileServices,
   { machine_id }: Pick<Input<Route<'put'>>, 'machine_id'>,
   open: Open,
   chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
@@ -131,11 +131,11 @@ async function store(
   caller: Caller,
   options: CallOptions,
 ) {
-  const written = await stubOf(rooms, machine_id).writeFile(upload(open, chunks, commit), options);
-  caller.headers.set('ETag', soundEtag(written.etag));
+  const written = await stubOf(services, machine_id).writeFile(upload(open, chunks, commit), options);
+  caller.headers.set('ETag', assertEtag(written.etag));
   const at = pathOf(written.path);
   const { size, created, sha256 } = written;
-  await tell(rooms, caller, 'file.uploaded', machine_id, { ...at, size });
+  await recordFileEvent(services, caller, 'file.uploaded', machine_id, { ...at, size });
   return { ...at, size, created, sha256 };
 }
 
@@ -143,7 +143,7 @@ function commitOf({ mode, overwrite }: { mode?: string | undefined; overwrite: b
   return { overwrite, ...present({ mode: modeOf(mode) }) };
 }
 
-function demandSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__Output {
+function assertSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__Output {
   if (summary) return summary;
   throw new AppError('machine_error', 'the machine answered without a summary');
 }
@@ -163,12 +163,12 @@ function* pieces(content: Buffer): Generator<Uint8Array> {
   for (let at = 0; at < content.length; at += chunkBytes) yield content.subarray(at, at + chunkBytes);
 }
 
-async function removeFile(rooms: FileRooms, input: Input<Route<'remove'>>, caller: Caller) {
+async function removeFile(services: FileServices, input: Input<Route<'remove'>>, caller: Caller) {
   const { machine_id, recursive } = input;
   const request = { path: bytesOf(input.path, input.path_encoding), recursive };
-  const { path, size } = await stubOf(rooms, machine_id).removeFile(request, long(caller));
+  const { path, size } = await stubOf(services, machine_id).removeFile(request, long(caller));
   const at = pathOf(path);
-  await tell(rooms, caller, 'file.deleted', machine_id, { ...at, size, recursive });
+  await recordFileEvent(services, caller, 'file.deleted', machine_id, { ...at, size, recursive });
   return { deleted: true as const, ...at };
 }
 
@@ -180,15 +180,16 @@ interface Part {
   tail?: { sha256: string } | null;
 }
 
-async function copy(rooms: FileRooms, input: CopyInput, caller: Caller) {
+async function copy(services: FileServices, input: CopyInput, caller: Caller) {
   const { machine_id, destination_machine_id: target = machine_id } = input;
-  if (target !== machine_id) return copyAcross(rooms, { ...input, destination_machine_id: target }, caller);
-  const { entry, files, bytes } = await stubOf(rooms, machine_id).copyFile(fromTo(input), long(caller));
-  return { ...entryOf(demandEntry(entry)), files_copied: files, bytes_copied: bytes };
+  if (target !== machine_id)
+    return copyAcross(services, { ...input, destination_machine_id: target }, caller);
+  const { entry, files, bytes } = await stubOf(services, machine_id).copyFile(fromTo(input), long(caller));
+  return { ...entryOf(assertEntry(entry)), files_copied: files, bytes_copied: bytes };
 }
 
 async function copyAcross(
-  rooms: FileRooms,
+  services: FileServices,
   input: CopyInput & { destination_machine_id: CopyInput['machine_id'] },
   caller: Caller,
 ) {
@@ -198,18 +199,18 @@ async function copyAcross(
       required_scope: 'files:read',
     });
   }
-  const from = stubOf(rooms, input.machine_id);
-  const to = stubOf(rooms, input.destination_machine_id);
+  const from = stubOf(services, input.machine_id);
+  const to = stubOf(services, input.destination_machine_id);
   const paths = fromTo(input);
-  const source = demandEntry((await from.statFile({ path: paths.source }, short(caller))).entry);
+  const source = assertEntry((await from.statFile({ path: paths.source }, short(caller))).entry);
   // Where the writing side fails, the reading side ends with the request.
   const copied =
     source.type === 'FILE_TYPE_DIRECTORY'
       ? await copyDirectory(from, to, paths, caller)
       : await copyOne(from, to, paths, source.mode, caller);
-  const at = demandEntry(copied.entry);
+  const at = assertEntry(copied.entry);
   const what = { ...pathOf(at.path), size: copied.bytes };
-  await tell(rooms, caller, 'file.uploaded', input.destination_machine_id, what);
+  await recordFileEvent(services, caller, 'file.uploaded', input.destination_machine_id, what);
   return { ...entryOf(at), files_copied: copied.files, bytes_copied: copied.bytes };
 }
 
@@ -240,7 +241,7 @@ async function copyDirectory(
   const open = { path: destination, whole: true, overwrite };
   const commit = () => ({ sha256: sent.sha256() });
   const { entry, summary } = await to.writeArchive(upload(open, sent.chunks, commit), bulk(caller));
-  const { files, bytes } = demandSummary(summary);
+  const { files, bytes } = assertSummary(summary);
   return { entry, files, bytes };
 }
 

@@ -4,15 +4,15 @@ import { z } from 'zod';
 import type { StreamsDefinition } from '../../proto/types/farhand/client/v1/Streams.ts';
 import type { Caller, Input } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
-import { pulled } from '../../shared/backpressure.ts';
+import { readStream } from '../../shared/backpressure.ts';
 import { after, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { drained } from '../../shared/rpc.ts';
 import { authenticate, type Client } from '../admission/authenticate.ts';
-import { AuthorizedRequest, type Guard, nothing, type Performance } from '../admission/authorize.ts';
+import { AuthorizedRequest, type Guard, nothing, type RequestWork } from '../admission/authorize.ts';
 import { requestIdFrom } from '../admission/failure.ts';
 import type { RawInput } from '../admission/parse-request.ts';
-import type { Quota, Rates } from '../admission/rates.ts';
+import type { Quota, Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import type { Keys } from '../keys/index.ts';
 import { trailersOf } from './status.ts';
@@ -137,7 +137,7 @@ export class Call<M extends Method = Method> {
   /** One request of this call; without `records` only its failure is on record. */
   request<R extends Route, T>(
     guard: Guard<R>,
-    work: Omit<Performance<R, T>, 'gone'>,
+    work: Omit<RequestWork<R, T>, 'gone'>,
     records = true,
     quota?: Quota,
   ): Promise<T> {
@@ -160,9 +160,9 @@ export class Call<M extends Method = Method> {
    * Of a client that has half-closed: rejects when it was leaving. Node's clients half-close what they cancel, a frame
    * earlier, and the two may arrive apart.
    */
-  async stayed(): Promise<void> {
+  async assertConnected(): Promise<void> {
     await sleep(leavingMs, this.gone.signal);
-    await untilTold(this.gone.signal);
+    await awaitCancellation(this.gone.signal);
   }
 
   /** Resolves once the client has taken enough to be sent more. */
@@ -193,12 +193,12 @@ export class Call<M extends Method = Method> {
 
 /** The service decodes nothing else than messages of its type. */
 async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerator<Q> {
-  yield* pulled<Q>(stream, signal);
-  await untilTold(signal);
+  yield* readStream<Q>(stream, signal);
+  await awaitCancellation(signal);
 }
 
 /** A stream that is cut may end before it is known to be cut. */
-async function untilTold(signal: AbortSignal): Promise<void> {
+async function awaitCancellation(signal: AbortSignal): Promise<void> {
   await new Promise<void>((resolve) => setImmediate(resolve));
   signal.throwIfAborted();
 }

@@ -8,13 +8,13 @@ import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { present } from '../../shared/rpc.ts';
-import { type AccessRooms, type Guard, guardOf, nothing, recallBy } from '../admission/authorize.ts';
+import { type AccessServices, type Guard, guardOf, nothing, recallBy } from '../admission/authorize.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
-import type { Rates } from '../admission/rates.ts';
+import type { Rates } from '../admission/rate-limits.ts';
 import { type Commands, offsetsIn } from '../commands/index.ts';
 import type { Call, Rpc, Sent } from './call.ts';
 
-export interface CommandServices extends AccessRooms {
+export interface CommandServices extends AccessServices {
   handlers: Handlers;
   commands: Pick<Commands, 'follow'>;
   idempotency: Idempotency;
@@ -28,7 +28,7 @@ type Part = Sent<'FollowCommand'> & Sent<'Exec'>;
 const { create, stream: follow, signal: signalRoute } = api.commands;
 
 /** What passes by itself, as long as the command runs. */
-const passing: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
+const retryableCodes: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
 const firstWaitMs = 10;
 const longestWaitMs = 500;
 /** Of the same signal one is on record in this time. */
@@ -36,7 +36,7 @@ const recordMs = 60_000;
 
 export function commandRpcs(services: CommandServices) {
   const { handlers, commands, log } = services;
-  const accept = acceptor(services);
+  const accept = createAccept(services);
 
   const Exec: Rpc<'Exec', typeof create> = {
     guard: guardOf(create, services),
@@ -79,7 +79,7 @@ export function commandRpcs(services: CommandServices) {
 }
 
 /** The command's id once it is on disk; with an idempotency key perhaps that of an earlier call. */
-function acceptor({ handlers, idempotency, ...rooms }: CommandServices) {
+function createAccept({ handlers, idempotency, ...rooms }: CommandServices) {
   const recall = recallBy(handlers, 'commands', 'get', rooms);
   return async (call: ExecCall, body: object, input: Input<typeof create>, caller: Caller) => {
     const reply = await idempotency.answer({
@@ -115,22 +115,22 @@ class CommandInput {
   async feed(): Promise<void> {
     try {
       for await (const { message, stdin = Buffer.alloc(0), signal = '' } of this.#call.messages) {
-        if (message === 'stdin') await this.#give(stdin);
-        else if (message === 'signal') await this.#deliver(signal);
+        if (message === 'stdin') await this.#sendInput(stdin);
+        else if (message === 'signal') await this.#sendSignal(signal);
         else throw new AppError('invalid_request', 'after the first message comes stdin or signal');
       }
-      await this.#call.stayed();
-      await this.#give(Buffer.alloc(0), true);
+      await this.#call.assertConnected();
+      await this.#sendInput(Buffer.alloc(0), true);
     } catch (error) {
       this.#call.gone.abort(error);
     }
   }
 
   /** Resolves once the machine has all of these bytes. */
-  async #give(bytes: Buffer, end = false): Promise<void> {
+  async #sendInput(bytes: Buffer, end = false): Promise<void> {
     const command_id = this.#command_id;
     let given = 0;
-    await insisting(this.#caller.signal, passing, async () => {
+    await retrying(this.#caller.signal, retryableCodes, async () => {
       const data = bytes.toString('base64', given);
       const input = { command_id, data, encoding: 'base64', offset: this.#offset + given, end } as const;
       try {
@@ -145,7 +145,7 @@ class CommandInput {
   }
 
   /** As a request of its own, counted as one, and on record once a minute: it may be typed. */
-  async #deliver(signal: string): Promise<void> {
+  async #sendSignal(signal: string): Promise<void> {
     const { rates, handlers } = this.#services;
     const records = monotonic() - (this.#signalled.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
     const quota = await rates.spend(this.#caller.key_id);
@@ -153,7 +153,7 @@ class CommandInput {
       read: () => ({ ...nothing, params: { command_id: this.#command_id }, body: { signal } }),
       lasts: false,
       act: (input: Input<typeof signalRoute>, caller: Caller) =>
-        insisting(caller.signal, [], async () => handlers.commands.signal(input, caller)),
+        retrying(caller.signal, [], async () => handlers.commands.signal(input, caller)),
     };
     await this.#call.request(this.#signalling, work, records, quota);
     if (records) this.#signalled.set(signal, monotonic());
@@ -161,7 +161,7 @@ class CommandInput {
 }
 
 /** Tries until it is done, or the command has no more use for it: it has ended, or closed its input. */
-async function insisting(
+async function retrying(
   signal: AbortSignal,
   codes: readonly Code[],
   attempt: () => Promise<unknown>,
@@ -203,16 +203,16 @@ function bodyOf(start: ExecStart__Output) {
 
 const streamNames = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' } as const;
 
-type Told = Awaited<ReturnType<Commands['follow']>> extends AsyncIterable<infer T> ? T : never;
+type FollowPart = Awaited<ReturnType<Commands['follow']>> extends AsyncIterable<infer T> ? T : never;
 
-function partOf(part: Told): Part {
+function partOf(part: FollowPart): Part {
   if ('end' in part) return { end: endOf(part.end) };
   const stream = streamNames[part.stream];
   if ('from' in part) return { gap: { stream, from: part.from, to: part.to } };
   return { output: { stream, offset: part.offset, data: part.data } };
 }
 
-function endOf({ status, duration, ...end }: Extract<Told, { end: unknown }>['end']): CommandEnd {
+function endOf({ status, duration, ...end }: Extract<FollowPart, { end: unknown }>['end']): CommandEnd {
   const { exit_code, signal, reason } = end;
   const duration_ms = duration === null ? null : Math.round(duration);
   return { status, ...present({ exit_code, signal, reason, duration_ms }) };

@@ -4,14 +4,14 @@ import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v
 import { api, type Handlers } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
 import { present } from '../../shared/rpc.ts';
-import { type AccessRooms, guardOf } from '../admission/authorize.ts';
+import { type AccessServices, guardOf } from '../admission/authorize.ts';
 import { type Call, partsOf, type Rpc } from './call.ts';
 
 const { download, put, watch } = api.files;
 const { stream: follow } = api.events;
 
 /** Each of these calls has one of the few places of its machine, so its client must not stall. */
-export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs: number }) {
+export function fileRpcs(services: AccessServices & { handlers: Handlers; stalledMs: number }) {
   const { stalledMs } = services;
   const { files } = services.handlers;
 
@@ -55,7 +55,7 @@ export function fileRpcs(services: AccessRooms & { handlers: Handlers; stalledMs
   return { ReadFile, WriteFile, WatchFiles };
 }
 
-export function eventRpcs(services: AccessRooms & { handlers: Handlers }) {
+export function eventRpcs(services: AccessServices & { handlers: Handlers }) {
   const Events: Rpc<'Events', typeof follow> = {
     guard: guardOf(follow, services),
     raw: ({ after_id, ...message }) => partsOf(follow, { ...message, last_event_id: after_id }),
@@ -86,7 +86,7 @@ async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGener
     const next = await call.within(stalledMs, call.messages.next());
     if (next.done) break;
     const { message, chunk, commit } = next.value;
-    if (commit) return demandSame(commit, hash.digest('hex'));
+    if (commit) return assertChecksum(commit, hash.digest('hex'));
     if (message !== 'chunk')
       throw new AppError('invalid_request', 'after the first message come chunks and a commit');
     if (!chunk || chunk.length === 0) continue;
@@ -96,7 +96,7 @@ async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGener
   throw new AppError('invalid_request', 'the call ended without a commit: nothing was changed');
 }
 
-function demandSame(commit: WriteFileCommit__Output, sha256: string): void {
+function assertChecksum(commit: WriteFileCommit__Output, sha256: string): void {
   if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return;
   const issue = { path: 'sha256', message: 'is not that of the bytes that came' };
   const details = { issues: [issue], sha256 };

@@ -4,9 +4,9 @@ import { HealthImplementation } from 'grpc-health-check';
 import type { Handlers } from '../../shared/api/index.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { streamsService } from '../../shared/rpc.ts';
-import type { AccessRooms } from '../admission/authorize.ts';
-import { toldFailure } from '../admission/failure.ts';
-import type { Rates } from '../admission/rates.ts';
+import type { AccessServices } from '../admission/authorize.ts';
+import { publicError } from '../admission/failure.ts';
+import type { Rates } from '../admission/rate-limits.ts';
 import type { Proxies } from '../client-address.ts';
 import { Call, type Method, type Rpc, type Stream } from './call.ts';
 import { type CommandServices, commandRpcs } from './commands.ts';
@@ -14,7 +14,7 @@ import { eventRpcs, fileRpcs } from './files.ts';
 import { type Joining, sessionRpcs } from './sessions.ts';
 import { refusalOf, trailersOf } from './status.ts';
 
-export interface StreamsServices extends AccessRooms, CommandServices {
+export interface StreamsServices extends AccessServices, CommandServices {
   handlers: Handlers;
   sessions: Joining;
   proxies: Proxies;
@@ -82,7 +82,7 @@ export class StreamsService {
       else stream.end(trailers);
     } catch (error) {
       const about = { request_id: call.requestId, path: stream.getPath() };
-      const refusal = refusalOf(toldFailure(error, about, log), call.requestId);
+      const refusal = refusalOf(publicError(error, about, log), call.requestId);
       if (reply) reply(refusal);
       // destroy() would leave the client's side open.
       else stream.emit('error', refusal);

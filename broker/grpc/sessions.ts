@@ -2,7 +2,7 @@ import type { Caller, Input } from '../../shared/api/index.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
 import { AppError } from '../../shared/errors.ts';
 import { present } from '../../shared/rpc.ts';
-import { type AccessRooms, guardOf } from '../admission/authorize.ts';
+import { type AccessServices, guardOf } from '../admission/authorize.ts';
 import { type ClientPort, type Doing, doingOf, type Note, type Parting } from '../sessions/client.ts';
 import type { Call, Received, Rpc, Sent } from './call.ts';
 
@@ -23,7 +23,7 @@ const modes = {
   ATTACH_MODE_OBSERVER: 'observer',
 } as const;
 
-export function sessionRpcs(services: AccessRooms & { sessions: Joining }) {
+export function sessionRpcs(services: AccessServices & { sessions: Joining }) {
   const AttachSession: Rpc<'AttachSession', typeof routes.attach> = {
     guard: guardOf(routes.attach, services),
     first: 'open',

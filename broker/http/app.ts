@@ -7,13 +7,19 @@ import type { Route } from '../../shared/api/route.ts';
 import { after, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { requestIdFrom, toldFailure } from '../admission/failure.ts';
+import { publicError, requestIdFrom } from '../admission/failure.ts';
 import type { Backups } from '../backup.ts';
-import { type ClientRooms, type Clients, type DispatchRooms, dispatcher, requestIdOf } from './dispatch.ts';
+import {
+  type ClientServices,
+  type Clients,
+  type DispatchServices,
+  dispatcher,
+  requestIdOf,
+} from './dispatch.ts';
 import type { RequestMetrics } from './metrics.ts';
-import type { SocketDoor, SocketRooms } from './websocket.ts';
+import type { WebSocketServices, WebSocketUpgrades } from './websocket.ts';
 
-export interface AppOptions extends DispatchRooms, ClientRooms, SocketRooms {
+export interface AppOptions extends DispatchServices, ClientServices, WebSocketServices {
   metrics: RequestMetrics;
   backups: Backups;
 }
@@ -21,7 +27,7 @@ export interface AppOptions extends DispatchRooms, ClientRooms, SocketRooms {
 /** Of the server that an application answers for. */
 interface Serving {
   clients: Clients;
-  door: SocketDoor;
+  door: WebSocketUpgrades;
   /** On every answer. */
   headers: Readonly<Record<string, string>>;
   /** Over the broker's own socket file. */
@@ -103,7 +109,7 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record
     ctx.state.requestId = requestId;
     ctx.set({ 'X-Request-Id': requestId, ...headers });
     try {
-      refuseForms(ctx.req);
+      assertFraming(ctx.req);
       await next();
     } catch (error) {
       writeError(ctx, error, log);
@@ -120,7 +126,7 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record
   };
 }
 
-function refuseForms({ headers, httpVersion }: IncomingMessage): void {
+function assertFraming({ headers, httpVersion }: IncomingMessage): void {
   if (!headers.host && httpVersion === '1.1')
     throw new AppError('invalid_request', 'an HTTP/1.1 request needs a Host header');
   // Node undoes chunks and no other coding: what comes in one would be taken for what it holds.
@@ -137,7 +143,7 @@ function linger(request: IncomingMessage): void {
 
 function writeError(ctx: Context, error: unknown, log: Logger): void {
   const about = { request_id: requestIdOf(ctx), path: ctx.path };
-  const { code, message, details, status } = toldFailure(error, about, log);
+  const { code, message, details, status } = publicError(error, about, log);
   for (const header of ofContent) ctx.remove(header);
   if (status !== 416) ctx.remove('Content-Range');
   ctx.status = status;

@@ -9,7 +9,7 @@ import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
 import getRawBody from 'raw-body';
 import type { Content } from '../../shared/api/index.ts';
-import { pulled } from '../../shared/backpressure.ts';
+import { readStream } from '../../shared/backpressure.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
@@ -39,7 +39,7 @@ export async function readJson(
     return undefined;
   // One of unknown length may become as long as it may.
   const size = Math.min(Number(length ?? limit), limit);
-  if (size > smallBytes) whenOver(over, budget.take(size));
+  if (size > smallBytes) onRequestEnd(over, budget.take(size));
   const tooSlow = after(maxMs, () => request.destroy());
   const bytes = await getRawBody(request, { limit, length: length ?? null })
     .catch((error: unknown) => {
@@ -53,7 +53,7 @@ export async function readJson(
 }
 
 /** Gives back at the end of its request what was taken for it. */
-function whenOver(over: AbortSignal, release: () => void): void {
+function onRequestEnd(over: AbortSignal, release: () => void): void {
   if (over.aborted) release();
   else over.addEventListener('abort', release, { once: true });
 }
@@ -68,7 +68,7 @@ function parse(bytes: Buffer, headers: IncomingHttpHeaders): unknown {
     throw new AppError('invalid_request', 'send the body without Content-Encoding');
   }
   if (!isUtf8(bytes)) throw new AppError('invalid_request', 'the body is not valid UTF-8');
-  refuseTangled(bytes);
+  assertJsonLimits(bytes);
   try {
     return JSON.parse(bytes.toString('utf8'));
   } catch {
@@ -77,7 +77,7 @@ function parse(bytes: Buffer, headers: IncomingHttpHeaders): unknown {
 }
 
 /** Refuses what would be costly to parse, check and keep, by one look at the bytes: too deep, or too many fields. */
-export function refuseTangled(bytes: Buffer): void {
+export function assertJsonLimits(bytes: Buffer): void {
   let depth = 0;
   let fields = 0;
   let quoted = false;
@@ -120,7 +120,7 @@ export async function* bytesOf(
   begin: () => void,
 ): AsyncGenerator<Uint8Array> {
   begin();
-  yield* pulled<Uint8Array>(request, over);
+  yield* readStream<Uint8Array>(request, over);
   if (!request.complete) throw cutOff();
 }
 
@@ -135,7 +135,7 @@ export async function openForm(
   over: AbortSignal,
 ): Promise<Incoming> {
   const form = new Form(request);
-  whenOver(over, () => form.stop(cutOff()));
+  onRequestEnd(over, () => form.stop(cutOff()));
   const chunks = form.chunks(await form.file);
   const fields = () => form.fields();
   return { chunks: sufficient(fields()) ? chunks : await spool.keep(chunks, over), fields };
@@ -278,7 +278,7 @@ export class Spool {
   async keep(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
     const handle = await openNameless(this.#directory);
     let size = 0;
-    whenOver(over, () => {
+    onRequestEnd(over, () => {
       this.#held -= size;
       handle.close().catch(() => undefined);
     });

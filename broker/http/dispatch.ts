@@ -7,10 +7,16 @@ import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
 import { authenticate, type Client, validKeyIn } from '../admission/authenticate.ts';
-import { type AccessRooms, AuthorizedRequest, guardOf, handlerOf, recallBy } from '../admission/authorize.ts';
+import {
+  type AccessServices,
+  AuthorizedRequest,
+  guardOf,
+  handlerOf,
+  recallBy,
+} from '../admission/authorize.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
 import { queryOf, type RawInput } from '../admission/parse-request.ts';
-import type { Rates } from '../admission/rates.ts';
+import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, plainAddress } from '../client-address.ts';
 import type { ConnectionLimiter } from '../connections.ts';
 import type { Keys } from '../keys/index.ts';
@@ -18,7 +24,7 @@ import { localKey } from '../keys/rights.ts';
 import { bytesOf, openForm, readJson, type Spool } from './body.ts';
 import { isStreamed, sendReply } from './reply.ts';
 
-export interface DispatchRooms extends AccessRooms {
+export interface DispatchServices extends AccessServices {
   handlers: Handlers;
   idempotency: Idempotency;
   spool: Spool;
@@ -34,7 +40,7 @@ const bodyLimit = 1024 * 1024;
 /** Makes the koa handler of one route. */
 export function dispatcher(
   { noun, operation, route }: { noun: string; operation: string; route: Route },
-  rooms: DispatchRooms,
+  rooms: DispatchServices,
   clients: Clients,
 ): (ctx: Context) => Promise<void> {
   const { handlers, idempotency, log } = rooms;
@@ -115,7 +121,7 @@ async function readBody(
   ctx: Context,
   route: Route,
   raw: RawInput,
-  { spool, bodies }: DispatchRooms,
+  { spool, bodies }: DispatchServices,
   signal: AbortSignal,
 ): Promise<Content<Record<string, string>> | undefined> {
   const { req } = ctx;
@@ -123,7 +129,7 @@ async function readBody(
   const ask = (): void => {
     if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
   };
-  if (route.accepts) refuseCoded(ctx);
+  if (route.accepts) assertPlainContent(ctx);
   // Only when somebody reads: an upload that is refused before is not sent at all.
   if (route.accepts === 'bytes') return { chunks: bytesOf(req, signal, ask), fields: () => ({}) };
   ask();
@@ -138,7 +144,7 @@ async function readBody(
 }
 
 /** Content is taken as it is: neither compressed nor a part of something (RFC 9110 section 14.5). */
-function refuseCoded(ctx: Context): void {
+function assertPlainContent(ctx: Context): void {
   const coding = ctx.get('content-encoding') || 'identity';
   const transfer = ctx.get('transfer-encoding') || 'chunked';
   if (coding !== 'identity' || transfer.toLowerCase() !== 'chunked') {
@@ -149,7 +155,7 @@ function refuseCoded(ctx: Context): void {
   }
 }
 
-export interface ClientRooms {
+export interface ClientServices {
   keys: Keys;
   proxies: Proxies;
   rates: Rates;
@@ -157,11 +163,11 @@ export interface ClientRooms {
 
 /** Clients of one HTTP server: their address as far as proxies are believed, their key, and their rate limit. */
 export class Clients {
-  readonly #rooms: ClientRooms;
+  readonly #rooms: ClientServices;
   /** Undefined for the broker's own socket file, whose callers need no key and have no limit. */
   readonly #connections: ConnectionLimiter | undefined;
 
-  constructor(rooms: ClientRooms, connections: ConnectionLimiter | undefined) {
+  constructor(rooms: ClientServices, connections: ConnectionLimiter | undefined) {
     this.#rooms = rooms;
     this.#connections = connections;
   }

@@ -1,10 +1,10 @@
 // Prometheus metrics of the broker.
 import { collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 
-export type RequestMetrics = ReturnType<typeof openMetrics>;
+export type RequestMetrics = ReturnType<typeof createMetrics>;
 
 /** Opens a registry of its own; `machines` tells how many are linked and registered. */
-export function openMetrics(machines: () => { online: number; registered: number }) {
+export function createMetrics(machines: () => { online: number; registered: number }) {
   const registry = new Registry();
   collectDefaultMetrics({ register: registry });
   const requests = new Histogram({

@@ -15,7 +15,7 @@ import { type ConnectionLimiter, logAcceptErrors } from '../connections.ts';
 import { type AppOptions, createApp, headersOfAll } from './app.ts';
 import { Clients } from './dispatch.ts';
 import { jsonType } from './reply.ts';
-import { SocketDoor } from './websocket.ts';
+import { WebSocketUpgrades } from './websocket.ts';
 
 /** What one server has of its own. */
 export interface Port {
@@ -62,9 +62,9 @@ export const keylessPerTurn = 16;
 export function createHttpServer(options: AppOptions, { connections, silentMs, tls, hsts }: Port): Server {
   const headers = headersOfAll(hsts);
   const clients = new Clients(options, connections);
-  const door = new SocketDoor(options);
+  const door = new WebSocketUpgrades(options);
   const handle = createApp(options, { clients, door, headers, local: !connections }).callback();
-  const begin = keyedFirst(handle, (request) => clients.hasKey(request));
+  const begin = beginKeyedFirst(handle, (request) => clients.hasKey(request));
   const take = (request: IncomingMessage, response: ServerResponse): void => {
     // What came in the same breath as the end of its connection.
     if (request.socket.destroyed) return;
@@ -109,7 +109,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
 }
 
 /** Begins a request with a good key at once, and of the others some in each turn, so that it waits for few of them. */
-export function keyedFirst(
+export function beginKeyedFirst(
   handle: (request: IncomingMessage, response: ServerResponse) => Promise<void>,
   hasKey: (request: IncomingMessage) => boolean,
 ): (request: IncomingMessage, response: ServerResponse) => void {

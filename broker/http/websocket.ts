@@ -9,10 +9,10 @@ import { every, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { queryOf, refuseUnknown } from '../admission/parse-request.ts';
+import { assertKnownParameters, queryOf } from '../admission/parse-request.ts';
 import { type Proxies, plainAddress } from '../client-address.ts';
 import { type ClientPort, type Doing, doingOf, type Note, type Parting } from '../sessions/client.ts';
-import { refuseTangled } from './body.ts';
+import { assertJsonLimits } from './body.ts';
 
 /** What a ticket is good for: one client of one session. */
 export interface Attachment {
@@ -23,7 +23,7 @@ export interface Attachment {
   leave(): void;
 }
 
-export interface SocketRooms {
+export interface WebSocketServices {
   /** Each ticket once. */
   redeem(ticket: string): Attachment | undefined;
   /** How people reach the API. */
@@ -42,7 +42,7 @@ const messageCost = 64;
 /** A client whose input nobody takes for that long is let go: it may have died, and what it says last is not read. */
 const stuckMs = 25_000;
 
-const said: Readonly<Record<Parting['why'], string>> = {
+const closeReasons: Readonly<Record<Parting['why'], string>> = {
   ended: 'the session ended',
   stopping: 'the broker stops; come back later',
   detached: 'detached',
@@ -54,14 +54,14 @@ const said: Readonly<Record<Parting['why'], string>> = {
 const closeMs = 2_000;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);
 
-export class SocketDoor {
-  readonly #rooms: SocketRooms;
+export class WebSocketUpgrades {
+  readonly #rooms: WebSocketServices;
   readonly #server = new WebSocketServer({
     noServer: true,
     clientTracking: false,
     maxPayload: maxMessageBytes,
     perMessageDeflate: false,
-    // SocketPort answers pings, at the pace of who takes the answers.
+    // WebSocketClient answers pings, at the pace of who takes the answers.
     autoPong: false,
     // Known to the library, not yet to its types.
     ...{ closeTimeout: closeMs },
@@ -69,7 +69,7 @@ export class SocketDoor {
   readonly #admitted = new WeakMap<IncomingMessage, Attachment>();
   readonly #refused = new WeakMap<IncomingMessage, unknown>();
 
-  constructor(rooms: SocketRooms) {
+  constructor(rooms: WebSocketServices) {
     this.#rooms = rooms;
   }
 
@@ -78,7 +78,7 @@ export class SocketDoor {
     const session = sessionOf(request);
     if (session === undefined) return false;
     try {
-      this.#admitted.set(request, admit(request, session, this.#rooms));
+      this.#admitted.set(request, admitTicket(request, session, this.#rooms));
       return true;
     } catch (error) {
       this.#refused.set(request, error);
@@ -109,7 +109,7 @@ function serve(ws: WebSocket, attachment: Attachment, log: Logger): void {
   const named = { request_id: newId('request'), session_id, client_id };
   log.debug(named, 'a terminal was opened');
   ws.once('close', (code) => log.debug({ ...named, code }, 'a terminal was closed'));
-  attachment.serve(new SocketPort(ws)).catch((error: unknown) => {
+  attachment.serve(new WebSocketClient(ws)).catch((error: unknown) => {
     log.error({ ...named, err: error }, 'a terminal failed');
     ws.close(1011, 'unexpected failure; see the broker’s log');
   });
@@ -122,11 +122,11 @@ function sessionOf({ method, url = '', headers }: IncomingMessage): string | und
 }
 
 /** Everything that could be wrong comes before the ticket, which is used up by looking at it. */
-function admit(request: IncomingMessage, session: string, rooms: SocketRooms): Attachment {
-  refuseMalformed(request);
-  refuseForeign(request, rooms);
+function admitTicket(request: IncomingMessage, session: string, rooms: WebSocketServices): Attachment {
+  assertHandshake(request);
+  assertOwnOrigin(request, rooms);
   const query = queryOf(request.url?.split('?', 2)[1] ?? '');
-  refuseUnknown(query, terminal.query);
+  assertKnownParameters(query, terminal.query);
   const ticket = typeof query.ticket === 'string' ? query.ticket : '';
   const attachment = rooms.redeem(ticket);
   if (attachment?.session_id === session) return attachment;
@@ -138,7 +138,7 @@ function admit(request: IncomingMessage, session: string, rooms: SocketRooms): A
 }
 
 /** What the library would refuse in words of its own (RFC 6455 section 4.2.1). */
-function refuseMalformed({ headers }: IncomingMessage): void {
+function assertHandshake({ headers }: IncomingMessage): void {
   const key = headers['sec-websocket-key'] ?? '';
   if (!/^[+/0-9A-Za-z]{22}==$/.test(key)) throw notASocket('Sec-WebSocket-Key must be 16 bytes in base64');
   if (headers['sec-websocket-version'] !== '13') throw notASocket('Sec-WebSocket-Version must be 13');
@@ -148,7 +148,7 @@ function refuseMalformed({ headers }: IncomingMessage): void {
 }
 
 /** Somebody else's page must not speak for who looks at it; programs send no Origin. */
-function refuseForeign(request: IncomingMessage, { publicUrl, proxies }: SocketRooms): void {
+function assertOwnOrigin(request: IncomingMessage, { publicUrl, proxies }: WebSocketServices): void {
   const { origin, host } = request.headers;
   if (origin === undefined) return;
   const from = URL.parse(origin);
@@ -170,7 +170,7 @@ function notASocket(message: string): AppError {
 }
 
 /** A WebSocket as the client of a session. */
-class SocketPort implements ClientPort {
+class WebSocketClient implements ClientPort {
   readonly doings: AsyncIterable<Doing>;
   readonly #ws: WebSocket;
   readonly #gone = new AbortController();
@@ -223,7 +223,7 @@ class SocketPort implements ClientPort {
     this.#parted = true;
     const { why, ...ending } = parting;
     if (why === 'ended') void this.output(JSON.stringify({ type: 'end', ...ending }));
-    this.#close(closeCodes[why], said[why]);
+    this.#close(closeCodes[why], closeReasons[why]);
   }
 
   /** Nobody wants what it still does, but its close must be read. */
@@ -289,7 +289,7 @@ class SocketPort implements ClientPort {
 
 function parseJson(bytes: Buffer): unknown {
   try {
-    refuseTangled(bytes);
+    assertJsonLimits(bytes);
     return JSON.parse(bytes.toString());
   } catch {
     return undefined;

@@ -20,7 +20,7 @@ import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollRes
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
 import { AppError } from '../../shared/errors.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/rpc.ts';
-import type { Rates } from '../admission/rates.ts';
+import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../connections.ts';
 import type { Events } from '../events.ts';
@@ -155,7 +155,7 @@ function handlers(services: ListenerServices & LinkServices, settings: LinkSetti
     ) {
       const address = addressOf(call);
       const enrolled = joinTokens.enroll(call.request, address).catch(async (error: unknown) => {
-        if (error instanceof AppError && error.code === 'unauthorized') await rates.strike(address);
+        if (error instanceof AppError && error.code === 'unauthorized') await rates.countWrongKey(address);
         throw error;
       });
       enrolled.then(

@@ -7,13 +7,13 @@ import { now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Quota } from '../../shared/quota.ts';
-import { openRecorder, type Recorder } from '../admission/audit.ts';
+import { createAuditRecorder, type Recorder } from '../admission/audit.ts';
 import type { Lookups } from '../admission/authorize.ts';
 import { Idempotency } from '../admission/idempotency.ts';
-import { openRates, type Rates } from '../admission/rates.ts';
+import { createRateLimits, type Rates } from '../admission/rate-limits.ts';
 import { type Audit, createAudit } from '../audit.ts';
 import { type Backups, openBackups } from '../backup.ts';
-import { openProxies, type Proxies } from '../client-address.ts';
+import { createTrustedProxies, type Proxies } from '../client-address.ts';
 import { type Commands, createCommands } from '../commands/index.ts';
 import type { BrokerSettings } from '../config.ts';
 import type { ConnectionLimits } from '../connections.ts';
@@ -21,7 +21,7 @@ import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
 import { type History, openHistory } from '../history.ts';
 import { serviceHandlers } from '../http/about-routes.ts';
-import { openMetrics, type RequestMetrics } from '../http/metrics.ts';
+import { createMetrics, type RequestMetrics } from '../http/metrics.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
@@ -135,9 +135,9 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   const idempotency = new Idempotency(history);
   closers.push(recordMachineEvents(stores, log));
   const nouns = { ...(await openNouns(opening, stores, authority)), webhooks };
-  const recorder = openRecorder({ history, record: nouns.audit.record }, log);
+  const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
   closers.push(() => recorder.close());
-  const metrics = openMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
+  const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
   const service = serviceHandlers({
     publicUrl: () => settings.public_url ?? status.url,
     grpcAddress: () => status.publicGrpc || status.grpc,
@@ -148,7 +148,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     metrics,
   });
   const handlers = { ...handlersOf({ ...stores, ...nouns }, log), service };
-  const proxies = openProxies(settings.trusted_proxy);
+  const proxies = createTrustedProxies(settings.trusted_proxy);
   return {
     ...stores,
     ...nouns,
@@ -160,7 +160,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     lookups: lookupsOf({ ...nouns, machineFacts }),
     backups: await openBackups(settings.data_dir, stores, [...authorityFiles, vaultFile]),
     proxies,
-    rates: openRates({ limit: settings.rate_limit, standsForMany: proxies.isTrusted }),
+    rates: createRateLimits({ limit: settings.rate_limit, standsForMany: proxies.isTrusted }),
   };
 }
 

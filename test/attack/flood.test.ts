@@ -8,7 +8,7 @@ import { gzipSync } from 'node:zlib';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { ConnectionLimiter } from '../../broker/connections.ts';
-import { keyedFirst, keylessPerTurn } from '../../broker/http/server.ts';
+import { beginKeyedFirst, keylessPerTurn } from '../../broker/http/server.ts';
 import type { Tuning } from '../../broker/start/index.ts';
 import {
   callFields,
@@ -135,7 +135,7 @@ test('connections that never read the reference page hold little of it in memory
 test('requests without a key begin 16 in a turn of the event loop, one with a key begins at once', async () => {
   const begun: string[] = [];
   const handle = async ({ url = '' }: IncomingMessage): Promise<void> => void begun.push(url);
-  const begin = keyedFirst(handle, ({ headers }) => headers.authorization !== undefined);
+  const begin = beginKeyedFirst(handle, ({ headers }) => headers.authorization !== undefined);
   const ask = (url: string): void => {
     const request = Object.assign(new IncomingMessage(new Socket()), { url });
     if (url === 'keyed') request.headers.authorization = 'Bearer good';

@@ -24,7 +24,7 @@ export interface Quota {
   refusal: AppError | undefined;
 }
 
-export type Rates = ReturnType<typeof openRates>;
+export type Rates = ReturnType<typeof createRateLimits>;
 
 export interface RateSettings {
   /** Requests a minute for each key; unlimited where it is absent. */
@@ -35,7 +35,7 @@ export interface RateSettings {
   buckets?: number;
 }
 
-export function openRates({ limit, standsForMany = () => false, buckets = 16_384 }: RateSettings) {
+export function createRateLimits({ limit, standsForMany = () => false, buckets = 16_384 }: RateSettings) {
   const requests = limit === undefined ? undefined : limiter(limit);
   const fromOne = limiter(wrongFromOne);
   const fromMany = limiter(wrongFromMany);
@@ -54,7 +54,7 @@ export function openRates({ limit, standsForMany = () => false, buckets = 16_384
       };
     },
     /** Counts something wrong that was shown from there. Throws rate_limited once it was too much. */
-    async strike(address: string): Promise<void> {
+    async countWrongKey(address: string): Promise<void> {
       const many = isLoopback(address) || standsForMany(address);
       const source = many ? fromMany : fromOne;
       const { msBeforeNext, consumedPoints } = await spent(source, bucketOf(sourceOf(address)));
