@@ -1,7 +1,7 @@
-// Where somebody comes from: an address as it is told, logged and compared, and which proxies are believed about it.
+// Client addresses: how they are written and compared, and which proxies may report another one.
 import { BlockList, isIP, isIPv4, isIPv6 } from 'node:net';
 
-/** An IPv4 address that an IPv6 socket shows as a mapped one is shown as what it is (RFC 4291 section 2.5.5.2). */
+/** Without the prefix of an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2). */
 export function plainAddress(address: string): string {
   return address.replace(/^::ffff:(?=\d+\.)/i, '');
 }
@@ -28,7 +28,7 @@ export interface Network {
 
 export type Proxies = ReturnType<typeof createTrustedProxies>;
 
-/** The proxies before us, which are believed when they tell whom they speak for; nobody else is. */
+/** Proxies whose X-Forwarded headers are believed; those of any other peer are ignored. */
 export function createTrustedProxies(networks: readonly Network[]) {
   const trusted = new BlockList();
   for (const { address, bits } of networks) trusted.addSubnet(address, bits, familyOf(address));
@@ -42,16 +42,16 @@ export function createTrustedProxies(networks: readonly Network[]) {
     clientOf(peer: string, forwardedFor: string): string {
       if (forwardedFor === '') return peer;
       let client = peer;
-      const told = forwardedFor.split(',');
+      const hops = forwardedFor.split(',');
       // Each hop appends whom it has seen: what stands before one that is not ours is only claimed.
       while (isTrusted(client)) {
-        const before = hostIn(told.pop() ?? '');
+        const before = hostIn(hops.pop() ?? '');
         if (before === undefined) break;
         client = before;
       }
       return client;
     },
-    /** `https:` or `http:` as a trusted peer tells it in X-Forwarded-Proto. */
+    /** `https:` or `http:` as a trusted peer reports it in X-Forwarded-Proto. */
     schemeOf(peer: string, forwardedProto: string): string | undefined {
       const scheme = forwardedProto.split(',').at(-1)?.trim().toLowerCase() ?? '';
       return isTrusted(peer) && /^https?$/.test(scheme) ? `${scheme}:` : undefined;

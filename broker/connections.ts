@@ -1,4 +1,4 @@
-// The connections of one port: how many may be open, which are authenticated, and what the others may cost.
+// Limits the connections of one port: how many may be open, and what unauthenticated ones may cost.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { readFileSync } from 'node:fs';
 import type { IncomingHttpHeaders, ServerHttp2Stream } from 'node:http2';
@@ -11,7 +11,7 @@ import { plainAddress, sourceOf } from './client-address.ts';
 export interface ConnectionLimits {
   /** Connections open at once. */
   connections: number;
-  /** Those of them that have shown no key, machine's key, call id or join token. */
+  /** Those of them that have presented no key, machine key, call id or join token. */
   unauthenticated: number;
 }
 

@@ -1,4 +1,4 @@
-// What a test opens is closed at its end; what all tests of a file share, after the last of them.
+// Closes what a test opened at its end, and what the tests of a file share after the last of them.
 import { afterAll, onTestFinished } from 'vitest';
 
 type Close = () => unknown;

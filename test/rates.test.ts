@@ -148,7 +148,7 @@ test('addresses of one IPv6 /64 are one source, of another one they are another'
 });
 
 test('an address that stands for many has more, but not without end', async () => {
-  const rates = createRateLimits({ standsForMany: (address) => address === '10.0.0.1' });
+  const rates = createRateLimits({ isShared: (address) => address === '10.0.0.1' });
   for (const address of ['127.0.0.1', '10.0.0.1']) {
     for (let n = 0; n < 1_000; n += 1) await rates.countWrongKey(address);
     await expect(rates.countWrongKey(address)).rejects.toBeInstanceOf(AppError);

@@ -1,4 +1,4 @@
-// The audit record of a request: written in the commit of what it does, or by itself where that has none.
+// Writes the audit record of a request: in the transaction of the change that it makes, else on its own.
 import type { Deed } from '../../shared/api/audit.ts';
 import type { Caller, Journal } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
@@ -10,7 +10,7 @@ import type { History } from '../history.ts';
 import { replayed } from './idempotency.ts';
 import type { RawInput, Subject } from './parse-request.ts';
 
-/** What a request is about, as far as it is known. */
+/** Machines and details of a request, as far as they are parsed. */
 export interface AuditedRequest {
   machines: readonly MachineId[];
   what: Deed['what'];
@@ -41,11 +41,11 @@ export function createAuditRecorder(
     for (const [n, deed] of deeds.entries()) record(journal, deed, n === 0 ? id : `${id}_${n}`);
   }
 
-  /** What was done stays done, and is answered, though nobody could write it down. */
+  /** A failed write does not fail the request, whose work is done. */
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
-      .catch((error: unknown) => log.error({ err: error, deeds }, 'what was done could not be written down'));
+      .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
 
   return {
     /** `about` is asked when something is written; without `records` that is a failure alone. */
@@ -56,11 +56,11 @@ export function createAuditRecorder(
         /** Records it in the commit of what it does. */
         commit(...[journal, made = {}, machines]: Parameters<Caller['commit']>): void {
           committed = true;
-          const known = about();
+          const request = about();
           // None of the rows needs the list.
-          const { machine_ids, ...rest } = known.what;
-          const what = { ...(machines ? rest : known.what), ...made };
-          const deeds = deedsOf(who, action, 'ok', { machines: machines ?? known.machines, what });
+          const { machine_ids, ...rest } = request.what;
+          const what = { ...(machines ? rest : request.what), ...made };
+          const deeds = deedsOf(who, action, 'ok', { machines: machines ?? request.machines, what });
           recordAll(journal, deeds, id);
         },
         /** It is over: writes what no commit took along. Never rejects. */
@@ -92,7 +92,7 @@ function resultOf(error: unknown): string {
   return error instanceof AppError ? error.code : 'internal_error';
 }
 
-/** What tells an owner what was done; never content, input, values of the environment, or secrets. */
+/** Fields that are recorded; never content, input, values of the environment, or secrets. */
 const auditedFields = [
   ...['path', 'path_encoding', 'source', 'destination', 'mode', 'owner', 'group', 'recursive', 'overwrite'],
   ...['command', 'args', 'user', 'shell', 'signal', 'cron', 'timezone', 'enabled'],
@@ -116,7 +116,7 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
     return value === undefined ? [] : [[name, value]];
   });
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
-  // What was done between several machines is told to whoever reaches them all.
+  // A record about several machines is readable by keys that reach them all.
   if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
   // A repeat did nothing.
   if (answer.has(replayed)) what.replayed = true;

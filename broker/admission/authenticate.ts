@@ -1,4 +1,4 @@
-// Authentication: which key a request presents, counted before anything else is looked at.
+// Finds the key that a request presents, and counts the request against the rate limits.
 import type { Keys } from '../keys/index.ts';
 import { hasExpired } from '../keys/rights.ts';
 import type { Key } from '../state/index.ts';

@@ -1,5 +1,5 @@
-// Authorization: whether a request may do what it asks for. Its key, its scope, its machines, and whether every id in it
-// names something: judged before the body is read, after it, in the commit that changes something, and while it lasts.
+// Authorizes requests: the key's scope, the machines that it reaches, and whether every id names something. Checked before
+// the body is read, after it, in the transaction that changes something, and while the request lasts.
 import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
 import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';

@@ -1,4 +1,4 @@
-// What a failure is called outside: a code of the table, whatever went wrong inside; internals are logged, never sent.
+// Turns any failure into a public error: a code of the table for the caller; internals go to the log only.
 import { z } from 'zod';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
@@ -11,7 +11,7 @@ export function requestIdFrom(given: string): string {
   return saneRequestId.test(given) ? given : newId('request');
 }
 
-/** The failure as its caller is told of it. `about`: which request, for the log. */
+/** The error that the caller gets. `about`: which request, for the log. */
 export function publicError(
   error: unknown,
   about: { request_id: string; path: string },
@@ -23,13 +23,10 @@ export function publicError(
   }
   if (trouble) return new AppError('unavailable', `nothing was changed: ${trouble}`);
   if (error instanceof AppError) return error;
-  return new AppError(
-    'internal_error',
-    `unexpected failure; the broker's log tells more under ${about.request_id}`,
-  );
+  return new AppError('internal_error', `unexpected failure; see the broker's log for ${about.request_id}`);
 }
 
-const full = 'the broker’s disk takes no more; free space on it and try again';
+const full = 'the broker’s disk is full or read-only; free space on it and try again';
 const failed = 'the broker’s disk failed; check it, the broker’s log has more';
 const tooManyFiles = 'the broker has too many files open; try again, or raise LimitNOFILE of its unit';
 const locked = 'another program holds the broker’s history.db; try again once that has ended';

@@ -1,4 +1,4 @@
-// Idempotency-Key: a handler runs at most once for each, and a repeat gets the first answer, also after a restart.
+// Idempotency-Key: a handler runs at most once per key, and a repeat gets the first answer, also after a restart.
 import { createHash, hash } from 'node:crypto';
 import type { Caller, Content } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
@@ -10,7 +10,7 @@ import type { Entry, History } from '../history.ts';
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * The answer to a repeat: the first one, where the caller still reaches every machine that it may tell of; else how what
+ * The answer to a repeat: the first one, where the caller still reaches every machine that it names; else how what
  * was made is now. Throws where that is not for the caller to know.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
@@ -86,7 +86,7 @@ export class Idempotency {
     if (!earlier) return this.#run(id, request);
     const { answer, madeId } = earlier;
     if (answer === undefined && route.idempotency === 'secret') {
-      const message = 'this was made already, and its secret is shown once only';
+      const message = 'this was made already, and its secret was shown once';
       throw new AppError('conflict', message, { id: madeId });
     }
     if (content && answer !== undefined) await assertSame(content, answer);

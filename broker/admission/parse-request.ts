@@ -1,4 +1,4 @@
-// The one place where requests are parsed: params, query, headers and body of a route, and the ids in them.
+// Parses requests by the schemas of their route: path parameters, query, headers, body, and the ids in them.
 import { parse as parseQuery } from 'node:querystring';
 import { z } from 'zod';
 import { type IdNoun, idSchemas, type MachineId, type Route } from '../../shared/api/route.ts';
@@ -12,7 +12,7 @@ export interface RawInput {
   body: unknown;
 }
 
-/** An id found in a request, and the noun that can tell what it names. */
+/** An id found in a request, and the noun that looks it up. */
 export interface FoundId {
   noun: IdNoun;
   id: string;
@@ -167,7 +167,9 @@ function placesIn(
     return placesIn(schema.unwrap(), path, inside);
   }
   if (hidesId(schema)) {
-    throw new Error(`${path.join('.')}: an id must not lie in such a schema, nobody would find it`);
+    throw new Error(
+      `${path.join('.')}: the authorization check does not look for ids in such a schema; use an object, array or optional`,
+    );
   }
   return [];
 }

@@ -1,4 +1,4 @@
-// How often: requests of each key, where that is limited at all, and wrong keys from one source, which always are.
+// Rate limits: requests of each key (where --rate-limit is set), and wrong keys from each source address (always).
 import { createHmac, randomBytes } from 'node:crypto';
 import { RateLimiterMemory, RateLimiterRes } from 'rate-limiter-flexible';
 import type { KeyId } from '../../shared/api/route.ts';
@@ -10,10 +10,10 @@ import { sourceOf } from '../client-address.ts';
 const windowSeconds = 60;
 /** Wrong keys, and wrong join tokens, that a source may show in a minute. */
 const wrongFromOne = 30;
-/** The same for an address that stands for many: of this very box, or of a proxy that names nobody. */
+/** The same for a shared address: loopback, or a trusted proxy that reports no client. */
 const wrongFromMany = 1_000;
-/** Who was told to wait waits for being told again, too: trying on as fast as one can costs nobody else a thing. */
-const tellingMs = 500;
+/** Further refusals are delayed by this, so that fast retries do not load the broker. */
+const refusalDelayMs = 500;
 /** What a key has left of its minute. */
 export interface Quota {
   limit: number;
@@ -29,16 +29,16 @@ export type Rates = ReturnType<typeof createRateLimits>;
 export interface RateSettings {
   /** Requests a minute for each key; unlimited where it is absent. */
   limit?: number | undefined;
-  /** Whether an address is that of a proxy of ours, which may name nobody. */
-  standsForMany?: (address: string) => boolean;
+  /** Whether an address is that of a trusted proxy, which may report no client. */
+  isShared?: (address: string) => boolean;
   /** Sources are counted in so many, so that a crowd of them takes no more memory; only the wrong share them. */
   buckets?: number;
 }
 
-export function createRateLimits({ limit, standsForMany = () => false, buckets = 16_384 }: RateSettings) {
+export function createRateLimits({ limit, isShared = () => false, buckets = 16_384 }: RateSettings) {
   const requests = limit === undefined ? undefined : limiter(limit);
   const fromOne = limiter(wrongFromOne);
-  const fromMany = limiter(wrongFromMany);
+  const fromShared = limiter(wrongFromMany);
   const bucketOf = bucketing(buckets);
   return {
     /** Counts one request of a key; undefined where there is no limit. */
@@ -53,14 +53,14 @@ export function createRateLimits({ limit, standsForMany = () => false, buckets =
         refusal: over ? tooMany('this key has made too many requests', msBeforeNext) : undefined,
       };
     },
-    /** Counts something wrong that was shown from there. Throws rate_limited once it was too much. */
+    /** Counts a wrong key or join token from an address. Throws rate_limited beyond the limit. */
     async countWrongKey(address: string): Promise<void> {
-      const many = isLoopback(address) || standsForMany(address);
-      const source = many ? fromMany : fromOne;
+      const many = isLoopback(address) || isShared(address);
+      const source = many ? fromShared : fromOne;
       const { msBeforeNext, consumedPoints } = await spent(source, bucketOf(sourceOf(address)));
       if (consumedPoints <= source.points) return;
       if (consumedPoints > source.points + 1)
-        await new Promise<void>((resolve) => void after(tellingMs, resolve));
+        await new Promise<void>((resolve) => void after(refusalDelayMs, resolve));
       throw tooMany('too many wrong keys came from this address', msBeforeNext);
     },
   };
@@ -83,7 +83,7 @@ function tooMany(what: string, ms: number): AppError {
   return new AppError('rate_limited', `${what}: try again in ${retry_after} s`, { retry_after });
 }
 
-/** Nobody outside can tell which sources share one. */
+/** Keyed with a secret: outsiders cannot find sources that share a bucket. */
 function bucketing(buckets: number): (source: string) => string {
   const secret = randomBytes(32);
   return (source) => String(createHmac('sha256', secret).update(source).digest().readUInt32BE() % buckets);

@@ -1,4 +1,4 @@
-// What the routes of files have in common: the machine that is meant, how long a call may take, and what is told of it.
+// What the file routes share: the machine's stub, time limits of calls, and file events.
 import type { Caller } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';

@@ -9,7 +9,7 @@ import { assertEntry, assertEtag, bytesOf, pathOf } from './entries.ts';
 
 type DownloadInput = Input<Api['files']['download']>;
 
-/** What is wanted of a file, after all conditions. */
+/** What to send of a file, after all conditions. */
 type Selection = { kind: 'whole' } | { kind: 'part'; offset: number; length: number } | { kind: 'unchanged' };
 
 /** What conditions are judged by. */
@@ -57,9 +57,13 @@ function judge(input: DownloadInput, version: Version, caller: Caller): Selectio
       ? !etagMatches(if_match, version.etag, false)
       : if_unmodified_since !== undefined && isNewer(version, if_unmodified_since);
   if (unmet)
-    throw new AppError('precondition_failed', 'the file is not what the condition names', {
-      etag: version.etag,
-    });
+    throw new AppError(
+      'precondition_failed',
+      'the file changed: its ETag or date does not meet the condition',
+      {
+        etag: version.etag,
+      },
+    );
   const unchanged =
     if_none_match !== undefined
       ? etagMatches(if_none_match, version.etag, true)
@@ -191,7 +195,7 @@ function recordDownload(
 ): void {
   recordFileEvent(services, caller, 'file.downloaded', machine, { ...pathOf(path), size }).catch(
     (error: unknown) => {
-      services.log.warn({ err: error, machine_id: machine }, 'a download was not told of');
+      services.log.warn({ err: error, machine_id: machine }, 'the event of a download could not be written');
     },
   );
 }

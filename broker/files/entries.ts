@@ -1,4 +1,4 @@
-// What a machine says about files, in the words of REST; and the paths of requests, in those of the wire.
+// Converts file entries and paths between the protocol of the agents and REST.
 import { isUtf8 } from 'node:buffer';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { Api, Reply } from '../../shared/api/index.ts';
@@ -42,12 +42,12 @@ export function assertEntry(entry: FileEntry__Output | null | undefined): FileEn
 /** What a machine says goes into our headers and dates only if it can (RFC 9110 section 8.8.3). */
 export function assertEtag(etag: string): string {
   if (/^"[\x21\x23-\x7e]{0,200}"$/.test(etag)) return etag;
-  throw new AppError('machine_error', 'the machine answered with an ETag that is none');
+  throw new AppError('machine_error', 'the machine answered with an invalid ETag');
 }
 
 function assertTime(ms: number): string {
   if (Math.abs(ms) <= latestInstant) return iso(ms);
-  throw new AppError('machine_error', 'the machine answered with a time that is none');
+  throw new AppError('machine_error', 'the machine answered with an invalid time');
 }
 
 function isSpecial(text: string): text is NonNullable<Entry['special']> {

@@ -1,4 +1,4 @@
-// Files on machines: between REST and the machine's stub. Bytes are passed on as they come.
+// The handlers of all file routes; the work is done by the agent of the machine.
 import type { Handlers } from '../../shared/api/index.ts';
 import type { FileServices } from './calls.ts';
 import { downloadHandlers } from './download.ts';

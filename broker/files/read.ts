@@ -1,4 +1,4 @@
-// What is asked of files: listings, single entries, contents, searches, and changes as they happen.
+// Handlers that read files: list, stat, content, search and watch.
 import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import type { FileMatch__Output } from '../../proto/types/farhand/agent/v1/FileMatch.ts';
@@ -90,7 +90,7 @@ async function* batches(
 }
 
 function tooMuch(): AppError {
-  return new AppError('machine_error', 'the machine answered with more than it was asked for');
+  return new AppError('machine_error', 'the machine answered with more than was requested');
 }
 
 async function readContent(services: FileServices, input: Input<Route<'read'>>, caller: Caller) {
@@ -147,8 +147,7 @@ async function* searchFiles(
     if (matches > limit) throw tooMuch();
     tail = part.tail ?? tail;
   }
-  if (!tail)
-    throw new AppError('machine_error', 'the machine ended its search without saying how far it came');
+  if (!tail) throw new AppError('machine_error', 'the machine ended its search without a summary');
   const { truncated, visited, unreadable } = tail;
   yield { end: { matches, truncated, visited, unreadable } };
 }

@@ -1,5 +1,5 @@
-// What is done to files: written, uploaded, unpacked, made, moved, copied, changed and removed. A copy to another machine
-// is a stream through the broker, checked at its end by the sender's own digest: not even the broker changes a byte unseen.
+// Handlers that change files: write, upload, put, extract, mkdir, move, copy, change and remove. A copy to another machine
+// streams through the broker and is checked at its end against the sender's digest, so that no byte changes unnoticed.
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/index.ts';
@@ -92,7 +92,7 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
   return { ...at, files, bytes, sha256 };
 }
 
-/** What the machine was told before the file began cannot be changed after it. */
+/** Fields that the machine has got before the file cannot change after it. */
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
     if (fields[name] === early[name] || (name === 'path' && fields[name] === undefined)) continue;

@@ -1,4 +1,4 @@
-// One call of a client: who calls, what may be done, what comes in order, what goes out at the reader's pace.
+// One gRPC call: its client, its requests, incoming messages in order, and outgoing ones at the pace of the reader.
 import type { ServerDuplexStream } from '@grpc/grpc-js';
 import { z } from 'zod';
 import type { StreamsDefinition } from '../../proto/types/farhand/client/v1/Streams.ts';
@@ -23,8 +23,11 @@ const firstMs = 30_000;
 const leavingMs = 20;
 
 const over = new AppError('unavailable', 'the call is over');
-const stalled = new AppError('unavailable', 'this client kept a transfer waiting for too long');
-const stopping = new AppError('unavailable', 'the broker stops: come back');
+const stalled = new AppError(
+  'unavailable',
+  'this client stalled: it must read or send at least every 70 seconds',
+);
+const stopping = new AppError('unavailable', 'the broker is stopping: connect again later');
 const left = new AppError('unavailable', 'the client went away');
 
 type Rpcs = { [M in keyof StreamsDefinition as string extends M ? never : M]: StreamsDefinition[M] };
@@ -34,7 +37,7 @@ export type Received<M extends Method> = ReturnType<Rpcs[M]['requestDeserialize'
 /** A message to the client. */
 export type Sent<M extends Method> = Parameters<Rpcs[M]['responseSerialize']>[0];
 
-/** Of any rpc: only those with one request have that, and what it does not stream nobody reads or writes. */
+/** Of any rpc; `request` only where the client sends one message. */
 export type Stream = ServerDuplexStream<unknown, unknown> & { request?: unknown };
 
 /** What opens a call: the part that its first message must have, or its one request. */
@@ -197,7 +200,7 @@ async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerat
   await awaitCancellation(signal);
 }
 
-/** A stream that is cut may end before it is known to be cut. */
+/** A cancelled stream may end before its cancellation arrives. */
 async function awaitCancellation(signal: AbortSignal): Promise<void> {
   await new Promise<void>((resolve) => setImmediate(resolve));
   signal.throwIfAborted();

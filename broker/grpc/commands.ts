@@ -1,4 +1,4 @@
-// Exec and FollowCommand: a command's input and output as streams, over the handlers of commands.
+// Exec and FollowCommand: a command's input and output as gRPC streams.
 import type { CommandEnd } from '../../proto/types/farhand/client/v1/CommandEnd.ts';
 import type { ExecStart__Output } from '../../proto/types/farhand/client/v1/ExecStart.ts';
 import { mostVariables } from '../../shared/api/commands.ts';
@@ -53,7 +53,7 @@ export function commandRpcs(services: CommandServices) {
       } catch (error) {
         if (start.cancel_on_disconnect && call.abandoned) {
           await Promise.resolve(handlers.commands.cancel({ command_id }, caller)).catch((err: unknown) =>
-            log.error({ err, command_id }, 'a command whose client went could not be cancelled'),
+            log.error({ err, command_id }, 'a command could not be cancelled after its client went away'),
           );
         }
         throw error;

@@ -1,4 +1,4 @@
-// ReadFile, WriteFile, WatchFiles and Events: bytes, and what happens, over the handlers of files and events.
+// ReadFile, WriteFile, WatchFiles and Events as gRPC streams.
 import { createHash } from 'node:crypto';
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v1/WriteFileCommit.ts';
 import { api, type Handlers } from '../../shared/api/index.ts';

@@ -1,4 +1,4 @@
-// farhand.client.v1.Streams beside the link: what programs in any language stream from the broker, and its health.
+// The gRPC service farhand.client.v1.Streams, and gRPC health, on the port of the agents.
 import type { Server, sendUnaryData, UntypedServiceImplementation } from '@grpc/grpc-js';
 import { HealthImplementation } from 'grpc-health-check';
 import type { Handlers } from '../../shared/api/index.ts';
@@ -36,7 +36,7 @@ export class StreamsService {
     this.#services = services;
   }
 
-  /** Adds the service to a server, before it takes calls; `proven` lets a connection stay that has shown a key. */
+  /** Adds the service to a server, before it takes calls; `proven` marks a connection as authenticated. */
   addTo(server: Server, proven: (peer: string) => void): void {
     const services = this.#services;
     const rpcs: Record<Method, Rpc> = {

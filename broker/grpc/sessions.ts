@@ -1,3 +1,4 @@
+// AttachSession: a gRPC stream as a client of a terminal.
 import type { Caller, Input } from '../../shared/api/index.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -34,7 +35,7 @@ export function sessionRpcs(services: AccessServices & { sessions: Joining }) {
     async run(call, { input, caller }) {
       const attachment = await services.sessions.join(input, caller);
       let parting: Parting | undefined;
-      // Whoever is gone is told of by the signal.
+      // The signal reports a client that is gone.
       const send = (message: Message): Promise<void> => call.send(message).catch(() => undefined);
       await attachment.serve({
         output: (bytes) => send({ output: bytes }),
@@ -61,9 +62,9 @@ const partings = {
   forbidden: new AppError('forbidden', 'this key may no longer attach to this session'),
   fell_behind: new AppError(
     'range_not_satisfiable',
-    'what comes next for this client is not kept: attach again without an offset',
+    'the next output for this client is no longer stored: attach again without an offset',
   ),
-  stopping: new AppError('unavailable', 'the broker stops: attach again'),
+  stopping: new AppError('unavailable', 'the broker is stopping: attach again later'),
 };
 
 function messageOf(note: Note): Message {
@@ -74,7 +75,7 @@ function messageOf(note: Note): Message {
   return { attached: { client_id: note.client_id, offset: note.offset, size } };
 }
 
-/** One of a form that nobody can have ends the call. */
+/** An invalid message ends the call. */
 async function* doingsOf(call: Attaching): AsyncGenerator<Doing> {
   try {
     for await (const message of call.messages) yield doingIn(message);

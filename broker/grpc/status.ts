@@ -1,8 +1,8 @@
-// A failure as gRPC tells it: one of its statuses, and in trailing metadata our own code with its details.
+// Maps errors to gRPC: a status, and in trailing metadata our code and its details.
 import { status as grpcStatus, Metadata } from '@grpc/grpc-js';
 import { type AppError, type Code, codes } from '../../shared/errors.ts';
 
-/** What REST says, in gRPC's words. */
+/** By the HTTP status of REST. */
 const statuses: Readonly<Record<(typeof codes)[Code], grpcStatus>> = {
   400: grpcStatus.INVALID_ARGUMENT,
   401: grpcStatus.UNAUTHENTICATED,
@@ -21,14 +21,14 @@ const statuses: Readonly<Record<(typeof codes)[Code], grpcStatus>> = {
   507: grpcStatus.RESOURCE_EXHAUSTED,
 };
 
-/** Where gRPC has a finer word. */
+/** Where gRPC distinguishes more. */
 const finer: Partial<Record<Code, grpcStatus>> = {
   already_exists: grpcStatus.ALREADY_EXISTS,
   file_busy: grpcStatus.ABORTED,
   machine_timeout: grpcStatus.DEADLINE_EXCEEDED,
 };
 
-/** Clients take 8 KiB of metadata in all unless told otherwise. */
+/** Clients accept 8 KiB of metadata in all by default. */
 const longestMessage = 1_000;
 const longestDetails = 4_000;
 

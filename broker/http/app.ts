@@ -1,4 +1,4 @@
-// The koa application: request id, errors in the envelope, then the table of routes.
+// The Koa application: request id, timing and error envelope around every request, then one handler per route.
 import type { IncomingMessage } from 'node:http';
 import Router from '@koa/router';
 import Koa, { type Context, type Next } from 'koa';
@@ -36,7 +36,7 @@ interface Serving {
 
 /** How long the rest of a refused body is read off a connection, so that its client hears the refusal. */
 const lingerMs = 5_000;
-/** What is said about a file, when an error is sent instead of it. */
+/** Headers about a file, removed when an error is sent instead of it. */
 const ofContent = [
   'ETag',
   'Last-Modified',
@@ -46,7 +46,7 @@ const ofContent = [
   'Content-Type',
 ];
 
-/** Browsers show an answer as it is told, keep nothing, load nothing, frame it nowhere; no other origin may read it. */
+/** Browsers take the declared type, store nothing, load nothing and frame nothing; no other origin may read an answer. */
 const always = {
   'X-Content-Type-Options': 'nosniff',
   'Cache-Control': 'no-store',
@@ -90,7 +90,7 @@ export function createApp(options: AppOptions, { clients, door, headers, local }
 async function answerBrowser(ctx: Context, next: Next): Promise<void> {
   // The same answer as elsewhere, without a line in the log.
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
-    throw new AppError('unauthorized', 'there is no icon without a key, nor with one');
+    throw new AppError('unauthorized', 'there is no icon');
   const page = ctx.path === '/' && ctx.method === 'GET' && /\btext\/html\b/i.test(ctx.get('accept'));
   if (page) ctx.redirect('/docs');
   else await next();
@@ -118,7 +118,7 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record
     const ms = monotonic() - started;
     const { method, path, status } = ctx;
     const route = typeof ctx._matchedRoute === 'string' ? ctx._matchedRoute : 'none';
-    // Once the answer has gone: nobody waits for this.
+    // After the answer, which does not wait for this.
     setImmediate(() => {
       metrics.observe(method, route, status, ms);
       log.debug({ request_id: requestId, method, path, status, ms }, 'request');
@@ -155,7 +155,7 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
   ctx.body = { error: { code, message, details } };
 }
 
-/** 401 before anything is told about what exists; then 405 with Allow, or 404. */
+/** 401 first, so that a caller without a key learns nothing; then 405 with Allow, or 404. */
 async function unknownRoute(ctx: Context, router: Router, clients: Clients): Promise<void> {
   const layers = router.match(ctx.path, ctx.method).path;
   const open = allRoutes().some(
@@ -167,7 +167,11 @@ async function unknownRoute(ctx: Context, router: Router, clients: Clients): Pro
   }
   const allowed = [...new Set(layers.flatMap((layer) => layer.methods))];
   if (allowed.length === 0)
-    throw new AppError('route_not_found', 'there is nothing at this path; see /docs', { path: ctx.path });
+    throw new AppError('route_not_found', 'no route has this path; see /docs', { path: ctx.path });
   ctx.set('Allow', allowed.join(', '));
-  throw new AppError('method_not_allowed', `${ctx.method} is not possible here`, { allowed });
+  throw new AppError(
+    'method_not_allowed',
+    `this path does not take ${ctx.method}; it takes ${allowed.join(', ')}`,
+    { allowed },
+  );
 }

@@ -1,5 +1,5 @@
-// Bodies of requests: JSON, limited before it is buffered; bytes as they come; and forms with one file, which waits on
-// disk only where the fields that say what it is for come after it.
+// Reads request bodies: JSON, limited before it is buffered; raw bytes; and forms with one file, which is spooled to disk
+// only when the fields that say where it goes come after it.
 import { isUtf8 } from 'node:buffer';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
@@ -37,7 +37,7 @@ export async function readJson(
   const length = request.headers['content-length'];
   if (length === '0' || (length === undefined && request.headers['transfer-encoding'] === undefined))
     return undefined;
-  // One of unknown length may become as long as it may.
+  // Without a declared length the limit counts.
   const size = Math.min(Number(length ?? limit), limit);
   if (size > smallBytes) onRequestEnd(over, budget.take(size));
   const tooSlow = after(maxMs, () => request.destroy());
@@ -46,13 +46,13 @@ export async function readJson(
       const tooLarge = error instanceof Error && 'status' in error && error.status === 413;
       throw tooLarge
         ? new AppError('payload_too_large', `the body must not exceed ${limit} bytes`, { limit })
-        : new AppError('invalid_request', 'the body did not arrive whole');
+        : new AppError('invalid_request', 'the body was cut off; send it again');
     })
     .finally(tooSlow);
   return bytes.length === 0 ? undefined : parse(bytes, request.headers);
 }
 
-/** Gives back at the end of its request what was taken for it. */
+/** Releases at the end of a request what was taken for it. */
 function onRequestEnd(over: AbortSignal, release: () => void): void {
   if (over.aborted) release();
   else over.addEventListener('abort', release, { once: true });
@@ -76,7 +76,7 @@ function parse(bytes: Buffer, headers: IncomingHttpHeaders): unknown {
   }
 }
 
-/** Refuses what would be costly to parse, check and keep, by one look at the bytes: too deep, or too many fields. */
+/** Refuses JSON that would be costly to parse and check: nested too deep, or with too many fields. */
 export function assertJsonLimits(bytes: Buffer): void {
   let depth = 0;
   let fields = 0;
@@ -185,7 +185,7 @@ class Form {
     return Object.fromEntries(this.#fields);
   }
 
-  /** Nothing more is taken in; whoever waits is told. */
+  /** Reads no more; every waiting reader gets the reason. */
   stop(reason: unknown): void {
     if (this.#reason !== undefined) return;
     this.#reason = reason;
@@ -290,7 +290,7 @@ export class Spool {
       if (this.#held + chunk.length > maxSpooled)
         throw new AppError(
           'unavailable',
-          'too many uploads wait: send path before the file, or in the query',
+          'too many uploads are spooled: send path before the file, or in the query',
         );
       this.#held += chunk.length;
       size += chunk.length;

@@ -1,4 +1,4 @@
-// One request of the table over HTTP: its client, its parts, its body when it is wanted, its handler and its reply.
+// Handles one route over HTTP: authenticates the client, reads the body once it is wanted, runs the handler, replies.
 import type { IncomingMessage } from 'node:http';
 import type { Context } from 'koa';
 import type { Caller, Content, Handlers } from '../../shared/api/index.ts';
@@ -90,7 +90,7 @@ export function dispatcher(
     try {
       await request.perform({ read, gone, lasts, act, ...(route.method !== 'GET' && { readRest }) });
     } finally {
-      // Whatever was opened for it ends with it.
+      // Ends every stream, file and budget that was opened for it.
       gone.abort(over);
     }
   };
@@ -130,7 +130,7 @@ async function readBody(
     if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
   };
   if (route.accepts) assertPlainContent(ctx);
-  // Only when somebody reads: an upload that is refused before is not sent at all.
+  // Asked for on first read: an upload that is refused before is not sent at all.
   if (route.accepts === 'bytes') return { chunks: bytesOf(req, signal, ask), fields: () => ({}) };
   ask();
   if (route.accepts === 'form') {
@@ -148,10 +148,13 @@ function assertPlainContent(ctx: Context): void {
   const coding = ctx.get('content-encoding') || 'identity';
   const transfer = ctx.get('transfer-encoding') || 'chunked';
   if (coding !== 'identity' || transfer.toLowerCase() !== 'chunked') {
-    throw new AppError('invalid_request', 'send the content as it is, without Content-Encoding');
+    throw new AppError('invalid_request', 'send the content without Content-Encoding');
   }
   if (ctx.get('content-range')) {
-    throw new AppError('invalid_request', 'a file can only be replaced whole: send it without Content-Range');
+    throw new AppError(
+      'invalid_request',
+      'a file can only be replaced as a whole: send it without Content-Range',
+    );
   }
 }
 

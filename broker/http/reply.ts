@@ -1,6 +1,5 @@
-// The replies of handlers as HTTP sends them: an object in the envelope, or as they come, at the pace of the reader:
-// files, lines, events, and objects with an array of any length. What fails before the first byte is an ordinary error;
-// what fails later cuts the connection, so that nobody takes a part for the whole.
+// Sends the replies of handlers: one object in the envelope, or a stream (file, lines, events, a growing list) at the pace
+// of its reader. A failure before the first byte is an ordinary error; a later one cuts the connection.
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import type { Context } from 'koa';

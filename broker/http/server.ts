@@ -1,4 +1,4 @@
-// The HTTP server: its limits, which connections it serves, and what is answered when a request is not valid HTTP.
+// The HTTP server: its limits, the connections it accepts, and answers to what is not valid HTTP.
 import {
   createServer,
   type IncomingMessage,
@@ -21,21 +21,21 @@ import { WebSocketUpgrades } from './websocket.ts';
 export interface Port {
   /** Absent for the broker's own socket file, whose callers need no key. */
   connections?: ConnectionLimiter;
-  /** Time until a connection has said all headers of its first request. */
+  /** Milliseconds within which the headers of the first request must arrive. */
   silentMs: number;
   /** Serves over TLS. */
   tls?: SecureContextOptions | undefined;
-  /** Browsers shall not come without TLS any more. */
+  /** Tells browsers to come only over TLS from now on (HSTS). */
   hsts: boolean;
 }
 
-/** A client that neither takes nor sends anything for this long, where it is its turn, is cut. */
+/** A client that neither reads nor sends for this long, while the broker waits for it, is cut. */
 const stalledMs = 70_000;
 
 /** Limits of the HTTP server itself: a silent or endless request is cut. */
 const serverOptions: ServerOptions = {
   maxHeaderSize: 16 * 1024,
-  // An upload takes its time; JSON bodies have a limit of their own, and whoever stalls is cut.
+  // Uploads may be slow; JSON bodies have a limit of their own, and stalled clients are cut.
   requestTimeout: 0,
   // An upload that is slower than its client then goes on in larger pieces.
   highWaterMark: 256 * 1024,
@@ -66,7 +66,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   const handle = createApp(options, { clients, door, headers, local: !connections }).callback();
   const begin = beginKeyedFirst(handle, (request) => clients.hasKey(request));
   const take = (request: IncomingMessage, response: ServerResponse): void => {
-    // What came in the same breath as the end of its connection.
+    // It arrived together with the end of its connection.
     if (request.socket.destroyed) return;
     const answered = connections?.begin(request.socket);
     if (connections && !answered) return;
@@ -97,9 +97,9 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
     connections?.begin(request.socket);
     door.take(request, socket, head);
   });
-  // We ask for the body ourselves, once it is known to be wanted.
+  // dispatch asks for the body, once the request is authorized.
   server.on('checkContinue', take);
-  // An expectation that nobody knows may be ignored (RFC 9110 section 10.1.1).
+  // An unknown expectation may be ignored (RFC 9110 section 10.1.1).
   server.on('checkExpectation', take);
   server.maxHeadersCount = 100;
   server.timeout = stalledMs;
@@ -108,7 +108,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   return server;
 }
 
-/** Begins a request with a good key at once, and of the others some in each turn, so that it waits for few of them. */
+/** Begins requests with a valid key at once, and of the others so many per turn: a request with a key waits for few. */
 export function beginKeyedFirst(
   handle: (request: IncomingMessage, response: ServerResponse) => Promise<void>,
   hasKey: (request: IncomingMessage) => boolean,
@@ -128,7 +128,7 @@ export function beginKeyedFirst(
   };
 }
 
-/** Where the client has sent all and has taken all, it is we who are slow: a large copy may be. */
+/** Cuts a client that stalls, but not one that waits for us: a large copy may take long. */
 function cutStalled({ req, socket, writableEnded }: ServerResponse): void {
   const ours = !writableEnded && req.complete && socket?.writableLength === 0;
   if (ours) socket?.setTimeout(stalledMs);

@@ -1,5 +1,5 @@
-// The door of terminals over WebSocket: a request is let in only with a good ticket. One that is not is an ordinary
-// request, so that it gets its refusal in the envelope like any other.
+// Terminals over WebSocket: upgrades that carry a valid ticket, and each open socket as a client of its session. A refused
+// upgrade is handled as an ordinary request, so that its error has the envelope.
 import type { IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { type WebSocket, WebSocketServer } from 'ws';
@@ -19,7 +19,7 @@ export interface Attachment {
   readonly session_id: string;
   readonly client_id: string;
   serve(port: ClientPort): Promise<void>;
-  /** Instead of serve: nobody came. */
+  /** Instead of serve: the client did not connect. */
   leave(): void;
 }
 
@@ -39,14 +39,14 @@ const maxUnanswered = 2;
 const maxWaiting = 64 * 1024;
 /** What one message costs besides its bytes. */
 const messageCost = 64;
-/** A client whose input nobody takes for that long is let go: it may have died, and what it says last is not read. */
+/** A client whose input is not taken for that long is closed: while its socket is not read, a dead client goes unnoticed. */
 const stuckMs = 25_000;
 
 const closeReasons: Readonly<Record<Parting['why'], string>> = {
   ended: 'the session ended',
   stopping: 'the broker stops; come back later',
   detached: 'detached',
-  forbidden: 'the key may no longer',
+  forbidden: 'this key may no longer attach',
   fell_behind: 'too slow; attach again',
 };
 
@@ -121,7 +121,7 @@ function sessionOf({ method, url = '', headers }: IncomingMessage): string | und
   return path.exec(url.split('?', 1)[0] ?? '')?.[1];
 }
 
-/** Everything that could be wrong comes before the ticket, which is used up by looking at it. */
+/** Checks everything else before the ticket, which is used up by redeeming it. */
 function admitTicket(request: IncomingMessage, session: string, rooms: WebSocketServices): Attachment {
   assertHandshake(request);
   assertOwnOrigin(request, rooms);
@@ -137,7 +137,7 @@ function admitTicket(request: IncomingMessage, session: string, rooms: WebSocket
   );
 }
 
-/** What the library would refuse in words of its own (RFC 6455 section 4.2.1). */
+/** Handshakes that the library would refuse without our envelope (RFC 6455 section 4.2.1). */
 function assertHandshake({ headers }: IncomingMessage): void {
   const key = headers['sec-websocket-key'] ?? '';
   if (!/^[+/0-9A-Za-z]{22}==$/.test(key)) throw notASocket('Sec-WebSocket-Key must be 16 bytes in base64');
@@ -147,12 +147,12 @@ function assertHandshake({ headers }: IncomingMessage): void {
   }
 }
 
-/** Somebody else's page must not speak for who looks at it; programs send no Origin. */
+/** Pages of another origin must not act for the person who views them; programs send no Origin. */
 function assertOwnOrigin(request: IncomingMessage, { publicUrl, proxies }: WebSocketServices): void {
   const { origin, host } = request.headers;
   if (origin === undefined) return;
   const from = URL.parse(origin);
-  // A proxy that tells no scheme may have taken TLS off.
+  // A proxy that reports no scheme may have terminated TLS.
   const scheme = schemeOf(request, proxies) ?? from?.protocol;
   const own = [publicUrl(), `${scheme}//${host}`].map((url) => URL.parse(url));
   if (own.some((one) => one && one.host === from?.host && one.protocol === from.protocol)) return;
@@ -174,7 +174,7 @@ class WebSocketClient implements ClientPort {
   readonly doings: AsyncIterable<Doing>;
   readonly #ws: WebSocket;
   readonly #gone = new AbortController();
-  /** What nobody has taken yet; while that is much, the socket is not read. */
+  /** Messages not taken yet; while they are large, the socket is not read. */
   #waiting: { data: Buffer; binary: boolean }[] = [];
   #held = 0;
   readonly #changed = new Wake();
@@ -196,7 +196,7 @@ class WebSocketClient implements ClientPort {
         this.#unanswered = 0;
       });
     }
-    // What went wrong it tells the client itself, with a close.
+    // The library reports errors to the client with a close frame.
     ws.on('error', () => {});
     ws.once('close', () => {
       stopPings();
@@ -226,7 +226,7 @@ class WebSocketClient implements ClientPort {
     this.#close(closeCodes[why], closeReasons[why]);
   }
 
-  /** Nobody wants what it still does, but its close must be read. */
+  /** Drops waiting messages, but goes on reading for the client's close frame. */
   #close(code: number, reason: string): void {
     this.#waiting = [];
     this.#ws.resume();
@@ -271,7 +271,7 @@ class WebSocketClient implements ClientPort {
     });
   }
 
-  /** Asks for a sign of life, and ends a socket that gives none; one that is not read cannot give any for a while. */
+  /** Pings the client, and ends a socket without a sign of life; while it is not read, none can arrive. */
   #ping(): void {
     if (this.#ws.isPaused) {
       this.#unanswered = 0;

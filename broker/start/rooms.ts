@@ -160,7 +160,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     lookups: lookupsOf({ ...nouns, machineFacts }),
     backups: await openBackups(settings.data_dir, stores, [...authorityFiles, vaultFile]),
     proxies,
-    rates: createRateLimits({ limit: settings.rate_limit, standsForMany: proxies.isTrusted }),
+    rates: createRateLimits({ limit: settings.rate_limit, isShared: proxies.isTrusted }),
   };
 }
 
