@@ -168,7 +168,7 @@ function placesIn(
   }
   if (hidesId(schema)) {
     throw new Error(
-      `${path.join('.')}: the authorization check does not look for ids in such a schema; use an object, array or optional`,
+      `${path.join('.')}: an id in such a schema is not found by the authorization check; use an object, array or optional`,
     );
   }
   return [];
