@@ -1,9 +1,13 @@
-// `farhand` alone as a bundle, for tests and measurements: node scripts/bundle-cli.ts DIR makes DIR/lib/farhand.js.
+// Programs as bundles, for tests and measurements: node scripts/bundle-cli.ts DIR [PROGRAM...] makes DIR/lib/farhand.js.
 import { cpSync } from 'node:fs';
 import { join } from 'node:path';
-import { bundlePrograms } from './package/bundles.ts';
+import { bundlePrograms, type Entry } from './package/bundles.ts';
 
-const [folder] = process.argv.slice(2);
-if (!folder) throw new Error('say where to: node scripts/bundle-cli.ts DIR');
-await bundlePrograms(['farhand'], folder);
+const [folder, ...names] = process.argv.slice(2);
+if (!folder) throw new Error('usage: node scripts/bundle-cli.ts DIR [PROGRAM...]');
+const known: Entry[] = ['farhand', 'farhand-agent', 'farhand-broker'];
+await bundlePrograms(
+  known.filter((name) => (names.length > 0 ? names.includes(name) : name === 'farhand')),
+  folder,
+);
 cpSync(join(import.meta.dirname, '../package.json'), join(folder, 'package.json'));

@@ -10,8 +10,9 @@ import { withSocket } from '../broker/cli/local.ts';
 import { Farhand, type FarhandError } from '../shared/sdk/index.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';
+import { shippedProgram } from './shipped.ts';
 
-const main = join(import.meta.dirname, '../broker/cli/main.ts');
+const main = shippedProgram('farhand');
 
 interface Backup {
   child: ChildProcess;

@@ -1,15 +1,8 @@
 // The real `farhand` as a process, bundled as it is shipped, against a real broker.
-import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
-import { existsSync, mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { expect, onTestFinished } from 'vitest';
 import { type House, temporaryFolder } from './house.ts';
-
-/** Of this file of tests: the bundle, and what was compiled of it. */
-const shipped = mkdtempSync(join(tmpdir(), 'farhand-cli-'));
-const main = join(shipped, 'lib/farhand.js');
-process.on('exit', () => rmSync(shipped, { recursive: true, force: true }));
+import { shipped, shippedProgram } from './shipped.ts';
 
 export interface Ending {
   code: number | null;
@@ -53,13 +46,12 @@ export interface Line {
 
 /** A command line of a person of this house; without one of somebody who is not logged in. */
 export function openLine(house?: Pick<House, 'url' | 'key'>): Line {
-  const bundler = join(import.meta.dirname, '../scripts/bundle-cli.ts');
-  if (!existsSync(main)) execFileSync(process.execPath, [bundler, shipped]);
+  const main = shippedProgram('farhand');
   const home = temporaryFolder('home');
   const plain = { PATH: process.env.PATH ?? '', HOME: home, XDG_CACHE_HOME: shipped };
   const env = { ...plain, ...(house && { FARHAND_URL: house.url, FARHAND_API_KEY: house.key }) };
   const start = (verb: string, args: string[] = [], wish: Wish = {}): Running =>
-    begin([...verb.split(' ').filter(Boolean), ...args], {
+    begin([main, ...verb.split(' ').filter(Boolean), ...args], {
       cwd: home,
       ...wish,
       env: { ...env, ...wish.env },
@@ -81,7 +73,7 @@ export function openLine(house?: Pick<House, 'url' | 'key'>): Line {
 
 function begin(argv: string[], { input, env, cwd, stdout = -1, through = [] }: Wish): Running {
   const stdin = input === undefined ? 'ignore' : 'pipe';
-  const [file = '', ...args] = [...through, process.execPath, main, ...argv];
+  const [file = '', ...args] = [...through, process.execPath, ...argv];
   const child = spawn(file, args, { env, cwd, stdio: [stdin, stdout < 0 ? 'pipe' : stdout, 'pipe'] });
   onTestFinished(() => void child.kill('SIGKILL'));
   // One that leaves early takes no more.

@@ -100,3 +100,9 @@ needs('fish')('fish loads its script and gets candidates', async () => {
   const { stdout } = await run('fish', ['--no-config', '-c', script], { env });
   expect(stdout.trim()).toBe('web-1');
 });
+
+test('farhand completion knows three shells', async () => {
+  const farhand = openLine();
+  const { code, err } = await farhand('completion', ['tcsh']);
+  expect([code, err]).toEqual([2, expect.stringContaining('Allowed choices are bash, zsh, fish')]);
+});

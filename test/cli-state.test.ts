@@ -4,11 +4,12 @@ import { existsSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { openHouse, temporaryFolder } from './house.ts';
+import { shippedProgram } from './shipped.ts';
 
 const fileIn = (folder: string): string => join(folder, 'state.json');
 const textIn = (folder: string): string => readFileSync(fileIn(folder), 'utf8');
 
-const main = join(import.meta.dirname, '../broker/cli/main.ts');
+const main = shippedProgram('farhand');
 
 function accept(dataDir: string) {
   const args = [main, 'broker', 'state', 'accept', '--data-dir', dataDir];

@@ -20,9 +20,13 @@ import { openState } from '../broker/state/index.ts';
 import { takeDirectory } from '../shared/lock.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { call, openHouse, temporaryFolder } from './house.ts';
+import { shipped, shippedProgram } from './shipped.ts';
 
-const root = join(import.meta.dirname, '..');
-const mains = { broker: 'broker/main.ts', agent: 'agent/main.ts', cli: 'broker/cli/main.ts' };
+const mains = {
+  broker: shippedProgram('farhand-broker'),
+  agent: shippedProgram('farhand-agent'),
+  cli: shippedProgram('farhand'),
+};
 
 type Environment = Record<string, string | undefined>;
 
@@ -43,8 +47,8 @@ interface Running {
 
 /** Starts a program in an environment of its own; it is killed with the test at the latest. */
 function start(program: keyof typeof mains, args: string[], env: Environment = {}): Running {
-  const child = spawn(process.execPath, [join(root, mains[program]), ...args], {
-    env: { PATH: process.env.PATH, HOME: temporaryFolder('home'), ...env },
+  const child = spawn(process.execPath, [mains[program], ...args], {
+    env: { PATH: process.env.PATH, HOME: temporaryFolder('home'), XDG_CACHE_HOME: shipped, ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   });
   onTestFinished(() => void child.kill('SIGKILL'));
@@ -258,7 +262,7 @@ test('a broker that holds its directory and does not listen yet is waited for, b
 test.skipIf(process.getuid?.() !== 0)('who may not use a data directory is told whose it is', async () => {
   const dataDir = temporaryFolder('foreign');
   chownSync(dataDir, 65_534, 65_534);
-  const drop = ['--reuid=12345', '--clear-groups', process.execPath, join(root, mains.cli)];
+  const drop = ['--reuid=12345', '--clear-groups', process.execPath, mains.cli];
   const told = ['machines list', 'auth create-key', 'doctor'].map((verb) => {
     const args = [...drop, ...verb.split(' '), '--data-dir', dataDir];
     return spawnSync('setpriv', args, { encoding: 'utf8', env: { PATH: process.env.PATH, HOME: '/' } });
@@ -313,7 +317,7 @@ describe('farhand auth create-key', () => {
   });
 
   const nobody = 65_534;
-  const readable = spawnSync(process.execPath, [join(root, mains.broker), '--version'], { uid: nobody });
+  const readable = spawnSync(process.execPath, [mains.broker, '--version'], { uid: nobody });
 
   test.runIf(process.getuid?.() === 0 && readable.status === 0)(
     'as root makes nothing that the owner of the directory could not use',

@@ -10,8 +10,9 @@ import type { Terminal } from '../shared/sdk/index.ts';
 import { type AgentHandle, type House, openHouse, temporaryFolder } from './house.ts';
 import { lacks, needs } from './needs.ts';
 import { openProxy } from './proxy.ts';
+import { shipped, shippedProgram } from './shipped.ts';
 
-const main = join(import.meta.dirname, '../broker/cli/main.ts');
+const main = shippedProgram('farhand');
 const patience = { timeout: 10_000, interval: 20 };
 
 async function openScene(): Promise<{ house: House; agent: AgentHandle }> {
@@ -138,7 +139,13 @@ interface Ended {
 }
 
 function environment({ url, key }: Pick<House, 'url' | 'key'>): NodeJS.ProcessEnv {
-  return { PATH: process.env.PATH, HOME: '/nowhere', FARHAND_URL: url, FARHAND_API_KEY: key };
+  return {
+    PATH: process.env.PATH,
+    HOME: '/nowhere',
+    XDG_CACHE_HOME: shipped,
+    FARHAND_URL: url,
+    FARHAND_API_KEY: key,
+  };
 }
 
 async function farhand(env: NodeJS.ProcessEnv, args: string[], input = ''): Promise<Ended> {

@@ -2,14 +2,17 @@
 import { execFileSync } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
+import { removeShipped } from './shipped.ts';
 
 const root = join(import.meta.dirname, '..');
 
 export default function setup(): () => void {
   if (!existsSync(join(root, 'proto/types')))
     execFileSync(process.execPath, [join(root, 'scripts/generate.ts')]);
-  return () =>
+  return () => {
+    removeShipped();
     console.log(
       'one tier: npm test -- --project default (box, attack); one file: npm test -- test/files.test.ts',
     );
+  };
 }

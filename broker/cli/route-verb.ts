@@ -212,7 +212,7 @@ function textOf(field: string, value: unknown, isTable: boolean): Cell {
   if (Array.isArray(value)) return value.join(isTable ? ',' : ', ');
   if (typeof value === 'object') return summary(value);
   if (typeof value === 'number') {
-    if (/^(duration|timeout)$/.test(field)) return span(value);
+    if (/^(duration|timeout|catch_up_window|grace_period)$/.test(field)) return span(value);
     return field.endsWith('_bytes') ? size(value) : value;
   }
   const text = typeof value === 'string' ? value : JSON.stringify(value);

@@ -1,5 +1,14 @@
 // A program's directory as a Debian package: below /usr/lib, with its launchers in /usr/bin. It starts nothing.
-import { chmodSync, cpSync, mkdirSync, readdirSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  cpSync,
+  mkdirSync,
+  readdirSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { epoch } from './archive.ts';
 import { type Arch, run, version } from './ground.ts';
@@ -26,6 +35,7 @@ export async function makeDeb(
   for (const entry of programs[name].entries) {
     symlinkSync(`../lib/${name}/bin/${entry}`, join(scratch, 'usr/bin', entry));
   }
+  await moveShare(join(scratch, 'usr/lib', name, 'share'), join(scratch, 'usr/share'));
   addCopyright(name, program, scratch);
   writeFileSync(join(scratch, 'DEBIAN/control'), controlText(name, arch, kibibytesIn(join(scratch, 'usr'))));
   for (const [script, text] of Object.entries(scriptsOf(name))) {
@@ -42,6 +52,15 @@ export async function makeDeb(
     scratch,
     file,
   ]);
+}
+
+/** Manual pages and completion are where the system looks for them; Debian wants the pages compressed. */
+async function moveShare(from: string, to: string): Promise<void> {
+  await run('cp', ['-r', from, to]);
+  rmSync(from, { recursive: true });
+  const pages = readdirSync(join(to, 'man'), { recursive: true, withFileTypes: true });
+  const files = pages.filter((page) => page.isFile()).map((page) => join(page.parentPath, page.name));
+  await run('gzip', ['-n9', ...files]);
 }
 
 function addCopyright(name: Program, program: string, scratch: string): void {

@@ -3,6 +3,7 @@ import { cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { publint } from 'publint';
 import { formatMessage } from 'publint/utils';
+import { addShare } from '../man.ts';
 import { bundleDoors, bundleLibrary, bundlePrograms, type Entry } from './bundles.ts';
 import { declare } from './declarations.ts';
 import { manifestSchema, readJson, root, run, version } from './ground.ts';
@@ -21,14 +22,15 @@ export async function makeNpm(scratch: string, dist: string): Promise<string> {
   for (const name of ['CHANGELOG.md', 'SECURITY.md', 'docs']) {
     cpSync(join(root, name), join(folder, name), { recursive: true });
   }
-  writeFileSync(join(folder, 'package.json'), manifest());
+  const pages = await addShare(join(folder, 'share'), programs);
+  writeFileSync(join(folder, 'package.json'), manifest(pages));
   await run('npm', ['pack', '--ignore-scripts', '--pack-destination', dist], folder);
   const tarball = join(dist, `farhand-${version}.tgz`);
   await check(folder, tarball);
   return tarball;
 }
 
-function manifest(): string {
+function manifest(pages: readonly string[]): string {
   const { name, description, license, engines, optionalDependencies } = readJson(
     join(root, 'package.json'),
     manifestSchema,
@@ -42,6 +44,7 @@ function manifest(): string {
   const made = {
     ...{ name, version, description, license, type: 'module', engines },
     bin: Object.fromEntries(programs.map((program) => [program, `bin/${program}.js`])),
+    man: pages.map((page) => `./share/${page}`),
     exports: {
       '.': entry('sdk/index', 'sdk'),
       './grpc': entry('grpc', 'grpc'),

@@ -1,6 +1,7 @@
 // farhand-agent and farhand-broker as directories that need nothing of the machine: Node, bundles and what they read.
 import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { addShare } from '../man.ts';
 import { addAddons, addBinaries } from './binaries.ts';
 import { bundlePrograms, type Entry } from './bundles.ts';
 import { type Arch, version } from './ground.ts';
@@ -28,6 +29,7 @@ export async function makeProgram(name: Program, arch: Arch, folder: string): Pr
   const manifest = { name, version, type: 'module', license: 'Apache-2.0' };
   writeFileSync(join(folder, 'package.json'), `${JSON.stringify(manifest, undefined, 2)}\n`);
   for (const entry of entries) addLauncher(folder, entry);
+  await addShare(join(folder, 'share'), entries);
   await addBinaries(folder, arch);
   if (name === 'farhand-agent') await addAddons(folder, arch);
 }
