@@ -15,7 +15,7 @@ export interface Ending {
 /** As input: standard input that stays open, and brings nothing. */
 export const open = Symbol('open');
 
-export interface Wish {
+export interface RunOptions {
   input?: string | Buffer | typeof open;
   env?: Record<string, string | undefined>;
   cwd?: string;
@@ -34,11 +34,11 @@ export interface Running {
 
 export interface Line {
   /** `verb` is one text, such as 'machines list', so that a test can tell which verbs have tests. */
-  (verb: string, args?: string[], wish?: Wish): Promise<Ending>;
-  start(verb: string, args?: string[], wish?: Wish): Running;
+  (verb: string, args?: string[], options?: RunOptions): Promise<Ending>;
+  start(verb: string, args?: string[], options?: RunOptions): Running;
   /** Runs with -o json, expects success and gives what was printed. */
   // biome-ignore lint/suspicious/noExplicitAny: the tests look into answers as a script would
-  json(verb: string, args?: string[], wish?: Wish): Promise<any>;
+  json(verb: string, args?: string[], options?: RunOptions): Promise<any>;
   home: string;
   /** For what starts it in another way. */
   program: { file: string; env: Record<string, string> };
@@ -50,28 +50,29 @@ export function openLine(house?: Pick<House, 'url' | 'key'>): Line {
   const home = temporaryFolder('home');
   const plain = { PATH: process.env.PATH ?? '', HOME: home, XDG_CACHE_HOME: shipped };
   const env = { ...plain, ...(house && { FARHAND_URL: house.url, FARHAND_API_KEY: house.key }) };
-  const start = (verb: string, args: string[] = [], wish: Wish = {}): Running =>
+  const start = (verb: string, args: string[] = [], options: RunOptions = {}): Running =>
     begin([main, ...verb.split(' ').filter(Boolean), ...args], {
       cwd: home,
-      ...wish,
-      env: { ...env, ...wish.env },
+      ...options,
+      env: { ...env, ...options.env },
     });
-  const line = (verb: string, args?: string[], wish?: Wish): Promise<Ending> => start(verb, args, wish).ended;
+  const line = (verb: string, args?: string[], options?: RunOptions): Promise<Ending> =>
+    start(verb, args, options).ended;
   return Object.assign(line, {
     start,
     home,
     program: { file: main, env },
-    async json(verb: string, args: string[] = [], wish?: Wish) {
+    async json(verb: string, args: string[] = [], options?: RunOptions) {
       const cut = args.indexOf('--');
       const at = cut < 0 ? args.length : cut;
-      const { code, out, err } = await line(verb, args.toSpliced(at, 0, '-o', 'json'), wish);
+      const { code, out, err } = await line(verb, args.toSpliced(at, 0, '-o', 'json'), options);
       expect([code, err], `${verb} ${args.join(' ')}`).toEqual([0, '']);
       return JSON.parse(out);
     },
   });
 }
 
-function begin(argv: string[], { input, env, cwd, stdout = -1, through = [] }: Wish): Running {
+function begin(argv: string[], { input, env, cwd, stdout = -1, through = [] }: RunOptions): Running {
   const stdin = input === undefined ? 'ignore' : 'pipe';
   const [file = '', ...args] = [...through, process.execPath, ...argv];
   const child = spawn(file, args, { env, cwd, stdio: [stdin, stdout < 0 ? 'pipe' : stdout, 'pipe'] });

@@ -22,7 +22,7 @@ describe('farhand exec on one machine', () => {
     expect(stdout.includes('\u001b[1A\rother-1 | forged')).toBe(true);
   });
 
-  test('ends with the code of the command, and says why where there is none', async () => {
+  test('exits with the code of the command, or explains why there is none', async () => {
     const { farhand } = await openScene();
     const [plain, killed, late, missing, away] = await Promise.all([
       farhand('exec', ['web-1', '--', 'echo out; echo err >&2; exit 3']),
@@ -60,7 +60,7 @@ describe('farhand exec on one machine', () => {
     expect(out).toBe('unseen\n');
   });
 
-  test('gives every byte of the input there and of the output back', async () => {
+  test('passes on every byte of input and output', async () => {
     const { farhand } = await openScene();
     const bytes = Buffer.alloc(1_500_000, Buffer.from(Array.from({ length: 251 }, (_, n) => n + 3)));
     const { code, stdout, err } = await farhand('exec', ['web-1', '--', 'cat'], { input: bytes });
@@ -69,7 +69,7 @@ describe('farhand exec on one machine', () => {
     expect([stdout.length, sum(stdout)]).toEqual([bytes.length, sum(bytes)]);
   });
 
-  test('ends with a command that leaves its input alone, and with one whose reader has gone', async () => {
+  test('ends if the command ignores its input, and if the reader of the output leaves', async () => {
     const { house, farhand } = await openScene();
     const { code } = await farhand('exec', ['web-1', '--', 'exit 5'], { input: Buffer.alloc(300_000) });
     expect(code).toBe(5);
@@ -103,7 +103,7 @@ describe('farhand exec on one machine', () => {
     }, patience);
   });
 
-  test('goes on where it was when its connection breaks', async () => {
+  test('continues where it was after its connection broke', async () => {
     const { house, farhand } = await openScene();
     const proxy = await openProxy(new URL(house.url).host);
     const go = join(temporaryFolder('go'), 'go');
@@ -186,7 +186,7 @@ describe('farhand exec on several machines', () => {
     ).toEqual(expected.toSorted());
   });
 
-  test('escapes in JSON what a terminal would obey, and the JSON stays equal', async () => {
+  test('escapes control characters in JSON without changing its value', async () => {
     const { farhand } = await openScene();
     const text = 'a\u009b2J\u007f\u2028\u202eb\u2066\n';
     const { out } = await farhand('exec', ['web-1', '-o', 'json', '--', `printf '${text.trimEnd()}\\n'`]);
@@ -197,7 +197,7 @@ describe('farhand exec on several machines', () => {
     expect(JSON.parse(out.split('\n')[0] ?? '')).toMatchObject({ data: text });
   });
 
-  test('puts the name of its machine before each line, sums up, and ends with 1 when one failed', async () => {
+  test('prefixes each line with its machine, prints a summary, and exits with 1 if one failed', async () => {
     const { house, farhand } = await openScene();
     const db = await house.agent({ name: 'database-1', tags: 'web' });
     await house.agent({ name: 'other-1', tags: 'other' });
@@ -225,7 +225,7 @@ describe('farhand exec on several machines', () => {
     ]);
   });
 
-  test('starts no more machines once too many failed', async () => {
+  test('starts no more machines after --max-failures', async () => {
     const { house, farhand } = await openScene();
     await house.agent({ name: 'web-2', tags: 'web' });
     const flags = ['--concurrency', '1', '--max-failures', '0', '-o', 'json'];

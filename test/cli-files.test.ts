@@ -50,7 +50,7 @@ const same = (a: string, b: string): void => {
 };
 
 describe('farhand files', () => {
-  test('refuses what it cannot do before it begins, and leaves nothing half', async () => {
+  test('refuses an impossible transfer before it begins, and leaves nothing partial', async () => {
     const { farhand, there, here } = await openScene();
     mkdirSync(join(here, 'tree'));
     mkdirSync(join(there, 'tree'));
@@ -107,7 +107,7 @@ describe('farhand files', () => {
     expect(listed.stdout).toContain('deep/er/run\n');
   });
 
-  test('lists, copies, moves, makes, finds and deletes', async () => {
+  test('lists, copies, moves, creates, finds and deletes', async () => {
     const { house, farhand, there } = await openScene();
     await house.agent({ name: 'web-2' });
     plant(join(there, 'tree'));
@@ -142,8 +142,8 @@ describe('farhand files', () => {
   });
 });
 
-describe('farhand files, where something is in the way', () => {
-  test('puts several things into a directory only, each under a name of its own', async () => {
+describe('farhand files, in edge cases', () => {
+  test('several sources need a directory as target and different names', async () => {
     const { farhand, there, here } = await openScene();
     for (const folder of ['a', 'b']) mkdirSync(join(here, folder));
     for (const path of ['a/x', 'b/x', 'b/y']) writeFileSync(join(here, path), path);
@@ -182,7 +182,7 @@ describe('farhand files, where something is in the way', () => {
     expect(readdirSync(join(there, 'into')).sort()).toEqual(['one', 'two']);
   });
 
-  test('puts a tree with the mode that is told, through a link to it, under names as long as they may be', async () => {
+  test('puts a tree with --mode, through a symlink to it, with the longest possible names', async () => {
     const { farhand, there, here } = await openScene();
     const long = 'ü'.repeat(127);
     plant(join(here, 'tree'));
@@ -198,7 +198,7 @@ describe('farhand files, where something is in the way', () => {
     expect((await farhand('files put', [...put, `web-1:${there}`, '--mode', 'rw'])).code).toBe(2);
   });
 
-  test('ends when the machine refuses what standard input never brings, and on Ctrl-C', async () => {
+  test('ends on a refusal and on Ctrl-C though standard input stays open', async () => {
     const { farhand, there } = await openScene();
     const quiet = (path: string): Running => {
       const running = farhand.start('files put', ['-', `web-1:${path}`], { input: open });
@@ -224,7 +224,7 @@ describe('farhand files, where something is in the way', () => {
     expect([code, err]).toEqual([130, 'farhand: interrupted; nothing partial is left\n']);
   });
 
-  test('names the directory that holds a part of what was put when Ctrl-C came; a fetch leaves nothing', async () => {
+  test('on Ctrl-C names the directory that was partly sent; a fetch leaves nothing', async () => {
     const { farhand, there, here } = await openScene();
     mkdirSync(join(here, 'tree'));
     writeFileSync(join(here, 'tree/a'), 'a');
@@ -278,7 +278,7 @@ describe('farhand files, where something is in the way', () => {
     60_000,
   );
 
-  test('names the path that cannot be read or written here, and the next step', async () => {
+  test('an error about a local path names the path and the next step', async () => {
     const scene = await openScene();
     const { farhand, there, here } = scene;
     const { house } = scene;
@@ -374,7 +374,7 @@ describe('a hostile machine', () => {
     }
   });
 
-  test('leaves no link that leads out, no hard link, and no right beyond plain ones', async () => {
+  test('leaves no symlink that leads out, no hard link, and only plain permissions', async () => {
     const folder = temporaryFolder('victim');
     const bytes = tarOf([
       { kind: 'directory', name: './' },
@@ -392,7 +392,7 @@ describe('a hostile machine', () => {
     expect(lstatSync(join(folder, 'got/d/plain')).mode & 0o7000).toBe(0);
   });
 
-  test('leaves nothing, and what was there before, when a file is cut off or the fetch is interrupted', async () => {
+  test('a fetch that is cut off or interrupted keeps the file that existed before', async () => {
     const folder = temporaryFolder('victim');
     writeFileSync(join(folder, 'kept'), 'kept');
     const begin = (response: ServerResponse): void => {

@@ -1,4 +1,4 @@
-// farhand login, whoami, logout and doctor: which broker, how it is known, and what is wrong.
+// farhand login, whoami, logout and doctor: which broker, how it is verified, and what is wrong.
 import { createHash, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import { chmodSync, existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
@@ -40,7 +40,7 @@ async function openTls(house: House) {
 const wrongPin = `sha256//${Buffer.alloc(32, 1).toString('base64')}`;
 
 describe('farhand login', () => {
-  test('keeps nothing where the key is wrong, nobody answers, or it would cross a network in the clear', async () => {
+  test('stores nothing if the key is wrong, no broker answers, or the key would cross a network unencrypted', async () => {
     const house = await openHouse();
     const farhand = openLine();
     const answers = await Promise.all([
@@ -55,7 +55,7 @@ describe('farhand login', () => {
     expect(existsSync(join(farhand.home, '.config'))).toBe(false);
   });
 
-  test('keeps broker and key for its owner alone; whoami tells them, the environment outweighs, logout forgets', async () => {
+  test('stores broker and key with mode 0600; whoami prints them, the environment takes precedence, logout removes them', async () => {
     const house = await openHouse();
     const limited = await house.keyed(['machines:read']);
     const farhand = openLine();
@@ -88,7 +88,7 @@ describe('farhand login', () => {
     expect((await farhand('whoami')).err).toContain('config.json is damaged');
   });
 
-  test('knows a broker with a certificate of its own by its key, and sends nothing to any other', async () => {
+  test('verifies a broker with its own certificate by the pinned key, and sends nothing to any other', async () => {
     const house = await openHouse();
     const agent = await house.agent({ name: 'web-1' });
     const tls = await openTls(house);
@@ -128,7 +128,7 @@ describe('farhand login', () => {
   });
 });
 
-test('farhand login hears the environment, keeps whole paths, and asks for no key before it has met its broker', async () => {
+test('farhand login reads the environment, stores absolute paths, and reaches the broker before it asks for a key', async () => {
   const house = await openHouse();
   const tls = await openTls(house);
   const farhand = openLine();
@@ -153,7 +153,7 @@ test('farhand login hears the environment, keeps whole paths, and asks for no ke
 });
 
 describe('farhand doctor', () => {
-  test('tells what is wrong and how to mend it, and ends with 1', async () => {
+  test('prints what is wrong and the next step, and exits with 1', async () => {
     const house = await openHouse();
     const tls = await openTls(house);
     const farhand = openLine(house);
@@ -180,7 +180,7 @@ describe('farhand doctor', () => {
       expect([code, out]).toEqual([1, expect.stringMatching(says[at] ?? /x/)]);
   });
 
-  test('finds nothing where all is well, and warns of machines that are away', async () => {
+  test('finds nothing wrong with a good broker, and warns of offline machines', async () => {
     const house = await openHouse();
     const [, other] = [await house.agent({ name: 'web-1' }), await house.agent({ name: 'web-2' })];
     const farhand = openLine(house);
@@ -196,7 +196,7 @@ describe('farhand doctor', () => {
     expect(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).not.toContain(house.key);
   });
 
-  test('names agents that are older than the broker, and clocks that are apart from its own', async () => {
+  test('names agents older than the broker, and machines with another clock', async () => {
     const house = await openHouse();
     await house.agent({ name: 'web-1' });
     const farhand = openLine(house);

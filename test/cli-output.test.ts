@@ -20,7 +20,7 @@ function opened(path: string): number {
   return file;
 }
 
-test('a standard output that takes nothing more is a failure, and said', async () => {
+test('a full disk under standard output is a failure with a message', async () => {
   const { farhand, folder } = await openScene();
   const stdout = opened('/dev/full');
   const answers = await Promise.all([
@@ -33,7 +33,7 @@ test('a standard output that takes nothing more is a failure, and said', async (
     expect([code, err]).toEqual([1, 'farhand: standard output: ENOSPC: no space left on device, write\n']);
 });
 
-test('what was cut off by a disk that filled is no success either', async () => {
+test('output cut off by a file size limit is a failure', async () => {
   const { farhand, folder } = await openScene();
   const file = join(folder, 'out');
   writeFileSync(join(folder, 'small'), Buffer.alloc(30_000, 'x'));
@@ -89,7 +89,7 @@ test.each(['stdout', 'stderr'] as const)(
   },
 );
 
-test('much output of several machines warns of nothing, and input for them is text of some size', async () => {
+test('much output of several machines makes no warning; input for them is text of at most 48 KiB', async () => {
   const { house, farhand } = await openScene();
   await Promise.all(Array.from({ length: 11 }, (_, at) => house.agent({ name: `db-${at}`, tags: 'db' })));
   const running = farhand.start('exec', ['--tag', 'db', '--', 'head -c 200000 /dev/zero | tr "\\0" "\\n"']);

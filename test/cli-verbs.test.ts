@@ -18,7 +18,7 @@ async function openScene() {
 // ---- What is not right
 
 describe('the command line', () => {
-  test('tells wrong usage with 2, what was meant, and where help is', async () => {
+  test('wrong usage exits with 2, suggests what was meant, and names the help of its verb', async () => {
     const farhand = openLine();
     const wrong: [string, string[], RegExp][] = [
       ['machnes', [], /Did you mean machines\?/],
@@ -56,7 +56,7 @@ describe('the command line', () => {
     }
   });
 
-  test('says what to do where no broker is told, none answers, and where one refuses', async () => {
+  test('an error has the next step if no broker is configured, answers or accepts the key', async () => {
     const { house, farhand } = await openScene();
     const limited = await house.keyed(['machines:read']);
     const [spaced, noUrl, nowhere, nobody, stranger, limits] = await Promise.all([
@@ -86,7 +86,7 @@ describe('the command line', () => {
       expect(err).not.toMatch(/service_apikey_\w| {4}at /);
   });
 
-  test('asks before what cannot be undone, and where nobody can be asked demands --yes', async () => {
+  test('what cannot be undone needs a confirmation, or --yes without a terminal', async () => {
     const { house, agent, farhand } = await openScene();
     const key = await house.client.keys.create({ name: 'other', scopes: ['machines:read'] });
     const token = await house.client.joinTokens.create({});
@@ -114,7 +114,7 @@ describe('the command line', () => {
     expect((await house.client.keys.list()).total).toBe(2);
   });
 
-  test('shows nothing of a machine that a terminal would obey, and colours only where it may', async () => {
+  test('control characters of a machine are replaced, and colours respect NO_COLOR', async () => {
     const { house, agent, farhand } = await openScene();
     const folder = temporaryFolder('names');
     await house.client.commands.create({
@@ -143,7 +143,7 @@ describe('the command line', () => {
 
 // ---- Verb by verb
 
-test('machines are listed, looked at, tagged, renamed and removed, by id or by name', async () => {
+test('machines are listed, inspected, tagged, renamed and removed, by id or by name', async () => {
   const { house, agent, farhand } = await openScene();
   await house.agent({ name: 'db-1', tags: 'db' });
   const [unknown, list, tagged, one, status] = await Promise.all([
@@ -188,7 +188,7 @@ test('machines are listed, looked at, tagged, renamed and removed, by id or by n
   expect((await house.client.machines.list()).total).toBe(1);
 });
 
-test('API keys are made with limits, listed, rotated and revoked; join tokens made, listed and withdrawn', async () => {
+test('API keys are created with limits, listed, rotated and revoked; join tokens created, listed and revoked', async () => {
   const { house, agent, farhand } = await openScene();
   const flags = [
     '--name',
@@ -231,7 +231,7 @@ test('API keys are made with limits, listed, rotated and revoked; join tokens ma
   expect(await farhand.json('join-tokens revoke', [token.id, '--yes'])).toEqual({ deleted: true });
 });
 
-test('commands are listed, looked at, read and cancelled; batches looked at and cancelled', async () => {
+test('commands are listed, inspected, read and cancelled; batches inspected and cancelled', async () => {
   const { house, agent, farhand } = await openScene();
   const { client } = house;
   const done = await client.commands.create({
@@ -260,7 +260,7 @@ test('commands are listed, looked at, read and cancelled; batches looked at and 
   expect(shown.out).toMatch(/^web-1 +cmd_/m);
 });
 
-test('schedules are made, changed, switched, run, looked at and removed', async () => {
+test('schedules are created, changed, enabled, disabled, run, inspected and removed', async () => {
   const { house, farhand } = await openScene();
   const shape = ['--name', 'backup', '--machine', 'web-1', '--command', 'echo done'];
   const [unshaped, bad] = await Promise.all([
@@ -316,7 +316,7 @@ test('schedules are made, changed, switched, run, looked at and removed', async 
   expect(await farhand.json('schedules delete', [made.id, '--yes'])).toEqual({ deleted: true });
 });
 
-test('a schedule is told by id, or by a name that only it has', async () => {
+test('a schedule is found by id, or by a unique name', async () => {
   const { house, agent, farhand } = await openScene();
   const other = await house.agent({ name: 'db-1' });
   expect((await farhand('schedules get', ['backup'])).err).toBe('farhand: there is no schedule backup\n');
@@ -375,7 +375,7 @@ test('a schedule is told by id, or by a name that only it has', async () => {
   expect(many.err).toMatch(/there is: (a-\d+, ){9}a-\d+…\n$/);
 });
 
-test('webhooks are made, changed, tested, looked at and removed; the secret comes by standard input', async () => {
+test('webhooks are created, changed, tested, inspected and removed; the secret comes by standard input', async () => {
   const house = await openHouse({ flags: ['--webhook-allow', '127.0.0.0/8'] });
   const farhand = openLine(house);
   let status = 200;
@@ -410,7 +410,7 @@ test('webhooks are made, changed, tested, looked at and removed; the secret come
   expect(await farhand.json('webhooks delete', [made.id, '--yes'])).toEqual({ deleted: true });
 });
 
-test('events are listed and followed as lines until Ctrl-C; the audit tells who did what', async () => {
+test('events are listed, and followed as lines until Ctrl-C; the audit lists who did what', async () => {
   const { house, farhand } = await openScene();
   const list = await farhand('events', [
     '--machine',
@@ -455,7 +455,7 @@ function helpOf(command: Command): string {
   return text;
 }
 
-test('every verb says what it does, has examples in its help, and has a test', async () => {
+test('every verb has a description, examples in its help, and a test', async () => {
   const all = leaves(await createProgram());
   const folder = import.meta.dirname;
   const sources = readdirSync(folder)

@@ -179,11 +179,11 @@ describe('the command line ends', () => {
     for (const part of ['FARHAND_URL', 'FARHAND_API_KEY', '--data-dir']) expect(stderr).toContain(part);
   });
 
-  test('with 1 and a line that names the broker when nobody answers there', async () => {
+  test('with 1 and a line that names the broker when it does not answer', async () => {
     const env = { FARHAND_URL: 'http://127.0.0.1:1', FARHAND_API_KEY: 'service_apikey_x' };
     const { code, stdout, stderr } = await run('cli', ['auth', 'create-key'], env);
     expect([code, stdout, stderr.trimEnd().split('\n').length]).toEqual([1, '', 2]);
-    expect(stderr).toMatch(/^farhand: .*http:\/\/127.0.0.1:1.*\nfarhand doctor looks closer.\n$/);
+    expect(stderr).toMatch(/^farhand: .*http:\/\/127.0.0.1:1.*\nRun farhand doctor to find out why.\n$/);
     expect(stderr).not.toContain('TypeError');
   });
 
@@ -234,7 +234,7 @@ test('a data directory that was mistyped does not become a broker', async () => 
   ]);
 });
 
-test('a broker that is stuck is told as one, and no other is started beside it', async () => {
+test('a broker that hangs is reported, and no other is started beside it', async () => {
   const dataDir = temporaryFolder('stuck');
   const server = createServer(() => {}).listen(join(dataDir, 'broker.sock'));
   await once(server, 'listening');
@@ -244,7 +244,7 @@ test('a broker that is stuck is told as one, and no other is started beside it',
   expect(processesWith(dataDir)).toEqual([]);
 });
 
-test('a broker that holds its directory and does not listen yet is waited for, but not for ever', async () => {
+test('a broker that holds its directory and does not listen yet is waited for up to a timeout', async () => {
   const { dataDir, ...first } = await startBroker();
   await stop(first, 'SIGTERM');
   const release = takeDirectory(dataDir, 'broker');
@@ -259,17 +259,23 @@ test('a broker that holds its directory and does not listen yet is waited for, b
   expect([code, stderr]).toEqual([0, expect.stringMatching(/^farhand: waiting for the broker of .*\n$/)]);
 });
 
-test.skipIf(process.getuid?.() !== 0)('who may not use a data directory is told whose it is', async () => {
-  const dataDir = temporaryFolder('foreign');
-  chownSync(dataDir, 65_534, 65_534);
-  const drop = ['--reuid=12345', '--clear-groups', process.execPath, mains.cli];
-  const told = ['machines list', 'auth create-key', 'doctor'].map((verb) => {
-    const args = [...drop, ...verb.split(' '), '--data-dir', dataDir];
-    return spawnSync('setpriv', args, { encoding: 'utf8', env: { PATH: process.env.PATH, HOME: '/' } });
-  });
-  for (const { status, stdout, stderr } of told)
-    expect([status, `${stdout}${stderr}`]).toEqual([1, expect.stringMatching(/belongs to nobody: say sudo/)]);
-});
+test.skipIf(process.getuid?.() !== 0)(
+  'the error about a data directory of another user names that user',
+  async () => {
+    const dataDir = temporaryFolder('foreign');
+    chownSync(dataDir, 65_534, 65_534);
+    const drop = ['--reuid=12345', '--clear-groups', process.execPath, mains.cli];
+    const told = ['machines list', 'auth create-key', 'doctor'].map((verb) => {
+      const args = [...drop, ...verb.split(' '), '--data-dir', dataDir];
+      return spawnSync('setpriv', args, { encoding: 'utf8', env: { PATH: process.env.PATH, HOME: '/' } });
+    });
+    for (const { status, stdout, stderr } of told)
+      expect([status, `${stdout}${stderr}`]).toEqual([
+        1,
+        expect.stringMatching(/belongs to nobody: say sudo/),
+      ]);
+  },
+);
 
 describe('farhand auth create-key', () => {
   test('asks the running broker of the directory, where the key works at once', async () => {
@@ -306,7 +312,7 @@ describe('farhand auth create-key', () => {
     expect(existsSync(join(broker.dataDir, 'broker.sock'))).toBe(false);
   });
 
-  test('prints for people the key on a line of its own', async () => {
+  test('prints the key on a line of its own', async () => {
     const { code, stdout } = await run('cli', [
       ...['auth', 'create-key', '--data-dir', temporaryFolder('broker')],
     ]);
@@ -385,7 +391,7 @@ describe('the command line finds its broker', () => {
 // ---- One broker, one agent per directory
 
 describe('a data directory', () => {
-  test('is refused at once to a second broker, which harms the first in nothing', async () => {
+  test('is refused at once to a second broker, without harm to the first', async () => {
     const first = await startBroker();
     const before = readFileSync(join(first.dataDir, 'state.json'));
     for (const more of [[], ['--local']]) {

@@ -104,7 +104,7 @@ describe('over an attach', () => {
     },
   );
 
-  test('two clients see one terminal; an observer that types is refused, and detached it hears so', async () => {
+  test('two clients see one terminal; input of an observer is refused; a detached client is notified', async () => {
     const { house, agent } = await openScene();
     const { client } = house;
     const { session_id } = await client.sessions.create({ machine_id: agent.machineId, shell: '/bin/cat' });
@@ -183,7 +183,7 @@ describe('through pipes, farhand shell', () => {
     }
   });
 
-  test('types its input, shows the output and ends with the exit code of the shell', async () => {
+  test('sends its input, prints the output and exits with the code of the shell', async () => {
     const { house, agent } = await openScene();
     const input = 'echo $((6 * 7)) 漢字\nexit 3\n';
     const { code, stdout } = await farhand(environment(house), ['shell', agent.machineId], input);
@@ -200,7 +200,7 @@ describe('through pipes, farhand shell', () => {
     expect([code, stdout]).toEqual([0, expect.stringContaining(output)]);
   });
 
-  test('leaves when nobody reads its output any more', async () => {
+  test('exits when the reader of its output leaves', async () => {
     const { house, agent } = await openScene();
     const { session_id } = await house.client.sessions.create({
       machine_id: agent.machineId,

@@ -6,7 +6,11 @@ import { hint } from './print.ts';
 import { type Given, routeVerb } from './route-verb.ts';
 import { list } from './verb.ts';
 
-const secretOnce = ({ key }: { key: string }): string[] => [key, '', 'Store it now: it is not shown again.'];
+const secretOnce = ({ key }: { key: string }): string[] => [
+  key,
+  '',
+  'Store it now: it is not printed again.',
+];
 
 export function addAuth(program: Command): void {
   const auth = program.command('auth').description('manage API keys');
@@ -41,7 +45,7 @@ export function addAuth(program: Command): void {
     about: 'give an API key a new secret and print it once; its id and rights stay',
     examples: ['--grace 1h'],
     flags: {
-      '--grace <duration>': 'keep the old secret valid for this time (default: 0)',
+      '--grace <duration>': 'accept the old secret for this time (default: 0)',
       '--expires-in <duration>': 'expire after this time, such as 90d (default: as before)',
     },
     input: expiry,

@@ -76,7 +76,7 @@ export function addSessions(program: Command): void {
     await printView(client, output, found, { fields });
   });
   const attach = {
-    about: 'show a session in this terminal; Ctrl-] detaches',
+    about: 'attach this terminal to a session; Ctrl-] detaches',
     examples: ['farhand sessions attach sess_… --observe'],
     flags: { '--observe': 'watch only' },
     interactive: true,

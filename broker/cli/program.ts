@@ -50,5 +50,5 @@ function pointToHelp(command: Command, path: string): void {
 }
 
 const notes = `The broker is the one of farhand login; FARHAND_URL and FARHAND_API_KEY take precedence. On the broker's own
-machine --data-dir DIR needs neither. FARHAND_PIN=sha256//… or FARHAND_CA=FILE say how to verify its certificate.
+machine --data-dir DIR needs neither. FARHAND_PIN=sha256//… or FARHAND_CA=FILE verify its certificate.
 Exit codes: 0 success, 1 failure, 2 wrong usage, 78 bad configuration.`;

@@ -1,4 +1,4 @@
-// One run of the command line: what was asked, and how a failure is told.
+// Runs one command line, prints its failure and sets the exit code.
 import { CommanderError } from 'commander';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { failure, hideArgument, nodeIsGood, wrongNode } from '../../shared/program.ts';
@@ -46,14 +46,14 @@ function refusal(error: FarhandError): string {
   return [...lines, ...(next ? [next] : [])].join('\n');
 }
 
-/** The innermost cause in words: what fetch itself tells is no more than that it failed. */
+/** The innermost cause in words: the error of fetch is only that it failed. */
 function causeOf(error: unknown): string {
   let last: unknown = error;
   while (last instanceof Error && last.cause !== undefined) last = last.cause;
   return last instanceof Error && last !== error && last.message ? `: ${clean(last.message)}` : '';
 }
 
-/** What was wrong with each field, unless the message says it. */
+/** What was wrong with each field, unless it is in the message. */
 function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): string[] {
   if (!Array.isArray(issues)) return [];
   // As the broker writes them; whatever else it may be is only printed.
@@ -62,12 +62,14 @@ function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): 
   return others.map((pair) => `  ${clean(pair.join(': '))}`);
 }
 
-/** Where the message alone does not tell what to do next. */
+/** The next step, for codes whose message has none. */
 const nextSteps: Readonly<Record<string, string>> = {
-  no_answer: 'farhand doctor looks closer.',
-  unauthorized: 'The key is not known there, was revoked or has expired: farhand login takes another one.',
-  forbidden: 'farhand whoami tells what this key may.',
-  machine_offline: 'farhand machines list tells who is online; exec --queue-for 10m waits for a machine.',
-  already_exists: 'Where it may be replaced, say --overwrite.',
-  internal_error: 'The broker’s log has more under that request.',
+  no_answer: 'Run farhand doctor to find out why.',
+  unauthorized:
+    'The broker does not have this key, or it was revoked or has expired: farhand login stores another one.',
+  forbidden: 'Run farhand whoami to print what this key may do.',
+  machine_offline:
+    'Run farhand machines list to see when it was last seen; exec --queue-for 10m waits for it.',
+  already_exists: 'Add --overwrite to replace it.',
+  internal_error: 'The log of the broker has details under this request id.',
 };

@@ -1,6 +1,6 @@
-// The terminal that the CLI itself runs in: raw while a remote one is shown in it, and as it was afterwards.
+// The terminal that this program runs in: raw while it displays a remote one, and restored afterwards.
 
-/** Modes that outlive whoever set them (DEC private modes), with how they are left: cursor keys, mouse, alternate screen… */
+/** DEC private modes that stay set when a program ends: cursor keys, mouse, alternate screen… */
 const lasting = new Set([1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004]);
 /** Hidden by a reset, not by a set. */
 const cursor = 25;

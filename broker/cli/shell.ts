@@ -1,4 +1,4 @@
-// farhand shell: a terminal on a machine, shown in the terminal this runs in, or through pipes.
+// farhand shell: a terminal on a machine, in the terminal that this program runs in, or through pipes.
 import type { Command } from 'commander';
 import { clean } from '../../shared/clean.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';

@@ -8,7 +8,7 @@ import type { Farhand } from '../../shared/sdk/index.ts';
 import { where, withBroker } from './connect.ts';
 import type { Format } from './print.ts';
 
-/** From `--limit <count>` or `-f, --follow` to its help; the word in brackets says how a value is read (`readers`). */
+/** From `--limit <count>` or `-f, --follow` to its help; the word in brackets selects how a value is read (`readers`). */
 export type Flags = Readonly<Record<string, string>>;
 
 export interface VerbSpec<F extends Flags = Flags> {

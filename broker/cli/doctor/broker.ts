@@ -93,16 +93,16 @@ function sameVersion(there: string): Finding {
 }
 
 async function agentPort(address: string, url: string): Promise<Finding> {
-  const told = hostPortOf(address);
-  if (!told) return warn('agents’ port', 'the broker has none', 'start it with --grpc HOST:PORT');
-  // A broker that listens on every address is where the URL says.
-  const everywhere = /^(0\.0\.0\.0|::)$/.test(told.host);
-  const host = everywhere ? new URL(url).hostname.replace(/^\[|\]$/g, '') : told.host;
+  const listening = hostPortOf(address);
+  if (!listening) return warn('agents’ port', 'the broker has none', 'start it with --grpc HOST:PORT');
+  // A broker that listens on every address has the host of the URL.
+  const everywhere = /^(0\.0\.0\.0|::)$/.test(listening.host);
+  const host = everywhere ? new URL(url).hostname.replace(/^\[|\]$/g, '') : listening.host;
   try {
-    await reachPort(host, told.port);
-    return ok('agents’ port', `${host}:${told.port} answers`);
+    await reachPort(host, listening.port);
+    return ok('agents’ port', `${host}:${listening.port} answers`);
   } catch (error) {
-    const what = `${host}:${told.port} does not answer from here: ${reason(error)}`;
+    const what = `${host}:${listening.port} does not answer from here: ${reason(error)}`;
     return warn('agents’ port', what, 'agents need it: open it in the firewall between');
   }
 }

@@ -78,7 +78,7 @@ async function freePorts(): Promise<Finding> {
   for (const port of [8420, 8421]) if (await answers(reachPort('127.0.0.1', port))) taken.push(port);
   if (taken.length === 0) return ok('ports', '8420 and 8421 are free');
   const what = `another program listens on ${taken.join(' and ')}`;
-  return warn('ports', what, 'ss -ltnp shows which; or start the broker with other --http and --grpc');
+  return warn('ports', what, 'find it with ss -ltnp, or start the broker with other --http and --grpc');
 }
 
 const answers = (reached: Promise<void>): Promise<boolean> =>

@@ -47,7 +47,7 @@ export function exitCodeOf({ status, exit_code }: Pick<End, 'status' | 'exit_cod
   return exit_code ?? 1;
 }
 
-/** In words, where the exit code alone does not tell. */
+/** In words, unless the exit code is enough. */
 export function explain({ status, exit_code, signal, reason }: Omit<End, 'duration'>): string | undefined {
   const why = reason ? `: ${clean(reason)}` : '';
   if (status === 'completed') return;
@@ -78,7 +78,7 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
   };
 }
 
-/** Cancels on a signal, or when nobody reads the output any more. `code` is then this program's. */
+/** Cancels on a signal, or when the reader of the output leaves. `code`: the exit code of this program then. */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
   /** The connection of a command that has ended may close before the answer to its cancellation. */

@@ -35,7 +35,7 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
     }
     await send(Buffer.alloc(0), true);
   } catch {
-    // The command does not read it any more, or its end says what is wrong.
+    // The command has stopped reading, or its end explains the error.
   } finally {
     over.removeEventListener('abort', leave);
     leave();

@@ -58,7 +58,7 @@ async function put(sender: Sender, from: string, target: RemotePath): Promise<st
   return putBytes(sender, bytes, { name: from, total: async () => stats.size }, { ...target, mode });
 }
 
-/** Standard input may never end, so it is closed as soon as nobody reads it. */
+/** Standard input may never end, so it is closed when the request ends. */
 async function putInput(sender: Sender, target: RemotePath): Promise<string> {
   const leave = (): void => void process.stdin.destroy();
   sender.signal.addEventListener('abort', leave);
