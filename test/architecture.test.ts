@@ -346,7 +346,6 @@ const rooms: [libraries: string[], rooms: string[]][] = [
       'koa-',
       '@koa/',
       'prom-client',
-      'swagger-ui-dist',
       'zod-openapi',
       '@fastify/busboy',
       'mime',

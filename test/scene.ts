@@ -5,6 +5,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { expect } from 'vitest';
 import { z } from 'zod';
 import type { RawInput } from '../broker/admission/parse-request.ts';
+import { codesOf } from '../broker/http/openapi.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import { type IdNoun, idSchemas, type Route, type Scope } from '../shared/api/route.ts';
 import { codes, isCode } from '../shared/errors.ts';
@@ -271,6 +272,9 @@ export async function ask(scene: Scene, route: Route, options: Ask = {}): Promis
     headers: { ...(type && { 'Content-Type': type }), ...options.headers },
   });
   scene.requestIds.push(answer.headers.get('x-request-id') ?? '');
+  const code = answer.body?.error?.code;
+  // A refusal is one of those that the OpenAPI document lists for the route.
+  if (code !== undefined && options.method === undefined) expect(codesOf(route)).toContain(code);
   return answer;
 }
 

@@ -1,5 +1,5 @@
-// The routes about the broker itself: health, metrics, OpenAPI and the reference page, all from our own files.
-import { hash } from 'node:crypto';
+// The routes about the broker itself: health, metrics, OpenAPI and the reference page, which Redoc renders.
+import { hash, randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
@@ -23,39 +23,38 @@ export interface ServiceOptions {
   metrics: RequestMetrics;
 }
 
-/** The reference page loads its own parts and the document, nothing from outside and no inline script. */
-const pagePolicy =
-  "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const renderer = 'redoc.standalone.js';
 
-/** The parts of the page: our own script, and one library's two files. */
-const library: Readonly<Record<string, string>> = {
-  'swagger-ui-bundle.js': 'text/javascript',
-  'swagger-ui.css': 'text/css',
-};
+/** The page loads only its own parts and the document; its styles need the nonce. */
+function policyOf(nonce: string): string {
+  return `default-src 'none'; script-src 'self'; style-src 'nonce-${nonce}'; img-src 'self' data:; font-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'`;
+}
 
-const page = `<!doctype html>
+const pageWith = (nonce: string): string => `<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta property="csp-nonce" nonce="${nonce}">
 <title>Farhand API</title>
-<link rel="stylesheet" href="docs/swagger-ui.css">
+<style nonce="${nonce}">body { margin: 0 }</style>
 </head>
 <body>
 <div id="page"></div>
-<script src="docs/swagger-ui-bundle.js"></script>
-<script src="docs/page.js"></script>
+<script type="module" src="docs/page.js"></script>
 </body>
 </html>
 `;
-const script = `SwaggerUIBundle({ url: 'api/v1/openapi.json', dom_id: '#page', deepLinking: true, validatorUrl: null });\n`;
+const script = `import { init } from './${renderer}';
+init('api/v1/openapi.json', { disableTelemetry: true }, document.getElementById('page'));
+`;
 
 const made = new Map<string, RawReply>();
 
-/** Large, and the same for all: each is made once, with its ETag. */
+/** A large answer that is the same for all requests: made once, with its ETag. */
 function once(name: string, type: string, make: () => string | Buffer): RawReply {
-  const known = made.get(name);
-  if (known) return known;
+  const found = made.get(name);
+  if (found) return found;
   const body = Buffer.from(make());
   const reply = { type, body, etag: `"${hash('sha256', body, 'base64url')}"` };
   made.set(name, reply);
@@ -86,20 +85,23 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
       throw new AppError('forbidden', 'figures of all machines are for keys that reach them all');
     },
     docs(_input, caller) {
-      caller.headers.set('Content-Security-Policy', pagePolicy);
-      return { type: 'text/html', body: page };
+      const nonce = randomBytes(16).toString('base64');
+      caller.headers.set('Content-Security-Policy', policyOf(nonce));
+      return { type: 'text/html', body: pageWith(nonce) };
     },
     docsFile({ file }) {
       if (file === 'page.js') return once(file, 'text/javascript', () => script);
-      const type = Object.hasOwn(library, file) ? library[file] : undefined;
-      if (!type) throw new AppError('route_not_found', 'the reference page has no such part', { file });
-      return once(file, type, () => readFileSync(join(libraryDirectory(), file)));
+      if (file === renderer) {
+        return once(file, 'text/javascript', () => readFileSync(join(rendererDirectory(), file)));
+      }
+      throw new AppError('route_not_found', `the reference page has no part ${file}`, { file });
     },
   };
 }
 
-function libraryDirectory(): string {
+/** Redoc comes with the linter of the document, so that a checkout needs no further package. */
+function rendererDirectory(): string {
   return shipped('docs', () =>
-    dirname(createRequire(import.meta.url).resolve('swagger-ui-dist/package.json')),
+    join(dirname(createRequire(import.meta.url).resolve('@redocly/cli/package.json')), 'lib/chunks'),
   );
 }

@@ -1,92 +1,159 @@
-// OpenAPI 3.1, derived from the table of routes.
+// The OpenAPI 3.1 document of the REST API, derived from the table of routes.
+import { STATUS_CODES } from 'node:http';
 import { z } from 'zod';
-import { createDocument, type ZodOpenApiOperationObject } from 'zod-openapi';
+import {
+  createDocument,
+  type ZodOpenApiOperationObject,
+  type ZodOpenApiResponseObject,
+  type ZodOpenApiResponsesObject,
+} from 'zod-openapi';
+import { deliveryBody } from '../../shared/api/events.ts';
 import { allRoutes } from '../../shared/api/index.ts';
-import { errorBody, type Route } from '../../shared/api/route.ts';
+import { idSchemas, type Route } from '../../shared/api/route.ts';
+import { types as webhookTypes } from '../../shared/api/webhooks.ts';
+import { type Code, codes } from '../../shared/errors.ts';
 import { version } from '../../shared/version.ts';
+import { introduction, tags } from './reference-text.ts';
 
-const single = z.object({ request_id: z.string(), timestamp: z.iso.datetime() }).meta({ id: 'Meta' });
+const single = z
+  .object({
+    request_id: z.string().describe('Id of the request'),
+    timestamp: z.iso.datetime().describe('Time of the answer'),
+  })
+  .meta({ id: 'Meta' });
 const paged = single
-  .extend({ total: z.int(), limit: z.int(), offset: z.int(), has_more: z.boolean() })
+  .extend({
+    total: z.int().describe('Number of items in all'),
+    limit: z.int().describe('Largest number of items in the answer'),
+    offset: z.int().describe('Number of items skipped'),
+    has_more: z.boolean().describe('Whether items follow'),
+  })
   .meta({ id: 'ListMeta' });
+const errorBody = z
+  .object({
+    error: z
+      .object({
+        code: z.string().describe('Error code'),
+        message: z.string().describe('What is wrong, and the next step'),
+        details: z.record(z.string(), z.unknown()).describe('Facts about the error, by code'),
+      })
+      .describe('The error'),
+  })
+  .meta({ id: 'Error' });
 
-/** The document as JSON text, which takes 35 ms to make; `server` is the address people reach the API at. */
+const text = { schema: { type: 'string' } } as const;
+const number = { schema: { type: 'integer' } } as const;
+/** Response headers, with the names of their components. */
+const headers = {
+  'X-Request-Id': { ...text, description: 'Id of the request' },
+  'X-RateLimit-Limit': { ...number, description: 'Requests per minute; only with a rate limit' },
+  'X-RateLimit-Remaining': { ...number, description: 'Requests left; only with a rate limit' },
+  'X-RateLimit-Reset': { ...number, description: 'Unix time when the limit resets; only with a rate limit' },
+  'Retry-After': { ...number, description: 'Seconds to wait before a repeat' },
+  Link: { ...text, description: 'Address of the next page, with `rel="next"`; absent on the last page' },
+  ETag: { ...text, description: 'Version of the file, for If-Match and If-None-Match' },
+  'Last-Modified': { ...text, description: 'Time of the last change of the file' },
+  'Accept-Ranges': { ...text, description: 'Always `bytes`' },
+  'Content-Range': { ...text, description: 'The range sent' },
+  'Content-Disposition': { ...text, description: 'File name to save as' },
+  'X-Output-Offset': { ...number, description: 'Offset of the first byte' },
+  'X-Last-Event-Id': { ...text, description: 'Id to resume with before the first event' },
+} as const;
+type Header = keyof typeof headers;
+
+const rateHeaders: readonly Header[] = ['X-RateLimit-Limit', 'X-RateLimit-Remaining', 'X-RateLimit-Reset'];
+
+const headersNamed = (names: readonly Header[]) =>
+  Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${name}` }]));
+
+/** The document as JSON text, which takes 50 ms to make; `server` is the public address of the API. */
 export function openapiText(server: string): string {
   const paths: Record<string, Record<string, ZodOpenApiOperationObject>> = {};
   for (const { noun, operation, route } of allRoutes()) {
     const path = `${route.base}${route.path}`;
     paths[path] = { ...paths[path], [route.method.toLowerCase()]: operationOf(noun, operation, route) };
   }
+  const events = [...webhookTypes, 'test'].map((type) => [type, { post: deliveryOf(type) }]);
   return JSON.stringify(
-    createDocument({
-      openapi: '3.1.0',
-      info: {
-        title: 'Farhand',
-        version,
-        description:
-          'Remote machines over one REST API: live metrics, files and commands on every machine that runs an agent.',
-        license: { name: 'Apache-2.0', identifier: 'Apache-2.0' },
-      },
-      servers: [{ url: server }],
-      security: [{ apiKey: [] }],
-      tags: [...new Set(allRoutes().map(({ noun }) => noun))].map((name) => ({ name })),
-      paths,
-      components: {
-        securitySchemes: {
-          apiKey: {
-            type: 'http',
-            scheme: 'bearer',
-            description: 'A key made with `farhand auth create-key`',
+    createDocument(
+      {
+        openapi: '3.1.0',
+        info: {
+          title: 'Farhand API',
+          version,
+          description: introduction,
+          contact: { name: 'Operator of this broker', url: server },
+          license: { name: 'Apache-2.0', identifier: 'Apache-2.0' },
+        },
+        servers: [{ url: server, description: 'This broker' }],
+        security: [{ apiKey: [] }],
+        tags: Object.values(tags).map(([name, description]) => ({ name, description })),
+        paths,
+        webhooks: Object.fromEntries(events),
+        components: {
+          schemas: { Error: errorBody },
+          responses: errorResponses(),
+          headers,
+          securitySchemes: {
+            apiKey: {
+              type: 'http',
+              scheme: 'bearer',
+              description: 'An API key, as made with `farhand auth create-key`',
+            },
           },
         },
       },
-    }),
+      { override: addDefault },
+    ),
   );
+}
+
+/** A default is left out by itself where a query text becomes a number or boolean. */
+function addDefault({
+  jsonSchema,
+  zodSchema,
+}: {
+  jsonSchema: { default?: unknown };
+  zodSchema: z.core.$ZodTypes;
+}) {
+  if (zodSchema instanceof z.ZodDefault) jsonSchema.default = zodSchema.def.defaultValue;
 }
 
 function operationOf(noun: string, operation: string, route: Route): ZodOpenApiOperationObject {
-  const headers = Object.fromEntries(
+  const requestHeaders = Object.fromEntries(
     Object.entries(route.headers).map(([name, schema]) => [headerName(name), schema]),
   );
-  const keyed = route.idempotency && {
-    'Idempotency-Key': z
-      .string()
-      .max(255)
-      .optional()
-      .meta({ description: 'A repeat within 24 h gets the first answer' }),
-  };
+  const key = z.string().max(255).optional();
+  const failures = failuresOf(route).map(({ status, name }) => [
+    status,
+    { $ref: `#/components/responses/${name}` },
+  ]);
   return {
     operationId: `${noun}.${operation}`,
-    tags: [noun],
+    tags: [tags[noun]?.[0] ?? noun],
     summary: route.summary,
-    ...(route.access === 'everybody' ? { security: [] } : { description: `Needs ${scopeText(route)}.` }),
-    ...(route.description && { description: route.description }),
+    description: [route.description, scopeText(route)].filter(Boolean).join('\n\n'),
+    ...(route.access === 'everybody' && { security: [] }),
     requestParams: {
       path: z.object(route.params),
       query: z.object(route.query),
-      header: z.object({ ...headers, ...keyed }),
+      header: z.object({
+        ...requestHeaders,
+        ...(route.idempotency && {
+          'Idempotency-Key': key.describe('A repeat with the same key within 24 hours gets the first answer'),
+        }),
+      }),
     },
     ...bodyOf(route),
-    responses: {
-      [`${route.status}`]: success(route),
-      ...(route.kind === 'bytes' && {
-        '206': { ...success(route), description: 'The range that was asked for' },
-        '304': { description: 'Unchanged' },
-      }),
-      '4XX': { description: 'Refused', content: { 'application/json': { schema: errorBody } } },
-      ...(route.access !== 'everybody' && {
-        '5XX': { description: 'Failed', content: { 'application/json': { schema: errorBody } } },
-      }),
-    },
+    responses: { ...successes(route), ...Object.fromEntries(failures) },
   };
 }
 
-const ofFile = {
-  ETag: { schema: { type: 'string' } },
-  'Last-Modified': { schema: { type: 'string' } },
-  'Accept-Ranges': { schema: { type: 'string' } },
-  'Content-Range': { schema: { type: 'string' }, description: 'Of a range' },
-} as const;
+function scopeText({ access }: Route): string {
+  if (access === 'everybody') return 'Needs no key.';
+  return access === 'any key' ? 'Needs any valid key.' : `Needs a key with the scope \`${access}\`.`;
+}
+
 const binary = { type: 'string', format: 'binary' } as const;
 
 function bodyOf(route: Route): Pick<ZodOpenApiOperationObject, 'requestBody'> {
@@ -95,44 +162,153 @@ function bodyOf(route: Route): Pick<ZodOpenApiOperationObject, 'requestBody'> {
   }
   if (!route.body) return {};
   if (route.accepts === 'form') {
+    const file = z.string().meta({ ...binary, description: 'The file' });
     // The builder of such routes takes fields as an object.
-    const form = (route.body as z.ZodObject).extend({ file: z.string().meta(binary) });
+    const form = (route.body as z.ZodObject).extend({ file });
     return { requestBody: { required: true, content: { 'multipart/form-data': { schema: form } } } };
   }
+  const { body: schema, example } = route;
+  const required = !schema.safeParse({}).success;
   return {
-    requestBody: {
-      required: !route.body.safeParse({}).success,
-      content: { 'application/json': { schema: route.body } },
-    },
+    requestBody: { required, content: { 'application/json': { schema, ...(example && { example }) } } },
   };
 }
 
-function scopeText({ access }: Route): string {
-  return access === 'any key' ? 'any valid key' : `a key with the scope \`${access}\``;
+function successes(route: Route): ZodOpenApiResponsesObject {
+  const { kind, access, replyHeaders = [] } = route;
+  const names: Header[] = ['X-Request-Id', ...(access === 'everybody' ? [] : rateHeaders), ...replyHeaders];
+  if (kind === 'list') names.push('Link');
+  const ranges = 'range' in route.headers;
+  if (kind === 'bytes') names.push('Content-Disposition');
+  if (ranges) names.push('Last-Modified', 'Accept-Ranges');
+  const answer = { ...contentOf(route), headers: headersNamed(names) };
+  return {
+    [`${route.status}`]: answer,
+    ...(ranges && {
+      '206': { ...answer, description: 'The range', headers: headersNamed([...names, 'Content-Range']) },
+    }),
+    ...('if_none_match' in route.headers && {
+      '304': { description: 'Not modified', headers: headersNamed(['X-Request-Id', 'ETag']) },
+    }),
+  };
 }
 
-const streams: Partial<Record<Route['kind'], { description: string; type: string }>> = {
-  lines: { description: 'One object a line', type: 'application/x-ndjson' },
-  events: { description: 'Events, their data as JSON', type: 'text/event-stream' },
-};
-
-function success(route: Route) {
-  if (route.kind === 'raw') return { description: 'As asked' };
-  if (route.kind === 'socket') return { description: 'The WebSocket is open' };
-  if (route.kind === 'bytes') {
+/** Description and media types of a success. */
+function contentOf(route: Route) {
+  const { kind, reply, types = [] } = route;
+  if (kind === 'socket') return { description: 'The WebSocket is open' };
+  if (kind === 'raw' || kind === 'bytes') {
+    const schema = kind === 'raw' ? ({ type: 'string' } as const) : binary;
+    const content = Object.fromEntries(types.map((type) => [type, { schema }]));
+    return { description: kind === 'raw' ? 'The text' : 'The bytes', content };
+  }
+  if (kind === 'lines') {
     return {
-      description: 'The file',
-      headers: ofFile,
-      content: { 'application/octet-stream': { schema: binary } },
+      description: 'One JSON object per line',
+      content: { 'application/x-ndjson': { schema: reply } },
     };
   }
-  const stream = streams[route.kind];
-  if (stream) return { description: stream.description, content: { [stream.type]: { schema: route.reply } } };
+  if (kind === 'events') {
+    const content = { 'text/event-stream': { schema: reply } };
+    return { description: 'Server-sent events; the schema is that of their data', content };
+  }
   const schema =
-    route.kind === 'list'
-      ? z.object({ data: z.array(route.reply), meta: paged })
-      : z.object({ data: route.reply, meta: route.kind === 'growing' ? paged : single });
+    kind === 'list'
+      ? z.object({ data: z.array(reply).describe('The items'), meta: paged.describe('The page') })
+      : z.object({
+          data: reply.meta()?.id ? reply : reply.describe('The result'),
+          meta: kind === 'growing' ? paged : single,
+        });
   return { description: 'Success', content: { 'application/json': { schema } } };
+}
+
+/** The error codes of a route by status, with the name of the component that describes the response. */
+function failuresOf(route: Route) {
+  const byStatus = Object.groupBy(codesOf(route), (code) => codes[code]);
+  return Object.entries(byStatus).map(([status, found = []]) => ({ status, found, name: found.join('.') }));
+}
+
+function errorResponses(): Record<string, ZodOpenApiResponseObject> {
+  const responses = allRoutes().flatMap(({ route }) =>
+    failuresOf(route).map(({ status, found, name }) => {
+      const code = { type: 'string', enum: found } as const;
+      const narrowed = {
+        type: 'object',
+        properties: { error: { type: 'object', properties: { code } } },
+      } as const;
+      const schema = { allOf: [{ $ref: '#/components/schemas/Error' }, narrowed] };
+      const retry: Header[] = ['429', '503'].includes(status) ? ['Retry-After'] : [];
+      const response = {
+        description: `${STATUS_CODES[status]}: ${found.map((one) => `\`${one}\``).join(', ')}`,
+        headers: headersNamed(['X-Request-Id', ...retry]),
+        content: { 'application/json': { schema } },
+      };
+      return [name, response] as const;
+    }),
+  );
+  return Object.fromEntries(responses);
+}
+
+/** Every error code that a route may answer. */
+export function codesOf(route: Route): Code[] {
+  const { access, body, accepts, idempotency, impliesMachine, errors = [] } = route;
+  const found: Code[] = [...errors, 'invalid_request', 'internal_error', ...idsIn(route)];
+  if (access !== 'everybody') found.push('unauthorized', 'forbidden', 'rate_limited', 'unavailable');
+  if (body) found.push('validation_failed');
+  if (body || accepts) found.push('payload_too_large');
+  if (idempotency) found.push('conflict', 'idempotency_mismatch');
+  if (impliesMachine) found.push('machine_not_found');
+  const order = Object.keys(codes);
+  return [...new Set(found)].sort((a, b) => order.indexOf(a) - order.indexOf(b));
+}
+
+/** `machine_not_found` for each kind of id that a route takes. */
+function idsIn(route: Route): Code[] {
+  const body = route.body instanceof z.ZodObject ? route.body.shape : {};
+  const schemas = [route.params, route.query, body].flatMap((shape) => Object.values(shape));
+  return Object.entries(idSchemas).flatMap(([noun, id]): Code[] => {
+    // A described copy of an id schema has the checks of the original.
+    const marks: readonly unknown[] = id._zod.def.checks ?? [];
+    const isId = (schema: z.core.$ZodType): boolean =>
+      'unwrap' in schema && typeof schema.unwrap === 'function'
+        ? isId(schema.unwrap())
+        : schema._zod.def.checks?.some((check) => marks.includes(check)) === true;
+    return schemas.some((schema) => isId(schema)) ? [`${noun as keyof typeof idSchemas}_not_found`] : [];
+  });
+}
+
+const signature = z
+  .string()
+  .optional()
+  .describe('`sha256=` and the hexadecimal HMAC-SHA256 of the body, if there is a secret');
+
+/** The request that a webhook of this event type receives. */
+function deliveryOf(type: string): ZodOpenApiOperationObject {
+  return {
+    operationId: `deliver.${type}`,
+    tags: ['Webhooks'],
+    summary: `Receive ${type}`,
+    description: 'Answer with any 2xx within 15 seconds. Anything else is repeated after 1 and 5 minutes.',
+    security: [],
+    requestParams: {
+      header: z.object({
+        'X-Service-Event': z.string().describe('Event type'),
+        'X-Service-Delivery': z.string().describe('Id of the delivery, the same for each attempt'),
+        'X-Service-Signature': signature,
+        'webhook-id': z.string().describe('Id of the event (Standard Webhooks)'),
+        'webhook-timestamp': z.string().describe('Unix time of the attempt (Standard Webhooks)'),
+        'webhook-signature': z
+          .string()
+          .optional()
+          .describe('Signature of Standard Webhooks, if there is a secret'),
+      }),
+    },
+    requestBody: { required: true, content: { 'application/json': { schema: deliveryBody(type) } } },
+    responses: {
+      '2XX': { description: 'Delivered' },
+      '4XX': { description: 'Not delivered: repeated' },
+    },
+  };
 }
 
 /** `if_match` as If-Match. */

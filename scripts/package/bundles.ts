@@ -1,5 +1,5 @@
 // The programs and the library as bundles: lib/ of a package, with what they read at run time beside it.
-import { cpSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { cpSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
@@ -142,18 +142,16 @@ function addUnits(folder: string, names: readonly Entry[]): void {
 
 function addBrokerFiles(folder: string): void {
   cpSync(join(root, 'broker/packages/install.sh'), join(folder, 'install.sh'));
-  const library = dirname(require.resolve('swagger-ui-dist/package.json'));
-  mkdirSync(join(folder, 'docs'));
-  for (const file of ['swagger-ui-bundle.js', 'swagger-ui.css']) {
-    cpSync(join(library, file), join(folder, 'docs', file));
-  }
+  const redocly = dirname(require.resolve('@redocly/cli/package.json'));
+  const renderer = 'redoc.standalone.js';
+  cpSync(join(redocly, 'lib/chunks', renderer), join(folder, 'docs', renderer));
 }
 
 function librariesOf({ inputs }: Metafile): string[] {
   const found = Object.keys(inputs).flatMap(
     (file) => /^(.*node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(file)?.[1] ?? [],
   );
-  return [...new Set([...found, 'node_modules/swagger-ui-dist'])].sort();
+  return [...new Set([...found, 'node_modules/@redocly/cli'])].sort();
 }
 
 function licencesOf(libraries: string[]): string {

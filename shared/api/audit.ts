@@ -1,42 +1,42 @@
-// Who did what, over REST: an append-only record of every call that changes or runs something.
+// The audit log over REST: an append-only record of every call that changes or runs something.
 import * as z from 'zod';
 import { list } from './list.ts';
 import { label, timestamp } from './route.ts';
 
-const audited = z
+const entry = z
   .object({
-    id: z.string(),
-    at: timestamp,
-    key_id: z.string(),
-    key_name: z.string(),
+    id: z.string().describe('Id of the entry'),
+    at: timestamp.describe('Time of the call'),
+    key_id: z.string().describe('Id of the API key that made the call'),
+    key_name: z.string().describe('Name of that key at the time'),
     action: z.string().meta({
       description:
-        'The operation of this document; `sessions.input` and `sessions.leave` of a terminal’s client; `refusals`: how many were left out',
+        'Operation id; `sessions.input` and `sessions.leave` of a terminal client; `refusals`: number of refusals left out',
       examples: ['sessions.attach'],
     }),
-    machine_id: z.string().nullable(),
+    machine_id: z.string().nullable().describe('Id of the machine, if the call was about one'),
     what: z
       .record(z.string(), z.unknown())
-      .describe('What it was done to: ids, paths, command lines; long ones are cut'),
-    request_id: z.string(),
-    address: z.string().describe('Where it came from; empty over the broker’s own socket file'),
-    result: z.string().describe('`ok`, or the code of the refusal'),
+      .describe('Objects of the call: ids, paths, command lines; long values are cut'),
+    request_id: z.string().describe('Id of the request'),
+    address: z.string().describe('Client address; empty over the broker’s own socket file'),
+    result: z.string().describe('`ok`, or the error code'),
   })
   .meta({ id: 'AuditEntry' });
 
-/** What somebody did, before it has its place in the record. */
-export type Deed = Omit<z.output<typeof audited>, 'id' | 'at'>;
+/** An action of a client, before it gets its id and time in the audit log. */
+export type Deed = Omit<z.output<typeof entry>, 'id' | 'at'>;
 
 export const audit = {
   list: list('/audit', 'admin', {
-    summary: 'List who did what',
+    summary: 'List the audit log',
     query: {
-      action: label(1, 100).optional(),
-      // Not looked up: what a revoked key did is what one wants to know.
-      key_id: label(1, 200).optional().describe('Id of a key, also of a revoked one'),
-      key: label(1, 200).optional().describe('The same as key_id'),
+      action: label(1, 100).optional().describe('Only entries of this operation'),
+      // Not looked up: entries of revoked keys must be found too.
+      key_id: label(1, 200).optional().describe('Only entries of this API key, which may be revoked'),
+      key: label(1, 200).optional().describe('Same as key_id'),
     },
     sort: ['created_at'],
-    reply: audited,
+    reply: entry,
   }),
 };

@@ -1,22 +1,23 @@
-// One command on many machines (batches).
+// Batches over REST: one command on many machines.
 import * as z from 'zod';
-import { command, spec, wait } from './commands.ts';
+import { command, requestedBy, spec, wait } from './commands.ts';
+import { single } from './define-route.ts';
 import { list } from './list.ts';
-import { batchId, machineId, single, tagList, timestamp } from './route.ts';
+import { batchId, machineId, tagList, timestamp } from './route.ts';
 
 export const mostMachines = 10_000;
-/** Characters as JSON. Each machine gets all of it: what is larger is uploaded first. */
-const mostBeside = 64 * 1024;
+/** Characters of args, env and stdin as JSON: each machine gets a copy of all of it. */
+const mostInput = 64 * 1024;
 
 const counts = z.object({
-  queued: z.number(),
-  running: z.number(),
-  completed: z.number(),
-  failed: z.number(),
-  timeout: z.number(),
-  cancelled: z.number(),
-  expired: z.number(),
-  lost: z.number(),
+  queued: z.number().describe('Machines whose command waits'),
+  running: z.number().describe('Machines whose command runs'),
+  completed: z.number().describe('Machines whose command ended with exit code 0'),
+  failed: z.number().describe('Machines whose command failed or could not start'),
+  timeout: z.number().describe('Machines whose command was killed at its timeout'),
+  cancelled: z.number().describe('Machines whose command was cancelled'),
+  expired: z.number().describe('Machines whose command never ran'),
+  lost: z.number().describe('Machines whose outcome is unknown'),
 });
 
 const batch = z
@@ -24,18 +25,15 @@ const batch = z
     id: batchId,
     status: z
       .enum(['running', 'completed', 'failed', 'cancelled'])
-      .describe('completed: on every machine; failed: not on all of them'),
-    command: z.string(),
-    args: z.array(z.string()).nullable(),
-    cwd: z.string().nullable(),
-    user: z.string().nullable(),
-    concurrency: z.number().nullable(),
-    max_failures: z.number().nullable(),
-    total: z.number().describe('Machines'),
-    counts: counts.describe('Machines by status'),
-    created_at: timestamp,
-    finished_at: timestamp.nullable(),
-    requested_by: z.string().nullable().describe('Id of the key'),
+      .describe('`completed`: on every machine; `failed`: not on all of them'),
+    ...command.pick({ command: true, args: true, cwd: true, user: true }).shape,
+    concurrency: z.number().nullable().describe('Machines at once; null: all'),
+    max_failures: z.number().nullable().describe('Failures after which no further machine starts'),
+    total: z.number().describe('Number of machines'),
+    counts: counts.describe('Machines by status of their command'),
+    created_at: timestamp.describe('Time of creation'),
+    finished_at: timestamp.nullable().describe('Time when the last machine ended'),
+    requested_by: requestedBy,
   })
   .meta({ id: 'Batch' });
 
@@ -43,31 +41,28 @@ const withResults = batch
   .extend({
     results: z
       .array(command.omit({ command: true, args: true, cwd: true, user: true }))
-      .describe('The command on each machine, with the last 4 KiB of its output, or a share of 8 MiB'),
+      .describe('The command of each machine, with the last 4 KiB of its output, or a share of 8 MiB'),
   })
   .meta({ id: 'BatchWithResults' });
 
 export const batches = {
   create: single('POST', '/commands/batch', 'commands:execute', {
     summary: 'Run a command on many machines and wait for it',
+    description:
+      'Name the machines by `machine_ids` or by `tags`. An offline machine fails, unless `queue_for` is given.',
     body: z
       .strictObject({
-        machine_ids: z.array(machineId).min(1).max(mostMachines).optional(),
-        // None at all would mean every machine there is: too much for a slip.
-        tags: tagList(1).optional().describe('Every machine that has all of these'),
+        machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
+        // No tag at all would mean every machine.
+        tags: tagList(1).optional().describe('Every machine that has all of these tags'),
         ...spec,
-        concurrency: z
-          .int()
-          .min(1)
-          .max(mostMachines)
-          .optional()
-          .describe('Machines at once; all of them without it'),
+        concurrency: z.int().min(1).max(mostMachines).optional().describe('Machines at once; default: all'),
         max_failures: z
           .int()
           .min(0)
           .max(mostMachines)
           .optional()
-          .describe('When more than so many did not complete, no further machine starts'),
+          .describe('Start no further machine after more failures than this'),
         wait,
       })
       .refine(
@@ -75,9 +70,10 @@ export const batches = {
         'name either machine_ids or tags, not both',
       )
       .refine(
-        ({ args = [], env = {}, stdin = '' }) => JSON.stringify([args, env, stdin]).length <= mostBeside,
+        ({ args = [], env = {}, stdin = '' }) => JSON.stringify([args, env, stdin]).length <= mostInput,
         'args, env and stdin of a batch must not exceed 64 KiB together: upload a file first, and let the command read it',
       ),
+    example: { tags: ['web'], command: 'uptime', concurrency: 10, max_failures: 2 },
     reply: withResults,
     status: 201,
     idempotency: 'replay',
@@ -85,7 +81,7 @@ export const batches = {
   }),
   list: list('/batches', 'commands:read', {
     summary: 'List batches',
-    query: { machine_id: machineId.optional().describe('Those that have this machine') },
+    query: { machine_id: machineId.optional().describe('Only batches that include this machine') },
     sort: ['created_at'],
     reply: batch,
   }),
@@ -94,7 +90,8 @@ export const batches = {
     reply: withResults,
   }),
   cancel: single('DELETE', '/batches/{batch_id}', 'commands:execute', {
-    summary: 'Cancel a batch: what waits never runs, what runs is ended with its process tree',
+    summary: 'Cancel a batch',
+    description: 'Commands that wait never run; commands that run are killed with their process tree.',
     reply: withResults,
   }),
 };

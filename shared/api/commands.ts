@@ -1,16 +1,16 @@
-// Commands over REST (spec 2.9, 4.5).
+// Commands over REST: run, follow, feed, signal and cancel them (spec 2.9, 4.5).
 import * as z from 'zod';
 import { signals } from '../signals.ts';
+import { outgoing, single } from './define-route.ts';
 import { list } from './list.ts';
 import {
   commandId,
   label,
+  machineErrors,
   machineId,
   milliseconds,
-  outgoing,
   queryBoolean,
   queryNumber,
-  single,
   text,
   timestamp,
 } from './route.ts';
@@ -26,34 +26,41 @@ const commandStatuses = [
   'lost',
 ] as const;
 
+export const requestedBy = z.string().nullable().describe('Id of the API key that requested it');
+
 export const command = z
   .object({
     id: commandId,
     machine_id: machineId,
-    command: z.string(),
-    args: z.array(z.string()).nullable(),
-    cwd: z.string().nullable(),
-    user: z.string().nullable(),
-    status: z.enum(commandStatuses),
-    exit_code: z.number().nullable().describe('128 + n when killed by signal n'),
-    signal: z.string().nullable(),
+    command: z.string().describe('Command line, or with `args` the program'),
+    args: z
+      .array(z.string())
+      .nullable()
+      .describe('Arguments of the program; null: `command` is a shell line'),
+    cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
+    user: z.string().nullable().describe('User it runs as; null: the agent’s user'),
+    status: z
+      .enum(commandStatuses)
+      .describe('`expired`: never ran; `lost`: outcome unknown; every status after `running` is final'),
+    exit_code: z.number().nullable().describe('Exit code; 128 + n when killed by signal n'),
+    signal: z.string().nullable().describe('Signal that killed it'),
     stdout: z.string().describe('The last 1 MiB (4 KiB in lists), U+FFFD for bytes that are not UTF-8'),
-    stderr: z.string(),
-    stdout_bytes: z.number(),
-    stderr_bytes: z.number(),
-    stdout_truncated: z.boolean().describe('stdout is not everything that was written'),
-    stderr_truncated: z.boolean(),
-    stdout_start: z.number().describe('Offset of the first byte that GET output still has'),
-    stderr_start: z.number(),
-    duration: z.number().nullable().describe('Milliseconds'),
-    created_at: timestamp,
-    started_at: timestamp.nullable(),
-    finished_at: timestamp.nullable(),
+    stderr: z.string().describe('Like `stdout`'),
+    stdout_bytes: z.number().describe('Bytes written in all'),
+    stderr_bytes: z.number().describe('Bytes written in all'),
+    stdout_truncated: z.boolean().describe('`stdout` is not everything that was written'),
+    stderr_truncated: z.boolean().describe('`stderr` is not everything that was written'),
+    stdout_start: z.number().describe('Offset of the first byte that is still stored'),
+    stderr_start: z.number().describe('Offset of the first byte that is still stored'),
+    duration: z.number().nullable().describe('Milliseconds from start to end'),
+    created_at: timestamp.describe('Time of creation'),
+    started_at: timestamp.nullable().describe('Time of the start'),
+    finished_at: timestamp.nullable().describe('Time of the end'),
     reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
-    queued_until: timestamp.nullable().describe('While it waits for its machine: until when'),
-    schedule_id: z.string().nullable(),
-    batch_id: z.string().nullable(),
-    requested_by: z.string().nullable().describe('Id of the key'),
+    queued_until: timestamp.nullable().describe('Time until which it waits for its machine'),
+    schedule_id: z.string().nullable().describe('Id of the schedule that started it'),
+    batch_id: z.string().nullable().describe('Id of the batch it belongs to'),
+    requested_by: requestedBy,
   })
   .meta({ id: 'Command' });
 
@@ -66,35 +73,38 @@ export const environment = z
       .max(256),
     text(131_072),
   )
-  .refine((env) => Object.keys(env).length <= mostVariables, `at most ${mostVariables} variables`);
+  .refine((env) => Object.keys(env).length <= mostVariables, `at most ${mostVariables} variables`)
+  .describe('Environment variables besides those of the agent’s user');
 
 const day = 86_400_000;
 
-/** What is to run. */
+/** Fields of a request to run something. */
 export const spec = {
-  command: text(131_072).min(1).describe('Runs under /bin/sh -c; with args it is the program itself'),
-  args: z.array(text(131_072)).max(4096).optional(),
-  cwd: text(4096).min(1).optional(),
+  command: text(131_072)
+    .min(1)
+    .describe('Shell line for `/bin/sh -c`; with `args` the program, which runs without a shell'),
+  args: z.array(text(131_072)).max(4096).optional().describe('Arguments of the program'),
+  cwd: text(4096).min(1).optional().describe('Working directory; default: the home of the user'),
   env: environment.optional(),
-  user: label(1, 64).optional(),
-  stdin: z.string().optional().describe('Its input; without it and without input: none'),
+  user: label(1, 64).optional().describe('User to run as; default: the agent’s user'),
+  stdin: z.string().optional().describe('Text for its standard input; default: empty'),
   timeout: milliseconds(1, 31 * day)
     .optional()
-    .describe('Milliseconds until the whole process tree is killed'),
+    .describe('Milliseconds until the whole process tree is killed; default: none'),
   queue_for: milliseconds(1, 31 * day)
     .optional()
-    .describe('Milliseconds that it may wait for an offline machine, or for a place on a busy one'),
+    .describe('Milliseconds to wait for an offline machine, or for a free slot on a busy one; default: 0'),
 };
 
-/** How long a request waits. */
+/** Longest wait of a request for the end of its command. */
 export const wait = milliseconds(0, 50_000)
   .default(30_000)
-  .describe('Milliseconds to wait for the end; 0 answers at once');
+  .describe('Milliseconds to wait for the end; 0 answers at once, with the record as it is then');
 
 const creation = {
   machine_id: machineId,
   ...spec,
-  input: z.boolean().optional().describe('Its input stays open for POST input after stdin'),
+  input: z.boolean().optional().describe('Keep standard input open for `POST …/input`'),
 };
 
 const paging = {
@@ -104,15 +114,19 @@ const paging = {
 
 const streams = ['stdout', 'stderr'] as const;
 
-/** What a stream of events tells: output, bytes that are gone, and how it ended. */
-const told = z.union([
+/** Events of a command's stream: `output`, `gap` (bytes no longer stored) and `exit`. */
+const streamEvent = z.union([
   z.object({
-    stream: z.enum(streams),
-    offset: z.number().describe('Of the first byte of data in this stream'),
-    data: z.string(),
-    encoding: z.enum(['utf-8', 'base64']),
+    stream: z.enum(streams).describe('Output it is from'),
+    offset: z.number().describe('Offset of the first byte of `data`'),
+    data: z.string().describe('The output'),
+    encoding: z.enum(['utf-8', 'base64']).describe('Encoding of `data`'),
   }),
-  z.object({ stream: z.enum(streams), from: z.number(), to: z.number() }),
+  z.object({
+    stream: z.enum(streams).describe('Output it is from'),
+    from: z.number().describe('Offset of the first byte that is gone'),
+    to: z.number().describe('Offset of the next byte that is stored'),
+  }),
   command.pick({
     status: true,
     exit_code: true,
@@ -127,6 +141,10 @@ const told = z.union([
 export const commands = {
   create: single('POST', '/commands', 'commands:execute', {
     summary: 'Run a command on a machine and wait for it',
+    description:
+      'Answers when the command ends, or after `wait` with the record as it is then: read `status`. The command goes on either way.',
+    example: { machine_id: 'mach_4fJ2kQ9ZtR7wXc0BvN1mLp', command: 'df -h /', timeout: 60_000 },
+    errors: machineErrors,
     body: z.strictObject({ ...creation, wait }),
     reply: command,
     status: 201,
@@ -135,6 +153,8 @@ export const commands = {
   }),
   async: single('POST', '/commands/async', 'commands:execute', {
     summary: 'Run a command on a machine without waiting for it',
+    example: { machine_id: 'mach_4fJ2kQ9ZtR7wXc0BvN1mLp', command: 'make', args: ['-j4'], cwd: '/srv/app' },
+    errors: machineErrors,
     body: z.strictObject(creation),
     reply: command,
     status: 201,
@@ -149,53 +169,64 @@ export const commands = {
     ...paging,
   }),
   purge: single('DELETE', '/machines/{machine_id}/commands', 'commands:execute', {
-    summary: 'Cancel every command that still waits for a machine',
-    reply: z.object({ cancelled: z.array(commandId) }),
+    summary: 'Cancel every command that waits for a machine',
+    reply: z.object({ cancelled: z.array(commandId).describe('Ids of the cancelled commands') }),
   }),
   get: single('GET', '/commands/{command_id}', 'commands:read', {
     summary: 'Get a command and its result',
     reply: command,
   }),
   cancel: single('DELETE', '/commands/{command_id}', 'commands:execute', {
-    summary: 'Cancel a command: TERM, then KILL after 10 s, to its whole process tree',
+    summary: 'Cancel a command',
+    description:
+      'Sends TERM to its whole process tree, and KILL after 10 s. A cancel of a command on an offline machine is stored and sent when the machine is back.',
     reply: command,
   }),
   output: outgoing('bytes', '/commands/{command_id}/output', 'commands:read', {
-    summary: 'The bytes a command wrote, on request as they come; X-Output-Offset tells where they start',
+    summary: 'Read the output of a command as bytes',
+    description: 'The header `X-Output-Offset` is the offset of the first byte. The last 64 MiB are stored.',
+    types: ['application/octet-stream'],
+    replyHeaders: ['X-Output-Offset'],
+    errors: ['range_not_satisfiable'],
     query: {
-      stream: z.enum(streams).default('stdout'),
-      offset: queryNumber(0).optional().describe('First byte wanted; without it the first one kept'),
-      follow: queryBoolean.optional(),
+      stream: z.enum(streams).default('stdout').describe('Output to read'),
+      offset: queryNumber(0)
+        .optional()
+        .describe('Offset of the first byte; default: the first byte that is stored'),
+      follow: queryBoolean.optional().describe('Go on with output as it is written'),
     },
   }),
   stream: outgoing('events', '/commands/{command_id}/stream', 'commands:read', {
-    summary: 'Both outputs and the end as events; Last-Event-ID resumes',
+    summary: 'Follow a command: both outputs and its end as events',
+    description: 'Events: `output`, `gap` (output that is no longer stored) and last `exit`.',
     headers: {
       last_event_id: z
         .string()
         .regex(/^\d{1,16}\.\d{1,16}$/, 'must be the id of an event')
-        .optional(),
+        .optional()
+        .describe('Id of the last event received, to resume after it'),
     },
-    reply: told,
+    reply: streamEvent,
     lastEvent: 'exit',
   }),
   input: single('POST', '/commands/{command_id}/input', 'commands:execute', {
-    summary: 'Give a running command input, if it was started with input',
+    summary: 'Write to the standard input of a running command',
+    description: 'The command must have been started with `input`.',
+    example: { data: 'yes\n', end: true },
+    errors: [...machineErrors, 'conflict'],
     body: z.strictObject({
-      data: z.string().default(''),
-      encoding: z.enum(['utf-8', 'base64']).default('utf-8'),
-      offset: z
-        .int()
-        .min(0)
-        .optional()
-        .describe('Where data belongs among all input: a repeat is then harmless'),
-      end: z.boolean().default(false).describe('Nothing comes after this'),
+      data: z.string().default('').describe('Input'),
+      encoding: z.enum(['utf-8', 'base64']).default('utf-8').describe('Encoding of `data`'),
+      offset: z.int().min(0).optional().describe('Offset of `data` in all input: makes a repeat harmless'),
+      end: z.boolean().default(false).describe('Close the input after `data`'),
     }),
-    reply: z.object({ taken: z.number().describe('Bytes of input taken in all') }),
+    reply: z.object({ taken: z.number().describe('Bytes of input accepted in all') }),
   }),
   signal: single('POST', '/commands/{command_id}/signal', 'commands:execute', {
     summary: 'Send a signal to the process group of a running command',
-    body: z.strictObject({ signal: z.enum(signals) }),
+    body: z.strictObject({ signal: z.enum(signals).describe('Name of the signal') }),
+    example: { signal: 'SIGINT' },
+    errors: [...machineErrors, 'conflict'],
     reply: command,
   }),
 };

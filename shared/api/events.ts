@@ -1,20 +1,21 @@
-// The event log over REST (spec 6).
+// The event log over REST, and the data of each event type (spec 6).
 import * as z from 'zod';
+import { outgoing } from './define-route.ts';
 import { list } from './list.ts';
-import { machineId, outgoing, type Scope, shownAs, timestamp } from './route.ts';
+import { machineId, type Scope, shownAs, timestamp } from './route.ts';
 import { groups, types as webhookTypes } from './webhooks.ts';
 
-/** What can happen: spec 6.1, and what only the event log has. */
+/** Event types: those of spec 6.1, and three that only the event log has. */
 export const eventTypes = [...webhookTypes, 'machine.removed', 'machine.fenced', 'webhook.disabled'] as const;
 export type EventType = (typeof eventTypes)[number];
 
-/** The scope that reading events of a family needs. */
+/** Scope required to read the events of a family. */
 const scopeOfFamily = new Map<string, Scope>([
   ...Object.entries(groups).map(([family, { scope }]) => [family, scope] as const),
   ['webhook', 'webhooks:read'],
 ]);
 
-/** What somebody with these scopes may read. */
+/** The event types that a key with these scopes may read. */
 export function readableTypes(may: (scope: Scope) => boolean): EventType[] {
   return eventTypes.filter((type) => {
     const scope = scopeOfFamily.get(type.slice(0, type.indexOf('.')));
@@ -22,16 +23,68 @@ export function readableTypes(may: (scope: Scope) => boolean): EventType[] {
   });
 }
 
+const envelope = {
+  id: z.string().meta({ description: 'Id of the event', examples: ['evt_4fJ2kQ9ZtR7wXc0BvN1mLp'] }),
+  timestamp: timestamp.describe('Time of the event'),
+};
+
+const ofMachine = z.object({
+  machine_id: z.string().describe('Id of the machine'),
+  machine_name: z.string().describe('Name of the machine; empty if it has been removed'),
+});
+const ofSession = ofMachine.extend({
+  session_id: z.string().describe('Id of the session'),
+  status: z.string().describe('Status of the session'),
+  client_id: z.string().optional().describe('Id of the client, in client events'),
+  mode: z.enum(['operator', 'observer']).optional().describe('Mode of the client, in client events'),
+});
+const ofRun = ofMachine.extend({
+  command_id: z.string().nullable().describe('Id of the command; null if it never started'),
+  schedule_id: z.string().nullable().describe('Id of the schedule that started it'),
+  status: z.string().describe('Status of the command or run'),
+  exit_code: z.number().nullable().describe('Exit code, once it has ended'),
+  duration: z.number().nullable().describe('Milliseconds, once it has ended'),
+});
+/** Data of the events that a webhook can name, by family. */
+const dataOfFamily = {
+  machine: ofMachine.extend({
+    last_seen: timestamp.describe('Time of the last message from its agent'),
+    hostname: z.string().optional().describe('Host name'),
+    ip: z.string().optional().describe('Address the agent connected from'),
+    agent_version: z.string().optional().describe('Version of its agent'),
+  }),
+  session: ofSession,
+  command: ofRun.extend({ command: z.string().describe('Command line; of a batch its beginning') }),
+  schedule: ofRun.extend({
+    name: z.string().describe('Name of the schedule'),
+    run_id: z.string().describe('Id of the schedule run'),
+  }),
+  file: ofMachine.extend({
+    path: z.string().describe('Path on the machine'),
+    path_encoding: z.literal('base64').optional().describe('Set if the path is not UTF-8'),
+    size: z.number().optional().describe('Bytes'),
+    recursive: z.boolean().optional().describe('Whether a directory was deleted with its content'),
+  }),
+};
+const isFamily = (name: string): name is keyof typeof dataOfFamily => Object.hasOwn(dataOfFamily, name);
+
+/** The body of a delivery of this event type, `test` included. */
+export function deliveryBody(type: string): z.ZodObject {
+  const family = type.replace(/\..*/, '');
+  const test = z.object({ message: z.string().describe('A text') });
+  const data = isFamily(family) ? dataOfFamily[family] : test;
+  return z.object({ ...envelope, type: z.literal(type).describe('Event type'), data: data.describe('Data') });
+}
+
 const event = z
   .object({
-    id: z.string(),
-    type: z.enum(eventTypes),
-    timestamp,
-    data: z.record(z.string(), z.unknown()),
+    ...envelope,
+    type: z.enum(eventTypes).describe('Event type'),
+    data: z.record(z.string(), z.unknown()).describe('Data of the event type, as under Webhooks'),
   })
   .meta({ id: 'Event' });
 
-/** The types that a text names: types and families such as `session.*`, with commas; undefined where it names none. */
+/** The types named by a text: types and families such as `session.*`, separated by commas; undefined if any is unknown. */
 function typesIn(text: string): EventType[] | undefined {
   const named = text.split(',').map((one) => matching(one.trim()));
   return named.some(({ length }) => length === 0) ? undefined : [...new Set(named.flat())];
@@ -56,26 +109,35 @@ const types = z
     });
     return z.NEVER;
   })
-  .meta(
-    shownAs({
-      type: 'string',
-      description: 'Those alone: types and families such as session.*, with commas',
-    }),
-  );
+  .meta(shownAs({ type: 'string' }));
 
 export const events = {
   list: list('/events', 'machines:read', {
-    summary:
-      'List events in the order they were recorded: those of families that the key has the scope for, such as commands:read',
-    query: { machine_id: machineId.optional() },
+    summary: 'List events in the order they were recorded',
+    description: 'Each family of events needs its read scope, such as `commands:read`; others are left out.',
+    query: { machine_id: machineId.optional().describe('Only events of this machine') },
     sort: ['created_at'],
     reply: event,
   }),
   stream: outgoing('events', '/events/stream', 'machines:read', {
-    summary:
-      'Follow events as they happen; Last-Event-ID tells those after it first, while it is kept; families as in the list',
-    query: { types: types.optional(), machine_id: machineId.optional() },
-    headers: { last_event_id: z.string().min(1).max(200).optional() },
+    summary: 'Follow events as they happen',
+    description:
+      'Each family of events needs its read scope, as in the list. Events are stored for 72 hours.',
+    query: {
+      types: types
+        .optional()
+        .describe('Only these event types: types and families such as `session.*`, separated by commas'),
+      machine_id: machineId.optional().describe('Only events of this machine'),
+    },
+    headers: {
+      last_event_id: z
+        .string()
+        .min(1)
+        .max(200)
+        .optional()
+        .describe('Id of the last event received: starts with the events after it'),
+    },
+    replyHeaders: ['X-Last-Event-Id'],
     reply: event,
   }),
 };

@@ -1,102 +1,91 @@
-// Files on a machine over REST (spec 2.4, 2.5, 4.2).
+// Files on machines over REST: list, read, write, transfer, search and watch (spec 2.4, 2.5, 4.2).
 import * as z from 'zod';
+import { growing, incoming, outgoing, single } from './define-route.ts';
 import {
-  growing,
-  incoming,
-  machineId,
-  mode,
-  outgoing,
-  path,
-  queryBoolean,
-  queryNumber,
-  single,
-  someOf,
-  timestamp,
-} from './route.ts';
+  absolutePath,
+  entry,
+  optionalPath,
+  pathEncoding,
+  readErrors,
+  requestedPath,
+  sha256,
+  writeErrors,
+} from './file-entry.ts';
+import { machineId, mode, path, queryBoolean, queryNumber, someOf } from './route.ts';
 
-const entry = z
-  .object({
-    name: z.string(),
-    path: z.string(),
-    type: z.enum(['file', 'directory']).describe('Of a symlink: its target’s'),
-    size: z.number().optional().describe('Bytes; absent for directories'),
-    mode: z.string().meta({ examples: ['0644'] }),
-    setuid: z.boolean().optional(),
-    setgid: z.boolean().optional(),
-    sticky: z.boolean().optional(),
-    owner: z.string(),
-    group: z.string(),
-    modified_at: timestamp,
-    link_target: z.string().optional(),
-    special: z.enum(['fifo', 'socket', 'block', 'char']).optional(),
-    name_encoding: z.literal('base64').optional().describe('name, path and link_target are base64'),
-  })
-  .meta({ id: 'FileEntry' });
+const encoding = z.enum(['utf-8', 'base64']);
 
-const sha256 = z.string().describe('Hexadecimal');
-const pathEncoding = z.literal('base64').optional().describe('For a path that is not UTF-8');
-const givenPath = { path: z.string(), path_encoding: pathEncoding };
-const askedPath = { path, path_encoding: pathEncoding };
-
-/** A route of one machine, and for the spec's unprefixed forms where the machine is named in the query. */
+/** Files of the machine in the path. The spec's unprefixed routes name it in the query or body instead. */
 const prefixed = '/machines/{machine_id}/files' as const;
 const anywhere = {
-  machine_id: machineId.optional().describe('May be left out while one machine is registered'),
+  machine_id: machineId.optional().describe('Id of the machine; optional while exactly one is registered'),
 };
 const implied = { impliesMachine: true } as const;
 
 const listing = {
-  summary: 'List a directory, directories first, then by name',
+  summary: 'List a directory',
+  description: 'Directories first, then by name. Without `limit` all entries, streamed.',
+  errors: readErrors,
   grows: 'files',
-  reply: z.object({ ...givenPath, files: z.array(entry) }).meta({ id: 'Listing' }),
+  reply: z.object({ ...absolutePath, files: z.array(entry).describe('Entries') }).meta({ id: 'Listing' }),
 } as const;
 const listed = {
-  path: path.optional(),
-  path_encoding: pathEncoding,
-  hidden: queryBoolean.optional(),
-  limit: queryNumber(1, 10_000).optional(),
-  offset: queryNumber(0, 1e9).optional(),
+  ...optionalPath,
+  hidden: queryBoolean.optional().describe('Include entries whose name starts with a dot; default: false'),
+  limit: queryNumber(1, 10_000).optional().describe('Largest number of entries in the answer; default: all'),
+  offset: queryNumber(0, 1e9).optional().describe('Number of entries to skip; default: 0'),
 };
 
 const reading = {
-  summary: 'Read a file as text, or as base64 where it is not UTF-8',
+  summary: 'Read a file',
+  description: 'The content is text, or base64 if it is not UTF-8. At most 10 MiB: download larger files.',
+  errors: [...readErrors, 'file_too_large'],
+  replyHeaders: ['ETag'],
   reply: z
     .object({
-      ...givenPath,
-      content: z.string(),
-      size: z.number(),
-      encoding: z.enum(['utf-8', 'base64']),
+      ...absolutePath,
+      content: z.string().describe('Content'),
+      size: z.number().describe('Bytes of the whole file'),
+      encoding: encoding.describe('Encoding of `content`'),
     })
     .meta({ id: 'FileContent' }),
   waits: true,
 } as const;
 const readPart = {
-  ...askedPath,
-  encoding: z.enum(['utf-8', 'base64']).optional(),
+  ...requestedPath,
+  encoding: encoding.optional().describe('`base64` also for text; default: by content'),
   offset: queryNumber(Number.MIN_SAFE_INTEGER)
     .optional()
-    .describe('First byte; negative counts from the end'),
-  length: queryNumber(0).optional(),
+    .describe('Offset of the first byte; negative from the end; default: 0'),
+  length: queryNumber(0).optional().describe('Number of bytes; default: to the end'),
 };
 
-const ifMatch = { if_match: z.string().max(1000).optional() };
+const size = z.number().describe('Bytes');
+const created = z.boolean().describe('Whether the file is new');
+const newMode = 'Permission bits as 3 or 4 octal digits; default: as before, of a new file 0644';
+const condition = (text: string) => z.string().max(1000).optional().describe(text);
+const ifMatch = { if_match: condition('ETag the file must have, or precondition_failed') };
 const writing = {
-  summary: 'Write a file atomically',
+  summary: 'Write a file',
+  description:
+    'Atomic. A replaced file keeps its owner and, without `mode`, its mode. A symlink is followed: its target is written.',
+  errors: [...writeErrors, 'file_too_large', 'precondition_failed'],
+  replyHeaders: ['ETag'],
   headers: ifMatch,
-  reply: z.object({ ...givenPath, size: z.number(), created: z.boolean() }).meta({ id: 'FileWritten' }),
+  reply: z.object({ ...absolutePath, size, created }).meta({ id: 'FileWritten' }),
   bodyLimit: 16 * 1024 * 1024,
   waits: true,
 } as const;
 const content = {
-  ...askedPath,
-  content: z.string(),
-  encoding: z.enum(['utf-8', 'base64']).default('utf-8'),
-  mode: mode.optional(),
-  create_parents: z.boolean().default(false),
+  ...requestedPath,
+  content: z.string().describe('Content'),
+  encoding: encoding.default('utf-8').describe('Encoding of `content`'),
+  mode: mode.optional().describe(newMode),
+  create_parents: z.boolean().default(false).describe('Create missing directories'),
 };
 
-/** Text must be text, and base64 must be base64. */
-function sound<T extends z.ZodType<{ content: string; encoding: 'utf-8' | 'base64' }>>(body: T) {
+/** Checks that the content fits its encoding. */
+function withEncoding<T extends z.ZodType<{ content: string; encoding: 'utf-8' | 'base64' }>>(body: T) {
   return body
     .refine((given) => given.encoding === 'base64' || given.content.isWellFormed(), {
       path: ['content'],
@@ -109,24 +98,29 @@ function sound<T extends z.ZodType<{ content: string; encoding: 'utf-8' | 'base6
 }
 
 const removing = {
-  summary: 'Delete a file, a symlink (never its target) or a directory',
-  reply: z.object({ ...givenPath, deleted: z.literal(true) }).meta({ id: 'FileDeleted' }),
+  summary: 'Delete a file or directory',
+  description: 'A symlink is deleted, never its target. `/` and the home directory are refused.',
+  errors: [...writeErrors, 'directory_not_empty'],
+  reply: z
+    .object({ ...absolutePath, deleted: z.literal(true).describe('Always true') })
+    .meta({ id: 'FileDeleted' }),
   waits: true,
 } as const;
-const removed = { ...askedPath, recursive: queryBoolean.default(false) };
-
-const uploaded = z
-  .object({ ...givenPath, size: z.number(), created: z.boolean(), sha256 })
-  .meta({ id: 'FileUploaded' });
-/** From one name to another. */
-const fromTo = {
-  source: path,
-  source_encoding: pathEncoding,
-  destination: path,
-  destination_encoding: pathEncoding,
-  overwrite: z.boolean().default(false),
+const removed = {
+  ...requestedPath,
+  recursive: queryBoolean.default(false).describe('Delete a directory with its content'),
 };
-const replacing = queryBoolean.default(true).describe('false: an existing file is already_exists');
+
+const uploaded = z.object({ ...absolutePath, size, created, sha256 }).meta({ id: 'FileUploaded' });
+const fromTo = {
+  source: path.describe('Path of the file or directory'),
+  source_encoding: pathEncoding,
+  destination: path.describe('New path'),
+  destination_encoding: pathEncoding,
+  overwrite: z.boolean().default(false).describe('Replace an existing file; otherwise already_exists'),
+};
+const createParents = queryBoolean.default(false).describe('Create missing directories');
+const replacing = queryBoolean.default(true).describe('Replace an existing file; otherwise already_exists');
 
 export const files = {
   list: growing(prefixed, 'files:read', { ...listing, query: listed }),
@@ -143,13 +137,15 @@ export const files = {
   }),
   write: single('PUT', `${prefixed}/content`, 'files:write', {
     ...writing,
-    body: sound(z.strictObject(content)),
+    body: withEncoding(z.strictObject(content)),
+    example: { path: '/srv/app/motd', content: 'hello\n', mode: '0644' },
   }),
   writeAnywhere: single('PUT', '/files/content', 'files:write', {
     ...writing,
     ...implied,
     query: anywhere,
-    body: sound(z.strictObject({ ...anywhere, ...content })),
+    body: withEncoding(z.strictObject({ ...anywhere, ...content })),
+    example: { machine_id: 'mach_4fJ2kQ9ZtR7wXc0BvN1mLp', path: '/srv/app/motd', content: 'hello\n' },
   }),
   remove: single('DELETE', prefixed, 'files:write', { ...removing, query: removed }),
   removeAnywhere: single('DELETE', '/files', 'files:write', {
@@ -159,57 +155,91 @@ export const files = {
   }),
 
   stat: single('GET', `${prefixed}/stat`, 'files:read', {
-    summary: 'Describe one path, on request with the checksum of its bytes',
-    query: { ...askedPath, checksum: z.literal('sha256').optional() },
+    summary: 'Get one file or directory',
+    query: {
+      ...requestedPath,
+      checksum: z.literal('sha256').optional().describe('Add the SHA-256 of the bytes'),
+    },
     reply: entry.extend({ sha256: sha256.optional() }).meta({ id: 'FileStat' }),
+    errors: readErrors,
     waits: true,
   }),
   change: single('PATCH', prefixed, 'files:write', {
     summary: 'Change mode, owner or group',
     body: someOf(
       z.strictObject({
-        ...askedPath,
+        ...requestedPath,
         mode: mode.optional(),
-        owner: z.string().min(1).max(100).optional().describe('A name or a number'),
-        group: z.string().min(1).max(100).optional().describe('A name or a number'),
+        owner: z.string().min(1).max(100).optional().describe('Name or number of the new owner'),
+        group: z.string().min(1).max(100).optional().describe('Name or number of the new group'),
       }),
       ['mode', 'owner', 'group'],
     ),
+    example: { path: '/srv/app/motd', mode: '0600' },
+    errors: writeErrors,
     reply: entry,
   }),
   mkdir: single('POST', `${prefixed}/mkdir`, 'files:write', {
-    summary: 'Make a directory',
-    body: z.strictObject({ ...askedPath, mode: mode.optional(), parents: z.boolean().default(false) }),
+    summary: 'Create a directory',
+    body: z.strictObject({
+      ...requestedPath,
+      mode: mode.optional().describe('Permission bits as 3 or 4 octal digits; default: 0755'),
+      parents: z.boolean().default(false).describe('Create missing parents'),
+    }),
+    example: { path: '/srv/app/releases/1', parents: true },
+    errors: writeErrors,
     reply: entry,
     status: 201,
     idempotency: 'replay',
   }),
   move: single('POST', `${prefixed}/move`, 'files:write', {
-    summary: 'Move or rename a file or directory, also to another file system',
+    summary: 'Move or rename a file or directory',
+    description: 'Works across file systems too.',
     body: z.strictObject(fromTo),
+    example: { source: '/srv/app/motd', destination: '/srv/app/motd.old', overwrite: true },
+    errors: [...writeErrors, 'directory_not_empty'],
     reply: entry,
     idempotency: 'replay',
     waits: true,
   }),
   copy: single('POST', `${prefixed}/copy`, 'files:write', {
-    summary: 'Copy a file or directory, also to another machine',
-    body: z.strictObject({ ...fromTo, destination_machine_id: machineId.optional() }),
-    reply: entry.extend({ files_copied: z.number(), bytes_copied: z.number() }).meta({ id: 'FileCopied' }),
+    summary: 'Copy a file or directory',
+    description: 'A copy to another machine streams through the broker, with a checksum at the end.',
+    body: z.strictObject({
+      ...fromTo,
+      destination_machine_id: machineId
+        .optional()
+        .describe('Id of the machine to copy to; default: the same'),
+    }),
+    example: { source: '/srv/app/motd', destination: '/srv/app/motd.copy', overwrite: true },
+    errors: [...writeErrors, 'directory_not_empty'],
+    reply: entry
+      .extend({
+        files_copied: z.number().describe('Number of files copied'),
+        bytes_copied: z.number().describe('Number of bytes copied'),
+      })
+      .meta({ id: 'FileCopied' }),
     status: 201,
     idempotency: 'replay',
     waits: true,
   }),
 
   upload: incoming('form', 'POST', `${prefixed}/upload`, 'files:write', {
-    summary: 'Upload a file as a form; it streams to the machine where path comes before the file',
-    query: { path: path.optional(), path_encoding: pathEncoding },
-    body: z.strictObject({
-      path: path.optional(),
+    summary: 'Upload a file as a form',
+    description:
+      'Send `path` in the query, or before the file: then the file streams to the machine. Otherwise the broker stores it first.',
+    query: {
+      path: path.optional().describe('Path of the file, if the form has none'),
       path_encoding: pathEncoding,
-      mode: mode.optional(),
+    },
+    body: z.strictObject({
+      path: path.optional().describe('Path of the file, if the query has none'),
+      path_encoding: pathEncoding,
+      mode: mode.optional().describe(newMode),
       overwrite: replacing,
-      create_parents: queryBoolean.default(false),
+      create_parents: createParents,
     }),
+    errors: writeErrors,
     reply: uploaded,
     status: 201,
     idempotency: 'replay',
@@ -217,19 +247,28 @@ export const files = {
   put: incoming('bytes', 'PUT', `${prefixed}/raw`, 'files:write', {
     summary: 'Upload a file as the plain body',
     query: {
-      ...askedPath,
-      mode: mode.optional(),
+      ...requestedPath,
+      mode: mode.optional().describe(newMode),
       overwrite: replacing,
-      create_parents: queryBoolean.default(false),
+      create_parents: createParents,
     },
     headers: ifMatch,
+    errors: [...writeErrors, 'precondition_failed'],
+    replyHeaders: ['ETag'],
     reply: uploaded,
   }),
   extract: incoming('bytes', 'POST', `${prefixed}/extract`, 'files:write', {
     summary: 'Unpack a tar or tar.gz into a directory',
-    query: { ...askedPath, overwrite: replacing, create_parents: queryBoolean.default(false) },
+    description: 'The body is the archive. No entry may land outside the directory.',
+    query: { ...requestedPath, overwrite: replacing, create_parents: createParents },
+    errors: writeErrors,
     reply: z
-      .object({ ...givenPath, files: z.number(), bytes: z.number(), sha256 })
+      .object({
+        ...absolutePath,
+        files: z.number().describe('Number of entries unpacked'),
+        bytes: z.number().describe('Number of bytes unpacked'),
+        sha256,
+      })
       .meta({ id: 'ArchiveExtracted' }),
     status: 201,
     idempotency: 'replay',
@@ -237,58 +276,76 @@ export const files = {
 
   download: outgoing('bytes', `${prefixed}/download`, 'files:read', {
     summary: 'Download a file, or a directory as a tar',
+    description: 'The media type follows from the file name. Ranges and conditions work as in RFC 9110.',
+    types: ['application/octet-stream', 'application/x-tar', 'application/gzip', 'text/plain', '*/*'],
+    replyHeaders: ['ETag'],
+    errors: [...readErrors, 'range_not_satisfiable', 'precondition_failed'],
     query: {
-      ...askedPath,
+      ...requestedPath,
       offset: readPart.offset,
       length: readPart.length,
-      archive: z.enum(['tar', 'tar.gz']).optional().describe('For a directory'),
+      archive: z.enum(['tar', 'tar.gz']).optional().describe('Archive format, for a directory'),
     },
     headers: {
-      range: z.string().max(1000).optional(),
-      if_range: z.string().max(1000).optional(),
-      if_match: z.string().max(1000).optional(),
-      if_none_match: z.string().max(1000).optional(),
-      if_modified_since: z.string().max(100).optional(),
-      if_unmodified_since: z.string().max(100).optional(),
+      range: condition('One range of bytes, such as `bytes=0-1023`'),
+      if_range: condition('ETag or time the range is for; otherwise the whole file is sent'),
+      if_match: condition('ETag the file must have, or precondition_failed'),
+      if_none_match: condition('ETag of the copy the client has: the same file is 304'),
+      if_modified_since: condition('Time of the copy the client has: an unchanged file is 304'),
+      if_unmodified_since: condition('Time since which the file must be unchanged, or precondition_failed'),
     },
   }),
   search: outgoing('lines', `${prefixed}/search`, 'files:read', {
-    summary: 'Search below a directory by name and by text; the last line says whether that is all',
+    summary: 'Search below a directory by name and content',
+    description: 'The last line is `end`, and reports whether the result is complete.',
+    errors: readErrors,
     query: {
-      path: path.optional(),
-      path_encoding: pathEncoding,
-      name: z.string().min(1).max(1000).optional().describe('A glob; with a slash over the whole path'),
-      content: z.string().min(1).max(1000).optional().describe('Text that a line must hold'),
-      ignore_case: queryBoolean.default(false),
-      hidden: queryBoolean.default(false),
-      limit: queryNumber(1, 10_000).default(1_000).describe('Matches at most'),
+      ...optionalPath,
+      name: z
+        .string()
+        .min(1)
+        .max(1000)
+        .optional()
+        .describe('Glob for the name; with a slash for the whole path'),
+      content: z.string().min(1).max(1000).optional().describe('Text that a line must contain'),
+      ignore_case: queryBoolean.default(false).describe('Ignore case'),
+      hidden: queryBoolean.default(false).describe('Include entries whose name starts with a dot'),
+      limit: queryNumber(1, 10_000).default(1_000).describe('Largest number of matches'),
     },
     reply: z
       .union([
-        z.object({ entry, line: z.number().optional(), text: z.string().optional() }),
         z.object({
-          end: z.object({
-            matches: z.number(),
-            truncated: z.boolean(),
-            visited: z.number(),
-            unreadable: z.number(),
-          }),
+          entry: entry.describe('A match'),
+          line: z.number().optional().describe('Line number, of a content match'),
+          text: z.string().optional().describe('The line'),
+        }),
+        z.object({
+          end: z
+            .object({
+              matches: z.number().describe('Number of matches'),
+              truncated: z.boolean().describe('Whether the limit was reached'),
+              visited: z.number().describe('Entries examined'),
+              unreadable: z.number().describe('Entries that could not be read'),
+            })
+            .describe('The last line'),
         }),
       ])
       .meta({ id: 'SearchLine' }),
   }),
   watch: outgoing('events', `${prefixed}/watch`, 'files:read', {
-    summary: 'Watch a path: ready, then change events; overflow means that changes were lost, list anew',
+    summary: 'Watch a file or directory for changes',
+    description:
+      'Events: `ready` once, then `change`. `overflow` means that changes were lost: list the directory again.',
+    errors: readErrors,
     query: {
-      path: path.optional(),
-      path_encoding: pathEncoding,
-      recursive: queryBoolean.default(false),
+      ...optionalPath,
+      recursive: queryBoolean.default(false).describe('Watch everything below the directory'),
     },
     reply: z
       .object({
-        ...givenPath,
-        kind: z.enum(['added', 'changed', 'removed']).optional(),
-        type: z.enum(['file', 'directory']).optional(),
+        ...absolutePath,
+        kind: z.enum(['added', 'changed', 'removed']).optional().describe('What happened, of a change'),
+        type: z.enum(['file', 'directory']).optional().describe('Type of the entry'),
       })
       .meta({ id: 'FileChange' }),
   }),

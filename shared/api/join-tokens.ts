@@ -1,37 +1,42 @@
-// Join tokens over REST: what a new machine shows to become one of ours.
+// Join tokens over REST: the secrets that new machines join with.
 import * as z from 'zod';
+import { single } from './define-route.ts';
 import { list } from './list.ts';
-import { joinTokenId, label, milliseconds, single, tags, timestamp } from './route.ts';
+import { deleted, joinTokenId, label, milliseconds, tags, timestamp } from './route.ts';
 
 const joinToken = z
   .object({
     id: joinTokenId,
-    name: z.string().nullable(),
-    uses: z.number(),
-    uses_left: z.number(),
-    tags: z.array(z.string()).nullable().describe('Fixed for every machine that joins with it'),
-    created_at: timestamp,
-    expires_at: timestamp,
+    name: z.string().nullable().describe('What it is for'),
+    uses: z.number().describe('Machines that may join with it in all'),
+    uses_left: z.number().describe('Machines that may still join with it'),
+    tags: z.array(z.string()).nullable().describe('Tags of every machine that joins with it'),
+    created_at: timestamp.describe('Time of creation'),
+    expires_at: timestamp.describe('Time when it expires'),
   })
   .meta({ id: 'JoinToken' });
 
 export const joinTokens = {
   create: single('POST', '/join-tokens', 'admin', {
-    summary: 'Make a join token; it is shown once',
+    summary: 'Create a join token',
+    description: 'The token is in this answer and in no other.',
     body: z.strictObject({
       name: label(1, 100)
         .optional()
-        .describe('What it is for; of a token for one machine, the name that `install` gives that machine'),
+        .describe(
+          'What it is for; of a token for one machine also the name that `install` gives that machine',
+        ),
       expires_in: milliseconds(1_000, 30 * 86_400_000)
         .default(3_600_000)
         .describe('Milliseconds until it expires'),
-      uses: z.int().min(1).max(10_000).default(1),
-      tags: tags.optional(),
+      uses: z.int().min(1).max(10_000).default(1).describe('Machines that may join with it'),
+      tags: tags.optional().describe('Tags of every machine that joins with it'),
     }),
+    example: { name: 'web-1', expires_in: 3_600_000, tags: ['web'] },
     reply: joinToken
       .extend({
-        token: z.string(),
-        install: z.string().nullable().describe('The line that installs the agent on a machine'),
+        token: z.string().describe('The token'),
+        install: z.string().nullable().describe('Shell line that installs the agent on a machine'),
         install_missing: z.string().nullable().describe('Why there is no such line'),
       })
       .meta({ id: 'NewJoinToken' }),
@@ -44,7 +49,7 @@ export const joinTokens = {
     reply: joinToken,
   }),
   remove: single('DELETE', '/join-tokens/{join_token_id}', 'admin', {
-    summary: 'Withdraw a join token',
-    reply: z.object({ deleted: z.boolean() }),
+    summary: 'Delete a join token',
+    reply: deleted,
   }),
 };

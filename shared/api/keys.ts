@@ -1,7 +1,9 @@
 // API keys over REST (spec 5).
 import * as z from 'zod';
+import { single } from './define-route.ts';
 import { list } from './list.ts';
 import {
+  deleted,
   instant,
   keyId,
   label,
@@ -9,7 +11,6 @@ import {
   milliseconds,
   scheduleId,
   scopes,
-  single,
   tagList,
   timestamp,
   webhookId,
@@ -18,36 +19,54 @@ import {
 const key = z
   .object({
     id: keyId,
-    name: z.string(),
-    scopes: z.array(z.enum(scopes)),
-    machine_ids: z.array(machineId).nullable(),
-    tags: z.array(z.string()).nullable(),
-    created_at: timestamp,
-    created_by: z.string().nullable().describe('The key that made it, as far as that is known'),
-    expires_at: timestamp.nullable(),
-    last_used_at: timestamp.nullable().describe('Within a minute, after a restart of the broker'),
-    last_used_ip: z.string().nullable().describe('Empty over the broker’s own socket file'),
+    name: z.string().describe('Name'),
+    scopes: z.array(z.enum(scopes)).describe('Scopes'),
+    machine_ids: z.array(machineId).nullable().describe('Ids of machines it reaches; see `tags`'),
+    tags: z
+      .array(z.string())
+      .nullable()
+      .describe('It also reaches machines with any of these tags; both null: every machine'),
+    created_at: timestamp.describe('Time of creation'),
+    created_by: z.string().nullable().describe('Id of the key that created it, if known'),
+    expires_at: timestamp.nullable().describe('Time when it expires; null: never'),
+    last_used_at: timestamp
+      .nullable()
+      .describe('Time of its last use; exact to a minute after a broker restart'),
+    last_used_ip: z
+      .string()
+      .nullable()
+      .describe('Address of its last use; empty over the broker’s own socket file'),
   })
   .meta({ id: 'ApiKey' });
 
-const newKey = key.extend({ key: z.string() }).meta({ id: 'NewApiKey' });
+const newKey = key
+  .extend({ key: z.string().describe('The key itself; no other answer has it') })
+  .meta({ id: 'NewApiKey' });
 
-const scopeList = z.array(z.enum(scopes)).min(1).max(scopes.length);
-const machineIds = z.array(machineId).min(1).max(10_000);
-/** A limit to no tag at all would be a key that reaches nothing. */
+const scopeList = z
+  .array(z.enum(scopes))
+  .min(1)
+  .max(scopes.length)
+  .describe('Scopes; `admin` includes every other one');
+const machineIds = z.array(machineId).min(1).max(10_000).describe('Ids of machines it reaches');
+// A limit to no tag would be a key that reaches no machine.
 const limitingTags = tagList(1);
+const reach = 'It reaches machines with any of these tags; without tags and machine_ids every machine';
 const day = 86_400_000;
 
 export const keys = {
   create: single('POST', '/api-keys', 'admin', {
-    summary: 'Make an API key; it is shown once and never stronger than the key that makes it',
+    summary: 'Create an API key',
+    description:
+      'The key is in this answer and in no other. It may not be stronger than the key that creates it.',
     body: z.strictObject({
-      name: label(1, 100),
+      name: label(1, 100).describe('Name'),
       scopes: scopeList,
       machine_ids: machineIds.optional(),
-      tags: limitingTags.optional(),
-      expires_at: instant.optional(),
+      tags: limitingTags.optional().describe(reach),
+      expires_at: instant.optional().describe('Time when it expires; default: never'),
     }),
+    example: { name: 'deploy', scopes: ['machines:read', 'files:write'], tags: ['web'] },
     reply: newKey,
     status: 201,
     idempotency: 'secret',
@@ -62,42 +81,50 @@ export const keys = {
     reply: key,
   }),
   me: single('GET', '/auth/me', 'any key', {
-    summary: 'The key of this very request',
+    summary: 'Get the API key of this request',
     reply: key,
   }),
   update: single('PATCH', '/api-keys/{key_id}', 'admin', {
-    summary:
-      'Change what an API key may; neither before nor after is it stronger than the key that changes it',
+    summary: 'Change an API key',
+    description: 'Neither before nor after may it be stronger than the key that changes it.',
     body: z.strictObject({
-      name: label(1, 100).optional(),
+      name: label(1, 100).optional().describe('Name'),
       scopes: scopeList.optional(),
-      machine_ids: machineIds.nullable().optional().describe('null lifts the limit'),
-      tags: limitingTags.nullable().optional().describe('null lifts the limit'),
-      expires_at: instant.nullable().optional().describe('null: never'),
+      machine_ids: machineIds
+        .nullable()
+        .optional()
+        .describe('Ids of machines it reaches; null removes the limit'),
+      tags: limitingTags.nullable().optional().describe(`${reach}; null removes the limit`),
+      expires_at: instant.nullable().optional().describe('Time when it expires; null: never'),
     }),
+    example: { name: 'deploy 2', expires_at: null },
     reply: key,
   }),
   rotate: single('POST', '/api-keys/{key_id}/rotate', 'admin', {
-    summary: 'Give an API key a new secret, shown once; its id and rights stay, and so does what it has open',
+    summary: 'Replace the secret of an API key',
+    description: 'The new secret is in this answer and in no other. Id, rights and open streams stay.',
     body: z.strictObject({
-      expires_at: instant.nullable().optional().describe('null: never; as before unless told'),
+      expires_at: instant
+        .nullable()
+        .optional()
+        .describe('Time when it expires; null: never; default: unchanged'),
       grace: milliseconds(0, 7 * day)
         .default(0)
-        .describe('Milliseconds that the secret before stays good; one before that never does'),
+        .describe('Milliseconds that the replaced secret stays valid; earlier ones end at once'),
     }),
+    example: { grace: 60_000 },
     reply: newKey,
     idempotency: 'secret',
   }),
   remove: single('DELETE', '/api-keys/{key_id}', 'admin', {
     summary: 'Revoke an API key at once',
-    reply: z.object({
-      deleted: z.boolean(),
+    reply: deleted.extend({
       schedules: z
         .array(scheduleId)
-        .describe('Those it changed last: they do not run until another key changes them'),
+        .describe('Ids of schedules it changed last: they do not run until another key changes them'),
       webhooks: z
         .array(webhookId)
-        .describe('Those it owns: they tell nothing until another key enables them'),
+        .describe('Ids of webhooks it owns: they deliver nothing until another key enables them'),
     }),
   }),
 };

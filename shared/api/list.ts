@@ -1,24 +1,13 @@
-// Routes that answer a page of objects. What a list is filtered by follows from the fields of its items, for every list alike.
+// List routes: paging, sorting and time filters, and the field filters that follow from the items.
 import * as z from 'zod';
-import {
-  type Access,
-  build,
-  type Draft,
-  idSchemas,
-  instant,
-  label,
-  type NoShape,
-  type Nothing,
-  type PathParams,
-  queryBoolean,
-  queryNumber,
-} from './route.ts';
+import { build, type Definition, type NoShape, type Nothing, type PathParams } from './define-route.ts';
+import { type Access, idSchemas, instant, label, queryBoolean, queryNumber } from './route.ts';
 
 type SortBy<Sort extends readonly string[]> = Sort[number] | `-${Sort[number]}`;
 
 /**
- * A route that answers a page of objects. Besides its own query it takes limit, offset and sort, since and until, and
- * each field of its items that one filters by. `fields`: where the items have more of them than a page shows.
+ * A route that answers a page of objects. Its query has limit, offset, sort, since, until and a filter for each field
+ * of its items that is an id, a name, an enum or a boolean. `fields`: the schema to filter by, if not that of the items.
  */
 export function list<
   const P extends string,
@@ -29,9 +18,9 @@ export function list<
 >(
   path: P,
   access: Access,
-  draft: Draft<Q, NoShape, Nothing, R> & { sort: Sort; defaultSort?: SortBy<Sort>; fields?: F },
+  definition: Definition<Q, NoShape, Nothing, R> & { sort: Sort; defaultSort?: SortBy<Sort>; fields?: F },
 ) {
-  const { sort, defaultSort = '-created_at', fields = draft.reply, ...rest } = draft;
+  const { sort, defaultSort = '-created_at', fields = definition.reply, ...rest } = definition;
   const names = sort.flatMap((field) => [field, `-${field}`]);
   // The fields and their negatives are exactly SortBy<Sort>; flatMap cannot say so.
   const schema = z.enum(names as [SortBy<Sort>, ...SortBy<Sort>[]]).default(defaultSort as never);
@@ -49,23 +38,23 @@ export function list<
 
 function paging<S extends z.ZodType>(sort: S) {
   return {
-    limit: queryNumber(1, 100).default(20).describe('Items per page'),
-    offset: queryNumber(0).default(0).describe('Items to skip'),
-    sort,
+    limit: queryNumber(1, 100).default(20).describe('Largest number of items in the answer'),
+    offset: queryNumber(0).default(0).describe('Number of items to skip'),
+    sort: sort.describe('Field to sort by; with a minus in front descending'),
   };
 }
 type Paging<S> = ReturnType<typeof paging<z.ZodType<S>>>;
 
-/** The time of an item is the one that a list is sorted by unless told. */
+/** `since` and `until` compare the time that the list is sorted by by default. */
 function times(field: string) {
   return {
-    since: instant.optional().describe(`Those whose ${field} is this or later`),
-    until: instant.optional().describe(`Those whose ${field} is before this`),
+    since: instant.optional().describe(`Only items whose ${field} is this time or later`),
+    until: instant.optional().describe(`Only items whose ${field} is before this time`),
   };
 }
 type Times = ReturnType<typeof times>;
 
-/** Texts that one filters by; in any other text one searches. */
+/** Names of text fields that make a filter. */
 const filterable = /^(?:id|name|hostname|os|arch|type|.+_(?:id|name|hostname))$/;
 type Filterable =
   | 'id'
@@ -76,11 +65,11 @@ type Filterable =
   | 'type'
   | `${string}_${'id' | 'name' | 'hostname'}`;
 
-/** Enums, booleans, and those texts; an id that names a thing of ours is looked up like any other. */
+/** The filters of an item's fields. An id of an object is looked up as in any other place. */
 function filtersOf({ shape }: z.ZodObject, given: object): Record<string, z.ZodType> {
   const filters = Object.entries<z.core.$ZodType>(shape).flatMap(([name, schema]): [string, z.ZodType][] => {
     const filter = Object.hasOwn(given, name) ? undefined : filterOf(name, schema);
-    return filter ? [[name, filter.optional()]] : [];
+    return filter ? [[name, filter.optional().describe(`Only items with this ${name}`)]] : [];
   });
   return Object.fromEntries(filters);
 }

@@ -1,81 +1,114 @@
 // Machines over REST (spec 2.2, 2.3, 4.1).
 import * as z from 'zod';
+import { single } from './define-route.ts';
 import { list } from './list.ts';
-import { instant, label, machineId, queryNumber, single, tags, timestamp } from './route.ts';
+import { deleted, instant, label, machineId, queryNumber, tags, timestamp } from './route.ts';
 
 const machine = z.object({
   id: machineId,
-  name: z.string(),
-  status: z.enum(['online', 'offline']),
-  os: z.string().meta({ examples: ['linux'] }),
-  arch: z.string().meta({ examples: ['x64'] }),
-  hostname: z.string(),
-  tags: z.array(z.string()),
-  created_at: timestamp,
-  last_seen: timestamp,
+  name: z.string().describe('Name; several machines may have the same'),
+  status: z.enum(['online', 'offline']).describe('Whether the agent is connected'),
+  os: z.string().meta({ description: 'Operating system, in Node’s words', examples: ['linux'] }),
+  arch: z.string().meta({ description: 'CPU architecture, in Node’s words', examples: ['x64'] }),
+  hostname: z.string().describe('Host name of the machine'),
+  tags: z.array(z.string()).describe('Tags, in the order given'),
+  created_at: timestamp.describe('Time when it joined'),
+  last_seen: timestamp.describe('Time of the last message from its agent'),
 });
 
 const clockOffset = z
   .number()
   .optional()
-  .describe('The machine’s clock minus the broker’s at its last report; absent where there was none');
+  .describe('Milliseconds its clock is ahead of the broker’s, at its last report; absent without a report');
 
+const agentVersion = z.string().describe('Version of its agent');
 const extras = ['agent_version', 'clock_offset_ms'] as const;
-/** Items are exactly the spec's unless more is included. */
+/** The spec's fields; the extras only if `include` names them. */
 const listItem = machine
-  .extend({ agent_version: z.string().optional(), clock_offset_ms: clockOffset })
+  .extend({ agent_version: agentVersion.optional(), clock_offset_ms: clockOffset })
   .meta({ id: 'Machine' });
 
 const machineDetail = machine
   .extend({
-    ip: z.string().describe('The address the agent connected from'),
-    agent_version: z.string(),
-    capabilities: z.array(z.string()).describe('What the machine’s owner lets the agent do'),
+    ip: z.string().describe('Address the agent connected from'),
+    agent_version: agentVersion,
+    capabilities: z.array(z.string()).describe('Capabilities that the machine’s owner allows the agent'),
   })
   .meta({ id: 'MachineDetail' });
 
-const space = z.object({ total: z.number(), used: z.number(), free: z.number() });
+const space = z.object({
+  total: z.number().describe('Bytes in all'),
+  used: z.number().describe('Bytes used'),
+  free: z.number().describe('Bytes free'),
+});
 const disk = space.extend({
-  available: z.number().optional().describe('Free for others than root; absent where the agent is older'),
+  available: z
+    .number()
+    .optional()
+    .describe('Bytes free for users other than root; absent with an older agent'),
 });
 
 const status = z
   .object({
-    connected: z.boolean(),
-    uptime: z.number().describe('Seconds'),
-    last_ping: timestamp,
-    cpu: z.object({
-      usage: z.number().describe('Percent of all cores, 0 to 100'),
-      cores: z.number(),
-    }),
-    memory: space.describe('Bytes'),
-    disk: disk.describe('Bytes, the file system of /'),
-    load_average: z.array(z.number()),
-    disks: z.array(disk.extend({ mount: z.string(), filesystem: z.string() })),
-    network: z.array(z.object({ name: z.string(), received_bytes: z.number(), sent_bytes: z.number() })),
-    agent: z.object({ rss: z.number(), uptime: z.number() }),
-    recorded_at: timestamp,
+    connected: z.boolean().describe('Whether the agent is connected; if not, the values are the last known'),
+    uptime: z.number().describe('Seconds since the machine booted'),
+    last_ping: timestamp.describe('Time of the last message from its agent'),
+    cpu: z
+      .object({
+        usage: z.number().describe('Percent of all cores since the last report, 0 to 100'),
+        cores: z.number().describe('Number of cores'),
+      })
+      .describe('CPU'),
+    memory: space.describe('Memory'),
+    disk: disk.describe('File system of `/`'),
+    load_average: z.array(z.number()).describe('Load of the last 1, 5 and 15 minutes'),
+    disks: z
+      .array(
+        disk.extend({
+          mount: z.string().describe('Mount point'),
+          filesystem: z.string().describe('Type of the file system'),
+        }),
+      )
+      .describe('Mounted file systems'),
+    network: z
+      .array(
+        z.object({
+          name: z.string().describe('Name of the interface'),
+          received_bytes: z.number().describe('Bytes received since boot'),
+          sent_bytes: z.number().describe('Bytes sent since boot'),
+        }),
+      )
+      .describe('Network interfaces'),
+    agent: z
+      .object({
+        rss: z.number().describe('Bytes of memory'),
+        uptime: z.number().describe('Seconds since its start'),
+      })
+      .describe('Process of the agent'),
+    recorded_at: timestamp.describe('Time of this report'),
     clock_offset_ms: clockOffset,
-    stale_ms: z.number().describe('Age of the last byte heard from the machine'),
+    stale_ms: z.number().describe('Milliseconds since the last byte from the machine'),
   })
   .meta({ id: 'MachineStatus' });
 
 const metrics = z
   .object({
-    since: timestamp,
-    until: timestamp,
-    step: z.number().describe('Seconds'),
-    points: z.array(
-      z.object({
-        at: timestamp,
-        cpu_usage: z.number(),
-        memory_used: z.number(),
-        memory_total: z.number(),
-        disk_used: z.number(),
-        disk_total: z.number(),
-        load_average: z.number(),
-      }),
-    ),
+    since: timestamp.describe('Start of the first point'),
+    until: timestamp.describe('End of the last point'),
+    step: z.number().describe('Seconds per point'),
+    points: z
+      .array(
+        z.object({
+          at: timestamp.describe('Start of the point'),
+          cpu_usage: z.number().describe('Percent of all cores'),
+          memory_used: z.number().describe('Bytes'),
+          memory_total: z.number().describe('Bytes'),
+          disk_used: z.number().describe('Bytes on the file system of `/`'),
+          disk_total: z.number().describe('Bytes of the file system of `/`'),
+          load_average: z.number().describe('Load of the last minute'),
+        }),
+      )
+      .describe('Averages, oldest first'),
   })
   .meta({ id: 'MachineMetrics' });
 
@@ -87,8 +120,16 @@ export const machines = {
   list: list('/machines', 'machines:read', {
     summary: 'List machines',
     query: {
-      tags: z.string().max(4096).optional().describe('Comma-separated; a machine must have all of them'),
-      search: z.string().max(200).optional().describe('Part of the name, case ignored'),
+      tags: z
+        .string()
+        .max(4096)
+        .optional()
+        .describe('Tags separated by commas; only machines that have all of them'),
+      search: z
+        .string()
+        .max(200)
+        .optional()
+        .describe('Only machines whose name contains this text; case is ignored'),
       include: z
         .string()
         .max(200)
@@ -97,7 +138,7 @@ export const machines = {
           `must be of ${extras.join(', ')}`,
         )
         .optional()
-        .describe(`Comma-separated fields that items have besides: ${extras.join(', ')}`),
+        .describe(`More fields of each item, separated by commas: ${extras.join(', ')}`),
     },
     sort: ['name', 'hostname', 'status', 'created_at', 'last_seen'],
     reply: listItem,
@@ -107,25 +148,34 @@ export const machines = {
     reply: machineDetail,
   }),
   status: single('GET', '/machines/{machine_id}/status', 'machines:read', {
-    summary: 'Live CPU, memory, disk and network of a machine; the last known ones when it is offline',
+    summary: 'Get CPU, memory, disk and network of a machine',
+    description: 'Live values; of an offline machine the last known, with `connected: false`.',
     reply: status,
   }),
   metrics: single('GET', '/machines/{machine_id}/metrics', 'machines:read', {
-    summary: 'History of a machine’s metrics, 48 h at 5 minutes',
+    summary: 'Get the metrics history of a machine',
+    description: 'The broker stores 48 hours at 5 minutes by default.',
     query: {
-      since: instant.optional(),
-      until: instant.optional(),
-      step: queryNumber(1, 604_800).optional().describe('Seconds per point; averages are taken'),
+      since: instant.optional().describe('Start; default: the oldest stored point'),
+      until: instant.optional().describe('End; default: now'),
+      step: queryNumber(1, 604_800).optional().describe('Seconds per point; default: as stored'),
     },
     reply: metrics,
   }),
   update: single('PATCH', '/machines/{machine_id}', 'machines:write', {
     summary: 'Rename or retag a machine',
-    body: z.strictObject({ name: label(1, 100).optional(), tags: tags.optional() }),
+    description: 'While any key is limited by tags, changing tags needs the scope `admin`.',
+    body: z.strictObject({
+      name: label(1, 100).optional().describe('New name'),
+      tags: tags.optional().describe('New tags, in place of all the old ones'),
+    }),
+    example: { name: 'web-1', tags: ['web', 'eu'] },
     reply: machineDetail,
   }),
   remove: single('DELETE', '/machines/{machine_id}', 'machines:write', {
-    summary: 'Remove a machine: its link closes, its agent stops for good, its history stays',
-    reply: z.object({ deleted: z.boolean() }),
+    summary: 'Remove a machine',
+    description:
+      'Its link closes, its agent stops for good and its schedules are deleted. Its history stays.',
+    reply: deleted,
   }),
 };

@@ -1,5 +1,6 @@
-// What a REST route is: data only. Schemas every noun shares live here too, above all the ids that authorisation reads.
+// The type of a REST route, and the schemas that several routes share, above all the ids that authorization reads.
 import * as z from 'zod';
+import type { Code } from '../errors.ts';
 
 export const scopes = [
   'machines:read',
@@ -18,17 +19,19 @@ export const scopes = [
 ] as const;
 export type Scope = (typeof scopes)[number];
 
-/** Who may call: a scope, any valid key, or everybody (the few routes that need no key). */
+/** Who may call: keys with a scope, any valid key, or everybody (the few routes without a key). */
 export type Access = Scope | 'any key' | 'everybody';
 
 /**
- * What a route answers: one object; a page of objects; one object with an array that grows while it is sent; a text of
- * its own type; the bytes of a file; objects as lines (NDJSON) or as server-sent events, for as long as they come; or a
- * WebSocket.
+ * The answer of a route. single: one object; list: a page of objects; growing: one object with an array of any length,
+ * sent as it is read; raw: a text with its own media type; bytes: a file; lines: objects as NDJSON; events: server-sent
+ * events; socket: a WebSocket.
  */
 export type Kind = 'single' | 'list' | 'growing' | 'raw' | 'bytes' | 'lines' | 'events' | 'socket';
-/** What a body is that is not JSON: bytes as they are, or a form (multipart/form-data) with one part called file. */
+/** A body other than JSON: plain bytes, or a form (multipart/form-data) with one part called file. */
 export type Accepts = 'bytes' | 'form';
+/** Headers that only some answers have; the others are on every answer. */
+export type ReplyHeader = 'ETag' | 'X-Output-Offset' | 'X-Last-Event-Id';
 
 export interface Route<
   Params extends z.ZodRawShape = z.ZodRawShape,
@@ -41,191 +44,71 @@ export interface Route<
   method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
   /** Below `base`, parameters in braces: `/machines/{machine_id}`. */
   path: string;
-  /** Where the path starts: the versioned API, or the root for health and pages. */
+  /** The versioned API, or the root for health, metrics and pages. */
   base: '/api/v1' | '';
   access: Access;
   kind: Answer;
-  /** One line for the reference page and the CLI's help. */
+  /** One imperative line for the reference page and the CLI's help. */
   summary: string;
   /** More for the reference page, as Markdown. */
   description?: string;
   params: Params;
   query: Query;
-  /** By name with underscores: `if_match` is If-Match. */
+  /** Request headers by name with underscores: `if_match` is If-Match. */
   headers: Headers;
   /** Absent: the route takes no JSON. Of a form: its fields, which are texts. */
   body: Body | undefined;
-  /** The body is handed on as it comes. */
+  /** A JSON body that works, for the reference page; a test sends it. */
+  example?: Readonly<Record<string, unknown>>;
+  /** The body is passed to the handler as a stream. */
   accepts?: Accepts;
-  /** Of `data`; for a list, lines and events of one item. Raw routes and those that answer bytes have none. */
+  /** Schema of `data`, or of one item of a list or stream. Raw and bytes routes have none. */
   reply: Reply;
-  /** Of a list: the fields of its items that path or query may name; only items that have each value are answered. */
+  /** Media types of a raw or bytes route. */
+  types?: readonly string[];
+  replyHeaders?: readonly ReplyHeader[];
+  /** Error codes besides those that follow from access, ids and body. */
+  errors?: readonly Code[];
+  /** Of a list: the item fields to filter by, from path or query. */
   filters?: readonly string[];
-  /** The array of `reply` that grows. */
+  /** Of a growing route: the name of its array. */
   grows?: string;
-  /** Of such a reply: the array, and the rest of the object. */
+  /** Of a growing route: the schema of the array, and of the object without it. */
   parts?: { items: z.ZodType; rest: z.ZodType };
   status: 101 | 200 | 201;
   /**
-   * For a POST that makes or starts something: takes an Idempotency-Key. 'replay' answers a repeat with the first
-   * answer; 'secret' never stores the answer and refuses the repeat with the id it made.
+   * The route takes an Idempotency-Key. `replay`: a repeat gets the first answer; `secret`: the answer is never stored,
+   * and a repeat is refused with the id of the object made.
    */
   idempotency?: 'replay' | 'secret';
-  /** The operation that answers a repeat after a crash; the noun's `get` unless told. */
+  /** The operation that answers a repeat after a crash; default: the `get` of the same resource. */
   again?: string;
-  /** Largest body in bytes: 1 MiB unless told. */
+  /** Largest body in bytes; default 1 MiB. */
   bodyLimit?: number;
-  /** `machine_id` may be left out while exactly one machine is registered. */
+  /** `machine_id` is optional while exactly one machine is registered. */
   impliesMachine?: boolean;
-  /** It may be long before it answers: the key is judged again meanwhile. */
+  /** The answer may take long: the key is checked again before it is sent. */
   waits?: boolean;
-  /** Of server-sent events: the one after which nothing comes. Without it they have no end. */
+  /** Of server-sent events: the last event. Without one the stream has no end. */
   lastEvent?: string;
 }
 
-const nothing = z.undefined();
-export type Nothing = typeof nothing;
-export type NoShape = Record<never, never>;
+/** Errors of every call that the agent of a machine answers. */
+export const machineErrors = [
+  'machine_offline',
+  'machine_timeout',
+  'machine_error',
+  'not_supported',
+  'permission_denied',
+] as const satisfies Code[];
 
-type ParamNames<Path> = Path extends `${string}{${infer Name}}${infer Rest}`
-  ? Name | ParamNames<Rest>
-  : never;
-/** The params of a path: `{machine_id}` takes the id of a machine, any other name a text. */
-export type PathParams<Path> = {
-  [N in ParamNames<Path>]: N extends `${infer Noun extends IdNoun}_id`
-    ? (typeof idSchemas)[Noun]
-    : z.ZodString;
-};
-
-function paramsOf<Path extends string>(path: Path): PathParams<Path> {
-  const shape = [...path.matchAll(/\{(\w+?)(_id)?\}/g)].map(([, noun = '', id = '']) => [
-    noun + id,
-    id && Object.hasOwn(idSchemas, noun) ? idSchemas[noun as IdNoun] : z.string(),
-  ]);
-  // The names and schemas that the type reads from the same path.
-  return Object.fromEntries(shape) as PathParams<Path>;
-}
-
-/** What a route has besides its method, path and access. */
-export type Draft<
-  Q extends z.ZodRawShape,
-  H extends z.ZodRawShape,
-  B extends z.ZodType,
-  R extends z.ZodType,
-> = Pick<Route, 'summary'> &
-  Partial<Pick<Route, 'base' | 'status' | 'description'>> &
-  Pick<Route, 'idempotency' | 'again' | 'bodyLimit' | 'impliesMachine' | 'waits' | 'lastEvent'> & {
-    query?: Q;
-    headers?: H;
-    body?: B;
-    reply: R;
-  };
-
-/** A route that answers one object. */
-export function single<
-  const P extends string,
-  R extends z.ZodType,
-  Q extends z.ZodRawShape = NoShape,
-  H extends z.ZodRawShape = NoShape,
-  B extends z.ZodType = Nothing,
->(method: Route['method'], path: P, access: Access, draft: Draft<Q, H, B, R>) {
-  return build('single', method, path, access, draft);
-}
-
-/** A route that answers one object with an array of any length, which is sent as it comes. */
-export function growing<
-  const P extends string,
-  R extends z.ZodObject,
-  const G extends keyof z.output<R> & string,
-  Q extends z.ZodRawShape = NoShape,
->(path: P, access: Access, draft: Draft<Q, NoShape, Nothing, R> & { grows: G }) {
-  const { grows, ...given } = draft;
-  const { [grows]: items, ...others } = draft.reply.shape;
-  // `grows` names a field of the reply.
-  const parts = { items: items as z.ZodType, rest: z.object(others) };
-  return { ...build('growing', 'GET', path, access, given), grows, parts };
-}
-
-/** A route whose body is not JSON but comes as it is. */
-export function incoming<
-  const A extends Accepts,
-  const P extends string,
-  R extends z.ZodType,
-  Q extends z.ZodRawShape = NoShape,
-  H extends z.ZodRawShape = NoShape,
-  B extends z.ZodType = Nothing,
->(accepts: A, method: Route['method'], path: P, access: Access, draft: Draft<Q, H, B, R>) {
-  return { ...build('single', method, path, access, draft), accepts };
-}
-
-/** A GET that answers a stream: the bytes of a file, lines, or events. */
-export function outgoing<
-  const K extends 'bytes' | 'lines' | 'events',
-  const P extends string,
-  R extends z.ZodType = Nothing,
-  Q extends z.ZodRawShape = NoShape,
-  H extends z.ZodRawShape = NoShape,
->(kind: K, path: P, access: Access, draft: Omit<Draft<Q, H, Nothing, R>, 'reply'> & { reply?: R }) {
-  // Without a schema R is Nothing, as the type parameter's default says.
-  return build(kind, 'GET', path, access, { ...draft, reply: draft.reply ?? (nothing as unknown as R) });
-}
-
-/** A route that answers a text or file of its own type. */
-export function raw<const P extends string>(
-  path: P,
-  access: Access,
-  summary: string,
-  base: Route['base'] = '',
-) {
-  return build('raw', 'GET', path, access, { summary, base, reply: nothing });
-}
-
-/** A GET that becomes a WebSocket. A browser can send no key with it: a ticket in its query is its right. */
-export function socket<const P extends string, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
-  path: P,
-  draft: Pick<Route, 'summary' | 'description'> & { query: Q },
-) {
-  return build('socket', 'GET', path, 'everybody', { ...draft, reply: nothing, status: 101 });
-}
-
-/** A route of a kind, with what its draft leaves out. */
-export function build<
-  K extends Kind,
-  P extends string,
-  R extends z.ZodType,
-  Q extends z.ZodRawShape = NoShape,
-  H extends z.ZodRawShape = NoShape,
-  B extends z.ZodType = Nothing,
->(
-  kind: K,
-  method: Route['method'],
-  path: P,
-  access: Access,
-  draft: Draft<Q, H, B, R>,
-): Route<PathParams<P>, Q, H, B, R, K> {
-  const { query, headers, body, ...rest } = draft;
-  return {
-    status: 200,
-    base: '/api/v1',
-    ...rest,
-    kind,
-    method,
-    path,
-    access,
-    params: paramsOf(path),
-    // An absent part is an empty shape, which is what the type parameter's default says.
-    query: query ?? ({} as Q),
-    headers: headers ?? ({} as H),
-    body,
-  };
-}
-
-/** How a schema that transforms shows in OpenAPI: exactly so, whatever its parts would show. */
+/** Metadata that sets the OpenAPI form of a schema that transforms, in place of the derived one. */
 export function shownAs(json: Readonly<Record<string, unknown>>) {
   return {
     override({ jsonSchema }: { jsonSchema: Record<string, unknown> }) {
+      const { description } = jsonSchema;
       for (const key of Object.keys(jsonSchema)) delete jsonSchema[key];
-      Object.assign(jsonSchema, json);
+      Object.assign(jsonSchema, json, description && { description });
     },
   };
 }
@@ -325,35 +208,35 @@ export const instant = z
 /** A whole number of milliseconds in a body. */
 export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);
 
-// Ids. dispatch finds these very schemas in a route, looks up what they name and checks the machine behind it,
-// so a route that takes an id is authorised by naming its schema.
-const id = (prefix: string) =>
+// Ids. Requests are authorized by these schemas: the broker finds them in a route, looks up the object each id names, and
+// checks that the key reaches its machine.
+const id = (prefix: string, noun: string) =>
   z
     .string()
     .min(1)
     .max(200)
-    .meta({ examples: [`${prefix}_4fJ2kQ9ZtR7wXc0BvN1mLp`] });
-export const machineId = id('mach').brand<'MachineId'>();
+    .meta({ description: `Id of the ${noun}`, examples: [`${prefix}_4fJ2kQ9ZtR7wXc0BvN1mLp`] });
+export const machineId = id('mach', 'machine').brand<'MachineId'>();
 export type MachineId = z.output<typeof machineId>;
-export const commandId = id('cmd').brand<'CommandId'>();
+export const commandId = id('cmd', 'command').brand<'CommandId'>();
 export type CommandId = z.output<typeof commandId>;
-export const batchId = id('batch').brand<'BatchId'>();
+export const batchId = id('batch', 'batch').brand<'BatchId'>();
 export type BatchId = z.output<typeof batchId>;
-export const sessionId = id('sess').brand<'SessionId'>();
+export const sessionId = id('sess', 'session').brand<'SessionId'>();
 export type SessionId = z.output<typeof sessionId>;
-export const scheduleId = id('sched').brand<'ScheduleId'>();
+export const scheduleId = id('sched', 'schedule').brand<'ScheduleId'>();
 export type ScheduleId = z.output<typeof scheduleId>;
-export const runId = id('run').brand<'RunId'>();
+export const runId = id('run', 'schedule run').brand<'RunId'>();
 export type RunId = z.output<typeof runId>;
-export const keyId = id('key').brand<'KeyId'>();
+export const keyId = id('key', 'API key').brand<'KeyId'>();
 export type KeyId = z.output<typeof keyId>;
-export const joinTokenId = id('join').brand<'JoinTokenId'>();
+export const joinTokenId = id('join', 'join token').brand<'JoinTokenId'>();
 export type JoinTokenId = z.output<typeof joinTokenId>;
-export const webhookId = id('hook').brand<'WebhookId'>();
+export const webhookId = id('hook', 'webhook').brand<'WebhookId'>();
 export type WebhookId = z.output<typeof webhookId>;
-const deliveryId = id('dlv').brand<'DeliveryId'>();
+const deliveryId = id('dlv', 'delivery').brand<'DeliveryId'>();
 
-/** Every id schema and the noun that can tell what it names. */
+/** Every id schema by the noun that it names. */
 export const idSchemas = {
   machine: machineId,
   command: commandId,
@@ -368,16 +251,8 @@ export const idSchemas = {
 } as const;
 export type IdNoun = keyof typeof idSchemas;
 
-/** An error body, for OpenAPI. */
-export const errorBody = z
-  .object({
-    error: z.object({
-      code: z.string(),
-      message: z.string(),
-      details: z.record(z.string(), z.unknown()),
-    }),
-  })
-  .meta({ id: 'Error' });
+/** The answer of most deletions. */
+export const deleted = z.object({ deleted: z.boolean().describe('Always true') });
 
 /** Paths on a machine: absolute, or from the agent user's home; `~` is the home. */
 export const path = z
@@ -385,10 +260,13 @@ export const path = z
   .min(1)
   .max(32_768)
   .refine((value) => value.isWellFormed(), 'must be well-formed Unicode')
-  .meta({ description: 'Absolute, or from the home of the agent’s user', examples: ['/etc/hostname'] });
+  .meta({
+    description: 'Path on the machine: absolute, or relative to the home directory (`~`) of the agent’s user',
+    examples: ['/etc/hostname'],
+  });
 
 /** Permission bits as 3 or 4 octal digits. */
 export const mode = z
   .string()
   .regex(/^[0-7]{3,4}$/, 'must be 3 or 4 octal digits')
-  .meta({ examples: ['0644'] });
+  .meta({ description: 'Permission bits as 3 or 4 octal digits', examples: ['0644'] });

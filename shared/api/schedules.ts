@@ -1,17 +1,19 @@
-// Schedules over REST (spec 2.7, 2.8, 4.3): commands by cron, and what became of every time.
+// Schedules over REST: commands by cron expression, and the history of their runs (spec 2.7, 2.8, 4.3).
 import * as z from 'zod';
 import { environment } from './commands.ts';
+import { single } from './define-route.ts';
 import { list } from './list.ts';
 import {
   commandId,
+  deleted,
   instant,
   label,
+  machineErrors,
   machineId,
   milliseconds,
   queryNumber,
   runId,
   scheduleId,
-  single,
   text,
   timestamp,
 } from './route.ts';
@@ -30,46 +32,47 @@ const runStatuses = [
   'lost',
 ] as const;
 
-const notify = z.object({ on_success: z.boolean(), on_failure: z.boolean() });
+const notify = z.object({
+  on_success: z.boolean().describe('A success emits `schedule.completed`'),
+  on_failure: z.boolean().describe('A failure emits `schedule.failed`'),
+});
 
 const lastRun = z.object({
-  at: timestamp,
-  exit_code: z.number(),
+  at: timestamp.describe('Time of the start'),
+  exit_code: z.number().describe('Exit code; -1 if it has none'),
   duration: z.number().describe('Milliseconds'),
-  status: z.enum(runStatuses),
+  status: z.enum(runStatuses).describe('Status of the run'),
 });
 
 const listed = z
   .object({
     id: scheduleId,
-    name: z.string(),
+    name: z.string().describe('Name'),
     machine_id: machineId,
-    command: z.string(),
-    cron: z.string(),
-    timezone: z.string(),
-    enabled: z.boolean(),
-    next_run: timestamp.nullable(),
-    last_run: lastRun.nullable().describe('The last that ran, or was to and could not'),
-    created_at: timestamp,
+    command: z.string().describe('Shell line'),
+    cron: z.string().describe('Cron expression'),
+    timezone: z.string().describe('IANA time zone of the expression'),
+    enabled: z.boolean().describe('Whether it runs by itself'),
+    next_run: timestamp.nullable().describe('Time of the next run'),
+    last_run: lastRun.nullable().describe('Last run, including one that could not start'),
+    created_at: timestamp.describe('Time of creation'),
   })
   .meta({ id: 'Schedule' });
 
 const detailed = listed
   .extend({
-    description: z.string().nullable(),
-    timeout: z.number().nullable().describe('Milliseconds'),
-    notify: notify.nullable(),
-    overlap: z.enum(overlaps),
-    catch_up: z.enum(catchUps),
-    catch_up_window: z.number().describe('Milliseconds'),
-    user: z.string().nullable(),
-    cwd: z.string().nullable(),
-    env: z.record(z.string(), z.string()).nullable(),
-    next_runs: z.array(timestamp).describe('The next five'),
-    requested_by: z
-      .string()
-      .describe('Id of the key that last changed it: it runs with the right of that key'),
-    updated_at: timestamp,
+    description: z.string().nullable().describe('What it is for'),
+    timeout: z.number().nullable().describe('Milliseconds until the whole process tree is killed'),
+    notify: notify.nullable().describe('Runs that emit an event'),
+    overlap: z.enum(overlaps).describe('What happens while the previous run is not over'),
+    catch_up: z.enum(catchUps).describe('What happens to times missed while the broker was down'),
+    catch_up_window: z.number().describe('Milliseconds; older times are never caught up'),
+    user: z.string().nullable().describe('User it runs as; null: the agent’s user'),
+    cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
+    env: z.record(z.string(), z.string()).nullable().describe('Environment variables'),
+    next_runs: z.array(timestamp).describe('Times of the next five runs'),
+    requested_by: z.string().describe('Id of the API key that last changed it, whose rights it runs with'),
+    updated_at: timestamp.describe('Time of the last change'),
   })
   .meta({ id: 'ScheduleDetail' });
 
@@ -78,69 +81,75 @@ const run = z
     id: runId,
     schedule_id: scheduleId,
     machine_id: machineId,
-    command_id: commandId.nullable().describe('null where no command was made'),
-    status: z.enum(runStatuses),
-    trigger: z.enum(triggers),
-    scheduled_for: timestamp.nullable().describe('The time it was due; null by hand'),
-    started_at: timestamp,
-    finished_at: timestamp.nullable(),
-    exit_code: z.number().nullable().describe('-1 where there is none; null while it runs'),
-    duration: z.number().nullable().describe('Milliseconds'),
-    stdout: z.string().describe('The last 4 KiB; GET /commands/{command_id}/output has the rest'),
-    stderr: z.string().describe('The last 4 KiB; the reason where it never started'),
+    command_id: commandId.nullable().describe('Id of the command; null if none was created'),
+    status: z.enum(runStatuses).describe('Status'),
+    trigger: z.enum(triggers).describe('Why it ran'),
+    scheduled_for: timestamp.nullable().describe('Time it was due; null for a manual run'),
+    started_at: timestamp.describe('Time of the start'),
+    finished_at: timestamp.nullable().describe('Time of the end; null while it runs'),
+    exit_code: z.number().nullable().describe('Exit code; -1 if it has none; null while it runs'),
+    duration: z.number().nullable().describe('Milliseconds; null while it runs'),
+    stdout: z.string().describe('Last 4 KiB of output; all of it is at `GET /commands/{command_id}/output`'),
+    stderr: z.string().describe('Last 4 KiB of error output; the reason if it never started'),
     reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
   })
   .meta({ id: 'ScheduleRun' });
 
 const day = 86_400_000;
 const cron = z.string().meta({
-  description: '5 fields, or 6 with seconds first; names, ranges, steps, lists, L, #, @daily and the like',
+  description:
+    'Cron expression: 5 fields, or 6 with seconds first; names, ranges, steps, lists, `L`, `#`, `@daily` and the like',
   examples: ['30 2 * * *'],
 });
-const timezone = z.string().meta({ description: 'An IANA name', examples: ['Europe/Berlin'] });
+const timezone = z.string().meta({ description: 'IANA time zone', examples: ['Europe/Berlin'] });
 
 const wanted = {
-  name: label(1, 100),
+  name: label(1, 100).describe('Name'),
   machine_id: machineId,
-  command: text(131_072).min(1).describe('Runs under /bin/sh -c'),
+  command: text(131_072).min(1).describe('Shell line for `/bin/sh -c`'),
   cron,
 };
 
 const further = {
-  description: text(4096).nullable().optional(),
+  description: text(4096).nullable().optional().describe('What it is for'),
   timeout: milliseconds(1, 31 * day)
     .nullable()
     .optional()
-    .describe('Milliseconds until the whole process tree is killed'),
-  notify: z
-    .strictObject({ on_success: z.boolean().optional(), on_failure: z.boolean().optional() })
-    .nullable()
-    .optional()
-    .describe('Which ends are an event: schedule.completed, schedule.failed'),
-  enabled: z.boolean().optional(),
-  timezone: timezone.optional(),
+    .describe('Milliseconds until the whole process tree is killed; default: none'),
+  notify: z.strictObject(notify.partial().shape).nullable().optional().describe('Runs that emit an event'),
+  enabled: z.boolean().optional().describe('Whether it runs by itself; default: true'),
+  timezone: timezone.optional().describe('IANA time zone of the expression; default: UTC'),
   overlap: z
     .enum(overlaps)
     .optional()
-    .describe('When the run before is not over: skip (default) or allow another one beside it'),
+    .describe('While the previous run is not over: `skip` the run (default), or `allow` both'),
   catch_up: z
     .enum(catchUps)
     .optional()
-    .describe('Of the times that passed while the broker was down: run none (default), the last, all'),
+    .describe('Times missed while the broker was down: run `none` (default), the `last` or `all`'),
   catch_up_window: milliseconds(1000, 31 * day)
     .optional()
-    .describe('Milliseconds; what was due longer ago is missed. A day unless told'),
-  user: label(1, 64).nullable().optional(),
-  cwd: text(4096).min(1).nullable().optional(),
-  env: environment.nullable().optional(),
+    .describe('Milliseconds; older times are never caught up; default: a day'),
+  user: label(1, 64).nullable().optional().describe('User to run as; default: the agent’s user'),
+  cwd: text(4096).min(1).nullable().optional().describe('Working directory; default: the home of the user'),
+  env: environment.nullable().optional().describe('Environment variables besides those of the user'),
 };
 
 const creation = z.strictObject({ ...wanted, ...further });
 
 export const schedules = {
   create: single('POST', '/schedules', 'schedules:write', {
-    summary: 'Run a command on a machine by a cron expression; takes commands:execute too',
+    summary: 'Create a schedule: run a command by a cron expression',
+    description: 'Needs the scope `commands:execute` too.',
     body: creation,
+    example: {
+      name: 'backup',
+      machine_id: 'mach_4fJ2kQ9ZtR7wXc0BvN1mLp',
+      command: 'tar czf /tmp/etc.tar.gz /etc',
+      cron: '30 2 * * *',
+      timezone: 'Europe/Berlin',
+      notify: { on_failure: true },
+    },
     reply: detailed,
     status: 201,
     idempotency: 'replay',
@@ -152,18 +161,18 @@ export const schedules = {
     reply: listed,
   }),
   preview: single('GET', '/schedules/preview', 'schedules:read', {
-    summary: 'When a cron expression would fire, and the expression in words',
+    summary: 'Preview a cron expression: its next times, and the expression in words',
     query: {
       cron,
-      timezone: timezone.default('UTC'),
-      count: queryNumber(1, 100).default(5).describe('Times wanted'),
-      from: instant.optional(),
+      timezone: timezone.default('UTC').describe('IANA time zone of the expression'),
+      count: queryNumber(1, 100).default(5).describe('Number of times'),
+      from: instant.optional().describe('Time to start from; default: now'),
     },
     reply: z.object({
-      cron: z.string(),
-      timezone: z.string(),
-      description: z.string(),
-      next_runs: z.array(timestamp),
+      cron: z.string().describe('Cron expression'),
+      timezone: z.string().describe('IANA time zone'),
+      description: z.string().describe('The expression in words'),
+      next_runs: z.array(timestamp).describe('Next times'),
     }),
   }),
   get: single('GET', '/schedules/{schedule_id}', 'schedules:read', {
@@ -171,29 +180,35 @@ export const schedules = {
     reply: detailed,
   }),
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
-    summary:
-      'Change a schedule; takes commands:execute too, and without schedules:read env wherever command, user, cwd or machine_id change',
+    summary: 'Change a schedule',
+    description:
+      'Needs the scope `commands:execute` too. A key without `schedules:read` must send `env` whenever it changes command, user, cwd or machine_id.',
     body: creation.partial(),
+    example: { cron: '@hourly', enabled: false },
     reply: detailed,
   }),
   remove: single('DELETE', '/schedules/{schedule_id}', 'schedules:write', {
-    summary: 'Remove a schedule: what runs goes on, its history stays',
-    reply: z.object({ deleted: z.boolean() }),
+    summary: 'Delete a schedule',
+    description: 'A run in progress goes on, and the history stays.',
+    reply: deleted,
   }),
   run: single('POST', '/schedules/{schedule_id}/run', 'schedules:write', {
-    summary: 'Run a schedule now, whether it is enabled or running already; takes commands:execute too',
-    reply: z.object({ command_id: commandId, status: z.string() }),
+    summary: 'Run a schedule now',
+    description:
+      'Runs it even if it is disabled, or running already. Needs the scope `commands:execute` too. Answers when the agent has accepted the command.',
+    reply: z.object({ command_id: commandId, status: z.string().describe('Status of the command') }),
+    errors: machineErrors,
     idempotency: 'replay',
     again: 'getRun',
   }),
   history: list('/schedules/{schedule_id}/history', 'schedules:read', {
-    summary: 'List what became of the times of a schedule',
+    summary: 'List the runs of a schedule',
     sort: ['started_at'],
     defaultSort: '-started_at',
     reply: run,
   }),
   getRun: single('GET', '/runs/{run_id}', 'schedules:read', {
-    summary: 'Get one run of a schedule',
+    summary: 'Get a schedule run',
     reply: run,
   }),
 };

@@ -1,33 +1,59 @@
-// The broker itself over REST: what it is, how it feels, how to speak to it.
+// The broker itself over REST: version, health, metrics, certificates and the reference page.
 import * as z from 'zod';
-import { raw, single } from './route.ts';
+import { raw, single } from './define-route.ts';
 
 export const service = {
   info: single('GET', '/info', 'any key', {
-    summary: 'Version, addresses and limits of this broker',
+    summary: 'Get version, addresses and limits of the broker',
     reply: z
       .object({
-        version: z.string(),
-        grpc_address: z.string(),
-        ca_fingerprint: z.string().describe('SHA-256 of the link’s own CA, hexadecimal'),
+        version: z.string().describe('Version of the broker'),
+        grpc_address: z.string().describe('Address of its gRPC port'),
+        ca_fingerprint: z
+          .string()
+          .describe('SHA-256 of the certificate authority of its gRPC port, hexadecimal'),
         tls_pin: z
           .string()
           .nullable()
-          .describe('For curl --pinnedpubkey: the key of the REST certificate, where it is our own'),
-        limits: z.object({ body_bytes: z.number(), file_content_bytes: z.number(), page: z.number() }),
+          .describe('Value for `curl --pinnedpubkey`; null if the REST certificate is not the broker’s own'),
+        limits: z
+          .object({
+            body_bytes: z.number().describe('Largest JSON body'),
+            file_content_bytes: z.number().describe('Largest file in `files/content`'),
+            page: z.number().describe('Largest `limit` of a list'),
+          })
+          .describe('Limits'),
       })
       .meta({ id: 'Info' }),
   }),
-  ca: raw(
-    '/ca.pem',
-    'any key',
-    'The broker’s own certificate authority in PEM, which clients of its gRPC port trust',
-    '/api/v1',
-  ),
-  openapi: raw('/openapi.json', 'everybody', 'This document', '/api/v1'),
-  healthz: raw('/healthz', 'everybody', 'Whether the process answers'),
-  readyz: raw('/readyz', 'everybody', 'Whether the broker can take work'),
-  prometheus: raw('/metrics', 'machines:read', 'Metrics for Prometheus'),
-  docs: raw('/docs', 'everybody', 'Reference page'),
-  docsFile: raw('/docs/{file}', 'everybody', 'Parts of the reference page'),
+  ca: raw('/ca.pem', 'any key', {
+    summary: 'Download the certificate authority of the gRPC port as PEM',
+    types: ['application/x-pem-file'],
+    base: '/api/v1',
+  }),
+  openapi: raw('/openapi.json', 'everybody', {
+    summary: 'Get this document',
+    types: ['application/json'],
+    base: '/api/v1',
+  }),
+  healthz: raw('/healthz', 'everybody', {
+    summary: 'Check that the process answers',
+    types: ['text/plain'],
+  }),
+  readyz: raw('/readyz', 'everybody', {
+    summary: 'Check that the broker accepts work',
+    types: ['text/plain'],
+    errors: ['unavailable'],
+  }),
+  prometheus: raw('/metrics', 'machines:read', {
+    summary: 'Get metrics for Prometheus',
+    description: 'Needs a key that reaches every machine.',
+    types: ['text/plain'],
+  }),
+  docs: raw('/docs', 'everybody', { summary: 'Show the reference page', types: ['text/html'] }),
+  docsFile: raw('/docs/{file}', 'everybody', {
+    summary: 'Get a part of the reference page',
+    types: ['text/javascript', 'text/css'],
+    errors: ['route_not_found'],
+  }),
 };

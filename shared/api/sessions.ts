@@ -1,8 +1,9 @@
-// Sessions over REST (spec 2.9, 4.5): terminals that outlive their clients.
+// Sessions over REST: terminals on machines that outlive their clients (spec 2.9, 4.5).
 import * as z from 'zod';
-import { environment } from './commands.ts';
+import { environment, requestedBy } from './commands.ts';
+import { single } from './define-route.ts';
 import { list } from './list.ts';
-import { machineId, milliseconds, sessionId, single, text, timestamp } from './route.ts';
+import { machineErrors, machineId, milliseconds, sessionId, text, timestamp } from './route.ts';
 
 export const sessionStatuses = ['PENDING', 'CONNECTED', 'GRACE_PERIOD', 'DISCONNECTED'] as const;
 const attachModes = ['operator', 'observer'] as const;
@@ -11,60 +12,66 @@ export const clientId = z
   .string()
   .min(1)
   .max(200)
-  .meta({ examples: ['cli_4fJ2kQ9ZtR7wXc0BvN1mLp'] });
-/** Of a terminal, in characters. */
-export const cols = z.int().min(1).max(1000);
-export const rows = z.int().min(1).max(1000);
+  .meta({ description: 'Id of the attached client', examples: ['cli_4fJ2kQ9ZtR7wXc0BvN1mLp'] });
+export const cols = z.int().min(1).max(1000).describe('Width in characters');
+export const rows = z.int().min(1).max(1000).describe('Height in characters');
 
 const day = 86_400_000;
 
 const listed = z.object({
   session_id: sessionId,
-  id: sessionId.describe('The same as session_id'),
-  status: z.enum(sessionStatuses),
+  id: sessionId.describe('Same as `session_id`'),
+  status: z
+    .enum(sessionStatuses)
+    .describe('`GRACE_PERIOD`: the machine is offline, the process goes on; `DISCONNECTED` is final'),
   machine_id: machineId,
-  machine_hostname: z.string(),
-  shell: z.string().nullable().describe('null: the login shell of the agent’s user'),
-  created_at: timestamp,
-  connected_at: timestamp.nullable(),
-  last_heartbeat_at: timestamp.nullable().describe('When its machine was last heard of'),
-  grace_period: z.number().describe('Milliseconds that it outlives its link'),
-  grace_period_started_at: timestamp.nullable(),
-  ended_at: timestamp.nullable(),
-  exit_code: z.number().nullable().describe('128 + n when killed by signal n'),
-  signal: z.string().nullable(),
-  reason: z.string().nullable().describe('Why it could not start, or why it was ended'),
-  cols: z.number(),
-  rows: z.number(),
-  attached_count: z.number(),
-  requested_by: z.string().nullable().describe('Id of the key'),
+  machine_hostname: z.string().describe('Host name of the machine'),
+  shell: z.string().nullable().describe('Program; null: the login shell of the agent’s user'),
+  created_at: timestamp.describe('Time of creation'),
+  connected_at: timestamp.nullable().describe('Time when the machine connected to it last'),
+  last_heartbeat_at: timestamp.nullable().describe('Time of the last message from its machine'),
+  grace_period: z.number().describe('Milliseconds it outlives the link to its machine'),
+  grace_period_started_at: timestamp.nullable().describe('Time when the link was lost'),
+  ended_at: timestamp.nullable().describe('Time of the end'),
+  exit_code: z.number().nullable().describe('Exit code; 128 + n when killed by signal n'),
+  signal: z.string().nullable().describe('Signal that killed it'),
+  reason: z.string().nullable().describe('Why it could not start, or why the broker ended it'),
+  cols: z.number().describe('Width in characters'),
+  rows: z.number().describe('Height in characters'),
+  attached_count: z.number().describe('Number of attached clients'),
+  requested_by: requestedBy,
 });
 
+const attachMode = z.enum(attachModes).describe('`operator` types, `observer` only reads');
 const attachedClient = z.object({
   client_id: clientId,
-  key_name: z.string(),
-  mode: z.enum(attachModes),
-  attached_at: timestamp,
+  key_name: z.string().describe('Name of its API key'),
+  mode: attachMode,
+  attached_at: timestamp.describe('Time of the attach'),
 });
 
 const session = listed.meta({ id: 'Session' });
-const detailed = listed.extend({ attached_clients: z.array(attachedClient) }).meta({ id: 'SessionDetail' });
+const detailed = listed
+  .extend({ attached_clients: z.array(attachedClient).describe('Attached clients') })
+  .meta({ id: 'SessionDetail' });
 
 export const sessions = {
   create: single('POST', '/sessions', 'sessions:attach', {
-    summary: 'Open a terminal on a machine',
+    summary: 'Create a session: start a terminal on a machine',
+    errors: machineErrors,
     body: z.strictObject({
       machine_id: machineId,
-      shell: text(4096).min(1).optional().describe('A program; the login shell unless told'),
-      args: z.array(text(131_072)).max(4096).optional(),
-      cwd: text(4096).min(1).optional(),
+      shell: text(4096).min(1).optional().describe('Program; default: the login shell of the agent’s user'),
+      args: z.array(text(131_072)).max(4096).optional().describe('Arguments of the program'),
+      cwd: text(4096).min(1).optional().describe('Working directory; default: the home of the user'),
       env: environment.optional(),
       cols: cols.default(80),
       rows: rows.default(24),
       grace_period: milliseconds(0, day)
         .default(30_000)
-        .describe('Milliseconds that it outlives the link to its machine'),
+        .describe('Milliseconds it outlives the link to its machine'),
     }),
+    example: { machine_id: 'mach_4fJ2kQ9ZtR7wXc0BvN1mLp', cols: 120, rows: 40 },
     reply: detailed,
     status: 201,
     idempotency: 'replay',
@@ -76,31 +83,42 @@ export const sessions = {
     reply: session,
   }),
   get: single('GET', '/sessions/{session_id}', 'sessions:read', {
-    summary: 'Get a session and who is attached to it',
+    summary: 'Get a session and its attached clients',
     reply: detailed,
   }),
   end: single('DELETE', '/sessions/{session_id}', 'sessions:attach', {
-    summary: 'End a session and everything that runs in it',
+    summary: 'End a session and every process in it',
     reply: detailed,
   }),
   attach: single('POST', '/sessions/{session_id}/attach', 'sessions:attach', {
-    summary: 'Attach to a session: its terminal is at stream_url',
+    summary: 'Attach to a session',
+    description: 'Open `stream_url` as a WebSocket within 30 seconds.',
+    example: { mode: 'observer' },
+    errors: ['conflict'],
     body: z.strictObject({
-      mode: z.enum(attachModes).default('operator'),
-      offset: z.int().min(0).optional().describe('First byte of output wanted; the last 256 KiB unless told'),
+      mode: attachMode.default('operator'),
+      offset: z
+        .int()
+        .min(0)
+        .optional()
+        .describe('Offset of the first byte of output; default: the last 256 KiB'),
     }),
     reply: z.object({
       session_id: sessionId,
       client_id: clientId,
-      mode: z.enum(attachModes),
-      attached_at: timestamp,
-      stream_url: z.string().describe('Of a WebSocket; good once, within 30 seconds'),
+      mode: attachMode,
+      attached_at: timestamp.describe('Time of the attach'),
+      stream_url: z.string().describe('Address of the WebSocket; valid once, within 30 seconds'),
     }),
     idempotency: 'secret',
   }),
   detach: single('POST', '/sessions/{session_id}/detach', 'sessions:attach', {
     summary: 'Detach a client; the session goes on',
-    body: z.strictObject({ client_id: clientId.optional() }),
-    reply: z.object({ detached: z.boolean() }),
+    body: z.strictObject({
+      client_id: clientId.optional().describe('Id of the client; default: the only one of this API key'),
+    }),
+    example: { client_id: 'cli_4fJ2kQ9ZtR7wXc0BvN1mLp' },
+    errors: ['client_not_found'],
+    reply: z.object({ detached: z.boolean().describe('Always true') }),
   }),
 };

@@ -1,9 +1,10 @@
-// Webhooks over REST (spec 2.6, 4.4, 6): who is told what happened, and how that went.
+// Webhooks over REST: subscriptions to events, and their deliveries (spec 2.6, 4.4, 6).
 import * as z from 'zod';
+import { single } from './define-route.ts';
 import { list } from './list.ts';
-import { instant, machineId, type Scope, single, text, timestamp, webhookId } from './route.ts';
+import { deleted, instant, machineId, type Scope, text, timestamp, webhookId } from './route.ts';
 
-/** Each group of events that webhooks can be told of, and the scope that reading it needs. */
+/** The events a webhook can name, by family, with the scope required to read them. */
 export const groups = {
   session: {
     scope: 'sessions:read',
@@ -32,17 +33,17 @@ const families = Object.keys(groups) as (keyof typeof groups)[];
 export const types = families.flatMap((name) => [...groups[name].types]);
 const patterns = [...types, '*' as const, ...families.map((name) => `${name}.*` as const)];
 
-/** What a webhook can be told of, each with its scope. */
+/** The scope required to read each event type. */
 export const scopeOfType: ReadonlyMap<string, Scope> = new Map(
   families.flatMap((name) => groups[name].types.map((type) => [type, groups[name].scope] as const)),
 );
 
-/** Whether a list of types and families (`machine.*`, `*`) names a type. */
+/** Whether a list of types and families (`machine.*`, `*`) includes a type. */
 export function names(events: readonly string[], type: string): boolean {
   return events.includes('*') || events.includes(type) || events.includes(`${type.split('.')[0]}.*`);
 }
 
-/** Every type that such a list stands for. */
+/** Every type that such a list includes. */
 export function typesOf(events: readonly string[]): string[] {
   return types.filter((type) => names(events, type));
 }
@@ -59,16 +60,20 @@ const url = z
     const { username, password } = new URL(value);
     return username === '' && password === '';
   }, 'must not hold a user name or password: sign with a secret')
-  .meta({ format: 'uri', examples: ['https://example.org/hooks'] });
+  .meta({
+    description: 'Address that receives the events',
+    format: 'uri',
+    examples: ['https://example.org/hooks'],
+  });
 
 const events = z
   .array(z.enum(patterns))
   .min(1)
   .max(100)
   .transform((values) => [...new Set(values)])
-  .describe('Types of events; * is all of them, machine.* all of that family');
+  .describe('Event types; `*` for all, `machine.*` for all of a family');
 
-/** Groups of four, the last one filled up: what every library decodes alike. */
+/** Padded base64, which every library decodes alike. */
 const standardSecret = /^whsec_(?=.)(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/;
 
 const secret = text(255)
@@ -79,61 +84,61 @@ const secret = text(255)
   )
   .meta({
     description:
-      'Signs each delivery; never shown. Printable ASCII, for libraries differ in what bytes other characters are. ' +
-      'After whsec_: base64, as Standard Webhooks has it',
+      'Secret that signs each delivery; no answer has it. Printable ASCII; after `whsec_` base64 (Standard Webhooks)',
   });
 
-const machine_ids = z.array(machineId).min(1).max(1000).describe('Events of these machines alone');
+const machine_ids = z.array(machineId).min(1).max(1000).describe('Only events of these machines');
 
 const attempt = z.object({
-  at: timestamp,
-  status_code: z.number().nullable(),
+  at: timestamp.describe('Time of the attempt'),
+  status_code: z.number().nullable().describe('HTTP status of the answer; null without an answer'),
   duration: z.number().describe('Milliseconds'),
-  error: z.string().nullable(),
+  error: z.string().nullable().describe('Why the attempt failed'),
   answer: z
     .string()
     .optional()
-    .describe('First 4 KiB, for keys with webhooks:write; never of an internal receiver'),
+    .describe('First 4 KiB of the answer, for keys with `webhooks:write`; never of an internal receiver'),
 });
 
 const statuses = ['pending', 'delivered', 'failed'] as const;
 
 const delivery = z
   .object({
-    id: z.string(),
-    webhook_id: z.string(),
-    event_id: z.string(),
-    type: z.string(),
-    status: z.enum(statuses),
+    id: z.string().describe('Id of the delivery'),
+    webhook_id: z.string().describe('Id of the webhook'),
+    event_id: z.string().describe('Id of the event'),
+    type: z.string().describe('Event type'),
+    status: z.enum(statuses).describe('`failed`: no further attempt is made'),
     reason: z.string().nullable().describe('Why it failed'),
-    attempts: z.array(attempt),
-    created_at: timestamp,
-    next_attempt_at: timestamp.nullable(),
+    attempts: z.array(attempt).describe('Attempts, oldest first'),
+    created_at: timestamp.describe('Time of creation'),
+    next_attempt_at: timestamp.nullable().describe('Time of the next attempt'),
   })
   .meta({ id: 'Delivery' });
 
 const webhook = z
   .object({
     id: webhookId,
-    url: z.string(),
-    events: z.array(z.string()),
-    enabled: z.boolean(),
-    machine_ids: z.array(z.string()).nullable(),
+    url: z.string().describe('Address that receives the events'),
+    events: z.array(z.string()).describe('Event types and families'),
+    enabled: z.boolean().describe('Whether events are delivered'),
+    machine_ids: z.array(z.string()).nullable().describe('Only events of these machines; null: of all'),
     disabled_reason: z
       .enum(['attempts_failed', 'key_revoked', 'secret_unreadable'])
       .nullable()
-      .describe('Why it is disabled, where nobody asked for that'),
+      .describe('Why the broker disabled it'),
     last_delivery: z
       .object({
-        delivery_id: z.string(),
-        event_id: z.string(),
-        type: z.string(),
-        delivered: z.boolean(),
+        delivery_id: z.string().describe('Id of the delivery'),
+        event_id: z.string().describe('Id of the event'),
+        type: z.string().describe('Event type'),
+        delivered: z.boolean().describe('Whether the receiver accepted it'),
         ...attempt.omit({ answer: true }).shape,
       })
-      .nullable(),
-    created_at: timestamp,
-    updated_at: timestamp,
+      .nullable()
+      .describe('Last attempt of the last delivery'),
+    created_at: timestamp.describe('Time of creation'),
+    updated_at: timestamp.describe('Time of the last change'),
   })
   .meta({ id: 'Webhook' });
 
@@ -144,65 +149,74 @@ export const webhooks = {
     reply: webhook,
   }),
   create: single('POST', '/webhooks', 'webhooks:write', {
-    summary: 'Make a webhook; it tells what the key that makes it may read, as long as that key lives',
+    summary: 'Create a webhook',
+    description:
+      'It delivers only events that the key which creates it may read, and none after that key is revoked.',
     body: z.strictObject({
       url,
       events,
       secret: secret.optional(),
-      enabled: z.boolean().default(true),
+      enabled: z.boolean().default(true).describe('Whether events are delivered'),
       machine_ids: machine_ids.optional(),
     }),
+    example: { url: 'https://example.org/hooks', events: ['machine.*', 'command.failed'] },
     reply: webhook,
     status: 201,
     idempotency: 'replay',
   }),
   get: single('GET', '/webhooks/{webhook_id}', 'webhooks:read', {
-    summary: 'One webhook',
+    summary: 'Get a webhook',
     reply: webhook,
   }),
   update: single('PATCH', '/webhooks/{webhook_id}', 'webhooks:write', {
-    summary:
-      'Change a webhook; enabled: true also forgives what failed, another url makes it that of this key',
+    summary: 'Change a webhook',
+    description:
+      '`enabled: true` also resets the count of failed attempts. With another `url` it becomes a webhook of the key that changes it.',
     body: z.strictObject({
       url: url.optional(),
       events: events.optional(),
-      secret: secret.nullable().optional(),
-      enabled: z.boolean().optional(),
-      machine_ids: machine_ids.nullable().optional(),
+      secret: secret.nullable().optional().describe('New secret; null: no signature'),
+      enabled: z.boolean().optional().describe('Whether events are delivered'),
+      machine_ids: machine_ids.nullable().optional().describe('Only events of these machines; null: of all'),
     }),
+    example: { events: ['*'], enabled: true },
     reply: webhook,
   }),
   remove: single('DELETE', '/webhooks/{webhook_id}', 'webhooks:write', {
-    summary: 'Remove a webhook at once',
-    reply: z.object({ deleted: z.boolean() }),
+    summary: 'Delete a webhook at once',
+    reply: deleted,
   }),
   test: single('POST', '/webhooks/{webhook_id}/test', 'webhooks:write', {
-    summary: 'Send a test event now, also to a disabled webhook; never retried, never counted',
+    summary: 'Send a test event',
+    description: 'Works for a disabled webhook too. It is not retried, and a failure does not count.',
     reply: z
       .object({
-        delivered: z.boolean(),
-        status_code: z.number().nullable(),
+        delivered: z.boolean().describe('Whether the receiver accepted it'),
+        status_code: z.number().nullable().describe('HTTP status of the answer; null without an answer'),
         duration: z.number().describe('Milliseconds'),
-        error: z.string().optional(),
+        error: z.string().optional().describe('Why it failed'),
       })
       .meta({ id: 'TestDelivery' }),
     idempotency: 'replay',
     waits: true,
   }),
   deliveries: list('/webhooks/{webhook_id}/deliveries', 'webhooks:read', {
-    summary: 'What was, or is to be, delivered, with every attempt',
+    summary: 'List the deliveries of a webhook, with every attempt',
     sort: ['created_at'],
     reply: delivery,
   }),
   redeliver: single('POST', '/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver', 'webhooks:write', {
-    summary: 'Deliver one again',
+    summary: 'Repeat a delivery',
     reply: delivery,
     idempotency: 'replay',
   }),
   redeliverSince: single('POST', '/webhooks/{webhook_id}/redeliver', 'webhooks:write', {
-    summary: 'Deliver every event since then that this webhook was to get and did not',
-    body: z.strictObject({ since: instant }),
-    reply: z.object({ redelivered: z.number() }).meta({ id: 'Redelivered' }),
+    summary: 'Repeat every delivery since a time that did not succeed',
+    body: z.strictObject({ since: instant.describe('Only events of this time or later') }),
+    example: { since: '2026-11-21T10:00:00.000Z' },
+    reply: z
+      .object({ redelivered: z.number().describe('Number of deliveries repeated') })
+      .meta({ id: 'Redelivered' }),
     idempotency: 'replay',
   }),
 };

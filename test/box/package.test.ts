@@ -128,8 +128,8 @@ describe('a broker from its package', () => {
     const { url } = await openBox();
     for (const path of [
       '/docs',
-      '/docs/swagger-ui.css',
-      '/docs/swagger-ui-bundle.js',
+      '/docs/page.js',
+      '/docs/redoc.standalone.js',
       '/api/v1/openapi.json',
     ]) {
       expect([path, (await fetch(`${url}${path}`)).status]).toEqual([path, 200]);

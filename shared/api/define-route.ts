@@ -1,0 +1,145 @@
+// Functions that define the routes of the API, one per kind of answer.
+import * as z from 'zod';
+import { type Accepts, type Access, type IdNoun, idSchemas, type Kind, type Route } from './route.ts';
+
+const nothing = z.undefined();
+export type Nothing = typeof nothing;
+export type NoShape = Record<never, never>;
+
+type ParamNames<Path> = Path extends `${string}{${infer Name}}${infer Rest}`
+  ? Name | ParamNames<Rest>
+  : never;
+/** The params of a path: `{machine_id}` takes the id of a machine, any other name a text. */
+export type PathParams<Path> = {
+  [N in ParamNames<Path>]: N extends `${infer Noun extends IdNoun}_id`
+    ? (typeof idSchemas)[Noun]
+    : z.ZodString;
+};
+
+function paramsOf<Path extends string>(path: Path): PathParams<Path> {
+  const shape = [...path.matchAll(/\{(\w+?)(_id)?\}/g)].map(([, noun = '', id = '']) => [
+    noun + id,
+    id && Object.hasOwn(idSchemas, noun)
+      ? idSchemas[noun as IdNoun]
+      : z.string().describe('Name of the file'),
+  ]);
+  // The names and schemas that the type reads from the same path.
+  return Object.fromEntries(shape) as PathParams<Path>;
+}
+
+/** A route without method, path and access. */
+export type Definition<
+  Q extends z.ZodRawShape,
+  H extends z.ZodRawShape,
+  B extends z.ZodType,
+  R extends z.ZodType,
+> = Pick<Route, 'summary'> &
+  Partial<Pick<Route, 'base' | 'status'>> &
+  Pick<Route, 'description' | 'example' | 'types' | 'replyHeaders' | 'errors' | 'idempotency' | 'again'> &
+  Pick<Route, 'bodyLimit' | 'impliesMachine' | 'waits' | 'lastEvent'> & {
+    query?: Q;
+    headers?: H;
+    body?: B;
+    reply: R;
+  };
+
+/** A route that answers one object. */
+export function single<
+  const P extends string,
+  R extends z.ZodType,
+  Q extends z.ZodRawShape = NoShape,
+  H extends z.ZodRawShape = NoShape,
+  B extends z.ZodType = Nothing,
+>(method: Route['method'], path: P, access: Access, definition: Definition<Q, H, B, R>) {
+  return build('single', method, path, access, definition);
+}
+
+/** A route that answers one object with an array of any length, sent as it is read. */
+export function growing<
+  const P extends string,
+  R extends z.ZodObject,
+  const G extends keyof z.output<R> & string,
+  Q extends z.ZodRawShape = NoShape,
+>(path: P, access: Access, definition: Definition<Q, NoShape, Nothing, R> & { grows: G }) {
+  const { grows, ...given } = definition;
+  const { [grows]: items, ...others } = definition.reply.shape;
+  // `grows` names a field of the reply.
+  const parts = { items: items as z.ZodType, rest: z.object(others) };
+  return { ...build('growing', 'GET', path, access, given), grows, parts };
+}
+
+/** A route whose body is bytes or a form instead of JSON. */
+export function incoming<
+  const A extends Accepts,
+  const P extends string,
+  R extends z.ZodType,
+  Q extends z.ZodRawShape = NoShape,
+  H extends z.ZodRawShape = NoShape,
+  B extends z.ZodType = Nothing,
+>(accepts: A, method: Route['method'], path: P, access: Access, definition: Definition<Q, H, B, R>) {
+  return { ...build('single', method, path, access, definition), accepts };
+}
+
+/** A GET that answers a stream: bytes of a file, lines, or events. */
+export function outgoing<
+  const K extends 'bytes' | 'lines' | 'events',
+  const P extends string,
+  R extends z.ZodType = Nothing,
+  Q extends z.ZodRawShape = NoShape,
+  H extends z.ZodRawShape = NoShape,
+>(kind: K, path: P, access: Access, definition: Omit<Definition<Q, H, Nothing, R>, 'reply'> & { reply?: R }) {
+  // Without a schema R is Nothing, as the type parameter's default says.
+  return build(kind, 'GET', path, access, {
+    ...definition,
+    reply: definition.reply ?? (nothing as unknown as R),
+  });
+}
+
+/** A route that answers a text with its own media type. */
+export function raw<const P extends string>(path: P, access: Access, definition: RawDefinition) {
+  return build('raw', 'GET', path, access, { base: '', ...definition, reply: nothing });
+}
+type RawDefinition = Pick<Route, 'summary' | 'description' | 'errors'> & {
+  types: readonly string[];
+  base?: Route['base'];
+};
+
+/** A GET that becomes a WebSocket. Browsers cannot send a key with it, so a ticket in its query authorizes it. */
+export function socket<const P extends string, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
+  path: P,
+  definition: Pick<Route, 'summary' | 'description'> & { query: Q },
+) {
+  return build('socket', 'GET', path, 'everybody', { ...definition, reply: nothing, status: 101 });
+}
+
+/** A route of any kind, with defaults for what its definition leaves out. */
+export function build<
+  K extends Kind,
+  P extends string,
+  R extends z.ZodType,
+  Q extends z.ZodRawShape = NoShape,
+  H extends z.ZodRawShape = NoShape,
+  B extends z.ZodType = Nothing,
+>(
+  kind: K,
+  method: Route['method'],
+  path: P,
+  access: Access,
+  definition: Definition<Q, H, B, R>,
+): Route<PathParams<P>, Q, H, B, R, K> {
+  const { query, headers, body, ...rest } = definition;
+  return {
+    status: 200,
+    base: '/api/v1',
+    ...rest,
+    kind,
+    method,
+    path,
+    access,
+    params: paramsOf(path),
+    // An absent part is an empty shape, which is what the type parameter's default says.
+    query: query ?? ({} as Q),
+    headers: headers ?? ({} as H),
+    body,
+  };
+}
