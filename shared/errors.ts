@@ -1,6 +1,6 @@
-// The one error type and the one table: errno -> code -> HTTP status. Codes travel, texts do not decide anything.
+// The error type of the product, and the table of error codes with their HTTP status and system errors.
 
-/** Every code an answer may carry, with its HTTP status. */
+/** Every error code of an answer, with its HTTP status. */
 export const codes = {
   invalid_request: 400,
   not_a_directory: 400,
@@ -113,7 +113,7 @@ export function fieldError(
   return new AppError(code, `${part}: ${path && `${path}: `}${message}`, { issues: [{ path, message }] });
 }
 
-/** Whether a text is one of our codes (a far end may be newer, or lie). */
+/** Whether a text is a known error code; a newer peer may send others. */
 export function isCode(text: string): text is Code {
   return Object.hasOwn(codes, text);
 }
@@ -131,7 +131,7 @@ export function errnoOf(error: unknown): string | undefined {
   return unnamed[error.code] ?? error.code;
 }
 
-/** Turns a system error about `path` into the documented code; an AppError passes through, the rest is internal. */
+/** The AppError of a system error about `path`. An AppError is returned as it is; an unknown error is internal_error. */
 export function fromErrno(error: unknown, path: string): AppError {
   if (error instanceof AppError) return error;
   const errno = errnoOf(error) ?? '';
@@ -143,7 +143,7 @@ function explain(code: Code): string {
   return code === 'internal_error' ? 'unexpected failure, see the log' : code.replaceAll('_', ' ');
 }
 
-/** A program cannot start: the message says what to do; 78 is bad configuration, 1 anything else. */
+/** A program cannot start. Exit code 78 is bad configuration, 1 any other reason. */
 export class StartError extends Error {
   override readonly name = 'StartError';
   readonly exitCode: 1 | 78;
@@ -154,7 +154,7 @@ export class StartError extends Error {
   }
 }
 
-/** Wrong usage: exit code 2. */
+/** Wrong usage of a command line; exit code 2. */
 export class UsageError extends Error {
   override readonly name = 'UsageError';
 }

@@ -1,19 +1,19 @@
-// Numbers of commands and terminals that agent and broker share.
+// Limits on commands and terminals that agent and broker share.
 
-/** Commands that one machine has at once. */
+/** Open commands per machine. */
 export const openCommands = 64;
-/** Between TERM and KILL, in milliseconds, at a timeout and at a cancel. */
+/** Milliseconds from TERM to KILL, at a timeout or cancel. */
 export const killGraceMs = 10_000;
-/** Last bytes kept of each output, by the agent until the broker has them and by the broker later. */
+/** Bytes of each output that are stored, first by the agent, later by the broker. */
 export const outputWindowBytes = 64 * 1024 * 1024;
-/** A reader that takes nothing for so many milliseconds no longer holds up a command. */
+/** Milliseconds after which a reader that takes nothing no longer slows its command. */
 export const readerStallMs = 5_000;
 
-/** Terminals that one machine has at once. */
+/** Open terminals per machine. */
 export const openTerminals = 32;
-/** Clients of all terminals of one machine. */
+/** Terminal clients per machine. */
 export const terminalClients = 128;
-/** Last bytes of a terminal's output that are kept; a client that falls behind further is cut. */
+/** Bytes of a terminal's output that are stored; a client further behind is disconnected. */
 export const terminalWindowBytes = 1024 * 1024;
-/** What a client gets first of what was there before it, and what may be on its way to it. */
+/** Bytes of earlier output that a new client gets, and unacknowledged bytes on the way to a client. */
 export const terminalReplayBytes = 256 * 1024;

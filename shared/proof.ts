@@ -1,11 +1,11 @@
-// What an agent signs to prove that it is the machine it says: one fixed context, every part with its length.
+// The signature by which an agent proves its identity to the broker, over length-prefixed parts with a fixed context.
 import { createPublicKey, type KeyObject, sign, verify } from 'node:crypto';
 
 const context = 'farhand-link-v1';
 /** DER of an Ed25519 SubjectPublicKeyInfo up to the raw key (RFC 8410 section 4). */
 const ed25519Prefix = Buffer.from('302a300506032b6570032100', 'hex');
 
-/** What the signature covers, so that it is worth nothing for another broker, machine or moment. */
+/** The signed parts: the signature is not valid for another broker, machine or connection. */
 export interface Proof {
   nonce: Uint8Array;
   machine_id: string;

@@ -341,17 +341,7 @@ const rooms: [libraries: string[], rooms: string[]][] = [
   [['node:sqlite'], ['broker/history', 'shared/lock']],
   [['croner', 'cronstrue'], ['broker/schedules']],
   [
-    [
-      'koa',
-      'koa-',
-      '@koa/',
-      'prom-client',
-      'zod-openapi',
-      '@fastify/busboy',
-      'mime',
-      'raw-body',
-      'ws',
-    ],
+    ['koa', 'koa-', '@koa/', 'prom-client', 'zod-openapi', '@fastify/busboy', 'mime', 'raw-body', 'ws'],
     ['broker/http'],
   ],
   // Programs of others, where no agent stays in memory with it.

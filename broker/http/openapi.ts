@@ -9,18 +9,16 @@ import {
 } from 'zod-openapi';
 import { deliveryBody } from '../../shared/api/events.ts';
 import { allRoutes } from '../../shared/api/index.ts';
-import { idSchemas, type Route } from '../../shared/api/route.ts';
+import { idSchemas, named, type Route } from '../../shared/api/route.ts';
 import { types as webhookTypes } from '../../shared/api/webhooks.ts';
 import { type Code, codes } from '../../shared/errors.ts';
 import { version } from '../../shared/version.ts';
 import { introduction, tags } from './reference-text.ts';
 
-const single = z
-  .object({
-    request_id: z.string().describe('Id of the request'),
-    timestamp: z.iso.datetime().describe('Time of the answer'),
-  })
-  .meta({ id: 'Meta' });
+const single = named('Meta', {
+  request_id: z.string().describe('Id of the request'),
+  timestamp: z.iso.datetime().describe('Time of the answer'),
+});
 const paged = single
   .extend({
     total: z.int().describe('Number of items in all'),
@@ -29,17 +27,15 @@ const paged = single
     has_more: z.boolean().describe('Whether items follow'),
   })
   .meta({ id: 'ListMeta' });
-const errorBody = z
-  .object({
-    error: z
-      .object({
-        code: z.string().describe('Error code'),
-        message: z.string().describe('What is wrong, and the next step'),
-        details: z.record(z.string(), z.unknown()).describe('Facts about the error, by code'),
-      })
-      .describe('The error'),
-  })
-  .meta({ id: 'Error' });
+const errorBody = named('Error', {
+  error: z
+    .object({
+      code: z.string().describe('Error code'),
+      message: z.string().describe('What is wrong, and the next step'),
+      details: z.record(z.string(), z.unknown()).describe('Facts about the error, by code'),
+    })
+    .describe('The error'),
+});
 
 const text = { schema: { type: 'string' } } as const;
 const number = { schema: { type: 'integer' } } as const;
@@ -73,7 +69,7 @@ export function openapiText(server: string): string {
     const path = `${route.base}${route.path}`;
     paths[path] = { ...paths[path], [route.method.toLowerCase()]: operationOf(noun, operation, route) };
   }
-  const events = [...webhookTypes, 'test'].map((type) => [type, { post: deliveryOf(type) }]);
+  const events = [...webhookTypes, 'test'].map((type) => [type, { post: deliveryOf(type) }] as const);
   return JSON.stringify(
     createDocument(
       {
@@ -81,7 +77,7 @@ export function openapiText(server: string): string {
         info: {
           title: 'Farhand API',
           version,
-          description: introduction,
+          description: introduction(),
           contact: { name: 'Operator of this broker', url: server },
           license: { name: 'Apache-2.0', identifier: 'Apache-2.0' },
         },
@@ -124,10 +120,9 @@ function operationOf(noun: string, operation: string, route: Route): ZodOpenApiO
     Object.entries(route.headers).map(([name, schema]) => [headerName(name), schema]),
   );
   const key = z.string().max(255).optional();
-  const failures = failuresOf(route).map(({ status, name }) => [
-    status,
-    { $ref: `#/components/responses/${name}` },
-  ]);
+  const failures = failuresOf(route).map(
+    ({ status, name }) => [status, { $ref: `#/components/responses/${name}` }] as const,
+  );
   return {
     operationId: `${noun}.${operation}`,
     tags: [tags[noun]?.[0] ?? noun],
@@ -225,7 +220,7 @@ function contentOf(route: Route) {
 /** The error codes of a route by status, with the name of the component that describes the response. */
 function failuresOf(route: Route) {
   const byStatus = Object.groupBy(codesOf(route), (code) => codes[code]);
-  return Object.entries(byStatus).map(([status, found = []]) => ({ status, found, name: found.join('.') }));
+  return Object.entries(byStatus).map(([status, found]) => ({ status, found, name: found.join('.') }));
 }
 
 function errorResponses(): Record<string, ZodOpenApiResponseObject> {
@@ -265,22 +260,23 @@ export function codesOf(route: Route): Code[] {
 /** `machine_not_found` for each kind of id that a route takes. */
 function idsIn(route: Route): Code[] {
   const body = route.body instanceof z.ZodObject ? route.body.shape : {};
-  const schemas = [route.params, route.query, body].flatMap((shape) => Object.values(shape));
-  return Object.entries(idSchemas).flatMap(([noun, id]): Code[] => {
-    // A described copy of an id schema has the checks of the original.
-    const marks: readonly unknown[] = id._zod.def.checks ?? [];
-    const isId = (schema: z.core.$ZodType): boolean =>
-      'unwrap' in schema && typeof schema.unwrap === 'function'
-        ? isId(schema.unwrap())
-        : schema._zod.def.checks?.some((check) => marks.includes(check)) === true;
-    return schemas.some((schema) => isId(schema)) ? [`${noun as keyof typeof idSchemas}_not_found`] : [];
-  });
+  const schemas = [route.params, route.query, body].flatMap((shape) => Object.values<z.core.$ZodType>(shape));
+  // A described copy of an id schema has the checks of the original.
+  const checks = schemas.flatMap((schema): readonly unknown[] => bare(schema)._zod.def.checks ?? []);
+  const nouns = Object.keys(idSchemas) as (keyof typeof idSchemas)[];
+  const named = nouns.filter((noun) => idSchemas[noun]._zod.def.checks?.some((one) => checks.includes(one)));
+  return named.map((noun) => `${noun}_not_found` as const);
 }
 
-const signature = z
-  .string()
-  .optional()
-  .describe('`sha256=` and the hexadecimal HMAC-SHA256 of the body, if there is a secret');
+/** The schema inside optional, nullable, default and array. */
+function bare(schema: z.core.$ZodType): z.core.$ZodType {
+  const outer = [z.ZodOptional, z.ZodNullable, z.ZodDefault, z.ZodArray].find(
+    (kind) => schema instanceof kind,
+  );
+  return outer && 'unwrap' in schema ? bare((schema as z.ZodOptional).unwrap()) : schema;
+}
+
+const signature = z.string().optional().describe('`sha256=` and the HMAC-SHA256 of the body, hexadecimal');
 
 /** The request that a webhook of this event type receives. */
 function deliveryOf(type: string): ZodOpenApiOperationObject {
@@ -297,10 +293,7 @@ function deliveryOf(type: string): ZodOpenApiOperationObject {
         'X-Service-Signature': signature,
         'webhook-id': z.string().describe('Id of the event (Standard Webhooks)'),
         'webhook-timestamp': z.string().describe('Unix time of the attempt (Standard Webhooks)'),
-        'webhook-signature': z
-          .string()
-          .optional()
-          .describe('Signature of Standard Webhooks, if there is a secret'),
+        'webhook-signature': z.string().optional().describe('Signature of Standard Webhooks'),
       }),
     },
     requestBody: { required: true, content: { 'application/json': { schema: deliveryBody(type) } } },

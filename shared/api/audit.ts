@@ -1,28 +1,26 @@
 // The audit log over REST: an append-only record of every call that changes or runs something.
 import * as z from 'zod';
 import { list } from './list.ts';
-import { label, timestamp } from './route.ts';
+import { label, named, timestamp } from './route.ts';
 
-const entry = z
-  .object({
-    id: z.string().describe('Id of the entry'),
-    at: timestamp.describe('Time of the call'),
-    key_id: z.string().describe('Id of the API key that made the call'),
-    key_name: z.string().describe('Name of that key at the time'),
-    action: z.string().meta({
-      description:
-        'Operation id; `sessions.input` and `sessions.leave` of a terminal client; `refusals`: number of refusals left out',
-      examples: ['sessions.attach'],
-    }),
-    machine_id: z.string().nullable().describe('Id of the machine, if the call was about one'),
-    what: z
-      .record(z.string(), z.unknown())
-      .describe('Objects of the call: ids, paths, command lines; long values are cut'),
-    request_id: z.string().describe('Id of the request'),
-    address: z.string().describe('Client address; empty over the broker’s own socket file'),
-    result: z.string().describe('`ok`, or the error code'),
-  })
-  .meta({ id: 'AuditEntry' });
+const entry = named('AuditEntry', {
+  id: z.string().describe('Id of the entry'),
+  at: timestamp.describe('Time of the call'),
+  key_id: z.string().describe('Id of the API key that made the call'),
+  key_name: z.string().describe('Name of that key at the time'),
+  action: z.string().meta({
+    description:
+      'Operation id; `sessions.input` and `sessions.leave` of a terminal client; `refusals`: number of refusals left out',
+    examples: ['sessions.attach'],
+  }),
+  machine_id: z.string().nullable().describe('Id of the machine, if the call was about one'),
+  what: z
+    .record(z.string(), z.unknown())
+    .describe('Objects of the call, such as ids and paths; long values are cut'),
+  request_id: z.string().describe('Id of the request'),
+  address: z.string().describe('Client address; empty over the broker’s own socket file'),
+  result: z.string().describe('`ok`, or the error code'),
+});
 
 /** An action of a client, before it gets its id and time in the audit log. */
 export type Deed = Omit<z.output<typeof entry>, 'id' | 'at'>;

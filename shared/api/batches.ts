@@ -3,7 +3,7 @@ import * as z from 'zod';
 import { command, requestedBy, spec, wait } from './commands.ts';
 import { single } from './define-route.ts';
 import { list } from './list.ts';
-import { batchId, machineId, tagList, timestamp } from './route.ts';
+import { batchId, machineId, named, tagList, timestamp } from './route.ts';
 
 export const mostMachines = 10_000;
 /** Characters of args, env and stdin as JSON: each machine gets a copy of all of it. */
@@ -20,22 +20,20 @@ const counts = z.object({
   lost: z.number().describe('Machines whose outcome is unknown'),
 });
 
-const batch = z
-  .object({
-    id: batchId,
-    status: z
-      .enum(['running', 'completed', 'failed', 'cancelled'])
-      .describe('`completed`: on every machine; `failed`: not on all of them'),
-    ...command.pick({ command: true, args: true, cwd: true, user: true }).shape,
-    concurrency: z.number().nullable().describe('Machines at once; null: all'),
-    max_failures: z.number().nullable().describe('Failures after which no further machine starts'),
-    total: z.number().describe('Number of machines'),
-    counts: counts.describe('Machines by status of their command'),
-    created_at: timestamp.describe('Time of creation'),
-    finished_at: timestamp.nullable().describe('Time when the last machine ended'),
-    requested_by: requestedBy,
-  })
-  .meta({ id: 'Batch' });
+const batch = named('Batch', {
+  id: batchId,
+  status: z
+    .enum(['running', 'completed', 'failed', 'cancelled'])
+    .describe('`completed`: on every machine; `failed`: not on all of them'),
+  ...command.pick({ command: true, args: true, cwd: true, user: true }).shape,
+  concurrency: z.number().nullable().describe('Machines at once; null: all'),
+  max_failures: z.number().nullable().describe('Failures after which no further machine starts'),
+  total: z.number().describe('Number of machines'),
+  counts: counts.describe('Machines by status of their command'),
+  created_at: timestamp.describe('Time of creation'),
+  finished_at: timestamp.nullable().describe('Time when the last machine ended'),
+  requested_by: requestedBy,
+});
 
 const withResults = batch
   .extend({
@@ -62,7 +60,7 @@ export const batches = {
           .min(0)
           .max(mostMachines)
           .optional()
-          .describe('Start no further machine after more failures than this'),
+          .describe('Failures after which none starts'),
         wait,
       })
       .refine(

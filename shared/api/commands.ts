@@ -9,6 +9,7 @@ import {
   machineErrors,
   machineId,
   milliseconds,
+  named,
   queryBoolean,
   queryNumber,
   text,
@@ -28,41 +29,34 @@ const commandStatuses = [
 
 export const requestedBy = z.string().nullable().describe('Id of the API key that requested it');
 
-export const command = z
-  .object({
-    id: commandId,
-    machine_id: machineId,
-    command: z.string().describe('Command line, or with `args` the program'),
-    args: z
-      .array(z.string())
-      .nullable()
-      .describe('Arguments of the program; null: `command` is a shell line'),
-    cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
-    user: z.string().nullable().describe('User it runs as; null: the agent’s user'),
-    status: z
-      .enum(commandStatuses)
-      .describe('`expired`: never ran; `lost`: outcome unknown; every status after `running` is final'),
-    exit_code: z.number().nullable().describe('Exit code; 128 + n when killed by signal n'),
-    signal: z.string().nullable().describe('Signal that killed it'),
-    stdout: z.string().describe('The last 1 MiB (4 KiB in lists), U+FFFD for bytes that are not UTF-8'),
-    stderr: z.string().describe('Like `stdout`'),
-    stdout_bytes: z.number().describe('Bytes written in all'),
-    stderr_bytes: z.number().describe('Bytes written in all'),
-    stdout_truncated: z.boolean().describe('`stdout` is not everything that was written'),
-    stderr_truncated: z.boolean().describe('`stderr` is not everything that was written'),
-    stdout_start: z.number().describe('Offset of the first byte that is still stored'),
-    stderr_start: z.number().describe('Offset of the first byte that is still stored'),
-    duration: z.number().nullable().describe('Milliseconds from start to end'),
-    created_at: timestamp.describe('Time of creation'),
-    started_at: timestamp.nullable().describe('Time of the start'),
-    finished_at: timestamp.nullable().describe('Time of the end'),
-    reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
-    queued_until: timestamp.nullable().describe('Time until which it waits for its machine'),
-    schedule_id: z.string().nullable().describe('Id of the schedule that started it'),
-    batch_id: z.string().nullable().describe('Id of the batch it belongs to'),
-    requested_by: requestedBy,
-  })
-  .meta({ id: 'Command' });
+export const command = named('Command', {
+  id: commandId,
+  machine_id: machineId,
+  command: z.string().describe('Command line, or with `args` the program'),
+  args: z.array(z.string()).nullable().describe('Arguments; null: `command` is a shell line'),
+  cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
+  user: z.string().nullable().describe('User it runs as; null: the agent’s user'),
+  status: z.enum(commandStatuses).describe('`expired`: never ran; `lost`: outcome unknown'),
+  exit_code: z.number().nullable().describe('Exit code; 128 + n when killed by signal n'),
+  signal: z.string().nullable().describe('Signal that killed it'),
+  stdout: z.string().describe('The last 1 MiB (4 KiB in lists), U+FFFD for bytes that are not UTF-8'),
+  stderr: z.string().describe('Like `stdout`'),
+  stdout_bytes: z.number().describe('Bytes written in all'),
+  stderr_bytes: z.number().describe('Bytes written in all'),
+  stdout_truncated: z.boolean().describe('`stdout` is not everything that was written'),
+  stderr_truncated: z.boolean().describe('`stderr` is not everything that was written'),
+  stdout_start: z.number().describe('Offset of the first byte that is still stored'),
+  stderr_start: z.number().describe('Offset of the first byte that is still stored'),
+  duration: z.number().nullable().describe('Milliseconds from start to end'),
+  created_at: timestamp.describe('Time of creation'),
+  started_at: timestamp.nullable().describe('Time of the start'),
+  finished_at: timestamp.nullable().describe('Time of the end'),
+  reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
+  queued_until: timestamp.nullable().describe('Time until which it waits for its machine'),
+  schedule_id: z.string().nullable().describe('Id of the schedule that started it'),
+  batch_id: z.string().nullable().describe('Id of the batch it belongs to'),
+  requested_by: requestedBy,
+});
 
 export const mostVariables = 256;
 export const environment = z

@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { outgoing } from './define-route.ts';
 import { list } from './list.ts';
-import { machineId, type Scope, shownAs, timestamp } from './route.ts';
+import { machineId, named, type Scope, shownAs, timestamp } from './route.ts';
 import { groups, types as webhookTypes } from './webhooks.ts';
 
 /** Event types: those of spec 6.1, and three that only the event log has. */
@@ -76,13 +76,11 @@ export function deliveryBody(type: string): z.ZodObject {
   return z.object({ ...envelope, type: z.literal(type).describe('Event type'), data: data.describe('Data') });
 }
 
-const event = z
-  .object({
-    ...envelope,
-    type: z.enum(eventTypes).describe('Event type'),
-    data: z.record(z.string(), z.unknown()).describe('Data of the event type, as under Webhooks'),
-  })
-  .meta({ id: 'Event' });
+const event = named('Event', {
+  ...envelope,
+  type: z.enum(eventTypes).describe('Event type'),
+  data: z.record(z.string(), z.unknown()).describe('Data of the event type, as under Webhooks'),
+});
 
 /** The types named by a text: types and families such as `session.*`, separated by commas; undefined if any is unknown. */
 function typesIn(text: string): EventType[] | undefined {
@@ -130,12 +128,7 @@ export const events = {
       machine_id: machineId.optional().describe('Only events of this machine'),
     },
     headers: {
-      last_event_id: z
-        .string()
-        .min(1)
-        .max(200)
-        .optional()
-        .describe('Id of the last event received: starts with the events after it'),
+      last_event_id: z.string().min(1).max(200).optional().describe('Id of the last event received'),
     },
     replyHeaders: ['X-Last-Event-Id'],
     reply: event,

@@ -1,6 +1,6 @@
 // Paths, entries and errors that the routes of files share (spec 2.4).
 import * as z from 'zod';
-import { machineErrors, path, timestamp } from './route.ts';
+import { machineErrors, named, path, timestamp } from './route.ts';
 
 export const readErrors = [
   ...machineErrors,
@@ -14,10 +14,7 @@ export const readErrors = [
 export const writeErrors = [...readErrors, 'already_exists', 'file_busy', 'no_space'] as const;
 
 export const sha256 = z.string().describe('SHA-256 of the bytes, hexadecimal');
-export const pathEncoding = z
-  .literal('base64')
-  .optional()
-  .describe('Set if the path is not UTF-8, and sent as base64');
+export const pathEncoding = z.literal('base64').optional().describe('Set if the path is sent as base64');
 /** A path in an answer, and in a request. */
 export const absolutePath = { path: z.string().describe('Absolute path'), path_encoding: pathEncoding };
 export const requestedPath = { path, path_encoding: pathEncoding };
@@ -26,27 +23,22 @@ export const optionalPath = {
   path_encoding: pathEncoding,
 };
 
-export const entry = z
-  .object({
-    name: z.string().describe('Base name'),
-    path: z.string().describe('Absolute path'),
-    type: z.enum(['file', 'directory']).describe('Type; of a symlink the type of its target'),
-    size: z.number().optional().describe('Bytes; absent for directories'),
-    mode: z.string().meta({ description: 'Permission bits, octal', examples: ['0644'] }),
-    setuid: z.boolean().optional().describe('The setuid bit'),
-    setgid: z.boolean().optional().describe('The setgid bit'),
-    sticky: z.boolean().optional().describe('The sticky bit'),
-    owner: z.string().describe('Name of the owner, or the number if it has no name'),
-    group: z.string().describe('Name of the group, or the number if it has no name'),
-    modified_at: timestamp.describe('Time of the last change of its content'),
-    link_target: z.string().optional().describe('Target, if it is a symlink'),
-    special: z
-      .enum(['fifo', 'socket', 'block', 'char'])
-      .optional()
-      .describe('Kind, if it is neither file nor directory; `type` is `file` then'),
-    name_encoding: z
-      .literal('base64')
-      .optional()
-      .describe('Set if name, path and link_target are not UTF-8, and sent as base64'),
-  })
-  .meta({ id: 'FileEntry' });
+export const entry = named('FileEntry', {
+  name: z.string().describe('Base name'),
+  path: z.string().describe('Absolute path'),
+  type: z.enum(['file', 'directory']).describe('Type; of a symlink the type of its target'),
+  size: z.number().optional().describe('Bytes; absent for directories'),
+  mode: z.string().meta({ description: 'Permission bits, octal', examples: ['0644'] }),
+  setuid: z.boolean().optional().describe('The setuid bit'),
+  setgid: z.boolean().optional().describe('The setgid bit'),
+  sticky: z.boolean().optional().describe('The sticky bit'),
+  owner: z.string().describe('Name of the owner, or the number if it has no name'),
+  group: z.string().describe('Name of the group, or the number if it has no name'),
+  modified_at: timestamp.describe('Time of the last change of its content'),
+  link_target: z.string().optional().describe('Target, if it is a symlink'),
+  special: z
+    .enum(['fifo', 'socket', 'block', 'char'])
+    .optional()
+    .describe('Kind, if it is neither file nor directory; `type` is `file` then'),
+  name_encoding: z.literal('base64').optional().describe('Set if the names are not UTF-8 but base64'),
+});

@@ -11,14 +11,14 @@ import {
   sha256,
   writeErrors,
 } from './file-entry.ts';
-import { machineId, mode, path, queryBoolean, queryNumber, someOf } from './route.ts';
+import { machineId, mode, named, path, queryBoolean, queryNumber, someOf } from './route.ts';
 
 const encoding = z.enum(['utf-8', 'base64']);
 
 /** Files of the machine in the path. The spec's unprefixed routes name it in the query or body instead. */
 const prefixed = '/machines/{machine_id}/files' as const;
 const anywhere = {
-  machine_id: machineId.optional().describe('Id of the machine; optional while exactly one is registered'),
+  machine_id: machineId.optional().describe('Id of the machine; optional with a single one'),
 };
 const implied = { impliesMachine: true } as const;
 
@@ -27,7 +27,7 @@ const listing = {
   description: 'Directories first, then by name. Without `limit` all entries, streamed.',
   errors: readErrors,
   grows: 'files',
-  reply: z.object({ ...absolutePath, files: z.array(entry).describe('Entries') }).meta({ id: 'Listing' }),
+  reply: named('Listing', { ...absolutePath, files: z.array(entry).describe('Entries') }),
 } as const;
 const listed = {
   ...optionalPath,
@@ -41,14 +41,12 @@ const reading = {
   description: 'The content is text, or base64 if it is not UTF-8. At most 10 MiB: download larger files.',
   errors: [...readErrors, 'file_too_large'],
   replyHeaders: ['ETag'],
-  reply: z
-    .object({
-      ...absolutePath,
-      content: z.string().describe('Content'),
-      size: z.number().describe('Bytes of the whole file'),
-      encoding: encoding.describe('Encoding of `content`'),
-    })
-    .meta({ id: 'FileContent' }),
+  reply: named('FileContent', {
+    ...absolutePath,
+    content: z.string().describe('Content'),
+    size: z.number().describe('Bytes of the whole file'),
+    encoding: encoding.describe('Encoding of `content`'),
+  }),
   waits: true,
 } as const;
 const readPart = {
@@ -72,7 +70,7 @@ const writing = {
   errors: [...writeErrors, 'file_too_large', 'precondition_failed'],
   replyHeaders: ['ETag'],
   headers: ifMatch,
-  reply: z.object({ ...absolutePath, size, created }).meta({ id: 'FileWritten' }),
+  reply: named('FileWritten', { ...absolutePath, size, created }),
   bodyLimit: 16 * 1024 * 1024,
   waits: true,
 } as const;
@@ -101,9 +99,7 @@ const removing = {
   summary: 'Delete a file or directory',
   description: 'A symlink is deleted, never its target. `/` and the home directory are refused.',
   errors: [...writeErrors, 'directory_not_empty'],
-  reply: z
-    .object({ ...absolutePath, deleted: z.literal(true).describe('Always true') })
-    .meta({ id: 'FileDeleted' }),
+  reply: named('FileDeleted', { ...absolutePath, deleted: z.literal(true).describe('Always true') }),
   waits: true,
 } as const;
 const removed = {
@@ -111,7 +107,7 @@ const removed = {
   recursive: queryBoolean.default(false).describe('Delete a directory with its content'),
 };
 
-const uploaded = z.object({ ...absolutePath, size, created, sha256 }).meta({ id: 'FileUploaded' });
+const uploaded = named('FileUploaded', { ...absolutePath, size, created, sha256 });
 const fromTo = {
   source: path.describe('Path of the file or directory'),
   source_encoding: pathEncoding,
@@ -207,9 +203,7 @@ export const files = {
     description: 'A copy to another machine streams through the broker, with a checksum at the end.',
     body: z.strictObject({
       ...fromTo,
-      destination_machine_id: machineId
-        .optional()
-        .describe('Id of the machine to copy to; default: the same'),
+      destination_machine_id: machineId.optional().describe('Machine to copy to; default: the same'),
     }),
     example: { source: '/srv/app/motd', destination: '/srv/app/motd.copy', overwrite: true },
     errors: [...writeErrors, 'directory_not_empty'],
@@ -262,14 +256,12 @@ export const files = {
     description: 'The body is the archive. No entry may land outside the directory.',
     query: { ...requestedPath, overwrite: replacing, create_parents: createParents },
     errors: writeErrors,
-    reply: z
-      .object({
-        ...absolutePath,
-        files: z.number().describe('Number of entries unpacked'),
-        bytes: z.number().describe('Number of bytes unpacked'),
-        sha256,
-      })
-      .meta({ id: 'ArchiveExtracted' }),
+    reply: named('ArchiveExtracted', {
+      ...absolutePath,
+      files: z.number().describe('Number of entries unpacked'),
+      bytes: z.number().describe('Number of bytes unpacked'),
+      sha256,
+    }),
     status: 201,
     idempotency: 'replay',
   }),
@@ -301,12 +293,7 @@ export const files = {
     errors: readErrors,
     query: {
       ...optionalPath,
-      name: z
-        .string()
-        .min(1)
-        .max(1000)
-        .optional()
-        .describe('Glob for the name; with a slash for the whole path'),
+      name: z.string().min(1).max(1000).optional().describe('Glob; with a slash for the whole path'),
       content: z.string().min(1).max(1000).optional().describe('Text that a line must contain'),
       ignore_case: queryBoolean.default(false).describe('Ignore case'),
       hidden: queryBoolean.default(false).describe('Include entries whose name starts with a dot'),
@@ -341,12 +328,10 @@ export const files = {
       ...optionalPath,
       recursive: queryBoolean.default(false).describe('Watch everything below the directory'),
     },
-    reply: z
-      .object({
-        ...absolutePath,
-        kind: z.enum(['added', 'changed', 'removed']).optional().describe('What happened, of a change'),
-        type: z.enum(['file', 'directory']).optional().describe('Type of the entry'),
-      })
-      .meta({ id: 'FileChange' }),
+    reply: named('FileChange', {
+      ...absolutePath,
+      kind: z.enum(['added', 'changed', 'removed']).optional().describe('What happened, of a change'),
+      type: z.enum(['file', 'directory']).optional().describe('Type of the entry'),
+    }),
   }),
 };

@@ -1,4 +1,4 @@
-// The REST contract: one table of routes. OpenAPI, the SDK and dispatch are derived from it.
+// The table of all REST routes, from which the broker, the OpenAPI document, the SDK and CLI verbs are derived.
 import type * as z from 'zod';
 import { audit } from './audit.ts';
 import { batches } from './batches.ts';
@@ -41,15 +41,15 @@ type ParsedBody<Body> = Body extends z.ZodType
   : unknown;
 type Flat<T> = { [K in keyof T]: T[K] } & {};
 
-/** A body as it comes. */
+/** A request body as a stream. */
 export interface Content<Fields> {
-  /** Ends only when all has come; throws when it is cut off. */
+  /** Ends after the last byte; throws when the body is cut off. */
   chunks: AsyncIterable<Uint8Array>;
-  /** A form's fields once its chunks have ended: some may follow the file. */
+  /** The fields of a form. Call it after the chunks have ended: fields may follow the file. */
   fields(): Fields;
 }
 
-/** What a handler gets: params, query, headers and body of its route, parsed and laid flat, and the content. */
+/** Input of a handler: the parsed params, query, headers and body of its route in one object, and the content. */
 export type Input<R> =
   R extends Route<infer P, infer Q, infer H, infer B>
     ? Flat<
@@ -61,23 +61,22 @@ export type Input<R> =
       >
     : never;
 
-/** What a route answers with that sends a file. */
+/** Reply of a bytes route. */
 export interface BytesReply {
   status?: 200 | 206 | 304;
-  /** What a browser would call it; its ending tells the type. */
+  /** Name to save as; its extension decides the media type. */
   filename: string;
-  /** Bytes that will come, where that is known. */
+  /** Number of bytes, if known. */
   length?: number;
   /** Must be iterated, or ended by return(); absent with 304. */
   bytes?: AsyncIterableIterator<Uint8Array>;
-  /** The first of them may be long in coming: the head goes out before. */
+  /** The first byte may take long: the head is sent before it. */
   quiet?: boolean;
 }
 
-/** What a route answers with whose array grows: the rest of the object, then the items in batches. */
+/** Reply of a growing route: the object without its array, then the items in batches. */
 export interface GrowingReply<T, G extends keyof T> {
   head: Omit<T, G>;
-  /** Of the page. */
   meta: { total: number; limit: number; offset: number; has_more: boolean };
   items: AsyncIterable<T[G]>;
 }
@@ -89,22 +88,22 @@ export interface SentEvent<T> {
   id?: string;
 }
 
-/** What a raw route answers with. */
+/** Reply of a raw route. */
 export interface RawReply {
   status?: number;
   type: string;
   body: string | Uint8Array;
-  /** Of what may be stored, if it is asked for again before each use. */
+  /** Set if clients may store the answer and revalidate it before each use. */
   etag?: string;
 }
 
-/** One page, and how many items there are in all. */
+/** One page of a list, and the number of items in all. */
 export interface Page<T> {
   items: T[];
   total: number;
 }
 
-/** What a handler gives back; dispatch parses it with the route's reply schema before it leaves. */
+/** Reply of a handler, which is parsed with the reply schema of its route before it is sent. */
 export type Reply<R> = R extends { kind: 'raw' }
   ? RawReply
   : R extends { kind: 'bytes' }
@@ -127,41 +126,41 @@ type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType
     ? z.input<T>
     : never;
 
-/** Something that commits entries together with a change: both stores' transactions are one. */
+/** A transaction that takes entries to commit with a change; both stores have one. */
 export interface Journal {
   append(entry: { kind: string }): void;
 }
 
-/** What a key may at one moment. Once it is revoked or expired, asking throws unauthorized. */
+/** The rights of a key. Each method throws unauthorized once the key is revoked or expired. */
 export interface Rights {
   may(scope: Scope): boolean;
   reaches(machine: MachineId): boolean;
-  /** Every machine this key reaches; undefined: all there are and were. */
+  /** Ids of the machines this key reaches; undefined: every machine, removed ones included. */
   reachable(): readonly MachineId[] | undefined;
 }
 
-/** Who is asking, with what right at this moment, and how to answer besides the data. */
+/** The caller of a request: its key, its rights, and the headers of its answer. */
 export interface Caller extends Rights {
   key_id: KeyId;
   key_name: string;
   request_id: string;
-  /** Where the request comes from; empty over the broker's own socket file. */
+  /** Client address; empty over the broker's own socket file. */
   address: string;
-  /** Fires when the client has gone away. */
+  /** Fires when the client disconnects. */
   signal: AbortSignal;
-  /** Headers of the answer. */
+  /** Headers to add to the answer. */
   headers: Headers;
-  /** The right that a change of what is declared finds: an earlier one of the same commit may have taken some. */
+  /** The rights inside a state transaction: an earlier change of the same commit may have removed some. */
   during(change: Journal): Rights;
   /**
-   * Puts the request into the commit of what it does: on record, and its Idempotency-Key with it. `made` names what was
-   * made, first of all what answers a repeat; `machines` are those it is about, where the request names none. Where
-   * that changes what is declared, key and ids are judged once more from what it finds: throws as admission does.
+   * Adds the audit entry and the idempotency key of this request to the commit of its change. `made` names the objects
+   * created; a repeat is answered with the first. `machines` are those concerned that the request does not name. In a
+   * state transaction the key and the ids are checked again: throws as authorization does.
    */
   commit(journal: Journal, made?: Readonly<Record<string, string>>, machines?: readonly MachineId[]): void;
 }
 
-/** One function per route; a forgotten one does not compile. A WebSocket is led to what its ticket names. */
+/** One function per route; a missing one does not compile. WebSocket routes have none: their ticket names the session. */
 export type Handlers = {
   [N in keyof Api]: {
     [O in keyof Api[N] as Api[N][O] extends { kind: 'socket' } ? never : O]: (
@@ -171,7 +170,7 @@ export type Handlers = {
   };
 };
 
-/** Every route with its place in the table: `machines.list`. */
+/** Every route with its names in the table, such as machines and list. */
 export function allRoutes(): { noun: string; operation: string; route: Route }[] {
   return Object.entries(api).flatMap(([noun, operations]) =>
     Object.entries(operations).map(([operation, route]) => ({ noun, operation, route: route as Route })),

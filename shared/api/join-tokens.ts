@@ -2,19 +2,17 @@
 import * as z from 'zod';
 import { single } from './define-route.ts';
 import { list } from './list.ts';
-import { deleted, joinTokenId, label, milliseconds, tags, timestamp } from './route.ts';
+import { deleted, joinTokenId, label, milliseconds, named, tags, timestamp } from './route.ts';
 
-const joinToken = z
-  .object({
-    id: joinTokenId,
-    name: z.string().nullable().describe('What it is for'),
-    uses: z.number().describe('Machines that may join with it in all'),
-    uses_left: z.number().describe('Machines that may still join with it'),
-    tags: z.array(z.string()).nullable().describe('Tags of every machine that joins with it'),
-    created_at: timestamp.describe('Time of creation'),
-    expires_at: timestamp.describe('Time when it expires'),
-  })
-  .meta({ id: 'JoinToken' });
+const joinToken = named('JoinToken', {
+  id: joinTokenId,
+  name: z.string().nullable().describe('What it is for'),
+  uses: z.number().describe('Machines that may join with it in all'),
+  uses_left: z.number().describe('Machines that may still join with it'),
+  tags: z.array(z.string()).nullable().describe('Tags of every machine that joins with it'),
+  created_at: timestamp.describe('Time of creation'),
+  expires_at: timestamp.describe('Time when it expires'),
+});
 
 export const joinTokens = {
   create: single('POST', '/join-tokens', 'admin', {

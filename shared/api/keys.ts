@@ -9,6 +9,7 @@ import {
   label,
   machineId,
   milliseconds,
+  named,
   scheduleId,
   scopes,
   tagList,
@@ -16,38 +17,24 @@ import {
   webhookId,
 } from './route.ts';
 
-const key = z
-  .object({
-    id: keyId,
-    name: z.string().describe('Name'),
-    scopes: z.array(z.enum(scopes)).describe('Scopes'),
-    machine_ids: z.array(machineId).nullable().describe('Ids of machines it reaches; see `tags`'),
-    tags: z
-      .array(z.string())
-      .nullable()
-      .describe('It also reaches machines with any of these tags; both null: every machine'),
-    created_at: timestamp.describe('Time of creation'),
-    created_by: z.string().nullable().describe('Id of the key that created it, if known'),
-    expires_at: timestamp.nullable().describe('Time when it expires; null: never'),
-    last_used_at: timestamp
-      .nullable()
-      .describe('Time of its last use; exact to a minute after a broker restart'),
-    last_used_ip: z
-      .string()
-      .nullable()
-      .describe('Address of its last use; empty over the broker’s own socket file'),
-  })
-  .meta({ id: 'ApiKey' });
+const key = named('ApiKey', {
+  id: keyId,
+  name: z.string().describe('Name'),
+  scopes: z.array(z.enum(scopes)).describe('Scopes'),
+  machine_ids: z.array(machineId).nullable().describe('Ids of machines it reaches; see `tags`'),
+  tags: z.array(z.string()).nullable().describe('Also machines with any of these tags; both null: all'),
+  created_at: timestamp.describe('Time of creation'),
+  created_by: z.string().nullable().describe('Id of the key that created it, if known'),
+  expires_at: timestamp.nullable().describe('Time when it expires; null: never'),
+  last_used_at: timestamp.nullable().describe('Time of its last use, exact to a minute'),
+  last_used_ip: z.string().nullable().describe('Address of its last use; empty over the socket file'),
+});
 
 const newKey = key
   .extend({ key: z.string().describe('The key itself; no other answer has it') })
   .meta({ id: 'NewApiKey' });
 
-const scopeList = z
-  .array(z.enum(scopes))
-  .min(1)
-  .max(scopes.length)
-  .describe('Scopes; `admin` includes every other one');
+const scopeList = z.array(z.enum(scopes)).min(1).max(scopes.length).describe('Scopes; `admin` includes all');
 const machineIds = z.array(machineId).min(1).max(10_000).describe('Ids of machines it reaches');
 // A limit to no tag would be a key that reaches no machine.
 const limitingTags = tagList(1);
@@ -90,10 +77,7 @@ export const keys = {
     body: z.strictObject({
       name: label(1, 100).optional().describe('Name'),
       scopes: scopeList.optional(),
-      machine_ids: machineIds
-        .nullable()
-        .optional()
-        .describe('Ids of machines it reaches; null removes the limit'),
+      machine_ids: machineIds.nullable().optional().describe('Machines it reaches; null removes the limit'),
       tags: limitingTags.nullable().optional().describe(`${reach}; null removes the limit`),
       expires_at: instant.nullable().optional().describe('Time when it expires; null: never'),
     }),
@@ -104,10 +88,7 @@ export const keys = {
     summary: 'Replace the secret of an API key',
     description: 'The new secret is in this answer and in no other. Id, rights and open streams stay.',
     body: z.strictObject({
-      expires_at: instant
-        .nullable()
-        .optional()
-        .describe('Time when it expires; null: never; default: unchanged'),
+      expires_at: instant.nullable().optional().describe('Expiry; null: never; default: unchanged'),
       grace: milliseconds(0, 7 * day)
         .default(0)
         .describe('Milliseconds that the replaced secret stays valid; earlier ones end at once'),
@@ -121,10 +102,8 @@ export const keys = {
     reply: deleted.extend({
       schedules: z
         .array(scheduleId)
-        .describe('Ids of schedules it changed last: they do not run until another key changes them'),
-      webhooks: z
-        .array(webhookId)
-        .describe('Ids of webhooks it owns: they deliver nothing until another key enables them'),
+        .describe('Schedules it changed last; they stop until another key changes them'),
+      webhooks: z.array(webhookId).describe('Webhooks it owns; they stop until another key enables them'),
     }),
   }),
 };

@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { single } from './define-route.ts';
 import { list } from './list.ts';
-import { deleted, instant, label, machineId, queryNumber, tags, timestamp } from './route.ts';
+import { deleted, instant, label, machineId, named, queryNumber, tags, timestamp } from './route.ts';
 
 const machine = z.object({
   id: machineId,
@@ -42,75 +42,68 @@ const space = z.object({
   free: z.number().describe('Bytes free'),
 });
 const disk = space.extend({
-  available: z
-    .number()
-    .optional()
-    .describe('Bytes free for users other than root; absent with an older agent'),
+  available: z.number().optional().describe('Bytes free for users other than root, if known'),
 });
 
-const status = z
-  .object({
-    connected: z.boolean().describe('Whether the agent is connected; if not, the values are the last known'),
-    uptime: z.number().describe('Seconds since the machine booted'),
-    last_ping: timestamp.describe('Time of the last message from its agent'),
-    cpu: z
-      .object({
-        usage: z.number().describe('Percent of all cores since the last report, 0 to 100'),
-        cores: z.number().describe('Number of cores'),
-      })
-      .describe('CPU'),
-    memory: space.describe('Memory'),
-    disk: disk.describe('File system of `/`'),
-    load_average: z.array(z.number()).describe('Load of the last 1, 5 and 15 minutes'),
-    disks: z
-      .array(
-        disk.extend({
-          mount: z.string().describe('Mount point'),
-          filesystem: z.string().describe('Type of the file system'),
-        }),
-      )
-      .describe('Mounted file systems'),
-    network: z
-      .array(
-        z.object({
-          name: z.string().describe('Name of the interface'),
-          received_bytes: z.number().describe('Bytes received since boot'),
-          sent_bytes: z.number().describe('Bytes sent since boot'),
-        }),
-      )
-      .describe('Network interfaces'),
-    agent: z
-      .object({
-        rss: z.number().describe('Bytes of memory'),
-        uptime: z.number().describe('Seconds since its start'),
-      })
-      .describe('Process of the agent'),
-    recorded_at: timestamp.describe('Time of this report'),
-    clock_offset_ms: clockOffset,
-    stale_ms: z.number().describe('Milliseconds since the last byte from the machine'),
-  })
-  .meta({ id: 'MachineStatus' });
+const status = named('MachineStatus', {
+  connected: z.boolean().describe('Whether the agent is connected; if not, the values are the last known'),
+  uptime: z.number().describe('Seconds since the machine booted'),
+  last_ping: timestamp.describe('Time of the last message from its agent'),
+  cpu: z
+    .object({
+      usage: z.number().describe('Percent of all cores since the last report, 0 to 100'),
+      cores: z.number().describe('Number of cores'),
+    })
+    .describe('CPU'),
+  memory: space.describe('Memory'),
+  disk: disk.describe('File system of `/`'),
+  load_average: z.array(z.number()).describe('Load of the last 1, 5 and 15 minutes'),
+  disks: z
+    .array(
+      disk.extend({
+        mount: z.string().describe('Mount point'),
+        filesystem: z.string().describe('Type of the file system'),
+      }),
+    )
+    .describe('Mounted file systems'),
+  network: z
+    .array(
+      z.object({
+        name: z.string().describe('Name of the interface'),
+        received_bytes: z.number().describe('Bytes received since boot'),
+        sent_bytes: z.number().describe('Bytes sent since boot'),
+      }),
+    )
+    .describe('Network interfaces'),
+  agent: z
+    .object({
+      rss: z.number().describe('Bytes of memory'),
+      uptime: z.number().describe('Seconds since its start'),
+    })
+    .describe('Process of the agent'),
+  recorded_at: timestamp.describe('Time of this report'),
+  clock_offset_ms: clockOffset,
+  stale_ms: z.number().describe('Milliseconds since the last byte from the machine'),
+});
 
-const metrics = z
-  .object({
-    since: timestamp.describe('Start of the first point'),
-    until: timestamp.describe('End of the last point'),
-    step: z.number().describe('Seconds per point'),
-    points: z
-      .array(
-        z.object({
-          at: timestamp.describe('Start of the point'),
-          cpu_usage: z.number().describe('Percent of all cores'),
-          memory_used: z.number().describe('Bytes'),
-          memory_total: z.number().describe('Bytes'),
-          disk_used: z.number().describe('Bytes on the file system of `/`'),
-          disk_total: z.number().describe('Bytes of the file system of `/`'),
-          load_average: z.number().describe('Load of the last minute'),
-        }),
-      )
-      .describe('Averages, oldest first'),
-  })
-  .meta({ id: 'MachineMetrics' });
+const metrics = named('MachineMetrics', {
+  since: timestamp.describe('Start of the first point'),
+  until: timestamp.describe('End of the last point'),
+  step: z.number().describe('Seconds per point'),
+  points: z
+    .array(
+      z.object({
+        at: timestamp.describe('Start of the point'),
+        cpu_usage: z.number().describe('Percent of all cores'),
+        memory_used: z.number().describe('Bytes'),
+        memory_total: z.number().describe('Bytes'),
+        disk_used: z.number().describe('Bytes on the file system of `/`'),
+        disk_total: z.number().describe('Bytes of the file system of `/`'),
+        load_average: z.number().describe('Load of the last minute'),
+      }),
+    )
+    .describe('Averages, oldest first'),
+});
 
 /** The fields that a list's `include` names. */
 export const includedIn = (text = ''): (typeof extras)[number][] =>
@@ -124,12 +117,8 @@ export const machines = {
         .string()
         .max(4096)
         .optional()
-        .describe('Tags separated by commas; only machines that have all of them'),
-      search: z
-        .string()
-        .max(200)
-        .optional()
-        .describe('Only machines whose name contains this text; case is ignored'),
+        .describe('Only machines with all of these tags, separated by commas'),
+      search: z.string().max(200).optional().describe('Only machines whose name contains this, in any case'),
       include: z
         .string()
         .max(200)

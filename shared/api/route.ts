@@ -153,7 +153,7 @@ export function text(max: number) {
     .refine((value) => value.isWellFormed() && !value.includes('\0'), 'must not hold NUL or lone surrogates');
 }
 
-/** The body of a change: at least one of these fields must be there, of all of them unless told. */
+/** A body that must have at least one of these fields, by default of all its fields. */
 export function someOf<B extends z.ZodObject>(
   body: B,
   fields: readonly string[] = Object.keys(body.shape),
@@ -250,6 +250,9 @@ export const idSchemas = {
   delivery: deliveryId,
 } as const;
 export type IdNoun = keyof typeof idSchemas;
+
+/** An object schema with a name, which becomes a component of the OpenAPI document. */
+export const named = <S extends z.core.$ZodLooseShape>(id: string, shape: S) => z.object(shape).meta({ id });
 
 /** The answer of most deletions. */
 export const deleted = z.object({ deleted: z.boolean().describe('Always true') });

@@ -11,6 +11,7 @@ import {
   machineErrors,
   machineId,
   milliseconds,
+  named,
   queryNumber,
   runId,
   scheduleId,
@@ -44,20 +45,18 @@ const lastRun = z.object({
   status: z.enum(runStatuses).describe('Status of the run'),
 });
 
-const listed = z
-  .object({
-    id: scheduleId,
-    name: z.string().describe('Name'),
-    machine_id: machineId,
-    command: z.string().describe('Shell line'),
-    cron: z.string().describe('Cron expression'),
-    timezone: z.string().describe('IANA time zone of the expression'),
-    enabled: z.boolean().describe('Whether it runs by itself'),
-    next_run: timestamp.nullable().describe('Time of the next run'),
-    last_run: lastRun.nullable().describe('Last run, including one that could not start'),
-    created_at: timestamp.describe('Time of creation'),
-  })
-  .meta({ id: 'Schedule' });
+const listed = named('Schedule', {
+  id: scheduleId,
+  name: z.string().describe('Name'),
+  machine_id: machineId,
+  command: z.string().describe('Shell line'),
+  cron: z.string().describe('Cron expression'),
+  timezone: z.string().describe('IANA time zone of the expression'),
+  enabled: z.boolean().describe('Whether it runs by itself'),
+  next_run: timestamp.nullable().describe('Time of the next run'),
+  last_run: lastRun.nullable().describe('Last run, including one that could not start'),
+  created_at: timestamp.describe('Time of creation'),
+});
 
 const detailed = listed
   .extend({
@@ -76,24 +75,22 @@ const detailed = listed
   })
   .meta({ id: 'ScheduleDetail' });
 
-const run = z
-  .object({
-    id: runId,
-    schedule_id: scheduleId,
-    machine_id: machineId,
-    command_id: commandId.nullable().describe('Id of the command; null if none was created'),
-    status: z.enum(runStatuses).describe('Status'),
-    trigger: z.enum(triggers).describe('Why it ran'),
-    scheduled_for: timestamp.nullable().describe('Time it was due; null for a manual run'),
-    started_at: timestamp.describe('Time of the start'),
-    finished_at: timestamp.nullable().describe('Time of the end; null while it runs'),
-    exit_code: z.number().nullable().describe('Exit code; -1 if it has none; null while it runs'),
-    duration: z.number().nullable().describe('Milliseconds; null while it runs'),
-    stdout: z.string().describe('Last 4 KiB of output; all of it is at `GET /commands/{command_id}/output`'),
-    stderr: z.string().describe('Last 4 KiB of error output; the reason if it never started'),
-    reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
-  })
-  .meta({ id: 'ScheduleRun' });
+const run = named('ScheduleRun', {
+  id: runId,
+  schedule_id: scheduleId,
+  machine_id: machineId,
+  command_id: commandId.nullable().describe('Id of the command; null if none was created'),
+  status: z.enum(runStatuses).describe('Status'),
+  trigger: z.enum(triggers).describe('Why it ran'),
+  scheduled_for: timestamp.nullable().describe('Time it was due; null for a manual run'),
+  started_at: timestamp.describe('Time of the start'),
+  finished_at: timestamp.nullable().describe('Time of the end; null while it runs'),
+  exit_code: z.number().nullable().describe('Exit code; -1 if it has none; null while it runs'),
+  duration: z.number().nullable().describe('Milliseconds; null while it runs'),
+  stdout: z.string().describe('Last 4 KiB of output; all of it is at `GET /commands/{command_id}/output`'),
+  stderr: z.string().describe('Last 4 KiB of error output; the reason if it never started'),
+  reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
+});
 
 const day = 86_400_000;
 const cron = z.string().meta({
@@ -122,11 +119,11 @@ const further = {
   overlap: z
     .enum(overlaps)
     .optional()
-    .describe('While the previous run is not over: `skip` the run (default), or `allow` both'),
+    .describe('While a run is not over, `skip` the next (default) or `allow` it'),
   catch_up: z
     .enum(catchUps)
     .optional()
-    .describe('Times missed while the broker was down: run `none` (default), the `last` or `all`'),
+    .describe('Missed times to run: `none` (default), the `last` or `all`'),
   catch_up_window: milliseconds(1000, 31 * day)
     .optional()
     .describe('Milliseconds; older times are never caught up; default: a day'),

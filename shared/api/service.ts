@@ -1,30 +1,27 @@
 // The broker itself over REST: version, health, metrics, certificates and the reference page.
 import * as z from 'zod';
 import { raw, single } from './define-route.ts';
+import { named } from './route.ts';
 
 export const service = {
   info: single('GET', '/info', 'any key', {
     summary: 'Get version, addresses and limits of the broker',
-    reply: z
-      .object({
-        version: z.string().describe('Version of the broker'),
-        grpc_address: z.string().describe('Address of its gRPC port'),
-        ca_fingerprint: z
-          .string()
-          .describe('SHA-256 of the certificate authority of its gRPC port, hexadecimal'),
-        tls_pin: z
-          .string()
-          .nullable()
-          .describe('Value for `curl --pinnedpubkey`; null if the REST certificate is not the broker’s own'),
-        limits: z
-          .object({
-            body_bytes: z.number().describe('Largest JSON body'),
-            file_content_bytes: z.number().describe('Largest file in `files/content`'),
-            page: z.number().describe('Largest `limit` of a list'),
-          })
-          .describe('Limits'),
-      })
-      .meta({ id: 'Info' }),
+    reply: named('Info', {
+      version: z.string().describe('Version of the broker'),
+      grpc_address: z.string().describe('Address of its gRPC port'),
+      ca_fingerprint: z.string().describe('SHA-256 of the authority of its gRPC port, hexadecimal'),
+      tls_pin: z
+        .string()
+        .nullable()
+        .describe('Value for `curl --pinnedpubkey`; null if the REST certificate is not the broker’s own'),
+      limits: z
+        .object({
+          body_bytes: z.number().describe('Largest JSON body'),
+          file_content_bytes: z.number().describe('Largest file in `files/content`'),
+          page: z.number().describe('Largest `limit` of a list'),
+        })
+        .describe('Limits'),
+    }),
   }),
   ca: raw('/ca.pem', 'any key', {
     summary: 'Download the certificate authority of the gRPC port as PEM',

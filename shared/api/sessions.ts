@@ -21,9 +21,7 @@ const day = 86_400_000;
 const listed = z.object({
   session_id: sessionId,
   id: sessionId.describe('Same as `session_id`'),
-  status: z
-    .enum(sessionStatuses)
-    .describe('`GRACE_PERIOD`: the machine is offline, the process goes on; `DISCONNECTED` is final'),
+  status: z.enum(sessionStatuses).describe('`GRACE_PERIOD`: the machine is offline; `DISCONNECTED` is final'),
   machine_id: machineId,
   machine_hostname: z.string().describe('Host name of the machine'),
   shell: z.string().nullable().describe('Program; null: the login shell of the agent’s user'),
@@ -97,11 +95,7 @@ export const sessions = {
     errors: ['conflict'],
     body: z.strictObject({
       mode: attachMode.default('operator'),
-      offset: z
-        .int()
-        .min(0)
-        .optional()
-        .describe('Offset of the first byte of output; default: the last 256 KiB'),
+      offset: z.int().min(0).optional().describe('Offset of the first byte; default: the last 256 KiB'),
     }),
     reply: z.object({
       session_id: sessionId,

@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { single } from './define-route.ts';
 import { list } from './list.ts';
-import { deleted, instant, machineId, type Scope, text, timestamp, webhookId } from './route.ts';
+import { deleted, instant, machineId, named, type Scope, text, timestamp, webhookId } from './route.ts';
 
 /** The events a webhook can name, by family, with the scope required to read them. */
 export const groups = {
@@ -94,53 +94,46 @@ const attempt = z.object({
   status_code: z.number().nullable().describe('HTTP status of the answer; null without an answer'),
   duration: z.number().describe('Milliseconds'),
   error: z.string().nullable().describe('Why the attempt failed'),
-  answer: z
-    .string()
-    .optional()
-    .describe('First 4 KiB of the answer, for keys with `webhooks:write`; never of an internal receiver'),
+  answer: z.string().optional().describe('First 4 KiB of the answer; needs `webhooks:write`'),
 });
 
 const statuses = ['pending', 'delivered', 'failed'] as const;
 
-const delivery = z
-  .object({
-    id: z.string().describe('Id of the delivery'),
-    webhook_id: z.string().describe('Id of the webhook'),
-    event_id: z.string().describe('Id of the event'),
-    type: z.string().describe('Event type'),
-    status: z.enum(statuses).describe('`failed`: no further attempt is made'),
-    reason: z.string().nullable().describe('Why it failed'),
-    attempts: z.array(attempt).describe('Attempts, oldest first'),
-    created_at: timestamp.describe('Time of creation'),
-    next_attempt_at: timestamp.nullable().describe('Time of the next attempt'),
-  })
-  .meta({ id: 'Delivery' });
+const delivery = named('Delivery', {
+  id: z.string().describe('Id of the delivery'),
+  webhook_id: z.string().describe('Id of the webhook'),
+  event_id: z.string().describe('Id of the event'),
+  type: z.string().describe('Event type'),
+  status: z.enum(statuses).describe('`failed`: no further attempt is made'),
+  reason: z.string().nullable().describe('Why it failed'),
+  attempts: z.array(attempt).describe('Attempts, oldest first'),
+  created_at: timestamp.describe('Time of creation'),
+  next_attempt_at: timestamp.nullable().describe('Time of the next attempt'),
+});
 
-const webhook = z
-  .object({
-    id: webhookId,
-    url: z.string().describe('Address that receives the events'),
-    events: z.array(z.string()).describe('Event types and families'),
-    enabled: z.boolean().describe('Whether events are delivered'),
-    machine_ids: z.array(z.string()).nullable().describe('Only events of these machines; null: of all'),
-    disabled_reason: z
-      .enum(['attempts_failed', 'key_revoked', 'secret_unreadable'])
-      .nullable()
-      .describe('Why the broker disabled it'),
-    last_delivery: z
-      .object({
-        delivery_id: z.string().describe('Id of the delivery'),
-        event_id: z.string().describe('Id of the event'),
-        type: z.string().describe('Event type'),
-        delivered: z.boolean().describe('Whether the receiver accepted it'),
-        ...attempt.omit({ answer: true }).shape,
-      })
-      .nullable()
-      .describe('Last attempt of the last delivery'),
-    created_at: timestamp.describe('Time of creation'),
-    updated_at: timestamp.describe('Time of the last change'),
-  })
-  .meta({ id: 'Webhook' });
+const webhook = named('Webhook', {
+  id: webhookId,
+  url: z.string().describe('Address that receives the events'),
+  events: z.array(z.string()).describe('Event types and families'),
+  enabled: z.boolean().describe('Whether events are delivered'),
+  machine_ids: z.array(z.string()).nullable().describe('Only events of these machines; null: of all'),
+  disabled_reason: z
+    .enum(['attempts_failed', 'key_revoked', 'secret_unreadable'])
+    .nullable()
+    .describe('Why the broker disabled it'),
+  last_delivery: z
+    .object({
+      delivery_id: z.string().describe('Id of the delivery'),
+      event_id: z.string().describe('Id of the event'),
+      type: z.string().describe('Event type'),
+      delivered: z.boolean().describe('Whether the receiver accepted it'),
+      ...attempt.omit({ answer: true }).shape,
+    })
+    .nullable()
+    .describe('Last attempt of the last delivery'),
+  created_at: timestamp.describe('Time of creation'),
+  updated_at: timestamp.describe('Time of the last change'),
+});
 
 export const webhooks = {
   list: list('/webhooks', 'webhooks:read', {
@@ -189,14 +182,12 @@ export const webhooks = {
   test: single('POST', '/webhooks/{webhook_id}/test', 'webhooks:write', {
     summary: 'Send a test event',
     description: 'Works for a disabled webhook too. It is not retried, and a failure does not count.',
-    reply: z
-      .object({
-        delivered: z.boolean().describe('Whether the receiver accepted it'),
-        status_code: z.number().nullable().describe('HTTP status of the answer; null without an answer'),
-        duration: z.number().describe('Milliseconds'),
-        error: z.string().optional().describe('Why it failed'),
-      })
-      .meta({ id: 'TestDelivery' }),
+    reply: named('TestDelivery', {
+      delivered: z.boolean().describe('Whether the receiver accepted it'),
+      status_code: z.number().nullable().describe('HTTP status of the answer; null without an answer'),
+      duration: z.number().describe('Milliseconds'),
+      error: z.string().optional().describe('Why it failed'),
+    }),
     idempotency: 'replay',
     waits: true,
   }),
@@ -214,9 +205,7 @@ export const webhooks = {
     summary: 'Repeat every delivery since a time that did not succeed',
     body: z.strictObject({ since: instant.describe('Only events of this time or later') }),
     example: { since: '2026-11-21T10:00:00.000Z' },
-    reply: z
-      .object({ redelivered: z.number().describe('Number of deliveries repeated') })
-      .meta({ id: 'Redelivered' }),
+    reply: named('Redelivered', { redelivered: z.number().describe('Deliveries repeated') }),
     idempotency: 'replay',
   }),
 };

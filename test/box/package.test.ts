@@ -126,12 +126,7 @@ describe('a broker from its package', () => {
 
   test('shows its reference page and its document', async () => {
     const { url } = await openBox();
-    for (const path of [
-      '/docs',
-      '/docs/page.js',
-      '/docs/redoc.standalone.js',
-      '/api/v1/openapi.json',
-    ]) {
+    for (const path of ['/docs', '/docs/page.js', '/docs/redoc.standalone.js', '/api/v1/openapi.json']) {
       expect([path, (await fetch(`${url}${path}`)).status]).toEqual([path, 200]);
     }
   });
