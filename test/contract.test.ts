@@ -65,7 +65,7 @@ test('a wrong body is the last thing to be refused: 400 when it is not JSON, 422
 });
 
 test.each(['machine_ids', 'tags'] as const)(
-  'a key limited by %s is told nothing of another machine by whatever it may read, not even how much there is',
+  'a key limited by %s reads nothing about another machine, not even counts',
   async (by) => {
     const scene = await scenery();
     const key = await scene.limited(['admin'], by);
@@ -225,7 +225,7 @@ interface Named {
 
 const named = (found: readonly Named[]): Named[] => found.map(({ noun, id }) => ({ noun, id }));
 
-test('every field of every route that is called an id is found by the reader that dispatch asks', () => {
+test('every field named like an id is found by the reader of ids', () => {
   const ids = Object.fromEntries(nouns.map((noun) => [noun, `some ${noun}`])) as Ids;
   for (const { name, route } of table) {
     const found = named(new RequestParser(route).ids(rawOf(route, ids, {})));

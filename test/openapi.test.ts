@@ -67,7 +67,7 @@ function operationsOf(document: Document) {
   return allRoutes().map(({ noun, operation, route }) => ({
     name: `${noun}.${operation}`,
     route,
-    told: document.paths[`${route.base}${route.path}`]?.[route.method.toLowerCase()],
+    described: document.paths[`${route.base}${route.path}`]?.[route.method.toLowerCase()],
   }));
 }
 
@@ -171,38 +171,38 @@ test('every reference in the document resolves, and every component is referred 
 test('every route of the table is in the document with its method and status, and nothing else is', async () => {
   const { document } = await served();
   const operations = operationsOf(document);
-  for (const { name, route, told } of operations) {
-    expect([name, told?.operationId, told?.summary]).toEqual([name, name, route.summary]);
-    expect([name, Object.keys(told?.responses ?? {})]).toEqual([
+  for (const { name, route, described } of operations) {
+    expect([name, described?.operationId, described?.summary]).toEqual([name, name, route.summary]);
+    expect([name, Object.keys(described?.responses ?? {})]).toEqual([
       name,
       expect.arrayContaining([`${route.status}`, '400', '500']),
     ]);
   }
-  const told = Object.values(document.paths).flatMap((path) => Object.values(path));
-  expect(told.length).toBe(operations.length);
+  const described = Object.values(document.paths).flatMap((path) => Object.values(path));
+  expect(described.length).toBe(operations.length);
 });
 
-test('the document tells who may call: a key where one is needed, its scope, and nothing for the open routes', async () => {
+test('each operation names the key and scope it needs, or that it needs none', async () => {
   const { document } = await served();
   expect(document.components.securitySchemes).toEqual({
     apiKey: { type: 'http', scheme: 'bearer', description: expect.any(String) },
   });
   expect(document).toMatchObject({ security: [{ apiKey: [] }] });
-  for (const { name, route, told } of operationsOf(document)) {
+  for (const { name, route, described } of operationsOf(document)) {
     const open = route.access === 'everybody';
-    expect([name, told?.security]).toEqual([name, open ? [] : undefined]);
+    expect([name, described?.security]).toEqual([name, open ? [] : undefined]);
     const scope = open ? 'no key' : route.access === 'any key' ? 'any' : route.access;
-    expect([name, told?.description]).toEqual([name, expect.stringContaining(scope)]);
-    expect([name, told?.description]).toEqual([name, expect.stringContaining(route.description ?? '')]);
+    expect([name, described?.description]).toEqual([name, expect.stringContaining(scope)]);
+    expect([name, described?.description]).toEqual([name, expect.stringContaining(route.description ?? '')]);
   }
 });
 
 test('the parameters of the document are those of the table, and a header is named as it is sent', async () => {
   const { document } = await served();
-  for (const { name, route, told } of operationsOf(document)) {
+  for (const { name, route, described } of operationsOf(document)) {
     const places = { path: route.params, query: route.query, header: route.headers };
     for (const [place, shape] of Object.entries(places)) {
-      const named = (told?.parameters ?? []).filter((parameter) => parameter.in === place);
+      const named = (described?.parameters ?? []).filter((parameter) => parameter.in === place);
       const names = Object.keys(shape).map((key) =>
         place === 'header' ? key.replaceAll('_', '-').toLowerCase() : key,
       );
@@ -226,11 +226,11 @@ test('the parameters of the document are those of the table, and a header is nam
   }
 });
 
-test('no parameter contradicts itself: its enum, default and pattern are of its type', async () => {
+test('enum, default and pattern of every parameter match its type', async () => {
   const { document } = await served();
   const wrong: string[] = [];
-  for (const { name, told } of operationsOf(document)) {
-    for (const { name: key, schema } of told?.parameters ?? []) {
+  for (const { name, described } of operationsOf(document)) {
+    for (const { name: key, schema } of described?.parameters ?? []) {
       const values = [
         ...((schema.enum as Json[] | undefined) ?? []),
         ...('default' in schema ? [schema.default] : []),
@@ -245,20 +245,23 @@ test('no parameter contradicts itself: its enum, default and pattern are of its 
   expect(wrong).toEqual([]);
 });
 
-test('a body is required in the document exactly where an empty one is refused', async () => {
+test('a body is described as required exactly where an empty one is refused', async () => {
   const { document } = await served();
-  for (const { name, route, told } of operationsOf(document)) {
+  for (const { name, route, described } of operationsOf(document)) {
     const required = route.accepts ? true : route.body && !z.safeParse(route.body, {}).success;
-    expect([name, told?.requestBody && (told.requestBody.required ?? false)]).toEqual([name, required]);
+    expect([name, described?.requestBody && (described.requestBody.required ?? false)]).toEqual([
+      name,
+      required,
+    ]);
   }
 });
 
-test('an answer of the document is the envelope: data and meta, with the paging of a list', async () => {
+test('every success is described as the envelope of data and meta, with paging for a list', async () => {
   const { document } = await served();
-  for (const { name, route, told } of operationsOf(document)) {
+  for (const { name, route, described } of operationsOf(document)) {
     if (!['single', 'list', 'growing'].includes(route.kind)) continue;
     const { properties, required } =
-      told?.responses[route.status]?.content?.['application/json']?.schema ?? {};
+      described?.responses[route.status]?.content?.['application/json']?.schema ?? {};
     const { data, meta } = properties as Record<string, { [key: string]: Json }>;
     expect([name, required]).toEqual([name, expect.arrayContaining(['data', 'meta'])]);
     expect([name, data?.type === 'array']).toEqual([name, route.kind === 'list']);
@@ -299,9 +302,9 @@ test('every parameter and every field of the document has a description', async 
 
 test('a list names the defaults of limit and offset, and the header of its next page', async () => {
   const { document } = await served();
-  for (const { name, route, told } of operationsOf(document)) {
+  for (const { name, route, described } of operationsOf(document)) {
     if (route.kind !== 'list') continue;
-    const defaults = (told?.parameters ?? []).map((one) => [one.name, one.schema.default]);
+    const defaults = (described?.parameters ?? []).map((one) => [one.name, one.schema.default]);
     expect([name, defaults]).toEqual([
       name,
       expect.arrayContaining([
@@ -309,7 +312,7 @@ test('a list names the defaults of limit and offset, and the header of its next 
         ['offset', 0],
       ]),
     ]);
-    expect([name, Object.keys(told?.responses['200']?.headers ?? {})]).toEqual([
+    expect([name, Object.keys(described?.responses['200']?.headers ?? {})]).toEqual([
       name,
       expect.arrayContaining(['X-Request-Id', 'X-RateLimit-Limit', 'Link']),
     ]);
@@ -318,8 +321,8 @@ test('a list names the defaults of limit and offset, and the header of its next 
 
 test('the error responses of a route are listed by status, each with its codes', async () => {
   const { document } = await served();
-  for (const { name, route, told } of operationsOf(document)) {
-    const refused = Object.entries(told?.responses ?? {}).filter(([status]) => Number(status) >= 400);
+  for (const { name, route, described } of operationsOf(document)) {
+    const refused = Object.entries(described?.responses ?? {}).filter(([status]) => Number(status) >= 400);
     const listed = refused.flatMap(([status, { $ref = '' }]) => {
       const response = document.components.responses[$ref.replace('#/components/responses/', '')];
       const schema = JSON.stringify(response?.content?.['application/json']?.schema);
@@ -363,7 +366,7 @@ test('every JSON body has an example, and each works when it is sent', async () 
   }
 });
 
-test('the data of each event is what its delivery in the document says, to the last field', async () => {
+test('the data of every event matches the schema of its delivery, without further fields', async () => {
   const { house, here } = await openScene();
   const path = join(temporaryFolder('events'), 'file');
   await house.client.files.write({ machine_id: here.machine, path, content: 'x' });
@@ -393,7 +396,7 @@ test('the data of each event is what its delivery in the document says, to the l
   );
 });
 
-test('the document and the parts of the reference page are made once, and not sent again to who has them', async () => {
+test('the document and the parts of the reference page are made once, and answered with 304 to a client that has them', async () => {
   const { url } = await openHouse();
   for (const path of ['/api/v1/openapi.json', '/docs/redoc.standalone.js', '/docs/page.js']) {
     const first = await fetch(url + path);

@@ -102,7 +102,7 @@ test.each([
   expect(repeated).toEqual(again);
 });
 
-test('a broker that nobody reaches is asked again whatever the call, for nothing was sent', async () => {
+test('a call to an unreachable broker is retried, whatever the call, because nothing was sent', async () => {
   const house = await openHouse();
   await house.broker.close();
   for (const [name, call] of Object.entries(calls)) {
@@ -116,7 +116,7 @@ test('a broker that nobody reaches is asked again whatever the call, for nothing
   }
 });
 
-test('twice and no more, or as often as told; with retries: 0 never, and then no key is made', async () => {
+test('a call is retried twice or as often as `retries` says; with 0 never, and without an idempotency key', async () => {
   const always = Array.from({ length: 9 }, () => cut);
   const two = await scripted(...always);
   expect((await failure(two.client.machines.list())).code).toBe('no_answer');
@@ -129,7 +129,7 @@ test('twice and no more, or as often as told; with retries: 0 never, and then no
   expect(none.came.map(({ key }) => key)).toEqual(['']);
 });
 
-test('every attempt of a POST has the same key, two calls have two, and one that is given is kept', async () => {
+test('every attempt of a POST has the same idempotency key, two calls have two, and a given key is used', async () => {
   const { came, client } = await scripted(cut, cut);
   await calls.run!(client);
   await calls.run!(client);

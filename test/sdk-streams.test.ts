@@ -165,7 +165,7 @@ test('events are parsed as the standard says: any line end, split anywhere, comm
   }
 });
 
-test('a stream that is refused rejects, and one whose events are no longer kept too: something may be missing', async () => {
+test('a refused stream rejects, and so does a resume after an event that is no longer stored', async () => {
   const house = await openHouse();
   await expect(all(house.client.commands.stream({ command_id: 'cmd_none' }))).rejects.toMatchObject({
     code: 'command_not_found',
@@ -187,7 +187,7 @@ test('a stream that is refused rejects, and one whose events are no longer kept 
   expect(seen).toEqual(['a']);
 });
 
-test('with retries: 0, and where a stream cannot resume, a cut is told', async () => {
+test('with retries: 0, and for a stream that cannot resume, a cut is an error', async () => {
   const { baseUrl } = await served((response) => {
     response.write('id: a\nevent: ready\ndata: 1\n\n');
     setTimeout(() => response.destroy(), 5);
@@ -247,7 +247,7 @@ test('a command’s stream goes on to the byte after cuts, and ends with its exi
   expect([last, text === lines, cuts]).toEqual(['exit', true, 3]);
 });
 
-test('a stream that says nothing any more is taken for lost, and asked for again', async () => {
+test('a silent stream is taken for lost and reconnected', async () => {
   const clock = fakeClock(1_800_000_000_000);
   const asked: (string | undefined)[] = [];
   const { client } = await served((response, { headers }) => {
@@ -268,7 +268,7 @@ test('a stream that says nothing any more is taken for lost, and asked for again
   expect((await iterator.next()).done).toBe(true);
 });
 
-test('whoever leaves a stream closes its connection', async () => {
+test('leaving the loop over a stream closes its connection', async () => {
   const closed = Promise.withResolvers<void>();
   const { client } = await served((response) => {
     response.on('close', () => closed.resolve());

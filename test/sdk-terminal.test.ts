@@ -32,7 +32,7 @@ async function take(doings: AsyncIterable<Doing>, count: number): Promise<Doing[
 
 // ---- What goes wrong
 
-test('a terminal that cannot be had rejects and says what to do, with a ticket used up as with nobody there', async () => {
+test('a terminal that cannot be opened rejects with the next step, for a used ticket and an unreachable broker', async () => {
   const door = await openDoor();
   for (const url of [`ws://127.0.0.1:${door.port}${path}?ticket=wrong`, 'ws://127.0.0.1:1/']) {
     await expect(openTerminal(new WebSocket(url), {})).rejects.toThrow(/cannot be opened: .*good once/);
@@ -78,7 +78,7 @@ test('a broken connection ends it as lost, and its output with it', async () => 
   await terminal.write('x');
 });
 
-test('output that nobody reads ends it at 16 MiB; what was held can be read, and tells where to go on', async () => {
+test('16 MiB of unread output end the terminal; the output held can be read, with the offset to continue at', async () => {
   const { terminal, port } = await attach();
   const piece = Buffer.alloc(1024 * 1024, 'z');
   for (let count = 0; count < 17; count += 1) await port.output(piece);

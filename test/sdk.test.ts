@@ -133,7 +133,7 @@ test('a success that is not the broker’s own is a FarhandError too, never a re
   }
 });
 
-test('a broker that is not there is told with its origin, and fetch’s own error as the cause', async () => {
+test('the error of an unreachable broker names its origin, with the error of fetch as its cause', async () => {
   const house = await openHouse();
   await house.broker.close();
   const error = await failure(house.client.machines.list());
@@ -289,7 +289,7 @@ test('commands run, are listed and read, and are cancelled', async () => {
   expect([failed.total, failed.items]).toEqual([1, [done]]);
 });
 
-test('booleans, numbers and Dates are told in a query as the broker reads them, and what is undefined is not', async () => {
+test('a query holds booleans, numbers and Dates as the broker reads them, and nothing that is undefined', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
   const folder = temporaryFolder('sdk');
@@ -322,7 +322,7 @@ test('booleans, numbers and Dates are told in a query as the broker reads them, 
   );
 });
 
-test('a Date in a body is told as an instant', async () => {
+test('a Date in a body is sent as a timestamp', async () => {
   const { client } = await openHouse();
   const expires_at = new Date(Date.now() + 60_000);
   const made = await client.keys.create({
