@@ -27,7 +27,7 @@ const scenery = shared(openScene);
 
 // ---- Who may
 
-test('an id that names nothing is 404 wherever it stands and whatever its form, before anything else is looked at', async () => {
+test('an unknown id is 404 in every place and of any form, before any other check', async () => {
   const scene = await scenery();
   const forms = ['none', 'mach_none', '__proto__', 'constructor', '../x', 'a b%2F', 'ü', 'x'.repeat(300)];
   const cases = keyed.flatMap((named) =>
@@ -45,7 +45,7 @@ test('an id that names nothing is 404 wherever it stands and whatever its form, 
   });
 });
 
-test('a wrong body is the last thing to be refused: 400 when it is not JSON, 422 when it breaks the schema', async () => {
+test('a wrong body is refused last: 400 if it is not JSON, 422 if it breaks the schema', async () => {
   const scene = await scenery();
   // Forms are no JSON: they have tests of their own.
   const cases = keyed.filter(({ route }) => route.body && !route.accepts);
@@ -100,7 +100,7 @@ test.each(['machine_ids', 'tags'] as const)(
   },
 );
 
-test('a key may make no key that reaches a machine outside it, whether it has one name right or none', async () => {
+test('a key cannot create a key that reaches a machine outside its own reach', async () => {
   const scene = await scenery();
   const key = await scene.limited(['admin']);
   const wishes = [[scene.there.machine], [scene.here.machine, scene.there.machine], undefined];
