@@ -1,4 +1,4 @@
-// A copy of everything that a broker needs to go on elsewhere, as it was at one moment, made while it works.
+// Makes a backup of the data directory, consistent at one moment, while the broker runs.
 import { existsSync } from 'node:fs';
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -8,13 +8,13 @@ import type { History } from './history.ts';
 import type { State } from './state/index.ts';
 
 export interface Backups {
-  /** Makes a copy inside the data directory, from where whoever asked takes it. Throws conflict while another is made. */
+  /** Makes a copy inside the data directory, for the caller to take away. Throws conflict while another is made. */
   make(): Promise<{ directory: string }>;
 }
 
 /**
- * What a killed broker, or whoever should have taken it, left behind goes now. `keyFiles`: beside the stores; they are
- * made once and never change.
+ * Removes a copy that a killed broker or caller left behind. `keyFiles`: files to copy besides the stores; they never
+ * change once made.
  */
 export async function openBackups(
   dataDir: string,
@@ -28,14 +28,14 @@ export async function openBackups(
   async function copy(): Promise<void> {
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
-    // Of one moment: between two commits of state, whose entries are then in history or in its own outbox.
+    // Between two commits of the state: its entries are then in history or in its own outbox.
     const [text, copyHistory] = await state.between((committed) => [committed, history.snapshot()] as const);
     await copyHistory(join(directory, 'history.db'));
     for (const name of keyFiles) {
       const file = join(dataDir, name);
       if (existsSync(file)) await writeDurably(join(directory, name), await readFile(file, 'utf8'));
     }
-    // The last: without it no broker starts on such a directory.
+    // Last: without it no broker starts on this directory.
     await writeDurably(join(directory, 'state.json'), text);
   }
 

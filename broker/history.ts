@@ -1,4 +1,4 @@
-// The database of what is observed, history.db: opens, migrates, groups writes, prunes; each noun owns its tables and SQL.
+// Opens history.db, the database of all that is observed: migrations, grouped writes, pruning, snapshots.
 import { createHash } from 'node:crypto';
 import { closeSync, openSync, statSync } from 'node:fs';
 import { backup, DatabaseSync, type SQLOutputValue, type StatementSync } from 'node:sqlite';
@@ -9,7 +9,7 @@ import type { Logger } from '../shared/logger.ts';
 
 export type Row = Record<string, SQLOutputValue>;
 
-/** A text column; another type means that somebody changed the file by hand. */
+/** A text column. Throws for another type: the file was changed by hand. */
 export function textIn(row: Row, column: string): string {
   const value = row[column];
   if (typeof value !== 'string') throw new Error(`${column} holds no text`);
@@ -21,7 +21,7 @@ export function jsonIn(row: Row, column: string): unknown {
   return JSON.parse(textIn(row, column));
 }
 
-/** An observation that can also wait in the outbox of state.json; `id` makes applying it twice harmless. */
+/** An observation that can wait in the outbox of state.json; applying it twice is harmless. */
 export interface Entry {
   kind: string;
 }
@@ -39,24 +39,24 @@ export interface Retention {
   /** A column of milliseconds. */
   column: string;
   keepMs: number;
-  /** So many rows stay at most, whatever their age. */
+  /** The most rows to keep, whatever their age. */
   keepRows?: number;
-  /** Rows stand in the order they came: but for those of a time to come only the first ones are looked at. */
+  /** Rows are in the order of `column`, but for some later than now: only the first ones are checked. */
   ordered?: boolean;
-  /** Extra condition that a row must meet to go. */
+  /** Extra condition that a row must meet to be deleted. */
   where?: string;
-  /** Called with the ids that went, for what lies beside the database. */
+  /** Called with the deleted ids, to delete files that belong to them. */
   removed?(ids: string[]): void;
 }
 
 const pruneStep = 500;
 const pruneMs = 3_600_000;
-/** Lists have a statement for each combination of filters: the oldest one goes. */
+/** Lists have a statement for each combination of filters: the oldest one is dropped. */
 const mostStatements = 500;
-/** Copied at once by another thread, which then lets others at the disk. */
+/** Pages that another thread copies before it lets others at the disk. */
 const copyPages = 256;
 const schemaVersion = 1;
-/** `running`: 1 from a start to its clean end, when SQLite removes the -wal; in the file itself, not in its -wal alone. */
+/** `running`: 1 from a start to a clean stop, when SQLite removes the -wal; written to the file, not only to its -wal. */
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
 interface Pending {
@@ -67,7 +67,7 @@ interface Pending {
 
 type Applier = (entry: Entry, transaction: HistoryTransaction) => void;
 
-/** What a start accepts. */
+/** Losses that a start accepts. */
 interface Accepted {
   /** A history.db that is missing or empty. */
   isNew?: boolean;
@@ -76,8 +76,8 @@ interface Accepted {
 }
 
 /**
- * Opens the database, new where there is none. Throws StartError for one of another installation or a newer version, and
- * for one that has lost something and is not accepted.
+ * Opens the database, or creates it. Throws StartError for one of another installation or a newer version, and for a loss
+ * that is not accepted.
  */
 export function openHistory(
   file: string,
@@ -86,7 +86,7 @@ export function openHistory(
   { isNew = true, isOld = false }: Accepted = {},
 ): History {
   if (!isNew && sizeOf(file) === 0) throw lost(file);
-  // Before SQLite makes one.
+  // Checked before SQLite makes one.
   const hasWal = sizeOf(`${file}-wal`) > 0;
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file);
@@ -113,12 +113,12 @@ export class History {
     });
   }
 
-  /** Applies the steps a noun's tables still lack, in order. A step never changes once released. */
+  /** Applies the missing migration steps of a module's tables, in order. A step never changes once released. */
   migrate(noun: string, steps: readonly string[]): void {
     migrate(this.#database, noun, steps);
   }
 
-  /** A prepared statement, stored for the next time. */
+  /** A prepared statement, cached. */
   sql(text: string): StatementSync {
     const prepared = this.#statements.get(text);
     if (prepared) return prepared;
@@ -130,8 +130,8 @@ export class History {
   }
 
   /**
-   * Runs `change` inside a transaction that it shares with all that arrive in the same turn of the loop, and resolves
-   * once that is on disk. A change that throws undoes only itself.
+   * Runs `change` in a transaction shared with all writes of the same turn of the event loop, and resolves once it is on
+   * disk. A change that throws undoes only itself.
    */
   write<T>(change: (transaction: HistoryTransaction) => T): Promise<T> {
     return new Promise((resolve, reject) => {
@@ -158,13 +158,13 @@ export class History {
     });
   }
 
-  /** Sets how entries of a kind become rows. Must be idempotent. */
+  /** Sets the function that writes entries of a kind; it must be idempotent. */
   onEntry(kind: string, apply: (entry: never, transaction: HistoryTransaction) => void): void {
-    // The kind decides which entry type arrives; both sides of that agreement are in one noun's file.
+    // The kind decides the type of the entry; both are in one module's file.
     this.#appliers.set(kind, apply as Applier);
   }
 
-  /** Deletes what is older, in small steps, hourly. */
+  /** Deletes old rows of a table hourly, in small steps. */
   retain(retention: Retention): void {
     this.#retentions.push(retention);
   }
@@ -207,7 +207,7 @@ export class History {
       this.sql('UPDATE installation SET running = 0').run();
       this.#database.close();
     } catch (error) {
-      // It stays open until the process ends, and its -wal as after a crash: SQLite would remove that with the last one.
+      // It stays open until the process ends, and its -wal stays as after a crash.
       this.#log.error({ err: error }, 'history could not be closed');
     }
   }
@@ -230,7 +230,7 @@ export class History {
     }
   }
 
-  /** Runs one member; false if it failed, which undoes its own rows and hooks only. */
+  /** Runs one change; false if it failed, which undoes only its own rows and hooks. */
   #attempt(member: Pending, hooks: (() => void)[]): boolean {
     const own: (() => void)[] = [];
     const transaction: HistoryTransaction = {
@@ -266,7 +266,7 @@ export class History {
     return rows.length;
   }
 
-  /** Rows are numbered as they come, and those that go are the first. */
+  /** Deletes the first rows, as rows are numbered in the order they came. */
   #pruneSurplus({ table, keepRows }: Retention): number {
     if (keepRows === undefined) return 0;
     const surplus = Number(this.sql(`SELECT count(*) AS n FROM ${table}`).get()?.n) - keepRows;
@@ -279,21 +279,21 @@ export class History {
 }
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
-  // What is deleted can be a secret that a command was to get.
+  // Deleted rows may hold secrets, such as the environment of a command.
   database.exec('PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST');
-  // Before anything is written: that would make a -wal, and the next start would miss none.
+  // Before anything is written: a write makes a -wal, and the next start would not miss the lost one.
   const isFound = refuseOther(database, file, installId, accepted);
   database.exec(`PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
     CREATE TABLE IF NOT EXISTS migrations (noun TEXT PRIMARY KEY, steps INTEGER NOT NULL) WITHOUT ROWID`);
   migrate(database, 'history', installationSteps);
   if (!isFound) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
-  // From here on the file itself says that there must be a -wal.
+  // From here on the file itself records that there must be a -wal.
   database.exec(`PRAGMA user_version = ${schemaVersion};
     UPDATE installation SET running = 1; PRAGMA wal_checkpoint`);
 }
 
-/** Whether the file belongs to this installation already. Throws StartError for what is not accepted; writes nothing. */
+/** Whether the file belongs to this installation already. Throws StartError for a loss that is not accepted. Writes nothing. */
 function refuseOther(database: DatabaseSync, file: string, installId: string, accepted: Accepted): boolean {
   const { user_version: version } = database.prepare('PRAGMA user_version').get() as { user_version: number };
   if (version > schemaVersion) {
@@ -309,7 +309,7 @@ function refuseOther(database: DatabaseSync, file: string, installId: string, ac
   if (!row && !accepted.isNew) throw lost(file);
   if (row?.running === 1 && !accepted.isOld) {
     throw new StartError(
-      `${file} lacks its last changes, for ${file}-wal is missing or empty: put that back, or both from a backup, or go on without those changes by starting once with --old-history`,
+      `${file} lacks its last changes because ${file}-wal is missing or empty: put that file back, or restore both from a backup, or start once with --old-history to go on without those changes`,
     );
   }
   return row !== undefined;
@@ -318,7 +318,7 @@ function refuseOther(database: DatabaseSync, file: string, installId: string, ac
 function lost(file: string): StartError {
   const state = statSync(file, { throwIfNoEntry: false }) ? 'empty' : 'missing';
   return new StartError(
-    `${file} is ${state}, though a broker has run here: put it back from a backup, or go on without past commands and events by starting once with --new-history`,
+    `${file} is ${state}, though a broker has run here: put it back from a backup, or start once with --new-history to go on without past commands and events`,
   );
 }
 

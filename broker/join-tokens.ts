@@ -1,4 +1,4 @@
-// How a machine becomes one of ours: join tokens, and enrolment with one.
+// Join tokens over REST, and the enrolment of machines with them.
 import { z } from 'zod';
 import type { EnrollRequest__Output } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
@@ -14,9 +14,9 @@ import { hashOf } from './keys/secrets.ts';
 import type { Packages } from './packages/index.ts';
 import { pageOf } from './paging.ts';
 import { firstFacts } from './presence/machine-facts.ts';
-import type { Draft, JoinToken, Machine, State } from './state/index.ts';
+import type { JoinToken, Machine, State, StateTransaction } from './state/index.ts';
 
-/** A token stays this long after its expiry, so that a repeated enrolment still finds its machine. */
+/** An expired token is stored this long, so that a repeated enrolment still finds its machine. */
 const keepExpiredMs = 86_400_000;
 
 const enrolment = z.object({
@@ -28,7 +28,7 @@ const enrolment = z.object({
   agent_version: label(1, 64),
 });
 
-interface JoinRooms {
+interface JoinContext {
   state: State;
   events: Events;
   /** Of the certificate authority that agents pin. */
@@ -37,10 +37,10 @@ interface JoinRooms {
 }
 
 export class JoinTokens {
-  readonly #rooms: JoinRooms;
+  readonly #context: JoinContext;
 
-  constructor(rooms: JoinRooms) {
-    this.#rooms = rooms;
+  constructor(context: JoinContext) {
+    this.#context = context;
   }
 
   readonly handlers: Handlers['joinTokens'] = {
@@ -56,13 +56,13 @@ export class JoinTokens {
         created_at: iso(),
         expires_at: iso(now() + input.expires_in),
       };
-      await this.#rooms.state.change((draft) => {
-        assertUnlimited(caller.during(draft));
-        dropExpired(draft);
-        draft.put('join_tokens', token);
-        caller.commit(draft, { join_token_id: token.id });
+      await this.#context.state.change((transaction) => {
+        assertUnlimited(caller.during(transaction));
+        dropExpired(transaction);
+        transaction.put('join_tokens', token);
+        caller.commit(transaction, { join_token_id: token.id });
       });
-      const { packages, fingerprint } = this.#rooms;
+      const { packages, fingerprint } = this.#context;
       const text = joinTokenText(secret, fingerprint, packages.hash());
       // A token for one machine has the name of that machine.
       const name = input.uses === 1 ? input.name : undefined;
@@ -70,16 +70,16 @@ export class JoinTokens {
     },
     list: (input, caller) => {
       assertUnlimited(caller);
-      const { items, total } = pageOf(routes.list, [...this.#rooms.state.join_tokens.values()], input);
+      const { items, total } = pageOf(routes.list, [...this.#context.state.join_tokens.values()], input);
       return { items: items.map(serialize), total };
     },
     remove: async ({ join_token_id }, caller) => {
-      await this.#rooms.state.change((draft) => {
-        assertUnlimited(caller.during(draft));
-        if (!draft.get('join_tokens', join_token_id))
+      await this.#context.state.change((transaction) => {
+        assertUnlimited(caller.during(transaction));
+        if (!transaction.get('join_tokens', join_token_id))
           throw new AppError('join_token_not_found', 'no such join token', { join_token_id });
-        draft.remove('join_tokens', join_token_id);
-        caller.commit(draft);
+        transaction.remove('join_tokens', join_token_id);
+        caller.commit(transaction);
       });
       return { deleted: true };
     },
@@ -94,33 +94,36 @@ export class JoinTokens {
     if (!parsed.success) throw new AppError('validation_failed', z.prettifyError(parsed.error));
     const { public_key, token: secret, host, agent_version } = parsed.data;
     const publicKey = public_key.toString('base64');
-    const machine = await this.#rooms.state.change((draft) => {
-      const token = draft.all('join_tokens').find(({ hash }) => hash === hashOf(secret));
-      const known = draft.all('machines').find((one) => one.public_key === publicKey);
-      if (token && known?.join_token_id === token.id) return known;
-      const made = admit(draft, token, known, { ...parsed.data, publicKey });
-      draft.append(firstFacts(made.id, { ...host, ip, agent_version }));
+    const machine = await this.#context.state.change((transaction) => {
+      const token = transaction.all('join_tokens').find(({ hash }) => hash === hashOf(secret));
+      const enrolled = transaction.all('machines').find((one) => one.public_key === publicKey);
+      if (token && enrolled?.join_token_id === token.id) return enrolled;
+      const made = admit(transaction, token, enrolled, { ...parsed.data, publicKey });
+      transaction.append(firstFacts(made.id, { ...host, ip, agent_version }));
       const data = { hostname: host.hostname, ip, agent_version, last_seen: iso() };
-      this.#rooms.events.emit(draft, 'machine.registered', made, data);
+      this.#context.events.emit(transaction, 'machine.registered', made, data);
       return made;
     });
     return { machine_id: machine.id, name: machine.name };
   }
 }
 
-/** A new machine may get any tag: whoever is limited to some machines would widen what they reach. */
+/** A new machine may get any tag, which would widen what a limited key reaches. */
 function assertUnlimited({ reachable }: Rights): void {
   if (!reachable()) return;
-  throw new AppError('forbidden', 'a key limited to some machines cannot deal with join tokens');
+  throw new AppError(
+    'forbidden',
+    'a key limited to some machines cannot use join tokens: use a key without machine_ids and tags',
+  );
 }
 
 function admit(
-  draft: Draft,
+  transaction: StateTransaction,
   token: JoinToken | undefined,
-  known: Machine | undefined,
+  enrolled: Machine | undefined,
   params: { name: string; tags: string[]; publicKey: string },
 ): Machine {
-  if (!token || Date.parse(token.expires_at) <= now() || token.uses_left < 1 || known) {
+  if (!token || Date.parse(token.expires_at) <= now() || token.uses_left < 1 || enrolled) {
     // One text for every reason: a guesser learns nothing.
     throw new AppError('unauthorized', 'this join token is unknown, used up or expired: make a new one');
   }
@@ -132,14 +135,14 @@ function admit(
     join_token_id: token.id,
     created_at: iso(),
   };
-  draft.put('join_tokens', { ...token, uses_left: token.uses_left - 1 });
-  draft.put('machines', machine);
+  transaction.put('join_tokens', { ...token, uses_left: token.uses_left - 1 });
+  transaction.put('machines', machine);
   return machine;
 }
 
-function dropExpired(draft: Draft): void {
-  for (const token of draft.all('join_tokens')) {
-    if (Date.parse(token.expires_at) + keepExpiredMs < now()) draft.remove('join_tokens', token.id);
+function dropExpired(transaction: StateTransaction): void {
+  for (const token of transaction.all('join_tokens')) {
+    if (Date.parse(token.expires_at) + keepExpiredMs < now()) transaction.remove('join_tokens', token.id);
   }
 }
 

@@ -68,7 +68,7 @@ export function filtersOf(
 
 /**
  * A page of rows of a history table; `sort` must come from a route's own list of fields. Ties go by `tie`: the id,
- * or where the order of writing tells more the row's number.
+ * or the row's number where the order of writing says more.
  */
 export function pageOfRows(
   history: History,

@@ -114,7 +114,7 @@ test('a backup needs a broker of this box and a new directory outside of its own
   expect([readdirSync(taken), existsSync(join(dataDir, 'backup'))]).toEqual([[], false]);
 });
 
-test('over HTTP there is no backup, whoever asks', async () => {
+test('a backup cannot be made over HTTP, with any key', async () => {
   const { url, key, dataDir } = await openHouse();
   const ask = async (headers: Record<string, string>) =>
     (await fetch(`${url}/local/backup`, { method: 'POST', headers })).status;
@@ -246,7 +246,7 @@ test('without a broker that runs it is made too, and starts', async () => {
   expect((await client.keys.me()).name).toBe('test');
 });
 
-test('two at once: one is told to wait', async () => {
+test('of two backups at once one is refused', async () => {
   const { dataDir } = await openHouse();
   await withSocket(dataDir, async (_client, post) => {
     const both = await Promise.allSettled([post('/local/backup'), post('/local/backup')]);

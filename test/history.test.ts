@@ -1,4 +1,4 @@
-// What is observed, in history.db: refused when it is not ours, grouped by turn, durable before told, pruned by age.
+// What is observed, in history.db: refused when it is not ours, grouped by turn, durable before it resolves, pruned by age.
 import { cpSync, existsSync, renameSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -215,7 +215,7 @@ describe('a write that fails', () => {
     expect(committed()).toEqual(['a', 'c']);
   });
 
-  test('tells nobody of what it undid', async () => {
+  test('runs no hook of a change it undid', async () => {
     const { history, note } = openBench();
     const told: string[] = [];
     const outcomes = await Promise.allSettled([
@@ -230,7 +230,7 @@ describe('a write that fails', () => {
     expect(told).toEqual(['kept']);
   });
 
-  test('because an entry is of a kind that nobody applies undoes the entries before it', async () => {
+  test('because of an entry of an unknown kind undoes the entries before it', async () => {
     const { history, note, committed } = openBench();
     history.onEntry('note', ({ id }: { kind: string; id: string }) => void note(id));
     const write = history.write((transaction) => {
@@ -242,7 +242,7 @@ describe('a write that fails', () => {
     expect(committed()).toEqual([]);
   });
 
-  test('with its whole transaction tells every caller, and the next one works', async () => {
+  test('with its whole transaction rejects every caller, and the next one works', async () => {
     const { history, file, note, committed } = openBench();
     const other = new DatabaseSync(file);
     onTestFinished(() => other.close());
@@ -262,7 +262,7 @@ describe('a write that fails', () => {
     expect(told).not.toHaveBeenCalled();
   });
 
-  test('because history is closed is told so', { timeout: 2_000 }, async () => {
+  test('because history is closed rejects', { timeout: 2_000 }, async () => {
     const file = join(temporaryFolder('history'), 'history.db');
     const history = openHistory(file, 'installation', quiet);
     history.close();
@@ -295,7 +295,7 @@ describe('a write', () => {
     expect(seen).toEqual([[], [], [], ['a', 'b', 'c']]);
   });
 
-  test('tells those who wait for its commit after it, in order', async () => {
+  test('runs the hooks of its changes after the commit, in order', async () => {
     const { history, note, committed } = openBench();
     const told: [string, string[]][] = [];
     const write = (id: string) =>
@@ -348,7 +348,7 @@ describe('a write', () => {
 });
 
 describe('an event', () => {
-  test('that comes a second time changes nothing and is told to nobody', async () => {
+  test('that is applied a second time changes nothing and reaches no listener', async () => {
     const { history } = openBench();
     const events = new Events(history, 3_600_000);
     const told: string[] = [];

@@ -169,7 +169,7 @@ test('the last admin key may revoke itself: the broker’s own box makes another
   expect(await knows(house, key)).toBe(200);
 });
 
-test('only who has its secret hears that a key has expired', async () => {
+test('only a request with its secret learns that a key has expired', async () => {
   const house = await openHouse();
   const { key } = await house.client.keys.create({ name: 'x', scopes: ['admin'], expires_at: later(-1) });
   const message = async (given: string): Promise<string> =>
@@ -204,7 +204,7 @@ describe('a new secret', () => {
     expect(await all(first, second, third)).toEqual([401, 401, 200]);
   });
 
-  test('is shown once: a repeat is a conflict, and no file has it', async () => {
+  test('is in one answer only: a repeat is a conflict, and no file has it', async () => {
     const house = await openHouse();
     const { id } = await house.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
     const ask = (): Promise<Answer> =>
@@ -221,7 +221,7 @@ describe('a new secret', () => {
     expect(shown).not.toMatch(/hash|previous|until/);
   });
 
-  test('keeps what waits for the key: its commands, schedules and webhooks', async () => {
+  test('leaves the commands, schedules and webhooks of the key as they are', async () => {
     const house = await openHouse();
     const agent = await house.agent();
     const machine_id = agent.machineId;
@@ -253,7 +253,7 @@ describe('a new secret', () => {
   });
 });
 
-test('a key’s last use is told, written once a minute, and never into the state', async () => {
+test('the last use of a key is listed, written once a minute, and never into the state', async () => {
   const clock = leapingClock();
   const house = await openHouse();
   const { id: key_id, key } = await house.client.keys.create({ name: 'ci', scopes: ['machines:read'] });

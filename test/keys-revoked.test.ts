@@ -114,7 +114,7 @@ test('a new secret ends nothing that the key has open: its id and rights are the
   expect(await leftOf(open)).toEqual([]);
 });
 
-test('a new secret leaves a call what it may do: its signals are delivered', async () => {
+test('a call goes on after its key gets a new secret: its signals are delivered', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
   const { id: key_id, key } = await house.client.keys.create({ name: 'ci', scopes: ['commands:execute'] });
@@ -126,7 +126,7 @@ test('a new secret leaves a call what it may do: its signals are delivered', asy
   expect((await heard).at(-1)).toMatchObject({ end: { signal: 'SIGTERM' } });
 });
 
-test('who follows all events and is limited meanwhile hears only of what is left to it', async () => {
+test('a stream of events narrows when its key is limited', async () => {
   const house = await openHouse();
   const [gone, left] = [await house.agent({ tags: 'gone' }), await house.agent({ tags: 'left' })];
   const { client } = await house.keyed(['machines:read', 'commands:read'], { tags: ['gone', 'left'] });

@@ -122,7 +122,7 @@ describe('401', () => {
   });
 });
 
-test('GET /auth/me tells the key of the very request, and takes any key', async () => {
+test('GET /auth/me answers the key of the request, and takes any key', async () => {
   const house = await openHouse();
   const agent = await house.agent();
   const expires_at = new Date(Date.now() + hour).toISOString();
@@ -148,7 +148,7 @@ test('GET /auth/me tells the key of the very request, and takes any key', async 
   });
 });
 
-test('a key is shown once: no list, no file and no log of the broker has it, the state only its hash', async () => {
+test('a secret is in one answer only: no list, file or log of the broker has it, the state only its hash', async () => {
   const house = await openHouse();
   const made = await house.call('POST', '/api-keys', {
     body: { name: 'ci', scopes: ['machines:read'] },
@@ -593,7 +593,7 @@ describe('a join token is refused', () => {
 });
 
 describe('a join token', () => {
-  test('is shown once, and works for as many machines as it has uses', async () => {
+  test('is in one answer only, and works for as many machines as it has uses', async () => {
     const house = await openHouse();
     const { token, install, install_missing, ...made } = await house.client.joinTokens.create({
       ...{ name: 'rack', uses: 2 },
@@ -610,7 +610,7 @@ describe('a join token', () => {
     expect(diskOf(house)).not.toContain(parseJoinToken(token).secret);
   });
 
-  test('lives for an hour and one use unless told', async () => {
+  test('lasts an hour and one use by default', async () => {
     const house = await openHouse();
     const made = await house.client.joinTokens.create({});
     expect(made.uses).toBe(1);
@@ -631,7 +631,7 @@ describe('a join token', () => {
     expect(await tagsOf()).toEqual(['own']);
   });
 
-  test('shown again with the same key pair gives the same machine, once registered', async () => {
+  test('used again with the same key pair gives the same machine, registered once', async () => {
     const house = await openHouse();
     const { token } = await house.client.joinTokens.create({ uses: 2 });
     const wish = enrolment(token);

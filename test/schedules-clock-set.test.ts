@@ -10,7 +10,7 @@ const year = 8766 * hour;
 /** What a clock was set over is decided after a minute: steps of a quarter see that in time. */
 const startedHouse = () => houseAt('12:00:30', today, 15_000);
 
-test('a clock that is set two hours on makes no burst: what it passed is missed, or caught up where that is wanted', async () => {
+test('a clock set two hours forward makes no burst: the times between are missed, or caught up where catch_up says so', async () => {
   const { clock, at, make, until, fates, counted } = await startedHouse();
   const each = await make('each', '* * * * *');
   const last = await make('last', '* * * * *', { catch_up: 'last' });

@@ -86,7 +86,7 @@ test.each([
   ['restored', ['--old-history'], 6, minutes('12:01:00', 3)],
   ['restored', [], 10, minutes('12:01:00', 7)],
 ])(
-  'what ran after a history that was %s, started on with %j: %i runs in all',
+  'with a history that was %s, started with %j: %i runs in all',
   async (how, flags, count, rows) => {
     const { house, clock, at, make, down, up, until, fates, counted } = await houseAt('12:00:30');
     const { dataDir } = house;
@@ -205,7 +205,7 @@ test('a machine that is on its way back after the start of the broker is waited 
   expect(offline?.command_id).toBeNull();
 });
 
-test('what ended on its machine while the broker was down stands in the way of nothing', async () => {
+test('a run that ended while the broker was down is no overlap', async () => {
   const bench = await houseAt('12:00:30');
   const gates = [gate(), gate(), gate()];
   const [one, two, three] = gates;
@@ -272,7 +272,7 @@ test('with catch_up all the newest time waits for the catch-up before it', async
     .toEqual(['12:01 catch_up completed', expect.stringMatching(/^12:02 \w+ completed$/)]);
 });
 
-test('a revoked key runs no schedule any more; whoever changes the schedule takes it over', async () => {
+test('schedules of a revoked key fail until another key changes them', async () => {
   const { make, until, fates, runs, house, counted } = await houseAt('12:00:30');
   const { client } = await house.keyed(['schedules:write', 'schedules:read', 'commands:execute']);
   const { id: schedule_id } = await make('taken', '* * * * *');

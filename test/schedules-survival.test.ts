@@ -163,7 +163,7 @@ async function houseWith(cron: string, more: (one: object) => object[]) {
   return { first, open: () => openHouse({ dataDir: first.dataDir, flags: ['--accept-state'] }) };
 }
 
-test('what many schedules have missed holds up nothing that is due now, and takes a bounded number of rows', async () => {
+test('many missed times delay no schedule that is due now, and take a bounded number of rows', async () => {
   const yesterday = new Date(Date.now() - 86_400_000).toISOString();
   const wish = { cron: '* * * * *', since: yesterday };
   const { open } = await houseWith('* * * * * *', (one) =>

@@ -89,7 +89,7 @@ test('an expression of 100,000 letters is refused in 10 ms', async () => {
   expect(Math.min(...took)).toBeLessThan(10);
 });
 
-test('without what it needs a schedule is 422, on no machine 404', async () => {
+test('a schedule without a required field is 422, on an unknown machine 404', async () => {
   const { house, machine_id } = await scheduled();
   for (const field of ['machine_id', 'name', 'command', 'cron']) {
     const body = { machine_id, name: 'x', command: 'true', cron: yearly, [field]: undefined };
@@ -241,7 +241,7 @@ test('lists filter by machine and by enabled, and sort by name and by the next r
   expect((await house.call('GET', '/schedules?machine_id=mach_none')).status).toBe(404);
 });
 
-test('a change touches what it names; a disabled schedule has no next run', async () => {
+test('an update changes only the fields it names; a disabled schedule has no next run', async () => {
   const { client, make } = await scheduled();
   const { id: schedule_id, ...before } = await make({
     notify: { on_failure: true },
@@ -258,7 +258,7 @@ test('a change touches what it names; a disabled schedule has no next run', asyn
   expect(moved.next_run).toMatch(/T15:00:00.000Z$/);
 });
 
-test('a preview tells the times and the expression in words', async () => {
+test('a preview has the next times and the expression in words', async () => {
   const { house, client } = await scheduled();
   const from = '2026-03-07T12:00:00Z';
   expect(
@@ -337,7 +337,7 @@ test('a repeat with the same Idempotency-Key runs nothing twice', async () => {
   expect(await runsOf(id)).toHaveLength(1);
 });
 
-test('a repeat gets the run that a lost answer had told of', async () => {
+test('a repeat with the same Idempotency-Key gets the run whose answer was lost', async () => {
   const house = await openHouse();
   const agent = await scriptedMachine(house);
   const wish = { machine_id: agent.identity.machineId, name: 'slow', command: 'true', cron: yearly };
@@ -376,7 +376,7 @@ test('run by hand on a machine that is away: 503, a row that says so, and the ev
   ]);
 });
 
-test('what the owner of a machine does not allow is a row too', async () => {
+test('a command that the machine does not allow is a row of history', async () => {
   const { house, make, runsOf } = await scheduled();
   const locked = await house.agent({ flags: ['--allow', 'metrics'] });
   const { id } = await make({ machine_id: locked.machineId });
@@ -450,7 +450,7 @@ test('with its machine its schedules go, in the same commit; their history stays
   expect((await client.schedules.history({ schedule_id: id })).items.map((one) => one.id)).toEqual([run?.id]);
 });
 
-test('a removed schedule is gone, and what it runs goes on', async () => {
+test('removing a schedule leaves its running command running', async () => {
   const { house, client, make } = await scheduled();
   const { wait, open } = gate();
   const { id: schedule_id } = await make({ command: wait });

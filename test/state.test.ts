@@ -1,4 +1,4 @@
-// What people declare, on disk: refused when it is not what we wrote, whole after any failure, told to history once.
+// What people declare, on disk: refused when it is not what we wrote, whole after any failure, its outbox applied once.
 import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
@@ -18,7 +18,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { Events } from '../broker/events.ts';
 import { type Entry, openHistory } from '../broker/history.ts';
-import { type Draft, type Machine, openState, type State } from '../broker/state/index.ts';
+import { type Machine, openState, type State, type StateTransaction } from '../broker/state/index.ts';
 import type { JoinTokenId, MachineId } from '../shared/api/route.ts';
 import { setClock } from '../shared/clock.ts';
 import { StartError } from '../shared/errors.ts';
@@ -54,7 +54,7 @@ function machine(id: string, name = id): Machine {
 
 const put =
   (id: string, name?: string) =>
-  (draft: Draft): string => {
+  (draft: StateTransaction): string => {
     draft.put('machines', machine(id, name));
     return id;
   };
@@ -134,7 +134,7 @@ describe('a start is refused', () => {
   });
 
   test.each(['history.db', 'authority.json'])(
-    'when state.json is missing and only %s tells of an earlier broker',
+    'when state.json is missing and only %s shows that a broker ran here',
     async (trace) => {
       const folder = temporaryFolder('state');
       writeFileSync(join(folder, trace), '');
@@ -187,12 +187,12 @@ describe('a start is refused', () => {
 });
 
 describe('a change that fails', () => {
-  test('in its edit is told to its caller only, and leaves no trace of itself', async () => {
+  test('in its edit rejects only its caller, and leaves no trace', async () => {
     const folder = await usedFolder();
     const state = await openState(folder);
     const told: Entry[] = [];
     await state.drainTo(async (entries) => void told.push(...entries));
-    const broken = (draft: Draft): never => {
+    const broken = (draft: StateTransaction): never => {
       put('broken')(draft);
       draft.remove('machines', 'm1');
       draft.append({ kind: 'broken' });
@@ -229,7 +229,7 @@ describe('a change that fails', () => {
     expect(state.generation).toBe(3);
   });
 
-  test('at its commit is told to every caller of that commit, and undone in memory', async () => {
+  test('at its commit rejects every caller of that commit, and is undone in memory', async () => {
     const folder = await usedFolder();
     const state = await openState(folder);
     const told: Entry[] = [];
@@ -367,7 +367,7 @@ test('a broker makes its folder private, and every file in it', async () => {
   for (const name of files) expect([name, statSync(join(dataDir, name)).mode & 0o777]).toEqual([name, 0o600]);
 });
 
-test('what a killed broker left half-written goes at the next start', async () => {
+test('half-written files of a killed broker are removed at the next start', async () => {
   const folder = await usedFolder();
   cpSync(join(folder, 'state.json'), join(folder, '.state.json-0123456789abcdef'));
   await openState(folder);
@@ -398,7 +398,7 @@ async function withoutHistory(folder: string): Promise<State> {
 }
 
 describe('the outbox', () => {
-  test('keeps what history could not take, and the change itself is safe', async () => {
+  test('stores entries that history could not take, and the change itself is safe', async () => {
     const folder = temporaryFolder('state');
     const state = await withoutHistory(folder);
     await state.change((draft) => draft.append({ kind: 'one' }));
@@ -411,7 +411,7 @@ describe('the outbox', () => {
     expect(onDisk(folder).outbox).toEqual([{ kind: 'three' }]);
   });
 
-  test('keeps it too when history took what came before', async () => {
+  test('stores them too when history took the entries before', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
     const told: string[] = [];
@@ -500,7 +500,7 @@ describe('the outbox', () => {
     expect((await client.events.list({ type: 'machine.registered' })).total).toBe(1);
   });
 
-  test('does not bring back at a start what history had and let go for its age', async () => {
+  test('brings back no event that history deleted for its age', async () => {
     const house = await openHouse();
     await house.agent();
     await house.broker.close();

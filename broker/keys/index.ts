@@ -1,4 +1,4 @@
-// API keys over REST: made, rotated and revoked; the secret is in one answer only and stored as a hash.
+// API keys over REST: handlers that make, change, rotate and revoke them. Only the hash of a secret is stored.
 import type { Caller, Handlers } from '../../shared/api/index.ts';
 import { keys as routes } from '../../shared/api/keys.ts';
 import type { KeyId } from '../../shared/api/route.ts';
@@ -14,7 +14,7 @@ import { currentKey, endOf, holds, within } from './rights.ts';
 import { hashOf, newKeySecret, SecretIndex } from './secrets.ts';
 import { KeyUsage } from './usage.ts';
 
-/** Requests without a good key log at most so many lines for one address in a minute, and then a number. */
+/** Log lines for requests without a good key, for one address in a minute; the rest is one line with a count. */
 const mostLines = 10;
 const minute = 60_000;
 
@@ -88,7 +88,7 @@ export class Keys {
       const given = Object.entries(changes).filter(([, value]) => value !== undefined);
       const key = await this.#put(caller, (declared) => {
         const before = find(key_id, caller, declared);
-        // The fields of the body that are there: each has the name and type of the document's own.
+        // Fields of the body have the names and types of the document's own.
         const edited = Object.fromEntries(given) as Partial<Key>;
         return { ...before, ...edited, expires_at: newEnd(before, expires_at) };
       });
@@ -104,10 +104,10 @@ export class Keys {
       return { ...this.#serialize(key), key: secret };
     },
     remove: async ({ key_id }, caller) => {
-      const stopped = await this.#state.change((draft) => {
-        const key = find(key_id, caller, draft.before);
-        draft.remove('keys', key.id);
-        caller.commit(draft);
+      const stopped = await this.#state.change((transaction) => {
+        const key = find(key_id, caller, transaction.before);
+        transaction.remove('keys', key.id);
+        caller.commit(transaction);
         return stoppedWith(key, this.#state, caller);
       });
       this.#usage.forget(key_id);
@@ -122,17 +122,17 @@ export class Keys {
 
   /** Commits a key that the caller may make. */
   #put(caller: Caller, make: (declared: Declared) => Key): Promise<Key> {
-    return this.#state.change((draft) => {
-      const key = make(draft.before);
-      assertNotMore(key, currentKey(draft.before, caller.key_id));
-      draft.put('keys', key);
-      caller.commit(draft, { key_id: key.id });
+    return this.#state.change((transaction) => {
+      const key = make(transaction.before);
+      assertNotMore(key, currentKey(transaction.before, caller.key_id));
+      transaction.put('keys', key);
+      caller.commit(transaction, { key_id: key.id });
       return key;
     });
   }
 }
 
-/** A key that the caller may deal with. */
+/** Throws key_not_found, or forbidden for a key that the caller may not deal with. */
 function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key {
   const key = declared.keys.get(id);
   if (!key) throw new AppError('key_not_found', 'no such key', { key_id: id });
@@ -154,21 +154,32 @@ function newEnd({ expires_at }: Key, end: Date | null | undefined): string | nul
 function assertNotStronger(key: Key, own: Key): void {
   const missing = key.scopes.find((scope) => !holds(own, scope));
   if (missing) {
-    throw new AppError('forbidden', `a key without ${missing} cannot deal with one that has it`, {
-      required_scope: missing,
-    });
+    throw new AppError(
+      'forbidden',
+      `a key without ${missing} cannot read, make or change a key that has it: use a key with ${missing}`,
+      {
+        required_scope: missing,
+      },
+    );
   }
   if (within(key, own)) return;
-  throw new AppError('forbidden', 'a key limited to some machines cannot deal with one that reaches others');
+  throw new AppError(
+    'forbidden',
+    'a key limited to some machines cannot read, make or change a key that reaches others',
+  );
 }
 
-/** And makes none that is stronger, or lasts longer. */
+/** A key makes none that is stronger than itself, or lasts longer. */
 function assertNotMore(key: Key, own: Key): void {
   assertNotStronger(key, own);
   if (endOf(key) <= endOf(own)) return;
-  throw new AppError('forbidden', 'a key that expires makes none that lasts longer', {
-    expires_at: own.expires_at,
-  });
+  throw new AppError(
+    'forbidden',
+    `this key expires at ${own.expires_at} and cannot make a key that lasts longer: send an earlier expires_at`,
+    {
+      expires_at: own.expires_at,
+    },
+  );
 }
 
 /** The schedules and webhooks that worked with the rights of this key, and stop with it. */

@@ -1,4 +1,4 @@
-// Decides what becomes of times that are due: at most one runs, those that passed unseen are caught up or missed.
+// Decides which time of a schedule runs next, and which times are missed, after downtime or a clock that was set.
 import type { Schedule } from '../state/index.ts';
 import type { Timetable } from './timetable.ts';
 
@@ -6,33 +6,32 @@ export interface Situation {
   schedule: Pick<Schedule, 'catch_up' | 'catch_up_window'>;
   timetable: Timetable;
   /** Every time up to this is settled. */
-  mark: number;
+  settledUntil: number;
   now: number;
   /** When the broker started: earlier times passed unseen. */
   started: number;
-  /** What the clock was last set forward over. */
-  leap: Leap | undefined;
+  jump: ClockJump | undefined;
 }
 
-/** Times after `from` and up to `to` never came. */
-export interface Leap {
+/** The clock was set forward: times after `from` and up to `to` never came. */
+export interface ClockJump {
   from: number;
   to: number;
 }
 
-/** Everything up to `missed` is missed; or the time `at`, the oldest, runs. */
+/** Every time up to `missed` is missed; or `at`, the first one, runs. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
-/** A leap of the clock forward counts once it has lasted this long; until then nothing is decided. */
+/** A jump forward counts once it has lasted this long; until then nothing is decided. */
 export const believedMs = 60_000;
-/** A time seen later than this, and not only because a leap was waited for, passed unseen: the machine slept. */
+/** A time seen later than this counts as passed unseen, as when the machine slept. A jump forward delays the look, too. */
 export const lateMs = believedMs + 60_000;
 
-/** What is to be done first; undefined when nothing is due. */
+/** The next step; undefined when nothing is due. */
 export function decide(situation: Situation): Step | undefined {
-  const { timetable, mark, now, started } = situation;
-  const first = timetable.next(mark);
-  const last = timetable.last(mark, now);
+  const { timetable, settledUntil, now, started } = situation;
+  const first = timetable.next(settledUntil);
+  const last = timetable.last(settledUntil, now);
   if (first === undefined || last === undefined) return undefined;
   const fresh = last > started && now - last <= lateMs;
   const chosen = choose(situation, last, fresh);
@@ -41,17 +40,17 @@ export function decide(situation: Situation): Step | undefined {
   return { at: chosen, trigger: fresh && chosen === last ? 'cron' : 'catch_up' };
 }
 
-/** The one that runs next; all before it are missed. */
+/** The time that runs next; all before it are missed. */
 function choose(
-  { schedule, timetable, mark, now, leap }: Situation,
+  { schedule, timetable, settledUntil, now, jump }: Situation,
   last: number,
   fresh: boolean,
 ): number | undefined {
   const oldest = now - schedule.catch_up_window;
   if (schedule.catch_up !== 'all')
     return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
-  const [next] = timetable.times(Math.max(mark, oldest - 1), 1, now);
-  if (next === undefined || !leap || next <= leap.from || next > leap.to) return next;
-  // To run what a clock was set over one after another would be a burst.
-  return timetable.last(next - 1, Math.min(leap.to, now));
+  const [next] = timetable.times(Math.max(settledUntil, oldest - 1), 1, now);
+  if (next === undefined || !jump || next <= jump.from || next > jump.to) return next;
+  // Of the times in a jump only the last runs: all of them would be a burst.
+  return timetable.last(next - 1, Math.min(jump.to, now));
 }

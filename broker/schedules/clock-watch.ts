@@ -1,26 +1,29 @@
-// Compares this machine's wall clock with its monotonic one, and so notices that the wall clock was set forward or back.
+// Detects that the wall clock of this machine was set, by comparing it with the monotonic clock.
 import { monotonic, now } from '../../shared/clock.ts';
-import { believedMs, type Leap } from './catch-up.ts';
+import { believedMs, type ClockJump } from './catch-up.ts';
 
-/** A smaller difference between two looks is no clock that was set: NTP slews both clocks alike. */
+/** The wall clock was set if the clocks differ by this or more between two looks: NTP slews both alike. */
 const jumpMs = 1_000;
 
 export class ClockWatch {
   /** When the broker started, by the clock as it is set now. */
   started = now();
-  /** What the clock was last set forward over, and stayed ahead of for a minute. */
-  leap: Leap | undefined;
+  /** The last jump forward that lasted a minute. */
+  jump: ClockJump | undefined;
   #looked = now();
   #skew = now() - monotonic();
-  /** Not a minute old; `ahead`: of the clock before it, in ms. */
-  #young: (Leap & { ahead: number; since: number }) | undefined;
+  /** A jump forward less than a minute ago; `ahead`: how far it is ahead of the clock before, in ms. */
+  #recent: (ClockJump & { ahead: number; since: number }) | undefined;
 
-  /** Whether the clock leapt forward less than a minute ago: it may be set back at once, so nothing is decided by it. */
-  get holds(): boolean {
-    return this.#young !== undefined;
+  /** Whether the clock jumped forward less than a minute ago: it may be set back at once, so nothing may run by it. */
+  get isUncertain(): boolean {
+    return this.#recent !== undefined;
   }
 
-  /** How far the clock was set since the last look (0: it was not), and what the corrected one showed at that look. */
+  /**
+   * `drift`: milliseconds by which the clock was set since the last look, 0 if it was not. `corrected`: what the clock
+   * would have shown at that look.
+   */
   look(): { drift: number; corrected: number } {
     const drift = now() - monotonic() - this.#skew;
     const from = this.#looked;
@@ -32,19 +35,19 @@ export class ClockWatch {
     }
     const corrected = from + drift;
     this.started += drift;
-    const ahead = (this.#young?.ahead ?? 0) + drift;
+    const ahead = (this.#recent?.ahead ?? 0) + drift;
     const isAhead = ahead >= jumpMs;
-    this.#young = isAhead
-      ? { from: this.#young?.from ?? from, to: corrected, ahead, since: monotonic() }
+    this.#recent = isAhead
+      ? { from: this.#recent?.from ?? from, to: corrected, ahead, since: monotonic() }
       : undefined;
-    if (this.leap) this.leap = { ...this.leap, to: Math.min(this.leap.to, corrected) };
+    if (this.jump) this.jump = { ...this.jump, to: Math.min(this.jump.to, corrected) };
     return { drift, corrected };
   }
 
   #settle(): void {
-    if (!this.#young || monotonic() - this.#young.since < believedMs) return;
-    const { from, to } = this.#young;
-    this.leap = { from, to };
-    this.#young = undefined;
+    if (!this.#recent || monotonic() - this.#recent.since < believedMs) return;
+    const { from, to } = this.#recent;
+    this.jump = { from, to };
+    this.#recent = undefined;
   }
 }

@@ -1,53 +1,53 @@
-// Fires schedules: one timer for the next time due, each time once, and a decision for every time that passed unseen.
+// Runs schedules when they are due, each time once, and records the times that were skipped or missed.
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Schedule, State } from '../state/index.ts';
 import { decide, lateMs } from './catch-up.ts';
 import { ClockWatch } from './clock-watch.ts';
-import type { Launcher, ScheduleRooms } from './launch.ts';
+import type { Launcher, ScheduleContext } from './launch.ts';
 import { newRun, type ScheduleRun, settledRun } from './records.ts';
 import { Timetable } from './timetable.ts';
 
-/** A schedule that is declared. */
+/** A declared schedule, and how far it has come. */
 interface Tracked {
   schedule: Schedule;
   /** Every time up to this is settled. */
-  mark: number;
+  settledUntil: number;
   /** The first time after that. */
   next: number | undefined;
-  /** When it is looked at: at that time, or later. */
+  /** When it is looked at next: at that time, or later. */
   lookAt: number;
   /** It is being looked at. */
   busy: boolean;
-  /** It is looked at again later: its next time waits for an open run to end, or could not be written. */
+  /** Its next time waits for an open run to end, or for a disk that failed. */
   waiting: boolean;
   /** Times recorded as missed one after another. */
   missed: number;
 }
 
-/** The clock is looked at that often, for it can be set. */
+/** The clock is checked this often, as it can be set. */
 const longestWaitMs = 1_000;
-/** Schedules that are looked at in one go, in one transaction. */
+/** Schedules that are looked at together, in one transaction. */
 const atOnce = 32;
-/** Of those that are behind; each may write many rows. */
+/** Of those far behind; each may write many rows. */
 const behindAtOnce = 8;
 const missedAtOnce = 100;
-/** Rows for times of one schedule that were missed in a row; the others share the last one. */
+/** Rows for times of one schedule missed in a row; the others share one more. */
 const mostMissed = 1000;
-/** Such rows of all schedules, for one start of the broker or one leap of its clock. */
+/** Such rows of all schedules, for one start of the broker or one clock that was set. */
 const mostMissedInAll = 20_000;
-/** Times that share a row are counted so far. */
+/** Times that share a row are counted up to this. */
 const mostCounted = 200;
-/** Times that ran already that are passed over to find the next one. */
+/** Times that ran already are skipped in next_run, up to this many. */
 const mostRanAhead = 1000;
-/** An open run that may have ended is looked at again after this, one that has not after the other. */
+/** A time that waits is looked at again after this: if the open run may have ended, and if it has not. */
 const unsureMs = 1_000;
 const openMs = 60_000;
-/** What could not be written is tried again after this. */
+/** A failed write is tried again after this. */
 const againMs = 5_000;
 
 export class Firing {
-  readonly #rooms: ScheduleRooms;
+  readonly #context: ScheduleContext;
   readonly #launcher: Launcher;
   readonly #log: Logger;
   readonly #tracked = new Map<string, Tracked>();
@@ -60,18 +60,18 @@ export class Firing {
   #stopped = false;
   #cancelTimer = (): void => {};
 
-  constructor(rooms: ScheduleRooms, launcher: Launcher, log: Logger) {
-    this.#rooms = rooms;
+  constructor(context: ScheduleContext, launcher: Launcher, log: Logger) {
+    this.#context = context;
     this.#launcher = launcher;
     this.#log = log;
-    rooms.records.onEnd = (id) => {
+    context.records.onEnd = (id) => {
       const tracked = this.#tracked.get(id);
       if (!tracked?.waiting) return;
       this.#plan(tracked);
       this.#arm();
     };
-    this.#sync(rooms.records.marks([...rooms.state.schedules.keys()]));
-    this.#stopWatching = rooms.state.watch(() => this.#sync());
+    this.#sync(context.records.marks([...context.state.schedules.keys()]));
+    this.#stopWatching = context.state.watch(() => this.#sync());
     this.#rewind(now());
   }
 
@@ -83,8 +83,8 @@ export class Firing {
     const { schedule, next } = tracked;
     let at: number | undefined = next > now() ? next : this.#timetableOf(schedule)?.next(now());
     for (let passed = 0; at !== undefined && times.length < count; ) {
-      // A clock that was ahead has been there.
-      if (passed < mostRanAhead && this.#rooms.records.ran(id, at)) passed += 1;
+      // It ran when the clock was ahead.
+      if (passed < mostRanAhead && this.#context.records.ran(id, at)) passed += 1;
       else times.push(at);
       if (times.length < count) at = this.#timetableOf(schedule)?.next(at);
     }
@@ -97,9 +97,9 @@ export class Firing {
     this.#cancelTimer();
   }
 
-  /** Takes over what is declared now. */
+  /** Takes over the schedules as they are declared now. */
   #sync(marks: ReadonlyMap<string, number> = new Map()): void {
-    const { schedules } = this.#rooms.state;
+    const { schedules } = this.#context.state;
     if (schedules === this.#declared) return;
     this.#declared = schedules;
     for (const id of this.#tracked.keys()) if (!schedules.has(id)) this.#tracked.delete(id);
@@ -109,14 +109,14 @@ export class Firing {
     this.#arm();
   }
 
-  #take(schedule: Schedule, mark = 0): void {
+  #take(schedule: Schedule, settledUntil = 0): void {
     const tracked = this.#tracked.get(schedule.id) ?? {
-      ...{ schedule, mark, next: undefined, lookAt: Number.POSITIVE_INFINITY },
+      ...{ schedule, settledUntil, next: undefined, lookAt: Number.POSITIVE_INFINITY },
       ...{ busy: false, waiting: false, missed: 0 },
     };
     tracked.schedule = schedule;
-    // Times before its own since are none of its. A later one than now is from a clock that was ahead.
-    tracked.mark = Math.min(Math.max(tracked.mark, Date.parse(schedule.since)), now());
+    // Times before its `since` do not count. A mark later than now is from a clock that was ahead.
+    tracked.settledUntil = Math.min(Math.max(tracked.settledUntil, Date.parse(schedule.since)), now());
     this.#tracked.set(schedule.id, tracked);
     this.#plan(tracked);
   }
@@ -127,17 +127,17 @@ export class Firing {
     } catch (error) {
       this.#log.error(
         { err: error, schedule_id: id },
-        'a schedule cannot be read, and does not run: change it',
+        'the cron or timezone of a schedule is invalid, so it does not run: change the schedule',
       );
       return undefined;
     }
   }
 
   #plan(tracked: Tracked): void {
-    const { schedule, mark, busy } = tracked;
+    const { schedule, settledUntil, busy } = tracked;
     if (busy) return;
     tracked.waiting = false;
-    tracked.next = schedule.enabled ? this.#timetableOf(schedule)?.next(mark) : undefined;
+    tracked.next = schedule.enabled ? this.#timetableOf(schedule)?.next(settledUntil) : undefined;
     tracked.lookAt = tracked.next ?? Number.POSITIVE_INFINITY;
   }
 
@@ -145,7 +145,7 @@ export class Firing {
     this.#cancelTimer();
     if (this.#stopped || this.#working) return;
     let wait = longestWaitMs;
-    if (!this.#clock.holds) {
+    if (!this.#clock.isUncertain) {
       for (const { lookAt } of this.#tracked.values()) wait = Math.min(wait, lookAt - now());
     }
     this.#cancelTimer = after(Math.max(0, wait), () => {
@@ -160,7 +160,7 @@ export class Firing {
   async #work(): Promise<void> {
     while (!this.#stopped) {
       this.#followClock();
-      if (this.#clock.holds) return;
+      if (this.#clock.isUncertain) return;
       const some = this.#due();
       if (some.length === 0) return;
       await Promise.all(some.map((tracked) => this.#look(tracked)));
@@ -179,26 +179,29 @@ export class Firing {
   #followClock(): void {
     const { drift, corrected } = this.#clock.look();
     if (drift === 0) return;
-    this.#log.warn({ drift_ms: Math.round(drift) }, 'the clock of this machine was set');
+    this.#log.warn(
+      { drift_ms: Math.round(drift) },
+      'the wall clock was set; no schedule runs for a minute if it was set forward',
+    );
     this.#spare = mostMissedInAll;
     if (drift < 0) this.#rewind(corrected);
     for (const tracked of this.#tracked.values()) {
-      const isAhead = tracked.mark > corrected;
-      if (isAhead) tracked.mark = corrected;
+      const isAhead = tracked.settledUntil > corrected;
+      if (isAhead) tracked.settledUntil = corrected;
       if (isAhead || tracked.waiting) this.#plan(tracked);
       else tracked.lookAt = tracked.next ?? Number.POSITIVE_INFINITY;
     }
   }
 
-  /** Removes from disk what a clock that was ahead settled later than `to`; what ran then stays, and does not run again. */
+  /** Removes rows and marks later than `to`, which a clock that was ahead wrote. Runs that ran stay, and are not repeated. */
   #rewind(to: number): void {
-    const { state, history, records } = this.#rooms;
+    const { state, history, records } = this.#context;
     const writes = [
       history.write(() => records.rewind(to)),
-      countFrom(state, to, ({ since }) => Date.parse(since) > to),
+      countTimesFrom(state, to, ({ since }) => Date.parse(since) > to),
     ];
     Promise.all(writes).catch((error: unknown) =>
-      this.#log.warn({ err: error }, 'missed runs and marks of schedules later than now were not removed'),
+      this.#log.warn({ err: error }, 'rows of missed runs later than now could not be removed'),
     );
   }
 
@@ -207,7 +210,7 @@ export class Firing {
     tracked.busy = true;
     const wait = await this.#step(tracked).catch((error: unknown) => {
       const { id } = tracked.schedule;
-      this.#log.error({ err: error, schedule_id: id }, 'a schedule could not be run; trying again');
+      this.#log.error({ err: error, schedule_id: id }, 'a schedule could not be run; trying again in 5 s');
       return againMs;
     });
     tracked.busy = false;
@@ -219,11 +222,11 @@ export class Firing {
 
   /** Resolves with the time to wait until the next look, where one step does not settle anything. */
   async #step(tracked: Tracked): Promise<number | undefined> {
-    const { schedule, mark } = tracked;
+    const { schedule, settledUntil } = tracked;
     const timetable = this.#timetableOf(schedule);
     if (!timetable) return;
-    const { started, leap } = this.#clock;
-    const step = decide({ schedule, timetable, mark, now: now(), started, leap });
+    const { started, jump } = this.#clock;
+    const step = decide({ schedule, timetable, settledUntil, now: now(), started, jump });
     if (!step) return;
     if ('missed' in step) {
       await this.#miss(tracked, timetable, step.missed);
@@ -231,20 +234,20 @@ export class Firing {
     }
     const { at, trigger } = step;
     tracked.missed = 0;
-    // A clock that was set back may come to it again.
-    if (!this.#rooms.records.ran(schedule.id, at)) {
-      const fate = this.#besideOpen(schedule, trigger);
+    // A clock that was set back comes to a time again.
+    if (!this.#context.records.ran(schedule.id, at)) {
+      const fate = this.#decideOverlap(schedule, trigger);
       if (typeof fate === 'number') return fate;
       if (fate === 'skip') await this.#settle(schedule, 'skipped', trigger, [at], overlapping);
       else await this.#launcher.byClock(schedule, at, trigger);
     }
-    tracked.mark = at;
+    tracked.settledUntil = at;
   }
 
-  /** Whether a time runs while other runs may be open, is skipped, or waits: so long until the next look. */
-  #besideOpen(schedule: Schedule, trigger: 'cron' | 'catch_up'): 'run' | 'skip' | number {
-    const open = this.#rooms.records.open(schedule.id);
-    // On a machine that is away it fails, and says so.
+  /** Whether a time runs beside open runs, is skipped, or waits: then milliseconds until the next look. */
+  #decideOverlap(schedule: Schedule, trigger: 'cron' | 'catch_up'): 'run' | 'skip' | number {
+    const open = this.#context.records.open(schedule.id);
+    // On a machine that is offline it fails, with a row that says so.
     if (open.length === 0 || this.#launcher.isAway(schedule.machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
     if (all && trigger === 'catch_up') return openMs;
@@ -254,28 +257,34 @@ export class Firing {
   }
 
   async #miss(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
-    const { schedule, mark } = tracked;
+    const { schedule, settledUntil } = tracked;
     const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#spare);
     if (most <= 0) return this.#missRest(tracked, timetable, until);
-    const passed = timetable.times(mark, most, until);
-    const times = passed.filter((at) => !this.#rooms.records.ran(schedule.id, at));
+    const passed = timetable.times(settledUntil, most, until);
+    const times = passed.filter((at) => !this.#context.records.ran(schedule.id, at));
     this.#spare -= times.length;
     tracked.missed += times.length;
     await this.#settle(schedule, 'missed', 'cron', times, unseen);
-    tracked.mark = passed.at(-1) ?? until;
+    tracked.settledUntil = passed.at(-1) ?? until;
   }
 
-  /** One row, of the last of these times that did not run, stands for all. */
+  /** Stores one row for all of these times, at the last of them that did not run. */
   async #missRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
-    const { schedule, mark } = tracked;
-    let last = timetable.last(mark, until);
-    while (last !== undefined && this.#rooms.records.ran(schedule.id, last)) {
-      last = timetable.last(mark, last - 1);
+    const { schedule, settledUntil } = tracked;
+    let last = timetable.last(settledUntil, until);
+    while (last !== undefined && this.#context.records.ran(schedule.id, last)) {
+      last = timetable.last(settledUntil, last - 1);
     }
     if (last !== undefined) {
-      await this.#settle(schedule, 'missed', 'cron', [last], `${unseen}${sharing(timetable, mark, last)}`);
+      await this.#settle(
+        schedule,
+        'missed',
+        'cron',
+        [last],
+        `${unseen}${sharing(timetable, settledUntil, last)}`,
+      );
     }
-    tracked.mark = until;
+    tracked.settledUntil = until;
   }
 
   #settle(
@@ -286,33 +295,30 @@ export class Firing {
     reason: string,
   ): Promise<void> {
     const runs = times.map((at) => settledRun(newRun(schedule, trigger, at), status, reason));
-    return this.#rooms.history.write((transaction) => this.#rooms.records.settle(runs, transaction));
+    return this.#context.history.write((transaction) => this.#context.records.settle(runs, transaction));
   }
 }
 
 const overlapping = 'the run before was not over';
 const unseen = 'the broker was down or held up at this time, or its clock was set';
 
-/** What a row says of the times that share it. */
-function sharing(timetable: Timetable, mark: number, last: number): string {
-  const times = timetable.times(mark, mostCounted + 1, last);
+/** Says in a row how many times share it. */
+function sharing(timetable: Timetable, settledUntil: number, last: number): string {
+  const times = timetable.times(settledUntil, mostCounted + 1, last);
   if (times.length < 2) return '';
   const count = times.length > mostCounted ? `more than ${mostCounted}` : times.length;
   return `; this row stands for ${count} times from ${iso(times[0])} to ${iso(last)}`;
 }
 
-/**
- * These schedules, of those declared, count from `at` on: what was due before is neither caught up nor missed.
- * Resolves once that is on disk.
- */
-export async function countFrom(
+/** Sets `since` of these schedules: times before `at` are neither caught up nor missed. Resolves once on disk. */
+export async function countTimesFrom(
   state: State,
   at: number,
   which: (schedule: Schedule) => boolean,
 ): Promise<void> {
-  await state.change((draft) => {
-    for (const schedule of draft.all('schedules').filter(which)) {
-      draft.put('schedules', { ...schedule, since: iso(at) });
+  await state.change((transaction) => {
+    for (const schedule of transaction.all('schedules').filter(which)) {
+      transaction.put('schedules', { ...schedule, since: iso(at) });
     }
   });
 }

@@ -1,4 +1,4 @@
-// Schedules over REST: declared in the state, fired by the clock, every run stored in history.
+// Schedules over REST: handlers that declare and list schedules, run them by hand, and list their runs.
 import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/index.ts';
 import type { MachineId, ScheduleId } from '../../shared/api/route.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
@@ -10,7 +10,7 @@ import { pageOf } from '../paging.ts';
 import type { Declared, Schedule } from '../state/index.ts';
 import { wordsOf } from './cron.ts';
 import { Firing } from './firing.ts';
-import { Launcher, type ScheduleRooms } from './launch.ts';
+import { Launcher, type ScheduleContext } from './launch.ts';
 import type { ScheduleRun } from './records.ts';
 import { checkedTimetable } from './timetable.ts';
 
@@ -19,48 +19,48 @@ type Changes = Omit<Input<Api['schedules']['update']>, 'schedule_id'>;
 
 const day = 86_400_000;
 const detailedTimes = 5;
-/** An agent that is there accepts within this. */
+/** A linked agent accepts a command within this. */
 const acceptMs = 10_000;
 
 export class Schedules {
-  readonly #rooms: ScheduleRooms;
+  readonly #context: ScheduleContext;
   readonly #launcher: Launcher;
   readonly #firing: Firing;
 
-  /** Begins to fire, and settles what passed while no broker ran. */
-  constructor(rooms: ScheduleRooms, log: Logger) {
-    this.#rooms = rooms;
-    this.#launcher = new Launcher(rooms);
-    this.#firing = new Firing(rooms, this.#launcher, log);
+  /** Starts running schedules, and settles the times that passed while the broker was down. */
+  constructor(context: ScheduleContext, log: Logger) {
+    this.#context = context;
+    this.#launcher = new Launcher(context);
+    this.#firing = new Firing(context, this.#launcher, log);
   }
 
-  /** Nothing is fired any more. */
+  /** Runs no schedule any more. */
   stop(): void {
     this.#firing.stop();
   }
 
-  /** The machine of a schedule, also of one that was removed and left runs. */
+  /** The machine of a schedule, also of a removed one that has runs. */
   machineOf(id: string, declared: Pick<Declared, 'schedules'>): MachineId | undefined {
-    return declared.schedules.get(id)?.machine_id ?? this.#rooms.records.machineOf(id);
+    return declared.schedules.get(id)?.machine_id ?? this.#context.records.machineOf(id);
   }
 
   machineOfRun(id: string): MachineId | undefined {
-    return this.#rooms.records.find(id)?.machine_id;
+    return this.#context.records.find(id)?.machine_id;
   }
 
   readonly handlers: Handlers['schedules'] = {
     create: async (input, caller) => {
       const schedule = scheduleOf(input, caller);
-      await this.#rooms.state.change((draft) => {
-        assertMayExecute(caller.during(draft));
+      await this.#context.state.change((transaction) => {
+        assertMayExecute(caller.during(transaction));
         checkedTimetable(schedule.cron, schedule.timezone);
-        draft.put('schedules', schedule);
-        caller.commit(draft, { schedule_id: schedule.id });
+        transaction.put('schedules', schedule);
+        caller.commit(transaction, { schedule_id: schedule.id });
       });
       return this.#serializeDetail(schedule, caller);
     },
     list: (input, caller) => {
-      const all = [...this.#rooms.state.schedules.values()];
+      const all = [...this.#context.state.schedules.values()];
       const seen = all.filter(({ machine_id }) => caller.reaches(machine_id));
       const page = pageOf(routes.list, seen, input, (schedule, field) =>
         field === 'next_run' ? this.#firing.nextOf(schedule.id, 1)[0] : Reflect.get(schedule, field),
@@ -68,24 +68,24 @@ export class Schedules {
       return { items: page.items.map((one) => this.#serialize(one, caller)), total: page.total };
     },
     preview: ({ cron, timezone, count, from }) => {
-      // The clocks of computers began in 1970.
+      // Times before 1970 are not searched.
       const after = Math.max(0, from?.getTime() ?? now());
       const times = checkedTimetable(cron, timezone).times(after, count);
       return { cron, timezone, description: wordsOf(cron), next_runs: times.map((at) => iso(at)) };
     },
     get: ({ schedule_id }, caller) => this.#serializeDetail(this.#find(schedule_id), caller),
     update: async ({ schedule_id, ...changes }, caller) => {
-      const changed = await this.#rooms.state.change((draft) => {
-        assertMayExecute(caller.during(draft));
-        const before = this.#find(schedule_id, draft.before);
+      const changed = await this.#context.state.change((transaction) => {
+        assertMayExecute(caller.during(transaction));
+        const before = this.#find(schedule_id, transaction.before);
         // A request that changes nothing does not take the schedule over.
         if (Object.values(changes).every((value) => value === undefined)) return before;
         const after = changedBy(before, changes, caller);
         checkedTimetable(after.cron, after.timezone);
-        draft.put('schedules', after);
-        caller.commit(draft);
+        transaction.put('schedules', after);
+        caller.commit(transaction);
         // Last: a caller who does not reach the machine learns only that.
-        assertMayExpose(caller.during(draft), changes);
+        assertMayExpose(caller.during(transaction), changes);
         return after;
       });
       const detail = this.#serializeDetail(changed, caller);
@@ -93,10 +93,10 @@ export class Schedules {
       return mayRead ? detail : { ...detail, env: null };
     },
     remove: async ({ schedule_id }, caller) => {
-      await this.#rooms.state.change((draft) => {
-        const { id } = this.#find(schedule_id, draft.before);
-        draft.remove('schedules', id);
-        caller.commit(draft);
+      await this.#context.state.change((transaction) => {
+        const { id } = this.#find(schedule_id, transaction.before);
+        transaction.remove('schedules', id);
+        caller.commit(transaction);
       });
       return { deleted: true };
     },
@@ -109,18 +109,18 @@ export class Schedules {
       return { command_id: begun.id, status: started_at === null ? status : 'running' };
     },
     history: async (input, caller) => {
-      const { items, total } = this.#rooms.records.page(input, caller.reachable());
+      const { items, total } = this.#context.records.page(input, caller.reachable());
       return { items: await this.#serializeRuns(items), total };
     },
     getRun: async ({ run_id }) => {
-      const run = this.#rooms.records.find(run_id);
+      const run = this.#context.records.find(run_id);
       const [served] = run ? await this.#serializeRuns([run]) : [];
       if (served) return served;
       throw new AppError('run_not_found', 'no such run', { run_id });
     },
   };
 
-  #find(id: string, { schedules }: Pick<Declared, 'schedules'> = this.#rooms.state): Schedule {
+  #find(id: string, { schedules }: Pick<Declared, 'schedules'> = this.#context.state): Schedule {
     const schedule = schedules.get(id);
     if (schedule) return schedule;
     throw new AppError('schedule_not_found', 'no such schedule', { schedule_id: id });
@@ -128,7 +128,7 @@ export class Schedules {
 
   #serialize(schedule: Schedule, caller: Caller) {
     const [next] = this.#firing.nextOf(schedule.id, 1);
-    const run = this.#rooms.records.last(schedule.id, caller.reachable());
+    const run = this.#context.records.last(schedule.id, caller.reachable());
     const last_run = run && {
       ...{ at: iso(run.started_at), exit_code: run.exit_code ?? -1, duration: run.duration ?? 0 },
       status: run.status,
@@ -143,7 +143,7 @@ export class Schedules {
 
   async #serializeRuns(runs: readonly ScheduleRun[]): Promise<Reply<Api['schedules']['getRun']>[]> {
     const ids = runs.map(({ command_id }) => command_id).filter((id) => id !== null);
-    const commands = await this.#rooms.commands.listed(ids);
+    const commands = await this.#context.commands.listed(ids);
     return runs.map((run) => {
       const command = run.command_id === null ? undefined : commands.get(run.command_id);
       const began = run.finished_at === null ? command?.started_at : undefined;
@@ -161,21 +161,21 @@ export class Schedules {
   }
 }
 
-/** A key decides what a schedule runs only if it may run commands itself. */
+/** A key that may not run commands must not decide what a schedule runs. */
 function assertMayExecute({ may }: Rights): void {
   if (may('commands:execute')) return;
-  throw new AppError('forbidden', 'this needs a key with the scope commands:execute too', {
+  throw new AppError('forbidden', 'schedules need a key that also has the scope commands:execute', {
     required_scope: 'commands:execute',
   });
 }
 
-/** A command could print the environment: these fields decide who sees it. */
+/** Fields that could expose the environment: a command can print it. */
 const exposing = ['command', 'user', 'cwd', 'machine_id'] as const;
 
 function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
   if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
-  const message = `send it anew, or null: a key without schedules:read changes ${exposed.join(', ')} only together with it`;
+  const message = `send it again, or null: a key without schedules:read changes ${exposed.join(', ')} only together with env`;
   throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
 }
 
@@ -205,13 +205,13 @@ function scheduleOf(params: Params, { key_id }: Caller): Schedule {
   };
 }
 
-/** Its times count anew when they change: what they were before is nothing to catch up with. */
+/** A change of its times sets `since`: times before are not caught up. */
 function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();
   const given = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined));
   const after: Schedule = {
     ...before,
-    // The fields of the body that are there: each has the name and type of the document's own.
+    // Fields of the body have the names and types of the document's own.
     ...(given as Partial<Schedule>),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
     requested_by: key_id,

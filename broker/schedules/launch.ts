@@ -1,4 +1,4 @@
-// Starts runs: a command with its row and mark in one transaction, or a row that says why there is none.
+// Starts runs of schedules: a command and its row in one transaction, or a row that says why there is no command.
 import type { Journal } from '../../shared/api/index.ts';
 import type { KeyId, MachineId, RunId } from '../../shared/api/route.ts';
 import { monotonic } from '../../shared/clock.ts';
@@ -10,7 +10,7 @@ import type { Presence } from '../presence/index.ts';
 import type { Schedule, State } from '../state/index.ts';
 import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './records.ts';
 
-export interface ScheduleRooms {
+export interface ScheduleContext {
   state: State;
   history: History;
   presence: Presence;
@@ -25,35 +25,35 @@ interface Requester {
   request_id: string;
 }
 
-/** So long a scheduled command may wait for a busy machine. */
+/** How long a scheduled command waits for a busy machine. */
 const busyMs = 60_000;
-/** So long after the broker's start, machines are still on their way back. */
+/** How long after the broker's start a machine is expected to come back. */
 const returnMs = 60_000;
-/** What ended while it was away a machine reports within this after it has linked. */
+/** A machine that has linked reports within this which commands ended meanwhile. */
 const reportMs = 5_000;
 
 export class Launcher {
-  readonly #rooms: ScheduleRooms;
+  readonly #context: ScheduleContext;
   readonly #started = monotonic();
   /** Runs that an earlier broker left open. */
   readonly #left: ReadonlySet<string>;
   readonly #linkedAt = new Map<string, number>();
 
-  constructor(rooms: ScheduleRooms) {
-    this.#rooms = rooms;
-    this.#left = new Set(rooms.records.openIds());
-    rooms.presence.watch((machineId, online) => {
+  constructor(context: ScheduleContext) {
+    this.#context = context;
+    this.#left = new Set(context.records.openIds());
+    context.presence.watch((machineId, online) => {
       if (online) this.#linkedAt.set(machineId, monotonic());
       else this.#linkedAt.delete(machineId);
     });
   }
 
-  /** Whether a command for this machine would fail: it is not linked, nor on its way back. */
+  /** Whether a command for this machine would fail: it is offline, and the broker did not just start. */
   isAway(machineId: string): boolean {
     return this.#queueFor(machineId).queue_for === undefined;
   }
 
-  /** Whether all of these may have ended while the broker was down, and their machines have yet to report it. */
+  /** Whether all of these runs may have ended while the broker was down, and their machines have yet to report it. */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
       monotonic() - (this.#linkedAt.get(machineId) ?? Number.POSITIVE_INFINITY) >= reportMs;
@@ -64,16 +64,16 @@ export class Launcher {
   /** Resolves once the run, or why there is none, is on disk. */
   async byClock(schedule: Schedule, at: number, trigger: 'cron' | 'catch_up'): Promise<void> {
     const run = newRun(schedule, trigger, at);
-    if (!this.#rooms.mayRun(schedule)) return this.#refused(run, keyRevoked);
+    if (!this.#context.mayRun(schedule)) return this.#refused(run, keyRevoked);
     const requester = { key_id: schedule.requested_by, request_id: newId('request') };
     const waiting = this.#queueFor(schedule.machine_id);
     await this.#launch(schedule, run, { ...requester, ...waiting }).catch((error: unknown) => {
-      // That is on disk by now.
+      // A refusal is on disk by now.
       if (!(error instanceof AppError)) throw error;
     });
   }
 
-  /** Throws what POST /commands would answer, once that is on disk too. */
+  /** Throws the error that POST /commands would answer, once its row is on disk. */
   byHand(
     schedule: Schedule,
     requester: Requester,
@@ -98,8 +98,8 @@ export class Launcher {
       ...(timeout !== null && { timeout }),
     };
     try {
-      return await this.#rooms.commands.start(params, (journal, command_id) => {
-        this.#rooms.records.begin({ ...run, command_id });
+      return await this.#context.commands.start(params, (journal, command_id) => {
+        this.#context.records.begin({ ...run, command_id });
         also(journal);
       });
     } catch (error) {
@@ -109,14 +109,14 @@ export class Launcher {
   }
 
   #refused(run: ScheduleRun, { code, message }: AppError): Promise<void> {
-    const { history, records } = this.#rooms;
+    const { history, records } = this.#context;
     const settled = settledRun(run, 'failed', `${code}: ${message}`);
     return history.write((transaction) => records.settle([settled], transaction));
   }
 
-  /** How long a command may wait for its machine, if at all. */
+  /** Milliseconds that a command may wait for its machine; without queue_for it fails at once. */
   #queueFor(machineId: string): { queue_for?: number } {
-    if (this.#rooms.presence.online(machineId)) return { queue_for: busyMs };
+    if (this.#context.presence.online(machineId)) return { queue_for: busyMs };
     const left = this.#started + returnMs - monotonic();
     return left > 0 ? { queue_for: Math.ceil(left) } : {};
   }
@@ -124,5 +124,5 @@ export class Launcher {
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key that last changed this schedule may not run commands on this machine any more (key_revoked): change the schedule with another one',
+  'the key that last changed this schedule may no longer run commands on this machine (key_revoked): change the schedule with another key',
 );

@@ -1,4 +1,4 @@
-// Runs of schedules in history.db: a row for each time that was due and each run by hand, and how far each schedule is.
+// Runs of schedules in history.db: a row for each time that was due and each manual run, and a mark per schedule.
 import type { Api, Input, Page, Reply } from '../../shared/api/index.ts';
 import type { MachineId, RunId } from '../../shared/api/route.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
@@ -46,28 +46,28 @@ const tables = [
   CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, decided_at);
   CREATE INDEX schedule_runs_by_time ON schedule_runs (decided_at)`,
 ];
-/** Of a row: no command of this run ever reached its machine. */
+/** SQL condition: no command of this run ever reached its machine. */
 const neverRan =
   "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR reason IS 'machine_offline'))";
 const columns =
   'id, schedule_id, machine_id, command_id, status, trigger, scheduled_for, started_at, finished_at, exit_code, duration, reason';
 
-interface RecordRooms {
+interface RecordContext {
   state: State;
   history: History;
   events: Events;
 }
 
 export class ScheduleRecords {
-  readonly #rooms: RecordRooms;
+  readonly #context: RecordContext;
   readonly #history: History;
   /** Called when the end of a schedule's command is on disk. */
   onEnd: (scheduleId: string) => void = () => {};
 
   /** Runs that were decided longer than `keepMs` ago are deleted. */
-  constructor(rooms: RecordRooms, keepMs: number) {
-    this.#rooms = rooms;
-    this.#history = rooms.history;
+  constructor(context: RecordContext, keepMs: number) {
+    this.#context = context;
+    this.#history = context.history;
     this.#history.migrate('schedules', tables);
     const where = 'finished_at IS NOT NULL';
     this.#history.retain({ table: 'schedule_runs', column: 'decided_at', keepMs, where });
@@ -113,7 +113,7 @@ export class ScheduleRecords {
     transaction.committed(() => this.onEnd(end.schedule_id));
   };
 
-  /** Up to where the times of each of these schedules are settled; deletes the marks of all others. */
+  /** The time up to which each of these schedules is settled; deletes the marks of all others. */
   marks(scheduleIds: readonly string[]): Map<string, number> {
     const others = 'DELETE FROM schedule_marks WHERE schedule_id NOT IN (SELECT value FROM json_each(?))';
     this.#history.sql(others).run(JSON.stringify(scheduleIds));
@@ -192,7 +192,7 @@ export class ScheduleRecords {
   }
 
   #emit(run: ScheduleRun, transaction: HistoryTransaction): void {
-    const { state, events } = this.#rooms;
+    const { state, events } = this.#context;
     const schedule = state.schedules.get(run.schedule_id);
     const success = run.status === 'completed';
     if (!schedule?.notify?.[success ? 'on_success' : 'on_failure'] || run.status === 'skipped') return;

@@ -1,10 +1,10 @@
-// Time zones: converts between instants and the wall time of a zone, also where its clocks are turned.
+// Converts between instants and the wall time of a time zone, also around changes to and from daylight saving time.
 
-/** A wall time as instants: one, or two where the clocks were turned back; or the end of the gap it lies in. */
-export type Reading = { at: [first: number, second?: number]; gap: false } | { end: number; gap: true };
+/** The instants of a wall time: two where clocks were turned back; or the end of the gap that skips it. */
+export type Instants = { at: [first: number, second?: number]; gap: false } | { end: number; gap: true };
 
 const second = 1000;
-/** Longer than any clock was ever turned. */
+/** More than any zone ever changed its offset by. */
 export const dayMs = 24 * 3_600_000;
 
 const zoneName = /^[A-Za-z][A-Za-z0-9_+\-/]{0,63}$/;
@@ -25,7 +25,7 @@ export function findTimeZone(text: string): TimeZone | undefined {
   }
 }
 
-/** Wall time is in milliseconds as if the zone were UTC. */
+/** Wall times are milliseconds as if the zone were UTC. */
 export class TimeZone {
   readonly #format: Intl.DateTimeFormat;
   readonly #isUtc: boolean;
@@ -52,18 +52,18 @@ export class TimeZone {
   }
 
   /** The instants of a wall time, in whole seconds. */
-  reading(wall: number): Reading {
+  instantsOf(wall: number): Instants {
     const [before, after] = [this.offsetAt(wall - dayMs), this.offsetAt(wall + dayMs)];
     const [early, late] = [wall - before, wall - after];
     if (before === after) return { at: [early], gap: false };
     const [isEarly, isLate] = [this.offsetAt(early) === before, this.offsetAt(late) === after];
     if (isEarly && isLate) return { at: [early, late], gap: false };
     if (isEarly || isLate) return { at: [isEarly ? early : late], gap: false };
-    return { end: this.turn(late, early), gap: true };
+    return { end: this.transition(late, early), gap: true };
   }
 
-  /** The first second with another offset than `from`; there must be one up to `to`. */
-  turn(from: number, to: number): number {
+  /** The first second whose offset is not that of `from`; there must be one up to `to`. */
+  transition(from: number, to: number): number {
     const offset = this.offsetAt(from);
     let [same, other] = [Math.floor(from / second), Math.ceil(to / second)];
     while (other - same > 1) {

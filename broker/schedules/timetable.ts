@@ -1,10 +1,10 @@
-// The instants at which a cron expression is due in a time zone, by crontab's rule where clocks are turned.
+// Times at which a cron expression is due in a time zone; daylight saving time by crontab's rule.
 import { assertFires, type Cron, readCron, refusal } from './cron.ts';
 import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 
 const second = 1000;
 
-/** The timetable of what somebody declares. Throws validation_failed that names the field, also if it never fires. */
+/** For an expression in a request. Throws validation_failed that names the field, also if it never fires. */
 export function checkedTimetable(expression: string, timezone: string): Timetable {
   const timetable = new Timetable(expression, timezone);
   assertFires(expression);
@@ -42,7 +42,7 @@ export class Timetable {
   last(after: number, until: number): number | undefined {
     let [found] = this.times(after, 1, until);
     if (found === undefined) return undefined;
-    // Halves what is left, so that it does not matter how many there are.
+    // By bisection: the cost does not grow with the number of times.
     for (let end = until; end - found >= second; ) {
       const middle: number = Math.floor((found + end) / 2);
       const [later] = this.times(middle, 1, until);
@@ -52,51 +52,51 @@ export class Timetable {
     return found;
   }
 
-  /** Once a wall time: what lies in a gap comes right after it, what comes twice counts the first time. */
+  /** Each wall time once: in a gap right after it, in a repeated hour the first time. */
   #nextByDay(after: number): number | undefined {
     let wall: number | undefined = this.#pastRepeat(after);
     for (;;) {
       wall = this.#cron.next(wall);
       if (wall === undefined) return undefined;
-      const reading = this.#zone.reading(wall);
-      const instant = reading.gap ? reading.end : reading.at[0];
+      const instants = this.#zone.instantsOf(wall);
+      const instant = instants.gap ? instants.end : instants.at[0];
       if (instant > after) return instant;
     }
   }
 
-  /** The wall time of an instant; the end of the repeated time for one in its second pass. */
+  /** The wall time of an instant; in the second pass of a repeated hour the end of that hour. */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);
-    const reading = this.#zone.reading(wall);
-    if (reading.gap || reading.at[1] === undefined || instant < reading.at[1]) return wall;
-    const [first, again] = reading.at;
-    return this.#zone.turn(first, again) + this.#zone.offsetAt(first) - second;
+    const instants = this.#zone.instantsOf(wall);
+    if (instants.gap || instants.at[1] === undefined || instant < instants.at[1]) return wall;
+    const [first, again] = instants.at;
+    return this.#zone.transition(first, again) + this.#zone.offsetAt(first) - second;
   }
 
-  /** Whenever the clocks show it: never in a gap, both times where they show it twice. */
+  /** Whenever clocks show the wall time: never in a gap, both times in a repeated hour. */
   #nextByClock(after: number): number | undefined {
     const repeated = this.#inRepeat(after);
     let wall: number | undefined = this.#zone.wallAt(after);
     for (;;) {
       wall = this.#cron.next(wall);
       if (wall === undefined) return undefined;
-      const reading = this.#zone.reading(wall);
-      if (reading.gap) {
-        wall = this.#zone.wallAt(reading.end) - second;
+      const instants = this.#zone.instantsOf(wall);
+      if (instants.gap) {
+        wall = this.#zone.wallAt(instants.end) - second;
         continue;
       }
-      const instant = reading.at.find((at) => at !== undefined && at > after);
+      const instant = instants.at.find((at) => at !== undefined && at > after);
       if (instant !== undefined) return Math.min(instant, repeated ?? instant);
     }
   }
 
-  /** From the first pass of a repeated time: the first match of its second pass, whose wall times are no later ones. */
+  /** For an instant in the first pass of a repeated hour: the first match of the second pass. */
   #inRepeat(after: number): number | undefined {
     const [offset, later] = [this.#zone.offsetAt(after), this.#zone.offsetAt(after + dayMs)];
     if (later >= offset) return undefined;
-    const turn = this.#zone.turn(after, after + dayMs);
-    if (turn - after > offset - later) return undefined;
-    const wall = this.#cron.next(turn + later - second);
+    const transition = this.#zone.transition(after, after + dayMs);
+    if (transition - after > offset - later) return undefined;
+    const wall = this.#cron.next(transition + later - second);
     return wall === undefined ? undefined : wall - later;
   }
 }

@@ -32,7 +32,7 @@ import { machineHandlers } from '../machines/index.ts';
 import { openPackages, type Packages } from '../packages/index.ts';
 import { Presence } from '../presence/index.ts';
 import { MachineFacts } from '../presence/machine-facts.ts';
-import { countFrom } from '../schedules/firing.ts';
+import { countTimesFrom } from '../schedules/firing.ts';
 import { Schedules } from '../schedules/index.ts';
 import { ScheduleRecords } from '../schedules/records.ts';
 import { Sessions } from '../sessions/index.ts';
@@ -124,7 +124,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   const authority = await openAuthority(settings.data_dir, untouched);
   const { new_history, old_history } = settings;
   // On disk before there is a history on which a later start would run again what ran.
-  if (new_history || old_history) await countFrom(state, now(), () => true);
+  if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
   const events = new Events(history, settings.keep_events);

@@ -3,7 +3,7 @@ import { z } from 'zod';
 import { joinTokenId, keyId, machineId, scheduleId, scopes, webhookId } from '../../shared/api/route.ts';
 import type { Entry } from '../history.ts';
 
-/** Version 0.1.0 stored the white space around tags; today they are trimmed when they come in. */
+/** Version 0.1.0 stored white space around tags; later versions trim it in requests. */
 const tags = z
   .array(z.string())
   .transform((values) => [...new Set(values.map((value) => value.trim()).filter((value) => value !== ''))]);
@@ -30,9 +30,9 @@ const key = z.strictObject({
   created_at: z.string(),
   expires_at: z.string().nullable(),
   // Older states have none of these.
-  /** The key that made it; null where that is not known. */
+  /** The key that made it; null in older states. */
   created_by: keyId.nullable().default(null),
-  /** The secret before the last rotation, as long as it is good too. */
+  /** The secret before the last rotation, while it is accepted. */
   previous: z.strictObject({ hash: z.string(), until: z.string() }).nullable().default(null),
 });
 export type Key = z.output<typeof key>;
@@ -72,7 +72,7 @@ const schedule = z.strictObject({
   requested_by: keyId,
   created_at: z.string(),
   updated_at: z.string(),
-  /** Its times count from here on: when it was made, or its times were last changed. */
+  /** When it was made, or its times were last changed: earlier times do not count. */
   since: z.string(),
 });
 export type Schedule = z.output<typeof schedule>;
@@ -83,12 +83,12 @@ const webhook = z.strictObject({
   events: z.array(z.string()),
   /** Encrypted (webhooks/secret-vault.ts). */
   secret: z.string().nullable(),
-  /** As people want it; history knows whether it failed too often since. */
+  /** As declared; history records whether it failed too often since. */
   enabled: z.boolean(),
-  /** Counts how often it was enabled: a failure counts only against the time it happened in. */
+  /** Counts how often it was enabled: failures before the last time do not count. */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),
-  /** Whose it is: it tells what this key may read. */
+  /** The owner: only events that this key may read are delivered. */
   key_id: keyId,
   created_at: z.string(),
   updated_at: z.string(),
@@ -98,11 +98,11 @@ export type Webhook = z.output<typeof webhook>;
 /** 1, which 0.1.0 wrote, is the same without a checksum. */
 export const version = 2;
 const file = z.strictObject({
-  /** See file.ts; in memory there is none. */
+  /** See state-file.ts; not in memory. */
   checksum: z.string().optional(),
   version: z.literal([1, version]),
   install_id: z.string(),
-  /** Counts commits; 1 is a fresh installation that nothing was declared in yet. */
+  /** Counts commits; 1 is a new installation without any declared document. */
   generation: z.int(),
   machines: z.array(machine),
   keys: z.array(key),
@@ -117,5 +117,5 @@ export type Documents = z.output<typeof documents>;
 
 export const names = ['machines', 'keys', 'join_tokens', 'schedules', 'webhooks'] as const;
 export type Name = (typeof names)[number];
-/** The declared documents by id: as they are committed, or as a change under way found them. */
+/** The declared documents by id: committed, or before a change that is not committed yet. */
 export type Declared = { readonly [N in Name]: ReadonlyMap<string, Documents[N][number]> };

@@ -1,4 +1,4 @@
-// The state: what people declare, in state.json through lowdb with our own adapter. One rename commits a change.
+// The declared documents (machines, keys, schedules …) in memory and in state.json. Changes are committed in groups.
 import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
@@ -8,25 +8,25 @@ import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Entry } from '../history.ts';
 import { type Declared, type Documents, names, version } from './documents.ts';
-import { Draft } from './draft.ts';
 import { commandBack, StateFile, textOf } from './state-file.ts';
+import { StateTransaction } from './state-transaction.ts';
 
 export type { Declared, JoinToken, Key, Machine, Schedule, Webhook } from './documents.ts';
-export { type Draft, foundBy } from './draft.ts';
+export { foundBy, type StateTransaction } from './state-transaction.ts';
 
-/** Brings the outbox of a change to history; what was applied before may come again. */
+/** Writes the outbox to history; entries may come a second time. */
 type Apply = (entries: readonly Entry[]) => Promise<void>;
 
 interface Pending {
-  edit(draft: Draft): void;
+  edit(transaction: StateTransaction): void;
   resolve(): void;
   reject(error: unknown): void;
 }
 
-/** Files that only a broker which has run leaves behind: with one of them present, no state.json means loss. */
+/** Files that a broker leaves behind: with one of them present, a missing state.json is a loss. */
 const traces = ['state.json.last', 'history.db', 'authority.json'];
 
-/** After so long it is tried again to bring the outbox to history, or to undo a commit. */
+/** A failed write of the outbox, or a failed undo of a commit, is tried again after this. */
 const againMs = 2_000;
 
 /**
@@ -70,7 +70,7 @@ export class State implements Declared {
   #queue: Pending[] = [];
   #running: Promise<void> | undefined;
   #apply: Apply | undefined;
-  /** Entries of the file's outbox that history has: they go with the next write. */
+  /** How many entries of the outbox in the file are in history: the next write removes them. */
   #applied = 0;
   #cancelAgain = (): void => {};
 
@@ -92,16 +92,16 @@ export class State implements Declared {
   }
 
   /**
-   * Runs `edit` on a draft and resolves with its result once the change is on disk and its outbox in history.
-   * Changes that arrive together share one commit; an edit that throws, or a commit that fails, leaves no trace. What
-   * history cannot take now is brought to it again until it does.
+   * Runs `edit` and resolves with its result once the change is on disk and its outbox in history. Changes that arrive
+   * together share one commit; an edit that throws, or a commit that fails, leaves no trace. While history cannot be
+   * written, the change resolves all the same, and its outbox is tried again.
    */
-  change<T>(edit: (draft: Draft) => T): Promise<T> {
+  change<T>(edit: (transaction: StateTransaction) => T): Promise<T> {
     return new Promise((resolve, reject) => {
       let result: T;
       this.#queue.push({
-        edit: (draft) => {
-          result = edit(draft);
+        edit: (transaction) => {
+          result = edit(transaction);
         },
         resolve: () => resolve(result),
         reject,
@@ -176,7 +176,7 @@ export class State implements Declared {
     this.#applied = 0;
   }
 
-  /** Does what an earlier commit has left to do; what fails again is tried again later. */
+  /** Undoes a failed commit and writes the outbox to history; what fails is tried again later. */
   async #finish(): Promise<void> {
     this.#cancelAgain();
     try {
@@ -189,7 +189,6 @@ export class State implements Declared {
     }
   }
 
-  /** While history cannot be written, the outbox has the entries: the change itself is safe. */
   async #drain(): Promise<void> {
     const { outbox } = this.#low.data;
     if (!this.#apply || this.#applied === outbox.length) return;
@@ -198,17 +197,17 @@ export class State implements Declared {
   }
 }
 
-/** Runs every edit on a draft of its own; one that throws is undone and rejected, the others go on. */
+/** Runs each edit on a transaction of its own; one that throws is undone and rejected, the others go on. */
 function editAll(base: Declared, group: readonly Pending[]) {
   let next = base;
   const entries: Entry[] = [];
   const done: Pending[] = [];
   for (const member of group) {
-    const draft = new Draft(next);
+    const transaction = new StateTransaction(next);
     try {
-      member.edit(draft);
-      next = draft.after;
-      entries.push(...draft.entries);
+      member.edit(transaction);
+      next = transaction.after;
+      entries.push(...transaction.entries);
       done.push(member);
     } catch (error) {
       member.reject(error);

@@ -1,4 +1,4 @@
-// state.json on disk, as lowdb's adapter: durable before it resolves, refused when it is not what we wrote.
+// Reads and writes state.json, as an adapter of lowdb: durable writes, a checksum, and recovery commands in errors.
 import { existsSync, readFileSync } from 'node:fs';
 import { link, readFile, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -9,7 +9,7 @@ import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import { type Documents, documents, version } from './documents.ts';
 
-/** Writes one file atomically: old or new after any crash, private from its first byte, on disk when it resolves. */
+/** Writes atomically: the file is the old or the new one after any crash, 0600, and on disk when a write resolves. */
 export class StateFile implements Adapter<Documents> {
   /** Whether a write that failed may have replaced the file. */
   mayHoldFailed = false;
@@ -22,14 +22,14 @@ export class StateFile implements Adapter<Documents> {
     this.#acceptEdit = acceptEdit;
   }
 
-  /** What the file holds, null where there is none; one without a right checksum gets it now. Throws StartError. */
+  /** The documents in the file, null where there is none; adds a missing checksum. Throws StartError. */
   async read(): Promise<Documents | null> {
     if (!existsSync(this.#file)) return null;
     const bytes = await readFile(this.#file);
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
-    // Once more, so that the generation before has a checksum, too: it shows that this one must have it.
+    // Twice, so that state.json.last has a checksum too: from then on a file without one is refused.
     await this.write(data);
     return data;
   }
@@ -38,7 +38,7 @@ export class StateFile implements Adapter<Documents> {
     await this.revert();
     await writeDurably(this.#file, textOf(data), {
       beforeRename: async () => {
-        // The generation before stays beside the new one, under its own name for recovery.
+        // The generation before stays beside the new one as state.json.last, for recovery.
         if (existsSync(this.#file)) await linkOver(this.#file, lastOf(this.#file));
         this.mayHoldFailed = true;
       },
@@ -57,7 +57,7 @@ export class StateFile implements Adapter<Documents> {
 
 const lastOf = (file: string): string => `${file}.last`;
 
-/** Gives a file a second name, which another one may have now. */
+/** Gives a file a second name, and takes that name from another file. */
 async function linkOver(from: string, to: string): Promise<void> {
   const beside = `${to}.new`;
   await rm(beside, { force: true });
@@ -81,7 +81,7 @@ export function textOf(data: Documents): string {
 
 const hexOf = (checksum: number): string => checksum.toString(16).padStart(8, '0');
 
-/** Of the bytes, not of what they mean: a decoder would forgive some. */
+/** Checks the bytes, not the decoded text: a decoder replaces bad bytes. */
 function checksumOf(bytes: Buffer): 'right' | 'wrong' | 'missing' {
   const [found, checksum] = start.exec(bytes.toString('latin1', 0, 64)) ?? [];
   if (found === undefined) return 'missing';
@@ -112,7 +112,7 @@ function jsonIn(bytes: Buffer, file: string): unknown {
   }
 }
 
-/** All but one that 0.1.0 wrote, which is accepted once: from then on the generation before has a checksum. */
+/** A file of 0.1.0 has no checksum and is accepted once: from then on state.json.last has one. */
 function mustHaveOne(data: Documents, file: string): boolean {
   if (data.version !== 1) return true;
   return existsSync(lastOf(file)) && checksumOf(readFileSync(lastOf(file))) !== 'missing';

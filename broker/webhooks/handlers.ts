@@ -7,7 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { readableOnly } from '../events.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
-import type { Declared, Draft, Webhook } from '../state/index.ts';
+import type { Declared, StateTransaction, Webhook } from '../state/index.ts';
 import { type AddressGuard, NotAllowed } from './address-guard.ts';
 import type { DeliveryQueue, QueueParts } from './delivery-queue.ts';
 import type { EventKind } from './delivery-store.ts';
@@ -194,7 +194,7 @@ export class WebhookHandlers implements Routes {
     throw new AppError('conflict', 'this webhook is disabled: enable it first', { webhook_id });
   }
 
-  #change(input: Input<Api['webhooks']['update']>, caller: Caller, draft: Draft): Webhook {
+  #change(input: Input<Api['webhooks']['update']>, caller: Caller, draft: StateTransaction): Webhook {
     const { webhook_id: id, secret, ...params } = input;
     const { rightsOf, vault } = this.#parts;
     const editor = { key_id: caller.key_id, ...caller.during(draft) };
