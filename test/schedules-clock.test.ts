@@ -55,7 +55,7 @@ test.each([
     clock.set(at(back));
     await up();
     // As many as there are come one after another.
-    await expect.poll(() => counted('all'), { timeout: 15_000 }).toBe(count);
+    await expect.poll(() => counted('all'), { timeout: 30_000 }).toBe(count);
     const times = minutes('12:01:00', count);
     expect(await fates(none.id)).toEqual(times.map((time) => `${time} cron missed`));
     const missed = times.map((time) => `${time} cron missed`);

@@ -122,7 +122,7 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
   const agents = await Promise.all(Array.from({ length: machines }, () => scriptedMachine(house)));
   for (const agent of agents) obey(agent).catch(() => {});
   // Far enough away for all of them to be made.
-  const due = new Date(Math.ceil((Date.now() + 2000 + crowd * 8) / 1000) * 1000);
+  const due = new Date(Math.ceil((Date.now() + 2000 + crowd * 12) / 1000) * 1000);
   const cron = `${due.getUTCSeconds()} ${due.getUTCMinutes()} ${due.getUTCHours()} * * *`;
   for (let made = 0; made < crowd; made += 50) {
     const some = Array.from({ length: Math.min(50, crowd - made) }, (_, index) => {

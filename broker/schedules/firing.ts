@@ -125,10 +125,9 @@ export class Firing {
     try {
       return new Timetable(cron, timezone);
     } catch (error) {
-      this.#log.error(
-        { err: error, schedule_id: id },
-        'the cron or timezone of a schedule is invalid, so it does not run: change the schedule',
-      );
+      const problem =
+        'the cron or timezone of a schedule is invalid, so it does not run: change the schedule';
+      this.#log.error({ err: error, schedule_id: id }, problem);
       return undefined;
     }
   }
@@ -144,11 +143,11 @@ export class Firing {
   #arm(): void {
     this.#cancelTimer();
     if (this.#stopped || this.#working) return;
-    let wait = longestWaitMs;
-    if (!this.#clock.isUncertain) {
-      for (const { lookAt } of this.#tracked.values()) wait = Math.min(wait, lookAt - now());
-    }
-    this.#cancelTimer = after(Math.max(0, wait), () => {
+    let next = Number.POSITIVE_INFINITY;
+    if (!this.#clock.isUncertain)
+      for (const { lookAt } of this.#tracked.values()) next = Math.min(next, lookAt);
+    const wait = Math.min(Math.max(0, next - now()), longestWaitMs);
+    this.#cancelTimer = after(wait, () => {
       this.#working = true;
       void this.#work().finally(() => {
         this.#working = false;
@@ -170,9 +169,10 @@ export class Firing {
 
   /** Some that are due, the oldest first; those that are far behind let the others go first. */
   #due(): Tracked[] {
-    const due = [...this.#tracked.values()].filter(({ lookAt }) => lookAt <= now());
+    const at = now();
+    const due = [...this.#tracked.values()].filter(({ lookAt }) => lookAt <= at);
     due.sort((a, b) => a.lookAt - b.lookAt);
-    const fresh = due.filter(({ lookAt }) => lookAt >= now() - lateMs);
+    const fresh = due.filter(({ lookAt }) => lookAt >= at - lateMs);
     return fresh.length > 0 ? fresh.slice(0, atOnce) : due.slice(0, behindAtOnce);
   }
 
@@ -276,13 +276,8 @@ export class Firing {
       last = timetable.last(settledUntil, last - 1);
     }
     if (last !== undefined) {
-      await this.#settle(
-        schedule,
-        'missed',
-        'cron',
-        [last],
-        `${unseen}${sharing(timetable, settledUntil, last)}`,
-      );
+      const reason = `${unseen}${sharing(timetable, settledUntil, last)}`;
+      await this.#settle(schedule, 'missed', 'cron', [last], reason);
     }
     tracked.settledUntil = until;
   }

@@ -75,16 +75,10 @@ export class ScheduleRecords {
 
   /** Stores a run whose command is made in the same transaction. */
   begin(run: ScheduleRun): void {
-    this.#history
-      .sql(
-        // A row of a time that did not run gives way when the clock comes to that time again.
-        `INSERT OR REPLACE INTO schedule_runs (decided_at, ${columns}) VALUES (?, ${columns.replaceAll(/\w+/g, '?')})`,
-      )
-      .run(
-        now(),
-        ...[run.id, run.schedule_id, run.machine_id, run.command_id, run.status, run.trigger],
-        ...[run.scheduled_for, run.started_at, run.finished_at, run.exit_code, run.duration, run.reason],
-      );
+    // A row of a time that did not run gives way when the clock comes to that time again.
+    const insert = `INSERT OR REPLACE INTO schedule_runs (decided_at, ${columns})
+      VALUES (:decided_at, ${columns.replaceAll(/\w+/g, ':$&')})`;
+    this.#history.sql(insert).run({ decided_at: now(), ...run });
     if (run.scheduled_for === null) return;
     const mark = 'INSERT OR REPLACE INTO schedule_marks VALUES (?, ?)';
     this.#history.sql(mark).run(run.schedule_id, run.scheduled_for);
@@ -103,12 +97,9 @@ export class ScheduleRecords {
     const run = this.#one('command_id = ? AND finished_at IS NULL', command.id);
     if (!run) return;
     const end = { ...run, ...endOf(command) };
-    this.#history
-      .sql(
-        `UPDATE schedule_runs SET status = ?, started_at = ?, finished_at = ?, exit_code = ?, duration = ?, reason = ?
-         WHERE id = ?`,
-      )
-      .run(end.status, end.started_at, end.finished_at, end.exit_code, end.duration, end.reason, end.id);
+    const update = `UPDATE schedule_runs SET status = :status, started_at = :started_at, finished_at = :finished_at,
+      exit_code = :exit_code, duration = :duration, reason = :reason WHERE id = :id`;
+    this.#history.sql(update).run({ id: run.id, ...endOf(command) });
     this.#emit(end, transaction);
     transaction.committed(() => this.onEnd(end.schedule_id));
   };
