@@ -4,13 +4,13 @@ import type { Caller, Handlers, Journal } from '../shared/api/index.ts';
 import type { MachineId } from '../shared/api/route.ts';
 import { iso, now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
-import { type Entry, type History, jsonIn, type Row, textIn } from './history.ts';
+import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history.ts';
 import { OrderedTable } from './ordered-table.ts';
 import type { Condition } from './paging.ts';
 
 export type Audit = ReturnType<typeof createAudit>;
 
-interface AuditEntry extends Entry {
+interface AuditEntry extends OutboxEntry {
   kind: 'audit';
   id: string;
   created_at: number;

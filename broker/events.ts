@@ -5,7 +5,14 @@ import { Wake } from '../shared/backpressure.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import { newId } from '../shared/ids.ts';
-import { type Entry, type History, type HistoryTransaction, jsonIn, type Row, textIn } from './history.ts';
+import {
+  type History,
+  type HistoryTransaction,
+  jsonIn,
+  type OutboxEntry,
+  type Row,
+  textIn,
+} from './history.ts';
 import { OrderedTable } from './ordered-table.ts';
 import { allOf, type Condition, reachableOnly } from './paging.ts';
 
@@ -17,7 +24,7 @@ export interface Event {
   data: Record<string, unknown>;
 }
 
-interface EventEntry extends Entry {
+interface EventEntry extends OutboxEntry {
   kind: 'event';
   event: Event;
   machine_id: string | null;

@@ -22,13 +22,13 @@ export function jsonIn(row: Row, column: string): unknown {
 }
 
 /** An observation that can wait in the outbox of state.json; applying it twice is harmless. */
-export interface Entry {
+export interface OutboxEntry {
   kind: string;
 }
 
 /** One transaction. Entries appended to it are committed with it. */
 export interface HistoryTransaction extends Journal {
-  append(entry: Entry): void;
+  append(entry: OutboxEntry): void;
   /** Runs after the commit, in order; must not throw. */
   committed(run: () => void): void;
 }
@@ -65,7 +65,7 @@ interface Pending {
   reject(error: unknown): void;
 }
 
-type Applier = (entry: Entry, transaction: HistoryTransaction) => void;
+type Applier = (entry: OutboxEntry, transaction: HistoryTransaction) => void;
 
 /** Losses that a start accepts. */
 interface Accepted {
@@ -149,7 +149,7 @@ export class History {
   }
 
   /** Applies an outbox of state.json once, also after a restart and when its rows have been deleted for their age. */
-  async applyOutbox(entries: readonly Entry[]): Promise<void> {
+  async applyOutbox(entries: readonly OutboxEntry[]): Promise<void> {
     const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
     await this.write((transaction) => {
       if (this.sql('SELECT outbox FROM installation').get()?.outbox === digest) return;

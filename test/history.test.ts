@@ -5,7 +5,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { withSocket } from '../broker/cli/local.ts';
 import { Events } from '../broker/events.ts';
-import { type Entry, type History, openHistory } from '../broker/history.ts';
+import { type History, type OutboxEntry, openHistory } from '../broker/history.ts';
 import { rowsSince } from '../broker/ordered-table.ts';
 import { now } from '../shared/clock.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
@@ -383,7 +383,7 @@ test('events keep their order, whatever the clock says, and are found by their t
         timestamp: new Date(at).toISOString(),
         data: {},
       };
-      journal.append({ kind: 'event', event, machine_id: null } as Entry);
+      journal.append({ kind: 'event', event, machine_id: null } as OutboxEntry);
     }
     events.emit(journal, 'machine.online', undefined, {});
   });

@@ -17,7 +17,7 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { Events } from '../broker/events.ts';
-import { type Entry, openHistory } from '../broker/history.ts';
+import { type OutboxEntry, openHistory } from '../broker/history.ts';
 import { type Machine, openState, type State, type StateTransaction } from '../broker/state/index.ts';
 import type { JoinTokenId, MachineId } from '../shared/api/route.ts';
 import { setClock } from '../shared/clock.ts';
@@ -190,7 +190,7 @@ describe('a change that fails', () => {
   test('in its edit rejects only its caller, and leaves no trace', async () => {
     const folder = await usedFolder();
     const state = await openState(folder);
-    const told: Entry[] = [];
+    const told: OutboxEntry[] = [];
     await state.drainTo(async (entries) => void told.push(...entries));
     const broken = (draft: StateTransaction): never => {
       put('broken')(draft);
@@ -232,7 +232,7 @@ describe('a change that fails', () => {
   test('at its commit rejects every caller of that commit, and is undone in memory', async () => {
     const folder = await usedFolder();
     const state = await openState(folder);
-    const told: Entry[] = [];
+    const told: OutboxEntry[] = [];
     await state.drainTo(async (entries) => void told.push(...entries));
     const away = `${folder}.away`;
     onTestFinished(() => rmSync(away, { recursive: true, force: true }));
@@ -374,7 +374,7 @@ test('half-written files of a killed broker are removed at the next start', asyn
   expect(readdirSync(folder).sort()).toEqual(['state.json', 'state.json.last']);
 });
 
-interface EventEntry extends Entry {
+interface EventEntry extends OutboxEntry {
   event: { id: string; type: string; timestamp: string; data: object };
   machine_id: null;
 }
@@ -404,7 +404,7 @@ describe('the outbox', () => {
     await state.change((draft) => draft.append({ kind: 'one' }));
     await state.change((draft) => draft.append({ kind: 'two' }));
     expect(onDisk(folder).outbox).toEqual([{ kind: 'one' }, { kind: 'two' }]);
-    const told: Entry[][] = [];
+    const told: OutboxEntry[][] = [];
     await state.drainTo(async (entries) => void told.push([...entries]));
     await state.change((draft) => draft.append({ kind: 'three' }));
     expect(told).toEqual([[{ kind: 'one' }, { kind: 'two' }], [{ kind: 'three' }]]);

@@ -4,7 +4,7 @@ import type { Caller, Content } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Entry, History } from '../history.ts';
+import type { History, OutboxEntry } from '../history.ts';
 
 /** The header of an answer that was given before. */
 export const replayed = 'Idempotency-Replayed';
@@ -30,7 +30,7 @@ export interface KeyedRequest {
   recall: Recall;
 }
 
-interface MadeEntry extends Entry {
+interface MadeEntry extends OutboxEntry {
   kind: 'idempotency';
   owner: string;
   key: string;

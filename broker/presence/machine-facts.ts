@@ -4,7 +4,7 @@ import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics
 import { label } from '../../shared/api/route.ts';
 import { every, latestInstant, monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { type Entry, type History, jsonIn, type Row, textIn } from '../history.ts';
+import { type History, jsonIn, type OutboxEntry, type Row, textIn } from '../history.ts';
 
 const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
 const space = z.object({ total: amount, used: amount, free: amount });
@@ -48,7 +48,7 @@ export interface Facts extends z.output<typeof hostSchema> {
   report: Report | undefined;
 }
 
-interface FactsEntry extends Entry {
+interface FactsEntry extends OutboxEntry {
   kind: 'machine_facts';
   machine_id: string;
   facts: Omit<Facts, 'report'>;
@@ -71,7 +71,7 @@ const tables = [
 export function firstFacts(
   machineId: string,
   host: Omit<Facts, 'last_seen' | 'report' | 'capabilities'>,
-): Entry {
+): OutboxEntry {
   const entry: FactsEntry = {
     kind: 'machine_facts',
     machine_id: machineId,

@@ -1,7 +1,7 @@
 // The documents that state.json holds, with their fields.
 import { z } from 'zod';
 import { joinTokenId, keyId, machineId, scheduleId, scopes, webhookId } from '../../shared/api/route.ts';
-import type { Entry } from '../history.ts';
+import type { OutboxEntry } from '../history.ts';
 
 /** Version 0.1.0 stored white space around tags; later versions trim it in requests. */
 const tags = z
@@ -110,7 +110,9 @@ const file = z.strictObject({
   // Older states have none of these two.
   schedules: z.array(schedule).default([]),
   webhooks: z.array(webhook).default([]),
-  outbox: z.array(z.custom<Entry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success)),
+  outbox: z.array(
+    z.custom<OutboxEntry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success),
+  ),
 });
 export const documents = file.transform(({ checksum: _, ...declared }) => declared);
 export type Documents = z.output<typeof documents>;

@@ -6,7 +6,7 @@ import { Low } from 'lowdb';
 import { after } from '../../shared/clock.ts';
 import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
-import type { Entry } from '../history.ts';
+import type { OutboxEntry } from '../history.ts';
 import { type Declared, type Documents, names, version } from './documents.ts';
 import { commandBack, StateFile, textOf } from './state-file.ts';
 import { StateTransaction } from './state-transaction.ts';
@@ -15,7 +15,7 @@ export type { Declared, JoinToken, Key, Machine, Schedule, Webhook } from './doc
 export { foundBy, type StateTransaction } from './state-transaction.ts';
 
 /** Writes the outbox to history; entries may come a second time. */
-type Apply = (entries: readonly Entry[]) => Promise<void>;
+type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;
 
 interface Pending {
   edit(transaction: StateTransaction): void;
@@ -156,7 +156,7 @@ export class State implements Declared {
     for (const member of done) member.resolve();
   }
 
-  async #store(next: Declared, entries: readonly Entry[]): Promise<void> {
+  async #store(next: Declared, entries: readonly OutboxEntry[]): Promise<void> {
     const before = this.#low.data;
     this.#low.data = {
       ...before,
@@ -200,7 +200,7 @@ export class State implements Declared {
 /** Runs each edit on a transaction of its own; one that throws is undone and rejected, the others go on. */
 function editAll(base: Declared, group: readonly Pending[]) {
   let next = base;
-  const entries: Entry[] = [];
+  const entries: OutboxEntry[] = [];
   const done: Pending[] = [];
   for (const member of group) {
     const transaction = new StateTransaction(next);

@@ -1,6 +1,6 @@
 // One change of the state before it is committed: reads and edits the declared documents.
 import type { Journal } from '../../shared/api/index.ts';
-import type { Entry } from '../history.ts';
+import type { OutboxEntry } from '../history.ts';
 import type { Declared, Documents, Name } from './documents.ts';
 
 /** Replace documents, never edit one in place: they are shared with the committed state. */
@@ -8,7 +8,7 @@ export class StateTransaction implements Journal {
   /** As earlier changes left it, also those of the same commit: rights are judged from this. */
   readonly before: Declared;
   /** Observations that are committed with this change and applied to history. */
-  readonly entries: Entry[] = [];
+  readonly entries: OutboxEntry[] = [];
   /** What is declared once the change is committed. */
   after: Declared;
   /** Copies of the collections that were written to. */
@@ -35,7 +35,7 @@ export class StateTransaction implements Journal {
     this.#edit(name).delete(id);
   }
 
-  append(entry: Entry): void {
+  append(entry: OutboxEntry): void {
     this.entries.push(entry);
   }
 
