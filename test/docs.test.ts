@@ -7,7 +7,7 @@ import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { needed } from '../agent/capabilities.ts';
+import { requiredCapabilities } from '../agent/capabilities.ts';
 import { createProgram } from '../broker/cli/program.ts';
 import { api } from '../shared/api/index.ts';
 import { codes } from '../shared/errors.ts';
@@ -238,7 +238,7 @@ test('the comment of each rpc in agent.proto names the capability that the agent
   const rpcs = [
     ...read('proto/farhand/agent/v1/agent.proto').matchAll(/^ {2}\/\/ Needs (.*)\.\n {2}rpc (\w+)\(/gm),
   ];
-  expect(Object.fromEntries(rpcs.map(([, names = '', rpc]) => [rpc, names.split(' or ')]))).toEqual(needed);
+  expect(Object.fromEntries(rpcs.map(([, names = '', rpc]) => [rpc, names.split(' or ')]))).toEqual(requiredCapabilities);
 });
 
 test('the state diagrams of docs/architecture.md name every state of the API', () => {
