@@ -238,7 +238,9 @@ test('the comment of each rpc in agent.proto names the capability that the agent
   const rpcs = [
     ...read('proto/farhand/agent/v1/agent.proto').matchAll(/^ {2}\/\/ Needs (.*)\.\n {2}rpc (\w+)\(/gm),
   ];
-  expect(Object.fromEntries(rpcs.map(([, names = '', rpc]) => [rpc, names.split(' or ')]))).toEqual(requiredCapabilities);
+  expect(Object.fromEntries(rpcs.map(([, names = '', rpc]) => [rpc, names.split(' or ')]))).toEqual(
+    requiredCapabilities,
+  );
 });
 
 test('the state diagrams of docs/architecture.md name every state of the API', () => {

@@ -168,7 +168,7 @@ const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold 
 export const tagList = (least: number) =>
   z
     .array(tag.trim().min(1))
-    .min(least)
+    .min(least, 'must hold at least one')
     .max(50)
     .transform((values) => [...new Set(values)])
     .meta(
