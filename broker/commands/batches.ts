@@ -6,7 +6,7 @@ import { monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-import { commandOf, type Tally } from './command.ts';
+import { type Batch, commandOf, type Tally } from './command.ts';
 import { type BatchProgress, type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import type { Scheduler } from './scheduler.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './serialize.ts';
@@ -15,9 +15,9 @@ import { batchColumns, batchFromRow } from './store.ts';
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;
 
-/** Members that are read in one turn of the event loop. */
+/** Members that are written, or read, in one turn of the event loop. */
 const sliceSize = 250;
-/** Output that the results of one batch have in all. */
+/** Bytes of output that the results of one batch share. */
 const mostOutput = 2 * 1000 * listedBytes;
 
 export class Batches {
@@ -33,7 +33,7 @@ export class Batches {
     this.#context = context;
   }
 
-  /** How far the batches have come that an earlier broker left open. */
+  /** Progress of the batches that an earlier broker left open. */
   open(): Map<BatchId, BatchProgress> {
     const { store } = this.#context;
     return new Map(
@@ -54,31 +54,52 @@ export class Batches {
   }
 
   async #create(params: CreateParams, caller: Caller): Promise<Reply<Api['batches']['create']>> {
-    const { scheduler, store } = this.#context;
+    const { scheduler } = this.#context;
     const { command, args = null, cwd = null, user = null, concurrency = null, max_failures = null } = params;
     const origin = { created_at: now(), requested_by: caller.key_id, cancel: false };
     const id = newId('batch') as BatchId;
     const batch = { id, command, args, cwd, user, concurrency, max_failures, ...origin };
     const machines = this.#machinesFor(params, caller);
-    for (const machine of machines) scheduler.refuseLongQueue(machine);
-    const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
-    const members = machines.map((machine_id) => {
-      const member = { machine_id, key_id: caller.key_id, batch_id: id };
-      return scheduler.create(commandOf(params, member, batch.created_at), caller.request_id, progress);
-    });
-    try {
-      await store.history.write((transaction) => {
-        store.insertBatch(batch, params);
-        for (const { record } of members) store.insert(record);
-        caller.commit(transaction, { batch_id: id }, machines);
-      });
-    } catch (error) {
-      scheduler.discard(members);
-      throw error;
-    }
+    const members = await this.#store(batch, machines, params, caller);
     scheduler.stored(members);
     await untilEnded(members, params.wait, caller.signal);
     return this.#detail(id, caller);
+  }
+
+  /** Resolves with the members of a batch once all of it is on disk. */
+  async #store(
+    batch: Batch,
+    machines: MachineId[],
+    params: CreateParams,
+    caller: Caller,
+  ): Promise<OpenCommand[]> {
+    const { scheduler, store, log } = this.#context;
+    const { id: batch_id, created_at } = batch;
+    const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
+    const members: OpenCommand[] = [];
+    try {
+      for (let at = 0; at < machines.length; at += sliceSize) {
+        const slice = machines.slice(at, at + sliceSize).map((machine_id) => {
+          scheduler.refuseLongQueue(machine_id);
+          const command = commandOf(params, { machine_id, key_id: caller.key_id, batch_id }, created_at);
+          return scheduler.create(command, caller.request_id, progress);
+        });
+        members.push(...slice);
+        await store.history.write((transaction) => {
+          if (at === 0) store.insertBatch(batch);
+          for (const { record } of slice) store.insert(record);
+          if (members.length < machines.length) return;
+          store.completeBatch(batch_id, params);
+          caller.commit(transaction, { batch_id }, machines);
+        });
+      }
+      return members;
+    } catch (error) {
+      scheduler.discard(members);
+      const removed = store.history.write(() => store.removeBatch(batch_id));
+      await removed.catch((err: unknown) => log.warn({ err, batch_id }, 'a refused batch was not removed'));
+      throw error;
+    }
   }
 
   #list(input: Input<Api['batches']['list']>, caller: Caller): Reply<Api['batches']['list']> {
@@ -138,10 +159,10 @@ export class Batches {
     return this.#detail(id, caller);
   }
 
-  /** Those named, or all that have every tag and that the caller reaches. */
+  /** The machines named, or all that have every tag and that the caller reaches. */
   #machinesFor({ machine_ids, tags }: CreateParams, caller: Caller): MachineId[] {
     if (machine_ids) return [...new Set(machine_ids)];
-    // Every machine has all of no tags: that would be too much for a slip.
+    // Every machine has all tags of an empty list: a batch on all machines must not be a slip.
     const named = tags && tags.length > 0;
     const matching = [...this.#context.state.machines.values()].filter(
       (machine) => named && caller.reaches(machine.id) && tags.every((tag) => machine.tags.includes(tag)),
@@ -163,7 +184,7 @@ async function untilEnded(members: readonly OpenCommand[], ms: number, signal?: 
   for (const open of members) await open.untilEnded(until - monotonic(), signal);
 }
 
-/** The condition that a batch has such a command. */
+/** The condition that a batch has a member that meets `such`. */
 function hasMember(such: Condition): Condition {
   const [where, values] = allOf([['batch_id = batches.id'], such]);
   return [`EXISTS (SELECT 1 FROM commands WHERE ${where})`, ...values];

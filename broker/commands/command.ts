@@ -25,9 +25,9 @@ export interface Command extends Omit<CommandRecord, Serialized> {
   created_at: number;
   started_at: number | null;
   finished_at: number | null;
-  /** How long it may wait for its machine. */
+  /** Until when it may wait for its machine. */
   queue_until: number | null;
-  /** The agent's journal it was given to: another journal means a wiped agent. Empty: no agent has it. */
+  /** The journal of the agent that has the command; with another journal the agent was wiped. Empty: no agent has it. */
   journal_id: string;
   /** Its end was requested. */
   cancel: boolean;
@@ -35,7 +35,7 @@ export interface Command extends Omit<CommandRecord, Serialized> {
   kept_bytes: number;
 }
 
-/** What REST has otherwise than the broker, or in addition. */
+/** Fields that REST has in another form, or in addition. */
 type Serialized =
   | ('id' | 'machine_id' | 'requested_by' | 'schedule_id' | 'batch_id' | 'stdout' | 'stderr' | 'queued_until')
   | ('created_at' | 'started_at' | 'finished_at' | 'duration' | 'stdout_truncated' | 'stderr_truncated');
@@ -51,10 +51,10 @@ export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created
 /** How many commands have a status, and when the last of them ended. */
 export type Tally = Pick<Command, 'status' | 'finished_at'> & { n: number };
 
-/** What an agent is to start, as JSON. */
+/** The process that an agent starts, as JSON. */
 export type Spec = Omit<ProcessSpec__Output, 'stdin'> & { stdin: string };
 
-/** What is to run, on whichever machine. */
+/** What a request asks to run, without the machine. */
 export type CommandParams = Omit<Input<Api['commands']['async']>, 'machine_id'>;
 
 const nothing = Buffer.alloc(0);
@@ -89,17 +89,21 @@ export function specOf(params: CommandParams): Spec {
   return { command, direct, args: args ?? [], cwd, env, user, stdin, timeout_ms: timeout, input };
 }
 
-/** Throws permission_denied where the owner of the machine, as hello said, does not allow the command. */
+/** Throws permission_denied where the owner of the machine, by its last hello, does not allow the command. */
 export function refuseLocked(machineFacts: MachineFacts, machineId: string, user: string | undefined): void {
   const allowed = machineFacts.of(machineId)?.capabilities ?? [];
-  // It was never linked: its agent refuses for itself.
+  // A machine that was never linked: its agent refuses by itself.
   if (allowed.length === 0) return;
   const missing = ['exec', ...(user === undefined ? [] : ['user'])].find((one) => !allowed.includes(one));
   if (missing) {
-    throw new AppError('permission_denied', `the owner of this machine does not allow ${missing}`, {
-      machine_id: machineId,
-      capability: missing,
-    });
+    throw new AppError(
+      'permission_denied',
+      `the owner of this machine does not allow ${missing}: see --allow of its agent`,
+      {
+        machine_id: machineId,
+        capability: missing,
+      },
+    );
   }
 }
 
@@ -116,20 +120,20 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
   PROCESS_OUTCOME_LOST: 'lost',
 };
 
-/** What the exit that an agent with this journal reports means for the record. */
+/** Maps the exit that an agent with this journal reports to the record. */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
-  // Seen to run, or given to another journal: an agent that says that it never ran does not know.
-  const unknown =
+  // It was seen running, or was given to another journal: this agent cannot know that it never ran.
+  const unsure =
     exit.outcome === 'PROCESS_OUTCOME_EXPIRED' &&
     (command.started_at !== null || journalId !== command.journal_id);
   const ran = exit.outcome === 'PROCESS_OUTCOME_EXITED';
-  const status = unknown ? 'lost' : ran && exit.exit_code !== 0 ? 'failed' : outcomes[exit.outcome];
+  const status = unsure ? 'lost' : ran && exit.exit_code !== 0 ? 'failed' : outcomes[exit.outcome];
   const timed = exit.started_at_ms > 0;
   return {
     status,
     exit_code: timed && status !== 'lost' ? exit.exit_code : null,
     signal: exit.signal || null,
-    reason: unknown ? 'no_report' : exit.reason || null,
+    reason: unsure ? 'no_report' : exit.reason || null,
     ...(timed && { started_at: exit.started_at_ms }),
     ...(exit.finished_at_ms > 0 && { finished_at: exit.finished_at_ms }),
   };

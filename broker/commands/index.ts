@@ -1,4 +1,4 @@
-// Commands over REST: accepted once, followed to their end, kept in history with their output.
+// Commands over REST: accepted once, followed to their end, stored in history with their output.
 import { commands as routes } from '../../shared/api/commands.ts';
 import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/api/index.ts';
 import type { CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
@@ -22,7 +22,7 @@ import { Scheduler } from './scheduler.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './serialize.ts';
 import { type CommandRetention, CommandStore, columns, fromRow } from './store.ts';
 
-/** What a schedule runs, and with which key's rights. */
+/** A command of a schedule, with the key whose rights it has. */
 export interface ScheduledParams extends CommandParams {
   machine_id: MachineId;
   schedule_id: ScheduleId;
@@ -31,21 +31,21 @@ export interface ScheduledParams extends CommandParams {
 }
 
 /** A command that is on disk. */
-export interface Begun {
+export interface AcceptedCommand {
   id: CommandId;
-  /** How it is once it has started or ended, after `ms` at the latest. */
+  /** Its record once it has started or ended, after `ms` at the latest. */
   within(ms: number, signal: AbortSignal): Promise<CommandRecord>;
 }
 
 export interface CommandSettings extends CommandRetention {
-  /** For the output of commands. */
+  /** Directory for the output of commands. */
   directory: string;
 }
 
 /** Input goes to the machine in pieces of this size. */
 const inputBytes = 32 * 1024;
 
-/** Resolves when what an earlier broker left open is taken up. */
+/** Resolves once the commands that an earlier broker left open are recovered. */
 export async function createCommands(
   services: CommandServices,
   { directory, ...retention }: CommandSettings,
@@ -54,6 +54,7 @@ export async function createCommands(
   const stop = new AbortController();
   const outputs = new OutputDirectory(directory, log);
   const store = new CommandStore(services, outputs, retention);
+  await store.removeIncompleteBatches();
   await outputs.removeAllBut(store.withFiles());
   const acknowledgements = new Acknowledgements(services.presence, log);
   const context = { ...services, store, outputs, acknowledgements, stopping: stop.signal, log };
@@ -95,7 +96,7 @@ export class Commands {
     },
     input: async (input, caller) => {
       const open = this.#running(input.command_id);
-      // One after another: the pieces of two callers must not come between each other.
+      // One after another: pieces of two callers must not mix.
       const turn = open.input.then(() => this.#give(open, input, caller));
       open.input = turn.catch(() => {});
       return { taken: await turn };
@@ -118,8 +119,11 @@ export class Commands {
     },
   };
 
-  /** Runs a command for a schedule, written together with `also`. Throws what POST would answer. */
-  async start(params: ScheduledParams, also: (journal: Journal, id: CommandId) => void): Promise<Begun> {
+  /** Runs a command for a schedule, stored in one transaction with `also`. Throws the errors of POST /commands. */
+  async start(
+    params: ScheduledParams,
+    also: (journal: Journal, id: CommandId) => void,
+  ): Promise<AcceptedCommand> {
     const { scheduler, machineFacts } = this.#parts;
     refuseLocked(machineFacts, params.machine_id, params.user);
     const command = commandOf(params, params);
@@ -135,7 +139,7 @@ export class Commands {
     };
   }
 
-  /** Those of these ids that exist, with the end of their output. */
+  /** Commands with these ids, as far as they exist, with the end of their output. */
   async listed(ids: readonly string[]): Promise<Map<string, CommandRecord>> {
     const found = await Promise.all(this.#parts.store.some(ids).map((command) => this.#listed(command)));
     return new Map(found.map((command) => [command.id, command]));
@@ -147,7 +151,7 @@ export class Commands {
     return scheduler.get(id)?.record.machine_id ?? store.machineOf(id);
   }
 
-  /** Both outputs as bytes from offsets on, and the end. */
+  /** Both output streams from these offsets on, and the end. */
   async follow(id: string, from: Record<Stream, number>, signal: AbortSignal): Promise<AsyncGenerator<Part>> {
     return partsFrom(await this.#sourceOf(id), from, signal);
   }
@@ -189,7 +193,7 @@ export class Commands {
     return { items: await Promise.all(items), total: page.total };
   }
 
-  /** As a list has it: how it is now, with the end of its output. */
+  /** The record for a list: as it is now, with the end of its output. */
   async #listed(command: Command): Promise<CommandRecord> {
     const open = this.#parts.scheduler.get(command.id);
     return serializeListed(open ? await open.current(listedBytes) : command);
@@ -200,7 +204,7 @@ export class Commands {
     return serialize((await scheduler.get(id)?.current()) ?? store.get(id));
   }
 
-  /** Bytes of input taken in all. An error says, as `given`, how many of these were. */
+  /** Bytes of input taken in all. In an error, `given` is how many of these were. */
   async #give(
     { record: { id, machine_id } }: OpenCommand,
     { data, encoding, offset, end }: Input<Api['commands']['input']>,
@@ -221,25 +225,25 @@ export class Commands {
         if (!(error instanceof AppError)) throw error;
         const unknown = error.code === 'command_not_found';
         const code = unknown ? 'conflict' : error.code;
-        const message = unknown ? 'this command has not started yet: try again' : error.message;
+        const message = unknown ? 'this command has not started: try again' : error.message;
         const details = { ...error.details, given, ...(unknown && { started: false }) };
         throw new AppError(code, message, details, { cause: error });
       }
     }
   }
 
-  /** A command that its machine has. Throws conflict for one that has ended or not begun. */
+  /** A command that its machine has. Throws conflict where it has ended or not started. */
   #running(id: string): OpenCommand {
     const { scheduler, store } = this.#parts;
     const open = scheduler.get(id);
     if (!open) store.get(id);
     if (open?.state === 'dispatched' || open?.state === 'running') return open;
     const started = open?.state !== 'queued';
-    const message = `this command ${started ? 'has ended' : 'has not started'}`;
+    const message = started ? 'this command has ended' : 'this command has not started: try again';
     throw new AppError('conflict', message, { command_id: id, started });
   }
 
-  /** The output of a command, live while it runs. */
+  /** The output of a command, which grows while that runs. */
   async #sourceOf(id: string): Promise<Source> {
     const { scheduler, store, outputs } = this.#parts;
     const open = scheduler.get(id);
@@ -249,12 +253,12 @@ export class Commands {
   }
 }
 
-/** Of the row: what a list has of each stream is its end. */
+/** The condition on `stdout_truncated` or `stderr_truncated` of a list, which has the end of each stream. */
 function truncatedIs(stream: Stream, wanted: boolean | undefined): Condition {
   return wanted === undefined ? undefined : [`(length(${stream}) < ${stream}_bytes) = ?`, Number(wanted)];
 }
 
-/** Where both streams are after the event with this id. */
+/** Offsets of both streams after the event with this id. */
 export function offsetsIn(id = '0.0'): Record<Stream, number> {
   const [stdout = 0, stderr = 0] = id.split('.').map(Number);
   return { stdout, stderr };

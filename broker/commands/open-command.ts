@@ -4,8 +4,8 @@
 //     ^------------'
 //
 // queued: no agent has it. dispatched: its agent has it or is about to; one that surely never started is queued again
-// if it may wait. running: its agent has reported the start. From each of these states it can end; ending: how is
-// known and is being written; ended: that is on disk, as completed, failed, timeout, cancelled, expired or lost.
+// if it may wait. running: its agent has reported the start. From each of these states it can end. ending: the outcome
+// is being written; ended: that is on disk, as completed, failed, timeout, cancelled, expired or lost.
 // It is handed to an agent once (StartProcess); after a lost link or a restart it is only followed (FollowProcess).
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { Caller } from '../../shared/api/index.ts';
@@ -28,7 +28,7 @@ import type { CommandStore, StoreServices } from './store.ts';
 export interface CommandServices extends StoreServices {
   presence: Presence;
   machineFacts: MachineFacts;
-  /** Whether a key may still have its command run there. */
+  /** Whether the command's key may still run it on its machine. */
   mayRun(command: Command): boolean;
 }
 
@@ -50,7 +50,7 @@ interface OpenCommands {
   look(): void;
 }
 
-/** What a batch allows, and how far it has come. */
+/** Limits and progress of a batch. */
 export interface BatchProgress {
   id: BatchId;
   concurrency: number | null;
@@ -67,20 +67,22 @@ export interface BatchProgress {
 
 /** A cancelled command that dies within TERM's grace has ended by then. */
 export const cancelWaitMs = killGraceMs + 1_000;
-/** What did not work is tried again after this. */
+/** A step that failed is tried again after this. */
 const retryMs = 1_000;
 /** An end that could not be written is tried again after this. */
 const rewriteMs = 5_000;
+/** A command that ends within this time has its start and its end in one transaction: half the writes. */
+const announceMs = 10;
 
 export class OpenCommand {
   record: Command;
   readonly output: Output;
   readonly batch: BatchProgress | undefined;
-  /** It is on disk; before that nothing is done with it. */
+  /** The command is on disk; before that it is never started or ended. */
   stored = false;
-  /** An earlier broker left it open. */
+  /** The command was left open by an earlier broker. */
   recovered = false;
-  /** How it ended, from the moment that is known; on disk a little later. */
+  /** Its record from the moment it has ended; on disk a little later. */
   end: Command | undefined;
   /** Its record, once its end is on disk: all of its output is there. */
   ended: Command | undefined;
@@ -91,12 +93,13 @@ export class OpenCommand {
   readonly #requestId: string;
   /** It holds one of the slots of its batch. */
   #inSlot = false;
-  /** Its agent is being asked about it. */
+  /** A call to its agent follows it. */
   #followed = false;
-  /** Its start is, or is about to be, in an event. */
+  /** The event command.started is written, or in a transaction. */
   #announced: boolean;
   /** Who requested its end, for the log of the machine. */
   #cancelledBy: Asking | undefined;
+  #cancelAnnouncement = (): void => {};
 
   constructor(
     context: CommandContext,
@@ -150,7 +153,7 @@ export class OpenCommand {
     this.#inSlot = false;
   }
 
-  /** Gives one that waited to its agent; writes first that an agent may have it from now on. Never rejects. */
+  /** Hands a queued command to its agent; first writes that an agent may have it from now on. Never rejects. */
   async dispatch(link: Link): Promise<void> {
     const { store, scheduler, mayRun, log } = this.#context;
     const { id } = this.record;
@@ -158,7 +161,7 @@ export class OpenCommand {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
       const spec = store.specOf(id);
       if (!spec) return await this.finish({ status: 'expired', reason: 'no_spec' });
-      // No one else is to ask the agent about it before it has it.
+      // Not followed by another call before the agent has it.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
@@ -180,7 +183,7 @@ export class OpenCommand {
     this.#leaveSlot();
   }
 
-  /** Whether a command that its machine never heard of is queued again. */
+  /** Queues a command again that its machine never got; false where it may not wait. */
   #requeue(): boolean {
     const { store, scheduler, log } = this.#context;
     const { id, queue_until, cancel, started_at } = this.record;
@@ -196,7 +199,7 @@ export class OpenCommand {
     return true;
   }
 
-  /** Hands it to its agent, or without `spec` goes on where its output ends, until it ends. Never rejects. */
+  /** Hands the command to its agent, or without `spec` follows it from the end of its output on. Never rejects. */
   async follow(link: Link, spec?: Spec): Promise<void> {
     this.#followed = true;
     const unrun = await this.#readReports(link, spec);
@@ -208,7 +211,7 @@ export class OpenCommand {
     } else if (!this.#requeue()) await this.finish(unrun);
   }
 
-  /** Follows one that its linked agent has and that is not followed, and passes on a cancel. */
+  /** Follows a command that its linked agent has, unless a call does already, and passes on a cancel. */
   resume(): void {
     const { presence, stopping } = this.#context;
     const { machine_id, journal_id, cancel } = this.record;
@@ -218,7 +221,7 @@ export class OpenCommand {
     if (cancel) this.#kill();
   }
 
-  /** Takes what an agent reports, until that ends; returns the end of one that surely never ran. Never rejects. */
+  /** Reads an agent's reports to their end; returns the end of a command that surely never ran. Never rejects. */
   async #readReports(link: Link, spec: Spec | undefined): Promise<End | undefined> {
     const { state, log } = this.#context;
     const { id, requested_by } = this.record;
@@ -241,12 +244,12 @@ export class OpenCommand {
       return undefined;
     } catch (error) {
       const why = error instanceof AppError ? error.code : error;
-      log.info({ why, command_id: id }, 'reports of a command ended early');
+      log.info({ why, command_id: id }, 'following a command was interrupted');
       return this.#takeFailure(error, spec !== undefined);
     }
   }
 
-  /** The end of one that surely never ran is given back; any other is written. */
+  /** Takes one report. Returns the end of a command that surely never ran; any other end is written. */
   async #take(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isSound(report)) await this.finish({ status: 'lost', reason: 'bad_report' });
@@ -257,7 +260,7 @@ export class OpenCommand {
     } else if (exit) {
       const end = endOf(exit, this.record, link.journalId);
       if (end.status === 'expired') return end;
-      // What the machine lost of the end shows as a gap there.
+      // Output that the machine lost at the end becomes a gap.
       const { stdout, stderr } = this.output;
       if (exit.stdout_bytes > stdout.end) await stdout.skip(exit.stdout_bytes);
       if (exit.stderr_bytes > stderr.end) await stderr.skip(exit.stderr_bytes);
@@ -266,29 +269,29 @@ export class OpenCommand {
     return undefined;
   }
 
-  /** A machine that refused to start it has not run it; whatever may have run stays open, or its end is unknown. */
+  /** A machine that refused to start a command has not run it; one that may have run stays open, or is lost. */
   async #takeFailure(error: unknown, starting: boolean): Promise<End | undefined> {
     if (!(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code)) return;
     const reason = `${error.code}: ${error.message}`;
     const unstarted = starting && this.record.started_at === null;
     if (unstarted && error.code !== 'machine_error') return { status: 'failed', reason };
-    // Too busy to report, or in the middle of it: it is asked again.
+    // The agent was too busy, or the reports broke off in the middle: it is followed again.
     if (error.code === 'unavailable' || (starting && !unstarted)) return;
     await this.finish({ status: 'lost', reason });
   }
 
-  /** Requests its end, now or when its machine is back; one that waits never runs. */
+  /** Requests the end of a command, now or when its machine is back; a queued one never runs. */
   async cancel(by?: Caller): Promise<void> {
     this.#cancelledBy = by && { key_id: by.key_id, key_name: by.key_name };
     if (this.state === 'queued' && this.stored) return this.finish({ status: 'cancelled' });
     this.record = { ...this.record, cancel: true };
-    // It ends as soon as it is stored.
+    // A command that is not stored yet ends as soon as it is.
     if (!this.stored) return;
     const { presence, store, log } = this.#context;
     const written = store.history.write(() => {
       if (!this.end) store.update(this.record);
     });
-    // A full disk is no reason to let it run on.
+    // A full disk must not let it run on.
     await written.catch((error: unknown) => {
       const { id, machine_id } = this.record;
       if (!presence.online(machine_id)) throw error;
@@ -297,36 +300,42 @@ export class OpenCommand {
     this.#kill();
   }
 
-  /** Has its agent end it, now or when that is back. */
+  /** Has the agent end it; resume() does when the agent is offline now. */
   #kill(): void {
     const { presence, stopping, log } = this.#context;
     const { id, machine_id } = this.record;
     if (stopping.aborted || this.end || !presence.online(machine_id)) return;
-    // Its readers have waited long enough for what is still to come.
+    // Slow readers must not hold up the end.
     this.output.release();
     const options = { request_id: newId('request'), caller: this.#cancelledBy };
     presence
       .get(machine_id)
       .stub.killProcess({ id, grace_ms: killGraceMs }, options)
       .catch((error: unknown) => {
-        // Its start may still be on the way there.
+        // Its start may not have reached the agent yet.
         log.warn({ err: error, command_id: id }, 'could not cancel a command; trying again');
         after(retryMs, () => this.#kill());
       });
   }
 
-  /** Its agent has reported the start. Where the end comes in the same turn, both share a transaction. */
+  /** Its agent has reported the start. */
   #start(started_at: number): void {
     if (this.record.status !== 'queued') return;
     this.record = { ...this.record, status: 'running', started_at };
     this.output.changed.wake();
-    const { store, log } = this.#context;
-    store.history
-      .write((transaction) => this.#announce(transaction))
-      .catch((error: unknown) => {
-        this.#announced = false;
-        log.error({ err: error, command_id: this.record.id }, 'the start of a command could not be written');
-      });
+    const { store, stopping, log } = this.#context;
+    this.#cancelAnnouncement = after(announceMs, () => {
+      if (stopping.aborted) return;
+      store.history
+        .write((transaction) => this.#announce(transaction))
+        .catch((error: unknown) => {
+          this.#announced = false;
+          log.error(
+            { err: error, command_id: this.record.id },
+            'the start of a command could not be written',
+          );
+        });
+    });
   }
 
   #announce(transaction: HistoryTransaction): void {
@@ -337,14 +346,15 @@ export class OpenCommand {
     store.announce(this.record, transaction);
   }
 
-  /** It has ended; of several ends the first counts. Resolves when that is on disk or the broker stops. Never rejects. */
+  /** Ends the command; the first end counts. Resolves once that is on disk, or the broker stops. Never rejects. */
   async finish(how: End): Promise<void> {
     if (this.end) return;
+    this.#cancelAnnouncement();
     this.end = { ...this.record, finished_at: now(), ...how };
     const end = { ...this.end, ...(await this.output.final()) };
     const { store, stopping, log } = this.#context;
     const announced = this.#announced;
-    // What cannot be written now (disk full) is tried again until it can.
+    // A write that fails (disk full) is tried again until it succeeds.
     while (!stopping.aborted) {
       try {
         await store.history.write((transaction) => {

@@ -1,4 +1,4 @@
-// Commands and batches in history: a row each, what of a command is written when, and how much output stays.
+// Commands and batches in history: their tables, the writes of a command's life, and how much output stays.
 import type { EventType } from '../../shared/api/events.ts';
 import type { Journal } from '../../shared/api/index.ts';
 import type { BatchId, MachineId } from '../../shared/api/route.ts';
@@ -10,7 +10,7 @@ import { type Batch, type Command, type CommandParams, type Spec, specOf, type T
 import type { OutputDirectory } from './output.ts';
 import { durationOf, listedBytes } from './serialize.ts';
 
-// Rows are read by the page: what is long lies beside them.
+// Rows are read by the page: long output lies in a table of its own.
 const tables = [
   `CREATE TABLE commands (
     id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT,
@@ -61,7 +61,7 @@ export const columns = stored.replace('command, args', `${ofBatch('command')}, $
 
 const insertion = `INSERT INTO commands (${stored}, spec) VALUES (${`${stored}, spec`.replaceAll(/\w+/g, '?')})`;
 const assignments = changing.replaceAll(/\w+/g, '$& = ?');
-/** What has no files any more keeps its tail alone. */
+/** Without its files only the tail of a command's output remains. */
 const dropFiles = `UPDATE commands SET kept_bytes = 0,
   stdout_start = stdout_bytes - ifnull((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
   stderr_start = stderr_bytes - ifnull((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
@@ -74,20 +74,21 @@ const batchTables = [
   );
   CREATE INDEX batches_by_time ON batches (created_at)`,
 ];
-/** A batch without what it is to start, which can hold secrets. */
+/** A batch without its spec, which can hold secrets. */
 export const batchColumns =
   'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
+const unfinished = 'id IN (SELECT batch_id FROM commands WHERE finished_at IS NULL AND batch_id IS NOT NULL)';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
 export interface StoreServices {
   state: State;
   history: History;
   events: Events;
-  /** A command ends, in the transaction that writes it. */
+  /** Called with each end of a command, in the transaction that writes it. */
   ended(command: Command, transaction: HistoryTransaction): void;
 }
 
-/** Commands that ended longer than `keepMs` ago go; of all others, files with more than `keepBytes` of output. */
+/** Commands that ended longer than `keepMs` ago are removed, and the oldest files beyond `keepBytes` in all. */
 export interface CommandRetention {
   keepMs: number;
   keepBytes: number;
@@ -102,7 +103,7 @@ export class CommandStore {
   readonly #outputs: OutputDirectory;
   readonly #keepBytes: number;
   /** Bytes in files of commands that have ended. */
-  #keptBytes: number;
+  #storedBytes: number;
   #dropping = false;
 
   constructor(services: StoreServices, outputs: OutputDirectory, { keepMs, keepBytes }: CommandRetention) {
@@ -114,16 +115,16 @@ export class CommandStore {
     history.migrate('commands', tables);
     history.migrate('batches', batchTables);
     const removed = (ids: string[]): void => {
-      this.#keptBytes = this.#countKept();
+      this.#storedBytes = this.#countStored();
       outputs.remove(ids);
     };
     const where = 'finished_at < ?1';
     history.retain({ table: 'commands', column: 'created_at', keepMs, where, removed });
     history.retain({ table: 'batches', column: 'created_at', keepMs, where: memberless });
-    this.#keptBytes = this.#countKept();
+    this.#storedBytes = this.#countStored();
   }
 
-  /** Inside a transaction. With `spec`, which goes once it has started, it can be given to an agent later. */
+  /** Inside a transaction. With `spec`, which is removed at its start, it can be handed to an agent later. */
   insert(command: Command, spec?: Spec): void {
     const values = [...lastingOf(command), ...changingOf(command)];
     this.history.sql(insertion).run(...values, spec ? JSON.stringify(spec) : null);
@@ -145,7 +146,7 @@ export class CommandStore {
     this.#emit(journal, 'command.started', { ...command, ...then });
   }
 
-  /** Its one end, with the event and with what a schedule makes of it. */
+  /** Writes the one end of a command with its event, inside a transaction. */
   end(command: Command, transaction: HistoryTransaction): void {
     const { status } = command;
     this.update(command);
@@ -184,7 +185,7 @@ export class CommandStore {
     throw new AppError('command_not_found', 'no such command', { command_id: id });
   }
 
-  /** Those of these ids that exist, with the end of their output only. */
+  /** Commands with these ids, as far as they exist, with the end of their output only. */
   some(ids: readonly string[]): Command[] {
     return this.history
       .sql(`SELECT ${columns} FROM commands WHERE id IN (SELECT value FROM json_each(?))`)
@@ -208,7 +209,7 @@ export class CommandStore {
     return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
   }
 
-  /** Those that have not ended, in the order they came. */
+  /** Commands that have not ended, in the order they came. */
   open(): Command[] {
     const sql = `SELECT ${columns} FROM commands WHERE finished_at IS NULL ORDER BY created_at, rowid`;
     // In memory, too, members of a batch share what runs.
@@ -222,7 +223,7 @@ export class CommandStore {
     });
   }
 
-  /** Those that may have files. */
+  /** Ids of commands that may have files. */
   withFiles(): Set<string> {
     const rows = this.history
       .sql('SELECT id FROM commands WHERE finished_at IS NULL OR kept_bytes > 0')
@@ -230,10 +231,10 @@ export class CommandStore {
     return new Set(rows.map((row) => textIn(row, 'id')));
   }
 
-  /** Where the files of ended commands, with these bytes more, are too much in all, the oldest go. */
+  /** Counts files of a command that has ended; when all are too large, the oldest are removed. */
   limitOutput(bytes: number): void {
-    this.#keptBytes += bytes;
-    if (this.#keptBytes <= this.#keepBytes || this.#dropping) return;
+    this.#storedBytes += bytes;
+    if (this.#storedBytes <= this.#keepBytes || this.#dropping) return;
     this.#dropping = true;
     this.#dropOldest()
       .catch((error: unknown) => this.#outputs.log.error({ err: error }, 'old output could not be dropped'))
@@ -244,33 +245,52 @@ export class CommandStore {
 
   async #dropOldest(): Promise<void> {
     const ended = 'kept_bytes > 0 AND finished_at IS NOT NULL';
-    while (this.#keptBytes > this.#keepBytes) {
+    while (this.#storedBytes > this.#keepBytes) {
       const sql = `SELECT id, kept_bytes FROM commands WHERE ${ended} ORDER BY finished_at LIMIT 1`;
       const row = this.history.sql(sql).get();
       if (!row) return;
       const id = textIn(row, 'id');
       await this.history.write(() => {
         this.history.sql(dropFiles).run(id);
-        this.#keptBytes -= Number(row.kept_bytes);
+        this.#storedBytes -= Number(row.kept_bytes);
       });
       this.#outputs.remove([id]);
     }
   }
 
-  #countKept(): number {
+  #countStored(): number {
     const row = this.history.sql('SELECT total(kept_bytes) AS n FROM commands WHERE kept_bytes > 0').get();
     return Number(row?.n);
   }
 
-  /** Inside a transaction. */
-  insertBatch({ id, created_at, requested_by, ...batch }: Batch, params: CommandParams): void {
+  /** Inside a transaction. None of its members can start before completeBatch() has stored what they run. */
+  insertBatch({ id, created_at, requested_by, ...batch }: Batch): void {
     const { command, args, cwd, user, concurrency, max_failures } = batch;
     this.history
-      .sql(`INSERT INTO batches (${batchColumns}, spec) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)`)
+      .sql(`INSERT INTO batches (${batchColumns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0)`)
       .run(
         ...[id, command, args ? JSON.stringify(args) : null, cwd, user, concurrency, max_failures],
-        ...[created_at, requested_by, JSON.stringify(specOf(params))],
+        ...[created_at, requested_by],
       );
+  }
+
+  /** Inside a transaction: all members are stored. */
+  completeBatch(id: BatchId, params: CommandParams): void {
+    this.history.sql('UPDATE batches SET spec = ? WHERE id = ?').run(JSON.stringify(specOf(params)), id);
+  }
+
+  /** Inside a transaction: removes a batch that was not completed. */
+  removeBatch(id: string): void {
+    this.history.sql('DELETE FROM commands WHERE batch_id = ?').run(id);
+    this.history.sql('DELETE FROM batches WHERE id = ?').run(id);
+  }
+
+  /** Removes batches that a crash cut off while they were stored: their requests were never answered. */
+  removeIncompleteBatches(): Promise<void> {
+    const rows = this.history.sql(`SELECT id FROM batches WHERE spec IS NULL AND ${unfinished}`).all();
+    return this.history.write(() => {
+      for (const row of rows) this.removeBatch(textIn(row, 'id'));
+    });
   }
 
   /** Throws batch_not_found. */
@@ -281,9 +301,8 @@ export class CommandStore {
   }
 
   openBatches(): Batch[] {
-    const open = 'SELECT batch_id FROM commands WHERE finished_at IS NULL AND batch_id IS NOT NULL';
     return this.history
-      .sql(`SELECT ${batchColumns} FROM batches WHERE id IN (${open})`)
+      .sql(`SELECT ${batchColumns} FROM batches WHERE ${unfinished}`)
       .all()
       .map(batchFromRow);
   }

@@ -4,7 +4,7 @@ import type { KeyId, MachineId, RunId } from '../../shared/api/route.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import type { Begun, Commands } from '../commands/index.ts';
+import type { AcceptedCommand, Commands } from '../commands/index.ts';
 import type { History } from '../history.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Schedule, State } from '../state/index.ts';
@@ -78,7 +78,7 @@ export class Launcher {
     schedule: Schedule,
     requester: Requester,
     also: (journal: Journal, id: RunId) => void,
-  ): Promise<Begun> {
+  ): Promise<AcceptedCommand> {
     const run = newRun(schedule, 'manual', null);
     return this.#launch(schedule, run, requester, (journal) => also(journal, run.id));
   }
@@ -88,7 +88,7 @@ export class Launcher {
     run: ScheduleRun,
     requester: Requester & { queue_for?: number },
     also: (journal: Journal) => void = () => {},
-  ): Promise<Begun> {
+  ): Promise<AcceptedCommand> {
     const { machine_id, command, user, cwd, env, timeout } = schedule;
     const params = {
       ...{ machine_id, command, schedule_id: schedule.id, ...requester },
