@@ -6,14 +6,14 @@ import { type AddressInfo, connect } from 'node:net';
 import { join } from 'node:path';
 import { createServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { openAuthority } from '../broker/link/authority.ts';
+import { loadAuthority } from '../broker/link/authority.ts';
 import { open, openLine } from './cli-bench.ts';
 import { type House, openHouse, temporaryFolder } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 
 /** https before a house, of an authority of its own; counts what comes through to the house. */
 async function openTls(house: House) {
-  const authority = await openAuthority(temporaryFolder('authority'), true);
+  const authority = await loadAuthority(temporaryFolder('authority'), true);
   const context = await (await authority.rest(['127.0.0.1'])).leaf();
   const { hostname, port } = new URL(house.url);
   let through = 0;

@@ -3,7 +3,7 @@ import { Server, ServerCredentials } from '@grpc/grpc-js';
 import { onTestFinished } from 'vitest';
 import { agentSettings } from '../agent/config.ts';
 import { type Agent, startAgent } from '../agent/start.ts';
-import { openAuthority } from '../broker/link/authority.ts';
+import { loadAuthority } from '../broker/link/authority.ts';
 import type { AnswerStream } from '../broker/link/calls.ts';
 import type { ConnectStream } from '../broker/link/connect.ts';
 import type { Call } from '../proto/types/farhand/link/v1/Call.ts';
@@ -29,7 +29,7 @@ export interface ScriptedBroker {
 }
 
 export async function scriptedBroker(): Promise<ScriptedBroker> {
-  const authority = await openAuthority(temporaryFolder('authority'), true);
+  const authority = await loadAuthority(temporaryFolder('authority'), true);
   const leaf = await authority.leaf();
   const waiting = new Map<string, (outcome: Outcome) => void>();
   let control: ConnectStream | undefined;

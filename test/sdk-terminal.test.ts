@@ -2,7 +2,7 @@
 import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
-import type { ClientPort, Doing, Parting } from '../broker/sessions/client.ts';
+import type { Action, ClientPort, CloseReason } from '../broker/sessions/client.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
 import { openDoor, path } from './terminal-door.ts';
@@ -18,15 +18,15 @@ async function attach(): Promise<{ terminal: Terminal; port: ClientPort; notes: 
     onNote: (note) => notes.push(note),
   });
   const port = await arrival;
-  void port.note(ready);
+  void port.notify(ready);
   const terminal = await opening;
   onTestFinished(() => terminal.detach());
   return { terminal, port, notes };
 }
 
-async function take(doings: AsyncIterable<Doing>, count: number): Promise<Doing[]> {
-  const taken: Doing[] = [];
-  for await (const doing of doings) if (taken.push(doing) === count) break;
+async function take(actions: AsyncIterable<Action>, count: number): Promise<Action[]> {
+  const taken: Action[] = [];
+  for await (const action of actions) if (taken.push(action) === count) break;
   return taken;
 }
 
@@ -43,7 +43,7 @@ test('one that is let go before it was ready rejects with the reason', async () 
   const door = await openDoor();
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});
-  void arrival.then((port) => port.part({ why: 'forbidden' }));
+  void arrival.then((port) => port.close({ why: 'forbidden' }));
   await expect(opening).rejects.toThrow('the terminal cannot be opened: forbidden');
 });
 
@@ -56,7 +56,7 @@ test('an aborted signal detaches, before it is ready and later', async () => {
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`${url}?ticket=one`), { signal: stop.signal });
   const port = await arrival;
-  void port.note(ready);
+  void port.notify(ready);
   const terminal = await opening;
   stop.abort();
   expect(await terminal.ended).toEqual({ why: 'detached' });
@@ -67,7 +67,7 @@ test('a broken connection ends it as lost, and its output with it', async () => 
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});
   const port = await arrival;
-  void port.note(ready);
+  void port.notify(ready);
   const terminal = await opening;
   door.cut();
   expect(await terminal.ended).toMatchObject({ why: 'lost' });
@@ -90,20 +90,20 @@ test('16 MiB of unread output end the terminal; the output held can be read, wit
 
 // ---- How it ends
 
-test.each<Parting>([
+test.each<CloseReason>([
   { why: 'ended', exit_code: 130, signal: 'SIGINT', reason: null },
   { why: 'detached' },
   { why: 'forbidden' },
   { why: 'fell_behind' },
   { why: 'stopping' },
-])('it ends with the reason that the broker gives: %o', async (parting) => {
+])('it ends with the reason that the broker gives: %o', async (closeReason) => {
   const { terminal, port } = await attach();
   await port.output(Buffer.from('last words'));
-  port.part(parting);
+  port.close(closeReason);
   const words: string[] = [];
   for await (const bytes of terminal.output) words.push(Buffer.from(bytes).toString());
   expect(words).toEqual(['last words']);
-  expect(await terminal.ended).toEqual(parting);
+  expect(await terminal.ended).toEqual(closeReason);
 });
 
 test('detaching closes the connection: the room sees its client leave', async () => {
@@ -145,10 +145,10 @@ test('what is typed, resized and signalled arrives in order, however long it is'
   void terminal.write(new Uint8Array([3]));
   terminal.resize(132, 43);
   terminal.signal('SIGTERM');
-  const doings = await take(port.doings, 8);
-  const typed = Buffer.concat(doings.flatMap((doing) => ('input' in doing ? [doing.input] : [])));
+  const actions = await take(port.actions, 8);
+  const typed = Buffer.concat(actions.flatMap((action) => ('input' in action ? [action.input] : [])));
   expect(typed.equals(Buffer.from(`${long}\x03`))).toBe(true);
-  expect(doings.slice(-2)).toEqual([{ size: { cols: 132, rows: 43 } }, { signal: 'SIGTERM' }]);
+  expect(actions.slice(-2)).toEqual([{ size: { cols: 132, rows: 43 } }, { signal: 'SIGTERM' }]);
 });
 
 test('notes are handed on, and the offset counts what was read from where the broker began', async () => {
@@ -160,10 +160,10 @@ test('notes are handed on, and the offset counts what was read from where the br
     100,
   ]);
   await port.output(Buffer.from('12345'));
-  void port.note({ type: 'status', status: 'GRACE_PERIOD' });
-  void port.note({ type: 'ready', client_id: 'cli_one', offset: 500, cols: 80, rows: 24 });
+  void port.notify({ type: 'status', status: 'GRACE_PERIOD' });
+  void port.notify({ type: 'ready', client_id: 'cli_one', offset: 500, cols: 80, rows: 24 });
   await port.output(Buffer.from('678'));
-  port.part({ why: 'detached' });
+  port.close({ why: 'detached' });
   await terminal.ended;
   const offsets: number[] = [];
   for await (const _ of terminal.output) offsets.push(terminal.offset);
@@ -181,7 +181,7 @@ test('xterm.js shows it in a few lines, characters split over messages included'
   for (const byte of text) await port.output(Buffer.from([byte]));
   // The terminal asks where the cursor is, and the screen answers.
   await port.output(Buffer.from('\x1b[6n'));
-  port.part({ why: 'detached' });
+  port.close({ why: 'detached' });
   for await (const bytes of terminal.output)
     await new Promise<void>((resolve) => screen.write(bytes, resolve));
   expect(screen.buffer.active.getLine(0)?.translateToString(true)).toBe('grün 漢字 ✓');
@@ -195,7 +195,7 @@ test('what xterm.js sends arrives: answers of its own and the new size', async (
   screen.onResize(({ cols, rows }) => terminal.resize(cols, rows));
   screen.resize(100, 30);
   screen.write('ab\x1b[6n');
-  expect(await take(port.doings, 2)).toEqual([
+  expect(await take(port.actions, 2)).toEqual([
     { size: { cols: 100, rows: 30 } },
     { input: Buffer.from('\x1b[1;3R') },
   ]);

@@ -1,6 +1,6 @@
 // What tests of sessions share: a scripted machine whose calls are sorted by method, terminals on it, and clients.
 import { EventEmitter, once } from 'node:events';
-import type { ClientPort, Doing, Note, Parting } from '../broker/sessions/client.ts';
+import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/client.ts';
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
 import type { MachineId } from '../shared/api/route.ts';
 import { methods } from '../shared/rpc.ts';
@@ -157,8 +157,8 @@ export function openPort() {
   const gone = new AbortController();
   const happened = new EventEmitter();
   happened.setMaxListeners(100);
-  const doings: Doing[] = [];
-  const notes: Note[] = [];
+  const actions: Action[] = [];
+  const notes: Notice[] = [];
   const taken: Buffer[] = [];
   let given = 0;
   let held: (() => void)[] | undefined;
@@ -167,7 +167,7 @@ export function openPort() {
     happened.emit('change');
     return waiting ? new Promise((resolve) => waiting.push(resolve)) : Promise.resolve();
   };
-  let parting: Parting | undefined;
+  let parting: CloseReason | undefined;
   let read = 0;
   const until = async <T>(look: () => T | undefined): Promise<T> => {
     for (;;) {
@@ -183,19 +183,19 @@ export function openPort() {
       taken.push(Buffer.from(bytes));
       return take();
     },
-    note(note) {
+    notify(note) {
       notes.push(note);
       return take();
     },
-    part(told) {
+    close(told) {
       if (parting) throw new Error('parted twice');
       parting = told;
       happened.emit('change');
     },
-    doings: (async function* () {
+    actions: (async function* () {
       for (;;) {
         const doing = await until(
-          () => doings.shift() ?? (gone.signal.aborted || parting ? null : undefined),
+          () => actions.shift() ?? (gone.signal.aborted || parting ? null : undefined),
         );
         if (!doing) return;
         read += 1;
@@ -206,15 +206,15 @@ export function openPort() {
   return {
     port,
     notes,
-    do(...all: Doing[]) {
-      doings.push(...all);
+    do(...all: Action[]) {
+      actions.push(...all);
       happened.emit('change');
     },
     type: (text: string) => {
-      doings.push({ input: Buffer.from(text) });
+      actions.push({ input: Buffer.from(text) });
       happened.emit('change');
     },
-    /** How many of its doings were read. */
+    /** How many of its actions were read. */
     read: () => read,
     /** Bytes given to it, taken or not. */
     given: () => given,
@@ -232,8 +232,8 @@ export function openPort() {
       gone.abort();
       happened.emit('change');
     },
-    note: <T extends Note['type']>(type: T) =>
-      until(() => notes.find((note): note is Note & { type: T } => note.type === type)),
+    note: <T extends Notice['type']>(type: T) =>
+      until(() => notes.find((note): note is Notice & { type: T } => note.type === type)),
     status: (status: string) =>
       until(() => notes.find((note) => note.type === 'status' && note.status === status)),
     gets: (length: number) => until(() => (given >= length ? given : undefined)),

@@ -12,7 +12,7 @@ import { z } from 'zod';
 import { agentSettings } from '../agent/config.ts';
 import { loadIdentity } from '../agent/identity.ts';
 import { brokerSettings } from '../broker/config.ts';
-import { openAuthority } from '../broker/link/authority.ts';
+import { loadAuthority } from '../broker/link/authority.ts';
 import { StartError, UsageError } from '../shared/errors.ts';
 import { nodeIsGood } from '../shared/program.ts';
 import { givenSettings, helpText, readSettings, settingsText } from '../shared/settings.ts';
@@ -458,7 +458,7 @@ interface Impostor {
 
 /** Something that answers TLS where an agent expects its broker, with an authority of its own. */
 async function openImpostor(): Promise<Impostor> {
-  const authority = await openAuthority(temporaryFolder('impostor'), true);
+  const authority = await loadAuthority(temporaryFolder('impostor'), true);
   const server = createTlsServer({ ALPNProtocols: ['h2'], ...(await authority.leaf()) });
   const refused = new Promise<void>((resolve) => server.once('tlsClientError', () => resolve()));
   server.listen(0, '127.0.0.1');

@@ -9,7 +9,7 @@ import { verify } from '@octokit/webhooks-methods';
 import { Webhook } from 'standardwebhooks';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';
-import { openAuthority } from '../broker/link/authority.ts';
+import { loadAuthority } from '../broker/link/authority.ts';
 import { fakeClock } from './fake-clock.ts';
 import { temporaryFolder } from './house.ts';
 import { answering, openReceiver, openWebhookHouse, type Received, type WebhookHouse } from './receivers.ts';
@@ -856,7 +856,7 @@ test('webhooks that have overdue deliveries at a start begin one after another',
 
 test('a certificate that no authority has signed is a failure', async () => {
   const house = await openWebhookHouse({ tuning: { resolve: async () => ['127.0.0.1'] } });
-  const authority = await openAuthority(temporaryFolder('authority'), true);
+  const authority = await loadAuthority(temporaryFolder('authority'), true);
   const leaf = await authority.leaf();
   let heard = 0;
   const names: string[] = [];

@@ -7,17 +7,17 @@ import { pino } from 'pino';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { type RawData, WebSocket } from 'ws';
 import { brokerSettings } from '../broker/config.ts';
-import type { ClientPort, Doing, Parting } from '../broker/sessions/client.ts';
+import type { Action, ClientPort, CloseReason } from '../broker/sessions/client.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { readSettings } from '../shared/settings.ts';
 import { fakeClock } from './fake-clock.ts';
 import { call, type House, openHouse, temporaryFolder } from './house.ts';
 import { handshake, openDoor, path } from './terminal-door.ts';
 
-async function take(doings: AsyncIterable<Doing>, count: number): Promise<Doing[]> {
-  const taken: Doing[] = [];
-  for await (const doing of doings) {
-    taken.push(doing);
+async function take(actions: AsyncIterable<Action>, count: number): Promise<Action[]> {
+  const taken: Action[] = [];
+  for await (const action of actions) {
+    taken.push(action);
     if (taken.length === count) break;
   }
   return taken;
@@ -110,7 +110,7 @@ test.each([
   const { client, port, closed } = await door.enter();
   client.send(message);
   client.send('{"type":"input","data":"late"}');
-  expect(await take(port.doings, 1)).toEqual([]);
+  expect(await take(port.actions, 1)).toEqual([]);
   expect(await closed).toEqual([1008, expect.stringMatching(/^message: .{5,}/)]);
   await leftBy(port);
 });
@@ -128,7 +128,7 @@ test('what a client does arrives in order, text and bytes alike, also when it le
   client.send('{"type":"resize","cols":132,"rows":43}');
   client.send('{"type":"signal","signal":"SIGINT"}');
   client.close();
-  expect(await take(port.doings, 9)).toEqual([
+  expect(await take(port.actions, 9)).toEqual([
     { input: Buffer.from('größe 漢\n') },
     { input: Buffer.from([0, 255, 3]) },
     { size: { cols: 132, rows: 43 } },
@@ -146,7 +146,7 @@ test('a room that reads slowly slows its client: what nobody takes stays in the 
   // All of it would be gone in a fraction of this.
   const soon = new Promise((resolve) => setTimeout(resolve, 500, 'held'));
   expect(await Promise.race([sent, soon])).toBe('held');
-  const taken = await take(port.doings, pieces);
+  const taken = await take(port.actions, pieces);
   expect(taken.length).toBe(pieces);
 });
 
@@ -156,10 +156,10 @@ test('output and notes arrive as they were given, and output waits until the soc
   const { client, port } = await (await openDoor()).enter();
   const got: unknown[] = [];
   client.on('message', (data, binary) => got.push(binary ? data : jsonOf(data)));
-  await port.note({ type: 'ready', client_id: 'cli_one', offset: 7, cols: 80, rows: 24 });
+  await port.notify({ type: 'ready', client_id: 'cli_one', offset: 7, cols: 80, rows: 24 });
   await port.output(Buffer.from([0xe6, 0xbc]));
   await port.output(Buffer.from([0xa2]));
-  port.part({ why: 'detached' });
+  port.close({ why: 'detached' });
   await once(client, 'close');
   expect(got).toEqual([
     { type: 'ready', client_id: 'cli_one', offset: 7, cols: 80, rows: 24 },
@@ -188,7 +188,7 @@ test('a client that does not read holds up its own output only, and gets all of 
   });
   client.resume();
   await giving;
-  port.part({ why: 'detached' });
+  port.close({ why: 'detached' });
   await once(client, 'close');
   expect(received).toBe(400 * piece.length);
 });
@@ -198,8 +198,8 @@ test('output and notes to a client that has gone resolve', async () => {
   client.terminate();
   await leftBy(port);
   await port.output(Buffer.from('late'));
-  await port.note({ type: 'size', cols: 1, rows: 1 });
-  port.part({ why: 'detached' });
+  await port.notify({ type: 'size', cols: 1, rows: 1 });
+  port.close({ why: 'detached' });
 });
 
 test('notes wait until the socket has taken them, as output does', async () => {
@@ -208,7 +208,7 @@ test('notes wait until the socket has taken them, as output does', async () => {
   const note = { type: 'refused', message: 'x'.repeat(64 * 1024) } as const;
   let given = 0;
   const giving = (async () => {
-    for (; given < 400; given += 1) await port.note(note);
+    for (; given < 400; given += 1) await port.notify(note);
   })();
   let before = -1;
   while (given !== before) {
@@ -230,7 +230,7 @@ test('a client that pings on and on and does not read is answered as often as it
   });
   for (let count = 0; count < pings; count += 1) client.ping(Buffer.alloc(125));
   client.send(Buffer.from('after them'));
-  await take(port.doings, 1);
+  await take(port.actions, 1);
   // Behind all answers there are.
   void port.output(Buffer.from('.'));
   const answered = once(client, 'message');
@@ -240,26 +240,26 @@ test('a client that pings on and on and does not read is answered as often as it
   expect(pongs).toBeLessThan(pings / 2);
 });
 
-test.each<[Parting, number]>([
+test.each<[CloseReason, number]>([
   [{ why: 'ended', exit_code: 3, signal: null, reason: null }, 1000],
   [{ why: 'detached' }, 4001],
   [{ why: 'forbidden' }, 4003],
   [{ why: 'fell_behind' }, 4008],
   [{ why: 'stopping' }, 1001],
-])('a client that is let go hears why: %o closes with %i', async (parting, code) => {
+])('a client that is let go hears why: %o closes with %i', async (closeReason, code) => {
   const door = await openDoor();
   const { client, port, closed } = await door.enter();
   const got: unknown[] = [];
   client.on('message', (data) => got.push(jsonOf(data)));
-  port.part(parting);
-  port.part({ why: 'forbidden' });
+  port.close(closeReason);
+  port.close({ why: 'forbidden' });
   expect((await closed)[0]).toBe(code);
-  const { why: _, ...ending } = parting;
+  const { why: _, ...ending } = closeReason;
   expect(got).toEqual(code === 1000 ? [{ type: 'end', ...ending }] : []);
   // It did not leave: it was let go.
   await door.empty();
   expect(port.gone.aborted).toBe(false);
-  expect(await take(port.doings, 1)).toEqual([]);
+  expect(await take(port.actions, 1)).toEqual([]);
 });
 
 // ---- Who is still there
@@ -275,7 +275,7 @@ test('a client that answers no ping is gone within 45 s, one that answers stays'
     await Promise.all([pong, answered]);
     // The pong is on its way to the broker: whatever is said after it has come after it.
     quick.client.send(Buffer.from('x'));
-    await take(quick.port.doings, 1);
+    await take(quick.port.actions, 1);
   }
   await leftBy(dead.port);
   expect(quick.port.gone.aborted).toBe(false);

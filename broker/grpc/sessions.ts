@@ -4,7 +4,7 @@ import { sessions as routes } from '../../shared/api/sessions.ts';
 import { AppError } from '../../shared/errors.ts';
 import { present } from '../../shared/rpc.ts';
 import { type AccessServices, guardOf } from '../admission/authorize.ts';
-import { type ClientPort, type Doing, doingOf, type Note, type Parting } from '../sessions/client.ts';
+import { type Action, actionOf, type ClientPort, type CloseReason, type Notice } from '../sessions/client.ts';
 import type { Call, Received, Rpc, Sent } from './call.ts';
 
 /** What this needs of sessions. */
@@ -34,21 +34,21 @@ export function sessionRpcs(services: AccessServices & { sessions: Joining }) {
     }),
     async run(call, { input, caller }) {
       const attachment = await services.sessions.join(input, caller);
-      let parting: Parting | undefined;
+      let closeReason: CloseReason | undefined;
       // The signal reports a client that is gone.
       const send = (message: Message): Promise<void> => call.send(message).catch(() => undefined);
       await attachment.serve({
         output: (bytes) => send({ output: bytes }),
-        note: (note) => send(messageOf(note)),
-        doings: doingsOf(call),
+        notify: (notice) => send(messageOf(notice)),
+        actions: actionsOf(call),
         gone: call.gone.signal,
-        part(given) {
-          parting ??= given;
+        close(given) {
+          closeReason ??= given;
         },
       });
       call.gone.signal.throwIfAborted();
-      const { why = 'stopping', ...end } = parting ?? {};
-      if (why !== 'ended') throw partings[why];
+      const { why = 'stopping', ...end } = closeReason ?? {};
+      if (why !== 'ended') throw closeErrors[why];
       await call.send({ end: present(end) });
       return undefined;
     },
@@ -57,7 +57,7 @@ export function sessionRpcs(services: AccessServices & { sessions: Joining }) {
 }
 
 /** Why a client is let go, where its session goes on. */
-const partings = {
+const closeErrors = {
   detached: new AppError('conflict', 'this client was detached; the session goes on'),
   forbidden: new AppError('forbidden', 'this key may no longer attach to this session'),
   fell_behind: new AppError(
@@ -67,27 +67,27 @@ const partings = {
   stopping: new AppError('unavailable', 'the broker is stopping: attach again later'),
 };
 
-function messageOf(note: Note): Message {
-  if (note.type === 'status') return { status: note.status };
-  if (note.type === 'refused') return { refused: note.message };
-  const size = { cols: note.cols, rows: note.rows };
-  if (note.type === 'size') return { size };
-  return { attached: { client_id: note.client_id, offset: note.offset, size } };
+function messageOf(notice: Notice): Message {
+  if (notice.type === 'status') return { status: notice.status };
+  if (notice.type === 'refused') return { refused: notice.message };
+  const size = { cols: notice.cols, rows: notice.rows };
+  if (notice.type === 'size') return { size };
+  return { attached: { client_id: notice.client_id, offset: notice.offset, size } };
 }
 
 /** An invalid message ends the call. */
-async function* doingsOf(call: Attaching): AsyncGenerator<Doing> {
+async function* actionsOf(call: Attaching): AsyncGenerator<Action> {
   try {
-    for await (const message of call.messages) yield doingIn(message);
+    for await (const message of call.messages) yield actionIn(message);
   } catch (error) {
     call.gone.abort(error);
   }
 }
 
 /** As a WebSocket would have it. */
-function doingIn({ message, input, size, signal }: Received<'AttachSession'>): Doing {
+function actionIn({ message, input, size, signal }: Received<'AttachSession'>): Action {
   if (message === 'input' && input) return { input };
-  if (message === 'size') return doingOf({ type: 'resize', ...size });
-  if (message === 'signal') return doingOf({ type: 'signal', signal });
+  if (message === 'size') return actionOf({ type: 'resize', ...size });
+  if (message === 'signal') return actionOf({ type: 'signal', signal });
   throw new AppError('invalid_request', 'after the first message comes input, size or signal');
 }

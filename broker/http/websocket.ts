@@ -11,7 +11,7 @@ import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { assertKnownParameters, queryOf } from '../admission/parse-request.ts';
 import { type Proxies, plainAddress } from '../client-address.ts';
-import { type ClientPort, type Doing, doingOf, type Note, type Parting } from '../sessions/client.ts';
+import { type Action, actionOf, type ClientPort, type CloseReason, type Notice } from '../sessions/client.ts';
 import { assertJsonLimits } from './body.ts';
 
 /** What a ticket is good for: one client of one session. */
@@ -42,7 +42,7 @@ const messageCost = 64;
 /** A client whose input is not taken for that long is closed: while its socket is not read, a dead client goes unnoticed. */
 const stuckMs = 25_000;
 
-const closeReasons: Readonly<Record<Parting['why'], string>> = {
+const closeReasons: Readonly<Record<CloseReason['why'], string>> = {
   ended: 'the session ended',
   stopping: 'the broker stops; come back later',
   detached: 'detached',
@@ -171,7 +171,7 @@ function notASocket(message: string): AppError {
 
 /** A WebSocket as the client of a session. */
 class WebSocketClient implements ClientPort {
-  readonly doings: AsyncIterable<Doing>;
+  readonly actions: AsyncIterable<Action>;
   readonly #ws: WebSocket;
   readonly #gone = new AbortController();
   /** Messages not taken yet; while they are large, the socket is not read. */
@@ -187,7 +187,7 @@ class WebSocketClient implements ClientPort {
   constructor(ws: WebSocket) {
     this.#ws = ws;
     const stopPings = every(pingMs, () => this.#ping());
-    this.doings = this.#read();
+    this.actions = this.#read();
     // As long as binaryType is left alone, messages are Buffers.
     ws.on('message', (data, binary) => this.#receive(data as Buffer, binary));
     ws.on('ping', (data) => this.#pong(data));
@@ -214,14 +214,14 @@ class WebSocketClient implements ClientPort {
     return new Promise((resolve) => this.#ws.send(bytes, { binary }, () => resolve()));
   }
 
-  note(note: Note): Promise<void> {
-    return this.output(JSON.stringify(note));
+  notify(notice: Notice): Promise<void> {
+    return this.output(JSON.stringify(notice));
   }
 
-  part(parting: Parting): void {
+  close(closeReason: CloseReason): void {
     if (this.#parted) return;
     this.#parted = true;
-    const { why, ...ending } = parting;
+    const { why, ...ending } = closeReason;
     if (why === 'ended') void this.output(JSON.stringify({ type: 'end', ...ending }));
     this.#close(closeCodes[why], closeReasons[why]);
   }
@@ -243,7 +243,7 @@ class WebSocketClient implements ClientPort {
   }
 
   /** A message that no client should send ends the connection, not the session. */
-  async *#read(): AsyncGenerator<Doing> {
+  async *#read(): AsyncGenerator<Action> {
     try {
       for (;;) {
         const next = this.#waiting.shift();
@@ -251,7 +251,7 @@ class WebSocketClient implements ClientPort {
           this.#held -= next.data.length + messageCost;
           this.#takenAt = monotonic();
           if (this.#held < maxWaiting && this.#ws.isPaused) this.#ws.resume();
-          yield next.binary ? { input: next.data } : doingOf(parseJson(next.data));
+          yield next.binary ? { input: next.data } : actionOf(parseJson(next.data));
         } else if (this.#ws.readyState === this.#ws.OPEN) await this.#changed.wait(this.#gone.signal);
         else return;
       }

@@ -1,4 +1,5 @@
-// The broker's own certificate authority: made once for 20 years, pinned by every join token; leaves renew by themselves.
+// The broker's own certificate authority: created once for 20 years and pinned by every join token. Its leaves are
+// renewed while the broker runs.
 // The certificate library needs this polyfill loaded before it.
 import 'reflect-metadata';
 import {
@@ -25,7 +26,7 @@ const day = 86_400_000;
 const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
-/** A leaf is good from a day before it was made: with a clock set back further nobody would take it. */
+/** A leaf is good from a day before it was made: with a clock set back further no client accepts it. */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;
 
@@ -33,7 +34,7 @@ const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
 const stored = z.strictObject({ certificate: z.string(), private_key: z.string() });
 const storedKey = z.strictObject({ private_key: z.string() });
 
-/** What it keeps in the data directory: the authority itself, and the key of --tls. */
+/** Its files in the data directory: the authority itself, and the key of --tls. */
 const [authorityFile, restKeyFile] = ['authority.json', 'rest-key.json'] as const;
 export const authorityFiles = [authorityFile, restKeyFile];
 
@@ -48,21 +49,21 @@ export interface Authority {
   rest(names: readonly string[]): Promise<{ pin: string; leaf(): Promise<SecureContextOptions> }>;
 }
 
-/** Reads the authority of a directory, or makes it where nothing was ever declared. Throws StartError when it is lost. */
-export async function openAuthority(directory: string, mayMake: boolean): Promise<Authority> {
+/** Reads the authority, or with `mayCreate` creates it. Throws StartError when it is missing or damaged. */
+export async function loadAuthority(directory: string, mayCreate: boolean): Promise<Authority> {
   const file = join(directory, authorityFile);
   if (!existsSync(file)) {
-    if (!mayMake) {
+    if (!mayCreate) {
       throw new StartError(
         `${file} is missing: every agent pins it; restore it from a backup of ${directory}`,
       );
     }
-    await makeAuthority(file);
+    await createAuthority(file);
   }
   return readAuthority(file, join(directory, restKeyFile));
 }
 
-async function makeAuthority(file: string): Promise<void> {
+async function createAuthority(file: string): Promise<void> {
   const pem = newKey();
   const keys = keysOf(pem);
   const certificate = await x509.X509CertificateGenerator.createSelfSigned(
@@ -95,7 +96,7 @@ async function readAuthority(file: string, restKeyFile: string): Promise<Authori
       return { minVersion: 'TLSv1.3', ...leaf };
     },
     async rest(names) {
-      const pem = await openRestKey(restKeyFile);
+      const pem = await loadRestKey(restKeyFile);
       return { pin: pinOf(pem), leaf: () => makeLeaf(issuer, 'Farhand REST API', names, pem) };
     },
   };
@@ -133,8 +134,8 @@ async function readStored<T>(file: string, schema: z.ZodType<T>, remedy: string)
   }
 }
 
-/** The key of the REST API's leaves, made when it is first needed. */
-async function openRestKey(file: string): Promise<string> {
+/** The key of the REST API's leaves, created when it is first needed. */
+async function loadRestKey(file: string): Promise<string> {
   if (!existsSync(file)) await writeDurably(file, JSON.stringify({ private_key: newKey() }));
   const remedy = 'restore it from a backup, or move it away and pin the new key everywhere';
   return (await readStored(file, storedKey, remedy)).private_key;

@@ -1,4 +1,4 @@
-// Clients of terminals: from the ticket, or the call, that let one in to its leaving.
+// Clients of terminals: attached with a ticket or a call, then served until they leave.
 import { createHash } from 'node:crypto';
 import type { Caller, Journal } from '../../shared/api/index.ts';
 import type { SessionId } from '../../shared/api/route.ts';
@@ -6,23 +6,23 @@ import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, newSecret } from '../../shared/ids.ts';
 import { terminalClients } from '../../shared/limits.ts';
-import type { ClientPort, Parting } from './client.ts';
+import type { ClientPort, CloseReason } from './client.ts';
 import { Conversation, endOf } from './conversation.ts';
 import type { Attached, Mode, Session } from './records.ts';
 import { emitEvent, type OpenSession, type SessionContext, sessionsOn } from './session.ts';
 
 export interface AttachParams {
   mode: Mode;
-  /** First byte of output wanted; the last 256 KiB unless told. */
+  /** First byte of output wanted; without it the last 256 KiB. */
   offset?: number | undefined;
 }
 
-/** A client that is not served within this time is let go. */
+/** A client that is not served within this time is detached. */
 const unusedMs = 30_000;
 /** After the end of its session a client gets this long to take the rest. */
 const restMs = 30_000;
 
-/** Lets a client in, to be served within 30 s. Throws unavailable. */
+/** Attaches a client, to be served within 30 s. Throws unavailable. */
 export async function attach(
   context: SessionContext,
   session: OpenSession,
@@ -32,7 +32,7 @@ export async function attach(
   const { id: session_id, machine_id } = session.record;
   const there = sessionsOn(machine_id, context).flatMap(({ clients }) => [...clients.keys()]);
   if (there.length >= terminalClients) {
-    const message = `${terminalClients} clients are attached on this machine already`;
+    const message = `${terminalClients} clients are attached on this machine already: detach one`;
     throw new AppError('unavailable', message, { machine_id, limit: terminalClients });
   }
   const { key_id, key_name, request_id, address } = caller;
@@ -54,7 +54,7 @@ export async function attach(
   return attachment;
 }
 
-/** On record and told as an event; inside a transaction. */
+/** Removes the record of a client and emits the event; inside a transaction. */
 export function recordDetached(
   journal: Journal,
   { client_id, mode }: Attached,
@@ -65,7 +65,7 @@ export function recordDetached(
   emitEvent(journal, 'session.client_detached', session, context, { client_id, mode });
 }
 
-/** What lets a client be served, once, within 30 s. */
+/** Tickets: each lets one client be served, once, within 30 s. */
 export class Tickets {
   /** By the hash of their tickets. */
   readonly #attachments = new Map<string, Attachment>();
@@ -90,7 +90,7 @@ function hashOf(ticket: string): string {
   return createHash('sha256').update(ticket).digest('hex');
 }
 
-/** A client that was let in, until it leaves. */
+/** A client that is attached, until it leaves. */
 export class Attachment {
   readonly attached: Attached;
   readonly session: OpenSession;
@@ -99,11 +99,11 @@ export class Attachment {
   readonly #address: string;
   readonly #context: SessionContext;
   readonly #end = new AbortController();
-  #parting: Parting | undefined;
+  #reason: CloseReason | undefined;
   #served = false;
   #left: Promise<void> | undefined;
   #stopWatchingRights = (): void => {};
-  /** Until it must be served, or after the end of its session must have taken the rest. */
+  /** Detaches a client that is never served, or that is slow to take the rest after the end of its session. */
   #cancelTimer = (): void => {};
 
   constructor(
@@ -127,12 +127,12 @@ export class Attachment {
     return this.attached.client_id;
   }
 
-  /** It is yet to be served. */
+  /** The client is attached and not yet served. */
   get waiting(): boolean {
     return !this.#served && !this.#left;
   }
 
-  /** It is on disk: from now on it can end. */
+  /** The client is on disk: from now on it can leave. */
   begin(): void {
     const { key_id } = this.attached;
     const { machine_id } = this.session.record;
@@ -143,24 +143,24 @@ export class Attachment {
     if (this.#left) this.#stopWatchingRights();
   }
 
-  /** Serves it until it is over. Once only. Never rejects. */
+  /** Serves the client until it leaves. Once only. Never rejects. */
   async serve(port: ClientPort): Promise<void> {
-    if (!this.waiting) return port.part(this.#parting ?? { why: 'detached' });
+    if (!this.waiting) return port.close(this.#reason ?? { why: 'detached' });
     this.#served = true;
     this.#cancelTimer();
     if (this.session.over) this.sessionEnded();
     const signal = AbortSignal.any([this.#end.signal, port.gone]);
-    const parting = await new Conversation(this, port, signal, this.#context.log).run();
-    if (!port.gone.aborted) port.part(this.#parting ?? parting);
-    await this.#close(parting);
+    const reason = await new Conversation(this, port, signal, this.#context.log).run();
+    if (!port.gone.aborted) port.close(this.#reason ?? reason);
+    await this.#close(reason);
   }
 
-  /** It will never be served. */
+  /** Detaches a client that will never be served. */
   leave(): void {
     void this.dismiss('detached');
   }
 
-  /** Lets it go. Resolves when that is on disk. Never rejects. */
+  /** Detaches it. Resolves when that is on disk. Never rejects. */
   dismiss(why: 'detached' | 'forbidden' | 'stopping'): Promise<void> {
     return this.#close({ why });
   }
@@ -170,17 +170,19 @@ export class Attachment {
     this.#cancelTimer = after(restMs, () => void this.#close(endOf(this.session)));
   }
 
-  /** What is only to be remembered: a full disk must not stop who types. */
+  /** Writes an action to the audit log. A failure is only logged: a full disk must not stop a terminal. */
   audit(action: string, result: string): void {
     const { log, history } = this.#context;
     history
       .write((journal) => this.#record(journal, action, result))
-      .catch((error: unknown) => log.error({ err: error, action }, 'not audited'));
+      .catch((error: unknown) =>
+        log.error({ err: error, action }, 'an action of a client could not be written to the audit log'),
+      );
   }
 
   /** The first reason counts. */
-  #close(parting: Parting): Promise<void> {
-    this.#parting ??= parting;
+  #close(reason: CloseReason): Promise<void> {
+    this.#reason ??= reason;
     this.#end.abort();
     this.#cancelTimer();
     this.#stopWatchingRights();

@@ -1,4 +1,4 @@
-// One client of a terminal, from its first byte to its parting: over lost links it sees every byte once.
+// One attached client of a terminal: over lost links it sees every byte once, and none of its input arrives twice.
 import type { AttachTerminalHead__Output } from '../../proto/types/farhand/agent/v1/AttachTerminalHead.ts';
 import type { AttachTerminalOpen } from '../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
 import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
@@ -11,7 +11,7 @@ import { AppError, type Code } from '../../shared/errors.ts';
 import { terminalReplayBytes } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Link } from '../presence/index.ts';
-import type { ClientPort, Doing, Note, Parting } from './client.ts';
+import type { Action, ClientPort, CloseReason, Notice } from './client.ts';
 import type { Attached } from './records.ts';
 import type { OpenSession } from './session.ts';
 
@@ -25,33 +25,33 @@ interface ServedClient {
   audit(action: string, result: string): void;
 }
 
-/** What is audited of typing: that there was some, once in this time. */
+/** Input is recorded in the audit log once in this time, without its content. */
 const auditMs = 60_000;
-/** What a client may be given before it takes it; the agent sends more output only while it cannot hear what is taken. */
+/** Bytes that a client may have under way. The agent stops earlier, unless it cannot be sent what was taken. */
 const mostUntaken = 2 * terminalReplayBytes;
-/** What a note costs, about. */
-const noteBytes = 256;
-/** An agent that did not take a client, though it is there, is asked again after this. */
-const againMs = 1_000;
+/** Bytes of a notice, about. */
+const noticeBytes = 256;
+/** A call that a linked agent refused is tried again after this. */
+const retryMs = 1_000;
 
-/** What an agent says that has nothing more for the clients of a terminal that has ended. */
+/** Errors of an agent that has no more output for the clients of a terminal that has ended. */
 const nothingLeft: readonly Code[] = ['range_not_satisfiable', 'session_not_found', 'conflict'];
 
-/** One client that is served: over lost links it sees every byte once. */
+/** Serves one client over as many calls to its agent as it takes. */
 export class Conversation {
   readonly #client: ServedClient;
   readonly #session: OpenSession;
   readonly #port: ClientPort;
   readonly #signal: AbortSignal;
   readonly #log: Logger;
-  readonly #input = new AgentInput();
+  readonly #input = new UnacknowledgedInput();
   /** The next byte that the client is to get; undefined: the agent decides. */
   #position: number | undefined;
   #ready = false;
   /** Bytes that its port was given and the client has not taken. */
   #untaken = 0;
   readonly #taken = new Wake();
-  /** It has all there will ever be. */
+  /** The client has all output that there will ever be. */
   #drained = false;
   #auditedAt = Number.NEGATIVE_INFINITY;
 
@@ -64,37 +64,39 @@ export class Conversation {
     this.#log = log;
   }
 
-  /** Until the session is over, the signal fires, or the agent has lost its place. Never rejects. */
-  async run(): Promise<Parting> {
-    this.#listen().catch((error: unknown) => this.#log.debug({ err: error }, 'a client broke off'));
+  /** Serves until the session is over, the signal fires, or the agent no longer has the next byte. Never rejects. */
+  async run(): Promise<CloseReason> {
+    this.#listen().catch((error: unknown) =>
+      this.#log.debug({ err: error }, 'a client went away in the middle'),
+    );
     void this.#reportStatus();
     try {
       return await this.#follow();
     } catch (error) {
-      this.#log.error({ err: error }, 'a client of a session was let go');
+      this.#log.error({ err: error }, 'serving a client of a session failed');
       return { why: 'detached' };
     }
   }
 
-  /** Takes what the client does, as fast as the agent takes it: while that is away nothing more is read. */
+  /** Reads actions as fast as the agent takes them: while that is offline, no more are read. */
   async #listen(): Promise<void> {
-    for await (const doing of this.#port.doings) {
+    for await (const action of this.#port.actions) {
       if (this.#signal.aborted) return;
-      await this.#do(doing);
+      await this.#do(action);
     }
   }
 
-  async #do(doing: Doing): Promise<void> {
+  async #do(action: Action): Promise<void> {
     const observes = this.#client.attached.mode === 'observer';
-    if (observes || 'input' in doing) this.#audit(observes ? 'forbidden' : 'ok');
+    if (observes || 'input' in action) this.#audit(observes ? 'forbidden' : 'ok');
     if (observes) {
-      return this.#note({ type: 'refused', message: 'an observer only watches: attach as operator' });
+      return this.#notify({ type: 'refused', message: 'an observer only watches: attach as operator' });
     }
-    await this.#input.send(doing, this.#signal);
-    if ('size' in doing && !this.#signal.aborted) this.#session.resized(doing.size);
+    await this.#input.send(action, this.#signal);
+    if ('size' in action && !this.#signal.aborted) this.#session.resized(action.size);
   }
 
-  /** That it typed, or being an observer tried to; how much and what is private. */
+  /** Records that the client typed, or as an observer tried to; the input itself is private. */
   #audit(result: 'ok' | 'forbidden'): void {
     if (monotonic() - this.#auditedAt < auditMs) return;
     this.#auditedAt = monotonic();
@@ -103,36 +105,36 @@ export class Conversation {
     this.#client.audit('sessions.input', result);
   }
 
-  /** The client learns when its machine is away, and when it is back. */
+  /** Notifies the client when its machine goes offline and when it comes back. */
   async #reportStatus(): Promise<void> {
     let reported = 'CONNECTED';
     while (!this.#signal.aborted) {
       const { status } = this.#session.record;
       if (status !== reported && ['CONNECTED', 'GRACE_PERIOD'].includes(status)) {
         reported = status;
-        await this.#note({ type: 'status', status });
+        await this.#notify({ type: 'status', status });
       } else await this.#session.changed.wait(this.#signal);
     }
   }
 
-  async #follow(): Promise<Parting> {
+  async #follow(): Promise<CloseReason> {
     const session = this.#session;
     while (!this.#signal.aborted) {
       const { link, record, ended } = session;
       if (link && !this.#drained && (record.status === 'CONNECTED' || ended)) {
-        const parting = await this.#attach(link);
-        if (parting) return parting;
-        // Not at once, unless that would tell something new.
+        const reason = await this.#attach(link);
+        if (reason) return reason;
+        // Not at once, unless something has changed.
         const another = (): boolean => this.#drained || session.link !== link || session.ended !== ended;
-        await session.until(another, againMs, this.#signal);
+        await session.until(another, retryMs, this.#signal);
       } else if (session.over) return endOf(session);
       else await session.changed.wait(this.#signal);
     }
     return { why: 'detached' };
   }
 
-  /** One call to the agent, to the end of the output or of the link. */
-  async #attach(link: Link): Promise<Parting | undefined> {
+  /** Makes one call to the agent, to the end of the output or of the link. */
+  async #attach(link: Link): Promise<CloseReason | undefined> {
     const session = this.#session;
     const { client_id, request_id } = this.#client.attached;
     const offset = this.#position;
@@ -150,13 +152,14 @@ export class Conversation {
         if (size) await this.#resized(size);
         if (signal.aborted) return undefined;
       }
-      // The output of a session that goes on has no end: then the agent only showed this client out.
-      await session.until(() => session.ended, againMs, signal);
+      // While the session goes on its output has no end: the agent has only detached this client.
+      await session.until(() => session.ended, retryMs, signal);
       this.#drained = session.ended;
       return undefined;
     } catch (error) {
       const code = error instanceof AppError ? error.code : undefined;
-      if (!signal.aborted) this.#log.info({ why: code ?? error, client_id }, 'a client lost its terminal');
+      if (!signal.aborted)
+        this.#log.info({ why: code ?? error, client_id }, 'a call for a client of a terminal ended early');
       this.#drained = session.ended && code !== undefined && nothingLeft.includes(code);
       if (code === 'range_not_satisfiable' && !session.ended) return { why: 'fell_behind' };
       return session.over ? endOf(session) : undefined;
@@ -171,19 +174,19 @@ export class Conversation {
   ): Promise<void> {
     const { client_id } = this.#client.attached;
     const { record, ended } = this.#session;
-    if (this.#position !== undefined && offset !== this.#position) throw lostPlace(this.#position, offset);
+    if (this.#position !== undefined && offset !== this.#position) throw wrongOffset(this.#position, offset);
     this.#position = offset;
     const lost = this.#input.begin({ offset, input_taken, known });
     // A session that has ended takes no input.
-    if (lost > 0 && !ended) await this.#note({ type: 'refused', message: mayBeLost(lost) });
+    if (lost > 0 && !ended) await this.#notify({ type: 'refused', message: mayBeLost(lost) });
     if (this.#ready) return;
     this.#ready = true;
     const { cols, rows } = sizeOf(size) ?? record;
-    await this.#note({ type: 'ready', client_id, offset, cols, rows });
+    await this.#notify({ type: 'ready', client_id, offset, cols, rows });
   }
 
   async #give({ offset, data }: TerminalOutput__Output): Promise<void> {
-    if (!this.#ready || offset !== this.#position) throw lostPlace(this.#position ?? 0, offset);
+    if (!this.#ready || offset !== this.#position) throw wrongOffset(this.#position ?? 0, offset);
     const end = offset + data.length;
     this.#position = end;
     const taken = this.#port.output(data).then(() => this.#input.taken(end));
@@ -192,16 +195,16 @@ export class Conversation {
 
   async #resized(reported: TerminalSize__Output): Promise<void> {
     const size = sizeOf(reported);
-    if (size) await this.#note({ type: 'size', ...size });
+    if (size) await this.#notify({ type: 'size', ...size });
   }
 
-  #note(note: Note): Promise<void> {
-    return this.#underWay(this.#port.note(note), noteBytes);
+  #notify(notice: Notice): Promise<void> {
+    return this.#underWay(this.#port.notify(notice), noticeBytes);
   }
 
   /**
-   * Goes on while the client takes it: else the client would never hear that it has fallen behind. It waits where much
-   * is under way: many notes, whatever causes them, could fill our memory else.
+   * Does not wait for the client to take it, so that a slow client is told that it has fallen behind. It waits only when
+   * much is under way: many notices could fill our memory.
    */
   async #underWay(taken: Promise<void>, bytes: number): Promise<void> {
     this.#untaken += bytes;
@@ -217,25 +220,25 @@ function mayBeLost(bytes: number): string {
   return `the link was lost for too long: the last ${bytes} bytes typed before may not all have arrived`;
 }
 
-/** What a machine reports as a size, if it can be one. */
+/** A reported size, if it is a possible one. */
 function sizeOf(reported: TerminalSize__Output | null): { cols: number; rows: number } | undefined {
   const cols = colsSchema.safeParse(reported?.cols);
   const rows = rowsSchema.safeParse(reported?.rows);
   return cols.success && rows.success ? { cols: cols.data, rows: rows.data } : undefined;
 }
 
-function lostPlace(wanted: number, told: number): AppError {
+function wrongOffset(wanted: number, told: number): AppError {
   return new AppError('machine_error', 'the machine sent another part of the output', { wanted, told });
 }
 
 /** How a session that is over has ended. */
-export function endOf({ record: { exit_code, signal, reason } }: OpenSession): Parting {
+export function endOf({ record: { exit_code, signal, reason } }: OpenSession): CloseReason {
   return { why: 'ended', exit_code, signal, reason };
 }
 
 /** While so many bytes of input are unacknowledged, nothing more is sent. */
 const mostUnacknowledged = 64 * 1024;
-/** Input goes to the agent in pieces of this size, and every so many bytes of output it hears what was taken. */
+/** Input goes to the agent in pieces of this size; what the client has taken is reported every so many bytes. */
 const pieceBytes = 32 * 1024;
 
 /** Where a call begins, as the agent reports it. */
@@ -244,39 +247,42 @@ interface Beginning {
   offset: number;
   /** How much of the input it has; undefined: this agent does not count. */
   input_taken: number | undefined;
-  /** It still knows this client from an earlier call. */
+  /** It remembers this client from an earlier call. */
   known: boolean;
 }
 
-/** Outlives the calls: between two of them everything waits. Input is counted in bytes over all calls of the client. */
-class AgentInput {
+/**
+ * Unacknowledged input of one client, which a lost link sends again. It outlives the calls: between two of them
+ * everything waits. Input is counted in bytes over all calls.
+ */
+class UnacknowledgedInput {
   readonly #changed = new Wake();
-  /** What the client does next; not taken while too much input is unacknowledged. */
-  #waiting: Doing | undefined;
-  /** Input from #acknowledged on. One piece: many small ones would cost far more than they hold. */
+  /** The next action of the client; not taken while too much input is unacknowledged. */
+  #waiting: Action | undefined;
+  /** Input from #acknowledged on, in one buffer: many small ones would cost far more than they hold. */
   #input: Buffer = Buffer.alloc(0);
   #acknowledged = 0;
   /** Next byte of input to send. */
   #next = 0;
   #counted = false;
-  /** The agent has said where this call begins. */
+  /** The agent has reported where this call begins. */
   #begun = false;
-  /** Offset of the output that the client has taken, and what the agent was told of it. */
+  /** Offset of the output that the client has taken, and the last one that the agent was sent. */
   #taken = 0;
   #reported = 0;
 
-  /** Resolves when a call has taken it, or the signal fires. After a lost link only input is sent again. */
-  async send(doing: Doing, signal: AbortSignal): Promise<void> {
-    this.#waiting = doing;
+  /** Resolves when a call has taken the action, or the signal fires. After a lost link only input is sent again. */
+  async send(action: Action, signal: AbortSignal): Promise<void> {
+    this.#waiting = action;
     this.#changed.wake();
     while (this.#waiting && !signal.aborted) await this.#changed.wait(signal);
   }
 
-  /** The agent has taken the call. Returns how many bytes of input may be lost. Throws machine_error. */
+  /** The agent has answered the call. Returns how many bytes of input may be lost. Throws machine_error. */
   begin({ offset, input_taken, known }: Beginning): number {
     const from = this.#counted && known ? input_taken : undefined;
     const resumes = from !== undefined && from >= this.#acknowledged;
-    // An agent that has forgotten the client may have taken all that was sent: that must not come twice.
+    // An agent that does not know the client may have taken all that was sent: none of it may arrive twice.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {
       this.#next = this.#acknowledged + this.#input.length;
@@ -294,7 +300,7 @@ class AgentInput {
     return lost;
   }
 
-  /** The agent has so much of the input. Throws machine_error when it cannot. */
+  /** The agent has this many bytes of input. Throws machine_error when that is more than was sent. */
   acknowledge(input_taken: number): void {
     if (input_taken > this.#next) {
       const details = { sent: this.#next, told: input_taken };
@@ -317,7 +323,7 @@ class AgentInput {
     this.#begun = false;
     yield { open };
     while (!signal.aborted) {
-      // Before the agent has said so, nobody knows from where on input is to be sent.
+      // Until the agent has reported it, the first byte of input to send is unknown.
       const request = this.#begun ? this.#request() : undefined;
       if (request) yield request;
       else await this.#changed.wait(signal);
@@ -343,14 +349,14 @@ class AgentInput {
     return waiting;
   }
 
-  /** As much of what the client types as there is room for. */
+  /** As much of what the client types as fits. */
   #append(input: Uint8Array): void {
-    const room = mostUnacknowledged - this.#input.length;
-    this.#input = Buffer.concat([this.#input, input.subarray(0, room)]);
-    this.#took(input.length > room ? { input: input.subarray(room) } : undefined);
+    const free = mostUnacknowledged - this.#input.length;
+    this.#input = Buffer.concat([this.#input, input.subarray(0, free)]);
+    this.#took(input.length > free ? { input: input.subarray(free) } : undefined);
   }
 
-  #took(rest: Doing | undefined): void {
+  #took(rest: Action | undefined): void {
     this.#waiting = rest;
     if (!rest) this.#changed.wake();
   }

@@ -1,4 +1,4 @@
-// Sessions over REST, and where the transports of their clients come in: terminals that outlive both links.
+// Sessions over REST, and the entry of their clients' transports: terminals that outlive both links.
 import type { Caller, Handlers, Input, Reply } from '../../shared/api/index.ts';
 import type { MachineId, SessionId } from '../../shared/api/route.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
@@ -14,7 +14,7 @@ import { type Attachment, type AttachParams, attach, recordDetached, Tickets } f
 import { type Session, SessionRecords, sessionOf } from './records.ts';
 import {
   emitEvent,
-  endStray,
+  endUnknown,
   linkTo,
   OpenSession,
   type SessionContext,
@@ -23,9 +23,9 @@ import {
 } from './session.ts';
 
 interface SessionSettings {
-  /** Sessions that ended longer ago go, in milliseconds. */
+  /** Sessions that ended so many milliseconds ago are removed. */
   keepMs: number;
-  /** How people reach the REST API. */
+  /** Address of the REST API for clients. */
   publicUrl(): string;
 }
 
@@ -33,7 +33,7 @@ type Routes = typeof routes;
 
 /** How long create and end wait for the machine. */
 const answerMs = 10_000;
-/** What an agent with terminals can do. */
+/** Methods of an agent with terminals. */
 const methods = ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'];
 
 export class Sessions {
@@ -86,7 +86,7 @@ export class Sessions {
     return (sessions.get(id)?.record ?? records.find(id))?.machine_id;
   }
 
-  /** For the WebSocket: the client that a ticket of POST attach lets in; it is good once, within 30 s. */
+  /** For the WebSocket: the client of a ticket that POST attach issued; it is valid once, within 30 s. */
   redeem(ticket: string): Attachment | undefined {
     return this.#tickets.redeem(ticket);
   }
@@ -99,23 +99,24 @@ export class Sessions {
     throw new AppError('forbidden', 'this key does not reach that machine', { session_id });
   }
 
-  /** Lets every client go and ends every wait; terminals live on. */
+  /** Detaches every client and ends every wait; terminals live on. */
   async stop(): Promise<void> {
     for (const stop of this.#stops) stop();
     this.#stopping.abort();
     await Promise.all([...this.#context.sessions.values()].map((session) => session.stop()));
   }
 
-  /** Sessions follow the links of their machine; what else the agent has is ended there. */
+  /** Sessions follow the links of their machine; other terminals that the agent still has are ended. */
   #relink(machineId: string): void {
     const { sessions } = this.#context;
     const link = linkTo(machineId, this.#context);
     for (const session of sessionsOn(machineId, this.#context)) session.relink(link);
     for (const id of link?.processIds ?? [])
-      if (link && isId('session', id) && (sessions.get(id)?.over ?? true)) endStray(link, id, this.#context);
+      if (link && isId('session', id) && (sessions.get(id)?.over ?? true))
+        endUnknown(link, id, this.#context);
   }
 
-  /** What an earlier broker had open is looked for again; its clients have gone. */
+  /** Crash recovery: open sessions wait for their machines; clients of the earlier broker are gone. */
   #recover(): void {
     const { records, sessions, history, state, log } = this.#context;
     for (const record of records.open()) new OpenSession(this.#context, record, true);
@@ -137,14 +138,14 @@ export class Sessions {
     const session = await this.#store(params, caller);
     const { shell = '', args = [], cwd = '', env = {}, cols, rows, grace_period, machine_id } = params;
     const spec = { program: shell, args, cwd, env, size: { cols, rows }, grace_ms: grace_period };
-    // It may have gone while the session was written.
+    // The machine may have been removed while the session was written.
     if (!this.#context.state.machines.has(machine_id)) void session.end({ reason: 'machine_removed' });
     else session.open(spec, caller);
     await session.until(() => session.written !== 'PENDING', answerMs, caller.signal);
     return this.#detail(session.record.id);
   }
 
-  /** A new session on disk; it counts before that. Throws what keeps its machine from taking one. */
+  /** A new session on disk; it counts before that. Throws when its machine cannot take one. */
   async #store(params: Input<Routes['create']>, caller: Caller): Promise<OpenSession> {
     const { machine_id, shell = null, grace_period, cols, rows } = params;
     const { history, records, sessions, machineFacts } = this.#context;
@@ -224,7 +225,7 @@ export class Sessions {
       throw new AppError('client_not_found', 'no such client is attached to this session', { client_id });
     }
     const client_ids = found.map(({ attached }) => attached.client_id);
-    const message = `${found.length} clients of this key are attached: name one`;
+    const message = `${found.length} clients of this key are attached: name one with client_id`;
     throw new AppError('invalid_request', message, { client_ids });
   }
 
@@ -250,7 +251,7 @@ export class Sessions {
     return { ...this.#serialize(open?.record ?? records.get(session_id)), attached_clients };
   }
 
-  /** As REST has it; one that is open is as it is in memory. */
+  /** The record for REST; of an open session as it is in memory. */
   #serialize(stored: Session) {
     const open = this.#context.sessions.get(stored.id);
     const { instance_id: _, ending: __, ...record } = open?.record ?? stored;
@@ -268,13 +269,13 @@ export class Sessions {
     };
   }
 
-  /** One that has not ended. Throws session_not_found, or conflict. */
+  /** A session that has not ended. Throws session_not_found or conflict. */
   #open(session_id: string): OpenSession {
     const { sessions, records } = this.#context;
     const session = sessions.get(session_id);
     if (session?.stored && !session.ended) return session;
     if (!session) records.get(session_id);
-    throw new AppError('conflict', 'this session has ended', { session_id });
+    throw new AppError('conflict', 'this session has ended: create another', { session_id });
   }
 }
 

@@ -1,4 +1,4 @@
-// Sessions in history: a row each from the moment one is asked for, and a row for each client while it is attached.
+// Sessions in history: a row for each session from its creation on, and for each client while it is attached.
 import type { Api, Reply } from '../../shared/api/index.ts';
 import type { KeyId, MachineId, SessionId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -19,13 +19,13 @@ export interface Session extends Omit<Detail, Times | 'session_id' | 'attached_c
   last_heartbeat_at: number | null;
   grace_period_started_at: number | null;
   ended_at: number | null;
-  /** The agent process that has the terminal; it dies with that. */
+  /** The agent process that has the terminal, which dies with it. */
   instance_id: string;
   /** Its end was requested. */
   ending: boolean;
 }
 
-/** A client that is attached, whatever carries it. The fields are the columns. */
+/** An attached client of any transport. The fields are the columns. */
 export interface Attached {
   client_id: string;
   session_id: SessionId;
@@ -55,7 +55,7 @@ const tables = [
   )`,
 ];
 
-/** The two tables; sessions that ended longer than `keepMs` ago go. What writes is called inside a transaction. */
+/** Both tables; sessions that ended longer than `keepMs` ago are removed. Call what writes inside a transaction. */
 export class SessionRecords {
   readonly #history: History;
 
@@ -95,7 +95,7 @@ export class SessionRecords {
     this.#history.sql('DELETE FROM session_clients WHERE client_id = ?').run(clientId);
   }
 
-  /** Who was attached when an earlier broker stopped. */
+  /** Clients that were attached when an earlier broker stopped. */
   attached(): Attached[] {
     const rows = this.#history.sql('SELECT * FROM session_clients ORDER BY rowid').all();
     // The columns are those that attach() wrote.

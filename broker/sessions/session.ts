@@ -27,7 +27,7 @@ export interface SessionServices {
   events: Events;
   presence: Presence;
   machineFacts: MachineFacts;
-  /** Records who did what, with the change. */
+  /** Adds a row of the audit log to the transaction of the change. */
   audit(journal: Journal, deed: Deed): void;
   /** Calls `end` once a key may no longer take part in sessions there. The result stops that. */
   whileAttachable(intent: { key_id: KeyId; machine_id: MachineId }, end: () => void): () => void;
@@ -47,7 +47,7 @@ export interface SessionContext extends SessionServices {
 /** A client that is attached, as its session sees it. */
 interface SessionClient {
   readonly attached: Attached;
-  /** Lets it go. Resolves when that is on disk. Never rejects. */
+  /** Detaches it. Resolves when that is on disk. Never rejects. */
   dismiss(why: 'detached' | 'forbidden' | 'stopping'): Promise<void>;
   /** The end of its session is on disk. */
   sessionEnded(): void;
@@ -60,7 +60,7 @@ interface End {
   reason: string | null;
 }
 
-type Asker = Pick<Caller, 'request_id' | 'key_id' | 'key_name'>;
+type Requester = Pick<Caller, 'request_id' | 'key_id' | 'key_name'>;
 type TerminalEvents = AsyncIterable<{ event?: TerminalEvent__Output | null }>;
 
 const lasting = { idle_ms: 0, lane: 'terminal' } as const;
@@ -69,28 +69,28 @@ const resizeMs = 1_000;
 const rewriteMs = 5_000;
 /** From a hangup to KILL. */
 const killGraceMs = 2_000;
-/** An agent that was told to end one has killed it, or given up, well before. */
+/** An agent that was asked to end one has killed it, or given up, well before. */
 const overdueMs = 15_000;
-/** What a linked agent did not answer is asked again after this. */
-const againMs = 1_000;
+/** A call that a linked agent did not answer is tried again after this. */
+const retryMs = 1_000;
 
 export class OpenSession {
   record: Session;
-  /** It is on disk; before that nothing is done with it. */
+  /** The session is on disk; before that it stays as it is. */
   stored: boolean;
   /** Its status as it is on disk. */
   written: Status;
-  /** The link to the agent that has the terminal; none while that is away. */
+  /** The link to the agent that has the terminal; none while that is offline. */
   link: Link | undefined;
-  /** How it ended is known; on disk a little later. */
+  /** It has ended; that is on disk a little later. */
   ended = false;
   /** Its end is on disk. */
   over = false;
   readonly clients = new Map<string, SessionClient>();
-  /** Wakes those who wait for another status, or for the link. */
+  /** Woken when status or link change. */
   readonly changed = new Wake();
   readonly #context: SessionContext;
-  /** Its agent has reported how it ended: there is nothing left there. */
+  /** The agent has reported the exit: nothing is left there. */
   #exited = false;
   #cancelGrace = (): void => {};
   #cancelResize = (): void => {};
@@ -108,16 +108,16 @@ export class OpenSession {
     return this.changed.until(() => test() || this.#context.stopping.aborted, ms, signal);
   }
 
-  /** Has the terminal opened, once in its life, if its machine is still there. */
-  open(spec: TerminalSpec, asker: Asker): void {
+  /** Opens the terminal, once in the session's life, if its machine is still online. */
+  open(spec: TerminalSpec, requester: Requester): void {
     const link = linkTo(this.record.machine_id, this.#context);
-    if (!link) return void this.end({ reason: 'machine_offline: it left before this could start' });
+    if (!link) return void this.end({ reason: 'machine_offline: the link was lost before this could start' });
     this.link = link;
-    const options = { request_id: asker.request_id, caller: asker, ...lasting };
+    const options = { request_id: requester.request_id, caller: requester, ...lasting };
     void this.#follow(link, link.stub.openTerminal({ id: this.record.id, spec }, options), true);
   }
 
-  /** Has the terminal and its whole tree ended, now or when its agent is back; resolves once that is on disk. */
+  /** Requests the end of the terminal and its tree, now or when its agent is back; resolves once that is on disk. */
   async requestEnd(caller: Caller): Promise<void> {
     const { ending } = this.record;
     // At once, so that no other change writes it without.
@@ -133,9 +133,9 @@ export class OpenSession {
     this.#close(caller);
   }
 
-  #close(asker?: Asker): void {
+  #close(requester?: Requester): void {
     if (!this.link) return void this.end({ reason: 'ended' });
-    this.#kill(asker);
+    this.#kill(requester);
     // An agent that never reports the end must not keep the session.
     after(overdueMs, () => {
       if (!this.#context.stopping.aborted) void this.end({ reason: 'ended' });
@@ -146,10 +146,10 @@ export class OpenSession {
   relink(link: Link | undefined): void {
     if (!this.stored) return;
     if (this.link && this.link !== link) this.awaitLink();
-    if (link && !this.link && !this.ended) this.#keep(link);
+    if (link && !this.link && !this.ended) this.#supervise(link);
   }
 
-  /** The link to its agent is lost: what runs there outlives that for the grace period. */
+  /** The link to the agent is lost: the terminal there lives on for the grace period. */
   awaitLink(): void {
     this.link = undefined;
     this.changed.wake();
@@ -157,7 +157,7 @@ export class OpenSession {
     const { status, ending, grace_period, grace_period_started_at } = this.record;
     if (ending) return void this.end({ reason: 'ended' });
     const began = grace_period_started_at ?? now();
-    // A clock that was set back must not stretch it.
+    // A clock that was set back must not extend the grace period.
     const left = Math.min(Math.max(0, began + grace_period - now()), grace_period);
     this.#cancelGrace();
     this.#cancelGrace = after(left, () => void this.end({ reason: 'grace_period_over' }));
@@ -174,7 +174,7 @@ export class OpenSession {
     this.#cancelResize = after(resizeMs, () => void this.#change({}));
   }
 
-  /** It is over; of several ends the first counts. Resolves when that is on disk, or the broker stops. Never rejects. */
+  /** Ends the session; the first end counts. Resolves once that is on disk, or the broker stops. Never rejects. */
   async end({ exit_code = null, signal = null, reason }: End): Promise<void> {
     if (this.ended) return;
     this.ended = true;
@@ -201,18 +201,18 @@ export class OpenSession {
     this.changed.wake();
   }
 
-  /** Once it is over and has no clients left, the agent may forget it as well. */
+  /** Removes a session that is over and has no clients left, here and on its agent. */
   closeIfUnread(): void {
     if (!this.over || this.clients.size > 0) return;
     const { id, machine_id } = this.record;
     const { sessions, acknowledgements, stopping } = this.#context;
     sessions.delete(id);
     const link = linkTo(machine_id, this.#context);
-    if (link && !this.#exited && !stopping.aborted) endStray(link, id, this.#context);
+    if (link && !this.#exited && !stopping.aborted) endUnknown(link, id, this.#context);
     else acknowledgements.add(machine_id, [id]);
   }
 
-  /** The broker stops: lets every client go and writes what waits. Never rejects. */
+  /** The broker stops: detaches every client and writes what waits. Never rejects. */
   async stop(): Promise<void> {
     this.#cancelTimers();
     this.changed.wake();
@@ -220,14 +220,14 @@ export class OpenSession {
     await Promise.all([...leaving, this.stored && !this.ended && this.#change({})]);
   }
 
-  #keep(link: Link): void {
+  #supervise(link: Link): void {
     this.link = link;
     const options = { request_id: newId('request'), ...lasting };
     void this.#follow(link, link.stub.keepTerminal({ id: this.record.id }, options), false);
     if (this.record.ending) this.#close();
   }
 
-  /** Hears one call that keeps the terminal to its end; with another link there is another call. */
+  /** Follows one call that supervises the terminal, to its end; with another link there is another call. */
   async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
     const { stopping, log } = this.#context;
     const current = (): boolean => this.link === link && !this.ended && !stopping.aborted;
@@ -242,13 +242,13 @@ export class OpenSession {
       }
     } catch (error) {
       const why = error instanceof AppError ? error.code : error;
-      log.info({ why, session_id: this.record.id }, 'lost sight of a session');
+      log.info({ why, session_id: this.record.id }, 'supervision of a session was interrupted');
       const unopened = opening && this.record.status === 'PENDING';
       const end = refusalOf(error, unopened, this.record, link);
       if (end && current()) return await this.end(end);
     }
-    after(againMs, () => {
-      if (current()) this.#keep(link);
+    after(retryMs, () => {
+      if (current()) this.#supervise(link);
     });
   }
 
@@ -260,18 +260,18 @@ export class OpenSession {
     void this.#change({ status: 'CONNECTED', connected_at, instance_id, ...since }, 'session.connected');
   }
 
-  #kill(asker?: Asker): void {
+  #kill(requester?: Requester): void {
     const { link, record } = this;
     const { stopping, log } = this.#context;
     if (!link || this.ended || stopping.aborted) return;
-    const options = { request_id: asker?.request_id ?? newId('request'), caller: asker };
+    const options = { request_id: requester?.request_id ?? newId('request'), caller: requester };
     link.stub.killProcess({ id: record.id, grace_ms: killGraceMs }, options).catch((error: unknown) => {
-      log.warn({ err: error, session_id: record.id }, 'could not end a session; asking again');
-      after(againMs, () => this.#kill(asker));
+      log.warn({ err: error, session_id: record.id }, 'a session could not be ended; trying again');
+      after(retryMs, () => this.#kill(requester));
     });
   }
 
-  /** What could not be written goes with the next change, and the end is written for sure. */
+  /** A change that could not be written goes with the next one, and the end is written for sure. */
   async #change(changes: Partial<Session>, type?: EventType): Promise<void> {
     const record = { ...this.record, ...changes };
     this.record = record;
@@ -302,7 +302,7 @@ export class OpenSession {
   }
 }
 
-/** Those that belong to a machine. */
+/** Sessions of a machine. */
 export function sessionsOn(machineId: string, { sessions }: SessionContext): OpenSession[] {
   return [...sessions.values()].filter(({ record }) => record.machine_id === machineId);
 }
@@ -323,12 +323,12 @@ export function linkTo(machineId: string, { presence }: SessionContext): Link | 
   return presence.online(machineId) ? presence.get(machineId) : undefined;
 }
 
-/** Ends one that is over here, or unknown: its agent may have it still. */
-export function endStray({ stub, machineId }: Link, id: string, context: SessionContext): void {
+/** Ends a terminal that the agent still has, of a session that is over or unknown here. */
+export function endUnknown({ stub, machineId }: Link, id: string, context: SessionContext): void {
   stub
     .killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
     .catch((err: unknown) => context.log.debug({ err, session_id: id }, 'an unknown session did not end'));
-  // What still runs is removed there when it is over.
+  // The agent removes its result once it has ended.
   context.acknowledgements.add(machineId, [id]);
 }
 
@@ -350,10 +350,10 @@ function lostOn({ instance_id }: Session, { instanceId }: Link): End {
   return { reason: instance_id === instanceId ? 'lost' : 'agent_restarted' };
 }
 
-/** What a refusal means: nothing was started, or the terminal is not known any more. Undefined: ask again. */
+/** What a refusal means: nothing was started, or the agent has no such terminal. Undefined: try again. */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // An agent that says so may have the terminal all the same; not so one that is full.
+  // With these the agent may have the terminal all the same, unless it was too full to open it.
   const unsure = unopened
     ? ['machine_offline', 'machine_timeout']
     : ['machine_offline', 'machine_timeout', 'unavailable'];

@@ -25,7 +25,7 @@ import { createMetrics, type RequestMetrics } from '../http/metrics.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
-import { type Authority, authorityFiles, openAuthority } from '../link/authority.ts';
+import { type Authority, authorityFiles, loadAuthority } from '../link/authority.ts';
 import type { LinkSettings } from '../link/connect.ts';
 import { recordMachineEvents } from '../machines/events.ts';
 import { machineHandlers } from '../machines/index.ts';
@@ -121,7 +121,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   const state = await openState(settings.data_dir, settings.accept_state);
   closers.push(() => state.close());
   const untouched = state.generation === 1;
-  const authority = await openAuthority(settings.data_dir, untouched);
+  const authority = await loadAuthority(settings.data_dir, untouched);
   const { new_history, old_history } = settings;
   // On disk before there is a history on which a later start would run again what ran.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
