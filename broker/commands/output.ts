@@ -7,9 +7,9 @@ import { newOutput, type OutputLog, openOutput, Wake } from '../../shared/output
 export const streams = ['stdout', 'stderr'] as const;
 export type Stream = (typeof streams)[number];
 
-/** What a record keeps of each stream. */
+/** Bytes of each stream that a record holds. */
 const tailBytes = 1024 * 1024;
-/** Below this a stream has no file: most commands say little. */
+/** Below this a stream stays in memory: most commands print little. */
 const memoryBytes = 64 * 1024;
 const readBytes = 256 * 1024;
 
@@ -18,7 +18,7 @@ export class Output {
   readonly stdout: OutputLog;
   readonly stderr: OutputLog;
   readonly changed: Wake;
-  /** No more will come for now, for the broker stops. */
+  /** The broker stops: no more output comes for now. */
   stopped = false;
   readonly #disk: OutputDirectory;
   #reported = false;
@@ -31,8 +31,8 @@ export class Output {
   }
 
   /**
-   * Takes bytes that lie at `offset`; what was taken already is left out. Never rejects: what the disk does not take, or
-   * must not, is a gap.
+   * Appends bytes that begin at `offset`; those it has already are left out. Never rejects: bytes that cannot be stored
+   * become a gap.
    */
   async append(stream: Stream, offset: number, data: Buffer): Promise<void> {
     this.#reported = true;
@@ -48,7 +48,7 @@ export class Output {
     });
   }
 
-  /** The last bytes of a stream that lie together, at most `most`. Never rejects: what cannot be read is a gap. */
+  /** The last bytes of a stream without a gap, at most `most`. Never rejects: bytes that cannot be read are a gap. */
   async tail(stream: Stream, most = tailBytes): Promise<Buffer> {
     try {
       return await tailOf(this[stream], most);
@@ -58,12 +58,12 @@ export class Output {
     }
   }
 
-  /** Nothing has come or is on its way: there is nothing to be read, nor to be closed. */
+  /** No output has come or is being stored: there is nothing to read or close. */
   get silent(): boolean {
     return !this.#reported && this.stdout.end === 0 && this.stderr.end === 0;
   }
 
-  /** Where both start and end, and what of them is in files. */
+  /** Start and end of both streams, and their bytes in files. */
   extent() {
     const { stdout, stderr } = this;
     return {
@@ -76,7 +76,7 @@ export class Output {
   }
 
   /**
-   * What the record of an ended command says of its output. Files are synced first: once the record is on disk, the
+   * The fields of an ended command's record about its output. Files are synced first: once the record is on disk, the
    * agent removes its copy, also after a power cut of the broker. Never rejects.
    */
   async final() {
@@ -90,18 +90,18 @@ export class Output {
       });
     }
     const extent = this.extent();
-    // Of what has no file the record keeps the tail alone.
+    // Without a file only the tail in the record remains.
     for (const stream of streams)
       if (this[stream].size === 0) extent[`${stream}_start`] = this[stream].end - tails[stream].length;
     return { ...tails, ...extent };
   }
 
-  /** The command is about to end, or the broker stops: no append waits for readers any more. */
+  /** The command is to end, or the broker stops: no append waits for readers any more. */
   release(): void {
     for (const stream of streams) this[stream].release();
   }
 
-  /** Wakes all who wait; they find that it has stopped. */
+  /** The broker stops: wakes readers and all that wait for the end. */
   stop(): void {
     this.stopped = true;
     this.release();
@@ -113,18 +113,18 @@ export class Output {
   }
 }
 
-/** Free space that output leaves to history and state, and the share of a small disk that is as good. */
+/** Free space that output leaves to history and state: so many bytes, or this share of a small disk. */
 const reserveBytes = 256 * 1024 * 1024;
 const reserveShare = 0.1;
-/** The disk is asked again after so many bytes. */
+/** Free space is checked again after so many bytes. */
 const checkEveryBytes = 1024 * 1024;
 
-/** What the record of a command that has ended has of its output. */
+/** Fields about output in the record of a command that has ended. */
 type Ended = Record<Stream, Buffer> & Record<`${Stream}_bytes`, number> & { id: string; kept_bytes: number };
 
-/** Where the output of all commands lies: a directory for each command that needs files. */
+/** The directory of all output: a directory in it for each command that needs files. */
 export class OutputDirectory {
-  /** The data directory: names below it are synced with the files. */
+  /** The data directory: directories below it are synced with the files. */
   readonly root: string;
   readonly log: Logger;
   readonly #directory: string;
@@ -137,21 +137,21 @@ export class OutputDirectory {
     this.#directory = directory;
   }
 
-  /** Of a new command. */
+  /** Output of a new command. */
   fresh(id: string): Output {
     const changed = new Wake();
     const fresh = (stream: Stream) => newOutput(this.#pathOf(id, stream), { changed, memoryBytes });
     return new Output({ stdout: fresh('stdout'), stderr: fresh('stderr') }, changed, this);
   }
 
-  /** Of one that an earlier broker had begun to follow: more may come. */
+  /** Output of a command that an earlier broker followed: more may come. */
   async reopen(id: string): Promise<Output> {
     const changed = new Wake();
     const reopen = (stream: Stream) => openOutput(this.#pathOf(id, stream), { changed, memoryBytes });
     return new Output({ stdout: await reopen('stdout'), stderr: await reopen('stderr') }, changed, this);
   }
 
-  /** Of one that has ended: its files, or where there are none, the tail that its record keeps. */
+  /** Output of a command that has ended: its files, or where there are none, the tail in its record. */
   async ofEnded(command: Ended): Promise<Output> {
     const changed = new Wake();
     const ended = async (stream: Stream): Promise<OutputLog> => {
@@ -159,15 +159,15 @@ export class OutputDirectory {
       const path = this.#pathOf(command.id, stream);
       const file = command.kept_bytes > 0 ? await openOutput(path, { changed }) : undefined;
       if (file && file.end > file.start) {
-        // After a power cut it may be shorter than what was reported: readers find a gap there.
+        // After a power cut the file may be shorter than was reported: readers find a gap.
         await file.skip(bytes);
         return file;
       }
       const tail = command[stream];
-      const kept = newOutput('', { changed, memoryBytes: Number.POSITIVE_INFINITY });
-      await kept.skip(bytes - tail.length);
-      if (tail.length > 0) await kept.append(tail);
-      return kept;
+      const tailOnly = newOutput('', { changed, memoryBytes: Number.POSITIVE_INFINITY });
+      await tailOnly.skip(bytes - tail.length);
+      if (tail.length > 0) await tailOnly.append(tail);
+      return tailOnly;
     };
     return new Output({ stdout: await ended('stdout'), stderr: await ended('stderr') }, changed, this);
   }
@@ -180,15 +180,15 @@ export class OutputDirectory {
     }
   }
 
-  /** Removes files of commands that went while no broker ran. */
+  /** Removes files of commands whose records are gone. */
   async removeAllBut(ids: ReadonlySet<string>): Promise<void> {
-    // The directory is made with the first output that needs it.
+    // The directory is created with the first output that needs it.
     for (const id of await readdir(this.#directory).catch(() => [])) {
       if (!ids.has(id)) await rm(join(this.#directory, id), { recursive: true, force: true });
     }
   }
 
-  /** Whether so many bytes more leave the disk enough for everything else: a runaway command must not fill it. */
+  /** Whether the disk has space for so many bytes more: a runaway command must not fill it. */
   async hasSpaceFor(bytes: number): Promise<boolean> {
     this.#unchecked += bytes;
     if (this.#unchecked < checkEveryBytes) return this.#hasSpace;
@@ -220,6 +220,6 @@ async function tailOf(log: OutputLog, most: number): Promise<Buffer> {
     pieces.push(data);
     at = offset + data.length;
   }
-  // What came meanwhile may have pushed the first of them out of the window.
+  // Output that came meanwhile may have pushed the first of them out of the window.
   return Buffer.concat(pieces);
 }

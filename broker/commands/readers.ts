@@ -13,7 +13,7 @@ export interface Source {
   readonly ended: Command | undefined;
 }
 
-/** Output in order, bytes that are gone, and how it ended. */
+/** A piece of output, or a gap: bytes that are gone. */
 type Piece = { stream: Stream; offset: number; data: Buffer } | { stream: Stream; from: number; to: number };
 export type Part = Piece | { end: ReturnType<typeof serializeEnd> };
 
@@ -102,7 +102,7 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 
 /**
  * Both streams piece by piece from `from` on, then the end; with `whole` text is cut between characters. Throws
- * range_not_satisfiable for what is beyond the end of one that has ended: there never was output.
+ * range_not_satisfiable for an offset beyond the end of a command that has ended.
  */
 export function partsFrom(
   source: Source,
@@ -166,7 +166,7 @@ class StreamReader {
   readonly #stream: Stream;
   readonly #reading: Reading;
   readonly #reader: OutputReader;
-  /** The first bytes of a character whose others are still to come. */
+  /** The first bytes of a character whose last bytes are still to come. */
   #begun: Buffer = Buffer.alloc(0);
 
   constructor(log: OutputLog, stream: Stream, from: number, reading: Reading) {
@@ -176,7 +176,7 @@ class StreamReader {
     this.#reader = log.reader(from);
   }
 
-  /** What comes next; `last`: all of it is there. */
+  /** The next pieces; `last`: no more output will come. */
   async read(last: boolean): Promise<Piece[]> {
     const stream = this.#stream;
     const at = this.#reader.position;

@@ -11,15 +11,15 @@ import type { Link } from '../presence/index.ts';
 import type { Command, End, Spec } from './command.ts';
 import { type BatchProgress, type CommandContext, OpenCommand } from './open-command.ts';
 
-/** Commands that wait for one machine. */
+/** Commands that may wait for one machine. */
 const maxWaiting = 1000;
-/** Decisions at once: each is a write, and the event loop is for others, too. */
+/** Decisions in one turn of the event loop: each is a write. */
 const mostDecisions = 250;
-/** So long after the broker's start, machines may still be on their way back. */
+/** Machines have so long to come back after the broker's start. */
 const returnMs = 60_000;
 /** A round of decisions that failed is tried again after this. */
 const retryMs = 1_000;
-/** After this long without its machine, a command's outcome is called unknown. */
+/** A command whose machine is offline for so long is lost. */
 const noReportMs = 24 * 3_600_000;
 const silenceCheckMs = 3_600_000;
 
@@ -28,7 +28,7 @@ export class Scheduler {
   readonly #stops: (() => void)[];
   readonly #open = new Map<string, OpenCommand>();
   readonly #byMachine = new Map<string, Set<OpenCommand>>();
-  /** Machines of commands that an earlier broker left may still be on their way back. */
+  /** Machines may still be on their way back after the broker's start. */
   #returning = true;
   /** Keys or machines have changed: the rights of all that wait are checked. */
   #checkingRights = false;
@@ -59,7 +59,7 @@ export class Scheduler {
     ];
   }
 
-  /** Takes up what an earlier broker left open, with the batches of it. */
+  /** Crash recovery: takes up the commands that an earlier broker left open, with their batches. */
   async recover(batches: ReadonlyMap<BatchId, BatchProgress>): Promise<void> {
     const { store, outputs } = this.#context;
     for (const command of store.open()) {
@@ -106,7 +106,7 @@ export class Scheduler {
     return open;
   }
 
-  /** They are on disk: those that wait then have their turn. */
+  /** These commands are on disk: those that wait then have their turn. */
   stored(added: readonly OpenCommand[]): void {
     const { machines } = this.#context.state;
     for (const open of added) open.stored = true;
@@ -114,7 +114,7 @@ export class Scheduler {
     this.look();
   }
 
-  /** They could not be stored. */
+  /** These commands could not be stored. */
   discard(added: readonly OpenCommand[]): void {
     for (const open of added) this.remove(open);
     this.look();
@@ -136,7 +136,7 @@ export class Scheduler {
     return [...this.#open.values()];
   }
 
-  /** Those for a machine that no agent has yet. */
+  /** Commands that wait for a machine. */
   waiting(machineId: string): OpenCommand[] {
     return this.#on(machineId).filter(({ state }) => state === 'queued');
   }
@@ -226,7 +226,7 @@ export class Scheduler {
       this.#cancelExpiry = after(Math.max(0, nextExpiry - now()), () => this.look());
   }
 
-  /** How one ends that waits in vain. */
+  /** The end of a waiting command that will not run. */
   #endOf(open: OpenCommand): End | undefined {
     const { presence, mayRun } = this.#context;
     const { record, batch } = open;
@@ -254,7 +254,7 @@ export class Scheduler {
 
   #linked({ machineId, processIds }: Link): void {
     for (const open of this.#on(machineId)) open.resume();
-    // What ended while the agent was offline, and what is unknown here.
+    // Commands that ended while the agent was offline, or that are unknown here.
     const settled = processIds.filter((id) => isId('command', id) && !this.#open.has(id));
     this.#context.acknowledgements.add(machineId, settled);
   }

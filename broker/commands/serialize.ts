@@ -1,9 +1,9 @@
-// Commands as REST answers with them.
+// Serializes commands and batches for REST.
 import type { Api, Caller, Reply } from '../../shared/api/index.ts';
 import { iso } from '../../shared/clock.ts';
 import type { Batch, Command, CommandRecord, Tally } from './command.ts';
 
-/** What a list has of each stream: enough to see what happened, and a page stays small. */
+/** Bytes of each stream in a list: enough to see what happened, and a page stays small. */
 export const listedBytes = 4096;
 
 /** A command with the last `most` bytes of its output. */
@@ -12,7 +12,7 @@ export function serializeListed(command: Command, most = listedBytes): CommandRe
   return serialize({ ...command, stdout: stdout.subarray(-most), stderr: stderr.subarray(-most) });
 }
 
-/** A command with all that its record keeps of its output. */
+/** A command with all of the output in its record. */
 export function serialize(command: Command): CommandRecord {
   const { cancel: _, journal_id: __, kept_bytes: ___, queue_until, ...rest } = command;
   const { started_at, finished_at, status } = command;
@@ -30,7 +30,7 @@ export function serialize(command: Command): CommandRecord {
   };
 }
 
-/** What a caller may see of a command that it steers: its output only with commands:read, or if its key ran it. */
+/** The record for a caller that may only execute: output only with commands:read, or if its key ran the command. */
 export function serializeFor(caller: Caller, record: CommandRecord): CommandRecord {
   if (caller.may('commands:read') || record.requested_by === caller.key_id) return record;
   const { stdout_bytes, stderr_bytes } = record;
@@ -43,11 +43,11 @@ export function durationOf({ started_at, finished_at }: Command): number | null 
   return started_at === null || finished_at === null ? null : Math.max(0, finished_at - started_at);
 }
 
-/** Text of the kept bytes; a cut in the middle of a character does not show as a bad one. */
-function textOf(kept: Buffer, total: number): string {
+/** Text of the last bytes; a character that is cut at the start is left out. */
+function textOf(tail: Buffer, total: number): string {
   let from = 0;
-  if (kept.length < total) while (from < 3 && ((kept[from] ?? 0) & 0xc0) === 0x80) from += 1;
-  return kept.toString('utf8', from);
+  if (tail.length < total) while (from < 3 && ((tail[from] ?? 0) & 0xc0) === 0x80) from += 1;
+  return tail.toString('utf8', from);
 }
 
 /** How a command ended. */

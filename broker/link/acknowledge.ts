@@ -1,4 +1,4 @@
-// Result acknowledgements: an agent hears which results the broker has on its own disk, and removes its copies.
+// Result acknowledgements: an agent removes its copy of a result once the broker has that on disk.
 import { after } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -20,7 +20,7 @@ export class Acknowledgements {
     this.#log = log;
   }
 
-  /** Sends these ids soon. An agent that is offline lists what it still has in its hello when it is back. */
+  /** Sends these ids soon. An agent that is offline lists the results it still has in its next hello. */
   add(machineId: string, ids: readonly string[]): void {
     const waiting = this.#waiting.get(machineId);
     if (waiting) return void waiting.push(...ids);

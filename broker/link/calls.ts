@@ -1,4 +1,4 @@
-// Calls to one machine: the stub, made of small calls on the control stream and one stream for each larger one.
+// Calls to one machine: small ones travel on its control stream, each larger one on a stream of its own.
 import type { ServerDuplexStream } from '@grpc/grpc-js';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { AnswerRequest__Output } from '../../proto/types/farhand/link/v1/AnswerRequest.ts';
@@ -28,9 +28,9 @@ import { IdleTimeout } from './idle-timeout.ts';
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
 /** Streaming calls that wait for their answer, by call id: the id is valid once and only here. */
-export type Switchboard = Map<string, (stream: AnswerStream) => void>;
+export type AnswerWaiters = Map<string, (stream: AnswerStream) => void>;
 
-/** What the machine can do, and the way to it. */
+/** The machine's methods and limits, and its control stream. */
 export interface CallsOptions {
   machineId: string;
   /** Methods named in hello: another one is not_supported. */
@@ -40,14 +40,14 @@ export interface CallsOptions {
   /** Longest silence of the machine in the middle of a streaming call, in milliseconds. */
   idleMs: number;
   send(message: ConnectResponse): void;
-  switchboard: Switchboard;
+  answerWaiters: AnswerWaiters;
 }
 
 const unaryDeadlineMs = 30_000;
 const answerWithinMs = 10_000;
 /** Calls of other classes open at once: stalled downloads must not keep a listing waiting. */
 const mostOpen = { unary: 1024, process: 96, terminal: openTerminals + terminalClients, watch: 32 };
-/** Why the sending side of a finished call stops: nobody sees it, and an error costs its stack. */
+/** Why the sending side of a finished call stops: it is never shown, and an error costs its stack. */
 const finished = new AppError('unavailable', 'the call is over');
 
 /** A call from its notice to its end. */
@@ -134,10 +134,10 @@ export class Calls {
     const large = requests === undefined && request.length > smallMessageBytes;
     const notice = noticeOf(shape, large ? Buffer.alloc(0) : request, options, large);
     const outgoing = requests ?? (large ? [frameOf(request)] : []);
-    // Not held for as long as the answer takes.
+    // So that a large request is not held until the answer ends.
     request = notice.request;
     try {
-      const answer = await this.#firstAnswer(call, notice, answerWithinMs, this.#options.switchboard);
+      const answer = await this.#firstAnswer(call, notice, answerWithinMs, this.#options.answerWaiters);
       if ('call_id' in answer) yield* this.#messagesOf(answer, requests === undefined && !large);
       else yield* this.#exchange(call, answer, outgoing, options.idle_ms ?? this.#options.idleMs);
     } finally {
@@ -156,7 +156,7 @@ export class Calls {
     const idle = new IdleTimeout(idleMs, abort);
     const stop = (): void => endWithError(stream, !this.#closed);
     abort.signal.addEventListener('abort', stop, { once: true });
-    // Neither a cancel of the agent nor its death ends our reading side; after our own end this tells nothing new.
+    // Neither a cancel of the agent nor its death ends our reading side; after our own end this changes nothing.
     stream.once('cancelled', () => abort.abort(this.#lost()));
     // A source that fails gives the whole call up with its own error.
     void sendFrames(stream, idle.whileSending(outgoing), abort.signal).catch((error: unknown) => {
@@ -184,7 +184,7 @@ export class Calls {
         this.#cancel(call.id);
         endWithError(stream, !this.#closed);
       }
-      // It is the sending that hears this.
+      // Stops the sending side.
       abort.abort(finished);
     }
   }
@@ -217,27 +217,27 @@ export class Calls {
     { id, abort }: OpenCall,
     notice: Notice,
     withinMs: number,
-    switchboard?: Switchboard,
+    answerWaiters?: AnswerWaiters,
   ): Promise<FirstAnswer> {
     abort.signal.throwIfAborted();
     const { promise, resolve, reject } = Promise.withResolvers<FirstAnswer>();
-    const forget = (): void => {
+    const stopWaiting = (): void => {
       this.#waiting.delete(id);
-      switchboard?.delete(id);
+      answerWaiters?.delete(id);
     };
     const take = (answer: FirstAnswer): void => {
-      forget();
+      stopWaiting();
       resolve(answer);
     };
     const fail = (): void => {
-      forget();
+      stopWaiting();
       this.#cancel(id);
       reject(abort.signal.reason);
     };
     const cancelTimeout = after(withinMs, () => abort.abort(this.#timedOut()));
     abort.signal.addEventListener('abort', fail, { once: true });
     this.#waiting.set(id, take);
-    switchboard?.set(id, take);
+    answerWaiters?.set(id, take);
     this.#options.send({ call: { call_id: id, ...notice } });
     return promise.finally(() => {
       cancelTimeout();
@@ -245,7 +245,7 @@ export class Calls {
     });
   }
 
-  /** `asked`: the machine has been sent all there is; without that it can have no answer but an error. */
+  /** `asked`: the machine was sent the whole request; without that its only possible answer is an error. */
   *#messagesOf({ error, messages: all }: Reply__Output, asked: boolean): Generator<Buffer> {
     if (error) throw fromWire(error);
     if (!all || !asked) throw this.#unsuitable();
@@ -302,7 +302,7 @@ export class Calls {
   }
 }
 
-/** What a machine is told of a call besides its id. */
+/** A call as its machine gets it, besides the id. */
 function noticeOf(
   { name: method }: MethodShape,
   request: Buffer,
@@ -315,8 +315,8 @@ function noticeOf(
 type Notice = ReturnType<typeof noticeOf>;
 
 /**
- * destroy() would leave the agent's side open; an error status ends both, and wakes the reader. It tells the agent
- * whether we gave the call up or lost the link; grpc-js itself says CANCELLED with other details.
+ * destroy() would leave the agent's side open; an error status ends both, and wakes the reader. Its code shows the agent
+ * whether we gave the call up or lost the link; grpc-js itself sends CANCELLED with other details.
  */
 function endWithError(stream: AnswerStream, gaveUp: boolean): void {
   const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;

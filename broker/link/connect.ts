@@ -15,7 +15,7 @@ import type { ConnectionLimiter } from '../connections.ts';
 import type { Link, Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { Machine, State } from '../state/index.ts';
-import { Calls, type Switchboard } from './calls.ts';
+import { type AnswerWaiters, Calls } from './calls.ts';
 import type { LinkLimits } from './limits.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
@@ -26,7 +26,7 @@ export interface LinkServices {
   presence: Presence;
   machineFacts: MachineFacts;
   connections: ConnectionLimiter;
-  switchboard: Switchboard;
+  answerWaiters: AnswerWaiters;
   /** Of the certificate authority, which the agent signs with its challenge. */
   fingerprint: string;
   limits: LinkLimits;
@@ -56,13 +56,13 @@ const frameBytes = 256 * 1024;
 const helloMs = 5_000;
 /** An agent that does not read its control stream is cut when this much waits for it. */
 const maxUnreadBytes = 4 * 1024 * 1024;
-/** About what a message takes besides its request. */
+/** Bytes of a message besides its request, about. */
 const headBytes = 256;
-/** Ids that a machine makes are written into records of ours. */
+/** Ids that an agent chooses: they are written into records of ours. */
 const plainId = /^[\x20-\x7e]{0,200}$/;
-/** What newId makes of a machine. */
+/** Ids of machines, as newId makes them. */
 const machineId = /^mach_[0-9A-Za-z]{22}$/;
-/** So many as a machine may report, and one that shows there are more. */
+/** One more than a machine may report: the check of its facts then refuses it. */
 const mostCapabilities = 64 + 1;
 /** The others come with a later hello, when these are acknowledged. */
 const mostProcesses = 4096;
@@ -140,7 +140,7 @@ function authenticate(
   const possible = machineId.test(machine_id);
   const machine = state.machines.get(machine_id);
   if (possible && !machine) {
-    limits.unauthenticated(address, { machine_id }, 'an agent of no registered machine was told to stop');
+    limits.unauthenticated(address, { machine_id }, 'an agent of no registered machine was sent away');
     stream.write({ removed: { reason: 'this machine is not registered here' } });
     return void stream.end();
   }
@@ -204,7 +204,7 @@ class AgentLink implements Link {
       openCalls: Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls),
       idleMs: settings.callIdleMs,
       send: (message) => this.#send(message),
-      switchboard: services.switchboard,
+      answerWaiters: services.answerWaiters,
     });
   }
 
@@ -285,7 +285,7 @@ class AgentLink implements Link {
     if (farewell) this.#end();
   }
 
-  /** A clock that is far off makes people wonder about times and certificates: logged once, and again after it was right. */
+  /** A clock that is far off spoils times and certificates: logged once, and again after it was right. */
   #watchClock(): void {
     const facts = this.#services.machineFacts.of(this.machineId);
     const clock_offset_ms = facts?.report?.clock_offset_ms ?? 0;
@@ -299,9 +299,9 @@ class AgentLink implements Link {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // An answer may come to each, also a late one; what never comes must not add up.
+    // An answer may come to each call, also a late one; answers that never come must not add up.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
-    // The stream itself counts messages.
+    // The stream's own limit counts messages, not bytes.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;
     this.#unreadBytes += bytes;
     this.#source.stream.write(message, () => {

@@ -1,24 +1,24 @@
-// Gives a streaming call up when its machine neither takes nor sends anything for too long.
+// The idle timeout of a streaming call: it fails when its machine neither takes nor sends anything for too long.
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 
-/** A disk may need so many times longer to make everything durable. */
+/** After a transfer a disk may need so many times longer to sync everything. */
 const settling = 10;
 
-/** Runs only where it is the machine's turn. */
+/** Runs only while it is the machine's turn. */
 export class IdleTimeout {
   readonly #ms: number;
   readonly #abort: AbortController;
   #cancel = (): void => {};
   #ended = false;
 
-  /** `ms` 0: endless. */
+  /** `ms` 0: no timeout. */
   constructor(ms: number, abort: AbortController) {
     this.#ms = ms;
     this.#abort = abort;
   }
 
-  /** The time of the source of the requests is not the machine's; from the last request on it is. */
+  /** Waiting for the source of the requests does not count; after the last request the machine's turn begins. */
   async *whileSending(requests: AsyncIterable<Buffer> | Iterable<Buffer>): AsyncGenerator<Buffer> {
     let sent = 0;
     this.#cancel();
@@ -31,7 +31,7 @@ export class IdleTimeout {
     this.#start(sent > 1 ? settling : 1);
   }
 
-  /** Neither is the time of the reader of the frames. */
+  /** Waiting for the reader of the frames does not count. */
   async *whileReceiving<T>(frames: AsyncIterable<T>): AsyncGenerator<T> {
     for await (const frame of frames) {
       this.#cancel();
@@ -49,7 +49,10 @@ export class IdleTimeout {
   #start(times = 1): void {
     this.#cancel();
     if (this.#ms === 0 || this.#ended) return;
-    const error = new AppError('machine_timeout', 'the machine stopped in the middle of its answer');
+    const error = new AppError(
+      'machine_timeout',
+      'the machine stopped in the middle of its answer: try again, or look at its agent’s log',
+    );
     this.#cancel = after(this.#ms * times, () => this.#abort.abort(error));
   }
 }

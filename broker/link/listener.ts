@@ -51,7 +51,7 @@ export interface ListenerOptions {
   pongMs: number;
 }
 
-export interface ListenerServices extends Omit<LinkServices, 'limits' | 'switchboard'> {
+export interface ListenerServices extends Omit<LinkServices, 'limits' | 'answerWaiters'> {
   history: History;
   events: Events;
   authority: Authority;
@@ -60,7 +60,7 @@ export interface ListenerServices extends Omit<LinkServices, 'limits' | 'switchb
   rates: Rates;
 }
 
-/** Adds another service to the server; `authenticate` says that a peer has shown a key. */
+/** Adds another service to the server; it calls `authenticate` for a peer with a valid key. */
 export type AddService = (server: Server, authenticate: (peer: string) => void) => void;
 
 export interface LinkListener {
@@ -70,13 +70,13 @@ export interface LinkListener {
 }
 
 const headerBytes = 16 * 1024;
-/** More than all calls of a machine may be in all. */
+/** More than all calls of a machine together. */
 const streamsPerConnection = 512;
 const sessionMegabytes = 64;
-/** Connections that wait to be taken: past that their clients try again a second later. */
+/** Connections that wait to be accepted: beyond that, clients try again a second later. */
 const backlog = 4_096;
 
-/** Rejects with a system error when the address cannot be had. */
+/** Rejects with a system error when it cannot listen on the address. */
 export async function startListener(
   services: ListenerServices,
   options: ListenerOptions,
@@ -88,7 +88,7 @@ export async function startListener(
   shortenQueues();
   const limits = new LinkLimits(services);
   const server = grpcServer(options);
-  server.addService(linkService, handlers({ ...services, limits, switchboard: new Map() }, settings));
+  server.addService(linkService, handlers({ ...services, limits, answerWaiters: new Map() }, settings));
   addService(server, (peer) => connections.authenticate(peer));
   const listener = tlsListener(server, connections, options, await authority.leaf());
   logAcceptErrors(listener, log);
@@ -145,7 +145,7 @@ function tlsListener(
 }
 
 function handlers(services: ListenerServices & LinkServices, settings: LinkSettings): LinkHandlers {
-  const { connections, joinTokens, proxies, rates, switchboard } = services;
+  const { connections, joinTokens, proxies, rates, answerWaiters } = services;
   const addressOf = (call: { getPeer(): string; metadata: Metadata }): string =>
     proxies.clientOf(peerAddress(call.getPeer()), call.metadata.get('x-forwarded-for').join(','));
   return {
@@ -171,7 +171,7 @@ function handlers(services: ListenerServices & LinkServices, settings: LinkSetti
     },
     Answer(stream: AnswerStream) {
       const [id] = stream.metadata.get(callKey);
-      const accept = typeof id === 'string' ? switchboard.get(id) : undefined;
+      const accept = typeof id === 'string' ? answerWaiters.get(id) : undefined;
       if (!accept)
         return void stream.emit('error', { code: grpcStatus.NOT_FOUND, details: 'no call has this id' });
       connections.authenticate(stream.getPeer());

@@ -1,5 +1,4 @@
-// HTTP/2 windows of the gRPC server: how much may be under way to us decides how fast a far machine sends, and how long
-// everything else waits while we read it.
+// HTTP/2 flow-control windows of the gRPC server: a larger one makes a far machine faster, and other calls wait longer.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 'node:http2';
 import { windowBytes } from '../../shared/rpc.ts';
@@ -11,7 +10,7 @@ const bytesPerMs = (200 * 1024 * 1024) / 1000;
 /** The shortest of so many round trips counts, for a busy machine answers late. */
 const trips = 3;
 
-/** grpc-js has no option for it on a server, and shows its sessions to nobody but Node's own channel. */
+/** grpc-js has no option for it on a server; only Node's own diagnostics channel gives access to its sessions. */
 const channel = 'http2.server.stream.created';
 
 /** Widens the windows of every session from its first stream on; the result stops that. */

@@ -1,4 +1,4 @@
-// machine.online and machine.offline: an event each way, two seconds after the new state, so that flapping stays quiet.
+// machine.online and machine.offline: one event each way, two seconds after the change, so that flapping makes none.
 import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
@@ -17,10 +17,16 @@ const tables = [
 
 /** Watches presence and records events; the result stops it. */
 export function recordMachineEvents(
-  rooms: { state: State; history: History; events: Events; presence: Presence; machineFacts: MachineFacts },
+  services: {
+    state: State;
+    history: History;
+    events: Events;
+    presence: Presence;
+    machineFacts: MachineFacts;
+  },
   log: Logger,
 ): () => void {
-  const { state, history, events, presence, machineFacts } = rooms;
+  const { state, history, events, presence, machineFacts } = services;
   history.migrate('announced', tables);
   const rows = history.sql('SELECT machine_id, online FROM announced').all();
   const recorded = new Map(rows.map((row) => [String(row.machine_id), row.online === 1]));
@@ -33,7 +39,10 @@ export function recordMachineEvents(
     const cancel = after(ms, () => {
       waiting.delete(machineId);
       record(machineId).catch((error: unknown) => {
-        log.error({ err: error, machine_id: machineId }, 'event not recorded; trying again');
+        log.error(
+          { err: error, machine_id: machineId },
+          'machine.online or machine.offline could not be written; trying again',
+        );
         recordIn(settleMs, machineId);
       });
     });

@@ -13,7 +13,7 @@ type Item = Reply<Api['machines']['list']>['items'][number];
 type Detail = Reply<Api['machines']['get']>;
 type Status = Reply<Api['machines']['status']>;
 
-interface MachineRooms {
+interface MachineServices {
   state: State;
   events: Events;
   presence: Presence;
@@ -22,14 +22,14 @@ interface MachineRooms {
 
 const hour = 3_600_000;
 
-export function machineHandlers(rooms: MachineRooms): Handlers['machines'] {
-  return { ...readHandlers(rooms), ...changeHandlers(rooms) };
+export function machineHandlers(services: MachineServices): Handlers['machines'] {
+  return { ...readHandlers(services), ...changeHandlers(services) };
 }
 
 function readHandlers(
-  rooms: MachineRooms,
+  services: MachineServices,
 ): Pick<Handlers['machines'], 'list' | 'get' | 'status' | 'metrics'> {
-  const { state, machineFacts } = rooms;
+  const { state, machineFacts } = services;
   return {
     list(input, caller) {
       const { tags = '', search = '', include } = input;
@@ -42,16 +42,16 @@ function readHandlers(
       );
       // Only what is asked for: of 10,000 machines all items take 10 ms.
       const page = pageOf(routes.list, matching, input, (machine, name) =>
-        Reflect.get(name in machine ? machine : itemOf(rooms, machine), name),
+        Reflect.get(name in machine ? machine : itemOf(services, machine), name),
       );
       const itemWith = (one: Machine): Item => ({
-        ...itemOf(rooms, one),
-        ...included(rooms, one.id, include),
+        ...itemOf(services, one),
+        ...included(services, one.id, include),
       });
       return { items: page.items.map(itemWith), total: page.total };
     },
-    get: ({ machine_id }) => detailOf(rooms, find(machine_id, state)),
-    status: ({ machine_id }) => statusOf(rooms, find(machine_id, state)),
+    get: ({ machine_id }) => detailOf(services, find(machine_id, state)),
+    status: ({ machine_id }) => statusOf(services, find(machine_id, state)),
     metrics({ machine_id, since, until, step = 300 }) {
       const { id } = find(machine_id, state);
       const to = until?.getTime() ?? now();
@@ -67,8 +67,8 @@ function readHandlers(
   };
 }
 
-function changeHandlers(rooms: MachineRooms): Pick<Handlers['machines'], 'update' | 'remove'> {
-  const { state, events, presence, machineFacts } = rooms;
+function changeHandlers(services: MachineServices): Pick<Handlers['machines'], 'update' | 'remove'> {
+  const { state, events, presence, machineFacts } = services;
   return {
     async update({ machine_id, name, tags }, caller) {
       const machine = await state.change((draft) => {
@@ -88,7 +88,7 @@ function changeHandlers(rooms: MachineRooms): Pick<Handlers['machines'], 'update
         caller.commit(draft);
         return changed;
       });
-      return detailOf(rooms, machine);
+      return detailOf(services, machine);
     },
     async remove({ machine_id }, caller) {
       await state.change((draft) => {
@@ -112,7 +112,7 @@ function find(id: string, { machines }: Pick<Declared, 'machines'>): Machine {
   return machine;
 }
 
-function itemOf({ presence, machineFacts }: MachineRooms, machine: Machine): Item {
+function itemOf({ presence, machineFacts }: MachineServices, machine: Machine): Item {
   const { id, name, tags, created_at } = machine;
   const { os = '', arch = '', hostname = '', last_seen } = machineFacts.of(id) ?? {};
   const status = presence.online(id) ? 'online' : 'offline';
@@ -127,7 +127,7 @@ function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
 }
 
 /** What a list's `include` asks for. */
-function included({ machineFacts }: MachineRooms, id: string, text: string | undefined): Partial<Item> {
+function included({ machineFacts }: MachineServices, id: string, text: string | undefined): Partial<Item> {
   const [fields, facts] = [includedIn(text), machineFacts.of(id)];
   return {
     ...(fields.includes('agent_version') && { agent_version: facts?.agent_version ?? '' }),
@@ -135,12 +135,12 @@ function included({ machineFacts }: MachineRooms, id: string, text: string | und
   };
 }
 
-function detailOf(rooms: MachineRooms, machine: Machine): Detail {
-  const { ip = '', agent_version = '', capabilities = [] } = rooms.machineFacts.of(machine.id) ?? {};
-  return { ...itemOf(rooms, machine), ip, agent_version, capabilities };
+function detailOf(services: MachineServices, machine: Machine): Detail {
+  const { ip = '', agent_version = '', capabilities = [] } = services.machineFacts.of(machine.id) ?? {};
+  return { ...itemOf(services, machine), ip, agent_version, capabilities };
 }
 
-function statusOf({ presence, machineFacts }: MachineRooms, { id: machine_id }: Machine): Status {
+function statusOf({ presence, machineFacts }: MachineServices, { id: machine_id }: Machine): Status {
   const facts = machineFacts.of(machine_id);
   const connected = presence.online(machine_id);
   if (connected && !facts?.capabilities.includes('metrics')) {

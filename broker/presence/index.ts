@@ -1,4 +1,4 @@
-// Which machines are linked now, and the way to a machine's stub.
+// Presence: which machines are linked now, with the stub that calls their agent.
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { AgentStub } from '../../shared/rpc.ts';
@@ -9,14 +9,14 @@ export interface Link {
   machineId: string;
   /** Changes when the agent starts. */
   instanceId: string;
-  /** Tells a restarted agent from a wiped one. */
+  /** The same after a restart of the agent, another one when its data directory was wiped. */
   journalId: string;
   /** What the agent can do, by the names of agent.proto. */
   methods: readonly string[];
   /** Processes that the agent still has results of, as its hello lists them: ids of any form. */
   processIds: readonly string[];
   stub: AgentStub;
-  /** Ends it with a last message. */
+  /** Ends the link with a last message. */
   close(last: Pick<ConnectResponse, 'fenced' | 'removed' | 'drain'>): void;
 }
 
@@ -30,7 +30,7 @@ export class Presence {
   get(machine_id: string): Link {
     const link = this.#links.get(machine_id);
     if (link) return link;
-    const text = 'this machine is not connected now: try again when it is';
+    const text = 'this machine is offline: try again when its agent is connected';
     throw new AppError('machine_offline', text, { machine_id });
   }
 
@@ -42,7 +42,7 @@ export class Presence {
     return this.#links.size;
   }
 
-  /** A link is up; an older one of the same machine is fenced off. Returns the older one. */
+  /** Adds a link; an older one of the same machine is fenced off and returned. */
   add(link: Link): Link | undefined {
     const older = this.#links.get(link.machineId);
     this.#links.set(link.machineId, link);
@@ -51,19 +51,19 @@ export class Presence {
     return older;
   }
 
-  /** A link is down. */
+  /** Removes a link that has ended. */
   drop(link: Link): void {
     if (this.#links.get(link.machineId) !== link) return;
     this.#links.delete(link.machineId);
     this.#changed(link.machineId, false);
   }
 
-  /** The machine is not ours any more. */
+  /** Ends the link of a machine that was removed. */
   remove(machineId: string): void {
     this.#links.get(machineId)?.close({ removed: { reason: 'this machine was removed' } });
   }
 
-  /** Ends every link and spreads the agents' return over `spreadMs`. */
+  /** Ends every link; the agents come back spread over `spreadMs`. */
   drain(spreadMs: number): void {
     for (const link of [...this.#links.values()])
       link.close({ drain: { retry_after_ms: Math.round(Math.random() * spreadMs) } });

@@ -1,4 +1,4 @@
-// What is known of each machine without asking it: host facts, last report, last seen, and the bounded history of metrics.
+// Machine facts: host name and versions, the last report, when a machine was last seen, and the history of its metrics.
 import { z } from 'zod';
 import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics.ts';
 import { label } from '../../shared/api/route.ts';
@@ -11,7 +11,7 @@ const space = z.object({ total: amount, used: amount, free: amount });
 const disk = space.extend({ available: amount.optional() });
 const absent = { total: 0, used: 0, free: 0 };
 
-/** A report as it may come over the link: sizes and numbers are checked once, here. */
+/** A report as it comes over the link: sizes and numbers are checked once, here. */
 const reportSchema = z.object({
   recorded_at_ms: z.number().min(0).max(latestInstant),
   uptime_s: amount,
@@ -40,7 +40,7 @@ const hostSchema = z.object({
   capabilities: z.array(label(1, 64)).max(64),
 });
 
-/** What is known of a machine without asking it. */
+/** Facts that a machine has reported. */
 export interface Facts extends z.output<typeof hostSchema> {
   ip: string;
   /** Milliseconds since 1970. */
@@ -93,12 +93,12 @@ export type MetricsPoint = Record<'at' | (typeof metricsPoint)[number], number>;
 
 const flushMs = 60_000;
 
-/** Samples each online machine every `sampleMs` and keeps that for `keepMs`. */
+/** Samples each online machine every `sampleMs` and stores samples for `keepMs`. */
 export class MachineFacts {
   readonly #history: History;
   readonly #facts: Map<string, Facts>;
   readonly #heardAt = new Map<string, number>();
-  /** Machines whose facts, and whose new report, are only in memory. */
+  /** Machines whose facts are only in memory, and whose new report is not sampled yet. */
   readonly #unsaved = new Set<string>();
   readonly #unsampled = new Set<string>();
   readonly #stops: (() => void)[];
@@ -117,7 +117,7 @@ export class MachineFacts {
         if (!this.#facts.has(machine_id)) this.#facts.set(machine_id, { ...facts, report: undefined });
       });
     });
-    // A missed write is not lost: the facts stay in memory and history logs its own failures.
+    // A failed write loses nothing: the facts stay in memory, and history logs its failures.
     this.#stops = [
       every(flushMs, () => void this.#flush().catch(() => {})),
       every(sampleMs, () => void this.#sample().catch(() => {})),
@@ -128,14 +128,14 @@ export class MachineFacts {
     return this.#facts.get(machineId);
   }
 
-  /** Milliseconds since the last byte was heard. */
+  /** Milliseconds since the last message of the machine. */
   silence(machineId: string): number {
     const heardAt = this.#heardAt.get(machineId);
     if (heardAt !== undefined) return Math.round(monotonic() - heardAt);
     return Math.max(0, now() - (this.of(machineId)?.last_seen ?? now()));
   }
 
-  /** A hello: facts and, with it, the first report. Throws AppError validation_failed. */
+  /** Takes the facts and the first report of a hello. Throws AppError validation_failed. */
   async hello(
     machineId: string,
     { ip, ...host }: Omit<Facts, 'last_seen' | 'report'>,
@@ -149,7 +149,7 @@ export class MachineFacts {
     await this.#history.write(() => this.#save(machineId));
   }
 
-  /** Any sign of life, with or without a report. A report that breaks the contract is dropped. */
+  /** Takes any sign of life, with or without a report. A report that breaks the contract is dropped. */
   heard(machineId: string, metrics?: Metrics__Output | null): void {
     const before = this.of(machineId);
     if (!before) return;
