@@ -25,6 +25,7 @@ async function openScene() {
   const there = temporaryFolder('there');
   mkdirSync(join(there, 'site'));
   writeFileSync(join(there, 'some file'), '');
+  writeFileSync(join(there, 'evil\u001b[2J'), '');
   return { house, agent, farhand, there, env: { ...env, PATH: `${bin}:${env.PATH}`, TERM: 'dumb' } };
 }
 
@@ -54,6 +55,7 @@ needs('bash')(
       ['farhand files put ', []],
       // After a colon bash has begun a new word.
       [`farhand files ls web-1:${there}/s`, [`${there}/site/`, `${there}/some\\ file`]],
+      [`farhand files ls web-1:${there}/e`, []],
       [`farhand files get "db 1:${there}/si`, [`${there}/site/`]],
       ['farhand exec ', [], nowhere],
       ['farhand exec ', [], { FARHAND_API_KEY: 'wrong' }],

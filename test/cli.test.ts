@@ -297,6 +297,7 @@ describe('farhand auth create-key', () => {
       'lock.db',
       'state.json',
       'state.json.last',
+      'webhooks.key',
     ]);
     const broker = await startBroker(dataDir);
     for (const { id, key } of [first, second]) {

@@ -1,5 +1,6 @@
 // farhand __complete: candidates for the last word of a command line, for the scripts of farhand completion.
 import { type Argument, Option } from 'commander';
+import { clean } from '../../shared/clean.ts';
 import { after } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { where, withUrl } from './connect.ts';
@@ -10,7 +11,9 @@ import { createProgram, nouns } from './program.ts';
 export async function complete([shell = '', ...args]: string[]): Promise<void> {
   const words = shell === 'bash' ? wordsIn(args[0] ?? '').slice(1) : args;
   const current = words.at(-1) ?? '';
-  const found = (await candidates(words.slice(0, -1), current)).filter((one) => one.startsWith(current));
+  const all = await candidates(words.slice(0, -1), current);
+  // Names of a machine that would control a terminal are left out.
+  const found = all.filter((one) => one.startsWith(current) && clean(one) === one);
   for (const one of found) process.stdout.write(`${shell === 'bash' ? forBash(one, current) : one}\n`);
 }
 
@@ -23,7 +26,7 @@ function wordsIn(line: string): string[] {
 
 /** bash begins a new word after a colon. */
 const forBash = (candidate: string, current: string): string =>
-  candidate.slice(current.lastIndexOf(':') + 1).replace(/[^\w@%+=:,./~-]/g, '\\$&');
+  candidate.slice(current.lastIndexOf(':') + 1).replace(/[^\w@%+=:,./~-]/gu, '\\$&');
 
 async function candidates(before: string[], current: string): Promise<string[]> {
   const [noun] = before;
@@ -46,7 +49,7 @@ async function candidates(before: string[], current: string): Promise<string[]> 
   if (command.commands.length > 0) return command.commands.map((one) => one.name());
   const { registeredArguments: all } = command;
   const argument = all[given] ?? (all.at(-1)?.variadic ? all.at(-1) : undefined);
-  // The first of `files put` is local.
+  // The first argument of `files put` is local.
   if (!argument || (command.name() === 'put' && given === 0)) return [];
   return valuesOf(argument, current);
 }

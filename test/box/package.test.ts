@@ -372,6 +372,15 @@ describe('the Debian packages', () => {
         expect(readFileSync(join(home, `${name}.service`), 'utf8')).toContain('@USER@');
       const { stdout } = await execute(join(folder, 'usr/bin', name), ['--version'], { env: plain });
       expect(stdout).toBe(`${version}\n`);
+      const share = readdirSync(join(folder, 'usr/share'), { recursive: true, encoding: 'utf8' });
+      const cli = [
+        'bash-completion/completions/farhand',
+        'man/man1/farhand.1.gz',
+        'man/man1/farhand-exec.1.gz',
+      ];
+      const wanted = [`man/man8/${name}.8.gz`, ...(name === 'farhand-broker' ? cli : [])];
+      expect(share).toEqual(expect.arrayContaining(wanted));
+      expect(existsSync(join(folder, 'usr/lib', name, 'share'))).toBe(false);
       const { stdout: told } = await execute('dpkg-deb', ['--field', deb, 'Installed-Size']);
       const { stdout: used } = await execute('du', ['-sk', '--apparent-size', folder]);
       expect(Math.abs(Number(told) / Number.parseInt(used, 10) - 1)).toBeLessThan(0.02);
@@ -414,6 +423,12 @@ describe('the npm tarball', () => {
       env,
     });
     expect(told.trim()).toBe(version);
+    const home = join(folder, 'node_modules/farhand');
+    const { man } = JSON.parse(readFileSync(join(home, 'package.json'), 'utf8'));
+    expect(man).toEqual(
+      expect.arrayContaining(['./share/man/man1/farhand.1', './share/man/man8/farhand-agent.8']),
+    );
+    for (const page of man) expect(readFileSync(join(home, page), 'utf8')).toMatch(/^\.TH FARHAND/);
     for (const name of ['farhand-agent', 'farhand-broker']) {
       const { stdout } = await execute(join(folder, 'node_modules/.bin', name), ['--version'], { env });
       expect([name, stdout.trim()]).toEqual([name, version]);
@@ -477,6 +492,7 @@ describe('the npm tarball', () => {
         'lib',
         'package.json',
         'proto',
+        'share',
         'types',
       ]),
     );
