@@ -137,11 +137,11 @@ test.runIf(hasJq)('the recipes of docs/locks.md show nothing that a terminal obe
   const text = readFileSync(join(import.meta.dirname, '../docs/locks.md'), 'utf8');
   const recipe = /```sh\ncd \S+\n([\s\S]*?)```/.exec(text)?.[1] ?? '';
   writeFileSync(join(directory, 'activity.1.log'), '');
-  const shown = execFileSync('sh', ['-ec', recipe.replace('tail -F', 'cat')], {
+  const printed = execFileSync('sh', ['-ec', recipe.replace('tail -F', 'cat')], {
     cwd: directory,
     encoding: 'utf8',
   });
-  expect(shown.trim().split('\n')).toHaveLength(2);
-  expect(shown).toContain('fake\tReadFile\t');
-  expect(shown).not.toMatch(obeyed);
+  expect(printed.trim().split('\n')).toHaveLength(2);
+  expect(printed).toContain('fake\tReadFile\t');
+  expect(printed).not.toMatch(obeyed);
 });

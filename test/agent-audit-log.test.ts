@@ -87,8 +87,8 @@ test('a schedule’s command stands under the key of the schedule, a terminal un
   const agent = await house.agent();
   const { machineId: machine_id } = agent;
   const { id } = await house.client.keys.me();
-  const wish = { machine_id, name: 'nightly', cron: '0 0 1 1 *', command: 'true' };
-  const schedule = (await house.call('POST', '/schedules', { body: wish })).body.data.id;
+  const params = { machine_id, name: 'nightly', cron: '0 0 1 1 *', command: 'true' };
+  const schedule = (await house.call('POST', '/schedules', { body: params })).body.data.id;
   const { command_id } = (await house.call('POST', `/schedules/${schedule}/run`)).body.data;
   await expect
     .poll(async () => (await house.call('GET', `/commands/${command_id}`)).body.data.status)

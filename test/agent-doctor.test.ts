@@ -68,8 +68,8 @@ test('an agent whose clock is behind the broker’s certificate names its clock,
   setClock();
   const fault = /certificate is not yet valid by this machine’s clock, which says 20\d\d-\S+Z: set it/;
   await vi.waitFor(() => expect(agent.logged.join('')).toMatch(fault), { timeout: 15_000 });
-  const wish = { broker: house.grpc, joinToken: await house.joinToken(), name: 'late', tags: [] };
-  await expect(loadIdentity(temporaryFolder('late'), wish)).rejects.toThrow(fault);
+  const params = { broker: house.grpc, joinToken: await house.joinToken(), name: 'late', tags: [] };
+  await expect(loadIdentity(temporaryFolder('late'), params)).rejects.toThrow(fault);
   const { text, code } = await examine(agent.dataDir, house.grpc);
   expect([code, text]).toEqual([1, expect.stringMatching(/^fail {2}clock .*\n[\s\S]*clock: timedatectl/m)]);
   expect(text).toMatch(fault);

@@ -640,9 +640,9 @@ describe('listing', () => {
     for (const name of ['z', 'Z', '.d']) mkdirSync(path(name));
     symlinkSync('z', path('m'));
     expect((await list(root)).names).toEqual(['.d', 'Z', 'm', 'z', '.h', 'B', 'a', 'b', 'ä']);
-    const shown = await list(root, { hidden: false });
-    expect(shown.names).toEqual(['Z', 'm', 'z', 'B', 'a', 'b', 'ä']);
-    expect(shown.head.total).toBe(7);
+    const printed = await list(root, { hidden: false });
+    expect(printed.names).toEqual(['Z', 'm', 'z', 'B', 'a', 'b', 'ä']);
+    expect(printed.head.total).toBe(7);
   });
 
   test('offset and limit cut a page; total is of all', async () => {

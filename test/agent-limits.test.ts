@@ -208,10 +208,10 @@ describe('watches', () => {
       }
     });
     for (let index = 0; index < 40; index += 1) writeFileSync(path(`dir/sub/g${index}`), '');
-    const told = async (): Promise<void> => {
+    const received = async (): Promise<void> => {
       for (;;) await one.iterator.next();
     };
-    await expect(told()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
+    await expect(received()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     mkdirSync(path('other'));
     for (let index = 0; index < 20; index += 1) writeFileSync(path(`other/f${index}`), '');
     await vi.waitFor(async () => {
@@ -284,7 +284,7 @@ describe('outside the roots', () => {
   const links = ['link', 'to-file', 'to-missing', 'to-below-file', 'chain'];
   const further = ['dir', 'secret', 'missing', 'missing/below', 'secret/below', long, `${long}/below`];
 
-  async function told(work: Work, at: string): Promise<string> {
+  async function received(work: Work, at: string): Promise<string> {
     try {
       const result = work(Buffer.from(at));
       if (result instanceof Promise) await result;
@@ -315,7 +315,7 @@ describe('outside the roots', () => {
     ] as const) {
       for (const [name, work] of works) {
         for (const way of names) {
-          expect([name, way, await told(work, path(way))]).toEqual([name, way, same]);
+          expect([name, way, await received(work, path(way))]).toEqual([name, way, same]);
         }
       }
     }
@@ -336,7 +336,7 @@ describe('outside the roots', () => {
       ['forbidden/missing', 'permission_denied'],
     ] as const) {
       for (const [, work] of listings)
-        expect([way, (await told(work, path(way))).split(' ')[0]]).toEqual([way, code]);
+        expect([way, (await received(work, path(way))).split(' ')[0]]).toEqual([way, code]);
     }
     const list = listings[0]?.[1](Buffer.from(path('missing'))) as AsyncIterable<unknown>;
     await expect(list[Symbol.asyncIterator]().next()).rejects.toEqual(refused('file_not_found'));

@@ -99,7 +99,7 @@ interface Answer {
   event?: ProcessEvent | null;
 }
 
-interface Told {
+interface Received {
   pid: number | undefined;
   stdout: Buffer;
   stderr: string;
@@ -110,22 +110,22 @@ interface Told {
 /** Listens until the end, or until `enough` is true; checks that every byte is where its offset says. */
 async function hear(
   events: AsyncIterator<Answer>,
-  enough: (told: Told) => boolean = () => false,
+  enough: (received: Received) => boolean = () => false,
   [stdoutFrom, stderrFrom]: [number, number] = [0, 0],
-): Promise<Told> {
-  const told: Told = { pid: undefined, stdout: Buffer.alloc(0), stderr: '', gaps: [], exits: [] };
+): Promise<Received> {
+  const received: Received = { pid: undefined, stdout: Buffer.alloc(0), stderr: '', gaps: [], exits: [] };
   const at = { OUTPUT_STREAM_STDOUT: stdoutFrom, OUTPUT_STREAM_STDERR: stderrFrom };
   const pieces: Buffer[] = [];
-  while (!enough(told)) {
+  while (!enough(received)) {
     const next = await events.next();
     if (next.done) break;
     const { started, output, gap, exit } = next.value.event ?? {};
-    if (started) told.pid = started.pid;
-    if (exit) told.exits.push(exit);
+    if (started) received.pid = started.pid;
+    if (exit) received.exits.push(exit);
     const stream =
       (output ?? gap)?.stream === 'OUTPUT_STREAM_STDERR' ? 'OUTPUT_STREAM_STDERR' : 'OUTPUT_STREAM_STDOUT';
     if (gap) {
-      told.gaps.push({ from: Number(gap.from), to: Number(gap.to) });
+      received.gaps.push({ from: Number(gap.from), to: Number(gap.to) });
       expect(gap.from).toBe(at[stream]);
       at[stream] = Number(gap.to);
     }
@@ -134,24 +134,24 @@ async function hear(
       expect(output.offset).toBe(at[stream]);
       expect(data.length).toBeLessThanOrEqual(256 * 1024);
       at[stream] += data.length;
-      if (stream === 'OUTPUT_STREAM_STDERR') told.stderr += data.toString();
+      if (stream === 'OUTPUT_STREAM_STDERR') received.stderr += data.toString();
       else pieces.push(data);
     }
-    if (output) told.stdout = pieces.length < 50 ? Buffer.concat(pieces) : told.stdout;
+    if (output) received.stdout = pieces.length < 50 ? Buffer.concat(pieces) : received.stdout;
   }
-  told.stdout = Buffer.concat(pieces);
-  return told;
+  received.stdout = Buffer.concat(pieces);
+  return received;
 }
 
 /** Runs to the end and returns the only exit. */
-async function run(wanted: Wanted, id?: string): Promise<Told & { exit: ProcessExit }> {
-  const told = await hear(start(wanted, id));
-  const [exit] = told.exits;
-  expect(told.exits).toHaveLength(1);
-  return { ...told, exit: exit ?? {} };
+async function run(wanted: Wanted, id?: string): Promise<Received & { exit: ProcessExit }> {
+  const received = await hear(start(wanted, id));
+  const [exit] = received.exits;
+  expect(received.exits).toHaveLength(1);
+  return { ...received, exit: exit ?? {} };
 }
 
-function sees(text: string): (told: Told) => boolean {
+function sees(text: string): (received: Received) => boolean {
   return ({ stdout }) => stdout.includes(text);
 }
 
@@ -225,8 +225,8 @@ test.runIf(asRoot)('a missing program is found out for another user too', async 
 test('a start whose link is gone by the time it is journalled expires and does not run, unless it is asked for again', async () => {
   await open();
   const id = newId('command');
-  const told = await hear(start('touch ran', id, AbortSignal.abort()));
-  expect(told.exits).toEqual([]);
+  const received = await hear(start('touch ran', id, AbortSignal.abort()));
+  expect(received.exits).toEqual([]);
   const after = await hear(follow(id));
   expect(after.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'dropped' }]);
   expect(await exists(join(home, 'ran'))).toBe(false);
@@ -394,19 +394,19 @@ test('one id runs once, however often and in whatever way it is asked for', asyn
   await open();
   const id = newId('command');
   const command = 'echo ran >> ran; echo out';
-  const told = await Promise.all([
+  const received = await Promise.all([
     hear(start(command, id)),
     hear(start(command, id)),
     hear(start(command, id)),
   ]);
-  told.push(await hear(start(command, id)), await hear(follow(id)));
-  for (const { stdout, exits } of told) {
+  received.push(await hear(start(command, id)), await hear(follow(id)));
+  for (const { stdout, exits } of received) {
     expect(stdout.toString()).toBe('out\n');
-    expect(exits).toEqual(told[0].exits);
+    expect(exits).toEqual(received[0].exits);
   }
   await room.stop();
   await open();
-  expect((await hear(start(command, id))).exits).toEqual(told[0].exits);
+  expect((await hear(start(command, id))).exits).toEqual(received[0].exits);
   await room.forgetProcesses({ ids: [id] }, call());
   const forgotten = await hear(start(command, id));
   expect(forgotten.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_LOST', reason: 'forgotten' }]);
@@ -581,12 +581,12 @@ test('a signal goes to the whole group, as a terminal would send it', async () =
   const trap = (name: string): string => `trap 'echo ${name}; exit 3' HUP; echo ready`;
   const command = `sh -c "${trap('child')}; while :; do sleep 0.02; done" & ${trap('main')}; wait`;
   const events = start(command, id);
-  const both = ({ stdout }: Told): boolean => stdout.toString().split('ready').length === 3;
+  const both = ({ stdout }: Received): boolean => stdout.toString().split('ready').length === 3;
   const { stdout } = await hear(events, both);
   expect(await send(id, 'SIGHUP')).toEqual({});
-  const told = await hear(events, undefined, [stdout.length, 0]);
-  expect(told.stdout.toString().split('\n').sort().join(' ').trim()).toBe('child main');
-  expect(told.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 3, signal: '' }]);
+  const received = await hear(events, undefined, [stdout.length, 0]);
+  expect(received.stdout.toString().split('\n').sort().join(' ').trim()).toBe('child main');
+  expect(received.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 3, signal: '' }]);
 });
 
 test('a command can open its own output by name', async () => {
@@ -722,11 +722,11 @@ test('100,000 lines are whole for one who leaves and comes back at any offset', 
     const from = known.length - (known.length > 0 ? randomBytes(2).readUInt16BE() % known.length : 0);
     const wanted = from + 1 + randomBytes(2).readUInt16BE();
     const events = follow(id, from);
-    const told = await hear(events, ({ stdout }) => from + stdout.length >= wanted && i < 50, [from, 0]);
+    const received = await hear(events, ({ stdout }) => from + stdout.length >= wanted && i < 50, [from, 0]);
     await events.return?.();
-    expect(told.gaps).toEqual([]);
-    known = Buffer.concat([known.subarray(0, from), told.stdout]);
-    if (told.exits.length > 0) break;
+    expect(received.gaps).toEqual([]);
+    known = Buffer.concat([known.subarray(0, from), received.stdout]);
+    if (received.exits.length > 0) break;
   }
   expect(known.equals(expected)).toBe(true);
 });
@@ -752,10 +752,10 @@ test('several followers get everything, and one that does not read holds up nobo
   const id = newId('command');
   const lazy = start('seq 300000', id);
   await lazy.next();
-  const told = await Promise.all([hear(follow(id)), hear(follow(id)), hear(follow(id))]);
-  const hashes = told.map(({ stdout }) => createHash('sha256').update(stdout).digest('hex'));
+  const received = await Promise.all([hear(follow(id)), hear(follow(id)), hear(follow(id))]);
+  const hashes = received.map(({ stdout }) => createHash('sha256').update(stdout).digest('hex'));
   expect(new Set(hashes).size).toBe(1);
-  expect((await hear(lazy)).stdout.equals(told[0].stdout)).toBe(true);
+  expect((await hear(lazy)).stdout.equals(received[0].stdout)).toBe(true);
 });
 
 test('a runaway writer is capped on the disk, and a late follower is told what is gone', async () => {
@@ -870,13 +870,13 @@ test('at its timeout the whole tree dies, also what ignored TERM or left group, 
   const id = newId('command');
   const events = start({ command: tree, timeout_ms: 2000 }, id);
   await hear(events, sees('ready'));
-  const told = await hear(events, undefined, [6, 0]);
-  expect(told.exits).toMatchObject([
+  const received = await hear(events, undefined, [6, 0]);
+  expect(received.exits).toMatchObject([
     { outcome: 'PROCESS_OUTCOME_TIMEOUT', exit_code: 137, signal: 'SIGKILL' },
   ]);
   await expectTreeDead();
   await room.killProcess({ id, grace_ms: 0 }, call());
-  expect((await hear(follow(id))).exits).toEqual(told.exits);
+  expect((await hear(follow(id))).exits).toEqual(received.exits);
 });
 
 test('a kill ends the whole tree, and a second one can shorten the grace', async () => {
@@ -886,8 +886,8 @@ test('a kill ends the whole tree, and a second one can shorten the grace', async
   await hear(events, sees('ready'));
   await room.killProcess({ id, grace_ms: 600_000 }, call());
   await room.killProcess({ id, grace_ms: 0 }, call());
-  const told = await hear(events, undefined, [6, 0]);
-  expect(told.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  const received = await hear(events, undefined, [6, 0]);
+  expect(received.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
   await expectTreeDead();
 });
 
@@ -931,9 +931,9 @@ test('a cancel that races the start or the exit gives exactly one end, and nothi
 test('a kill that comes before the process keeps it from starting', async () => {
   await open();
   const id = newId('command');
-  const told = hear(start('touch ran', id));
+  const received = hear(start('touch ran', id));
   await room.killProcess({ id, grace_ms: 0 }, call());
-  const { exits, pid } = await told;
+  const { exits, pid } = await received;
   expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', reason: '' }]);
   expect(pid).toBeUndefined();
   expect(await exists(join(home, 'ran'))).toBe(false);

@@ -188,7 +188,7 @@ describe('walking', () => {
     yield* walk(directory.at, beneath.boundary, { path: fromText(from), signal: all, ...options });
   }
 
-  async function toldTwice(options: Partial<WalkOptions> = {}, from = root): Promise<string[]> {
+  async function receivedTwice(options: Partial<WalkOptions> = {}, from = root): Promise<string[]> {
     const steps: string[] = [];
     for await (const { path: way, left } of walking(from, { sorted: true, ...options }))
       steps.push(left ? `${way}/` : way);
@@ -196,19 +196,19 @@ describe('walking', () => {
   }
 
   /** Without the second step of each directory. */
-  const told = async (options: Partial<WalkOptions> = {}, from = root): Promise<string[]> =>
-    (await toldTwice(options, from)).filter((way) => !way.endsWith('/'));
+  const received = async (options: Partial<WalkOptions> = {}, from = root): Promise<string[]> =>
+    (await receivedTwice(options, from)).filter((way) => !way.endsWith('/'));
 
   test('a protected path fails the walk, or is reported and left out, be it a directory or a file', async () => {
     mkdirSync(path('sub'));
     writeFileSync(path('sub/config'), 'secret');
     writeFileSync(path('sub/other'), '');
-    await expect(told()).rejects.toEqual(refused('permission_denied'));
+    await expect(received()).rejects.toEqual(refused('permission_denied'));
     const skipped: string[] = [];
     const skip = (way: string, error: unknown): void => {
       skipped.push(`${way} ${codeOf(error)}`);
     };
-    expect(await told({ skip })).toEqual(['sub', 'sub/other']);
+    expect(await received({ skip })).toEqual(['sub', 'sub/other']);
     expect(skipped).toEqual([`${forbidden} permission_denied`, `${path('sub/config')} permission_denied`]);
   });
 
@@ -230,7 +230,7 @@ describe('walking', () => {
     mkdirSync(path('sub'));
     symlinkSync(outside, path('sub/way'));
     symlinkSync('.', path('sub/loop'));
-    expect(await told({}, path('sub'))).toEqual(['loop', 'way']);
+    expect(await received({}, path('sub'))).toEqual(['loop', 'way']);
   });
 
   test('a directory swapped against a symlink in a tight loop never leads the walk out', async () => {
@@ -277,14 +277,14 @@ describe('walking', () => {
       disk.mount('--bind', outside, path('in/bind'));
       disk.mount('-t', 'tmpfs', 'tmpfs', path('in/tmpfs'));
       writeFileSync(path('in/tmpfs/a'), '');
-      await expect(told({ oneMount: true }, path('in'))).rejects.toEqual(refused('file_busy'));
+      await expect(received({ oneMount: true }, path('in'))).rejects.toEqual(refused('file_busy'));
       const skipped: string[] = [];
       const skip = (way: string): void => {
         skipped.push(way);
       };
-      expect(await told({ oneMount: true, skip }, path('in'))).toEqual(['plain']);
+      expect(await received({ oneMount: true, skip }, path('in'))).toEqual(['plain']);
       expect(skipped).toEqual([path('in/bind'), path('in/tmpfs')]);
-      expect(await told({}, path('in'))).toEqual(['bind', 'bind/secret', 'plain', 'tmpfs', 'tmpfs/a']);
+      expect(await received({}, path('in'))).toEqual(['bind', 'bind/secret', 'plain', 'tmpfs', 'tmpfs/a']);
     },
   );
 
@@ -329,16 +329,16 @@ describe('walking', () => {
     for (const name of ['b/file', 'B', 'ä', 'b/c/x', '.h/j']) writeFileSync(path('t', name), '');
     const from = path('t');
     const before = ['.h', '.h/i', '.h/j', 'B', 'a', 'b', 'b/c', 'b/c/x', 'b/file', 'Ã¤'];
-    expect(await told({}, from)).toEqual(before);
+    expect(await received({}, from)).toEqual(before);
     const [hidden, a] = [
       ['.h', '.h/i', '.h/i/', '.h/j', '.h/'],
       ['a', 'a/'],
     ];
     const b = ['b', 'b/c', 'b/c/x', 'b/c/', 'b/file', 'b/'];
-    expect(await toldTwice({}, from)).toEqual([...hidden, 'B', ...a, ...b, 'Ã¤']);
-    expect(new Set(await told({ sorted: false }, from))).toEqual(new Set(before));
+    expect(await receivedTwice({}, from)).toEqual([...hidden, 'B', ...a, ...b, 'Ã¤']);
+    expect(new Set(await received({ sorted: false }, from))).toEqual(new Set(before));
     const enter = ({ name }: Step): boolean => !name.startsWith('.');
-    expect(await told({ enter }, from)).toEqual(before.filter((way) => !way.startsWith('.h/')));
+    expect(await received({ enter }, from)).toEqual(before.filter((way) => !way.startsWith('.h/')));
   });
 
   test('each step has its pinned directory, its name by bytes and its stats', async () => {

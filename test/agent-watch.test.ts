@@ -32,7 +32,7 @@ afterEach(async () => {
 
 /** A watch under way; what it told is kept in order. */
 class Watching {
-  readonly told: string[] = [];
+  readonly received: string[] = [];
   readonly #controller = new AbortController();
   readonly #iterator: AsyncIterator<WatchFilesResponse>;
 
@@ -50,16 +50,16 @@ class Watching {
       const name = Buffer.from(changed ?? '')
         .toString('latin1')
         .slice(disk.root.length + 1);
-      this.told.push(`${String(kind).slice(17)} ${name}${type === 'FILE_TYPE_DIRECTORY' ? '/' : ''}`);
+      this.received.push(`${String(kind).slice(17)} ${name}${type === 'FILE_TYPE_DIRECTORY' ? '/' : ''}`);
     }
     return true;
   }
 
   async until(change: string): Promise<string[]> {
-    while (!this.told.includes(change)) {
-      if (!(await this.next())) throw new Error(`ended without ${change}, told ${this.told.join(', ')}`);
+    while (!this.received.includes(change)) {
+      if (!(await this.next())) throw new Error(`ended without ${change}, told ${this.received.join(', ')}`);
     }
-    return this.told;
+    return this.received;
   }
 
   async end(): Promise<void> {
@@ -71,16 +71,16 @@ class Watching {
 async function watch(at: string, recursive = true): Promise<Watching> {
   const watching = new Watching(at, recursive);
   await watching.next();
-  expect(watching.told).toEqual([]);
+  expect(watching.received).toEqual([]);
   return watching;
 }
 
 /** Tells that everything before it has been told. */
 async function mark(watching: Watching, at = disk.root): Promise<string[]> {
-  const name = `mark-${watching.told.length}-${watches.length}`;
+  const name = `mark-${watching.received.length}-${watches.length}`;
   writeFileSync(join(at, name), '');
-  const told = await watching.until(`ADDED ${join(at, name).slice(disk.root.length + 1)}`);
-  return told.filter((change) => !change.includes('mark-'));
+  const received = await watching.until(`ADDED ${join(at, name).slice(disk.root.length + 1)}`);
+  return received.filter((change) => !change.includes('mark-'));
 }
 
 describe('watchFiles', () => {
@@ -128,8 +128,8 @@ describe('watchFiles', () => {
     renameSync(path('dir'), join(disk.outside, 'dir'));
     await watching.until('REMOVED dir/');
     writeFileSync(join(disk.outside, 'dir/sub/file'), 'x');
-    const told = await mark(watching);
-    expect(told).toEqual(['REMOVED dir/sub/', 'REMOVED dir/']);
+    const received = await mark(watching);
+    expect(received).toEqual(['REMOVED dir/sub/', 'REMOVED dir/']);
   });
 
   test('too many changes at once are one overflow, after which changes are reported again', async () => {
@@ -138,8 +138,8 @@ describe('watchFiles', () => {
     // The loop does not turn meanwhile, so all of it waits.
     for (let index = 0; index < 12_000; index += 1) writeFileSync(path(`dir/f${index}`), '');
     mkdirSync(path('dir/sub'));
-    const told = await watching.until('OVERFLOW /');
-    expect(told.length).toBeLessThanOrEqual(12_000);
+    const received = await watching.until('OVERFLOW /');
+    expect(received.length).toBeLessThanOrEqual(12_000);
     writeFileSync(path('dir/sub/file'), '');
     await watching.until('ADDED dir/sub/file');
     unlinkSync(path('dir/f11999'));
@@ -169,10 +169,10 @@ describe('watchFiles', () => {
     await watching.until('CHANGED dir/old');
     renameSync(path('dir/old'), path('dir/renamed'));
     await watching.until('ADDED dir/renamed');
-    expect(watching.told).toContain('REMOVED dir/old');
+    expect(watching.received).toContain('REMOVED dir/old');
     rmSync(path('dir'), { recursive: true });
     await watching.until('REMOVED dir/');
-    expect(watching.told).toEqual(expect.arrayContaining(['REMOVED dir/new', 'REMOVED dir/renamed']));
+    expect(watching.received).toEqual(expect.arrayContaining(['REMOVED dir/new', 'REMOVED dir/renamed']));
   });
 
   test('all entries of a new directory are reported, however fast they came', async () => {
@@ -180,7 +180,7 @@ describe('watchFiles', () => {
     mkdirSync(path('a/b/c'), { recursive: true });
     writeFileSync(path('a/b/c/file'), 'x');
     await watching.until('ADDED a/b/c/file');
-    expect(watching.told).toEqual(['ADDED a/', 'ADDED a/b/', 'ADDED a/b/c/', 'ADDED a/b/c/file']);
+    expect(watching.received).toEqual(['ADDED a/', 'ADDED a/b/', 'ADDED a/b/c/', 'ADDED a/b/c/file']);
     writeFileSync(path('a/b/c/later'), 'x');
     await watching.until('ADDED a/b/c/later');
   });
@@ -192,7 +192,9 @@ describe('watchFiles', () => {
     const watching = await watch(disk.root);
     execFileSync('mv', ['-T', path('other'), path('dir')]);
     await watching.until('ADDED dir/file');
-    expect(watching.told).toEqual(expect.arrayContaining(['REMOVED dir/', 'ADDED dir/', 'REMOVED other/']));
+    expect(watching.received).toEqual(
+      expect.arrayContaining(['REMOVED dir/', 'ADDED dir/', 'REMOVED other/']),
+    );
     writeFileSync(path('dir/later'), '');
     await watching.until('ADDED dir/later');
   });
@@ -215,7 +217,7 @@ describe('watchFiles', () => {
     await watching.until('REMOVED file');
     writeFileSync(path('file'), 'x');
     await watching.until('ADDED file');
-    expect(watching.told.filter((change) => !change.endsWith(' file'))).toEqual([]);
+    expect(watching.received.filter((change) => !change.endsWith(' file'))).toEqual([]);
   });
 
   test('names that are not UTF-8 are reported by their bytes', async () => {
@@ -229,7 +231,7 @@ describe('watchFiles', () => {
     const watching = await watch(path('dir'));
     renameSync(path('dir'), path('elsewhere'));
     while (await watching.next());
-    expect(watching.told).toEqual(['REMOVED dir/sub/', 'REMOVED dir/']);
+    expect(watching.received).toEqual(['REMOVED dir/sub/', 'REMOVED dir/']);
     expect(existsSync(path('elsewhere/sub'))).toBe(true);
   });
 });

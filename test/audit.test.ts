@@ -260,8 +260,8 @@ test('a command and its row are one transaction, without one more', async () => 
   await agent.close();
   await soon(async () => (await house.client.machines.list({ status: 'offline' })).total).toBe(1);
   count.writes = 0;
-  const wish = { machine_id: agent.machineId, command: 'true', queue_for: 60_000 };
-  const { id } = await house.client.commands.async(wish);
+  const params = { machine_id: agent.machineId, command: 'true', queue_for: 60_000 };
+  const { id } = await house.client.commands.async(params);
   expect(count.writes).toBe(1);
   expect(await rows(house, { action: 'commands.async' })).toMatchObject([{ what: { command_id: id } }]);
 });

@@ -251,13 +251,13 @@ test('commands are listed, inspected, read and cancelled; batches inspected and 
   expect(one.out).toMatch(/^exit code +4$/m);
   expect(bytes.stdout).toEqual(Buffer.from([0xff, ...Buffer.from('out')]));
   expect(errors.out).toBe('err\n');
-  const [cancelled, ended, shown] = await Promise.all([
+  const [cancelled, ended, printed] = await Promise.all([
     farhand.json('commands cancel', [open.id]),
     farhand.json('batches cancel', [batch.id]),
     farhand('batches get', [batch.id]),
   ]);
   expect([cancelled.id, ended.id]).toEqual([open.id, batch.id]);
-  expect(shown.out).toMatch(/^web-1 +cmd_/m);
+  expect(printed.out).toMatch(/^web-1 +cmd_/m);
 });
 
 test('schedules are created, changed, enabled, disabled, run, inspected and removed', async () => {

@@ -265,11 +265,11 @@ test.skipIf(process.getuid?.() !== 0)(
     const dataDir = temporaryFolder('foreign');
     chownSync(dataDir, 65_534, 65_534);
     const drop = ['--reuid=12345', '--clear-groups', process.execPath, mains.cli];
-    const told = ['machines list', 'auth create-key', 'doctor'].map((verb) => {
+    const received = ['machines list', 'auth create-key', 'doctor'].map((verb) => {
       const args = [...drop, ...verb.split(' '), '--data-dir', dataDir];
       return spawnSync('setpriv', args, { encoding: 'utf8', env: { PATH: process.env.PATH, HOME: '/' } });
     });
-    for (const { status, stdout, stderr } of told)
+    for (const { status, stdout, stderr } of received)
       expect([status, `${stdout}${stderr}`]).toEqual([
         1,
         expect.stringMatching(/belongs to nobody: say sudo/),

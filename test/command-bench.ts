@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { expect, onTestFinished } from 'vitest';
 import { setClock } from '../shared/clock.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
-import { type AgentWish, type House, openHouse, temporaryFolder } from './house.ts';
+import { type AgentOptions, type House, openHouse, temporaryFolder } from './house.ts';
 import { openProxy } from './proxy.ts';
 import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
 
@@ -36,11 +36,11 @@ export function gate(): Gate {
 }
 
 /** A house with one machine, and commands on it. */
-export async function bench(wish: AgentWish & { brokerFlags?: string[] } = {}) {
-  const house = await openHouse(wish.brokerFlags ? { flags: wish.brokerFlags } : {});
+export async function bench(params: AgentOptions & { brokerFlags?: string[] } = {}) {
+  const house = await openHouse(params.brokerFlags ? { flags: params.brokerFlags } : {});
   const proxy = await openProxy(house.grpc);
   onTestFinished(() => proxy.close());
-  const agent = await house.agent({ ...wish, through: proxy.address });
+  const agent = await house.agent({ ...params, through: proxy.address });
   return { house, proxy, agent, machine_id: agent.machineId, ...commandsOn(house, agent.machineId) };
 }
 
@@ -85,7 +85,7 @@ export async function answerOf(response: Response): Promise<unknown> {
   return [response.status, response.headers.get('x-output-offset'), text];
 }
 
-export interface Told {
+export interface Received {
   stdout: Buffer;
   stderr: Buffer;
   gaps: [from: number, to: number][];
@@ -95,41 +95,41 @@ export interface Told {
   exit: boolean;
 }
 
-export function nothingTold(): Told {
+export function nothingReceived(): Received {
   return { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0), gaps: [], events: [], at: '', exit: false };
 }
 
 /** Adds one event to what was told; a byte told twice or left out without a gap is an error. */
-function hear(told: Told, event: StreamEvent): void {
-  told.events.push(event);
-  told.at = event.id ?? '';
+function hear(received: Received, event: StreamEvent): void {
+  received.events.push(event);
+  received.at = event.id ?? '';
   const { data } = event;
   if ('encoding' in data) {
     const bytes = Buffer.from(data.data, data.encoding === 'base64' ? 'base64' : 'utf8');
-    const lost = told.gaps.reduce((sum, [from, to]) => sum + to - from, 0);
-    const have = told[data.stream].length + (data.stream === 'stdout' ? lost : 0);
+    const lost = received.gaps.reduce((sum, [from, to]) => sum + to - from, 0);
+    const have = received[data.stream].length + (data.stream === 'stdout' ? lost : 0);
     if (data.offset !== have) throw new Error(`${data.stream}: ${data.offset} came after ${have}`);
-    told[data.stream] = Buffer.concat([told[data.stream], bytes]);
-  } else if ('from' in data) told.gaps.push([data.from, data.to]);
-  else told.exit = true;
+    received[data.stream] = Buffer.concat([received[data.stream], bytes]);
+  } else if ('from' in data) received.gaps.push([data.from, data.to]);
+  else received.exit = true;
 }
 
 /** Hears a stream of events to its end, or until `enough`. */
 export async function listen(
   { client }: Pick<House, 'client'>,
   command_id: string,
-  told = nothingTold(),
-  enough: (told: Told) => boolean = () => false,
-): Promise<Told> {
+  received = nothingReceived(),
+  enough: (received: Received) => boolean = () => false,
+): Promise<Received> {
   const stop = new AbortController();
-  const last = told.at === '' ? {} : { last_event_id: told.at };
+  const last = received.at === '' ? {} : { last_event_id: received.at };
   const events = await client.commands.stream({ command_id, ...last }, { signal: stop.signal });
   for await (const event of events) {
-    hear(told, event);
-    if (told.exit || enough(told)) break;
+    hear(received, event);
+    if (received.exit || enough(received)) break;
   }
   stop.abort();
-  return told;
+  return received;
 }
 
 async function lastEvent({ client }: Pick<House, 'client'>, command_id: string): Promise<void> {

@@ -7,7 +7,7 @@ import {
   gate,
   listen,
   nextCall,
-  nothingTold,
+  nothingReceived,
   output,
   reporting,
   soon,
@@ -41,37 +41,37 @@ test('events tell both streams with offsets and ids, text cut between characters
   const euro = Buffer.from('€');
   report.started();
   report.stdout(0, Buffer.concat([Buffer.from('a'), euro.subarray(0, 2)]));
-  const told = await listen(house, id, nothingTold(), ({ events }) => events.length === 1);
+  const received = await listen(house, id, nothingReceived(), ({ events }) => events.length === 1);
   // The first bytes of a character wait for the others, and the id does not count them.
-  expect(told.events).toEqual([
+  expect(received.events).toEqual([
     { event: 'output', id: '1.0', data: { stream: 'stdout', offset: 0, data: 'a', encoding: 'utf-8' } },
   ]);
-  const rest = listen(house, id, told);
+  const rest = listen(house, id, received);
   report.stdout(3, Buffer.concat([euro.subarray(2), Buffer.from('\0b')]));
-  await soon(() => told.events.length).toBe(2);
+  await soon(() => received.events.length).toBe(2);
   report.stdout(6, Buffer.from([0xff]));
-  await soon(() => told.events.length).toBe(3);
+  await soon(() => received.events.length).toBe(3);
   // Never finished: it is no text.
   report.stdout(7, euro.subarray(0, 1));
   report.exited(8);
   report.end();
   await rest;
-  expect(told.events.slice(1).map(({ event, id: at, data }) => [event, at, data])).toEqual([
+  expect(received.events.slice(1).map(({ event, id: at, data }) => [event, at, data])).toEqual([
     ['output', '6.0', { stream: 'stdout', offset: 1, data: '€\0b', encoding: 'utf-8' }],
     ['output', '7.0', { stream: 'stdout', offset: 6, data: '/w==', encoding: 'base64' }],
     ['output', '8.0', { stream: 'stdout', offset: 7, data: '4g==', encoding: 'base64' }],
     ['exit', '8.0', expect.objectContaining({ status: 'completed', exit_code: 0, stdout_bytes: 8 })],
   ]);
   // After the end it is told all the same, from anywhere.
-  const again = await listen(house, id, { ...nothingTold(), at: '8.0' });
-  expect(again.events).toEqual(told.events.slice(-1));
+  const again = await listen(house, id, { ...nothingReceived(), at: '8.0' });
+  expect(again.events).toEqual(received.events.slice(-1));
   const cutBefore = await listen(house, id, {
-    ...nothingTold(),
+    ...nothingReceived(),
     at: '7.0',
-    stdout: told.stdout.subarray(0, 7),
+    stdout: received.stdout.subarray(0, 7),
   });
-  expect(cutBefore.events).toEqual(told.events.slice(-2));
-  expect((await listen(house, id)).stdout).toEqual(told.stdout);
+  expect(cutBefore.events).toEqual(received.events.slice(-2));
+  expect((await listen(house, id)).stdout).toEqual(received.stdout);
 });
 
 test('the head of a stream of events comes at once, though the command is silent', async () => {
@@ -90,24 +90,24 @@ test('a stream that is cut many times at random resumes exactly: nothing twice, 
   const { wait, open } = gate();
   const shell = `seq 1 30000; seq 1 5000 >&2; printf '\\303'; ${wait}; printf '\\251\\377'; seq 1 30000; head -c 300000 /dev/urandom | tee /dev/stderr | wc -c`;
   const id = await begin(shell);
-  const told = nothingTold();
+  const received = nothingReceived();
   let cuts = 0;
-  while (!told.exit) {
-    const so = told.events.length;
+  while (!received.exit) {
+    const so = received.events.length;
     const most = Math.floor(Math.random() * 2);
-    await listen(house, id, told, ({ events }) => events.length > so + most);
+    await listen(house, id, received, ({ events }) => events.length > so + most);
     cuts += 1;
-    if (told.stdout.length > 100_000 && cuts > 0) {
+    if (received.stdout.length > 100_000 && cuts > 0) {
       open();
       cuts += 1_000;
     }
   }
   expect(cuts % 1_000).toBeGreaterThan(2);
   const { stdout_bytes, stderr_bytes } = await ended(id);
-  expect([told.stdout.length, told.stderr.length]).toEqual([stdout_bytes, stderr_bytes]);
+  expect([received.stdout.length, received.stderr.length]).toEqual([stdout_bytes, stderr_bytes]);
   for (const stream of ['stdout', 'stderr'] as const) {
     const whole = await bytesOf(await output(house, id, `stream=${stream}`));
-    expect(told[stream].equals(whole)).toBe(true);
+    expect(received[stream].equals(whole)).toBe(true);
   }
 });
 
@@ -122,10 +122,10 @@ test('the id of a gap is where the gap ends: who is cut there misses nothing', a
   report.exited(13);
   report.end();
   await listen(house, id);
-  const told = await listen(house, id, nothingTold(), ({ gaps }) => gaps.length > 0);
-  expect([told.gaps, told.at]).toEqual([[[3, 10]], '10.0']);
-  await listen(house, id, told);
-  expect(told.stdout.toString()).toBe('abcdef');
+  const received = await listen(house, id, nothingReceived(), ({ gaps }) => gaps.length > 0);
+  expect([received.gaps, received.at]).toEqual([[[3, 10]], '10.0']);
+  await listen(house, id, received);
+  expect(received.stdout.toString()).toBe('abcdef');
 });
 
 test('whose key is revoked is cut off in the middle, from bytes and events', async () => {
@@ -174,8 +174,8 @@ test('a gap in the middle and one at the end are counted, told, and nobody takes
   report.end();
   const record = await ended(id);
   expect(record).toMatchObject({ stdout_bytes: 20, stdout_truncated: true, status: 'completed' });
-  const told = await listen(house, id);
-  expect([told.stdout.toString(), told.gaps]).toEqual([
+  const received = await listen(house, id);
+  expect([received.stdout.toString(), received.gaps]).toEqual([
     'abcdef',
     [
       [3, 10],

@@ -187,10 +187,10 @@ test('a command that has not started yet can be followed, and is heard from its 
   const id = await begin('printf first; printf last', { queue_for: 600_000 });
   const bytes = await output(house, id, 'follow=true');
   expect(bytes.status).toBe(200);
-  const told = listen(house, id);
+  const received = listen(house, id);
   await house.agent({ dataDir: agent.dataDir });
   expect(await bytes.text()).toBe('firstlast');
-  expect((await told).stdout.toString()).toBe('firstlast');
+  expect((await received).stdout.toString()).toBe('firstlast');
 });
 
 test('a command that never runs ends those who follow it', async () => {
@@ -200,10 +200,12 @@ test('a command that never runs ends those who follow it', async () => {
   const { begin } = commandsOn(house, agent.machineId);
   const id = await begin('true', { queue_for: 600_000 });
   const bytes = await output(house, id, 'follow=true');
-  const told = listen(house, id);
+  const received = listen(house, id);
   await house.client.commands.cancel({ command_id: id });
   expect(await bytes.text()).toBe('');
-  expect((await told).events).toMatchObject([{ event: 'exit', data: { status: 'cancelled' }, id: '0.0' }]);
+  expect((await received).events).toMatchObject([
+    { event: 'exit', data: { status: 'cancelled' }, id: '0.0' },
+  ]);
 });
 
 test('clients that go away in the middle harm neither the command nor each other', async () => {

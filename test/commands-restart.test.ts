@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect.ts';
 import { Farhand } from '../shared/sdk/index.ts';
-import { bench, bytesOf, gate, listen, nothingTold, output } from './command-bench.ts';
+import { bench, bytesOf, gate, listen, nothingReceived, output } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';
 import { openProxy } from './proxy.ts';
@@ -24,10 +24,10 @@ test('a link that is cut again and again in the middle of 100,000 lines loses an
   const gates = Array.from({ length: 3 }, gate);
   const parts = gates.map(({ wait }, n) => `${wait}; seq ${n * 25_000 + 25_001} ${n * 25_000 + 50_000}`);
   const id = await begin(`seq 1 25000; ${parts.join('; ')}`);
-  const told = nothingTold();
+  const received = nothingReceived();
   // Seen running: a link lost before that could mean that it never ran.
-  await listen(house, id, told, ({ stdout }) => stdout.length > 0);
-  const all = listen(house, id, told);
+  await listen(house, id, received, ({ stdout }) => stdout.length > 0);
+  const all = listen(house, id, received);
   for (const { open } of gates) {
     const back = agent.linked(true);
     const off = agent.linked(false);
@@ -37,17 +37,17 @@ test('a link that is cut again and again in the middle of 100,000 lines loses an
     await back;
   }
   await all;
-  expect(digest(told.stdout)).toBe(digest(written('seq 1 100000')));
-  expect(await ended(id)).toMatchObject({ status: 'completed', stdout_bytes: told.stdout.length });
-  expect(digest(await bytesOf(await output(house, id)))).toBe(digest(told.stdout));
+  expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(await ended(id)).toMatchObject({ status: 'completed', stdout_bytes: received.stdout.length });
+  expect(digest(await bytesOf(await output(house, id)))).toBe(digest(received.stdout));
 }, 40_000);
 
 test('a broker that is stopped in the middle tells its readers to come back, and goes on without losing a byte', async () => {
   const { house, proxy, agent, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(`seq 1 50000; printf tiny >&2; ${wait}; seq 50001 100000; printf end >&2`);
-  const told = nothingTold();
-  await listen(house, id, told, ({ stdout }) => stdout.length === 288_894);
+  const received = nothingReceived();
+  await listen(house, id, received, ({ stdout }) => stdout.length === 288_894);
   const cutOff = await output(house, id, 'follow=true');
   const cutEvents = await output(house, id, '', {}, 'stream');
   proxy.forbid();
@@ -62,10 +62,10 @@ test('a broker that is stopped in the middle tells its readers to come back, and
   const back = agent.linked(true);
   proxy.allow();
   await back;
-  await listen(again, id, told);
-  expect(digest(told.stdout)).toBe(digest(written('seq 1 100000')));
-  expect(told.stderr.toString()).toBe('tinyend');
-  expect(digest(await bytesOf(await output(again, id)))).toBe(digest(told.stdout));
+  await listen(again, id, received);
+  expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(received.stderr.toString()).toBe('tinyend');
+  expect(digest(await bytesOf(await output(again, id)))).toBe(digest(received.stdout));
   expect(await (await output(again, id, 'stream=stderr')).text()).toBe('tinyend');
 }, 40_000);
 
@@ -90,8 +90,8 @@ test('a broker killed with -9 in the middle goes on without losing or doubling a
     machine_id: agent.machineId,
     command: `seq 1 30000; ${gates[0]!.wait}; seq 30001 60000; ${gates[1]!.wait}; seq 60001 100000`,
   });
-  const told = nothingTold();
-  await listen({ client }, id, told, ({ stdout }) => stdout.length > 20_000);
+  const received = nothingReceived();
+  await listen({ client }, id, received, ({ stdout }) => stdout.length > 20_000);
   const addresses = ['--http', String(http).slice('http://'.length), '--grpc', String(grpc)];
   let broker = first;
   for (const { open } of gates) {
@@ -102,12 +102,12 @@ test('a broker killed with -9 in the middle goes on without losing or doubling a
     broker = program('broker/main.ts', [...flags, ...addresses]);
     await broker.line('broker is up');
     await back;
-    const so = told.stdout.length;
-    await listen({ client }, id, told, ({ stdout }) => stdout.length > so);
+    const so = received.stdout.length;
+    await listen({ client }, id, received, ({ stdout }) => stdout.length > so);
   }
-  if (!told.exit) await listen({ client }, id, told);
-  expect(digest(told.stdout)).toBe(digest(written('seq 1 100000')));
-  expect(digest(await bytesOf(await output({ url: String(http), key }, id)))).toBe(digest(told.stdout));
+  if (!received.exit) await listen({ client }, id, received);
+  expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(digest(await bytesOf(await output({ url: String(http), key }, id)))).toBe(digest(received.stdout));
   expect((await client.commands.get({ command_id: id })).status).toBe('completed');
   const { items } = await client.events.list({ type: 'command.started' });
   expect(items).toHaveLength(1);

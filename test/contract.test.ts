@@ -72,7 +72,7 @@ test.each(['machine_ids', 'tags'] as const)(
     // Nobody waits here for what is followed.
     const reads = keyed.filter(({ route }) => route.method === 'GET' && route.kind !== 'events');
     const hidden = [...Object.values(scene.there), '"there"'];
-    const told: [name: string, found: string[], total: number][] = [];
+    const received: [name: string, found: string[], total: number][] = [];
     for (const { name, route } of reads) {
       const { params, query } = rawOf(route, scene.here, scene.known);
       const path = route.path.replaceAll(/\{(\w+)\}/g, (_, param: string) => String(params[param]));
@@ -87,12 +87,12 @@ test.each(['machine_ids', 'tags'] as const)(
       });
       const text = JSON.stringify(body);
       const total = route.kind === 'list' ? (body.meta?.total ?? 0) : 0;
-      told.push([name, hidden.filter((word) => text.includes(word)), total]);
+      received.push([name, hidden.filter((word) => text.includes(word)), total]);
       if (total > 0) expect([name, body.data.length]).toEqual([name, total]);
     }
-    expect(told).toEqual(told.map(([name, , total]) => [name, [], total]));
+    expect(received).toEqual(received.map(([name, , total]) => [name, [], total]));
     // Its own is told: what tells nothing at all proves nothing.
-    const seen = told.filter(([, , total]) => total > 0).map(([name]) => name);
+    const seen = received.filter(([, , total]) => total > 0).map(([name]) => name);
     expect(seen).toEqual(
       expect.arrayContaining(['machines.list', 'commands.list', 'batches.list', 'audit.list']),
     );
@@ -103,8 +103,8 @@ test.each(['machine_ids', 'tags'] as const)(
 test('a key cannot create a key that reaches a machine outside its own reach', async () => {
   const scene = await scenery();
   const key = await scene.limited(['admin']);
-  const wishes = [[scene.there.machine], [scene.here.machine, scene.there.machine], undefined];
-  await expectRefusals(scene, wishes, async (machine_ids) => {
+  const requests = [[scene.there.machine], [scene.here.machine, scene.there.machine], undefined];
+  await expectRefusals(scene, requests, async (machine_ids) => {
     const answer = await scene.house.call('POST', '/api-keys', {
       key,
       body: { name: 'more', scopes: ['files:read'], ...(machine_ids && { machine_ids }) },
@@ -174,14 +174,15 @@ test('every route has a handler: a broker starts, and no route answers that it d
 test('every route has an operation in the OpenAPI document, and the document has no other', async () => {
   const house = await openHouse();
   const { body } = await house.call('GET', '/openapi.json');
-  const told = Object.entries(body.paths as Record<string, Record<string, { operationId: string }>>).flatMap(
-    ([path, operations]) =>
-      Object.entries(operations).map(([method, { operationId }]) => `${operationId} ${method} ${path}`),
+  const received = Object.entries(
+    body.paths as Record<string, Record<string, { operationId: string }>>,
+  ).flatMap(([path, operations]) =>
+    Object.entries(operations).map(([method, { operationId }]) => `${operationId} ${method} ${path}`),
   );
   const expected = everything.map(
     ({ name, route }) => `${name} ${route.method.toLowerCase()} ${route.base}${route.path}`,
   );
-  expect(told.sort()).toEqual(expected.sort());
+  expect(received.sort()).toEqual(expected.sort());
 });
 
 test('every route has a method of the SDK that makes its request', async () => {

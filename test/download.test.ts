@@ -141,7 +141,7 @@ test('ranges give their bytes, and what is no single range gives the whole', asy
   const { folder, download } = await onMachine();
   const path = join(folder, 'a');
   writeFileSync(path, '0123456789');
-  for (const [range, status, body, shown] of [
+  for (const [range, status, body, printed] of [
     ['bytes=2-4', 206, '234', 'bytes 2-4/10'],
     ['bytes=7-', 206, '789', 'bytes 7-9/10'],
     ['bytes=-3', 206, '789', 'bytes 7-9/10'],
@@ -157,7 +157,7 @@ test('ranges give their bytes, and what is no single range gives the whole', asy
       range,
       status,
       body,
-      shown,
+      printed,
     ]);
   }
 });

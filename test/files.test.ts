@@ -14,7 +14,7 @@ import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { shared } from './at-end.ts';
-import { type CallWish, type House, openHouse, temporaryFolder } from './house.ts';
+import { type CallOptions, type House, openHouse, temporaryFolder } from './house.ts';
 
 async function openMachine(flags: string[] = []) {
   const house = await openHouse();
@@ -34,7 +34,7 @@ async function onMachine(flags: string[] = []) {
 const content = (house: House, files: string, path: string, query = '') =>
   house.call('GET', `${files}/content?path=${encodeURIComponent(path)}${query}`);
 
-const write = (house: House, files: string, body: object, options: CallWish = {}) =>
+const write = (house: House, files: string, body: object, options: CallOptions = {}) =>
   house.call('PUT', `${files}/content`, { ...options, body });
 
 test('what cannot be read is refused with the code of its reason', async () => {

@@ -204,7 +204,7 @@ async function openPast(): Promise<Past> {
 
 test('the history of a removed machine is found by its id; an id that never was is 404', async () => {
   const { house, machine, keys } = await openPast();
-  const told = async (path: string, key: string) => {
+  const received = async (path: string, key: string) => {
     const { status, body } = await house.call('GET', path, { key });
     return status === 200 ? body.meta.total > 0 : refusalIn({ status, body, headers: new Headers() });
   };
@@ -213,7 +213,7 @@ test('the history of a removed machine is found by its id; an id that never was 
     // Its schedules went with it.
     const some = noun !== 'schedules';
     for (const key of [house.key, keys.named])
-      expect([path, await told(path + machine, key)]).toEqual([path, some]);
+      expect([path, await received(path + machine, key)]).toEqual([path, some]);
     for (const key of [keys.elsewhere, keys.tagged]) {
       const { status } = await house.call('GET', path + machine, { key });
       expect([path, status]).toEqual([path, 403]);
@@ -245,9 +245,11 @@ test('farhand lists the history of a removed machine by its id, before and after
   const verbs = ['commands list', 'events', 'audit'];
   const look = async (at: House) => {
     const farhand = openLine(at);
-    const shown = await Promise.all(verbs.map((verb) => farhand(verb, ['--machine', machine, '-o', 'json'])));
-    expect(shown.map(({ code, err }) => [code, err])).toEqual(verbs.map(() => [0, '']));
-    return shown.map(({ out }) => JSON.parse(out).length > 0);
+    const printed = await Promise.all(
+      verbs.map((verb) => farhand(verb, ['--machine', machine, '-o', 'json'])),
+    );
+    expect(printed.map(({ code, err }) => [code, err])).toEqual(verbs.map(() => [0, '']));
+    return printed.map(({ out }) => JSON.parse(out).length > 0);
   };
   expect(await look(house)).toEqual([true, true, true]);
   await house.broker.close();
@@ -257,13 +259,13 @@ test('farhand lists the history of a removed machine by its id, before and after
 test('a stream of events about a machine goes on when that is removed, and tells of it', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
-  const told: string[] = [];
+  const received: string[] = [];
   const enough = new AbortController();
   const stream = await house.client.events.stream({ machine_id }, { signal: enough.signal });
   await house.client.machines.remove({ machine_id });
   for await (const { event } of stream) {
-    told.push(event);
+    received.push(event);
     if (event === 'machine.removed') break;
   }
-  expect(told.at(-1)).toBe('machine.removed');
+  expect(received.at(-1)).toBe('machine.removed');
 });

@@ -23,8 +23,10 @@ function textOf(file: string): string {
     const tables = database.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").all();
     const rows = tables.flatMap(({ name }) => database.prepare(`SELECT * FROM "${String(name)}"`).all());
     // Who asks for the same has the same fingerprint of what was asked.
-    const told = rows.flatMap((row) => Object.entries(row).filter(([column]) => column !== 'fingerprint'));
-    return told.map(([, value]) => String(value)).join('\n');
+    const received = rows.flatMap((row) =>
+      Object.entries(row).filter(([column]) => column !== 'fingerprint'),
+    );
+    return received.map(([, value]) => String(value)).join('\n');
   } finally {
     database.close();
   }

@@ -217,17 +217,17 @@ describe('a write that fails', () => {
 
   test('runs no hook of a change it undid', async () => {
     const { history, note } = openBench();
-    const told: string[] = [];
+    const received: string[] = [];
     const outcomes = await Promise.allSettled([
-      history.write((transaction) => transaction.committed(() => told.push('kept'))),
+      history.write((transaction) => transaction.committed(() => received.push('kept'))),
       history.write((transaction) => {
         note('a');
-        transaction.committed(() => told.push('undone'));
+        transaction.committed(() => received.push('undone'));
         throw new Error('no');
       }),
     ]);
     expect(outcomes.map(({ status }) => status)).toEqual(['fulfilled', 'rejected']);
-    expect(told).toEqual(['kept']);
+    expect(received).toEqual(['kept']);
   });
 
   test('because of an entry of an unknown kind undoes the entries before it', async () => {
@@ -247,19 +247,19 @@ describe('a write that fails', () => {
     const other = new DatabaseSync(file);
     onTestFinished(() => other.close());
     other.exec('BEGIN IMMEDIATE');
-    const told = vi.fn();
+    const received = vi.fn();
     const outcomes = await Promise.allSettled([
       history.write(() => note('a')),
       history.write((transaction) => {
         note('b');
-        transaction.committed(told);
+        transaction.committed(received);
       }),
     ]);
     expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected']);
     other.exec('ROLLBACK');
     expect(await history.write(() => note('c'))).toBe('c');
     expect(committed()).toEqual(['c']);
-    expect(told).not.toHaveBeenCalled();
+    expect(received).not.toHaveBeenCalled();
   });
 
   test('because history is closed rejects', { timeout: 2_000 }, async () => {
@@ -297,14 +297,14 @@ describe('a write', () => {
 
   test('runs the hooks of its changes after the commit, in order', async () => {
     const { history, note, committed } = openBench();
-    const told: [string, string[]][] = [];
+    const received: [string, string[]][] = [];
     const write = (id: string) =>
       history.write((transaction) => {
         note(id);
-        transaction.committed(() => told.push([id, committed()]));
+        transaction.committed(() => received.push([id, committed()]));
       });
     await Promise.all([write('a'), write('b')]);
-    expect(told).toEqual([
+    expect(received).toEqual([
       ['a', ['a', 'b']],
       ['b', ['a', 'b']],
     ]);
@@ -351,8 +351,8 @@ describe('an event', () => {
   test('that is applied a second time changes nothing and reaches no listener', async () => {
     const { history } = openBench();
     const events = new Events(history, 3_600_000);
-    const told: string[] = [];
-    events.listen(({ id }) => told.push(id));
+    const received: string[] = [];
+    events.listen(({ id }) => received.push(id));
     const entries: { kind: string }[] = [];
     events.emit({ append: (entry) => void entries.push(entry) }, 'machine.online', undefined, {});
     for (const _time of ['first', 'second']) {
@@ -365,8 +365,8 @@ describe('an event', () => {
         .sql('SELECT id FROM events')
         .all()
         .map(({ id }) => id),
-    ).toEqual(told);
-    expect(told).toHaveLength(1);
+    ).toEqual(received);
+    expect(received).toHaveLength(1);
   });
 });
 

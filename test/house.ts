@@ -31,7 +31,7 @@ export interface AgentHandle extends Agent {
   linked(state: boolean): Promise<void>;
 }
 
-export interface AgentWish {
+export interface AgentOptions {
   name?: string;
   tags?: string;
   dataDir?: string;
@@ -53,17 +53,17 @@ export interface House {
   client: Farhand;
   joinToken(): Promise<string>;
   /** A real agent, linked when this resolves. */
-  agent(wish?: AgentWish): Promise<AgentHandle>;
+  agent(params?: AgentOptions): Promise<AgentHandle>;
   /** A client with a key of its own. */
   keyed(
     scopes: Scope[],
     limits?: { machine_ids?: string[]; tags?: string[] },
   ): Promise<{ key: string; client: Farhand }>;
   /** A call as any HTTP client makes it; `path` starts after /api/v1. */
-  call(method: string, path: string, options?: CallWish): Promise<Answer>;
+  call(method: string, path: string, options?: CallOptions): Promise<Answer>;
 }
 
-export interface CallWish {
+export interface CallOptions {
   key?: string | null;
   body?: unknown;
   headers?: Record<string, string>;
@@ -80,9 +80,9 @@ export interface Answer {
 
 /** Starts a broker; it is closed with the test. */
 export async function openHouse(
-  wish: { dataDir?: string; tuning?: Tuning; flags?: string[] } = {},
+  params: { dataDir?: string; tuning?: Tuning; flags?: string[] } = {},
 ): Promise<House> {
-  const dataDir = wish.dataDir ?? temporaryFolder('broker');
+  const dataDir = params.dataDir ?? temporaryFolder('broker');
   const argv = [
     '--data-dir',
     dataDir,
@@ -90,11 +90,15 @@ export async function openHouse(
     '127.0.0.1:0',
     '--grpc',
     '127.0.0.1:0',
-    ...(wish.flags ?? []),
+    ...(params.flags ?? []),
   ];
   const silence = keepBrokerSilent(dataDir);
   atEnd(() => silence.afterwards());
-  const broker = await startBroker(readSettings(brokerSettings, { argv, env: {} }), silence.log, wish.tuning);
+  const broker = await startBroker(
+    readSettings(brokerSettings, { argv, env: {} }),
+    silence.log,
+    params.tuning,
+  );
   atEnd(() => broker.close());
   atEnd(() => silence.meanwhile());
   const { url = '', grpc = '' } = broker;
@@ -125,12 +129,12 @@ export async function openHouse(
 }
 
 /** Starts a real agent on a data directory and waits until it is linked. */
-async function openAgent(grpc: string, wish: AgentWish, joinToken: string): Promise<AgentHandle> {
-  const dataDir = wish.dataDir ?? temporaryFolder('agent');
-  const argv = ['--broker', wish.through ?? grpc, '--data-dir', dataDir, '--join-token', joinToken];
-  if (wish.name) argv.push('--name', wish.name);
-  if (wish.tags) argv.push('--tags', wish.tags);
-  const settings = readSettings(agentSettings, { argv: [...argv, ...(wish.flags ?? [])], env: {} });
+async function openAgent(grpc: string, params: AgentOptions, joinToken: string): Promise<AgentHandle> {
+  const dataDir = params.dataDir ?? temporaryFolder('agent');
+  const argv = ['--broker', params.through ?? grpc, '--data-dir', dataDir, '--join-token', joinToken];
+  if (params.name) argv.push('--name', params.name);
+  if (params.tags) argv.push('--tags', params.tags);
+  const settings = readSettings(agentSettings, { argv: [...argv, ...(params.flags ?? [])], env: {} });
   const waiting = new Set<(state: boolean) => void>();
   const linked = (state: boolean): Promise<void> =>
     new Promise((resolve) => {
@@ -157,7 +161,7 @@ async function openAgent(grpc: string, wish: AgentWish, joinToken: string): Prom
 export async function call(
   url: string,
   method: string,
-  { key, body, headers, signal }: CallWish = {},
+  { key, body, headers, signal }: CallOptions = {},
 ): Promise<Answer> {
   const response = await fetch(url, {
     method,
@@ -170,7 +174,7 @@ export async function call(
     ...(signal && { signal }),
   });
   const text = await response.text();
-  overhear(method, { asked: body, status: response.status, told: text });
+  overhear(method, { asked: body, status: response.status, received: text });
   const json = response.headers.get('content-type')?.includes('application/json');
   return { status: response.status, headers: response.headers, body: json ? JSON.parse(text) : text };
 }

@@ -271,16 +271,16 @@ test('a Host header changes nothing about a request, whatever is in it', async (
   const { house } = await quietHouse();
   const target = '/api/v1/machines?limit=1';
   const hosts = ['', '[', 'a b', 'b/x?limit=7&z=', 'b/x#', 'b?', 'b:99999', 'user@[', 'user@b', '[::1]:8420'];
-  const told: string[] = [];
+  const received: string[] = [];
   for (const host of hosts) {
     const without = await ask(house, { target, headers: { Host: host } });
     const known = await ask(house, { target, key: house.key, headers: { Host: host } });
     const limit = JSON.parse(known.text || '{}').meta?.limit;
-    told.push(`${host}: ${without.status}, ${known.status} with limit ${limit}`);
+    received.push(`${host}: ${without.status}, ${known.status} with limit ${limit}`);
   }
   // Refusing such a header is as good; failing over it, or reading a query out of it, is not.
   const good = /^.*: (401, 200 with limit 1|40[01], 400 with limit undefined)$/;
-  expect(told.filter((line) => !good.test(line))).toEqual([]);
+  expect(received.filter((line) => !good.test(line))).toEqual([]);
 });
 
 test('headers that name another method, path or address change nothing about a request', async () => {
@@ -332,20 +332,20 @@ const bodyKinds: [what: string, body: string, headers: Record<string, string>][]
 
 test('a body that is not JSON, or says that it is something else, is invalid_request, and nothing changes', async () => {
   const { house, machine } = await quietHouse();
-  const told: unknown[] = [];
+  const received: unknown[] = [];
   for (const [what, body, headers] of bodyKinds) {
-    told.push([what, refusal(await house.call('PATCH', machine, { body, headers }))]);
+    received.push([what, refusal(await house.call('PATCH', machine, { body, headers }))]);
   }
-  expect(told).toEqual(bodyKinds.map(([what]) => [what, '400 invalid_request']));
+  expect(received).toEqual(bodyKinds.map(([what]) => [what, '400 invalid_request']));
   expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
 });
 
 test('a body that is JSON but no object is refused, also where no field is required', async () => {
   const { house, machine } = await quietHouse();
   const bodies = ['[]', '[{"name":"x"}]', '5', '"name"', 'true', 'null'];
-  const told: unknown[] = [];
-  for (const body of bodies) told.push([body, refusal(await house.call('PATCH', machine, { body }))]);
-  expect(told).toEqual(
+  const received: unknown[] = [];
+  for (const body of bodies) received.push([body, refusal(await house.call('PATCH', machine, { body }))]);
+  expect(received).toEqual(
     bodies.map((body) => [body, expect.stringMatching(/^(400 invalid_request|422 validation_failed)$/)]),
   );
   expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
@@ -470,9 +470,9 @@ test('keys of Object.prototype in a body are validation_failed and pollute nothi
     '{"name":"x","toString":"y"}',
     '{"name":"x","hasOwnProperty":1}',
   ];
-  const told: unknown[] = [];
-  for (const body of bodies) told.push([body, refusal(await house.call('PATCH', machine, { body }))]);
-  expect(told).toEqual(bodies.map((body) => [body, '422 validation_failed']));
+  const received: unknown[] = [];
+  for (const body of bodies) received.push([body, refusal(await house.call('PATCH', machine, { body }))]);
+  expect(received).toEqual(bodies.map((body) => [body, '422 validation_failed']));
   expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
   expect(Object.hasOwn(Object.prototype, 'polluted')).toBe(false);
 });
@@ -555,15 +555,15 @@ test('a boolean is true or false and nothing else: in a query invalid_request, i
   const { house, machine } = await quietHouse();
   const inQuery = ['1', '0', 'yes', 'TRUE', 'True', '', ' true', 'null', 'true&hidden=true'];
   const inBody = [1, 0, 'true', 'false', '', null, [], {}];
-  const told: unknown[] = [];
+  const received: unknown[] = [];
   for (const value of inQuery) {
-    told.push([value, refusal(await house.call('GET', `${machine}/files?hidden=${value}`))]);
+    received.push([value, refusal(await house.call('GET', `${machine}/files?hidden=${value}`))]);
   }
   for (const value of inBody) {
     const body = { path: '/x', content: '', create_parents: value };
-    told.push([value, refusal(await house.call('PUT', `${machine}/files/content`, { body }))]);
+    received.push([value, refusal(await house.call('PUT', `${machine}/files/content`, { body }))]);
   }
-  expect(told).toEqual([
+  expect(received).toEqual([
     ...inQuery.map((value) => [value, '400 invalid_request']),
     ...inBody.map((value) => [value, '422 validation_failed']),
   ]);
@@ -806,8 +806,8 @@ test('HEAD answers every GET route with the same status and type, and without a 
   const { id: command_id } = await house.client.commands.create({ machine_id, command: 'true' });
   const { id: batch_id } = await house.client.batches.create({ machine_ids: [machine_id], command: 'true' });
   const { session_id } = await house.client.sessions.create({ machine_id });
-  const wish = { machine_id, name: 'yearly', command: 'true', cron: '@yearly' };
-  const { id: schedule_id } = await house.client.schedules.create(wish);
+  const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly' };
+  const { id: schedule_id } = await house.client.schedules.create(params);
   await house.client.schedules.run({ schedule_id });
   const run_id = (await house.client.schedules.history({ schedule_id })).items[0]?.id ?? '';
   const { id: webhook_id } = await house.client.webhooks.create({
@@ -824,8 +824,11 @@ test('HEAD answers every GET route with the same status and type, and without a 
   for (const { noun, operation, route } of answering) {
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) => values[name] ?? 'x');
     const onFile = ['read', 'readAnywhere', 'download'].includes(operation);
-    const told = { path: join(folder, onFile ? 'file' : ''), ...(operation === 'search' && { name: '*' }) };
-    const wanted = noun === 'files' ? told : operation === 'preview' ? { cron: '@daily' } : {};
+    const received = {
+      path: join(folder, onFile ? 'file' : ''),
+      ...(operation === 'search' && { name: '*' }),
+    };
+    const wanted = noun === 'files' ? received : operation === 'preview' ? { cron: '@daily' } : {};
     const query = `?${new URLSearchParams(wanted).toString()}`;
     // A GET of events has no end.
     const ending = new AbortController();
@@ -986,20 +989,20 @@ test.each(['refuses it', 'has begun'])(
       `${way} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${house.key}\r\n${more}\r\n`;
     // fetch would hang up after it: the next request of this connection is what waits.
     const socket = await dialHttp(house);
-    const told = everything(socket);
+    const received = everything(socket);
     socket.write(asked(`HEAD /api/v1/machines/${agent.identity.machineId}/files/watch?path=/x`, ''));
     socket.write(asked('GET /healthz', 'Connection: close\r\n'));
     const { call_id, method } = await agent.next('call');
     expect(method).toBe('WatchFiles');
     if (how === 'refuses it') {
       agent.send({ reply: { call_id, error: toWire(new AppError('file_not_found', 'no such file')) } });
-      expect((await told).match(/HTTP\/1\.1 \d+/g)).toEqual(['HTTP/1.1 404', 'HTTP/1.1 200']);
+      expect((await received).match(/HTTP\/1\.1 \d+/g)).toEqual(['HTTP/1.1 404', 'HTTP/1.1 200']);
       return;
     }
     const stream = agent.answer(call_id);
     stream.write({ message: agent.encode('WatchFiles', { path: Buffer.from('/x') }) });
     expect(await statusOf(stream)).toEqual(grpcStatus.CANCELLED);
-    expect((await told).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
+    expect((await received).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
   },
   // Less than the quiet time after which a stream says that it lives.
   5_000,
@@ -1161,9 +1164,9 @@ test.each<[string, object | undefined, object]>([
   good.exit({ outcome: 'PROCESS_OUTCOME_EXITED', started_at_ms: 1, finished_at_ms: 2 });
   await logged(house, good.id, /completed|failed/);
   const paths = [`/commands/${good.id}`, '/commands', '/events', `/commands/${bad.id}`];
-  const told: unknown[] = [];
-  for (const path of paths) told.push([path, (await house.call('GET', path)).status]);
-  expect(told).toEqual(paths.map((path) => [path, 200]));
+  const received: unknown[] = [];
+  for (const path of paths) received.push([path, (await house.call('GET', path)).status]);
+  expect(received).toEqual(paths.map((path) => [path, 200]));
 });
 
 test('a machine that says its command started at a time that no calendar has cannot keep the broker from starting', async () => {

@@ -49,7 +49,7 @@ describe('a change is refused', () => {
 
   test('that makes a key stronger than the one that changes it: itself, or another', async () => {
     const { house, inside, outside, byId, byTag } = await divided();
-    const wishes = [
+    const requests = [
       { machine_ids: null, tags: null },
       { machine_ids: [inside, outside] },
       { tags: ['a', 'b'] },
@@ -59,7 +59,7 @@ describe('a change is refused', () => {
       const limits = limit === 'byId' ? { machine_ids: [inside] } : { tags: ['a'] };
       const other = await client.keys.create({ name: 'other', scopes: ['files:read'], ...limits });
       for (const { id } of [own, other]) {
-        for (const body of wishes) {
+        for (const body of requests) {
           const answer = await house.call('PATCH', `/api-keys/${id}`, { key, body });
           expect([limit, body, ...refusal(answer)]).toEqual([limit, body, 403, 'forbidden']);
         }
@@ -77,8 +77,8 @@ describe('a change is refused', () => {
       house.call(how === '' ? 'PATCH' : 'POST', `/api-keys/${id}${how}`, { key: short.key, body });
     for (const id of [short.id, long.id]) {
       for (const how of ['', '/rotate']) {
-        for (const wish of [{ expires_at: null }, { expires_at: later(2) }]) {
-          expect(refusal(await ask(id, how, wish))).toEqual([403, 'forbidden']);
+        for (const params of [{ expires_at: null }, { expires_at: later(2) }]) {
+          expect(refusal(await ask(id, how, params))).toEqual([403, 'forbidden']);
         }
       }
     }
@@ -217,8 +217,8 @@ describe('a new secret', () => {
     expect([...refusal(repeat), repeat.body.error.details]).toEqual([409, 'conflict', { id }]);
     expect(await knows(house, data.key)).toBe(200);
     expect(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).not.toContain(data.key);
-    const shown = JSON.stringify(await house.client.keys.list());
-    expect(shown).not.toMatch(/hash|previous|until/);
+    const printed = JSON.stringify(await house.client.keys.list());
+    expect(printed).not.toMatch(/hash|previous|until/);
   });
 
   test('leaves the commands, schedules and webhooks of the key as they are', async () => {
@@ -259,7 +259,7 @@ test('the last use of a key is listed, written once a minute, and never into the
   const { id: key_id, key } = await house.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
   const generation = (): number =>
     JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).generation;
-  const told = async (): Promise<number> =>
+  const received = async (): Promise<number> =>
     Date.parse((await house.client.keys.get({ key_id })).last_used_at ?? '');
   const written = (): number => {
     const history = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
@@ -269,15 +269,15 @@ test('the last use of a key is listed, written once a minute, and never into the
   };
   const before = generation();
   await knows(house, key);
-  const [first, kept] = [await told(), written()];
+  const [first, kept] = [await received(), written()];
   expect(kept).toBe(first);
   clock.leap(30_000);
   await knows(house, key);
-  expect(await told()).toBeGreaterThanOrEqual(first + 30_000);
+  expect(await received()).toBeGreaterThanOrEqual(first + 30_000);
   expect(written()).toBe(kept);
   clock.leap(31_000);
   await knows(house, key);
-  expect([await told(), generation()]).toEqual([written(), before]);
+  expect([await received(), generation()]).toEqual([written(), before]);
   const last = written();
   await house.broker.close();
   const again = await openHouse({ dataDir: house.dataDir });
@@ -289,8 +289,8 @@ test('the last use of a key is listed, written once a minute, and never into the
 
 test('the chapter on keys tells what each scope is for, and the figures of all machines are for keys that reach them all', async () => {
   const chapter = readFileSync(join(import.meta.dirname, '../docs/keys.md'), 'utf8');
-  const told = [...chapter.matchAll(/^\| `([a-z]+(?::[a-z]+)?)` \|/gm)].map(([, scope]) => scope);
-  expect(told).toEqual([...scopes]);
+  const received = [...chapter.matchAll(/^\| `([a-z]+(?::[a-z]+)?)` \|/gm)].map(([, scope]) => scope);
+  expect(received).toEqual([...scopes]);
   const house = await openHouse();
   const ask = async (limits: object): Promise<number> => {
     const { key } = await house.keyed(['machines:read'], limits);

@@ -11,7 +11,7 @@ import type { EnrollRequest } from '../proto/types/farhand/link/v1/EnrollRequest
 import { type Clock, setClock } from '../shared/clock.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { rawPublicKey } from '../shared/proof.ts';
-import { type Answer, type CallWish, call, type House, openHouse } from './house.ts';
+import { type Answer, type CallOptions, call, type House, openHouse } from './house.ts';
 import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
 
 const hour = 3_600_000;
@@ -127,8 +127,8 @@ test('GET /auth/me answers the key of the request, and takes any key', async () 
   const agent = await house.agent();
   const expires_at = new Date(Date.now() + hour).toISOString();
   const limits = { machine_ids: [agent.machineId], tags: ['dev'], expires_at };
-  const wish = { name: 'ci', scopes: ['files:read' as const], ...limits };
-  const { key, ...made } = await house.client.keys.create(wish);
+  const params = { name: 'ci', scopes: ['files:read' as const], ...limits };
+  const { key, ...made } = await house.client.keys.create(params);
   const me = await house.call('GET', '/auth/me', { key });
   const used = { last_used_at: expect.any(String), last_used_ip: '127.0.0.1' };
   expect([me.status, me.body.data]).toEqual([200, { ...made, ...used }]);
@@ -138,7 +138,7 @@ test('GET /auth/me answers the key of the request, and takes any key', async () 
     created_by: (await house.client.keys.me()).id,
     last_used_at: null,
     last_used_ip: null,
-    ...wish,
+    ...params,
   });
   expect((await house.call('GET', '/auth/me')).body.data).toMatchObject({
     scopes: ['admin'],
@@ -237,7 +237,7 @@ describe('a key is no way to a stronger one:', () => {
   test('limited to machines or tags it makes none that reaches others', async () => {
     const { house, inside, outside, byId, byTag } = await dividedHouse();
     const before = documents(house).keys.length;
-    const wishes = {
+    const requests = {
       'no limit': {},
       'another machine': { machine_ids: [outside] },
       'another machine besides its own': { machine_ids: [inside, outside] },
@@ -246,7 +246,7 @@ describe('a key is no way to a stronger one:', () => {
       'another tag besides its own': { tags: ['a', 'b'] },
       'its own and another tag': { machine_ids: [inside], tags: ['b'] },
     };
-    for (const [what, limits] of Object.entries(wishes)) {
+    for (const [what, limits] of Object.entries(requests)) {
       for (const [limit, { key }] of Object.entries({ byId, byTag })) {
         const body = { name: 'x', scopes: ['admin'], ...limits };
         const answer = await house.call('POST', '/api-keys', { key, body });
@@ -345,7 +345,10 @@ async function heldRequest({ url }: House, key: string) {
 
 // ---- Idempotency-Key
 
-const keyed = (value: string, body: unknown): CallWish => ({ headers: { 'Idempotency-Key': value }, body });
+const keyed = (value: string, body: unknown): CallOptions => ({
+  headers: { 'Idempotency-Key': value },
+  body,
+});
 
 describe('a repeat with the same Idempotency-Key', () => {
   test.each([
@@ -468,11 +471,11 @@ describe('a repeat with the same Idempotency-Key', () => {
   test('on POST /commands gives the first answer, not how things are now', async () => {
     const house = await openHouse();
     const { machineId } = await house.agent();
-    const wish = keyed('one', { machine_id: machineId, command: 'sleep 300', wait: 0 });
-    const first = await house.call('POST', '/commands', wish);
+    const params = keyed('one', { machine_id: machineId, command: 'sleep 300', wait: 0 });
+    const first = await house.call('POST', '/commands', params);
     const ended = await house.call('DELETE', `/commands/${first.body.data.id}`);
     expect(ended.body.data.status).toBe('cancelled');
-    const answer = await house.call('POST', '/commands', wish);
+    const answer = await house.call('POST', '/commands', params);
     expect(answer.body.data).toEqual(first.body.data);
     expect(answer.body.data.finished_at).toBe(null);
   });
@@ -512,8 +515,8 @@ function authorityOf({ dataDir }: House): string {
   return (JSON.parse(file) as { certificate: string }).certificate;
 }
 
-async function enrol(house: House, wish: EnrollRequest): Promise<string> {
-  return (await enrollWith(house.grpc, authorityOf(house), wish)).machine_id;
+async function enrol(house: House, params: EnrollRequest): Promise<string> {
+  return (await enrollWith(house.grpc, authorityOf(house), params)).machine_id;
 }
 
 /** The one text for every reason. */
@@ -571,9 +574,9 @@ describe('a join token is refused', () => {
   test('for the key pair of a machine that joined with another', async () => {
     const house = await openHouse();
     const [first, second] = [await house.joinToken(), await house.joinToken()];
-    const wish = enrolment(first);
-    await enrol(house, wish);
-    await expect(enrol(house, { ...wish, token: parseJoinToken(second).secret })).rejects.toMatchObject(
+    const params = enrolment(first);
+    await enrol(house, params);
+    await expect(enrol(house, { ...params, token: parseJoinToken(second).secret })).rejects.toMatchObject(
       notGood,
     );
     expect((await house.client.machines.list()).total).toBe(1);
@@ -634,17 +637,17 @@ describe('a join token', () => {
   test('used again with the same key pair gives the same machine, registered once', async () => {
     const house = await openHouse();
     const { token } = await house.client.joinTokens.create({ uses: 2 });
-    const wish = enrolment(token);
-    const id = await enrol(house, wish);
-    expect(await enrol(house, { ...wish, name: 'other', tags: ['other'] })).toBe(id);
-    expect(await Promise.all([enrol(house, wish), enrol(house, wish)])).toEqual([id, id]);
+    const params = enrolment(token);
+    const id = await enrol(house, params);
+    expect(await enrol(house, { ...params, name: 'other', tags: ['other'] })).toBe(id);
+    expect(await Promise.all([enrol(house, params), enrol(house, params)])).toEqual([id, id]);
     expect((await house.client.machines.list()).items).toMatchObject([
       { id, name: 'new', hostname: 'new', tags: [] },
     ]);
     expect((await house.client.events.list({ type: 'machine.registered' })).total).toBe(1);
     expect(documents(house).join_tokens[0]!.uses_left).toBe(1);
     moveClock(2 * hour);
-    expect(await enrol(house, wish)).toBe(id);
+    expect(await enrol(house, params)).toBe(id);
     await expect(enrol(house, enrolment(token))).rejects.toMatchObject(notGood);
   });
 
@@ -665,8 +668,8 @@ describe('a join token', () => {
     const house = await openHouse();
     const identity = await joinScripted(house, 'first');
     // What no agent of ours sends, an older or a hostile one might.
-    const wish = { name: 'renamed', tags: ['prod'], host: { hostname: 'moved', os: 'linux', arch: 'x64' } };
-    const agent = await connectScripted(house.grpc, identity, wish);
+    const params = { name: 'renamed', tags: ['prod'], host: { hostname: 'moved', os: 'linux', arch: 'x64' } };
+    const agent = await connectScripted(house.grpc, identity, params);
     await agent.next('welcome');
     expect(await house.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
       name: 'first',

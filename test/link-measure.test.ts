@@ -33,9 +33,12 @@ test('ten lines a minute tell of strangers from one address, and then a number',
     await knock({ machine_id: newId('machine') });
     await knock({ signature: Buffer.alloc(64) });
   }
-  const told = () => [...linesOf(house, 'no registered machine'), ...linesOf(house, 'failed its challenge')];
-  expect(told()).toHaveLength(10);
-  expect(told()[0]).toContain('"address":"127.0.0.1"');
+  const received = () => [
+    ...linesOf(house, 'no registered machine'),
+    ...linesOf(house, 'failed its challenge'),
+  ];
+  expect(received()).toHaveLength(10);
+  expect(received()[0]).toContain('"address":"127.0.0.1"');
   await house.broker.close();
   expect(linesOf(house, 'proved nothing')).toEqual([expect.stringContaining('"more":6')]);
 });

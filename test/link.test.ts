@@ -35,9 +35,9 @@ test('an agent that joined one broker does not link to another', async () => {
 test('a join token works once, and knowing a machine id is worth nothing', async () => {
   const house = await openHouse();
   const joinToken = await house.joinToken();
-  const wish = { broker: house.grpc, joinToken, name: 'a', tags: [] };
-  await loadIdentity(temporaryFolder('agent'), wish);
-  await expect(loadIdentity(temporaryFolder('agent'), wish)).rejects.toMatchObject({ name: 'StartError' });
+  const params = { broker: house.grpc, joinToken, name: 'a', tags: [] };
+  await loadIdentity(temporaryFolder('agent'), params);
+  await expect(loadIdentity(temporaryFolder('agent'), params)).rejects.toMatchObject({ name: 'StartError' });
   expect((await house.client.machines.list()).total).toBe(1);
 });
 

@@ -50,7 +50,7 @@ async function grpcCaller(house: House, service: typeof linkService | typeof str
   };
 }
 
-const told = ({ status, headers, body }: Answer) => [
+const received = ({ status, headers, body }: Answer) => [
   status,
   body.error?.code,
   Number(headers.get('retry-after') ?? 0) > 0,
@@ -117,14 +117,14 @@ test('sources of wrong keys are those whom a trusted proxy names; without trust 
 test('after 30 wrong keys a source is told to wait; a good key from there works, and so do other sources', async () => {
   const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1'] });
   for (let n = 0; n < 30; n += 1) {
-    expect(told(await through(house, '203.0.113.9', `service_apikey_${n}`))).toEqual([
+    expect(received(await through(house, '203.0.113.9', `service_apikey_${n}`))).toEqual([
       401,
       'unauthorized',
       false,
     ]);
   }
   const over = await through(house, '203.0.113.9', 'service_apikey_wrong');
-  expect(told(over)).toEqual([429, 'rate_limited', true]);
+  expect(received(over)).toEqual([429, 'rate_limited', true]);
   expect(over.body.error.details.retry_after).toBe(Number(over.headers.get('retry-after')));
   expect(over.body.error.details.retry_after).toBeLessThanOrEqual(60);
   // Paths that do not exist and headers that are no key count alike.
@@ -213,7 +213,7 @@ test('a key that has spent its minute is 429 with the time to wait, another key 
     expect(reset).toBeLessThanOrEqual(before + 65);
   }
   const over = await house.call('GET', '/machines', { key });
-  expect(told(over)).toEqual([429, 'rate_limited', true]);
+  expect(received(over)).toEqual([429, 'rate_limited', true]);
   expect(over.headers.get('x-ratelimit-remaining')).toBe('0');
   expect(over.body.error.details).toEqual({ retry_after: Number(over.headers.get('retry-after')) });
   expect((await house.call('GET', '/machines')).status).toBe(200);

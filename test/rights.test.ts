@@ -134,8 +134,8 @@ describe('in the very commit that takes a right, it is not used any more:', () =
     const [a, b] = [await machine('a', ['a']), await machine('b')];
     const admin = await key('admin', ['admin']);
     const own = await key('own', ['schedules:write', 'commands:execute'], { tags: ['a'] });
-    const wish = { machine_id: a, name: 'x', command: 'theirs', cron: '@yearly' };
-    await ask(admin, 'schedules.create', {}, wish)();
+    const params = { machine_id: a, name: 'x', command: 'theirs', cron: '@yearly' };
+    await ask(admin, 'schedules.create', {}, params)();
     const [schedule_id = ''] = [...rooms.state.schedules.keys()];
     const outcomes = await together(
       ask(admin, 'schedules.update', { schedule_id }, { machine_id: b }),
@@ -152,8 +152,8 @@ describe('in the very commit that takes a right, it is not used any more:', () =
   test('a webhook that tells more than a key may read since is neither turned to another place nor removed', async () => {
     const { rooms, key, ask, together } = await openBench();
     const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
-    const wish = { url: 'http://example.org/', events: ['command.*'] };
-    await ask(admin, 'webhooks.create', {}, wish)();
+    const params = { url: 'http://example.org/', events: ['command.*'] };
+    await ask(admin, 'webhooks.create', {}, params)();
     const [webhook_id = ''] = [...rooms.state.webhooks.keys()];
     const outcomes = await together(
       ask(admin, 'keys.update', { key_id: own.id }, { tags: ['a'] }),
@@ -170,14 +170,14 @@ describe('in the very commit that takes a right, it is not used any more:', () =
     const { rooms, key, machine, ask, together } = await openBench();
     const admin = await key('admin', ['admin']);
     const machine_id = await machine('one');
-    const wish = { machine_id, name: 'x', command: 'true', cron: '@yearly' };
-    await ask(admin, 'schedules.create', {}, wish)();
+    const params = { machine_id, name: 'x', command: 'true', cron: '@yearly' };
+    await ask(admin, 'schedules.create', {}, params)();
     const [schedule_id = ''] = [...rooms.state.schedules.keys()];
     const outcomes = await together(
       ask(admin, 'machines.remove', { machine_id }),
       ask(admin, 'machines.update', { machine_id }, { name: 'back' }),
       ask(admin, 'schedules.update', { schedule_id }, { name: 'back' }),
-      ask(admin, 'schedules.create', {}, wish),
+      ask(admin, 'schedules.create', {}, params),
     );
     expect(outcomes).toEqual(['done', 'machine_not_found', 'schedule_not_found', 'machine_not_found']);
     expect([rooms.state.machines.size, rooms.state.schedules.size]).toEqual([0, 0]);
@@ -204,13 +204,13 @@ test('a key that expires makes none that lasts beyond the year 9999, though that
   );
   expect(outcomes).toEqual(['forbidden', 'forbidden']);
   const unwritable = { expires_at: '9999-12-31T23:59:59-23:59' };
-  const wishes: [string, object, object][] = [
+  const requests: [string, object, object][] = [
     ['keys.create', {}, { name: 'x', scopes: ['files:read'], ...unwritable }],
     ['keys.update', { key_id: short.id }, unwritable],
     ['keys.rotate', { key_id: short.id }, unwritable],
     ['keys.update', { key_id: short.id }, { expires_at: '0000-01-01T00:00:00+00:01' }],
   ];
-  for (const [action, params, body] of wishes) {
+  for (const [action, params, body] of requests) {
     expect(() => ask(short, action, params, body)).toThrow(/expires_at: must be an ISO 8601 timestamp/);
   }
 });
@@ -220,8 +220,8 @@ test('a key is limited to one tag at least, and an older one to none holds nobod
   const admin = await key('admin', ['admin']);
   const writer = await key('writer', ['machines:write']);
   const machine_id = await machine('one');
-  const wish = { name: 'x', scopes: ['files:read'], tags: [] };
-  expect(() => ask(admin, 'keys.create', {}, wish)).toThrow(/tags: must hold at least one/);
+  const params = { name: 'x', scopes: ['files:read'], tags: [] };
+  expect(() => ask(admin, 'keys.create', {}, params)).toThrow(/tags: must hold at least one/);
   expect(() => ask(admin, 'keys.update', { key_id: writer.id }, { tags: [] })).toThrow(/tags/);
   const tag = ask(writer, 'machines.update', { machine_id }, { tags: ['a'] });
   await key('older', ['files:read'], { tags: [] });
@@ -294,14 +294,14 @@ test('a batch is told again without the machines that its key has lost', async (
   const machines = [await house.agent({ tags: 'ours' }), await house.agent({ tags: 'ours' })];
   const [left = '', gone = ''] = machines.map(({ machineId }) => machineId);
   const { key } = await house.keyed(['commands:execute'], { tags: ['ours'] });
-  const wish = { key, body: { tags: ['ours'], command: 'true' }, headers: { 'Idempotency-Key': 'once' } };
-  const told = async (): Promise<string[]> => {
-    const { results } = (await house.call('POST', '/commands/batch', wish)).body.data;
+  const params = { key, body: { tags: ['ours'], command: 'true' }, headers: { 'Idempotency-Key': 'once' } };
+  const received = async (): Promise<string[]> => {
+    const { results } = (await house.call('POST', '/commands/batch', params)).body.data;
     return results.map(({ machine_id }: { machine_id: string }) => machine_id).sort();
   };
-  expect([await told(), await told()]).toEqual(Array(2).fill([left, gone].sort()));
+  expect([await received(), await received()]).toEqual(Array(2).fill([left, gone].sort()));
   await house.client.machines.update({ machine_id: gone, tags: [] });
-  expect(await told()).toEqual([left]);
+  expect(await received()).toEqual([left]);
 });
 
 test('a change that moves something between machines is told to whoever reaches both', async () => {

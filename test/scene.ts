@@ -98,8 +98,8 @@ function fill(schema: Json, at: string, ids: Ids, known: Known, swap?: { at: str
   const inner = (one: Json, key: string): unknown => fill(one, `${at}.${key}`, ids, known, swap);
   const noun = branch.type === 'string' ? nounAt(at) : undefined;
   if (noun) return swap?.at === at ? swap.id : ids[noun];
-  const told = known[at.split('.').at(-1) ?? ''];
-  if (told !== undefined) return told;
+  const received = known[at.split('.').at(-1) ?? ''];
+  if (received !== undefined) return received;
   if (branch.const !== undefined || branch.enum) return branch.const ?? branch.enum?.[0];
   if (branch.type === 'array') return branch.items ? [inner(branch.items, '0')] : [];
   if (branch.properties) {
@@ -219,8 +219,10 @@ async function settled({ client }: House): Promise<void> {
   const { items: webhooks } = await client.webhooks.list();
   const busy = async (): Promise<number> => {
     const running = await client.commands.list({ status: 'running' });
-    const told = await Promise.all(webhooks.map(({ id }) => client.webhooks.deliveries({ webhook_id: id })));
-    return running.total - webhooks.length + told.flatMap(({ items }) => items.filter(isUntried)).length;
+    const received = await Promise.all(
+      webhooks.map(({ id }) => client.webhooks.deliveries({ webhook_id: id })),
+    );
+    return running.total - webhooks.length + received.flatMap(({ items }) => items.filter(isUntried)).length;
   };
   await expect.poll(busy, { interval: 20 }).toBe(0);
 }
@@ -344,10 +346,10 @@ export async function expectRefusals<T>(
   expect(cases.length).toBeGreaterThan(0);
   const before = kept(scene);
   const first = scene.requestIds.length;
-  const told: (readonly [string, string, string])[] = [];
-  for (const one of cases) told.push(await tell(one));
-  expect(told.map(([asked, refusal]) => [asked, refusal])).toEqual(
-    told.map(([asked, , expected]) => [asked, expected]),
+  const received: (readonly [string, string, string])[] = [];
+  for (const one of cases) received.push(await tell(one));
+  expect(received.map(([asked, refusal]) => [asked, refusal])).toEqual(
+    received.map(([asked, , expected]) => [asked, expected]),
   );
   expect(kept(scene)).toEqual(before);
   expect(reached(scene, scene.requestIds.slice(first))).toEqual([]);

@@ -80,8 +80,8 @@ export async function houseAt(start: string, day = today, stepMs = 30_000) {
       });
       house = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc, ...flags] });
       for (let heard = 0; !linked; ) {
-        const told = (): boolean => linked || agent.logged.length > heard;
-        await expect.poll(told, { interval: 5, timeout: 15_000 }).toBe(true);
+        const received = (): boolean => linked || agent.logged.length > heard;
+        await expect.poll(received, { interval: 5, timeout: 15_000 }).toBe(true);
         const waits = agent.logged.slice(heard).map((line) => JSON.parse(line).retry_ms ?? 0);
         heard += waits.length;
         for (let ms = Math.max(...waits); ms > 0 && !linked; ms -= 500) {

@@ -252,8 +252,8 @@ test('on a machine that is away a time fails, also while an earlier run is not o
   const { items } = await house.client.schedules.history({ schedule_id: id });
   expect(items.map(({ status }) => status)).toEqual(['failed', 'running']);
   expect(items[0]?.stderr).toContain('machine_offline');
-  const told = await house.client.events.list({ type: 'schedule.failed' });
-  expect(told.items.map(({ data }) => data.run_id)).toEqual([items[0]?.id]);
+  const received = await house.client.events.list({ type: 'schedule.failed' });
+  expect(received.items.map(({ data }) => data.run_id)).toEqual([items[0]?.id]);
 });
 
 test('with catch_up all the newest time waits for the catch-up before it', async () => {

@@ -65,11 +65,11 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
   const ran = join(temporaryFolder('ran'), 'ran');
   // Every command knows which one it is.
   const command = `echo $FARHAND_COMMAND_ID >> ${ran}`;
-  const wish = { machine_id, command, cron: '* * * * * *', overlap: 'allow' } as const;
+  const params = { machine_id, command, cron: '* * * * * *', overlap: 'allow' } as const;
   const made = [
-    await client.schedules.create({ ...wish, name: 'none' }),
-    await client.schedules.create({ ...wish, name: 'last', catch_up: 'last' }),
-    await client.schedules.create({ ...wish, name: 'all', catch_up: 'all' }),
+    await client.schedules.create({ ...params, name: 'none' }),
+    await client.schedules.create({ ...params, name: 'last', catch_up: 'last' }),
+    await client.schedules.create({ ...params, name: 'all', catch_up: 'all' }),
   ];
   await soon(() => existsSync(ran)).toBe(true);
   for (let n = 0; n < kills; n += 1) {
@@ -165,9 +165,9 @@ async function houseWith(cron: string, more: (one: object) => object[]) {
 
 test('many missed times delay no schedule that is due now, and take a bounded number of rows', async () => {
   const yesterday = new Date(Date.now() - 86_400_000).toISOString();
-  const wish = { cron: '* * * * *', since: yesterday };
+  const params = { cron: '* * * * *', since: yesterday };
   const { open } = await houseWith('* * * * * *', (one) =>
-    Array.from({ length: 60 }, (_, n) => ({ ...one, ...wish, id: `sched_${n}` })),
+    Array.from({ length: 60 }, (_, n) => ({ ...one, ...params, id: `sched_${n}` })),
   );
   const { client } = await open();
   const up = Date.now();

@@ -531,16 +531,16 @@ function wallsOf(zone: string, from: number, to: number): number[] {
 /** The instants at which somebody who watches the clock every minute would start it. */
 function watched({ matches, hourly }: Fields, walls: readonly number[], from: number): number[] {
   const found: number[] = [];
-  let shown = (walls[0] ?? 0) - minuteMs;
+  let printed = (walls[0] ?? 0) - minuteMs;
   for (const [index, wall] of walls.entries()) {
     const skipped: number[] = [];
-    for (let missing = shown + minuteMs; missing < wall; missing += minuteMs) skipped.push(missing);
-    const now = matches(new Date(wall)) && (hourly || wall > shown);
+    for (let missing = printed + minuteMs; missing < wall; missing += minuteMs) skipped.push(missing);
+    const now = matches(new Date(wall)) && (hourly || wall > printed);
     if (now || (!hourly && skipped.some((one) => matches(new Date(one)))))
       found.push(from + index * minuteMs);
-    shown = Math.max(shown, wall);
+    printed = Math.max(printed, wall);
     // By the clock, the past does not count.
-    if (hourly) shown = wall;
+    if (hourly) printed = wall;
   }
   return found;
 }

@@ -28,7 +28,7 @@ async function scheduled() {
   };
 }
 
-const bad: [field: string, wish: object][] = [
+const bad: [field: string, params: object][] = [
   ['cron', { cron: '' }],
   ['cron', { cron: '60 * * * *' }],
   ['cron', { cron: '0 0 31 2 *' }],
@@ -56,11 +56,11 @@ test('a bad field is 422 with its name, when it is made and when it is changed',
   const { house, machine_id, make } = await scheduled();
   const { id } = await make();
   const before = await house.client.schedules.get({ schedule_id: id });
-  for (const [field, wish] of bad) {
-    const body = { machine_id, name: 'x', command: 'true', cron: yearly, ...wish };
+  for (const [field, params] of bad) {
+    const body = { machine_id, name: 'x', command: 'true', cron: yearly, ...params };
     for (const answer of [
       await house.call('POST', '/schedules', { body }),
-      await house.call('PATCH', `/schedules/${id}`, { body: wish }),
+      await house.call('PATCH', `/schedules/${id}`, { body: params }),
     ]) {
       const { code, details } = answer.body.error;
       expect([answer.status, code, details?.issues[0].path]).toEqual([
@@ -167,8 +167,8 @@ test('the clock of a machine decides neither the order of runs, nor since, nor w
   const house = await openHouse();
   const agent = await scriptedMachine(house);
   const { client } = house;
-  const wish = { machine_id: agent.identity.machineId, name: 'x', command: 'true', cron: yearly };
-  const { id: schedule_id } = await client.schedules.create(wish);
+  const params = { machine_id: agent.identity.machineId, name: 'x', command: 'true', cron: yearly };
+  const { id: schedule_id } = await client.schedules.create(params);
   const begun = new Date().toISOString();
   const day = 86_400_000;
   // The first is told by a clock a day ahead, the second by one a year behind.
@@ -340,8 +340,8 @@ test('a repeat with the same Idempotency-Key runs nothing twice', async () => {
 test('a repeat with the same Idempotency-Key gets the run whose answer was lost', async () => {
   const house = await openHouse();
   const agent = await scriptedMachine(house);
-  const wish = { machine_id: agent.identity.machineId, name: 'slow', command: 'true', cron: yearly };
-  const { id: schedule_id } = await house.client.schedules.create(wish);
+  const params = { machine_id: agent.identity.machineId, name: 'slow', command: 'true', cron: yearly };
+  const { id: schedule_id } = await house.client.schedules.create(params);
   const headers = { 'Idempotency-Key': 'lost' };
   const leaving = new AbortController();
   const call = () => house.call('POST', `/schedules/${schedule_id}/run`, { headers, signal: leaving.signal });
@@ -406,10 +406,10 @@ test('ends are events where notify says so, in the transaction of the end', asyn
   const bad = await ranOnce(loud.id);
   const late = await ranOnce(slow.id);
   expect([good?.status, bad?.status, late?.status]).toEqual(['completed', 'failed', 'timeout']);
-  const told = (await client.events.list({ sort: 'created_at', limit: 100 })).items
+  const received = (await client.events.list({ sort: 'created_at', limit: 100 })).items
     .filter(({ type }) => type.startsWith('schedule.'))
     .map(({ type, data }) => [type, data.name, data.status, data.exit_code, data.run_id, data.machine_id]);
-  expect(told).toEqual([
+  expect(received).toEqual([
     ['schedule.completed', 'loud', 'completed', 0, good?.id, machine_id],
     ['schedule.failed', 'loud', 'failed', 7, bad?.id, machine_id],
     ['schedule.failed', 'slow', 'timeout', late?.exit_code, late?.id, machine_id],

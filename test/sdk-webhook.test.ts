@@ -64,11 +64,11 @@ test.each(secrets)('with the secret %s nothing but the genuine delivery is taken
     'what is no JSON': signed(secret, { payload: 'x' }),
   };
   for (const [what, changes] of Object.entries(bad)) {
-    const told = await verifyWebhook({ ...good, ...changes }).then(
+    const received = await verifyWebhook({ ...good, ...changes }).then(
       () => 'taken',
       (error: unknown) => (error instanceof SignatureError ? 'refused' : String(error)),
     );
-    expect([what, told]).toEqual([what, 'refused']);
+    expect([what, received]).toEqual([what, 'refused']);
   }
   const event = JSON.parse(text);
   expect(await verifyWebhook(good)).toEqual(event);

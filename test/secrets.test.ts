@@ -11,7 +11,7 @@ const key = `service_apikey_${'k'.repeat(43)}`;
 function hushed() {
   const directory = temporaryFolder('hushed');
   const silence = keepBrokerSilent(directory);
-  overhear('POST', { asked: {}, status: 201, told: JSON.stringify({ data: { key } }) });
+  overhear('POST', { asked: {}, status: 201, received: JSON.stringify({ data: { key } }) });
   return { directory, silence };
 }
 
@@ -39,19 +39,19 @@ test('a secret is found in a file however deep, in a name, in bytes of a databas
 test('a secret in an answer is found, unless it is the answer that made it', () => {
   const { silence } = hushed();
   expect(silence.meanwhile).not.toThrow();
-  overhear('GET', { asked: undefined, status: 200, told: `{"data":["${key}"]}` });
+  overhear('GET', { asked: undefined, status: 200, received: `{"data":["${key}"]}` });
   expect(silence.meanwhile).toThrow('an API key in an answer to GET');
-  overhear('POST', { asked: {}, status: 422, told: `{"error":{"message":"not ${key}"}}` });
+  overhear('POST', { asked: {}, status: 422, received: `{"error":{"message":"not ${key}"}}` });
   expect(silence.afterwards).toThrow('an API key in an answer to POST');
 });
 
 test.each([
-  ['a join token', { told: `{"token":"farhand_join_${'j'.repeat(43)}.0"}` }, 'j'.repeat(43)],
-  ['a ticket', { told: `{"stream_url":"ws://x/y?ticket=${'t'.repeat(43)}"}` }, 't'.repeat(43)],
+  ['a join token', { received: `{"token":"farhand_join_${'j'.repeat(43)}.0"}` }, 'j'.repeat(43)],
+  ['a ticket', { received: `{"stream_url":"ws://x/y?ticket=${'t'.repeat(43)}"}` }, 't'.repeat(43)],
   ['a webhook’s secret', { asked: { url: 'x', secret: 'whsec_0123456789abcdef' } }, 'whsec_0123456789abcdef'],
 ])('%s is remembered', (what, passed, secret) => {
   const { directory, silence } = hushed();
-  overhear('POST', { asked: {}, status: 201, told: '', ...passed });
+  overhear('POST', { asked: {}, status: 201, received: '', ...passed });
   writeFileSync(join(directory, 'state.json.last'), secret);
   expect(silence.afterwards).toThrow(`${what} in state.json.last`);
 });

@@ -39,10 +39,12 @@ const forms: [what: string, form: RegExp][] = [
 /** What passes between a client and a house: secrets in it are remembered, known ones in an answer are found. */
 export function overhear(
   method: string,
-  { asked, status, told }: { asked: unknown; status: number; told: string },
+  { asked, status, received }: { asked: unknown; status: number; received: string },
 ): void {
-  if (method === 'GET' || status >= 400) blabbed.push(...found(Buffer.from(told), `an answer to ${method}`));
-  for (const [what, form] of forms) for (const [, secret = ''] of told.matchAll(form)) remember(what, secret);
+  if (method === 'GET' || status >= 400)
+    blabbed.push(...found(Buffer.from(received), `an answer to ${method}`));
+  for (const [what, form] of forms)
+    for (const [, secret = ''] of received.matchAll(form)) remember(what, secret);
   const body = typeof asked === 'string' ? asked : JSON.stringify(asked ?? '');
   for (const [, secret = ''] of body.matchAll(/"secret":"([^"\\]+)"/g))
     remember('a webhook’s secret', secret);
@@ -54,8 +56,8 @@ export const listening: typeof fetch = async (url, init) => {
   const { headers, status } = response;
   const length = Number(headers.get('content-length') ?? Number.POSITIVE_INFINITY);
   if (!headers.get('content-type')?.includes('application/json') || length > 64 * 1024) return response;
-  const told = await response.clone().text();
-  overhear(init?.method ?? 'GET', { asked: init?.body, status, told });
+  const received = await response.clone().text();
+  overhear(init?.method ?? 'GET', { asked: init?.body, status, received });
   return response;
 };
 

@@ -58,11 +58,11 @@ export async function linkMachine(
 }
 
 /** A house with one scripted machine that can come back. */
-export async function bench(wish: { hello?: Partial<Hello>; house?: House } = {}) {
-  const house = wish.house ?? (await openHouse());
+export async function bench(params: { hello?: Partial<Hello>; house?: House } = {}) {
+  const house = params.house ?? (await openHouse());
   const identity = await joinScripted(house);
   const link = (hello: Partial<Hello> = {}, grpc = house.grpc) =>
-    linkMachine(grpc, identity, { ...wish.hello, ...hello });
+    linkMachine(grpc, identity, { ...params.hello, ...hello });
   const machine = await link();
   return { house, machine, machine_id: machine.machine_id, link };
 }
@@ -187,9 +187,9 @@ export function openPort() {
       notes.push(note);
       return take();
     },
-    close(told) {
+    close(received) {
       if (parting) throw new Error('parted twice');
-      parting = told;
+      parting = received;
       happened.emit('change');
     },
     actions: (async function* () {
@@ -255,9 +255,9 @@ export async function eventsOf({ client }: House, session_id: string): Promise<s
 }
 
 /** A session whose terminal runs. */
-export async function begin({ house, machine }: { house: House; machine: Machine }, wish: object = {}) {
+export async function begin({ house, machine }: { house: House; machine: Machine }, params: object = {}) {
   const { machine_id } = machine;
-  const made = house.client.sessions.create({ machine_id, ...wish });
+  const made = house.client.sessions.create({ machine_id, ...params });
   const call = await machine.next('OpenTerminal');
   const kept = keeper(machine, call);
   kept.started();
@@ -269,10 +269,10 @@ export async function begin({ house, machine }: { house: House; machine: Machine
 export async function join(
   { house, machine }: { house: House; machine: Machine },
   session_id: string,
-  wish: { mode?: 'operator' | 'observer'; offset?: number } = {},
+  params: { mode?: 'operator' | 'observer'; offset?: number } = {},
   client = house.client,
 ) {
-  const made = await client.sessions.attach({ session_id, ...wish });
+  const made = await client.sessions.attach({ session_id, ...params });
   const attachment = house.broker.sessions.redeem(ticketIn(made.stream_url));
   if (!attachment) throw new Error('the ticket was not good');
   const port = openPort();

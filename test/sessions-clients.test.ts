@@ -140,10 +140,10 @@ test('the agent is told of what was taken every 32 KiB, not for each piece', asy
   const { session_id } = await begin(one);
   const { line } = await join(one, session_id);
   line.head();
-  let told = 0;
+  let received = 0;
   for (let at = 0; at < 64 * kib; at += kib) line.output(at, Buffer.alloc(kib));
-  for (let at = 0; at < 64 * kib; told += 1) at = await line.taken(at + 1);
-  expect(told).toBeLessThanOrEqual(4);
+  for (let at = 0; at < 64 * kib; received += 1) at = await line.taken(at + 1);
+  expect(received).toBeLessThanOrEqual(4);
 });
 
 test('a client whose place is no longer kept is told that it fell behind', async () => {

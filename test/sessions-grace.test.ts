@@ -293,15 +293,15 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     joinScripted({ grpc, joinToken: async () => (await client.joinTokens.create({})).token }),
   );
   const machine = await linkMachine(grpc, identity);
-  const wish = { machine_id: identity.machineId, grace_period: 3_600_000 };
+  const params = { machine_id: identity.machineId, grace_period: 3_600_000 };
   const sameKey = { idempotencyKey: 'one' };
   const [session_id, unanswered] = await withBroker(where, async (client) => {
-    const made = client.sessions.create(wish);
+    const made = client.sessions.create(params);
     keeper(machine, await machine.next('OpenTerminal')).started();
     const { id } = await made;
     await client.sessions.attach({ session_id: id, mode: 'observer' });
     // The broker dies before its answer.
-    client.sessions.create(wish, sameKey).catch(() => undefined);
+    client.sessions.create(params, sameKey).catch(() => undefined);
     const open = await machine.next('OpenTerminal');
     killed.kill('SIGKILL');
     await once(killed, 'exit');
@@ -313,7 +313,7 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     'client_detached CONNECTED observer',
     'grace_period GRACE_PERIOD',
   ]);
-  const again = await withBroker(where, (client) => client.sessions.create(wish, sameKey));
+  const again = await withBroker(where, (client) => client.sessions.create(params, sameKey));
   expect(again).toMatchObject({ id: unanswered, status: 'GRACE_PERIOD' });
   const back = await linkMachine(grpc, identity);
   for (const id of [session_id, unanswered]) {

@@ -4,16 +4,16 @@ import { existsSync, readFileSync, statSync } from 'node:fs';
 import { join as path } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { soon } from './command-bench.ts';
-import { type AgentWish, openHouse, temporaryFolder } from './house.ts';
+import { type AgentOptions, openHouse, temporaryFolder } from './house.ts';
 import { openProxy } from './proxy.ts';
 import { openPort, ticketIn } from './session-bench.ts';
 
 /** A house with one real machine behind a proxy. */
-async function bench(wish: AgentWish = {}) {
+async function bench(params: AgentOptions = {}) {
   const house = await openHouse();
   const proxy = await openProxy(house.grpc);
   onTestFinished(() => proxy.close());
-  const agent = await house.agent({ ...wish, through: proxy.address });
+  const agent = await house.agent({ ...params, through: proxy.address });
   const { sessions } = house.client;
   return {
     house,

@@ -44,15 +44,15 @@ test.each([
   ['has less of the input than it said', 2, { known: true, input_taken: 1 }],
 ])(
   'a client whose machine %s hears how much may be lost, and nothing comes twice',
-  async (_, told, count) => {
+  async (_, received, count) => {
     const client = await typist();
     client.type('abcdef');
     await client.line.input(6);
-    client.line.confirm(told);
+    client.line.confirm(received);
     await heard(client);
     const again = await client.lostLink();
     again.head(1, size, count);
-    const message = expect.stringContaining(`last ${6 - told} bytes`);
+    const message = expect.stringContaining(`last ${6 - received} bytes`);
     expect(await client.note('refused')).toMatchObject({ message });
     client.type('gh');
     expect(await again.input(2)).toBe('gh');

@@ -49,8 +49,8 @@ test('a machine has no more than 32 sessions that are open', async () => {
   const one = await bench();
   const made = [];
   for (let n = 0; n < 32; n += 1) made.push(await begin(one));
-  const wish = { machine_id: one.machine_id };
-  expect(await refusal(one.house.client.sessions.create(wish))).toBe('unavailable');
+  const params = { machine_id: one.machine_id };
+  expect(await refusal(one.house.client.sessions.create(params))).toBe('unavailable');
   made[0]?.kept.exit();
   await soon(() => refusal(one.house.client.sessions.get({ session_id: 'sess_x' }))).toBe(
     'session_not_found',
@@ -61,8 +61,8 @@ test('a machine has no more than 32 sessions that are open', async () => {
 
 test('a terminal is opened as asked for, and its life is told by events in order', async () => {
   const one = await bench();
-  const wish = { shell: '/bin/dash', args: ['-i'], cwd: '/tmp', env: { A: 'b' }, cols: 100, rows: 30 };
-  const { session, session_id, call, kept } = await begin(one, { ...wish, grace_period: 5_000 });
+  const params = { shell: '/bin/dash', args: ['-i'], cwd: '/tmp', env: { A: 'b' }, cols: 100, rows: 30 };
+  const { session, session_id, call, kept } = await begin(one, { ...params, grace_period: 5_000 });
   expect(call.request).toMatchObject({
     id: session_id,
     spec: { program: '/bin/dash', args: ['-i'], cwd: '/tmp', env: { A: 'b' }, size: { cols: 100, rows: 30 } },
@@ -112,11 +112,11 @@ test('a shell that could not start answers as DISCONNECTED with the reason', asy
 
 test('a repeat with the same Idempotency-Key opens no second terminal', async () => {
   const { house, machine, machine_id } = await bench();
-  const wish = { body: { machine_id }, headers: { 'Idempotency-Key': 'one' } };
-  const made = house.call('POST', '/sessions', wish);
+  const params = { body: { machine_id }, headers: { 'Idempotency-Key': 'one' } };
+  const made = house.call('POST', '/sessions', params);
   keeper(machine, await machine.next('OpenTerminal')).started();
   const first = await made;
-  const again = await house.call('POST', '/sessions', wish);
+  const again = await house.call('POST', '/sessions', params);
   expect([first.status, again.status, again.body.data]).toEqual([201, 201, first.body.data]);
   expect(again.headers.get('idempotency-replayed')).toBe('true');
   expect([machine.waiting('OpenTerminal'), (await house.client.sessions.list()).total]).toEqual([0, 1]);
@@ -299,10 +299,10 @@ test('gRPC joins without a ticket, as far as its key reaches', async () => {
     during: () => caller,
   };
   const { sessions } = one.house.broker;
-  const wish = { session_id, mode: 'operator' } as const;
-  expect(await refusal(sessions.join({ ...wish, session_id: 'sess_x' }, caller))).toBe('session_not_found');
-  expect(await refusal(sessions.join(wish, { ...caller, reaches: () => false }))).toBe('forbidden');
-  const attachment = await sessions.join({ ...wish, offset: 7 }, caller);
+  const params = { session_id, mode: 'operator' } as const;
+  expect(await refusal(sessions.join({ ...params, session_id: 'sess_x' }, caller))).toBe('session_not_found');
+  expect(await refusal(sessions.join(params, { ...caller, reaches: () => false }))).toBe('forbidden');
+  const attachment = await sessions.join({ ...params, offset: 7 }, caller);
   const port = openPort();
   void attachment.serve(port.port);
   const line = attached(one.machine, await one.machine.next('AttachTerminal'));

@@ -383,11 +383,11 @@ describe('the real programs', () => {
     ['farhand', ['auth', 'join-tokens']],
   ])('%s prints its help and its version and ends with 0', async (program, parts) => {
     const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as { version: string };
-    const [help, told] = await Promise.all([run(program, ['--help']), run(program, ['--version'])]);
+    const [help, received] = await Promise.all([run(program, ['--help']), run(program, ['--version'])]);
     expect([help.code, help.stderr]).toEqual([0, '']);
     expect(help.stdout).toContain(program);
     for (const part of parts) expect(help.stdout).toContain(part);
-    expect(told).toEqual({ code: 0, stdout: `${version}\n`, stderr: '' });
+    expect(received).toEqual({ code: 0, stdout: `${version}\n`, stderr: '' });
   });
 });
 

@@ -371,7 +371,7 @@ describe('in tmux, farhand shell', () => {
     ['the broker stops', 'stop', /the broker is stopping; the session stays open/],
     ['the connection breaks', 'cut', /the connection broke; the session stays open/],
     ['it is ended by a signal', 'kill', /code 143/],
-  ])('puts the terminal back when %s (needs tmux, vim)', async (_what, how, told) => {
+  ])('puts the terminal back when %s (needs tmux, vim)', async (_what, how, received) => {
     const { house } = await openScene();
     const proxy = await openProxy(new URL(house.url).host);
     onTestFinished(() => proxy.close());
@@ -383,7 +383,7 @@ describe('in tmux, farhand shell', () => {
     if (how === 'stop') void house.broker.close();
     if (how === 'cut') proxy.cut();
     if (how === 'kill') process.kill(tmux.child(), 'SIGTERM');
-    await tmux.says(told);
+    await tmux.says(received);
     await restored(tmux);
   });
 });

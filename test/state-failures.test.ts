@@ -138,10 +138,10 @@ describe('a commit whose directory cannot be synced', () => {
 test('a change of history while another program holds it is unavailable, with Retry-After', async () => {
   const house = await openHouse();
   const release = lockHistory(house);
-  const wish = { body: { name: 'x' }, headers: { 'Idempotency-Key': 'once' } };
-  const refused = await house.call('POST', '/join-tokens', wish);
+  const params = { body: { name: 'x' }, headers: { 'Idempotency-Key': 'once' } };
+  const refused = await house.call('POST', '/join-tokens', params);
   expect([refused.status, refused.body.error.code]).toEqual([503, 'unavailable']);
   expect(refused.headers.get('retry-after')).toBe('5');
   release();
-  expect((await house.call('POST', '/join-tokens', wish)).status).toBe(201);
+  expect((await house.call('POST', '/join-tokens', params)).status).toBe(201);
 });

@@ -190,8 +190,8 @@ describe('a change that fails', () => {
   test('in its edit rejects only its caller, and leaves no trace', async () => {
     const folder = await usedFolder();
     const state = await openState(folder);
-    const told: OutboxEntry[] = [];
-    await state.drainTo(async (entries) => void told.push(...entries));
+    const received: OutboxEntry[] = [];
+    await state.drainTo(async (entries) => void received.push(...entries));
     const broken = (draft: StateTransaction): never => {
       put('broken')(draft);
       draft.remove('machines', 'm1');
@@ -213,7 +213,7 @@ describe('a change that fails', () => {
     expect(outcomes[2]).toMatchObject({ reason: { message: 'not this one' } });
     expect([...state.machines.keys()]).toEqual(['m1', 'm2', 'before', 'beside', 'after']);
     expect(idsOnDisk(folder)).toEqual(['m1', 'm2', 'before', 'beside', 'after']);
-    expect(told).toEqual([]);
+    expect(received).toEqual([]);
   });
 
   test('in its edit alone commits nothing', async () => {
@@ -232,8 +232,8 @@ describe('a change that fails', () => {
   test('at its commit rejects every caller of that commit, and is undone in memory', async () => {
     const folder = await usedFolder();
     const state = await openState(folder);
-    const told: OutboxEntry[] = [];
-    await state.drainTo(async (entries) => void told.push(...entries));
+    const received: OutboxEntry[] = [];
+    await state.drainTo(async (entries) => void received.push(...entries));
     const away = `${folder}.away`;
     onTestFinished(() => rmSync(away, { recursive: true, force: true }));
     renameSync(folder, away);
@@ -253,7 +253,7 @@ describe('a change that fails', () => {
     expect(idsOnDisk(folder)).toEqual(['m1', 'm2']);
     expect(await state.change(put('d'))).toBe('d');
     expect(idsOnDisk(folder)).toEqual(['m1', 'm2', 'd']);
-    expect(told).toEqual([]);
+    expect(received).toEqual([]);
     expect(readdirSync(folder).sort()).toEqual(['state.json', 'state.json.last']);
   });
 
@@ -404,47 +404,47 @@ describe('the outbox', () => {
     await state.change((draft) => draft.append({ kind: 'one' }));
     await state.change((draft) => draft.append({ kind: 'two' }));
     expect(onDisk(folder).outbox).toEqual([{ kind: 'one' }, { kind: 'two' }]);
-    const told: OutboxEntry[][] = [];
-    await state.drainTo(async (entries) => void told.push([...entries]));
+    const received: OutboxEntry[][] = [];
+    await state.drainTo(async (entries) => void received.push([...entries]));
     await state.change((draft) => draft.append({ kind: 'three' }));
-    expect(told).toEqual([[{ kind: 'one' }, { kind: 'two' }], [{ kind: 'three' }]]);
+    expect(received).toEqual([[{ kind: 'one' }, { kind: 'two' }], [{ kind: 'three' }]]);
     expect(onDisk(folder).outbox).toEqual([{ kind: 'three' }]);
   });
 
   test('stores them too when history took the entries before', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
-    const told: string[] = [];
+    const received: string[] = [];
     let full = false;
     await state.drainTo(async (entries) => {
       if (full) throw new Error('the disk is full');
-      told.push(...entries.map(({ kind }) => kind));
+      received.push(...entries.map(({ kind }) => kind));
     });
     await state.change((draft) => draft.append({ kind: 'one' }));
     full = true;
     await state.change((draft) => draft.append({ kind: 'two' }));
     full = false;
     await state.change((draft) => draft.append({ kind: 'three' }));
-    expect(told).toEqual(['one', 'two', 'three']);
+    expect(received).toEqual(['one', 'two', 'three']);
   });
 
   test('reaches history before its change resolves, and goes with the next write', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
-    const told: string[] = [];
+    const received: string[] = [];
     await state.drainTo(async (entries) => {
       // As slow as a history that commits in the next turn.
       await new Promise((resolve) => setImmediate(resolve));
-      told.push(...entries.map(({ kind }) => kind));
+      received.push(...entries.map(({ kind }) => kind));
     });
     await state.change((draft) => draft.append({ kind: 'one' }));
-    expect(told).toEqual(['one']);
+    expect(received).toEqual(['one']);
     await Promise.all(
       ['two', 'three', 'four'].map((kind) => state.change((draft) => draft.append({ kind }))),
     );
-    expect(told).toEqual(['one', 'two', 'three', 'four']);
+    expect(received).toEqual(['one', 'two', 'three', 'four']);
     await state.change(put('a'));
-    expect(told).toHaveLength(4);
+    expect(received).toHaveLength(4);
     expect(onDisk(folder).outbox).toEqual([]);
   });
 

@@ -13,7 +13,7 @@ import { connect, type Streams } from '../shared/grpc.ts';
 import { streamsService } from '../shared/rpc.ts';
 import { shared } from './at-end.ts';
 import { gate, soon } from './command-bench.ts';
-import { type CallWish, type House, openHouse, temporaryFolder } from './house.ts';
+import { type CallOptions, type House, openHouse, temporaryFolder } from './house.ts';
 import { all, caOf, hearing, line, refusalOf, streamsOf } from './streams-bench.ts';
 
 /** A house with one machine, and a client with every right. */
@@ -51,7 +51,7 @@ interface Twin {
   /** Whose id it takes. */
   noun: 'machine' | 'command';
   stream(client: Streams, id: string, wrong: boolean): Promise<unknown> | AsyncIterable<unknown>;
-  rest(id: string, wrong: boolean): { method: string; path: string } & CallWish;
+  rest(id: string, wrong: boolean): { method: string; path: string } & CallOptions;
 }
 
 const twins: Twin[] = [
@@ -145,13 +145,13 @@ test('every rpc refuses in the order of REST, with its codes and details', async
       [limited, own, undefined],
     ];
     for (const [key, id, code] of cases) {
-      const { method, path, ...wish } = rest(id, true);
-      const { status, body } = await house.call(method, path, { key, ...wish });
+      const { method, path, ...params } = rest(id, true);
+      const { status, body } = await house.call(method, path, { key, ...params });
       const refused = await refusalOf(stream(clientOf(key), id, true));
-      const { code: told, details, message, requestId } = refused;
-      expect([rpc, { code: told, details, message }]).toEqual([rpc, body.error]);
-      expect([rpc, codes[told as Code]]).toEqual([rpc, status]);
-      if (code) expect([rpc, told]).toEqual([rpc, code]);
+      const { code: received, details, message, requestId } = refused;
+      expect([rpc, { code: received, details, message }]).toEqual([rpc, body.error]);
+      expect([rpc, codes[received as Code]]).toEqual([rpc, status]);
+      if (code) expect([rpc, received]).toEqual([rpc, code]);
       expect(requestId).toMatch(/^req_/);
     }
   }
@@ -379,9 +379,9 @@ test('a command is followed from offsets on, during its life and after it', asyn
     machine_id,
     command: 'printf 0123456789; echo x >&2',
   });
-  const told = await all(client.followCommand({ command_id, stdout_offset: 4, stderr_offset: 2 }));
+  const received = await all(client.followCommand({ command_id, stdout_offset: 4, stderr_offset: 2 }));
   expect(
-    told.map(({ output, end }) => (output ? [output.offset, output.data.toString()] : end?.status)),
+    received.map(({ output, end }) => (output ? [output.offset, output.data.toString()] : end?.status)),
   ).toEqual([[4, '456789'], 'completed']);
   expect(await refusalOf(client.followCommand({ command_id, stdout_offset: 11 }))).toMatchObject({
     code: 'range_not_satisfiable',

@@ -78,14 +78,14 @@ export async function openDoor(publicUrl = '') {
       for (const socket of sockets) socket.destroy();
     },
     /** The status that a request for a WebSocket gets. */
-    async status(wish: { path?: string; headers?: Record<string, string | undefined>; method?: string }) {
-      const headers = Object.entries({ ...handshake, Host: `127.0.0.1:${port}`, ...wish.headers });
+    async status(params: { path?: string; headers?: Record<string, string | undefined>; method?: string }) {
+      const headers = Object.entries({ ...handshake, Host: `127.0.0.1:${port}`, ...params.headers });
       const lines = headers
         .filter(([, value]) => value !== undefined)
         .map(([name, value]) => `${name}: ${value}`);
       const socket = connect(port, '127.0.0.1');
       onTestFinished(() => void socket.destroy());
-      const line = `${wish.method ?? 'GET'} ${wish.path ?? `${path}?ticket=one`} HTTP/1.1`;
+      const line = `${params.method ?? 'GET'} ${params.path ?? `${path}?ticket=one`} HTTP/1.1`;
       socket.write([line, ...lines, '', ''].join('\r\n'));
       const [answer] = await once(socket, 'data');
       return Number(/^HTTP\/1\.1 (\d{3})/.exec(String(answer))?.[1]);

@@ -26,7 +26,7 @@ function spec(line: string) {
   return { program: '/bin/sh', args: ['-c', line], size, grace_ms: 60_000 };
 }
 
-interface Wish {
+interface Params {
   id: string;
   client_id: string;
   offset?: number;
@@ -39,7 +39,7 @@ interface Wish {
 }
 
 /** A client that reads until it has enough, or the call is over. */
-async function attach(stub: AgentStub, { taking = true, into, enough, ...open }: Wish): Promise<void> {
+async function attach(stub: AgentStub, { taking = true, into, enough, ...open }: Params): Promise<void> {
   const doings: object[] = [{ open }];
   let wake = (): void => {};
   let over = false;

@@ -141,7 +141,7 @@ test('half a pair, two keys that do not belong together, no PEM, no file: 78 and
   const [one, two] = [await pair(folder, 'one'), await pair(folder, 'two')];
   const nonsense = join(folder, 'nonsense');
   writeFileSync(nonsense, 'nonsense');
-  const told: [flags: string[], text: RegExp][] = [
+  const received: [flags: string[], text: RegExp][] = [
     [['--tls-cert', one.cert], /--tls-cert needs --tls-key/],
     [['--tls-key', one.key], /--tls-key needs --tls-cert/],
     [['--tls', '--tls-cert', one.cert, '--tls-key', one.key], /choose one/],
@@ -149,7 +149,7 @@ test('half a pair, two keys that do not belong together, no PEM, no file: 78 and
     [['--tls-cert', nonsense, '--tls-key', one.key], /not PEM/],
     [['--tls-cert', join(folder, 'nothing'), '--tls-key', one.key], /ENOENT.*nothing/],
   ];
-  for (const [flags, message] of told) {
+  for (const [flags, message] of received) {
     const error = await openSecure(flags).catch((thrown: unknown) => thrown);
     expect([flags, error]).toMatchObject([flags, { name: 'StartError', exitCode: 78 }]);
     expect(String(error)).toMatch(message);

@@ -8,8 +8,8 @@ import { openHouse } from './house.ts';
 test('a change of nothing changes nothing, takes nothing over, and shows no environment', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
-  const wish = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
-  const { id: schedule_id, requested_by } = await house.client.schedules.create(wish);
+  const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
+  const { id: schedule_id, requested_by } = await house.client.schedules.create(params);
   const { id: webhook_id } = await house.client.webhooks.create({
     url: 'https://example.org/',
     events: ['machine.*'],
@@ -41,9 +41,15 @@ test('a change of nothing changes nothing, takes nothing over, and shows no envi
 test('a key that may not read schedules gives what a schedule runs, or where, only together with env', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
-  const wish = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: 'hidden-4711' } };
-  const schedule = await house.client.schedules.create(wish);
-  const bare = await house.client.schedules.create({ ...wish, env: undefined });
+  const params = {
+    machine_id,
+    name: 'yearly',
+    command: 'true',
+    cron: '@yearly',
+    env: { PIN: 'hidden-4711' },
+  };
+  const schedule = await house.client.schedules.create(params);
+  const bare = await house.client.schedules.create({ ...params, env: undefined });
   const writer = await house.keyed(['schedules:write', 'commands:execute']);
   const patch = (id: string, body: object, key = writer.key) =>
     house.call('PATCH', `/schedules/${id}`, { key, body });
@@ -60,11 +66,11 @@ test('a key that may not read schedules gives what a schedule runs, or where, on
     }
   }
   const unchanged = await house.client.schedules.get({ schedule_id: schedule.id });
-  expect(unchanged).toMatchObject({ name: 'yearly', command: 'true', env: wish.env });
+  expect(unchanged).toMatchObject({ name: 'yearly', command: 'true', env: params.env });
   expect((await patch(schedule.id, { name: 'x', cron: '@monthly', timeout: 60_000 })).status).toBe(200);
   expect((await patch(bare.id, { command: 'false', env: { OWN: '1' } })).body.data.env).toEqual({ OWN: '1' });
   const reader = await house.keyed(['schedules:write', 'schedules:read', 'commands:execute']);
-  expect((await patch(schedule.id, { cwd: '/' }, reader.key)).body.data.env).toEqual(wish.env);
+  expect((await patch(schedule.id, { cwd: '/' }, reader.key)).body.data.env).toEqual(params.env);
   expect((await patch(schedule.id, { command: 'env', env: null })).status).toBe(200);
   const { command_id } = await writer.client.schedules.run({ schedule_id: schedule.id });
   await vi.waitFor(async () => {
@@ -76,8 +82,8 @@ test('a key that may not read schedules gives what a schedule runs, or where, on
 test('whoever may not read schedules sees of an environment what it set itself', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
-  const wish = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
-  const { id: schedule_id } = await house.client.schedules.create(wish);
+  const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
+  const { id: schedule_id } = await house.client.schedules.create(params);
   const writer = await house.keyed(['schedules:write', 'commands:execute']);
   const reader = await house.keyed(['schedules:write', 'schedules:read', 'commands:execute']);
   expect((await writer.client.schedules.update({ schedule_id, name: 'x' })).env).toBeNull();

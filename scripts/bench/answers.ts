@@ -94,12 +94,12 @@ export async function stalled(ground: Ground): Promise<void> {
     const hung = sockets.filter((socket) => !socket.destroyed && !socket.closed).length;
     for (const [n, name] of Object.keys(urls).entries()) {
       const [ours = [], free = []] = [beside[n], calm[n]];
-      const shown = (times: number[]): string =>
+      const printed = (times: number[]): string =>
         `${rounded(at(times, 0.5))} / ${rounded(at(times, 0.99))} ms`;
       table.row(
         `${name}, beside ${hung} stalled downloads: p50 / p99`,
-        shown(ours),
-        `without them: ${shown(free)}`,
+        printed(ours),
+        `without them: ${printed(free)}`,
         `${(at(ours, 0.5) / at(free, 0.5)).toFixed(2)} (p50)`,
       );
     }

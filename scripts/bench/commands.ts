@@ -220,13 +220,13 @@ async function output(ground: Ground): Promise<void> {
     way === 'farhand' ? meter.around(() => streamed(way, targets)) : streamed(way, targets),
   );
   const ours = seen.get('farhand');
-  const shown = (speeds: number[] | undefined): string =>
+  const printed = (speeds: number[] | undefined): string =>
     speeds ? `${rounded(median(speeds))} MB/s` : 'failed';
   for (const [way, theirs] of seen) {
     if (way === 'farhand') continue;
     const name = way === 'spawn' ? 'a local pipe' : names[way];
     const ratio = ours ? rounded(median(ours) / median(theirs)) : '';
-    table.row(what, shown(ours), `${name}: ${shown(theirs)}`, ratio);
+    table.row(what, printed(ours), `${name}: ${printed(theirs)}`, ratio);
   }
   if (!ours) return;
   const parted = (mib: number[]): string => {

@@ -69,8 +69,8 @@ async function main(folder: string): Promise<void> {
   console.log(`ratio of p50                            ${ms(at(commands, 0.5) / at(spawns, 0.5))}`);
 
   for (let n = 1; n < 100; n += 1) {
-    const wish = { broker: grpc, joinToken: token, name: `m${n}`, tags: [] };
-    await loadIdentity(mkdtempSync(join(folder, 'machine-')), wish);
+    const params = { broker: grpc, joinToken: token, name: `m${n}`, tags: [] };
+    await loadIdentity(mkdtempSync(join(folder, 'machine-')), params);
   }
   const bare = await program(
     'scripts/bench/bare.ts',

@@ -83,8 +83,8 @@ function flags(): { size: number; runs: number; only: Part[] } {
 async function handshake({ table, runs }: Ground, { options }: Ssh): Promise<void> {
   const times: number[] = [];
   for (let n = 0; n < 2 * runs + 1; n += 1) times.push((await run(`ssh ${options} bench true`)).seconds);
-  const shown = `ssh: ${rounded(median(times) * 1000)} ms`;
-  table.row('(an empty command, which is in every time over ssh)', '', shown, '');
+  const printed = `ssh: ${rounded(median(times) * 1000)} ms`;
+  table.row('(an empty command, which is in every time over ssh)', '', printed, '');
 }
 
 function writeRandom(path: string, mebibytes: number): void {

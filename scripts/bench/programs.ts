@@ -35,15 +35,15 @@ const longestRunMs = 15 * 60_000;
  */
 export async function bench(main: (folder: string) => Promise<void>): Promise<void> {
   const folder = mkdtempSync(join(tmpdir(), 'farhand-bench-'));
-  const told = Promise.withResolvers<never>();
+  const logged = Promise.withResolvers<never>();
   for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
-    process.once(signal, () => told.reject(new Error(`ended by ${signal}`)));
+    process.once(signal, () => logged.reject(new Error(`ended by ${signal}`)));
   }
   try {
     // It is pasted into commands and addresses.
     if (!/^[\w/.-]+$/.test(folder))
       throw new Error(`${folder}: TMPDIR must be a path of letters, digits, _, . and -`);
-    await Promise.race([main(folder), told.promise]);
+    await Promise.race([main(folder), logged.promise]);
   } catch (error) {
     console.error(error instanceof Error ? error.message : error);
     process.exitCode = 1;

@@ -84,14 +84,14 @@ export async function race(
     }
   }
   const speed = (peer: Peer): number => work.amount / median(times.get(peer) ?? []);
-  const shown = (peer: Peer): string =>
+  const printed = (peer: Peer): string =>
     speed(peer) > 0 ? `${rounded(speed(peer))} ${work.unit}/s` : 'failed';
   for (const one of ours) {
     const what = `${work.what}, ${one.name}`;
-    if (others.length === 0) table.row(what, shown(one), '', '');
+    if (others.length === 0) table.row(what, printed(one), '', '');
     for (const other of others) {
       const ratio = speed(one) / speed(other);
-      table.row(what, shown(one), `${other.name}: ${shown(other)}`, ratio > 0 ? rounded(ratio) : '');
+      table.row(what, printed(one), `${other.name}: ${printed(other)}`, ratio > 0 ? rounded(ratio) : '');
     }
   }
 }

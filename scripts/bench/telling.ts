@@ -24,14 +24,14 @@ let rooms: { history: History; events: Events } | undefined;
 
 function tell(): void {
   const begun = performance.now();
-  let told = 0;
+  let received = 0;
   const timer = setInterval(() => {
     const due = Math.min(Number(rate) * Number(seconds), ((performance.now() - begun) / 1000) * Number(rate));
-    for (; told < due; told += 1) {
+    for (; received < due; received += 1) {
       // A transaction of its own for each, as it would be.
       void rooms?.history.write((journal) => rooms?.events.emit(journal, 'command.completed', machine, data));
     }
-    if (told >= Number(rate) * Number(seconds)) clearInterval(timer);
+    if (received >= Number(rate) * Number(seconds)) clearInterval(timer);
   }, tickMs);
 }
 

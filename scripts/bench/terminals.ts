@@ -77,8 +77,8 @@ async function alone({ table, client, machine, ssh }: Ground): Promise<void> {
   const ratio = peer ? rounded(at(ours, 0.5) / at(peer, 0.5)) : '';
   table.row(
     'key echo, one client: p50 / p99',
-    shown(ours),
-    peer ? `a shell over ssh2: ${shown(peer)}` : '',
+    printed(ours),
+    peer ? `a shell over ssh2: ${printed(peer)}` : '',
     ratio,
   );
 }
@@ -99,7 +99,7 @@ async function crowd({ table, client, machine }: Ground): Promise<void> {
   times.sort((a, b) => a - b);
   table.row(
     `key echo at each of ${crowdSize - 1} clients beside one that never reads: p50 / p99`,
-    shown(times),
+    printed(times),
     '',
     '',
   );
@@ -166,7 +166,7 @@ async function download({ folder, table, started, client, machine, has }: Ground
   const { seconds } = await downloaded;
   times.sort((a, b) => a - b);
   const what = `key echo during a download of ${largeMiB} MiB: p50 / p99`;
-  table.row(what, shown(times), `without it: ${shown(quiet)}`, rounded(at(times, 0.5) / at(quiet, 0.5)));
+  table.row(what, printed(times), `without it: ${printed(quiet)}`, rounded(at(times, 0.5) / at(quiet, 0.5)));
   table.row('that download', `${rounded(largeMiB / seconds)} MiB/s, ${times.length} keys meanwhile`, '', '');
   typist.close();
   await client.sessions.end({ session_id: id });
@@ -174,7 +174,7 @@ async function download({ folder, table, started, client, machine, has }: Ground
 
 // ---- Typing
 
-const shown = (sorted: number[]): string => `${rounded(at(sorted, 0.5))} / ${rounded(at(sorted, 0.99))} ms`;
+const printed = (sorted: number[]): string => `${rounded(at(sorted, 0.5))} / ${rounded(at(sorted, 0.99))} ms`;
 
 /** Opens its stream and never reads from it. */
 async function neverReading(client: Client, id: string): Promise<Socket> {

@@ -34,8 +34,8 @@ async function libraryOf(name: string): Promise<string> {
   const folder = join(cache, `${name}-${version}`);
   if (existsSync(folder)) return join(folder, 'package');
   mkdirSync(`${folder}.new`, { recursive: true });
-  const told = await run('npm', ['pack', '--json', '--pack-destination', cache, `${name}@${version}`]);
-  const [packed] = packList.parse(JSON.parse(told));
+  const received = await run('npm', ['pack', '--json', '--pack-destination', cache, `${name}@${version}`]);
+  const [packed] = packList.parse(JSON.parse(received));
   const archive = join(cache, packed.filename);
   const found = `sha512-${createHash('sha512').update(readFileSync(archive)).digest('base64')}`;
   if (found !== integrity)

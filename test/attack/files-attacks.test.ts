@@ -75,10 +75,10 @@ test('a revoked key’s watch is closed and tells nothing more', async () => {
   while (!watching.received().includes('ready')) await turn();
   await house.client.keys.remove({ key_id: id });
   writeFileSync(join(folder, 'secret'), 'x');
-  const told = new Promise((resolve) => {
+  const received = new Promise((resolve) => {
     watching.socket.on('data', () => watching.received().includes('secret') && resolve('told of it'));
   });
-  expect(await Promise.race([told, watching.answer.then(() => 'closed')])).toBe('closed');
+  expect(await Promise.race([received, watching.answer.then(() => 'closed')])).toBe('closed');
 });
 
 test('an upload whose key is revoked under way is not written', async () => {

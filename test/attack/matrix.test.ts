@@ -103,7 +103,7 @@ interface Case {
   /** `files.read with an expired key`. */
   asked: string;
   route: Route;
-  wish: Ask;
+  params: Ask;
   expected: string;
   details?: Record<string, unknown>;
 }
@@ -118,13 +118,18 @@ async function withoutKey(scene: Scene, routes: Named[]): Promise<Case[]> {
     ...[...everywhere, ...(samples.includes(name) ? somewhere : [])].map(([what, Authorization]) => ({
       asked: `${name} with ${what}`,
       route,
-      wish: { key: null, ...(Authorization !== undefined && { headers: { Authorization } }) },
+      params: { key: null, ...(Authorization !== undefined && { headers: { Authorization } }) },
       expected,
     })),
     {
       asked: `${name} with a key anywhere but there, and everything wrong`,
       route,
-      wish: { key: null, headers: elsewhere, query: wrongQuery(key), ...(route.body && { body: malformed }) },
+      params: {
+        key: null,
+        headers: elsewhere,
+        query: wrongQuery(key),
+        ...(route.body && { body: malformed }),
+      },
       expected,
     },
   ]);
@@ -139,11 +144,11 @@ async function withoutScope(scene: Scene, routes: Named[]): Promise<Case[]> {
     if (key === undefined) return [];
     const refused = { route, expected: '403 forbidden', details: { required_scope: route.access } };
     return [
-      { asked: `${name} without its scope`, ...refused, wish: { key } },
+      { asked: `${name} without its scope`, ...refused, params: { key } },
       {
         asked: `${name} without its scope, and wrong`,
         ...refused,
-        wish: { key, query: { limit: 'x' }, ...(route.body && { body: malformed }) },
+        params: { key, query: { limit: 'x' }, ...(route.body && { body: malformed }) },
       },
     ];
   });
@@ -158,21 +163,21 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
       .flatMap(({ at, noun }) =>
         limits.flatMap((by) => {
           // A route that any key may call names no machine.
-          const wish = { key: keyOf(route.access, by), ids: here };
+          const params = { key: keyOf(route.access, by), ids: here };
           const refused = { route, expected: '403 forbidden' };
           const foreign = { swap: { at, id: there[noun] } };
           const nobody = { swap: { at, id: 'mach_never' } };
-          const told = (id: string) => ({ details: { [`${noun}_id`]: id } });
+          const received = (id: string) => ({ details: { [`${noun}_id`]: id } });
           const asked = `${name} limited by ${by}, ${at}`;
           return [
-            { asked, ...refused, wish: { ...wish, ...foreign }, ...told(there[noun]) },
+            { asked, ...refused, params: { ...params, ...foreign }, ...received(there[noun]) },
             ...(at.startsWith('body') || !route.body
               ? []
               : [
                   {
                     asked: `${asked}, and wrong`,
                     ...refused,
-                    wish: { ...wish, ...foreign, body: malformed },
+                    params: { ...params, ...foreign, body: malformed },
                   },
                 ]),
             // An outsider cannot tell a machine that exists from one that does not.
@@ -181,8 +186,8 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
                   {
                     asked: `${asked}, which nobody is`,
                     ...refused,
-                    wish: { ...wish, ...nobody },
-                    ...told('mach_never'),
+                    params: { ...params, ...nobody },
+                    ...received('mach_never'),
                   },
                 ]
               : []),
@@ -202,16 +207,16 @@ test.each(inParts(2))(
       ...(await withoutReach(scene, routes)),
     ];
     expect(new Set(cases.map(({ route }) => route)).size).toBe(routes.length);
-    await expectRefusals(scene, cases, async ({ asked, route, wish, expected, details }) => {
-      const answer = await ask(scene, route, wish);
+    await expectRefusals(scene, cases, async ({ asked, route, params, expected, details }) => {
+      const answer = await ask(scene, route, params);
       const challenge = answer.headers.get('www-authenticate');
-      const told = [refusalIn(answer), challenge, ...(details ? [answer.body.error?.details] : [])];
+      const received = [refusalIn(answer), challenge, ...(details ? [answer.body.error?.details] : [])];
       const demanded = [
         expected,
         expected.startsWith('401') ? 'Bearer' : null,
         ...(details ? [details] : []),
       ];
-      return [asked, JSON.stringify(told), JSON.stringify(demanded)];
+      return [asked, JSON.stringify(received), JSON.stringify(demanded)];
     });
     for (const { name, route } of routes.filter(({ route }) => route.method === 'GET')) {
       const response = await fetch(`${scene.house.url}${route.base}${route.path}`, { method: 'HEAD' });
@@ -221,17 +226,21 @@ test.each(inParts(2))(
 );
 
 /** What the schema of a route cannot tell: what is made must not be there yet, a search needs to know what for. */
-function placesOf({ known, here, house }: Scene): Record<string, { wish?: Ask; first?(): Promise<unknown> }> {
+function placesOf({
+  known,
+  here,
+  house,
+}: Scene): Record<string, { params?: Ask; first?(): Promise<unknown> }> {
   const { path = '' } = known;
   const write = () => house.client.files.write({ machine_id: here.machine, path, content: '' });
   return {
     // A change of nothing is none.
-    'machines.update': { wish: { body: { name: 'renamed' } } },
-    'files.change': { wish: { body: { path, mode: '0644' } } },
-    'files.mkdir': { wish: { body: { path: `${path}.made` } } },
-    'files.copy': { wish: { body: { source: path, destination: `${path}.copy` } } },
-    'files.search': { wish: { query: { name: '*', path: dirname(path) } } },
-    'files.extract': { wish: { query: { path: dirname(path) } } },
+    'machines.update': { params: { body: { name: 'renamed' } } },
+    'files.change': { params: { body: { path, mode: '0644' } } },
+    'files.mkdir': { params: { body: { path: `${path}.made` } } },
+    'files.copy': { params: { body: { source: path, destination: `${path}.copy` } } },
+    'files.search': { params: { query: { name: '*', path: dirname(path) } } },
+    'files.extract': { params: { query: { path: dirname(path) } } },
     // Reading comes before writing in the table; here the file must be there first.
     'files.read': { first: write },
     'files.removeAnywhere': { first: write },
@@ -246,16 +255,19 @@ test('with the right key the very same requests succeed, each of them, and machi
   const sorted = keyed.toSorted((a, b) => order(a.name) - order(b.name));
   const { key } = await scene.house.keyed([...scopes]);
   const places = placesOf(scene);
-  const told: unknown[] = [];
+  const received: unknown[] = [];
   const recorded: unknown[] = [];
   for (const { name, route } of sorted) {
     await places[name]?.first?.();
-    told.push([name, ...(await outcomeOf(scene, route, { key, ids: scene.here, ...places[name]?.wish }))]);
+    received.push([
+      name,
+      ...(await outcomeOf(scene, route, { key, ids: scene.here, ...places[name]?.params })),
+    ]);
     if (route.kind === 'events') continue;
     const { items } = await scene.house.client.audit.list({ request_id: scene.requestIds.at(-1) ?? '' });
     recorded.push([name, items.map(({ action, result, address }) => [action, result, address])]);
   }
-  expect(told).toEqual(sorted.map(({ name, route }) => [name, route.status, undefined]));
+  expect(received).toEqual(sorted.map(({ name, route }) => [name, route.status, undefined]));
   // What changes or runs something is on record, once; what only reads is not.
   expect(recorded).toEqual(
     sorted
@@ -266,14 +278,14 @@ test('with the right key the very same requests succeed, each of them, and machi
 });
 
 /** Events have no end: their first answer tells. */
-async function outcomeOf(scene: Scene, route: Route, wish: Ask): Promise<[status: number, code: unknown]> {
+async function outcomeOf(scene: Scene, route: Route, params: Ask): Promise<[status: number, code: unknown]> {
   const enough = new AbortController();
   if (route.kind !== 'events') {
-    const { status, body } = await ask(scene, route, wish);
+    const { status, body } = await ask(scene, route, params);
     return [status, body.error?.code];
   }
-  const response = await fetch(addressOf(scene, route, wish), {
-    headers: { Authorization: `Bearer ${wish.key}` },
+  const response = await fetch(addressOf(scene, route, params), {
+    headers: { Authorization: `Bearer ${params.key}` },
     signal: enough.signal,
   });
   enough.abort();
@@ -330,7 +342,7 @@ const rpcs: Record<string, Rpc> = {
   },
 };
 
-interface Told {
+interface Received {
   code: grpcStatus;
   farhand: string;
   details: Record<string, unknown>;
@@ -349,7 +361,7 @@ interface Ring {
 }
 
 /** Calls as bytes, so that nothing of ours stands between; each on a connection of its own. */
-async function dialler(scene: Scene): Promise<(ring: Ring) => Promise<Told>> {
+async function dialler(scene: Scene): Promise<(ring: Ring) => Promise<Received>> {
   const ca = credentials.createSsl(Buffer.from(await caOf(scene.house)));
   const options = { 'grpc.ssl_target_name_override': linkServerName, 'grpc.use_local_subchannel_pool': 1 };
   return async ({ path, messages, headers, begun, open }) => {
@@ -472,8 +484,8 @@ test('every rpc of clients refuses every kind of wrong key, changes nothing, and
   const cases = await rpcCases(scene);
   await expectRefusals(scene, cases, async ({ asked, path, messages, headers, expected, details = {} }) => {
     const { code, farhand, details: given, came } = await ring({ path, messages, headers });
-    const told = [`${grpcStatus[code]} ${farhand}`, given, came.length];
-    return [asked, JSON.stringify(told), JSON.stringify([expected, details, 0])];
+    const received = [`${grpcStatus[code]} ${farhand}`, given, came.length];
+    return [asked, JSON.stringify(received), JSON.stringify([expected, details, 0])];
   });
 });
 
@@ -485,8 +497,8 @@ test('with the right key the very same calls begin', async () => {
     const { key } = await scene.house.keyed([rpc?.route.access as Scope], { tags: ['here'] });
     const messages = rpc?.messages(scene.here, scene).map(requestSerialize) ?? [];
     const headers = authorized(`Bearer ${key}`);
-    const told = await ring({ path, messages, headers, begun: true, open: requestStream });
-    expect([name, grpcStatus[told.code], told.farhand]).toEqual([name, 'OK', '']);
+    const received = await ring({ path, messages, headers, begun: true, open: requestStream });
+    expect([name, grpcStatus[received.code], received.farhand]).toEqual([name, 'OK', '']);
   }
 });
 
@@ -511,13 +523,13 @@ async function linkMessages({ house, there }: Scene): Promise<Record<string, [ob
     hashed,
   ];
   const host = { hostname: 'h', os: 'linux', arch: 'x64' };
-  const wish = { public_key: strangersKey(), name: 'intruder', host, agent_version: '1' };
+  const params = { public_key: strangersKey(), name: 'intruder', host, agent_version: '1' };
   const signed = { protocol: 1, signature: Buffer.alloc(64), methods: [...methods.keys()] };
   const hello = { ...signed, boot_id: 'b', instance_id: 'i', journal_id: 'j', host };
   return {
     Enroll: [
-      ...secrets.map((token): [object, string] => [{ ...wish, token }, 'UNAUTHENTICATED']),
-      [{ ...wish, token: '' }, 'INVALID_ARGUMENT'],
+      ...secrets.map((token): [object, string] => [{ ...params, token }, 'UNAUTHENTICATED']),
+      [{ ...params, token: '' }, 'INVALID_ARGUMENT'],
     ],
     Connect: [
       [{ hello: { ...hello, machine_id: there.machine } }, 'UNAUTHENTICATED: challenge'],
@@ -540,20 +552,28 @@ test('the link lets nobody in without a join token or a machine’s key, an admi
   const scene = await openScene();
   const messages = await linkMessages(scene);
   const ring = await dialler(scene);
-  const wishes = [{}, authorized(`Bearer ${scene.house.key}`), { [callKey]: 'call_0000000000000000000000' }];
+  const requests = [
+    {},
+    authorized(`Bearer ${scene.house.key}`),
+    { [callKey]: 'call_0000000000000000000000' },
+  ];
   const cases = definitionsOf(linkService).flatMap(([name, definition]) => {
     const own = messages[name];
     if (!own) throw new Error(`${name} has no example in this test`);
     return own.flatMap(([message, expected]) =>
-      wishes.map((headers) => ({ name, definition, message, headers, expected })),
+      requests.map((headers) => ({ name, definition, message, headers, expected })),
     );
   });
   await expectRefusals(scene, cases, async ({ name, definition, message, headers, expected }) => {
     const { path, requestSerialize, responseDeserialize } = definition;
     const { code, came } = await ring({ path, headers, messages: [requestSerialize(message)] });
     const kinds = came.map((bytes) => ` ${responseDeserialize(bytes).message}`);
-    const told = `${grpcStatus[code]}${kinds.length > 0 ? ':' : ''}${kinds.join('')}`;
-    return [`${name} ${Object.keys(headers).join()} ${JSON.stringify(message).slice(0, 60)}`, told, expected];
+    const received = `${grpcStatus[code]}${kinds.length > 0 ? ':' : ''}${kinds.join('')}`;
+    return [
+      `${name} ${Object.keys(headers).join()} ${JSON.stringify(message).slice(0, 60)}`,
+      received,
+      expected,
+    ];
   });
   const { items } = await scene.house.client.machines.list();
   expect(items.map(({ name }) => name).sort()).toEqual(['here', 'joined', 'there']);

@@ -230,8 +230,12 @@ test('a request hidden in the body of another is never carried out, however its 
     'a chunk with a wrong size': `${open}${chunked}\r\n1\r\n{}\r\n0\r\n\r\n${hidden}`,
   };
   await expectRefusals(scene, Object.entries(texts), async ([what, text]) => {
-    const told = await wire(scene, text);
-    return [what, told.every((status) => [400, 403].includes(status)) ? 'refused' : String(told), 'refused'];
+    const received = await wire(scene, text);
+    return [
+      what,
+      received.every((status) => [400, 403].includes(status)) ? 'refused' : String(received),
+      'refused',
+    ];
   });
 });
 

@@ -52,13 +52,13 @@ test('health is told without a key, and that nothing is served any more before t
   expect(await check('')).toBe('SERVING');
   expect(await check('farhand.client.v1.Streams')).toBe('SERVING');
   await expect(check('farhand.link.v1.Nothing')).rejects.toMatchObject({ code: grpcStatus.NOT_FOUND });
-  const told: string[] = [];
+  const received: string[] = [];
   const watch = client.watch({ service: '' });
-  watch.on('data', ({ status }: { status: string }) => told.push(status));
+  watch.on('data', ({ status }: { status: string }) => received.push(status));
   watch.on('error', () => undefined);
-  await soon(() => told).toEqual(['SERVING']);
+  await soon(() => received).toEqual(['SERVING']);
   await house.broker.close();
-  await soon(() => told).toEqual(['SERVING', 'NOT_SERVING']);
+  await soon(() => received).toEqual(['SERVING', 'NOT_SERVING']);
 });
 
 test('a connection without a good key is cut, one with a key stays', async () => {

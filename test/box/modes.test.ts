@@ -45,18 +45,18 @@ function seenIn(file: string, directory: string): Seen[] {
 /** What a call made, or gave, more rights than its owner's; `known` are the names that are there already. */
 function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<string>): string | undefined {
   const isNew = !known.has(path);
-  const told = `${call} of ${path} with ${mode.toString(8)}`;
+  const received = `${call} of ${path} with ${mode.toString(8)}`;
   if (call.startsWith('mkdir')) {
     known.add(path);
-    return (mode & ~umask) === 0o700 ? undefined : told;
+    return (mode & ~umask) === 0o700 ? undefined : received;
   }
-  if (call.includes('chmod')) return mode & 0o077 ? told : undefined;
+  if (call.includes('chmod')) return mode & 0o077 ? received : undefined;
   // Its mode is that of the umask until it is changed: the directory around it must keep others away.
-  if (call === 'bind') return known.has('') ? undefined : told;
+  if (call === 'bind') return known.has('') ? undefined : received;
   if (!call.startsWith('creat') && !call.startsWith('mknod') && !/O_CREAT|O_TMPFILE/.test(flags))
     return undefined;
   known.add(path);
-  return !isNew || (mode & ~umask) === 0o600 ? undefined : told;
+  return !isNew || (mode & ~umask) === 0o600 ? undefined : received;
 }
 
 const leaksIn = (seen: Seen[], umask: number): string[] => {

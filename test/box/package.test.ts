@@ -56,7 +56,7 @@ async function openBox(...flags: string[]): Promise<Box> {
   const dataDir = temporaryFolder('packaged-broker');
   const where = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
   const broker = run(join(brokerHome, 'bin/farhand-broker'), [...where, ...flags]);
-  const { http, grpc } = await told(broker, 'broker is up');
+  const { http, grpc } = await received(broker, 'broker is up');
   const farhand = async (...args: string[]): Promise<string> => {
     const { stdout } = await execute(join(brokerHome, 'bin/farhand'), args, { env: plain });
     return stdout;
@@ -81,7 +81,7 @@ function run(file: string, args: string[]): ChildProcess {
 }
 
 /** The first line of its log with this message. */
-async function told(child: ChildProcess, message: string): Promise<Record<string, unknown>> {
+async function received(child: ChildProcess, message: string): Promise<Record<string, unknown>> {
   let text = '';
   for await (const chunk of child.stderr ?? []) {
     text += String(chunk);
@@ -137,7 +137,7 @@ describe('a broker from its package', () => {
     const dataDir = temporaryFolder('packaged-agent');
     const where = ['--broker', grpc, '--join-token', token, '--data-dir', dataDir];
     const agent = run(join(agentHome, 'bin/farhand-agent'), where);
-    await told(agent, 'linked');
+    await received(agent, 'linked');
     expect(readFileSync(`/proc/${agent.pid}/comm`, 'utf8')).toBe('farhand-agent\n');
     const machine_id = (await client.machines.list({ status: 'online' })).items[0]!.id;
     const command = await client.commands.create({ machine_id, command: 'echo "$0 $PATH $FARHAND_PROGRAM"' });
@@ -381,9 +381,9 @@ describe('the Debian packages', () => {
       const wanted = [`man/man8/${name}.8.gz`, ...(name === 'farhand-broker' ? cli : [])];
       expect(share).toEqual(expect.arrayContaining(wanted));
       expect(existsSync(join(folder, 'usr/lib', name, 'share'))).toBe(false);
-      const { stdout: told } = await execute('dpkg-deb', ['--field', deb, 'Installed-Size']);
+      const { stdout: received } = await execute('dpkg-deb', ['--field', deb, 'Installed-Size']);
       const { stdout: used } = await execute('du', ['-sk', '--apparent-size', folder]);
-      expect(Math.abs(Number(told) / Number.parseInt(used, 10) - 1)).toBeLessThan(0.02);
+      expect(Math.abs(Number(received) / Number.parseInt(used, 10) - 1)).toBeLessThan(0.02);
     },
   );
 });
@@ -399,8 +399,8 @@ describe('the npm tarball', () => {
       for (const name of files) cpSync(join(root, name), join(clone, name));
       symlinkSync(join(root, 'node_modules'), join(clone, 'node_modules'));
       const make = ['scripts/package.ts', '--only', 'npm', '--to', clone];
-      const { stdout: told } = await execute(process.execPath, make, { cwd: clone });
-      expect(told).toBe(`${join(clone, `farhand-${version}.tgz`)}\n`);
+      const { stdout: received } = await execute(process.execPath, make, { cwd: clone });
+      expect(received).toBe(`${join(clone, `farhand-${version}.tgz`)}\n`);
     },
     60_000,
   );
@@ -418,11 +418,11 @@ describe('the npm tarball', () => {
       join(made, `farhand-${version}.tgz`),
     ];
     await execute('npm', npm, { cwd: folder, env });
-    const { stdout: told } = await execute('npm', ['exec', '--offline', '--', 'farhand', '--version'], {
+    const { stdout: received } = await execute('npm', ['exec', '--offline', '--', 'farhand', '--version'], {
       cwd: folder,
       env,
     });
-    expect(told.trim()).toBe(version);
+    expect(received.trim()).toBe(version);
     const home = join(folder, 'node_modules/farhand');
     const { man } = JSON.parse(readFileSync(join(home, 'package.json'), 'utf8'));
     expect(man).toEqual(

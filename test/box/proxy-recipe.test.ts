@@ -98,7 +98,8 @@ test.skipIf(!isHere)(
       const [response] = await once(asked, 'response');
       return response;
     };
-    const json = async (...wish: Parameters<typeof ask>) => JSON.parse(await text(await ask(...wish))).data;
+    const json = async (...params: Parameters<typeof ask>) =>
+      JSON.parse(await text(await ask(...params))).data;
 
     const { machineId: machine_id } = await house.agent({ through: `127.0.0.1:${linkPort}` });
     expect(await json('GET', `/machines/${machine_id}`)).toMatchObject({ status: 'online' });

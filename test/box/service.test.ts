@@ -181,9 +181,9 @@ describe('a program that systemd has started', () => {
       expect(env).toEqual({ HOME: '/' });
       notify.up('waits', () => true);
       notify.up('two\nlines', () => true);
-      const told = notify.ending('stops');
+      const received = notify.ending('stops');
       notify.up('too late', () => true);
-      await told;
+      await received;
       await notify.ending('ended');
       expect([await next(), await next(), await next(), await next()]).toEqual([
         `READY=1 | STATUS=waits (${version})`,
