@@ -299,7 +299,8 @@ describe('the real programs', () => {
     const { code, stdout, stderr } = await run(program, args);
     expect([code, stdout]).toEqual([2, '']);
     expect(stderr).toContain(args.at(-1));
-    expect(stderr).toContain(`See ${program} --help.`);
+    const verb = args[0] === 'auth' ? ' auth create-key' : '';
+    expect(stderr).toContain(`See ${program}${verb} --help.`);
   });
 
   test.each<[Program, string[], Environment, string]>([

@@ -1,9 +1,16 @@
 // List routes: paging, sorting and time filters, and the field filters that follow from the items.
 import * as z from 'zod';
 import { build, type Definition, type NoShape, type Nothing, type PathParams } from './define-route.ts';
-import { type Access, idSchemas, instant, label, queryBoolean, queryNumber } from './route.ts';
+import { type Access, idSchemas, instant, label, queryBoolean, queryNumber, type Route } from './route.ts';
 
 type SortBy<Sort extends readonly string[]> = Sort[number] | `-${Sort[number]}`;
+
+type ListQuery<
+  P extends string,
+  Sort extends readonly string[],
+  Q extends z.ZodRawShape,
+  F extends z.ZodObject,
+> = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & Paging<SortBy<Sort>>;
 
 /**
  * A route that answers a page of objects. Its query has limit, offset, sort, since, until and a filter for each field
@@ -19,7 +26,7 @@ export function list<
   path: P,
   access: Access,
   definition: Definition<Q, NoShape, Nothing, R> & { sort: Sort; defaultSort?: SortBy<Sort>; fields?: F },
-) {
+): Route<PathParams<P>, ListQuery<P, Sort, Q, F>, NoShape, Nothing, R, 'list'> & { filters: string[] } {
   const { sort, defaultSort = '-created_at', fields = definition.reply, ...rest } = definition;
   const names = sort.flatMap((field) => [field, `-${field}`]);
   // The fields and their negatives are exactly SortBy<Sort>; flatMap cannot say so.
@@ -27,11 +34,10 @@ export function list<
   const made = build('list', 'GET', path, access, { ...rest, query: {} });
   const derived = filtersOf(fields, { ...made.params, ...rest.query });
   const query = { ...derived, ...times(defaultSort.replace('-', '')), ...rest.query, ...paging(schema) };
-  // The query has the shape that the type derives from the same schemas.
-  type Query = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & Paging<SortBy<Sort>>;
   return {
     ...made,
-    query: query as unknown as Query,
+    // The query has the shape that the type derives from the same schemas.
+    query: query as unknown as ListQuery<P, Sort, Q, F>,
     filters: [...Object.keys(made.params), ...Object.keys(derived)],
   };
 }

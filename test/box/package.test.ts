@@ -169,8 +169,8 @@ describe('a broker from its package', () => {
   });
 
   test.each([
-    ['http://127.0.0.1:0', 'On this very box'],
-    ['https://farhand.example.org', 'On the new machine'],
+    ['http://127.0.0.1:0', 'Run this on the broker’s own machine'],
+    ['https://farhand.example.org', 'Run this on the new machine'],
   ])('with %s prints a line, and says for whom it is: %s', async (url, heading) => {
     const { farhand, dataDir } = await openBox(...(url.startsWith('https') ? ['--public-url', url] : []));
     const said = await farhand('join-tokens', 'create', '--data-dir', dataDir);
