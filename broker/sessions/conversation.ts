@@ -203,7 +203,7 @@ export class Conversation {
   }
 
   /**
-   * Does not wait for the client to take it, so that a slow client is told that it has fallen behind. It waits only when
+   * Does not wait for the client to take it, so that a slow client learns that it has fallen behind. It waits only when
    * much is under way: many notices could fill our memory.
    */
   async #underWay(taken: Promise<void>, bytes: number): Promise<void> {
@@ -227,8 +227,8 @@ function sizeOf(reported: TerminalSize__Output | null): { cols: number; rows: nu
   return cols.success && rows.success ? { cols: cols.data, rows: rows.data } : undefined;
 }
 
-function wrongOffset(wanted: number, told: number): AppError {
-  return new AppError('machine_error', 'the machine sent another part of the output', { wanted, told });
+function wrongOffset(wanted: number, sent: number): AppError {
+  return new AppError('machine_error', 'the machine sent another part of the output', { wanted, sent });
 }
 
 /** How a session that is over has ended. */
@@ -303,7 +303,7 @@ class UnacknowledgedInput {
   /** The agent has this many bytes of input. Throws machine_error when that is more than was sent. */
   acknowledge(input_taken: number): void {
     if (input_taken > this.#next) {
-      const details = { sent: this.#next, told: input_taken };
+      const details = { sent: this.#next, reported: input_taken };
       throw new AppError('machine_error', 'the machine has more input than it was sent', details);
     }
     if (input_taken <= this.#acknowledged) return;
