@@ -6,18 +6,7 @@ import { where, withBroker } from '../connect.ts';
 import { findMachine } from '../names.ts';
 import { hint, print, printJson } from '../print.ts';
 import { given, localVerb } from '../verb.ts';
-import {
-  cancelOnSignals,
-  type ExecOptions,
-  exitCodeOf,
-  explain,
-  flags,
-  follow,
-  jsonLines,
-  type Listener,
-  type Params,
-  writeOutput,
-} from './follow.ts';
+import * as one from './follow.ts';
 import { hasInput, sendInput } from './input.ts';
 
 const notes = `
@@ -38,7 +27,7 @@ export function addExec(program: Command): void {
       'farhand exec web-1 -- tar xz -C /srv < site.tar.gz',
       'farhand exec --tags web --concurrency 5 --max-failures 2 -- systemctl restart nginx',
     ],
-    flags,
+    flags: one.flags,
     notes,
   };
   localVerb(program, 'exec [machines...]', spec, async (texts, options) => {
@@ -53,7 +42,7 @@ export function addExec(program: Command): void {
   });
 }
 
-function paramsOf(texts: string[], options: ExecOptions): { machines: string[]; params: Params } {
+function paramsOf(texts: string[], options: one.ExecOptions): { machines: string[]; params: one.Params } {
   const cut = process.argv.indexOf('--');
   const words = cut < 0 ? [] : process.argv.slice(cut + 1);
   const machines = texts.slice(0, texts.length - words.length);
@@ -66,16 +55,16 @@ function paramsOf(texts: string[], options: ExecOptions): { machines: string[]; 
   return { machines, params: { command, ...(args.length > 0 && { args }), ...rest } };
 }
 
-const plain: Listener = {
-  output: writeOutput,
+const plain: one.Listener = {
+  output: one.writeOutput,
   gap: (stream, count) => hint(`farhand: ${count} bytes of ${stream} were dropped: the reader was too slow`),
 };
 
 async function runOnOne(
   client: Farhand,
   machine: string,
-  params: Params,
-  options: ExecOptions,
+  params: one.Params,
+  options: one.ExecOptions,
 ): Promise<number> {
   const { detach, interactive, output } = options;
   const input = !detach && (interactive || hasInput());
@@ -87,16 +76,16 @@ async function runOnOne(
     return 0;
   }
   const over = new AbortController();
-  const stop = cancelOnSignals(() => client.commands.cancel({ command_id }));
+  const stop = one.cancelOnSignals(() => client.commands.cancel({ command_id }));
   try {
     const sent = input ? sendInput(client, command_id, over.signal) : undefined;
-    const end = await follow(client, command_id, output === 'json' ? jsonLines(command_id) : plain);
+    const end = await one.follow(client, command_id, output === 'json' ? one.jsonLines(command_id) : plain);
     over.abort();
     await sent;
     if (output === 'json') printJson({ command_id, ...end });
-    const why = explain(end);
+    const why = one.explain(end);
     if (why && stop.code() === undefined) hint(`farhand: ${why}`);
-    return end.status === 'cancelled' ? (stop.code() ?? exitCodeOf(end)) : exitCodeOf(end);
+    return end.status === 'cancelled' ? (stop.code() ?? one.exitCodeOf(end)) : one.exitCodeOf(end);
   } finally {
     over.abort();
     stop.forget();
