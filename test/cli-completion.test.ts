@@ -61,8 +61,11 @@ needs('bash')(
       ['farhand exec ', [], { FARHAND_API_KEY: 'wrong' }],
       ['farhand nonsense ', []],
     ];
-    const answers = await Promise.all(cases.map(([line, , more]) => complete(line, more)));
-    for (const [at, [line, found]] of cases.entries()) expect([line, answers[at]]).toEqual([line, found]);
+    // On a busy machine a broker may need more than the second that it has.
+    const patience = { timeout: 15_000, interval: 50 };
+    const check = ([line, found, more]: (typeof cases)[number]) =>
+      vi.waitFor(async () => expect([line, await complete(line, more)]).toEqual([line, found]), patience);
+    for (let at = 0; at < cases.length; at += 3) await Promise.all(cases.slice(at, at + 3).map(check));
   },
 );
 
