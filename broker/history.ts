@@ -16,7 +16,7 @@ export function textIn(row: Row, column: string): string {
   return value;
 }
 
-/** A column of JSON that we wrote. */
+/** The value of a JSON column that the broker wrote. */
 export function jsonIn(row: Row, column: string): unknown {
   return JSON.parse(textIn(row, column));
 }

@@ -1,6 +1,6 @@
 // Limits on commands and terminals that agent and broker share.
 
-/** Open commands per machine. */
+/** Most commands that may be open on a machine at once. */
 export const openCommands = 64;
 /** Milliseconds from TERM to KILL, at a timeout or cancel. */
 export const killGraceMs = 10_000;

@@ -28,7 +28,7 @@ export interface Subject extends FoundId {
   machines?: readonly MachineId[] | undefined;
 }
 
-/** Any id of ours is shorter. */
+/** Every id that a broker makes is shorter. */
 const longestId = 1_000;
 
 /** A field, or so many items of a list. */

@@ -201,7 +201,7 @@ function codeOf(ending: Ending, session_id: string): number {
   return 1;
 }
 
-/** Printed to terminals only. */
+/** Printed only if standard output is a terminal. */
 function hint(text: string): void {
   if (process.stderr.isTTY) process.stderr.write(`\r\n[${clean(text)}]\r\n`);
 }

@@ -81,7 +81,7 @@ function addDeliveries(webhooks: Command): void {
     async (client, webhook_id, delivery_id, options) => {
       const { since, output } = options;
       if ((delivery_id === undefined) === (since === undefined))
-        throw new UsageError('name either a delivery or --since TIME');
+        throw new UsageError('give either the id of a delivery or --since TIME');
       if (delivery_id === undefined) {
         const answer = await client.webhooks.redeliverSince({ webhook_id, since: since ?? '' });
         return printView(client, output, answer, { fields: 'redelivered' });

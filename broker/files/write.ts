@@ -72,7 +72,7 @@ function uploadFile(services: FileServices, input: Input<Route<'upload'>>, calle
   const { path, content, create_parents, overwrite } = input;
   if (path === undefined) throw fieldError('form', 'path', 'is missing: name the file to write');
   const open = { path: bytesOf(path, input.path_encoding), create_parents, overwrite };
-  // Those after the file count too.
+  // Form fields after the file count, too.
   const commit = (): Commit => {
     const fields = content.fields();
     assertBeforeFile(input, fields);

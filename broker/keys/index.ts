@@ -52,7 +52,10 @@ export class Keys {
       return key;
     } catch (error) {
       if (this.#limiter.take(address, address))
-        this.#log.warn({ address, ...(found && { key_id: found.id }) }, 'a request came without a good key');
+        this.#log.warn(
+          { address, ...(found && { key_id: found.id }) },
+          'a request came with a wrong, revoked or expired API key',
+        );
       throw error;
     }
   }

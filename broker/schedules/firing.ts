@@ -201,7 +201,10 @@ export class Firing {
       countTimesFrom(state, to, ({ since }) => Date.parse(since) > to),
     ];
     Promise.all(writes).catch((error: unknown) =>
-      this.#log.warn({ err: error }, 'rows of missed runs later than now could not be removed'),
+      this.#log.warn(
+        { err: error },
+        'history rows of missed runs in the future (the clock was set back) could not be removed',
+      ),
     );
   }
 

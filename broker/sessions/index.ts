@@ -187,7 +187,11 @@ export class Sessions {
     const missing = methods.find((method) => !link.methods.includes(method));
     if (missing) {
       const details = { machine_id, method: missing };
-      throw new AppError('not_supported', 'the agent on this machine has no terminals: update it', details);
+      throw new AppError(
+        'not_supported',
+        'the agent on this machine is too old for terminals: update the agent',
+        details,
+      );
     }
     const open = sessionsOn(machine_id, this.#context).filter(({ over }) => !over);
     if (open.length >= openTerminals) {

@@ -24,7 +24,7 @@ interface HandlerParts extends QueueParts {
 
 type Routes = Handlers['webhooks'];
 type Serialized = Reply<Api['webhooks']['get']>;
-/** A caller, with the rights of that moment. */
+/** A caller, with the rights of its key at the time of the request. */
 type Editor = Rights & Pick<Caller, 'key_id'>;
 
 /** Each event is matched against every webhook. */

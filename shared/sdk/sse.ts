@@ -5,7 +5,7 @@ import type { ReceivedEvent } from './call-types.ts';
 /** Characters; no route answers with a line near it. */
 const longestLine = 64 * 1024 * 1024;
 
-/** Lines of a body without LF, CRLF or CR. Text after the last line end was cut off and is dropped. */
+/** Yields the lines of a body without their ends (LF, CRLF or CR). A last line without an end was cut off and is dropped. */
 async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<string> {
   const decoder = new TextDecoder();
   // Parts of the unfinished line.

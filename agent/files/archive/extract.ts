@@ -93,7 +93,7 @@ export class Extractor implements AsyncDisposable {
   async #one(entry: TarEntry, path: Bytes): Promise<void> {
     const { whole, tree } = this.#options;
     if (path === '') throw entryFault('invalid_path', entry.name, 'names the directory itself');
-    // Before a directory is made for it.
+    // Checked before its parent directory is made.
     const { kind, target = '' } = entry;
     if (kind === 'symlink') (whole ? assertTarget : assertInside)(path, target);
     if (kind === 'link') pathOfEntry(target);

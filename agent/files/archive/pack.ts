@@ -145,7 +145,7 @@ async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, v
 async function* zipped(chunks: AsyncGenerator<Buffer, void, void>): AsyncGenerator<Buffer, void, void> {
   const gzip = createGzip({ chunkSize: chunkBytes });
   const fed = pipeline(chunks, gzip);
-  // Its failure comes out of the stream as well.
+  // If packing fails, the stream fails with the same error.
   fed.catch(() => undefined);
   try {
     for await (const chunk of gzip) yield chunk as Buffer;

@@ -49,7 +49,7 @@ export class NewFile implements AsyncDisposable {
     this.size += length;
   }
 
-  /** Everything so far is on the disk when it resolves. */
+  /** Resolves once everything written so far is on the disk. */
   async sync(): Promise<void> {
     await this.flushing;
     await this.pinned.handle.sync();
