@@ -35,7 +35,7 @@ describe('the command line', () => {
       ],
       ['files cat', ['/etc/hosts'], /names no machine: use MACHINE:PATH/],
       ['files put', ['alone'], /name a source and a target/],
-      ['webhooks redeliver', ['hook_1'], /name either a delivery or --since/],
+      ['webhooks redeliver', ['hook_1'], /give either the id of a delivery or --since/],
       ['login', ['http://127.0.0.1:1'], /to ask in: add --key-stdin/],
       ['login', [], /add the URL and --key-stdin/],
       ['constructor', [], /unknown command/],
