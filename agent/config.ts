@@ -33,7 +33,7 @@ export const agentSettings = {
   join_token: {
     schema: z.string().optional(),
     value: 'TOKEN',
-    help: 'requiredCapabilities once, at the first start; better by file',
+    help: 'needed once, at the first start; better by file',
   },
   join_token_file: {
     schema: z.string().optional(),
