@@ -17,6 +17,7 @@ export const requiredCapabilities: Record<Method, readonly [Capability, ...Capab
   MoveFile: ['files:write'],
   CopyFile: ['files:write'],
   ChangeFile: ['files:write'],
+  TouchFile: ['files:write'],
   ReadArchive: ['files:read'],
   WriteArchive: ['files:write'],
   SearchFiles: ['files:read'],

@@ -11,6 +11,7 @@ import {
   statSync,
   symlinkSync,
   truncateSync,
+  utimesSync,
   writeFileSync,
 } from 'node:fs';
 import { createServer, type ServerResponse } from 'node:http';
@@ -139,6 +140,92 @@ describe('farhand files', () => {
     );
     await farhand.json('files rm', ['-r', '--yes', `web-1:${there}/copy`, `web-1:${there}/two`]);
     expect(readdirSync(there).sort()).toEqual(['a', 'tree']);
+  });
+});
+
+describe('farhand files touch', () => {
+  const old = new Date('2001-02-03T04:05:06.789Z');
+
+  test('refuses what it may not create or change, and leaves everything as it was', async () => {
+    const { house, agent, farhand, there, here } = await openScene();
+    await house.agent({ name: 'rooted', flags: ['--root', there] });
+    const [file, out] = [join(there, 'file'), join(here, 'out')];
+    for (const path of [file, out]) {
+      writeFileSync(path, 'x');
+      utimesSync(path, old, old);
+    }
+    symlinkSync(out, join(there, 'to-file'));
+    symlinkSync(join(here, 'new'), join(there, 'to-none'));
+    spawnSync('mkfifo', [join(there, 'pipe')]);
+    const before = readdirSync(agent.dataDir);
+    const cases: [code: string, ...args: string[]][] = [
+      ['permission_denied', `rooted:${out}`],
+      ['permission_denied', `rooted:${join(here, 'new')}`],
+      ['permission_denied', `rooted:${join(there, 'to-file')}`],
+      ['permission_denied', `rooted:${join(there, 'to-none')}`],
+      ['permission_denied', `web-1:${agent.dataDir}`],
+      ['permission_denied', `web-1:${join(agent.dataDir, 'new')}`],
+      ['permission_denied', '--existing', `web-1:${process.execPath}`],
+      ['file_not_found', '--existing', `web-1:${join(there, 'none')}`],
+      ['file_not_found', `web-1:${join(there, 'none/below')}`],
+      ['is_a_directory', `web-1:${join(there, 'none')}/`],
+      ['not_a_directory', `web-1:${file}/`],
+      ['not_a_directory', `web-1:${join(file, 'below')}`],
+      ['unsupported_file', `web-1:${join(there, 'pipe')}`],
+    ];
+    const answers = await Promise.all(cases.map(([, ...args]) => farhand('files touch', args)));
+    for (const [at, { code, err }] of answers.entries())
+      expect([cases[at], code, err]).toEqual([cases[at], 1, expect.stringContaining(cases[at]?.[0] ?? '')]);
+    expect((await farhand('files touch', ['--modified-at', 'noon', `web-1:${file}`])).code).toBe(2);
+    expect(readdirSync(there).sort()).toEqual(['file', 'pipe', 'to-file', 'to-none']);
+    expect([readdirSync(here), readdirSync(agent.dataDir)]).toEqual([['out'], before]);
+    expect([file, out].map((path) => statSync(path).mtime)).toEqual([old, old]);
+  });
+
+  test('creates an empty file, and answers as stat does', async () => {
+    const { house, agent, farhand, there } = await openScene();
+    const [path, timed] = [join(there, 'new'), join(there, 'timed')];
+    const start = Date.now();
+    const touched = await farhand.json('files touch', [`web-1:${path}`]);
+    const { mode, size, mtimeMs } = statSync(path);
+    expect([mode & 0o7777, size]).toEqual([0o644, 0]);
+    // The kernel's clock for files is a tick behind.
+    expect([mtimeMs > start - 100, mtimeMs < Date.now() + 100]).toEqual([true, true]);
+    expect(touched).toEqual(await house.client.files.stat({ machine_id: agent.machineId, path }));
+    const { out } = await farhand('files touch', [`web-1:${timed}`, '--modified-at', old.toISOString()]);
+    expect([out, statSync(timed).mtime]).toEqual([`${timed}\n`, old]);
+    // A symlink inside the roots is followed.
+    symlinkSync('target', join(there, 'link'));
+    const linked = await farhand.json('files touch', [`web-1:${join(there, 'link')}`]);
+    expect([linked.link_target, statSync(join(there, 'target')).size]).toEqual(['target', 0]);
+  });
+
+  test('sets the modification time of what is there, to the millisecond, and nothing else', async () => {
+    const { farhand, there } = await openScene();
+    const file = join(there, 'file');
+    writeFileSync(file, 'kept', { mode: 0o640 });
+    utimesSync(file, old, old);
+    symlinkSync('file', join(there, 'link'));
+    const linkTime = lstatSync(join(there, 'link')).mtimeMs;
+    // Half of all milliseconds are not exact as seconds in floating point; Node sets negative numbers to now.
+    for (const time of ['2026-11-21T10:00:00.123Z', '2026-11-21T10:00:00.001Z', '1969-12-31T23:59:58.997Z']) {
+      const touched = await farhand.json('files touch', [
+        `web-1:${join(there, 'link')}`,
+        '--modified-at',
+        time,
+      ]);
+      const { mtimeNs, atimeMs, mode } = statSync(file, { bigint: true });
+      expect([touched.modified_at, touched.size]).toEqual([time, 4]);
+      expect(Math.abs(Number(mtimeNs - BigInt(Date.parse(time)) * 1_000_000n))).toBeLessThan(1_000);
+      expect([atimeMs, mode & 0o777n]).toEqual([BigInt(old.getTime()), 0o640n]);
+    }
+    expect(lstatSync(join(there, 'link')).mtimeMs).toBe(linkTime);
+    utimesSync(there, old, old);
+    const start = Date.now();
+    await farhand.json('files touch', ['--existing', `web-1:${there}`]);
+    await farhand.json('files touch', [`web-1:${file}`]);
+    expect([there, file].map((path) => statSync(path).mtimeMs >= start)).toEqual([true, true]);
+    expect(readFileSync(file, 'utf8')).toBe('kept');
   });
 });
 

@@ -19,6 +19,7 @@ import { removeFile } from './remove.ts';
 import { searchFiles } from './search/index.ts';
 import { Semaphore } from './semaphore.ts';
 import { statFile } from './stat.ts';
+import { touchFile } from './touch.ts';
 import { copyFile, moveFile } from './transfer.ts';
 import { uploading } from './upload.ts';
 import { createUsers } from './users-groups.ts';
@@ -91,6 +92,7 @@ export async function createFiles(options: FilesOptions): Promise<Files> {
     moveFile: unary(disk, source, moveFile, () => true),
     copyFile: unary(disk, source, copyFile, () => true),
     changeFile: unary(disk, path, changeFile),
+    touchFile: unary(disk, path, touchFile),
     readArchive: streaming(disk, readArchive),
     writeArchive: uploading(disk, writeArchive),
     searchFiles: streaming(disk, searchFiles),

@@ -1,4 +1,4 @@
-// Handlers that change files: write, upload, put, extract, mkdir, move, copy, change and remove. A copy to another machine
+// Handlers that change files: write, upload, put, extract, mkdir, touch, move, copy, change and remove. A copy to another machine
 // streams through the broker and is checked at its end against the sender's digest, so that no byte changes unnoticed.
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
@@ -23,6 +23,7 @@ type Writing =
   | 'removeAnywhere'
   | 'change'
   | 'mkdir'
+  | 'touch'
   | 'move'
   | 'copy'
   | 'upload'
@@ -50,6 +51,13 @@ export function writeHandlers(services: FileServices): Pick<Handlers['files'], W
       const directory = { parents, ...present({ mode: modeOf(mode) }) };
       const request = { path: bytesOf(path, path_encoding), ...directory };
       const { entry } = await stubOf(services, machine_id).makeDirectory(request, short(caller));
+      return entryOf(assertEntry(entry));
+    },
+
+    async touch({ machine_id, path, path_encoding, modified_at, create }, caller) {
+      const time = present({ modified_at_ms: modified_at?.getTime() });
+      const request = { path: bytesOf(path, path_encoding), create, ...time };
+      const { entry } = await stubOf(services, machine_id).touchFile(request, short(caller));
       return entryOf(assertEntry(entry));
     },
 

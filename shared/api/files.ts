@@ -11,7 +11,7 @@ import {
   sha256,
   writeErrors,
 } from './file-entry.ts';
-import { machineId, mode, named, path, queryBoolean, queryNumber, someOf } from './route.ts';
+import { instant, machineId, mode, named, path, queryBoolean, queryNumber, someOf } from './route.ts';
 
 const encoding = z.enum(['utf-8', 'base64']);
 
@@ -186,6 +186,20 @@ export const files = {
     errors: writeErrors,
     reply: entry,
     status: 201,
+    idempotency: 'replay',
+  }),
+  touch: single('POST', `${prefixed}/touch`, 'files:write', {
+    summary: 'Create an empty file, or set the modification time of a file or directory',
+    description:
+      'A symlink is followed. A time that the file system cannot store becomes the nearest one that it can.',
+    body: z.strictObject({
+      ...requestedPath,
+      modified_at: instant.optional().describe('New modification time; default: now'),
+      create: z.boolean().default(true).describe('Create a missing file; otherwise file_not_found'),
+    }),
+    example: { path: '/srv/app/motd', modified_at: '2026-11-21T10:00:00.000Z' },
+    errors: writeErrors,
+    reply: entry,
     idempotency: 'replay',
   }),
   move: single('POST', `${prefixed}/move`, 'files:write', {

@@ -207,4 +207,20 @@ function addChanges(files: Command): void {
       });
     await print(output, made, () => [`${made.path}/`]);
   });
+  const touches = {
+    about: 'create an empty file, or set the modification time',
+    examples: [
+      'farhand files touch web-1:/srv/site/.ready',
+      'farhand files touch --existing --modified-at 2026-11-21T10:00:00Z web-1:/srv/site',
+    ],
+    flags: {
+      '--modified-at <time>': 'new modification time, such as 2h (ago); default: now',
+      '--existing': 'create nothing; a missing file is a failure',
+    },
+  } as const;
+  verb(files, 'touch <path>', touches, async (client, text, { modifiedAt, existing = false, output }) => {
+    const params = { create: !existing, ...given({ modified_at: modifiedAt }) };
+    const touched = await client.files.touch({ ...(await resolve(client, text)), ...params });
+    await print(output, touched, () => [decoded(touched.path, touched)]);
+  });
 }
