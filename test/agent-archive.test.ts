@@ -330,7 +330,7 @@ async function globalHeader(records: Record<string, string>): Promise<Buffer> {
   return header;
 }
 
-/** Without what nobody refers to any more. */
+/** Without what is no longer referred to. */
 function heapUsed(): number {
   setFlagsFromString('--expose-gc');
   (runInNewContext('gc') as () => void)();
@@ -431,7 +431,7 @@ describe('writeArchive', () => {
       child.kill('SIGKILL');
       await once(child, 'exit');
     }
-    // None is an error that nobody has thought of.
+    // None is an unexpected error.
     expect(codes).toContain('not_a_directory');
     expect(codes).not.toContain('internal_error');
     expectNothingElse();

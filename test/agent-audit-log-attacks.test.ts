@@ -62,7 +62,7 @@ test('refusals beyond five of a kind are a number, and what was done stands betw
   expect(lines.filter(({ result }) => result === 'ok')).toHaveLength(1);
 });
 
-test('a call that is not over after a second has a line, and one whose end nobody heard was done all the same', async () => {
+test('a call open for over a second is logged, and one whose end never arrived is logged as done', async () => {
   const clock = fakeClock(Date.now());
   const directory = temporaryFolder('slow');
   const activity = await AuditLog.open(directory, quiet);

@@ -16,7 +16,7 @@ function examine(dataDir: string, broker: string) {
   return doctor({ argv: ['--data-dir', dataDir, '--broker', broker], env: {} });
 }
 
-test('tells what is wrong with an agent and how to mend it, with exit code 1', async () => {
+test('prints what is wrong with an agent and how to fix it, with exit code 1', async () => {
   const [house, other] = [await openHouse(), await openHouse()];
   const [agent, removed] = [await house.agent(), await house.agent()];
   await house.client.machines.remove({ machine_id: removed.machineId });

@@ -189,7 +189,7 @@ describe('confinement', () => {
     expect(readdirSync(outside)).toEqual(['secret']);
   });
 
-  test('a path outside the roots does not tell whether it exists', async () => {
+  test('the error for a path outside the roots does not depend on whether it exists', async () => {
     for (const name of ['secret', 'missing', 'missing/deep', 'secret/deep', 'x'.repeat(5_000)]) {
       await expectCode(read(join(outside, name)), 'permission_denied');
       await expectCode(list(join(outside, name)), 'permission_denied');
@@ -224,7 +224,7 @@ describe('confinement', () => {
     expect(readFileSync(join(outside, 'secret'), 'utf8')).toBe('outside');
   });
 
-  test('a listing tells nothing about what a symlink out of the root leads to', async () => {
+  test('a listing reveals nothing about the target of a symlink out of the root', async () => {
     symlinkSync(outside, path('folder'));
     symlinkSync(join(outside, 'secret'), path('file'));
     const { entries } = await list(root);
@@ -438,7 +438,7 @@ describe('reading', () => {
     expect((await read(`/proc/${other.pid}/environ`, { by: all })).body.toString()).toContain('MARK=here');
   });
 
-  test('a range that starts beyond the end is not satisfiable and tells the size', async () => {
+  test('a range that starts beyond the end is not satisfiable and reports the size', async () => {
     writeFileSync(path('ten'), '0123456789');
     const error = await read(path('ten'), { offset: 11 }).catch((thrown: unknown) => thrown);
     expect(error).toMatchObject({ code: 'range_not_satisfiable', details: { size: 10 } });
@@ -585,7 +585,7 @@ describe('reading', () => {
     expect(await etag()).not.toBe(first);
   });
 
-  test('a symlink inside the root is followed, and the head tells where it points', async () => {
+  test('a symlink inside the root is followed, and the head names its target', async () => {
     mkdirSync(path('d'));
     writeFileSync(path('d/target'), 'there');
     symlinkSync('d/target', path('link'));
@@ -657,7 +657,7 @@ describe('listing', () => {
     expect(await page(2, 0)).toEqual([4, 'c', 'd']);
   });
 
-  test('entries tell type, size, mode, owner, time and what they are', async () => {
+  test('entries hold type, size, mode, owner, time and whether they are symlinks', async () => {
     mkdirSync(path('folder'), { mode: 0o750 });
     writeFileSync(path('file'), 'content');
     if (isRoot) chownSync(path('file'), 54_321, 0);
@@ -779,7 +779,7 @@ describe('writing', () => {
     await expectCode(write(path('dangling/a'), 'x', { create_parents: true }), 'file_not_found');
   });
 
-  test('a wrong sha256 changes nothing and tells what arrived', async () => {
+  test('a wrong sha256 changes nothing and reports the one that arrived', async () => {
     writeFileSync(path('a'), 'old');
     const sha256 = createHash('sha256').update('new').digest('hex');
     const error = await write(path('a'), 'new', { sha256: 'f'.repeat(64) }).catch(
@@ -1073,7 +1073,7 @@ describe('writing', () => {
     expect(readFileSync(path('file'), 'utf8')).toBe('old');
   });
 
-  test('the answer tells path, size, sha256, etag and the entry; an empty file can be written', async () => {
+  test('the answer holds path, size, sha256, etag and the entry; an empty file can be written', async () => {
     const answer = await write('new', 'content');
     expect(answer).toEqual({
       path: Buffer.from(path('new')),

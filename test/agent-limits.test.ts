@@ -37,7 +37,7 @@ afterEach(() => disk.remove());
 const never = (): AbortSignal => new AbortController().signal;
 
 describe('the semaphore', () => {
-  /** Work that lasts until it is told to end. */
+  /** Work that lasts until the test ends it. */
   function working(semaphore: Semaphore, signal = never()) {
     const { promise, resolve } = Promise.withResolvers<void>();
     let started = false;
@@ -49,7 +49,7 @@ describe('the semaphore', () => {
     return { done, end: resolve, started: () => started };
   }
 
-  test('lets so many in, the others in turn, and nobody past the end of the queue', async () => {
+  test('runs up to the limit, queues the others in order, and refuses more when the queue is full', async () => {
     const semaphore = new Semaphore(2, 2);
     const [first, second, third, fourth] = Array.from({ length: 4 }, () => working(semaphore));
     await expect(working(semaphore).done).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
@@ -164,7 +164,7 @@ describe('searches', () => {
     await sixth.return?.();
   });
 
-  test('readers who stop keep nobody waiting', async () => {
+  test('stalled readers do not make other requests wait', async () => {
     for (let index = 0; index < 200; index += 1) writeFileSync(path(`f${index}`), '');
     const readers = Array.from({ length: 6 }, () => search(''));
     for (const reader of readers) expect((await reader.next()).value).toMatchObject(many);
@@ -198,7 +198,7 @@ describe('watches', () => {
     const third = begin();
     await expect(third.iterator.next()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     await two.end();
-    // Nobody waits for a watch to come to rest.
+    // A watch does not wait for its slot.
     await vi.waitFor(async () => {
       const again = begin();
       try {
@@ -321,7 +321,7 @@ describe('outside the roots', () => {
     }
   });
 
-  test('inside, failures are told as they are', async () => {
+  test('failures inside a slot reach the caller unchanged', async () => {
     writeFileSync(path('file'), 'x');
     symlinkSync('missing/deep', path('dangling'));
     symlinkSync('loop', path('loop'));

@@ -13,7 +13,7 @@ const all = [...methods.values()].map(({ name }): [Method, readonly Capability[]
 ]);
 const nothing = '/nonexistent/anywhere';
 
-/** A request that does nothing, whoever takes it. */
+/** A request without any effect. */
 const harmless = {
   path: Buffer.from(nothing),
   source: Buffer.from(nothing),
@@ -23,7 +23,7 @@ const harmless = {
   signal: 'SIGTERM',
 };
 
-/** Which methods a broker is refused for want of a capability, and which capability it is told. */
+/** Which methods a broker is refused for want of a capability, and which capability the error names. */
 async function refusedBy(broker: ScriptedBroker): Promise<[Method, unknown][]> {
   const outcomes = await Promise.all(
     all.map(async ([method]) => [method, await broker.call(method, harmless)] as const),
@@ -135,7 +135,7 @@ describe('over REST', () => {
     expect((await house.call('GET', `/machines/${machine_id}/status`)).status).toBe(200);
   });
 
-  test('without metrics a machine tells nothing of itself, also where it did before', async () => {
+  test('without the metrics capability a machine reports no facts, even after it did before', async () => {
     const house = await openHouse();
     const first = await house.agent();
     await first.close();
@@ -146,7 +146,7 @@ describe('over REST', () => {
     });
   });
 
-  test('a command as another user needs user, and what an agent allows is told from its restart on', async () => {
+  test('a command as another user needs the user capability, and changed capabilities are reported after a restart', async () => {
     const house = await openHouse();
     const first = await house.agent({ flags: ['--allow', 'metrics,exec'] });
     const { machineId: machine_id, dataDir } = first;

@@ -230,7 +230,7 @@ test('CPU is the share of all cores since the last report; waiting for disks is 
   expect(await metrics.report()).toMatchObject({ cpu_usage: 0 });
 });
 
-test('memory that programs may still take counts as free, not only what nobody uses', async () => {
+test('reclaimable memory counts as free, not only unused memory', async () => {
   const proc = { '/proc/meminfo': 'MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  700 kB\n' };
   const { memory } = await new MetricsReader(machine({ proc })).report();
   expect(memory).toEqual({ total: 1_024_000, used: 307_200, free: 716_800 });

@@ -46,7 +46,7 @@ async function end(events: AsyncIterator<Answer>): Promise<{ output: string; eve
   let output = '';
   for (;;) {
     const { value, done } = await events.next();
-    if (done) throw new Error('no exit was told');
+    if (done) throw new Error('no exit was reported');
     output += Buffer.from(value.event?.output?.data ?? '').toString();
     if (value.event?.exit) return { output, event: value.event };
   }

@@ -416,7 +416,7 @@ test('one id runs once, however often and in whatever way it is asked for', asyn
   expect(await readFile(join(home, 'ran'), 'utf8')).toBe('ran\n');
 });
 
-test('input and signals are refused where there is nobody to take them', async () => {
+test('input and signals are refused for a process that cannot take them', async () => {
   await open();
   const [deaf, over] = [newId('command'), newId('command')];
   await hear(start('echo ready; sleep 60', deaf), sees('ready'));
@@ -490,7 +490,7 @@ test('a command that closes its input or exits breaks nothing, and later bytes a
   );
 });
 
-test('a forgotten id may come again only when nobody can remember it any more', async () => {
+test('a forgotten id can be used again only once no record of it is left', async () => {
   await open({ seenMs: -1 });
   const id = newId('command');
   await run('true', id);
@@ -509,7 +509,7 @@ test.each<[string, Wanted, Partial<ProcessExit>]>([
     { command: 'test', direct: true, args: ['$HOME; *', '=', '$HOME; *'] },
     { exit_code: 0 },
   ],
-])('the exit tells how it ended: %s', async (_what, wanted, exit) => {
+])('the exit reports how the process ended: %s', async (_what, wanted, exit) => {
   await open();
   expect((await run(wanted)).exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_EXITED', ...exit });
 });
@@ -747,7 +747,7 @@ test('a follower can leave while it waits, by return or by signal', async () => 
   expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
 });
 
-test('several followers get everything, and one that does not read holds up nobody', async () => {
+test('several followers get everything, and one that does not read delays no other', async () => {
   await open();
   const id = newId('command');
   const lazy = start('seq 300000', id);
@@ -758,7 +758,7 @@ test('several followers get everything, and one that does not read holds up nobo
   expect((await hear(lazy)).stdout.equals(received[0].stdout)).toBe(true);
 });
 
-test('a runaway writer is capped on the disk, and a late follower is told what is gone', async () => {
+test('a runaway writer is capped on disk, and a late follower receives a gap for what is gone', async () => {
   const windowBytes = 1024 * 1024;
   await open({ windowBytes });
   const id = newId('command');
@@ -781,7 +781,7 @@ test('a runaway writer is capped on the disk, and a late follower is told what i
   expect(exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED' });
 });
 
-test('a process that nobody follows is never held up, and capped all the same', async () => {
+test('a process without followers never stalls, and its output is capped all the same', async () => {
   const windowBytes = 256 * 1024;
   await open({ windowBytes, stallMs: 600_000 });
   const id = newId('command');
@@ -891,7 +891,7 @@ test('a kill ends the whole tree, and a second one can shorten the grace', async
   await expectTreeDead();
 });
 
-test('a process that ends on TERM is not killed harder, and the kill tells its code', async () => {
+test('a process that ends on TERM gets no KILL, and the kill returns its exit code', async () => {
   await open();
   const id = newId('command');
   const events = start(
@@ -966,7 +966,7 @@ test('a command whose background has its own output ends at once', async () => {
   process.kill(Number(stdout.toString()), 'SIGKILL');
 });
 
-test('pipes are used again only when nobody can have them open', async () => {
+test('pipes are reused only when no process can have them open', async () => {
   await open({ drainMs: 100 });
   await run('(trap "" PIPE; while :; do echo late; sleep 0.005; done) 2>&1 & echo $! > pid');
   for (let i = 0; i < 40; i++) expect((await run('echo own; sleep 0.01')).stdout.toString()).toBe('own\n');
@@ -1015,7 +1015,7 @@ test('a command without output leaves no file', async () => {
   expect(await outputs()).toEqual([]);
 });
 
-test('stopping kills what runs, tells followers, and refuses more; a restart remembers', async () => {
+test('stopping kills processes, ends their followers and refuses new ones; a restart still knows the results', async () => {
   await open({ stopGraceMs: 100 });
   const id = newId('command');
   const events = start(tree, id);
@@ -1133,7 +1133,7 @@ test('everything on the disk is for the agent’s user only', async () => {
 
 const cgroup = '/proc/self/mountinfo';
 
-/** A cgroup below ours that belongs to nobody, as a unit with Delegate=yes has one. */
+/** A cgroup below ours that is owned by the user nobody, as a unit with Delegate=yes has one. */
 async function delegated(): Promise<string | undefined> {
   const mount = (await readFile(cgroup, 'utf8')).split('\n').find((line) => line.includes(' - cgroup2 '));
   const own = /^0::(.*)$/m.exec(await readFile('/proc/self/cgroup', 'utf8'))?.[1] ?? '';
@@ -1153,7 +1153,7 @@ test.runIf(asRoot)('what an agent without rights may not signal dies through its
     const setpriv = join(home, 'setpriv');
     await copyFile('/usr/bin/setpriv', setpriv);
     await chmod(setpriv, 0o4755);
-    // Like sudo: real, effective and saved user are root, so that nobody may not signal it.
+    // Like sudo: real, effective and saved user are root, so that the user nobody may not signal it.
     const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
     const script = await fixture(`
       for await (const { event } of room.startProcess({ id: 'cmd_x', spec: { ...spec, command: ${JSON.stringify(command)}, timeout_ms: 1000 } }, call)) {
@@ -1197,10 +1197,10 @@ test.runIf(asRoot)('what a daemon of an earlier command may have started is left
   if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
   const go = join(home, 'go');
   const file = join(home, 'worker');
-  // A master that starts its worker when it is told to.
+  // A master that starts its worker on a signal.
   const master = `while [ ! -e ${go} ]; do sleep 0.02; done; setsid sh -c "echo \\$\\$ > ${file}; exec sleep 600" & wait`;
   await run(`(env -i setsid sh -c '${master}' </dev/null >/dev/null 2>&1 &)`);
-  // Start times are told in hundredths of a second.
+  // Start times are in hundredths of a second.
   await run('sleep 0.1');
   const id = newId('command');
   const command = `touch ${go}; while [ ! -s ${file} ]; do sleep 0.01; done; echo ready; sleep 600`;

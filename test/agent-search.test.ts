@@ -199,7 +199,7 @@ describe('searchFiles', () => {
     },
   );
 
-  test('a line of many megabytes is told once, with a kilobyte around the hit, wherever that is', async () => {
+  test('a line of many megabytes is reported once, with a kilobyte around the hit, wherever that is', async () => {
     const filler = (length: number): string => 'x'.repeat(length);
     // The second line has the text across two chunks, the third at its very end.
     writeFileSync(path('a'), `one\n${filler(64 * 1024 - 8)}needle${filler(3_000_000)}needle\n`);
@@ -212,7 +212,7 @@ describe('searchFiles', () => {
     }
   });
 
-  test('no more than limit, and the tail tells that there is more', async () => {
+  test('at most limit hits are sent, and the tail says that there are more', async () => {
     for (let index = 0; index < 300; index += 1) writeFileSync(path(`f${index}`), 'word\nword\n');
     expect(await search({ name: 'f*', limit: 300 })).toMatchObject({
       tail: { truncated: false, visited: 300 },

@@ -44,7 +44,7 @@ test.each(['processes', 'temporary.journal'])(
 );
 
 test.skipIf(process.getuid?.() !== 0)(
-  'root is told how to start on a directory of another user',
+  'root gets an error that names how to start on a directory of another user',
   async () => {
     const dataDir = temporaryFolder('foreign');
     chownSync(dataDir, 1, 1);
@@ -70,7 +70,7 @@ test('a removed machine joins again with another token, not with the one it came
   const second = await house.agent({ dataDir });
   expect(second.machineId).not.toBe(machineId);
   expect(readFileSync(join(dataDir, 'activity.log'), 'utf8').startsWith(log)).toBe(true);
-  // One that nobody removed stays who it is, whatever token it is given.
+  // A machine that was not removed keeps its identity, whatever token it is given.
   await second.close();
   expect((await house.agent({ dataDir })).machineId).toBe(second.machineId);
   expect(existsSync(join(dataDir, 'lock.db'))).toBe(true);

@@ -286,7 +286,7 @@ test('characters of several bytes come through whole, also where a replay begins
   expect(late.text()).not.toContain('\ufffd');
 });
 
-test('input that the program does not read waits, holds nobody else up, and is lost nowhere', async () => {
+test('input that the program does not read waits, delays no other terminal, and is not lost', async () => {
   const bench = await openBench();
   const [deaf, other] = [newId('session'), newId('session')];
   await promisedFifo(join(bench.home, 'go'));
@@ -349,7 +349,7 @@ test('50 MB come through to the byte, though the reader pauses', async () => {
   expect(digest(viewer.bytes())).toBe(digest(expected));
 }, 60_000);
 
-test('when nobody takes the output the program stands still, and a client is given 256 KiB at most', async () => {
+test('the program stalls while no client acknowledges its output, and a client gets 256 KiB at most', async () => {
   const bench = await openBench();
   const id = newId('session');
   const keeper = bench.open(sh('echo ready; yes'), id);
@@ -398,7 +398,7 @@ test('a slow client does not hold up a fast one, is cut when it fell out of the 
   expect(again.head().offset).toBe(4_500_000 - 256 * 1024);
 });
 
-test('with nobody attached the program runs on and the window slides', async () => {
+test('without a client the program runs on and the window slides', async () => {
   const bench = await openBench({ terminalWindowBytes: 64 * 1024 });
   const id = newId('session');
   await bench.open(sh('yes | head -c 300000; touch done; cat'), id).started();
@@ -451,7 +451,7 @@ test('a client whose link is lost is waited for until it is back, but not for ev
   await expect(late.ended).rejects.toMatchObject({ code: 'range_not_satisfiable' });
 });
 
-test('what is taken of the input is told with every echo, and is counted on after a lost link', async () => {
+test('each echo reports how much input was taken, and the count goes on after a lost link', async () => {
   const bench = await openBench();
   const id = newId('session');
   bench.open(sh('stty raw; echo ready; read go; stty -echo; echo; exec cat >/dev/null'), id);
@@ -460,7 +460,7 @@ test('what is taken of the input is told with every echo, and is counted on afte
   first.type('go\n');
   await first.sees(/go.*\n/);
   expect(first.input()).toEqual({ taken: 3, known: false });
-  // Nothing comes back any more: 8 KiB are told by themselves.
+  // Nothing comes back any more: after 8 KiB the count is sent by itself.
   first.type('x'.repeat(4 * 1024));
   first.type('x'.repeat(4 * 1024));
   await vi.waitFor(() => expect(first.input().taken).toBe(3 + 8 * 1024));
@@ -477,7 +477,7 @@ test('what is taken of the input is told with every echo, and is counted on afte
   await vi.waitFor(() => expect(stranger.input()).toEqual({ taken: 0, known: false }));
 });
 
-test('a client that went on purpose holds up nobody', async () => {
+test('a client that detached on purpose delays no other', async () => {
   const bench = await openBench();
   const id = newId('session');
   bench.open(sh('yes | head -c 3000000; touch done; cat'), id);
@@ -487,7 +487,7 @@ test('a client that went on purpose holds up nobody', async () => {
   await vi.waitFor(() => readFile(join(bench.home, 'done')), 10_000);
 });
 
-test('nobody keeping it ends a terminal after its grace, and a keeper that is back in time does not', async () => {
+test('a terminal without a keeper ends after its grace, and lives on if a keeper is back in time', async () => {
   const bench = await openBench();
   const [id, other] = [newId('session'), newId('session')];
   const first = bench.open({ grace_ms: 300 }, id);

@@ -1077,7 +1077,7 @@ describe('copying', () => {
     },
   );
 
-  test('the answer tells the entry, files and bytes; a symlink is followed, holes stay holes', async () => {
+  test('the answer holds the entry, files and bytes; a symlink is followed, holes stay holes', async () => {
     plant(path('dir'));
     truncateSync(path('dir/sub/file'), 100_000_000);
     symlinkSync('dir', path('link'));

@@ -30,7 +30,7 @@ afterEach(async () => {
   await disk.remove();
 });
 
-/** A watch under way; what it told is kept in order. */
+/** A watch under way; the changes it sent are stored in order. */
 class Watching {
   readonly received: string[] = [];
   readonly #controller = new AbortController();
@@ -57,7 +57,8 @@ class Watching {
 
   async until(change: string): Promise<string[]> {
     while (!this.received.includes(change)) {
-      if (!(await this.next())) throw new Error(`ended without ${change}, told ${this.received.join(', ')}`);
+      if (!(await this.next()))
+        throw new Error(`ended without ${change}, received ${this.received.join(', ')}`);
     }
     return this.received;
   }
@@ -75,7 +76,7 @@ async function watch(at: string, recursive = true): Promise<Watching> {
   return watching;
 }
 
-/** Tells that everything before it has been told. */
+/** A change that marks that everything before it has been reported. */
 async function mark(watching: Watching, at = disk.root): Promise<string[]> {
   const name = `mark-${watching.received.length}-${watches.length}`;
   writeFileSync(join(at, name), '');

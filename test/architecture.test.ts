@@ -266,7 +266,7 @@ const order: Rule[] = [
   },
   {
     name: 'only start imports webhooks and audit',
-    reason: 'they listen to events; whoever calls them directly would have to know who listens',
+    reason: 'they listen to events; a direct caller would have to know which listeners there are',
     find: imports(
       (path) => !inRoom(path, 'test', 'broker/start', 'broker/webhooks', 'broker/audit'),
       (target) => inRoom(target, 'broker/webhooks', 'broker/audit'),
@@ -451,7 +451,7 @@ const runtime: Rule[] = [
   {
     name: 'only mains, the CLI, scripts and tests touch the process',
     reason:
-      'environment, exit and signals belong to whoever started the process; the rest gets passed what it needs',
+      'environment, exit and signals belong to the main file of the process; the rest gets passed what it needs',
     find: (files) => [
       ...uses(
         (path) => !mayTouchProcess(path),

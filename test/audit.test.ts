@@ -210,9 +210,9 @@ test('a declared change and its row are one commit', async () => {
   );
 });
 
-/** A house that counts the transactions of its history, and those of them that tell of something. */
+/** A broker that counts the transactions of its history, and those of them that record something. */
 async function counting() {
-  const count = { writes: 0, telling: 0 };
+  const count = { writes: 0, appending: 0 };
   const house = await openHouse({
     tuning: {
       rooms({ history }) {
@@ -220,13 +220,13 @@ async function counting() {
         history.write = (change) => {
           count.writes += 1;
           return write((transaction) => {
-            let tells = 0;
+            let appends = 0;
             const append: typeof transaction.append = (entry) => {
-              tells = 1;
+              appends = 1;
               transaction.append(entry);
             };
             const result = change({ ...transaction, append });
-            count.telling += tells;
+            count.appending += appends;
             return result;
           });
         };
@@ -241,10 +241,10 @@ test('a change of a file, its event and its row are one transaction', async () =
   const { machineId: machine_id } = await house.agent();
   const path = join(temporaryFolder('audit'), 'file');
   await house.client.files.write({ machine_id, path, content: 'x' });
-  count.telling = 0;
+  count.appending = 0;
   await house.client.files.write({ machine_id, path, content: 'y' });
   await house.client.files.remove({ machine_id, path });
-  expect(count.telling).toBe(2);
+  expect(count.appending).toBe(2);
   expect(await entries(house, { machine_id })).toEqual([
     'files.write ok',
     'files.write ok',

@@ -107,7 +107,7 @@ test('an id that names no batch is batch_not_found, and a key without the scope 
   expect((await house.call('POST', '/commands/batch', { key: reader.key, body })).status).toBe(403);
 });
 
-test('it runs on each machine once, tells the result of each, and its members can be listed', async () => {
+test('a batch runs on each machine once, reports the result of each, and its members can be listed', async () => {
   const { house, ids, run } = await fleet(3);
   const batch = await run('echo "$WORD"; cat; [ ! -e $FILE ]', {
     ...{
@@ -181,7 +181,7 @@ test('no more than its concurrency ever run at once, and all of them run in the 
   expect(status).toBe('running');
   let done = 0;
   while (done < 7) {
-    // Those whose turn it is are all in; whoever is too many would have come with them.
+    // All members that hold a slot have started; one too many would have started with them.
     const running = Math.min(3, 7 - done);
     await soon(() => marks.ran()).toBe(done + running);
     await soon(async () => (await get(id)).counts.running).toBe(running);
@@ -212,7 +212,7 @@ test('when more than max_failures did not complete the rest is expired and never
   expect(all.counts).toMatchObject({ failed: 5, expired: 0 });
 });
 
-test('offline members that may not wait are expired at once, and hold up nobody', async () => {
+test('offline members that may not wait expire at once, and delay no other member', async () => {
   const { ids, agents, run } = await fleet(4);
   await agents[0]!.close();
   await agents[2]!.close();
@@ -233,7 +233,7 @@ test('offline members count as failures: with max_failures 0 nothing follows the
   expect(batch.results.map(({ reason }) => reason)).toEqual(['machine_offline', 'max_failures']);
 });
 
-test('offline members that may wait hold up nobody, and run when their machine comes', async () => {
+test('offline members that may wait delay no other member, and run when their machine is back', async () => {
   const { house, ids, agents, run, get, ended } = await fleet(3);
   await agents[0]!.close();
   const { id } = await run('echo here', { machine_ids: ids, concurrency: 1, queue_for: hour, wait: 0 });
@@ -490,7 +490,7 @@ test('members whose machines are not back a minute after a restart are expired, 
   });
 });
 
-test('a member of one machine that lies about its start again and again gives nobody a second turn', async () => {
+test('a machine that lies about its start again and again gets no second slot for its member', async () => {
   const house = await openHouse();
   const liar = await scriptedMachine(house);
   const honest = [await scriptedMachine(house), await scriptedMachine(house)];

@@ -33,7 +33,7 @@ export interface Running {
 }
 
 export interface Line {
-  /** `verb` is one text, such as 'machines list', so that a test can tell which verbs have tests. */
+  /** `verb` is one text, such as 'machines list', so that a test finds which verbs have tests. */
   (verb: string, args?: string[], options?: RunOptions): Promise<Ending>;
   start(verb: string, args?: string[], options?: RunOptions): Running;
   /** Runs with -o json, expects success and gives what was printed. */

@@ -111,7 +111,7 @@ describe('farhand login', () => {
     await running.says(/on/);
     running.child.kill('SIGINT');
     expect(await running.ended).toMatchObject({ code: 130, err: '' });
-    // However its URL is told, and with another key, it is the same broker with the same pin.
+    // However its URL is written, and with another key, it is the same broker with the same pin.
     for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`]) {
       const env = { FARHAND_URL, FARHAND_API_KEY: house.key };
       expect((await farhand('machines list', [], { env })).code).toBe(0);
@@ -143,7 +143,7 @@ test('farhand login reads the environment, stores absolute paths, and reaches th
   expect((await farhand('login', [tls.url, '--key-stdin', '--ca', 'ca.pem'], { input })).code).toBe(0);
   expect(saved().ca).toBe(join(farhand.home, 'ca.pem'));
   expect((await farhand('whoami', [], { cwd: '/' })).code).toBe(0);
-  // Nobody gives these a key.
+  // These are given no key.
   const [agents, clear] = await Promise.all([
     farhand('login', ['https://127.0.0.1:8421', '--key-stdin'], { input: open }),
     farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: open }),

@@ -1,4 +1,4 @@
-// What farhand writes and nobody takes: a disk that is full, a reader who leaves.
+// Output of farhand that cannot be written: the disk is full, the reader has left.
 import { closeSync, openSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
@@ -74,7 +74,7 @@ test('events, a list and the output of a command end so too', async () => {
 });
 
 test.each(['stdout', 'stderr'] as const)(
-  'exec ends with its command when nobody reads its %s',
+  'exec ends with its command when its %s is not read',
   async (name) => {
     const { house, farhand } = await openScene();
     const both = 'while sleep 0.02; do echo line; echo line >&2; done';

@@ -422,7 +422,7 @@ test('events are listed, and followed as lines until Ctrl-C; the audit lists who
   ]);
   expect(list.out).toMatch(/ago +machine.registered +web-1/);
   const following = farhand.start('events', ['--follow', '--type', 'machine.*', '-o', 'json']);
-  // Nothing tells when it follows: something happens until it has heard.
+  // No output says when it follows: machines change until it has printed one.
   const heard = following.says(/"type":"machine.registered".*"machine_name":"web-2"/);
   let names = 2;
   const more = setInterval(() => void house.agent({ name: `web-${names++}` }), 1000);

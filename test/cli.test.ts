@@ -136,7 +136,7 @@ function processesWith(text: string): string[] {
     });
 }
 
-/** Asks a program to end, and tells how it did and how long that took. */
+/** Asks a program to end; returns its exit code and how long that took. */
 async function stop({ child, ended }: Running, ...signals: NodeJS.Signals[]): Promise<[Ending, number]> {
   const asked = performance.now();
   for (const signal of signals.length > 0 ? signals : (['SIGTERM'] as const)) child.kill(signal);

@@ -13,7 +13,7 @@ export type CommandRecord = Awaited<ReturnType<Farhand['commands']['get']>>;
 export type StreamEvent =
   Awaited<ReturnType<Farhand['commands']['stream']>> extends AsyncIterable<infer T> ? T : never;
 
-/** For what no event tells of: asks until it is so. A busy box gets its time. */
+/** For changes without an event: polls until the expectation holds. A busy box gets its time. */
 export function soon<T>(read: () => T | Promise<T>, interval = 20) {
   return expect.poll(read, { timeout: 15_000, interval });
 }
@@ -99,7 +99,7 @@ export function nothingReceived(): Received {
   return { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0), gaps: [], events: [], at: '', exit: false };
 }
 
-/** Adds one event to what was told; a byte told twice or left out without a gap is an error. */
+/** Adds one event to those received; a byte sent twice or left out without a gap is an error. */
 function hear(received: Received, event: StreamEvent): void {
   received.events.push(event);
   received.at = event.id ?? '';
@@ -139,7 +139,7 @@ async function lastEvent({ client }: Pick<House, 'client'>, command_id: string):
 
 /**
  * Real time that a test can move on: what falls due in between fires at once, in order. With `still` no durations pass
- * otherwise. `set` puts the clock on the wall to another time, which no duration tells.
+ * otherwise. `set` sets the wall clock to another time, which no duration depends on.
  */
 export function leapingClock({ still = false } = {}): { leap(ms: number): void; set(wall: number): void } {
   let ahead = 0;
@@ -239,7 +239,7 @@ export async function scriptedAway(house: House) {
   const leave = async (agent: ScriptedAgent): Promise<void> => {
     agent.control.cancel();
     await agent.ended;
-    // The machine's status tells that the broker has seen it go.
+    // The machine's status changes once the broker has seen it go.
     await soon(async () => (await house.client.machines.get({ machine_id: identity.machineId })).status).toBe(
       'offline',
     );

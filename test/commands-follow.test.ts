@@ -33,7 +33,7 @@ test.each(['1', '1.2.3', 'a.b', '-1.0', '1.', '1e3.0', '1000000000000000000.0'])
   },
 );
 
-test('events tell both streams with offsets and ids, text cut between characters, the rest in base64, the exit last', async () => {
+test('events hold both streams with offsets and ids, text cut between characters, the rest in base64, the exit last', async () => {
   const { house, agent, begin } = await scripted();
   const id = await begin('true');
   const call = await nextCall(agent, 'StartProcess');
@@ -62,7 +62,7 @@ test('events tell both streams with offsets and ids, text cut between characters
     ['output', '8.0', { stream: 'stdout', offset: 7, data: '4g==', encoding: 'base64' }],
     ['exit', '8.0', expect.objectContaining({ status: 'completed', exit_code: 0, stdout_bytes: 8 })],
   ]);
-  // After the end it is told all the same, from anywhere.
+  // After the end it is still sent, from any offset.
   const again = await listen(house, id, { ...nothingReceived(), at: '8.0' });
   expect(again.events).toEqual(received.events.slice(-1));
   const cutBefore = await listen(house, id, {
@@ -163,7 +163,7 @@ test('an agent whose offsets overlap is heard once, and one that repeats or fall
   expect(await (await output(house, id)).text()).toBe('abcdefghijkl');
 });
 
-test('a gap in the middle and one at the end are counted, told, and nobody takes what is left for the whole', async () => {
+test('gaps in the middle and at the end are counted and reported, and the output is marked as incomplete', async () => {
   const { house, agent, begin, ended, get } = await scripted();
   const id = await begin('true');
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
@@ -200,7 +200,7 @@ test('a small output that lacks its end says where what can be had starts', asyn
   expect(stdout_bytes).toBe(20);
 });
 
-test('an agent that tells absurd offsets, or output after the end, spoils its own command alone', async () => {
+test('an agent that sends absurd offsets, or output after the end, spoils its own command alone', async () => {
   const { house, agent, begin, ended, get } = await scripted();
   const good = await begin('true');
   const goodReport = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);

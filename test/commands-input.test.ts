@@ -29,7 +29,7 @@ const codeOf = ({ status, body }: { status: number; body: { error?: { code: stri
   body.error?.code,
 ];
 
-test('input is refused for a command that has none, was told the end, or has ended', async () => {
+test('input is refused for a command that has none, whose input was closed, or that has ended', async () => {
   const { house, machine_id, start, say, wrote } = await onMachine();
   const without = await start({ command: 'echo; sleep 600' });
   await wrote(without, 1);

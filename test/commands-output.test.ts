@@ -59,7 +59,7 @@ test.each([
   expect(await answerOf(response)).toMatchObject([status, code, {}]);
 });
 
-test('an offset beyond the end is 416 and tells what there is, also with follow once the command has ended', async () => {
+test('an offset beyond the end is 416 and reports the length, also with follow once the command has ended', async () => {
   const { house, run } = await bench();
   const { id } = await run('printf abc; printf e >&2');
   for (const query of ['offset=4', 'offset=4&follow=true', 'offset=4&follow=false']) {
@@ -308,7 +308,7 @@ test('at a start files of unknown commands go, those of known ones stay, and not
   expect(await answerOf(await output(again, small.id))).toEqual([200, '0', 'small\n']);
 });
 
-test('files that somebody removed or shortened cut the answer, and the events tell a gap', async () => {
+test('removed or shortened output files cut the answer, and the events report a gap', async () => {
   const { house, run } = await bench();
   const { id, stdout_bytes } = await run('seq 1 200000');
   const [name = ''] = readdirSync(join(house.dataDir, 'output', id, 'stdout'));

@@ -1,4 +1,4 @@
-// Places for commands: limits of a machine, and starts that were lost on their way.
+// The limits of open commands on a machine, and starts that were lost on their way.
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
@@ -155,7 +155,7 @@ test('a start that was dropped or could not be taken is given again while it may
   expect(await ended(impatient)).toMatchObject({ status: 'expired', reason: 'dropped' });
 });
 
-test('who refuses to tell of what may have run makes it lost, and who is busy is asked again', async () => {
+test('a command is lost if its agent refuses to report on it; a busy agent is asked again', async () => {
   const house = await openHouse();
   const { begin, back, leave, ended } = await scriptedAway(house);
   let agent = await back();
@@ -199,7 +199,7 @@ test('an unknown start whose time is over is expired and not given again', async
   expect(await ended(id)).toMatchObject({ status: 'expired', reason: 'unknown_id' });
 });
 
-test('one that is cancelled while nobody knows whether it started is not given again', async () => {
+test('a command cancelled while its start is unconfirmed is not sent again', async () => {
   const house = await openHouse();
   const { begin, back, leave, ended } = await scriptedAway(house);
   let agent = await back();

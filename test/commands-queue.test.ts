@@ -75,7 +75,7 @@ test('a machine that never was online lets a command wait, and refuses one that 
   expect([waiting.status, waiting.body.data?.status]).toEqual([201, 'queued']);
 });
 
-test('with queue_for it waits, tells until when, and runs once when the machine comes', async () => {
+test('with queue_for a command waits, reports its deadline, and runs once when the machine comes online', async () => {
   const { house, machine_id, back, ended } = await away();
   const file = join(temporaryFolder('once'), 'ran');
   const waiting = await house.call('POST', '/commands', {

@@ -42,7 +42,7 @@ test('a link that is cut again and again in the middle of 100,000 lines loses an
   expect(digest(await bytesOf(await output(house, id)))).toBe(digest(received.stdout));
 }, 40_000);
 
-test('a broker that is stopped in the middle tells its readers to come back, and goes on without losing a byte', async () => {
+test('a broker that is stopped midway asks its readers to reconnect, and goes on without losing a byte', async () => {
   const { house, proxy, agent, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(`seq 1 50000; printf tiny >&2; ${wait}; seq 50001 100000; printf end >&2`);
@@ -54,7 +54,7 @@ test('a broker that is stopped in the middle tells its readers to come back, and
   const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
   const begun = performance.now();
   await house.broker.close();
-  // It told them: requests that go on are cut after 4 s only.
+  // It asked them to: requests that go on are cut after 4 s only.
   expect(performance.now() - begun).toBeLessThan(3_500);
   await Promise.all(cut);
   open();

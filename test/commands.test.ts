@@ -125,7 +125,7 @@ test.skipIf(!mayMount)(
   },
 );
 
-test('the record tells all of a command that was waited for', async () => {
+test('the record of a command that was waited for is complete', async () => {
   const { run, machine_id, house } = await onMachine();
   const { status, body } = await run({
     command: 'echo "$GREETING"; cat; pwd; echo oops >&2; exit 3',
@@ -174,7 +174,7 @@ test('with args the command is the program, and no shell sees it', async () => {
   expect(body.data).toMatchObject({ status: 'completed', exit_code: 0, stdout: '$HOME|; id|-n|' });
 });
 
-test('a command killed by a signal tells 128 + n and the signal', async () => {
+test('a command killed by a signal reports 128 + n and the signal', async () => {
   const { run } = await onMachine();
   const { body } = await run({ command: 'kill -KILL $$' });
   expect(body.data).toMatchObject({ status: 'failed', exit_code: 137, signal: 'SIGKILL' });
@@ -419,7 +419,7 @@ test('removing a machine makes its open commands lost', async () => {
 });
 
 test.skipIf(!mayMount)(
-  'a runaway command leaves a full disk to nobody, and can be ended (needs root, to mount)',
+  'a runaway command does not fill the disk, and can be ended (needs root, to mount)',
   async () => {
     const dataDir = temporaryFolder('runaway');
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=24m', 'tmpfs', dataDir]);

@@ -69,7 +69,7 @@ test.each(['machine_ids', 'tags'] as const)(
   async (by) => {
     const scene = await scenery();
     const key = await scene.limited(['admin'], by);
-    // Nobody waits here for what is followed.
+    // Followed streams are not waited for here.
     const reads = keyed.filter(({ route }) => route.method === 'GET' && route.kind !== 'events');
     const hidden = [...Object.values(scene.there), '"there"'];
     const received: [name: string, found: string[], total: number][] = [];
@@ -91,7 +91,7 @@ test.each(['machine_ids', 'tags'] as const)(
       if (total > 0) expect([name, body.data.length]).toEqual([name, total]);
     }
     expect(received).toEqual(received.map(([name, , total]) => [name, [], total]));
-    // Its own is told: what tells nothing at all proves nothing.
+    // Its own file is reported: an empty stream would prove nothing.
     const seen = received.filter(([, , total]) => total > 0).map(([name]) => name);
     expect(seen).toEqual(
       expect.arrayContaining(['machines.list', 'commands.list', 'batches.list', 'audit.list']),

@@ -84,7 +84,7 @@ test('a byte that changes on its way is noticed by the sender’s digest, and no
   expect(readdirSync(folder)).toEqual([]);
 });
 
-test('a key that does not reach the other machine is told so, whether that exists or not', async () => {
+test('a key that does not reach the other machine gets the same refusal whether that exists or not', async () => {
   const { house, here, there, folder } = await twoMachines();
   writeFileSync(join(folder, 'file'), 'x');
   const { client } = await house.keyed(['files:read', 'files:write'], { machine_ids: [here] });
@@ -99,7 +99,7 @@ test('a key that does not reach the other machine is told so, whether that exist
   }
 });
 
-test('a file arrives with its bytes and mode, and is told of as uploaded there', async () => {
+test('a copied file has the bytes and mode of the original, and an event reports it as uploaded', async () => {
   const { house, there, folder, copy } = await twoMachines();
   const content = randomBytes(3_000_001);
   writeFileSync(join(folder, 'file'), content, { mode: 0o640 });

@@ -217,7 +217,7 @@ test('a client that goes away in the middle frees the machine', async () => {
   }
 });
 
-test('thirty-two stalled downloads hold up neither lists nor contents; one more is told to wait', async () => {
+test('thirty-two stalled downloads delay neither lists nor contents; one more is rate limited', async () => {
   const { house, machineId, folder } = await onMachine(openMachine());
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd/a'), 'x');

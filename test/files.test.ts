@@ -307,7 +307,7 @@ test('a search ends with a line that says whether it is all', async () => {
   ]);
 });
 
-test('a watch tells that it is ready, then what changes, and ends with its client', async () => {
+test('a watch reports that it is ready, then each change, and ends with its client', async () => {
   const { house, folder, agent } = await onMachine();
   const stop = new AbortController();
   const events = await house.client.files.watch(

@@ -256,7 +256,7 @@ test('farhand lists the history of a removed machine by its id, before and after
   expect(await look(await openHouse({ dataDir: house.dataDir }))).toEqual([true, true, true]);
 });
 
-test('a stream of events about a machine goes on when that is removed, and tells of it', async () => {
+test('a stream of events about a machine goes on when that is removed, and reports the removal', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
   const received: string[] = [];

@@ -179,7 +179,7 @@ test('a method that a path does not have is 405 with Allow, and 401 without a ke
 test('a path without parameters is its own route, also where it fits the parameters of another', async () => {
   const all = allRoutes().map(({ route }) => ({ method: route.method, path: `${route.base}${route.path}` }));
   for (const { method, path } of all.filter((one) => !one.path.includes('{'))) {
-    // The broker finds it at once, whoever comes first in the table.
+    // The broker finds it at once, wherever it is in the table.
     const first = all.find((one) => one.method === method && matches(one.path, path));
     expect([method, first?.path]).toEqual([method, path]);
   }
@@ -491,7 +491,7 @@ test('names of Object.prototype in a path, a query or a header mean nothing', as
   }
 });
 
-test('unknown fields of a body are validation_failed, and tell which', async () => {
+test('unknown fields of a body are validation_failed, and the details name them', async () => {
   const { house, machine } = await quietHouse();
   const answer = await house.call('PATCH', machine, { body: { name: 'x', Name: 'y', hostname: 'z' } });
   expect(refusal(answer)).toBe('422 validation_failed');
@@ -667,7 +667,7 @@ test.each(garbage)('%s gets an envelope, and the broker lives on', async (_what,
   await expectAlive(house);
 });
 
-test('expectations and upgrades that nobody knows are refused in the envelope, or ignored', async () => {
+test('unknown expectations and upgrades are refused in the envelope, or ignored', async () => {
   const house = await aHouse();
   for (const headers of [{ Expect: 'miracles' }, { Connection: 'Upgrade, close', Upgrade: 'websocket' }]) {
     const answer = await ask(house, { target: '/healthz', headers });
@@ -683,7 +683,7 @@ test('headers just under 16 KiB are read', async () => {
 });
 
 test('reading a query takes a time that grows with its names, not with their square', () => {
-  // Nobody needs a key to send one.
+  // Sending one needs no key.
   const timed = (names: number): number => {
     const search = Array.from({ length: names }, (_, n) => `n${n}`).join('&');
     const runs = [1, 2, 3].map(() => {
@@ -937,7 +937,7 @@ test('/metrics needs a key that may read machines, and what strangers ask for do
   expect(refusal(await call(url, 'GET'))).toBe('401 unauthorized');
   const { key } = await house.keyed(['files:read']);
   expect(refusal(await call(url, 'GET', { key }))).toBe('403 forbidden');
-  await call(`${house.url}/a-path-that-nobody-has`, 'GET');
+  await call(`${house.url}/a-path-without-a-route`, 'GET');
   await house.call('GET', '/machines/mach_of_nobody');
   const { key: reader } = await house.keyed(['machines:read']);
   const { status, headers, body } = await call(url, 'GET', { key: reader });
@@ -947,7 +947,7 @@ test('/metrics needs a key that may read machines, and what strangers ask for do
   ]);
   expect(body).toContain('farhand_machines{state="online"} 0');
   expect(body).toMatch(/farhand_http_request_seconds_count\{method="GET",route="none",status="401"\} 1/);
-  expect(body).not.toMatch(/nobody/);
+  expect(body).not.toMatch(/without-a-route/);
 });
 
 // ---- Clients that go away, and machines that answer nonsense
@@ -1022,15 +1022,15 @@ async function startCommand(house: House, agent: ScriptedAgent, event?: object):
   // An earlier command may still be on its way to be forgotten.
   while (started.method !== 'StartProcess') started = await agent.next('call');
   const stream = agent.answer(started.call_id);
-  const tell = (one: object): void =>
+  const send = (one: object): void =>
     void stream.write({ message: agent.encode('StartProcess', { event: one }) });
-  if (event) tell(event);
+  if (event) send(event);
   return {
     // A request of StartProcess names its process.
     id: (agent.decode(started) as { id: string }).id,
     leave,
     exit(one) {
-      tell({ exit: one });
+      send({ exit: one });
       stream.write({ end: {} });
       stream.end();
     },
@@ -1132,7 +1132,7 @@ test('a machine whose report has a time that no calendar has spoils no answer', 
   expect((await house.call('GET', '/machines')).status).toBe(200);
 });
 
-/** Resolves once the event log tells of a command's start or end. */
+/** Resolves once the event log holds a command's start or end. */
 async function logged(house: House, id: string, types: RegExp): Promise<void> {
   await vi.waitFor(async () => {
     const { items } = await house.client.events.list({ limit: 100 });

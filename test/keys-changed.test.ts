@@ -287,7 +287,7 @@ test('the last use of a key is listed, written once a minute, and never into the
   });
 });
 
-test('the chapter on keys tells what each scope is for, and the figures of all machines are for keys that reach them all', async () => {
+test('the chapter on keys explains each scope, and metrics of all machines need a key that reaches them all', async () => {
   const chapter = readFileSync(join(import.meta.dirname, '../docs/keys.md'), 'utf8');
   const received = [...chapter.matchAll(/^\| `([a-z]+(?::[a-z]+)?)` \|/gm)].map(([, scope]) => scope);
   expect(received).toEqual([...scopes]);

@@ -97,7 +97,7 @@ test.each(['revoked', 'without its scopes', 'limited to others', 'expired', 'ret
     if (how === 'limited to others') await keys.update({ key_id, tags: ['others'] });
     if (how === 'retagged away') await machines.update({ machine_id, tags: [] });
     if (how === 'expired') clock.leap(hour);
-    // What is told of all machines goes on, and tells nothing more of those that it no longer reaches.
+    // The event stream of all machines goes on, without events of those that the key no longer reaches.
     const stays = ['limited to others', 'retagged away'].includes(how) ? ['events', 'events over gRPC'] : [];
     expect(await leftOf(open)).toEqual(stays);
     expect(readdirSync(folder)).not.toContain('a');

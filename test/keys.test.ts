@@ -52,7 +52,7 @@ const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.co
 
 // ---- Getting in
 
-/** Ways to be nobody; each gets a good key to spoil. */
+/** Kinds of invalid credentials; each gets a good key to spoil. */
 const strangers: Record<string, (key: string) => Record<string, string>> = {
   'no key': () => ({}),
   'an empty Authorization': () => ({ Authorization: '' }),
@@ -66,7 +66,7 @@ const strangers: Record<string, (key: string) => Record<string, string>> = {
   'a key in capitals': (key) => ({ Authorization: `Bearer ${key.toUpperCase()}` }),
   'two keys': (key) => ({ Authorization: `Bearer ${key} ${key}` }),
   'the hash of a key': (key) => ({ Authorization: `Bearer ${sha256(key)}` }),
-  'a key nobody made': () => ({ Authorization: `Bearer service_apikey_${'a'.repeat(43)}` }),
+  'a key that was never created': () => ({ Authorization: `Bearer service_apikey_${'a'.repeat(43)}` }),
   'an empty key': () => ({ Authorization: 'Bearer service_apikey_' }),
 };
 

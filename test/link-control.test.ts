@@ -78,7 +78,7 @@ test('whichever way an answer comes first is the answer; the other finds no call
   const streamed = house.call('GET', content(agent));
   const { call_id } = await agent.next('call');
   const stream = agent.answer(call_id);
-  // The broker’s own End tells that it has the stream.
+  // The broker’s own End proves that it has the stream.
   await once(stream, 'data');
   agent.send({ reply: { call_id, error: { code: 'io_error', message: 'too late', details: '{}' } } });
   for (const message of whole(agent, 'stream').messages) stream.write({ message });
@@ -87,7 +87,7 @@ test('whichever way an answer comes first is the answer; the other finds no call
   expect((await streamed).body.data.content).toBe('stream');
 });
 
-test('a caller that went away is told to the agent, and a reply that comes then is ignored', async () => {
+test('the agent is notified when a caller has gone, and a reply that comes then is ignored', async () => {
   const house = await openHouse({ tuning: { link: { openCalls: 1 } } });
   const agent = await scriptedMachine(house);
   const gone = new AbortController();

@@ -25,7 +25,7 @@ test('a machine id that cannot be one is refused without a word in the log', asy
   expect(linesOf(house, 'no registered machine')).toEqual([]);
 });
 
-test('ten lines a minute tell of strangers from one address, and then a number', async () => {
+test('unauthenticated connections of one address are logged ten times a minute, then counted', async () => {
   const house = await openHouse();
   const identity = await joinScripted(house);
   const knock = (hello: object) => connectScripted(house.grpc, identity, hello).then(({ ended }) => ended);
@@ -89,7 +89,7 @@ test('a port that is taken leaves nothing behind', async () => {
   expect(channel('http2.server.stream.created').hasSubscribers).toBe(false);
 });
 
-test('a coding that nobody undoes is refused, and too many headers are called by their name', async () => {
+test('an unsupported compression is refused, and the error for too many headers says so', async () => {
   const house = await openHouse();
   const { hostname, port } = new URL(house.url);
   const say = (request: string): Promise<string> => {

@@ -67,7 +67,7 @@ test('a first message that is no hello ends the stream', async () => {
   expect(await agent.ended).toBe(grpcStatus.INVALID_ARGUMENT);
 });
 
-test('whoever does not prove itself in time is cut: silent, after TLS, and after the challenge', async () => {
+test('a connection that does not authenticate in time is cut: silent, after TLS, and after the challenge', async () => {
   const house = await openHouse({ tuning: { proofMs: 300 } });
   const [host = '', port = ''] = house.grpc.split(':');
   const silent = connect(Number(port), host);
@@ -90,7 +90,7 @@ test('whoever does not prove itself in time is cut: silent, after TLS, and after
   });
 });
 
-test('a call id that nobody waits for opens nothing', async () => {
+test('an unknown call id opens no stream', async () => {
   const house = await openHouse();
   const agent = await scriptedMachine(house);
   const stream = agent.answer('call_0000000000000000000000');
@@ -134,7 +134,7 @@ test('an answer that stops without End is no success, however it stops', async (
     const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
     stream.write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 10 } }) });
     stream.write({ message: agent.encode('ReadFile', { chunk: Buffer.from('half ') }) });
-    // The broker’s own End tells that it has the stream.
+    // The broker’s own End proves that it has the stream.
     await once(stream, 'data');
     if (how === 'half-close') stream.end();
     if (how === 'cancel') stream.cancel();
@@ -218,7 +218,7 @@ test('a link that falls silent is ended, and its machine is offline', async () =
   });
 });
 
-test('two agents with one identity: the newer fences the older off, frames of the older are ignored, an event tells', async () => {
+test('two agents with one identity: the newer replaces the older, frames of the older are ignored, an event reports it', async () => {
   const house = await openHouse();
   const identity = await joinScripted(house);
   const older = await connectScripted(house.grpc, identity, { instance_id: 'one' });

@@ -116,7 +116,7 @@ test('machines are filtered by status, all of the tags and part of the name, sor
   expect(page.headers.get('link')).toBe('</api/v1/machines?sort=name&limit=1&offset=2>; rel="next"');
 });
 
-test('status tells the real CPU, memory and disk of the machine', async () => {
+test('status reports the real CPU, memory and disk of the machine', async () => {
   const house = await openHouse();
   const { machineId } = await house.agent();
   const status = await house.client.machines.status({ machine_id: machineId });
@@ -189,7 +189,7 @@ test('a machine whose clock is far off is named in the log once, until it was ri
   ]);
 });
 
-test('an offline machine tells its last known status with connected false', async () => {
+test('an offline machine has its last known status with connected false', async () => {
   const house = await openHouse();
   const agent = await house.agent();
   await agent.close();
@@ -241,7 +241,7 @@ test('PATCH renames and retags, and what was not sent stays', async () => {
   expect([retagged.name, retagged.tags]).toEqual(['new', ['x', 'y']]);
 });
 
-test('a removed machine is gone at once, and its agent is told to stop for good', async () => {
+test('a removed machine is gone at once, and its agent stops for good', async () => {
   const house = await openHouse();
   const agent = await house.agent();
   const removed = await house.call('DELETE', `/machines/${agent.machineId}`);
@@ -250,7 +250,7 @@ test('a removed machine is gone at once, and its agent is told to stop for good'
   expect((await house.call('GET', `/machines/${agent.machineId}`)).status).toBe(404);
 });
 
-test('an agent removed while it was away is told so when it comes back', async () => {
+test('an agent removed while it was offline stops when it reconnects', async () => {
   const house = await openHouse();
   const agent = await house.agent();
   await agent.close();

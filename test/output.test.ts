@@ -67,7 +67,7 @@ test('a log of very many gaps has no more files than another', async () => {
   expect((await log.read(0, 10)).offset).toBe(log.start);
 });
 
-test('bytes that cannot be written are refused, counted and shown as a gap, and the log goes on after them', async () => {
+test('bytes that cannot be written are refused, counted and reported as a gap, and the log goes on after them', async () => {
   await writeFile(directory, 'in the way');
   const log = make();
   await expect(log.append(Buffer.from('lost'))).rejects.toMatchObject({ code: 'already_exists' });
@@ -77,7 +77,7 @@ test('bytes that cannot be written are refused, counted and shown as a gap, and 
   expect(await readAll(log)).toEqual({ data: Buffer.from('kept'), gaps: [[0, 4]] });
 });
 
-test('a gap at the very end is told too', async () => {
+test('a gap at the very end is reported too', async () => {
   await writeFile(directory, 'in the way');
   const log = make();
   await expect(log.append(Buffer.from('lost'))).rejects.toThrow();
@@ -128,7 +128,7 @@ test('a reader that stops reading holds up the writer once, then loses bytes unt
   expect(performance.now() - again).toBeGreaterThanOrEqual(45);
 });
 
-test('one slow reader among fast ones holds up nobody and sees a gap', async () => {
+test('one slow reader delays no fast one and sees a gap', async () => {
   const log = make({ windowBytes: 1600 });
   const [slow, fast] = [log.reader(0), log.reader(0)];
   for (let i = 0; i < 50; i++) {
@@ -155,7 +155,7 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
   });
   const woken = log.changed.wait(new AbortController().signal);
   await woken;
-  // A whole append of another log: whoever does not wait is through by then.
+  // A whole append of another log: an append that does not wait is done by then.
   const other = newOutput(join(home, 'other'));
   logs.push(other);
   await other.append(Buffer.alloc(1));
@@ -200,7 +200,7 @@ test('appends that are not awaited keep their order while others read', async ()
   expect((await readAll(log)).data.equals(Buffer.concat(lines))).toBe(true);
 });
 
-test('the window keeps at least its size of the last bytes and not much more, and tells what is gone', async () => {
+test('the window keeps at least its size of the last bytes and not much more, and reports what is gone', async () => {
   const windowBytes = 160_000;
   const log = make({ windowBytes });
   const all = randomBytes(1_000_000);

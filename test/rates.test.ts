@@ -72,7 +72,7 @@ test('what is no network or rate stops the start and says so', () => {
 });
 
 test.each([
-  ['nobody is trusted', [], '10.0.0.1', '1.2.3.4', '10.0.0.1'],
+  ['no proxy is trusted', [], '10.0.0.1', '1.2.3.4', '10.0.0.1'],
   ['the peer is not trusted', ['10.0.0.0/8'], '11.0.0.1', '1.2.3.4', '11.0.0.1'],
   ['the peer is trusted', ['10.0.0.0/8'], '10.0.0.1', '1.2.3.4', '1.2.3.4'],
   ['a client claims another before', ['10.0.0.0/8'], '10.0.0.1', '9.9.9.9, 1.2.3.4', '1.2.3.4'],
@@ -87,7 +87,7 @@ test.each([
   ['a mapped address', ['127.0.0.1'], '127.0.0.1', '::ffff:1.2.3.4', '1.2.3.4'],
   ['IPv6 networks', ['2001:db8::/32'], '2001:db8:1::1', '1.2.3.4', '1.2.3.4'],
   ['a peer with a zone', ['fe80::/10'], 'fe80::1%eth0', '1.2.3.4', '1.2.3.4'],
-])('the client is told from its proxy: %s', (_what, networks, peer, header, expected) => {
+])('the client address is found behind its proxy: %s', (_what, networks, peer, header, expected) => {
   expect(trusting(...networks).clientOf(peer, header)).toBe(expected);
 });
 
@@ -114,7 +114,7 @@ test('sources of wrong keys are those whom a trusted proxy names; without trust 
 
 // ---- Wrong keys
 
-test('after 30 wrong keys a source is told to wait; a good key from there works, and so do other sources', async () => {
+test('after 30 wrong keys a source is rate limited; a good key from there works, and so do other sources', async () => {
   const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1'] });
   for (let n = 0; n < 30; n += 1) {
     expect(received(await through(house, '203.0.113.9', `service_apikey_${n}`))).toEqual([
@@ -157,7 +157,7 @@ test('an address that stands for many has more, but not without end', async () =
 
 test('however many sources there are, they are counted in so many buckets and no more', async () => {
   const rates = createRateLimits({ buckets: 4 });
-  // Nobody comes twice, and all buckets together hold 120.
+  // No key comes twice, and all buckets together hold 120.
   const strikes = Array.from({ length: 121 }, (_, n) => rates.countWrongKey(`10.0.0.${n}`));
   await expect(Promise.all(strikes)).rejects.toMatchObject({ code: 'rate_limited' });
 });

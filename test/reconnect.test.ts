@@ -14,7 +14,7 @@ async function events(client: Farhand, type: Presence, name: string) {
   return items.filter(({ data }) => data.machine_name === name);
 }
 
-/** Resolves when the event log holds one event of a type: it is polled, for no stream tells of it yet. */
+/** Resolves when the event log holds one event of a type: it is polled, for no stream reports it yet. */
 async function eventually(client: Farhand, type: Presence, name: string) {
   return expect.poll(() => events(client, type, name), { timeout: 10_000, interval: 50 }).toHaveLength(1);
 }
@@ -115,7 +115,7 @@ test('a stalled connection is noticed by silence on both sides, and the machine 
   expect((await house.client.machines.get({ machine_id: agent.machineId })).status).toBe('online');
 });
 
-test('SIGTERM ends both programs with 0, and the broker tells its agents to come back', async () => {
+test('SIGTERM ends both programs with 0, and the broker asks its agents to reconnect', async () => {
   const dataDir = temporaryFolder('broker');
   const broker = program('broker/main.ts', [
     '--data-dir',

@@ -149,7 +149,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
     });
   });
 
-  test('a webhook that tells more than a key may read since is neither turned to another place nor removed', async () => {
+  test('a key can neither redirect nor remove a webhook that sends more than the key may read', async () => {
     const { rooms, key, ask, together } = await openBench();
     const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
     const params = { url: 'http://example.org/', events: ['command.*'] };
@@ -215,7 +215,7 @@ test('a key that expires makes none that lasts beyond the year 9999, though that
   }
 });
 
-test('a key is limited to one tag at least, and an older one to none holds nobody up', async () => {
+test('a limited key needs at least one tag, and an older key without any still loads', async () => {
   const { key, machine, ask, together } = await openBench();
   const admin = await key('admin', ['admin']);
   const writer = await key('writer', ['machines:write']);
@@ -240,7 +240,7 @@ test('what was committed after all is on record once, on each of its machines', 
   const machines = ['mach_a', 'mach_b'] as MachineId[];
   const recording = recorder.begin('files.copy', who, () => ({ machines, what: {} }));
   await history.write((journal) => recording.commit(journal));
-  // Nobody heard of the commit: to the one who asked it has failed.
+  // The commit was not confirmed: to its caller it has failed.
   await recording.settle(new Error('the disk was slow to say so'));
   const rows = history.sql('SELECT machine_id, result FROM audit ORDER BY rowid').all();
   expect(rows).toEqual(machines.map((machine_id) => ({ machine_id, result: 'ok' })));
@@ -277,7 +277,7 @@ function forgetAnswers(history: History | undefined): void {
   history?.sql('UPDATE idempotency SET answer = NULL').run();
 }
 
-test('a repeat tells nothing of what was made once that is on a machine which its key does not reach', async () => {
+test('a repeat reveals nothing of a resource that is now on a machine outside the key's reach', async () => {
   const { ask, schedule_id, move, forget } = await movedAway();
   expect((await ask()).body.data.id).toBe(schedule_id);
   await move();
@@ -289,7 +289,7 @@ test('a repeat tells nothing of what was made once that is on a machine which it
   }
 });
 
-test('a batch is told again without the machines that its key has lost', async () => {
+test('a repeated batch is answered without the machines that its key has lost', async () => {
   const house = await openHouse();
   const machines = [await house.agent({ tags: 'ours' }), await house.agent({ tags: 'ours' })];
   const [left = '', gone = ''] = machines.map(({ machineId }) => machineId);
@@ -304,7 +304,7 @@ test('a batch is told again without the machines that its key has lost', async (
   expect(await received()).toEqual([left]);
 });
 
-test('a change that moves something between machines is told to whoever reaches both', async () => {
+test('a change that moves something between machines is reported to keys that reach both', async () => {
   const { house, inside, outside, schedule_id, move } = await movedAway();
   await move();
   const { key } = await house.keyed(['admin'], { machine_ids: [inside] });
@@ -316,7 +316,7 @@ test('a change that moves something between machines is told to whoever reaches 
   expect(all.items[0]?.what).toMatchObject({ schedule_id, command: 'theirs' });
 });
 
-test('whoever leaves the machine out is told one thing where there is none and where there are several', async () => {
+test('a request without a machine gets one error where there is none and where there are several', async () => {
   const house = await openHouse();
   const { key } = await house.keyed(['files:read', 'files:write'], { tags: ['none'] });
   const ask = async (how: { key?: string } = {}): Promise<unknown[]> => {

@@ -1,4 +1,4 @@
-// Requests to every route of the table, made from its schemas, and a house with two of everything they may name.
+// Requests to every route of the table, made from its schemas, and a broker with two of everything they may name.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -41,7 +41,7 @@ export interface Place {
   noun: IdNoun;
 }
 
-/** Values for what a schema cannot tell. */
+/** Values that a schema does not describe. */
 type Known = Readonly<Record<string, string>>;
 
 const parts = ['params', 'query', 'body'] as const;
@@ -52,7 +52,7 @@ export const everything: Named[] = allRoutes().map(({ noun, operation, route }) 
 }));
 // A WebSocket is no request with an answer, its right is a ticket: websocket.test.ts is its own.
 export const table = everything.filter(({ route }) => route.kind !== 'socket');
-/** The keyed routes in so many parts: a house may count how often it is shown a wrong key. */
+/** The keyed routes in so many parts: a broker may limit how often it is sent a wrong key. */
 export const inParts = (parts: number): Named[][] =>
   Array.from({ length: parts }, (_, part) => keyed.filter((_one, n) => n % parts === part));
 export const keyed = table.filter(({ route }) => route.access !== 'everybody');
@@ -303,7 +303,7 @@ export function refusalIn(answer: Answer): string {
   return `${answer.status} ${code}`;
 }
 
-/** Tables that tell of calls themselves, or of what machines report of their own accord. */
+/** Tables that record the calls themselves, or what machines report of their own accord. */
 const byThemselves = /^(audit|key_|machine_facts|metrics|announced|sqlite_)/;
 
 /** What must be the same before and after calls that are refused: everything kept, to the last column. */
@@ -337,17 +337,17 @@ function rowsOf(file: string): Record<string, unknown> {
   }
 }
 
-/** Runs `tell` for each case and compares all of what it told at once; nothing may have changed meanwhile. */
+/** Runs `attempt` for each case and compares all refusals at once; nothing may have changed meanwhile. */
 export async function expectRefusals<T>(
   scene: Scene,
   cases: T[],
-  tell: (one: T) => Promise<readonly [asked: string, refusal: string, expected: string]>,
+  attempt: (one: T) => Promise<readonly [asked: string, refusal: string, expected: string]>,
 ): Promise<void> {
   expect(cases.length).toBeGreaterThan(0);
   const before = kept(scene);
   const first = scene.requestIds.length;
   const received: (readonly [string, string, string])[] = [];
-  for (const one of cases) received.push(await tell(one));
+  for (const one of cases) received.push(await attempt(one));
   expect(received.map(([asked, refusal]) => [asked, refusal])).toEqual(
     received.map(([asked, , expected]) => [asked, expected]),
   );

@@ -452,7 +452,7 @@ test.each([
   expect(wordsOf(list)).toBe(wordsOf(plain));
 });
 
-test('an expression is told in words', () => {
+test('an expression is described in words', () => {
   expect(wordsOf('*/5 1-3 * * MON-FRI')).toBe(
     'Every 5 minutes, between 01:00 and 03:59, Monday through Friday',
   );

@@ -171,7 +171,7 @@ test('the clock of a machine decides neither the order of runs, nor since, nor w
   const { id: schedule_id } = await client.schedules.create(params);
   const begun = new Date().toISOString();
   const day = 86_400_000;
-  // The first is told by a clock a day ahead, the second by one a year behind.
+  // The first comes from a clock a day ahead, the second from one a year behind.
   for (const [off, exit_code] of [
     [day, 1],
     [-365 * day, 2],

@@ -57,7 +57,7 @@ export async function scriptedBroker(): Promise<ScriptedBroker> {
         settle?.(outcomeOf(error));
         stream.end();
       });
-      // No request at all: whoever asks for the first is told that there is none.
+      // No request at all: a read of the first throws that there is none.
       stream.write({ end: {} });
     },
   };

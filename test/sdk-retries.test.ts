@@ -1,4 +1,4 @@
-// What the SDK tries again, and what it never does: a server that counts what comes and answers as it is told.
+// What the SDK retries and what it never does, against a server that counts requests and answers as scripted.
 import { readFileSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -181,7 +181,7 @@ test('a stream of content is sent once only', async () => {
   expect(again.came.map(({ body }) => body)).toEqual(['twice', 'twice']);
 });
 
-test('a command whose answer is lost on the way runs once, and the repeat tells of it', async () => {
+test('a command whose answer is lost on the way runs once, and the repeat returns it', async () => {
   const house = await openHouse();
   const { machineId } = await house.agent();
   const proxy = await openProxy(new URL(house.url).host);
@@ -208,7 +208,7 @@ test('a command whose answer is lost on the way runs once, and the repeat tells 
   expect([readFileSync(file, 'utf8'), asked > 1]).toEqual(['ran\n', true]);
 });
 
-test('no message tells a key, a password or a path: of an address only its origin', async () => {
+test('no message holds a key, a password or a path: of an address only its origin', async () => {
   for (const apiKey of ['service_apikey_secret\n', 'service_apikey_secret x', 'sécret']) {
     expect(() => new Farhand({ baseUrl: 'http://x', apiKey })).toThrow(/^apiKey must be visible ASCII/);
   }

@@ -1,4 +1,4 @@
-// The SDK against a real broker and a real agent: what its users send arrives, and what is refused they can tell.
+// The SDK against a real broker and a real agent: what its users send arrives, and refusals reach them as errors.
 import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -376,7 +376,7 @@ test('a repeat with the same idempotencyKey gets the first answer, and nothing r
   expect(bad.code).toBe('invalid_request');
 });
 
-test('keys and join tokens are made, listed and withdrawn, and a key tells who it is', async () => {
+test('keys and join tokens are created, listed and withdrawn, and a key returns its identity', async () => {
   const { client, url } = await openHouse();
   const made = await client.keys.create({ name: 'reader', scopes: ['machines:read'] });
   const reader = new Farhand({ baseUrl: url, apiKey: made.key });

@@ -7,7 +7,7 @@ import { giveAway, keepAgentSilent, keepBrokerSilent, overhear } from './secrets
 
 const key = `service_apikey_${'k'.repeat(43)}`;
 
-/** A directory in which something was told, and the search of it. */
+/** A directory in which a secret was entered, and the search of it. */
 function hushed() {
   const directory = temporaryFolder('hushed');
   const silence = keepBrokerSilent(directory);

@@ -1,4 +1,4 @@
-// What the clients of a house were told in confidence, and the search for it in all that the house keeps, logs and
+// The secrets that clients of a broker were given, and the search for them in all that the broker keeps, logs and
 // answers. Every test that opens a house is searched when it ends.
 import { createPrivateKey } from 'node:crypto';
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
@@ -8,7 +8,7 @@ import type { Logger } from '../shared/logger.ts';
 
 /** Bytes that may stand nowhere, and what they are. */
 const secrets = new Map<string, { what: string; bytes: Buffer }>();
-/** Answers that told one of them to somebody who had not just made it. */
+/** Answers that held one of them for a client that had not just created it. */
 let blabbed: string[] = [];
 /** Houses and agents of the test that is under way. */
 let open = 0;
@@ -121,7 +121,7 @@ function finish(search: () => void): void {
 function expectNothing(leaks: string[]): void {
   const all = [...new Set([...leaks, ...blabbed])];
   blabbed = [];
-  if (all.length > 0) throw new Error(`a secret is where nobody may find it: ${all.join('; ')}`);
+  if (all.length > 0) throw new Error(`a secret was leaked: ${all.join('; ')}`);
 }
 
 function found(bytes: Buffer, where: string): string[] {

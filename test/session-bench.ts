@@ -77,7 +77,7 @@ export function refuse({ agent }: Machine, { call_id }: Call, code: string): voi
   agent.send({ reply: { call_id, error: { code, message: 'no', details: '{}' } } });
 }
 
-/** What the keeper of a terminal is told. */
+/** The messages that the keeper of a terminal gets. */
 export function keeper({ agent }: Machine, { call_id }: Call) {
   const stream = agent.answer(call_id);
   const send = (event: object): void =>

@@ -8,7 +8,7 @@ import { attached, begin, bench, eventsOf, join, keeper, linkMachine, ticketIn }
 
 const kib = 1024;
 
-test('a client is told where output begins, sees all of it, and only then how the session ended', async () => {
+test('a client gets the offset of the output, all of it, and only then how the session ended', async () => {
   const clock = leapingClock();
   const one = await bench();
   const { session_id, kept } = await begin(one);
@@ -18,7 +18,7 @@ test('a client is told where output begins, sees all of it, and only then how th
   line.output(1_000, 'before ');
   kept.exit({ exit_code: 3 });
   await soon(async () => (await one.house.client.sessions.get({ session_id })).status).toBe('DISCONNECTED');
-  // The agent keeps what is still to be read: it would have been told before this.
+  // The agent keeps what is still to be read: the note would have come before this.
   clock.leap(100);
   await begin(one);
   expect(one.machine.waiting('ForgetProcesses')).toBe(0);
@@ -59,7 +59,7 @@ test('an observer sees everything and changes nothing', async () => {
   expect(await one.house.client.sessions.get({ session_id })).toMatchObject({ cols: 80, rows: 24 });
 });
 
-test('sizes and signals go to the terminal; the last size of a second is kept, others are told of it', async () => {
+test('sizes and signals go to the terminal; the last size of a second is stored, and other clients are notified', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const operator = await join(one, session_id);
@@ -80,7 +80,7 @@ test('sizes and signals go to the terminal; the last size of a second is kept, o
   expect(await again.client.sessions.get({ session_id })).toMatchObject({ cols: 121, rows: 41 });
 });
 
-test('a client that takes nothing is given half a MiB, and its agent is not told that it took', async () => {
+test('a client that reads nothing is sent half a MiB, and its agent gets no acknowledgement', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const { line, ...port } = await join(one, session_id);
@@ -113,7 +113,7 @@ test('a client that takes nothing hears that it fell behind', async () => {
   await port.served;
 });
 
-test('a client that takes no notes is given only so many, whoever causes them', async () => {
+test('a client that reads no notices is sent a limited number of them, whichever client causes them', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const { line, ...port } = await join(one, session_id, { mode: 'observer' });
@@ -135,7 +135,7 @@ test('a client that takes no notes is given only so many, whoever causes them', 
   await soon(() => port.notes.length).toBe(5001);
 });
 
-test('the agent is told of what was taken every 32 KiB, not for each piece', async () => {
+test('output is acknowledged to the agent every 32 KiB, not for each piece', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const { line } = await join(one, session_id);
@@ -146,7 +146,7 @@ test('the agent is told of what was taken every 32 KiB, not for each piece', asy
   expect(received).toBeLessThanOrEqual(4);
 });
 
-test('a client whose place is no longer kept is told that it fell behind', async () => {
+test('a client whose offset is no longer stored gets a notice that it fell behind', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const port = await join(one, session_id, { offset: 5 });
@@ -180,7 +180,7 @@ test.each(['revoked', 'retagged', 'expired'])('a client whose key is %s is let g
     expect(attached_clients.map(({ client_id }) => client_id)).toEqual([stays.client_id]);
 });
 
-test('a ticket that nobody uses within 30 s is no good any more, and its client is detached', async () => {
+test('a ticket that is not used within 30 s expires, and its client is detached', async () => {
   const clock = leapingClock();
   const one = await bench();
   const { session_id } = await begin(one);
@@ -194,7 +194,7 @@ test('a ticket that nobody uses within 30 s is no good any more, and its client 
   );
 });
 
-test('a broker that stops tells its clients, and their sessions live on', async () => {
+test('a broker that stops notifies its clients, and their sessions live on', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const port = await join(one, session_id);

@@ -60,7 +60,7 @@ test('what an agent keeps for a session that is open is neither ended nor forgot
   const { session_id } = await begin({ house, machine });
   const back = await link({ process_ids: [session_id] });
   const kept = keeper(back, await back.next('KeepTerminal'));
-  // Whatever would be told comes before this.
+  // Any notice comes before this.
   clock.leap(100);
   const ended = house.client.sessions.end({ session_id });
   ok(back, await back.next('KillProcess'));
@@ -115,7 +115,7 @@ test('a terminal that its agent does not confirm in time is over, and ended ther
   expect((await back.next('ForgetProcesses')).request.ids).toEqual([session_id]);
 });
 
-test('a session whose agent never tells its end is ended all the same', async () => {
+test('a session ends even if its agent never reports its end', async () => {
   const clock = leapingClock();
   const { house, machine } = await bench();
   const { session_id } = await begin({ house, machine });
@@ -143,7 +143,7 @@ test.each([
 });
 
 test.each(['range_not_satisfiable', 'session_not_found'])(
-  'a client whose terminal died with its agent is told so, though that says %s',
+  'a client whose terminal died with its agent gets that reason, though the agent says %s',
   async (code) => {
     const clock = leapingClock();
     const one = await bench();
@@ -194,7 +194,7 @@ test('a terminal whose opening was cut off is looked for, and never opened twice
   expect(back.waiting('OpenTerminal')).toBe(0);
 });
 
-test('whoever attaches while the machine is away waits for it', async () => {
+test('a client that attaches while the machine is offline waits for it', async () => {
   const { house, machine, link } = await bench();
   const { session_id } = await begin({ house, machine });
   cut(machine);
@@ -216,7 +216,7 @@ test('whoever attaches while the machine is away waits for it', async () => {
   ]);
 });
 
-test('a session is ended while its machine is away, which is told when it is back', async () => {
+test('a session can be ended while its machine is offline; the agent is notified on reconnect', async () => {
   const { house, machine, link } = await bench();
   const { session_id } = await begin({ house, machine });
   cut(machine);

@@ -6,7 +6,7 @@ import { attached, begin, bench, join, keeper } from './session-bench.ts';
 const kib = 1024;
 const size = { cols: 80, rows: 24 };
 
-/** An operator of a machine whose agent counts what it is sent, unless told. */
+/** An operator of a machine whose agent counts what it is sent, unless set otherwise. */
 async function typist(count: { input_taken?: number } = { input_taken: 0 }) {
   const one = await bench();
   const { session_id } = await begin(one);
@@ -31,7 +31,7 @@ async function typist(count: { input_taken?: number } = { input_taken: 0 }) {
   };
 }
 
-/** What was told before this has been heard. */
+/** Resolves once the client has received all that was sent before this call. */
 async function heard({ line, gets, given }: Awaited<ReturnType<typeof typist>>): Promise<void> {
   const at = given();
   line.output(at, '.');
@@ -59,7 +59,7 @@ test.each([
   },
 );
 
-test('a machine that says to have more than it was sent is not believed, and nobody else minds', async () => {
+test('a machine that acknowledges more than it was sent is not believed, and other clients are not affected', async () => {
   const clock = leapingClock();
   const client = await typist();
   const { machine } = client.one;
@@ -96,7 +96,7 @@ test('what was on its way when a link was lost comes again, from where the machi
   await heard(client);
   const again = await client.lostLink();
   client.type('gh');
-  // Nobody knows yet from where on.
+  // The offset is not known yet.
   await client.one.house.client.sessions.get({ session_id: client.session_id });
   expect(again.has('input')).toBe(false);
   again.head(1, size, { known: true, input_taken: 4 });
@@ -109,7 +109,7 @@ test('what was on its way when a link was lost comes again, from where the machi
   expect(client.refusals()).toEqual([]);
 });
 
-test('an agent that counts but never tells is sent 64 KiB, and no more of what its client does is read', async () => {
+test('an agent that never sends its count is sent 64 KiB, and no more is read of its client', async () => {
   const client = await typist();
   for (let n = 0; n < 4; n += 1) client.type(String(n).repeat(32 * kib));
   expect(await client.line.input(64 * kib)).toBe('0'.repeat(32 * kib) + '1'.repeat(32 * kib));

@@ -59,7 +59,7 @@ test('a machine has no more than 32 sessions that are open', async () => {
   await begin(one);
 });
 
-test('a terminal is opened as asked for, and its life is told by events in order', async () => {
+test('a terminal is opened as asked for, and events report its states in order', async () => {
   const one = await bench();
   const params = { shell: '/bin/dash', args: ['-i'], cwd: '/tmp', env: { A: 'b' }, cols: 100, rows: 30 };
   const { session, session_id, call, kept } = await begin(one, { ...params, grace_period: 5_000 });

@@ -278,7 +278,7 @@ test('a start that fails at its last address gives back the others', async () =>
 });
 
 describe('the real programs', () => {
-  test.each(['agent', 'broker'])('farhand-%s goes on when nobody reads what it says', async (side) => {
+  test.each(['agent', 'broker'])('farhand-%s goes on when its output is not read', async (side) => {
     const fifo = join(temporaryFolder('fifo'), 'out');
     const gone = 'mkfifo "$0" && { (exec 3<"$0") & } && exec >"$0" && wait && exec "$@"';
     const program = [process.execPath, join(import.meta.dirname, `../${side}/main.ts`), '--help'];
@@ -506,7 +506,7 @@ describe('an agent whose broker has another authority than its join token pins',
     expect((await other.client.events.list()).total).toBe(0);
   });
 
-  test('tells nothing to one that took over the address after it joined', async () => {
+  test('reveals nothing to a server that took over the address after it joined', async () => {
     const house = await openHouse();
     const { dataDir, close } = await house.agent();
     await close();

@@ -93,7 +93,7 @@ async function refusal(folder: string): Promise<StartError> {
   return error as StartError;
 }
 
-/** The shell command that a refusal tells the operator to run. */
+/** The shell command that a refusal names as the next step. */
 function commandIn(error: StartError): string {
   const command = /to (?:recover|go back one generation): ((?:mv|cp) .*)$/.exec(error.message)?.[1];
   if (!command) throw new Error(`no command in: ${error.message}`);

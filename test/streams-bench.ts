@@ -63,7 +63,7 @@ export function line<T>(...first: T[]) {
   };
 }
 
-/** Output, end and gaps of a command as a client hears them; a byte told twice or left out is an error. */
+/** Output, end and gaps of a command as a client receives them; a byte sent twice or left out is an error. */
 export function hearing() {
   const heard = { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) };
   return {

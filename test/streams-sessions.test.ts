@@ -64,7 +64,7 @@ test('who may not attach is refused as over REST: scope, machine, session, and a
   expect(await refusalOf(attach(client, session_id).ended)).toMatchObject({ code: 'conflict' });
 });
 
-test('what no terminal can be told ends the call, and the session goes on', async () => {
+test('an invalid action ends the call, and the session goes on', async () => {
   const { house, session_id, client } = await scene();
   for (const bad of [{ size: { cols: 0, rows: 5 } }, { signal: 'SIGSEGV' }, { open: { session_id } }]) {
     const attached = attach(client, session_id);
@@ -108,7 +108,7 @@ test('who half-closes goes on watching to the end', async () => {
   expect(watching.heard.at(-1)?.end).toMatchObject({ exit_code: 3 });
 });
 
-test('a client that is detached, or whose key is revoked, is told so, and the session goes on', async () => {
+test('a client that is detached, or whose key is revoked, gets that reason, and the session goes on', async () => {
   const { house, session_id, client } = await scene();
   const { key, client: own } = await house.keyed(['sessions:attach', 'sessions:read']);
   const theirs = attach(await streamsOf(house, key), session_id);

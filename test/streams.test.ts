@@ -178,7 +178,7 @@ test('a call that begins with another message, or with a second start, is refuse
   held.open();
 });
 
-test('a machine that is away is told before a command is accepted', async () => {
+test('an offline machine is reported before a command is accepted', async () => {
   const { house, machine_id, client } = await scene(openScene());
   const agent = await house.agent();
   await agent.close();
@@ -206,7 +206,7 @@ test('a signal that may not be sent, and a message that is too large, end the ca
 
 // ---- Commands
 
-test('a command is accepted, gets its input, and tells both outputs to the byte and its end last', async () => {
+test('a command is accepted, gets its input, and sends both outputs to the byte and its end last', async () => {
   const { client, machine_id } = await scene();
   const input = randomBytes(3_000_000);
   const { heard, take } = hearing();
@@ -227,7 +227,7 @@ test('a command is accepted, gets its input, and tells both outputs to the byte 
   expect(end).toMatchObject({ status: 'failed', exit_code: 3 });
 });
 
-test('what looks like half a character is told at once, for output is bytes', async () => {
+test('half a character is sent at once, for output is bytes', async () => {
   const { client, machine_id } = await scene();
   const asked = line<ExecRequest>({
     start: { machine_id, command: "printf '\\303'; head -c 1 >/dev/null" },
@@ -459,7 +459,7 @@ test('a write that is cancelled in the middle leaves nothing', async () => {
   await soon(() => readdirSync(folder)).toEqual([]);
 });
 
-test('changes are told as they happen, after a first message that says it watches', async () => {
+test('changes are sent as they happen, after a first message that says it watches', async () => {
   const { client, machine_id } = await scene();
   const folder = temporaryFolder('watch');
   for await (const { change, path, type } of client.watchFiles({ machine_id, path: folder })) {
@@ -490,7 +490,7 @@ test('a key that is revoked ends its open calls at once', async () => {
   for (const refused of await Promise.all(open)) expect(refused).toMatchObject({ code: 'unauthorized' });
 });
 
-test('a broker that stops tells its callers to come back', async () => {
+test('a broker that stops asks its callers to reconnect', async () => {
   const { house, client } = await scene(openScene());
   const events = client.events({});
   const ended = refusalOf(events);

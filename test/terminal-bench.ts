@@ -34,7 +34,7 @@ export interface Viewer {
   bytes(): Buffer;
   /** Of the first byte it was given. */
   head(): { offset: number; cols: number; rows: number };
-  /** What it was told of its input: how much is taken, and whether that was counted on from an earlier call. */
+  /** The reported count of its input: how much is taken, and whether that was counted on from an earlier call. */
   input(): { taken: number; known: boolean };
   sizes: { cols: number; rows: number }[];
   /** One past the last byte it has. */
@@ -122,7 +122,7 @@ function keeper(ask: (own: AgentCall) => AsyncIterable<{ event?: TerminalEvent |
     started: () => started.promise,
     async exit() {
       const exit = (await events).find((event) => event.exit)?.exit;
-      if (!exit) throw new Error('no exit was told');
+      if (!exit) throw new Error('no exit was reported');
       return exit;
     },
     leave: () => abort.abort(linkLost),
@@ -142,7 +142,7 @@ function viewer(
   const input = { taken: -1, known: false };
   let [position, searched, takes, stopped, left] = [0, 0, taking, false, false];
   const news = new EventTarget();
-  const tell = (): void => void news.dispatchEvent(new Event('news'));
+  const notify = (): void => void news.dispatchEvent(new Event('news'));
   const heard = (): Promise<void> =>
     new Promise((resolve) => news.addEventListener('news', () => resolve(), { once: true }));
 
@@ -176,13 +176,13 @@ function viewer(
         position += data.length;
         if (takes) doings.push({ taken: position });
       }
-      tell();
+      notify();
       while (stopped && !abort.signal.aborted) await heard();
     }
   }
   const ended = read().finally(() => {
     over = true;
-    tell();
+    notify();
   });
   let over = false;
   ended.catch(() => {});
@@ -205,7 +205,7 @@ function viewer(
     position: () => position,
     do(doing) {
       doings.push(doing);
-      tell();
+      notify();
     },
     type(text) {
       this.do({ input: Buffer.from(text) });
@@ -231,12 +231,12 @@ function viewer(
     },
     lose() {
       abort.abort(linkLost);
-      tell();
+      notify();
     },
     leave() {
       left = true;
       abort.abort(gaveUp);
-      tell();
+      notify();
     },
     ended,
   };

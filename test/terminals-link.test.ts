@@ -111,7 +111,7 @@ test('a client goes on without a gap after the link was cut at full speed', asyn
   expect(digest(Buffer.concat(into))).toBe(digest(expected));
 }, 30_000);
 
-test('a client that goes while the link is up is waited for by nobody', async () => {
+test('a client that detaches while the link is up is not waited for', async () => {
   const { agent, stub } = await openLinked();
   for (let round = 0; round < 5; round++) {
     const id = newId('session');

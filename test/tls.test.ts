@@ -67,7 +67,7 @@ const certificateOf = async (url: string): Promise<X509Certificate> => {
   const socket = await securely(url);
   const certificate = socket.getPeerX509Certificate();
   socket.destroy();
-  if (!certificate) throw new Error('no certificate was shown');
+  if (!certificate) throw new Error('no certificate was sent');
   return certificate;
 };
 
@@ -176,7 +176,7 @@ test('TLS older than 1.2 and other protocols than HTTP/1.1 are not agreed on', a
   expect((await securely(url, { maxVersion: 'TLSv1.2' })).getProtocol()).toBe('TLSv1.2');
 });
 
-test('plain HTTP on the TLS port is told so in the envelope; noise and silence are cut', async () => {
+test('plain HTTP on the TLS port gets an error that says so in the envelope; noise and silence are cut', async () => {
   const { url } = await openSecure(['--tls'], { silentMs: 300 });
   const { hostname, port } = new URL(url);
   const say = async (bytes: string): Promise<string> => {
@@ -194,7 +194,7 @@ test('plain HTTP on the TLS port is told so in the envelope; noise and silence a
 // ---- The broker's own authority
 
 needs('curl')(
-  'the pin that the broker tells lets curl in without trust in any certificate, another pin does not',
+  'curl connects with the pin that the broker prints, without trust in any certificate; another pin fails',
   async () => {
     const house = await openSecure(['--tls']);
     const bearer = `Authorization: Bearer ${house.key}`;
@@ -330,7 +330,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and t
   await late.next('welcome');
 });
 
-test('a clock that is set back makes a new leaf, too: one from the future is good for nobody', async () => {
+test('a clock that is set back makes a new leaf, too: one from the future is not valid yet', async () => {
   const clock = movedClock();
   const house = await openSecure(['--tls']);
   clock.move(-2 * day);

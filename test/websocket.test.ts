@@ -23,7 +23,7 @@ async function take(actions: AsyncIterable<Action>, count: number): Promise<Acti
   return taken;
 }
 
-/** What `ws` gives is a Buffer unless told otherwise. */
+/** `ws` gives a Buffer by default. */
 const jsonOf = (data: RawData): unknown => JSON.parse((data as Buffer).toString());
 
 async function leftBy({ gone }: ClientPort): Promise<void> {
@@ -136,7 +136,7 @@ test('what a client does arrives in order, text and bytes alike, also when it le
   ]);
 });
 
-test('a room that reads slowly slows its client: what nobody takes stays in the network', async () => {
+test('a session that reads slowly slows its client: unread input stays in the network', async () => {
   const { client, port } = await (await openDoor()).enter();
   const piece = Buffer.alloc(256 * 1024, 'x');
   const pieces = 128;
@@ -150,7 +150,7 @@ test('a room that reads slowly slows its client: what nobody takes stays in the 
   expect(taken.length).toBe(pieces);
 });
 
-// ---- What a client is told
+// ---- Messages to a client
 
 test('output and notes arrive as they were given, and output waits until the socket has taken it', async () => {
   const { client, port } = await (await openDoor()).enter();
@@ -281,7 +281,7 @@ test('a client that answers no ping is gone within 45 s, one that answers stays'
   expect(quick.port.gone.aborted).toBe(false);
 });
 
-test('a client whose input nobody takes is let go within 45 s, for it may have died', async () => {
+test('a client whose input is not read is closed within 45 s, for it may have died', async () => {
   const clock = fakeClock(0);
   const { client, closed, port } = await (await openDoor()).enter();
   client.send(Buffer.alloc(100 * 1024));

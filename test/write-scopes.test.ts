@@ -79,7 +79,7 @@ test('a key that may not read schedules gives what a schedule runs, or where, on
   });
 });
 
-test('whoever may not read schedules sees of an environment what it set itself', async () => {
+test('a key that may not read schedules sees of an environment what it set itself', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
   const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
@@ -93,7 +93,7 @@ test('whoever may not read schedules sees of an environment what it set itself',
   expect((await house.client.schedules.get({ schedule_id })).env).toEqual(own);
 });
 
-test('whoever may not read commands sees the output of those alone that it ran itself', async () => {
+test('a key that may not read commands sees the output only of commands that it ran itself', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
   const { client } = await house.keyed(['commands:execute']);

@@ -63,7 +63,7 @@ async function lateForm(
   return Number((await sent.answer).split(' ')[1]);
 }
 
-test('a revoked key’s watch is closed and tells nothing more', async () => {
+test('a revoked key’s watch is closed and sends nothing more', async () => {
   const { house, folder, files } = await onMachine();
   const { key, client } = await house.keyed(readsAndWrites);
   const { id } = await client.keys.me();
@@ -76,7 +76,7 @@ test('a revoked key’s watch is closed and tells nothing more', async () => {
   await house.client.keys.remove({ key_id: id });
   writeFileSync(join(folder, 'secret'), 'x');
   const received = new Promise((resolve) => {
-    watching.socket.on('data', () => watching.received().includes('secret') && resolve('told of it'));
+    watching.socket.on('data', () => watching.received().includes('secret') && resolve('reported'));
   });
   expect(await Promise.race([received, watching.answer.then(() => 'closed')])).toBe('closed');
 });
@@ -233,7 +233,7 @@ test('HEAD of an empty file is no download', async () => {
   }
 });
 
-test('an unprefixed route tells an outsider 403 before it looks at the rest', async () => {
+test('an unprefixed route answers an outsider 403 before it checks the rest', async () => {
   const { house } = await onMachine();
   const { key } = await house.keyed(readsAndWrites, { tags: ['elsewhere'] });
   const read = await house.call('GET', '/files?path=/&limit=0', { key });
@@ -249,7 +249,7 @@ test('an unprefixed write that names two machines is refused', async () => {
   expect([answer.status >= 400, readdirSync(folder)]).toEqual([true, []]);
 });
 
-test('a symlink that leads out of the roots does not tell what is out there', async () => {
+test('a symlink that leads out of the roots does not reveal its target', async () => {
   const root = temporaryFolder('root');
   const outside = temporaryFolder('outside');
   writeFileSync(join(outside, 'there'), 'x');

@@ -1,4 +1,4 @@
-// Crowds and floods at both doors: whoever belongs here is served meanwhile, and nothing grows.
+// Floods of connections and requests at both ports: clients with keys are served meanwhile, and memory does not grow.
 import { once } from 'node:events';
 import { IncomingMessage, ServerResponse } from 'node:http';
 import { connect as connectHttp2 } from 'node:http2';
@@ -186,7 +186,7 @@ test('half a million array elements are refused without half a million sentences
   expect((await house.call('GET', '/join-tokens')).body.meta.total).toBe(0);
 });
 
-test('every answer tells browsers to keep, frame and load nothing, whatever it is', async () => {
+test('every answer forbids browsers to store it, frame it or load anything from it', async () => {
   const house = await openHouse();
   const socket = await dial(house);
   socket.write('nonsense\r\n\r\n');
@@ -278,7 +278,7 @@ async function pour(client: FrameClient, count: number, next: (n: number) => Buf
   return sent;
 }
 
-test('streams that are opened and reset at once end their connection, and cost nobody else a thing', async () => {
+test('streams that are opened and reset at once end their connection, and cost other clients nothing', async () => {
   const { house, standing } = await besieged();
   const client = await frameClient(house.grpc);
   const head = callFields(enrolPath);
@@ -348,7 +348,7 @@ test('a connection without a key has 32 calls; the 33rd ends it, with a key it m
   await standing();
 });
 
-test('bytes of messages that nobody has vouched for end their connection at 256 KiB', async () => {
+test('messages of unauthenticated calls end their connection at 256 KiB', async () => {
   const { house, standing } = await besieged({ proofMs: 60_000 });
   const client = await frameClient(house.grpc);
   const chunk = Buffer.alloc(16 * 1024);

@@ -36,7 +36,7 @@ async function bench(): Promise<Bench> {
     expect(read.body.data.content).toBe('as ever');
     const ran = await house.call('POST', '/commands', { body: { machine_id, command: 'echo as ever' } });
     expect(ran.body.data).toMatchObject({ status: 'completed', stdout: 'as ever\n' });
-    // Some milliseconds where nobody else is busy.
+    // Some milliseconds on an idle box.
     expect(performance.now() - begun).toBeLessThan(10_000);
   };
   return { house, neighbour, hostile: await scriptedMachine(house), served };
@@ -70,7 +70,7 @@ function whole(agent: ScriptedAgent, text: string) {
   return { messages: [agent.encode('ReadFile', { head: fileOf(text) }), agent.encode('ReadFile', chunk)] };
 }
 
-test('an answer to a call of another machine is nobody’s, and so is one to an old call', async () => {
+test('an answer to a call of another machine or to an old call is ignored', async () => {
   const { house, hostile, served } = await bench();
   const victim = await scriptedMachine(house);
   const asked = house.call('GET', content(victim));
@@ -194,7 +194,7 @@ test('a flood of reports, of replies or of heartbeats ends its own link only', a
   }
 });
 
-test('thousands of answers to calls that nobody made find nothing', async () => {
+test('thousands of answers to calls that were never made are ignored', async () => {
   const { hostile, served } = await bench();
   const codes = new Set<number>();
   for (let round = 0; round < 10; round += 1) {
@@ -285,7 +285,7 @@ const absurd: [what: string, answer: (agent: ScriptedAgent) => Buffer[]][] = [
   ['bytes that are no message', () => [Buffer.from([0xff, 0xff, 0xff, 0xff, 0xff, 0xff])]],
 ];
 
-test('a file that cannot be is refused, cut off or told as it came, and the link lives on', async () => {
+test('an impossible file is refused, cut off or passed on as it came, and the link lives on', async () => {
   const { house, hostile, served } = await bench();
   for (const [what, answer] of absurd) {
     for (const path of [content(hostile), content(hostile).replace('content', 'download')]) {
@@ -342,7 +342,7 @@ const wrongEvents: [string, object][] = [
   ['a reason without end', { exit: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'x'.repeat(50_000) } }],
 ];
 
-test('a command of which is told what cannot be is lost, and nothing else is', async () => {
+test('a command with an impossible report is lost, and nothing else is', async () => {
   const all = await bench();
   const { hostile, served } = all;
   for (const [what, event] of wrongEvents) {

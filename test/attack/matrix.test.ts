@@ -1,4 +1,4 @@
-// Nobody gets in where they don't belong: every REST route and every gRPC method with every kind of wrong key, each
+// Wrong keys get in nowhere: every REST route and every gRPC method with every kind of wrong key, each
 // request such that it would succeed if its check were missing. Refusals change nothing and no machine hears of them.
 import { createHash, generateKeyPairSync } from 'node:crypto';
 import { dirname } from 'node:path';
@@ -56,7 +56,7 @@ async function strangers({ house }: Scene): Promise<Stranger[]> {
   ];
 }
 
-/** More of them: how a key is read is the same for every route, so that some routes tell for all. */
+/** More of them: how a key is read is the same for every route, so that some routes stand for all. */
 async function oddities({ house, here }: Scene): Promise<Stranger[]> {
   const { client, key } = house;
   const { token } = await client.joinTokens.create({ name: 'no key' });
@@ -166,7 +166,7 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
           const params = { key: keyOf(route.access, by), ids: here };
           const refused = { route, expected: '403 forbidden' };
           const foreign = { swap: { at, id: there[noun] } };
-          const nobody = { swap: { at, id: 'mach_never' } };
+          const unknown = { swap: { at, id: 'mach_never' } };
           const received = (id: string) => ({ details: { [`${noun}_id`]: id } });
           const asked = `${name} limited by ${by}, ${at}`;
           return [
@@ -180,13 +180,13 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
                     params: { ...params, ...foreign, body: malformed },
                   },
                 ]),
-            // An outsider cannot tell a machine that exists from one that does not.
+            // To an outsider a machine that exists looks like one that does not.
             ...(noun === 'machine'
               ? [
                   {
-                    asked: `${asked}, which nobody is`,
+                    asked: `${asked}, which does not exist`,
                     ...refused,
-                    params: { ...params, ...nobody },
+                    params: { ...params, ...unknown },
                     ...received('mach_never'),
                   },
                 ]
@@ -225,7 +225,7 @@ test.each(inParts(2))(
   },
 );
 
-/** What the schema of a route cannot tell: what is made must not be there yet, a search needs to know what for. */
+/** What the schema of a route does not say: what is created must not exist yet, a search needs a query. */
 function placesOf({
   known,
   here,
@@ -277,7 +277,7 @@ test('with the right key the very same requests succeed, each of them, and machi
   expect(reached(scene, scene.requestIds).length).toBeGreaterThan(20);
 });
 
-/** Events have no end: their first answer tells. */
+/** Events have no end: their first answer decides. */
 async function outcomeOf(scene: Scene, route: Route, params: Ask): Promise<[status: number, code: unknown]> {
   const enough = new AbortController();
   if (route.kind !== 'events') {
@@ -548,7 +548,7 @@ async function linkMessages({ house, there }: Scene): Promise<Record<string, [ob
 
 const strangersKey = (): Buffer => rawPublicKey(generateKeyPairSync('ed25519').publicKey);
 
-test('the link lets nobody in without a join token or a machine’s key, an admin key included', async () => {
+test('the link refuses every client without a join token or a machine’s key, an admin key included', async () => {
   const scene = await openScene();
   const messages = await linkMessages(scene);
   const ring = await dialler(scene);

@@ -179,7 +179,7 @@ test.each(inParts(4))(
   },
 );
 
-test('methods that nobody knows do nothing with the best of keys', async () => {
+test('unknown methods do nothing, even with an admin key', async () => {
   const scene = await openScene();
   const send = sender(scene);
   const cases = keyed.flatMap(({ name, route }) => strangeMethods.map((method) => ({ name, route, method })));
@@ -208,7 +208,7 @@ async function wire({ house }: Scene, text: string): Promise<number[]> {
   ].map(([, status]) => Number(status));
 }
 
-test('a request hidden in the body of another is never carried out, however its length is told', async () => {
+test('a request hidden in the body of another is never carried out, however its length is given', async () => {
   const scene = await openScene();
   const { key } = await scene.house.keyed(['machines:read']);
   const target = `/api/v1/machines/${scene.there.machine}`;

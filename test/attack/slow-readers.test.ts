@@ -7,7 +7,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import { bench, gate, leapingClock, output, soon } from '../command-bench.ts';
 import type { House } from '../house.ts';
 
-/** GET output as a client that reads only when told to: until then its socket fills. */
+/** GET output as a client that reads only when the test resumes it: until then its socket fills. */
 async function pausedOutput({ url, key }: House, path: string): Promise<IncomingMessage> {
   const request = httpGet(`${url}/api/v1${path}`, { headers: { Authorization: `Bearer ${key}` } });
   onTestFinished(() => void request.destroy());

@@ -40,7 +40,7 @@ async function healthOf(house: House) {
   return client;
 }
 
-test('health is told without a key, and that nothing is served any more before the broker is gone', async () => {
+test('health needs no key, and reports NOT_SERVING before the broker is gone', async () => {
   const house = await openHouse();
   const client = await healthOf(house);
   const check = (service: string): Promise<string> =>

@@ -104,7 +104,7 @@ test.runIf(asRoot)('the dynamic loader hears of LD_ variables as the other user 
 });
 
 test.runIf(asRoot)(
-  'what is still root has the mark of the command alone, and nobody reads values in its arguments',
+  'the process that is still root has only the mark of the command, and no values are readable in its arguments',
   async () => {
     const spec = { direct: true, command: '/bin/true', args: ['argument'], cwd: '/tmp', user, timeout_ms: 0 };
     const env = {

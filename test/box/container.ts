@@ -146,7 +146,7 @@ class Box implements Container {
   async reboot(): Promise<void> {
     const ended = new Promise((resolve) => this.#nspawn?.once('exit', resolve));
     await this.run('systemctl', 'reboot');
-    // Who started it is told by its exit code to start it again.
+    // Its exit code asks its supervisor to start it again.
     await ended;
     const failed = await this.#boot();
     if (failed) throw new Error(failed);

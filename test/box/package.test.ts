@@ -153,7 +153,7 @@ describe('a broker from its package', () => {
     expect(session.reason ?? null).toBeNull();
   });
 
-  test('has a CLI that makes tokens while no broker runs, without a line for a broker that nobody reaches', async () => {
+  test('has a CLI that creates tokens while no broker runs, without an install line for a broker that is not reachable', async () => {
     const box = await openBox();
     const dataDir = temporaryFolder('quiet-broker');
     const token = JSON.parse(await box.farhand('join-tokens', 'create', '--data-dir', dataDir, '-o', 'json'));
@@ -228,7 +228,7 @@ function canMount(): boolean {
   }
 }
 
-/** Runs lines of a shell where /opt and /usr/local/bin are empty and nobody else's. */
+/** Runs lines of a shell where /opt and /usr/local/bin are empty and private. */
 async function elsewhere(lines: string): Promise<{ code: number; text: string }> {
   const mounts = 'mount -t tmpfs none /opt; mount -t tmpfs none /usr/local/bin';
   const child = spawn('unshare', ['--mount', 'sh', '-c', `${mounts}; exec 2>&1; ${lines}`], { env: plain });

@@ -1,4 +1,4 @@
-// Packages as a running broker hands them out: none stays open that nobody takes, and what is made anew is what it offers.
+// Packages that a running broker serves: a download that is not read holds no file open, and rebuilt packages are served.
 import { createHash } from 'node:crypto';
 import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -48,7 +48,7 @@ test('asking for the head of a package opens none, also when it goes meanwhile',
   expect((await call(`${house.url}/healthz`, 'GET')).status).toBe(200);
 });
 
-test('a download that nobody reads holds no file open', async () => {
+test('a download that is not read holds no file open', async () => {
   const directory = temporaryFolder('packages');
   pack(directory, 'x'.repeat(32 * 1024 * 1024));
   const house = await openHouse({ flags: ['--packages', directory] });

@@ -104,7 +104,7 @@ test.skipIf(!isHere)(
     const { machineId: machine_id } = await house.agent({ through: `127.0.0.1:${linkPort}` });
     expect(await json('GET', `/machines/${machine_id}`)).toMatchObject({ status: 'online' });
 
-    // A client that names another address is not believed: nobody has shown 30 wrong keys from there.
+    // A client that names another address is not believed: no 30 wrong keys came from there.
     const lie = { 'X-Forwarded-For': '203.0.113.9', Authorization: 'Bearer service_apikey_wrong' };
     for (let n = 0; n < 31; n += 1) {
       const { statusCode } = (await ask('GET', '/machines', lie)).resume();
@@ -142,7 +142,7 @@ test.skipIf(!isHere)(
     const terminal = new WebSocket(stream_url, { ca, origin: url });
     onTestFinished(() => terminal.terminate());
     let output = '';
-    // What `ws` gives is a Buffer unless told otherwise.
+    // `ws` gives a Buffer by default.
     terminal.on('message', (data: RawData, binary: boolean) => {
       if (binary) output += (data as Buffer).toString();
     });

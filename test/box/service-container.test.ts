@@ -32,7 +32,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     );
   const property = async (unit: string, name: string): Promise<string> =>
     (await box.run('systemctl', 'show', unit, '--value', `--property=${name}`)).stdout.trim();
-  /** Files whose name tells whose they are, but for journals and the sources. */
+  /** Files named after Farhand, but for journals and the sources. */
   const traces = async (name: string): Promise<string[]> => {
     const { stdout } = await box.run(
       'find',
@@ -198,7 +198,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(await property('farhand-agent', 'LimitNOFILE')).toBe('524288');
   });
 
-  test('commands run as that user, in a cgroup below the unit, without what systemd told the agent', async () => {
+  test('commands run as that user, in a cgroup below the unit, without the environment that systemd set for the agent', async () => {
     const { stdout } = await exec(
       'id -un; pwd; cat /proc/self/oom_score_adj; grep 0:: /proc/self/cgroup; env',
     );
@@ -277,7 +277,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await box.run('cat', dropIn)).stdout).toBe('[Service]\n');
   });
 
-  test('what a command says in the name of the agent is shown without what a terminal obeys', async () => {
+  test('status lines that a command forges are printed without control characters', async () => {
     await online();
     await exec(
       'NOTIFY_SOCKET=/run/systemd/notify systemd-notify --status="$(printf \'evil\\033[2Jtext\')"; sleep 1',
@@ -349,7 +349,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
   });
 });
 
-/** HOST:PORT that nobody has right now. */
+/** A free HOST:PORT. */
 function freeAddress(): Promise<string> {
   return new Promise((resolve) => {
     const server = createServer().listen(0, '127.0.0.1', () => {

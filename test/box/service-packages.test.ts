@@ -151,7 +151,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
   });
 });
 
-/** HOST:PORT that nobody has right now. */
+/** A free HOST:PORT. */
 function freeAddress(): Promise<string> {
   return new Promise((resolve) => {
     const server = createServer().listen(0, '127.0.0.1', () => {

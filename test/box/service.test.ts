@@ -1,4 +1,4 @@
-// The units of both programs as systemd judges them, and what a program tells the systemd that started it.
+// The units of both programs as systemd judges them, and the notifications that a program sends to systemd.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, statSync, writeFileSync } from 'node:fs';
@@ -85,7 +85,7 @@ describe('what root keeps for a service', () => {
   });
 });
 
-test('where agents reach a broker is told as it was said, to them and to whoever asks', async () => {
+test('the public address is reported as it was set, to agents and to clients', async () => {
   const { client } = await openHouse({ flags: ['--public-grpc', '[2001:db8::1]:443'] });
   expect((await client.service.info()).grpc_address).toBe('[2001:db8::1]:443');
   const reached = { url: 'https://b.example', grpc: '0.0.0.0:8421', publicGrpc: '', pin: '' };
@@ -166,14 +166,14 @@ while True:
 }
 
 describe('a program that systemd has started', () => {
-  test('tells nobody where there is no systemd', async () => {
+  test('sends nothing where there is no systemd', async () => {
     const notify = openNotify({}, 1, quiet);
     notify.up('x', () => true);
     await notify.ending('y');
   });
 
   needs('python3')(
-    'takes what it was told out of its environment and tells how it is, in order',
+    'removes the variables of systemd from its environment and sends its status in order',
     async () => {
       const { socket, next } = await listener();
       const env = { NOTIFY_SOCKET: socket, WATCHDOG_USEC: '1', WATCHDOG_PID: '2', HOME: '/' };

@@ -83,7 +83,7 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
     expect(status.memory.used + status.memory.free).toBe(status.memory.total);
   }, 60_000);
 
-  test('what its broker and its agent have stored serves those of today, and nobody joins again', async () => {
+  test('data stored by its broker and agent works with those of today, without joining again', async () => {
     const old = checkout();
     const [brokerDir, agentDir] = [temporaryFolder('old-broker'), temporaryFolder('old-agent')];
     const { child, entry } = await start(
