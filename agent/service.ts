@@ -57,7 +57,7 @@ function isLinked({ active, status }: State): boolean {
 
 async function installAgent(from: Invocation, command: readonly string[]): Promise<number> {
   const { settled, user, log } = await installCommand(agent, installSettings, from, command, planAgent);
-  if (user === 'root') say('It runs as root: whoever may use it through the broker is root on this machine.');
+  if (user === 'root') say('It runs as root: every key that may run commands on it is root on this machine.');
   if (settled) return 0;
   say('It goes on trying. Its last log lines:', ...log.map((line) => `  ${line}`));
   return 1;

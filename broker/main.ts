@@ -50,9 +50,9 @@ function fail(error: unknown): void {
   const { text, code } = failure(program, error);
   process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
   // What systemd will not start again says why.
-  const told = code === 78 && notify ? notify.ending(text) : undefined;
-  if (!told) process.exit(code);
-  void told.then(() => process.exit(code));
+  const notified = code === 78 && notify ? notify.ending(text) : undefined;
+  if (!notified) process.exit(code);
+  void notified.then(() => process.exit(code));
 }
 
 process.on('unhandledRejection', fail);

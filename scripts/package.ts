@@ -29,9 +29,9 @@ async function main(): Promise<void> {
   const scratch = mkdtempSync(join(dist, '.making-'));
   try {
     if (kinds.includes('npm')) {
-      // Its types are told in terms of the wire's, which a fresh clone has not.
+      // Its types refer to those of the wire, which a fresh clone has not.
       await run(process.execPath, ['scripts/generate.ts']);
-      tell(await makeNpm(scratch, dist));
+      printFile(await makeNpm(scratch, dist));
     }
     if (kinds.includes('tar') || kinds.includes('deb')) await makePrograms(scratch);
   } finally {
@@ -63,17 +63,17 @@ async function make(name: Program, arch: Arch, scratch: string): Promise<string>
   if (kinds.includes('tar') || name === 'farhand-agent') {
     rmSync(file, { force: true });
     await archive(program, file, level);
-    tell(file);
+    printFile(file);
   }
   if (kinds.includes('deb')) {
     const deb = join(dist, debName(name, arch));
     await makeDeb(name, arch, { program, scratch: join(scratch, `${name}-${arch}-deb`), file: deb, level });
-    tell(deb);
+    printFile(deb);
   }
   return file;
 }
 
-function tell(file: string): void {
+function printFile(file: string): void {
   process.stdout.write(`${file}\n`);
 }
 

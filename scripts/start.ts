@@ -33,7 +33,7 @@ function run(main: string, args: string[], variables: Record<string, string> = {
     env: { ...process.env, ...variables },
   });
   child.once('exit', (code, signal) => {
-    if (!stopping && !isHelp) tell(`${main} ended with ${code ?? signal}`);
+    if (!stopping && !isHelp) print(`${main} ended with ${code ?? signal}`);
     stop(code ?? 1);
   });
   children.push(child);
@@ -47,7 +47,7 @@ function stop(code: number): void {
   for (const child of children.reverse()) child.kill('SIGTERM');
 }
 
-function tell(text: string): void {
+function print(text: string): void {
   process.stderr.write(`npm start: ${text}\n`);
 }
 
@@ -88,7 +88,7 @@ function fileOf(path: string | undefined): string[] {
   return path === undefined ? [] : [readFileSync(path, 'utf8')];
 }
 
-/** A key of that name that nobody has any more goes, so that keys do not pile up. */
+/** A key of that name that is no longer stored here is revoked, so that keys do not pile up. */
 async function freshKey(client: Farhand): Promise<string> {
   const { items } = await client.keys.list({ limit: 100 });
   for (const { id, name } of items) if (name === keyName) await client.keys.remove({ key_id: id });
@@ -148,7 +148,7 @@ Paste this:
 
   ${hasCurl() ? curlLine(url, pin, key, machineId) : cliLine(url, pin, key, machineId)}
 
-!! This demo agent runs as the same user as the broker (${userInfo().username}): whoever holds the key above
+!! This demo agent runs as the same user as the broker (${userInfo().username}): a holder of the key above
 !! can read and change whatever this user can, the broker's own data included. Install agents under a user of their own.
 
 Ctrl-C stops both.
@@ -180,6 +180,6 @@ if (isHelp) run('broker/main.ts', argv);
 else
   main(readSettings(brokerSettings, { argv, env: process.env })).catch((error: unknown) => {
     // Who stops has said why.
-    if (!stopping) tell(error instanceof Error ? error.message : String(error));
+    if (!stopping) print(error instanceof Error ? error.message : String(error));
     stop(1);
   });

@@ -53,7 +53,7 @@ export async function* readStream<T>(stream: Readable, signal: AbortSignal): Asy
   try {
     while (!stream.readableEnded && !stream.destroyed && !stream.errored) {
       signal.throwIfAborted();
-      // Whoever names the type knows what the stream brings.
+      // The caller names the type of the events that the stream brings.
       const item = stream.read() as T | null;
       if (item === null) await changed.wait(signal);
       else yield item;

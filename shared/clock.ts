@@ -48,7 +48,7 @@ export const mostSkewMs = 30_000;
 /** The last millisecond that a calendar has (ECMA-262, time values). */
 export const latestInstant = 8.64e15;
 
-/** Wall time as ISO 8601 in UTC; of this moment unless told. */
+/** Wall time as ISO 8601 in UTC; of this moment by default. */
 export function iso(ms: number = now()): string {
   return new Date(ms).toISOString();
 }

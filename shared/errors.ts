@@ -80,7 +80,7 @@ const errnos: Readonly<Record<string, Code>> = {
   ENFILE: 'unavailable',
 };
 
-/** A failure with a code of the table. The message tells the caller what to do next; it never holds a secret. */
+/** A failure with a code of the table. The message says what to do next; it never holds a secret. */
 export class AppError extends Error {
   override readonly name = 'AppError';
   readonly code: Code;

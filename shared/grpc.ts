@@ -162,13 +162,13 @@ async function* answers<T>(
 ): AsyncGenerator<T> {
   const release = givingUp(stream, signal);
   const ended = new Promise<StatusObject>((resolve) => stream.once('status', resolve));
-  // Told by the status, too.
+  // Reported by the status, too.
   stream.on('error', () => undefined);
   try {
     // grpc-js types what it reads as any; the service decodes nothing else.
     for await (const message of stream as AsyncIterable<T>) yield message;
   } catch {
-    // Its status tells more.
+    // Its status says more.
   } finally {
     release();
     sending?.stop();

@@ -17,7 +17,7 @@ export class LogLimiter<T> {
 
   /**
    * `most` of each kind within `ms`; then `report` gets the first of them and how many were held back, if any. More
-   * kinds than `mostKinds` share one period: nobody fills the memory with new ones.
+   * kinds than `mostKinds` share one period: so new ones cannot fill the memory.
    */
   constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
     this.#most = most;

@@ -1,4 +1,4 @@
-// What the three programs share at their very top: which Node runs them, and how they tell of failure.
+// What the three programs share at their start: the check of the Node version, and how failures are printed.
 import { writeFileSync } from 'node:fs';
 import { errnoOf, StartError, UsageError } from './errors.ts';
 import { reasonOf } from './system-errors.ts';
@@ -12,7 +12,7 @@ export function nodeIsGood(version: string): boolean {
   return major > 24 || (major === 24 && atLeast(18, 1));
 }
 
-/** Whoever reads no further, as `head` does, has heard enough: what is under way goes on. */
+/** A reader that stops early, as `head` does, is no failure: what is under way goes on. */
 export function letReadersGo(): void {
   process.stdout.on('error', (error) => {
     if (errnoOf(error) !== 'EPIPE') throw error;

@@ -108,7 +108,7 @@ export function parseSettings<Table extends Record<string, Setting>>(
   return Object.fromEntries(entries) as Settings<Table>;
 }
 
-/** What of a table is set anywhere, as it was written; `readSettings` tells whether it is good. */
+/** Settings of a table that are set anywhere, as written; `readSettings` validates them. */
 export function givenSettings(table: Record<string, Setting>, from: Invocation): Record<string, unknown> {
   const flags = readFlags(table, from.argv);
   const variables = Object.fromEntries(flagged(table).map((name) => [name, from.env[variable(name)]]));

@@ -22,7 +22,7 @@ const ofPaths: Readonly<Record<string, Fault>> = {
   ENOSPC: ['the disk is full', 'make room there (df -h shows how much is left)'],
   EDQUOT: ['the disk quota is used up', 'make room there, or ask for more'],
   EFBIG: ['is larger than a file may be here', 'choose another disk, or raise the limit (ulimit -f)'],
-  EIO: ['the disk reports an error', 'dmesg tells more'],
+  EIO: ['the disk reports an error', 'see dmesg'],
   ELOOP: ['its links lead in a circle', 'is the path right?'],
   ENAMETOOLONG: name,
   EILSEQ: name,
@@ -56,7 +56,7 @@ export function reasonOf(error: unknown, of?: string): string {
   return `${where}${wrong} (${errno}); ${next}`;
 }
 
-/** The same error with the path that a read or write of an open file does not tell. */
+/** The same error with the path that a read or write of an open file does not name. */
 export function atPath(error: unknown, path: string): unknown {
   return error instanceof Error && errnoOf(error) ? Object.assign(error, { path }) : error;
 }

@@ -1,5 +1,5 @@
 // Services of the protos as grpc-js takes them. proto-loader does the same, but has every message describe itself for
-// servers that tell their protos: that is 6 MiB of an agent's memory.
+// servers that publish their protos: that is 6 MiB of an agent's memory.
 import type { MethodDefinition } from '@grpc/grpc-js';
 import type { Method, Type } from 'protobufjs';
 import { protos } from './protos.ts';

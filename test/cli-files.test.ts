@@ -381,7 +381,7 @@ describe('farhand files, in edge cases', () => {
       farhand('files get', [`web-1:${there}/one`, '/etc/passwd/one']),
     ]);
     expect([read, missing, full, through].map(({ code, err }) => [code, err])).toEqual([
-      [1, 'farhand: /proc/self/mem: the disk reports an error (EIO); dmesg tells more\n'],
+      [1, 'farhand: /proc/self/mem: the disk reports an error (EIO); see dmesg\n'],
       [1, `farhand: ${here}/none: does not exist (ENOENT); is the path right?\n`],
       [1, expect.stringMatching(/^farhand: \/dev\/full: the disk is full \(ENOSPC\); make room there .*\n$/)],
       [1, expect.stringMatching(/^farhand: \/etc\/passwd\/one: .* \(ENOTDIR\); is the path right\?\n$/)],

@@ -277,7 +277,7 @@ function forgetAnswers(history: History | undefined): void {
   history?.sql('UPDATE idempotency SET answer = NULL').run();
 }
 
-test('a repeat reveals nothing of a resource that is now on a machine outside the key's reach', async () => {
+test('a repeat reveals nothing of a resource that is now on a machine outside the reach of its key', async () => {
   const { ask, schedule_id, move, forget } = await movedAway();
   expect((await ask()).body.data.id).toBe(schedule_id);
   await move();

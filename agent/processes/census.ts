@@ -1,9 +1,9 @@
-// All processes of this machine at one moment, looked at once for everybody who asks meanwhile.
+// Lists the processes of this machine from /proc; callers at the same time share one scan.
 import { readFileSync } from 'node:fs';
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import { marker } from './plan.ts';
 
-/** One process for ever, since pids come back. */
+/** Identifies one process for ever, since pids are reused. */
 export interface Leader {
   pid: number;
   /** See proc(5). */
@@ -19,7 +19,7 @@ export interface Process extends Leader {
   alive: boolean;
 }
 
-/** A process and what tells whose it is. */
+/** A process with what proves which command it belongs to. */
 export interface Seen extends Process {
   /** Of its environment; undefined where that shows none. */
   mark: string | undefined;
@@ -30,9 +30,9 @@ export interface Seen extends Process {
 let next: Promise<readonly Seen[]> | undefined;
 let last: Promise<unknown> = Promise.resolve();
 
-/** Everybody but us and init, as they are after this call. */
+/** All processes but this one and init, as they are after this call. */
 export function census(): Promise<readonly Seen[]> {
-  // One that is under way may have passed by what is asked for.
+  // A scan under way may have passed the process that is asked for.
   next ??= last.then(() => {
     next = undefined;
     const taken = take();
@@ -42,7 +42,7 @@ export function census(): Promise<readonly Seen[]> {
   return next;
 }
 
-/** One process now. */
+/** The state of one process now. */
 export function statNow(pid: number): Process | undefined {
   try {
     return parseStat(readFileSync(`/proc/${pid}/stat`, 'latin1'));
@@ -86,7 +86,7 @@ async function markOf(pid: number): Promise<string | undefined> {
   return at < 0 ? undefined : text.slice(at + key.length - 1, text.indexOf('\0', at + key.length - 1));
 }
 
-/** A few at a time, so that a scan of thousands does not keep the thread pool from everyone else. */
+/** A few at a time, so that a scan of thousands does not take the whole thread pool. */
 async function inChunks<T, R>(items: readonly T[], run: (item: T) => Promise<R>): Promise<R[]> {
   const results: R[] = [];
   for (let at = 0; at < items.length; at += 16) {

@@ -18,7 +18,7 @@ export class Cgroups {
   /** Spawners are in it, and make the others. */
   readonly directory: string;
 
-  /** Through openCgroups. */
+  /** Created by openCgroups. */
   constructor(directory: string) {
     this.directory = directory;
   }

@@ -1,4 +1,4 @@
-// What a follower of a process gets: started, output from its offsets on, gaps, the exit.
+// The stream of events to a follower of a process: started, output from an offset on, gaps, the exit.
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { OutputLog, OutputReader } from '../../shared/output.ts';
 import { gaveUp } from '../../shared/rpc.ts';
@@ -38,7 +38,7 @@ export function follow(
 
 /**
  * What `answer` gives, until it ends or the signal fires. Ending early, also while it waits, costs nothing. The signal that
- * `answer` gets has fired once it is over in any way: also when nobody asks for the next one.
+ * `answer` gets has fired once it is over in any way: also when the next one is never asked for.
  */
 export function leaving<A>(
   signal: AbortSignal,

@@ -20,7 +20,7 @@ export class Input {
   }
 
   /**
-   * Takes what is new of bytes that stand at `offset` of all that was given, at the end unless told.
+   * Takes what is new of bytes that stand at `offset` of all that was given, at the end by default.
    * Returns how many were taken in all.
    */
   write(data: Uint8Array, offset = this.#taken, end = false): number {
@@ -36,7 +36,7 @@ export class Input {
     return this.#taken;
   }
 
-  /** Nobody reads it any more. */
+  /** The process no longer reads; later input is refused. */
   close(): void {
     this.#pipe.destroy();
   }

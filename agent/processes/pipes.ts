@@ -1,4 +1,4 @@
-// What a command gets as its first three files: named pipes and a file. Node's own stdio pipes are sockets: on them
+// The first three files of a command: named pipes, and a file for known input. Node's own stdio pipes are sockets: on them
 // `echo >/dev/stderr` fails, and bash takes a socket as its input for a remote login.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
@@ -55,7 +55,7 @@ export class PipeNames {
     return this.#refill;
   }
 
-  /** Those of an ended command. */
+  /** Takes back the pipes of an ended command. */
   giveBack(paths: readonly string[]): void {
     this.#free.push(...paths);
   }
@@ -78,7 +78,7 @@ function isFree(path: string): boolean {
   try {
     const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
     try {
-      // EAGAIN unless nobody has it open for writing (pipe(7)).
+      // EAGAIN while a process has it open for writing (pipe(7)).
       if (readSync(reader, Buffer.alloc(1)) > 0) return false;
     } finally {
       closeSync(reader);
@@ -86,7 +86,7 @@ function isFree(path: string): boolean {
     closeSync(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK));
     return false;
   } catch (error) {
-    // Nobody has it open for reading (fifo(7)).
+    // No process has it open for reading (fifo(7)).
     return errnoOf(error) === 'ENXIO';
   }
 }
@@ -214,7 +214,7 @@ function pumpOf(path: string): Pump {
 /**
  * Input that is known from the start as a file without a name: its end comes by itself, and /dev/stdin can be
  * opened, also late and twice; on a named pipe that waits for a writer, who has gone.
- * In memory where that exists, for people pass secrets this way.
+ * In memory where that exists, for users pass secrets this way.
  */
 export async function openInput(bytes: Uint8Array, directory: string): Promise<FileHandle> {
   const name = `farhand-${randomUUID()}`;

@@ -1,4 +1,4 @@
-// From what was asked to what is started: who, where, with which environment, and why it could not be.
+// Turns a request into the program to start: its user, directory and environment, or why it cannot start.
 import { access, constants, stat } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
@@ -12,7 +12,7 @@ export const marker = 'FARHAND_COMMAND_ID';
 
 const defaultPath = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 
-/** The process surely did not run; the message tells the user why. */
+/** The process surely did not run; the message says why. */
 export class NotStarted extends Error {
   override readonly name = 'NotStarted';
 }
@@ -63,7 +63,7 @@ export async function terminalPlan(id: string, spec: TerminalSpec__Output): Prom
   return { file, args, cwd, env, ids: undefined, foreign: false, program: shell };
 }
 
-/** Accounts of services have one that only says no. */
+/** Accounts of services have a shell that only refuses. */
 async function loginShell({ shell }: Account): Promise<string> {
   const refuses = /\/(nologin|false)$/.test(shell);
   if (!refuses && (await find(shell, '/', ''))) return shell;

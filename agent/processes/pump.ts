@@ -1,4 +1,4 @@
-// What a process writes, from its pipe or terminal into its log.
+// Copies the output of a process from its pipe or terminal into its log.
 import type { OnReadOpts, Socket } from 'node:net';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';

@@ -1,4 +1,4 @@
-// Crash recovery: the processes that an earlier agent left are killed, their outcome is unknown, their output stays.
+// Crash recovery: kills the processes that an earlier agent left; their outcome is unknown, their output is stored.
 import { mkdir, readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { now } from '../../shared/clock.ts';

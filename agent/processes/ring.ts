@@ -14,7 +14,7 @@ export async function readRings(directory: string, journal: readonly Line[]): Pr
   return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
 }
 
-/** Once the journal has what they hold. */
+/** Removes the rings, once the journal has what they hold. */
 export async function removeRings(directory: string): Promise<void> {
   for (const path of await ringsIn(directory)) await rm(path, { force: true, recursive: true });
 }
@@ -26,7 +26,7 @@ async function ringsIn(directory: string): Promise<string[]> {
 
 function read(path: string): Promise<string> {
   return readFile(path, 'utf8').catch((error: unknown) => {
-    // Whatever this is, no spawner has written it.
+    // No spawner has written this.
     if (errnoOf(error) === 'EISDIR') return '';
     throw fromErrno(error, path);
   });

@@ -1,4 +1,4 @@
-// A process of a command or terminal that runs, from its start to the end of its whole tree.
+// A running process of a command or terminal, from its start to the end of its whole tree.
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Leader } from './census.ts';

@@ -3,7 +3,7 @@ import { collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 
 export type RequestMetrics = ReturnType<typeof createMetrics>;
 
-/** Opens a registry of its own; `machines` tells how many are linked and registered. */
+/** Opens a registry of its own; `machines` counts those linked and registered. */
 export function createMetrics(machines: () => { online: number; registered: number }) {
   const registry = new Registry();
   collectDefaultMetrics({ register: registry });

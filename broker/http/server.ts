@@ -25,7 +25,7 @@ export interface Port {
   silentMs: number;
   /** Serves over TLS. */
   tls?: SecureContextOptions | undefined;
-  /** Tells browsers to come only over TLS from now on (HSTS). */
+  /** Makes browsers use only TLS from now on (HSTS). */
   hsts: boolean;
 }
 

@@ -47,7 +47,7 @@ const unaryDeadlineMs = 30_000;
 const answerWithinMs = 10_000;
 /** How many calls of each other class may be open at once, so that stalled downloads do not hold up a listing. */
 const mostOpen = { unary: 1024, process: 96, terminal: openTerminals + terminalClients, watch: 32 };
-/** Why the sending side of a finished call stops: it is never shown, and an error costs its stack. */
+/** Why the sending side of a finished call stops: it is never printed, and an error costs its stack. */
 const finished = new AppError('unavailable', 'the call is over');
 
 /** A call from its notice to its end. */

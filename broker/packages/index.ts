@@ -1,4 +1,4 @@
-// The packages of agents that this broker hands out, and how a machine gets one with a single line.
+// The agent packages that this broker serves, and the line that installs one on a machine.
 import { createHash } from 'node:crypto';
 import { existsSync, readFileSync, statSync } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
@@ -12,7 +12,7 @@ export interface Packages {
   handlers: Handlers['packages'];
   /** SHA-256 of SHA256SUMS in hexadecimal, which join tokens carry; undefined where there are no packages. */
   hash(): string | undefined;
-  /** The line that installs the agent with this token, under a name if one is told; or why there is none. */
+  /** The line that installs the agent with this token, under that name if one is given; or why there is none. */
   words(token: string, name?: string): Words;
 }
 
@@ -23,24 +23,24 @@ const sumsLine = /^([0-9a-f]{64}) {2}([\w.-]+\.tar\.gz)$/;
 /** Beside the programs of a package; in a checkout what `npm run package` made. */
 const usual = (): string => shipped('packages', () => join(home, 'dist/packages'));
 
-/** What can be had, by name, with its SHA-256. */
+/** The files served, by name, with their SHA-256. */
 interface Offer {
   directory: string;
   hash: string;
   files: ReadonlyMap<string, string>;
 }
 
-/** `directory`: as told by the settings. Throws StartError when what is told is not there. */
+/** `directory`: as set by --packages. Throws StartError when that holds no packages. */
 export function openPackages(directory: string | undefined, reached: () => Reached): Packages {
   const offered = offering(directory ?? usual(), directory !== undefined);
   return {
     handlers: {
       script() {
-        demand(offered());
+        assertOffer(offered());
         return { type: 'text/x-shellscript', body: scriptFor(reached()) };
       },
       async file({ file, if_none_match }, caller) {
-        const { directory: folder, files } = demand(offered());
+        const { directory: folder, files } = assertOffer(offered());
         const hash = files.get(file);
         if (!hash)
           throw new AppError('route_not_found', `there is no such package; see ${sumsFile}`, { file });
@@ -61,7 +61,7 @@ export function openPackages(directory: string | undefined, reached: () => Reach
 const missing =
   'this broker has no packages: make them with npm run package, or start it with --packages DIR';
 
-function demand(offer: Offer | undefined): Offer {
+function assertOffer(offer: Offer | undefined): Offer {
   if (offer) return offer;
   throw new AppError('route_not_found', missing);
 }
@@ -84,14 +84,14 @@ async function pieceOf(path: string, at: number): Promise<Buffer> {
   }
 }
 
-/** What lies there now: read again when its list changes, as `npm run package` beside a running broker does. */
-function offering(directory: string, told: boolean): () => Offer | undefined {
+/** The packages there now: read again when the list changes, as by `npm run package` beside a running broker. */
+function offering(directory: string, isSet: boolean): () => Offer | undefined {
   let known = markOf(directory);
-  let offer = offerIn(directory, told);
+  let offer = offerIn(directory, isSet);
   return () => {
     const mark = markOf(directory);
     if (mark !== known) offer = soundOffer(directory);
-    // One that was not sound may become so as it is.
+    // A list with missing files may become complete without a change of its own.
     known = offer ? mark : '';
     return offer;
   };
@@ -103,7 +103,7 @@ function markOf(directory: string): string {
   return ino === undefined ? '' : `${ino} ${mtimeMs} ${size}`;
 }
 
-/** A list that names what is not there is none: somebody is at work on it, or has broken it. */
+/** A list that names missing files does not count: it is being written, or is damaged. */
 function soundOffer(directory: string): Offer | undefined {
   try {
     return offerIn(directory, false);
@@ -113,10 +113,10 @@ function soundOffer(directory: string): Offer | undefined {
   }
 }
 
-function offerIn(directory: string, told: boolean): Offer | undefined {
+function offerIn(directory: string, isSet: boolean): Offer | undefined {
   const path = join(directory, sumsFile);
   if (!existsSync(path)) {
-    if (told) throw new StartError(`--packages ${directory}: there is no ${sumsFile} in it`);
+    if (isSet) throw new StartError(`--packages ${directory}: there is no ${sumsFile} in it`);
     return undefined;
   }
   const text = readFileSync(path, 'utf8');

@@ -10,7 +10,7 @@ export interface Reached {
   url: string;
   /** HOST:PORT where agents dial in; empty when it takes none. */
   grpc: string;
-  /** How agents reach it, where that was told; else empty. */
+  /** How agents reach it, where that is set; else empty. */
   publicGrpc: string;
   /** `sha256//BASE64` of the key behind the URL, where its certificate is the broker's own; else empty. */
   pin: string;

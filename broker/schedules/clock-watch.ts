@@ -22,7 +22,7 @@ export class ClockWatch {
 
   /**
    * `drift`: milliseconds by which the clock was set since the last look, 0 if it was not. `corrected`: what the clock
-   * would have shown at that look.
+   * would have read at that look.
    */
   look(): { drift: number; corrected: number } {
     const drift = now() - monotonic() - this.#skew;

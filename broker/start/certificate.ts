@@ -49,11 +49,11 @@ async function ofAuthority(authority: Authority, names: string[], log: Logger): 
   };
 }
 
-/** Under which names and addresses people may know this broker. */
+/** Names and addresses under which clients may reach this broker. */
 function namesOf({ public_url, http }: BrokerSettings): string[] {
-  const told = public_url === undefined ? [] : [new URL(public_url).hostname.replace(/^\[|\]$/g, '')];
+  const published = public_url === undefined ? [] : [new URL(public_url).hostname.replace(/^\[|\]$/g, '')];
   const anywhere = ['0.0.0.0', '::'];
-  const all = [...told, http.host, 'localhost', '127.0.0.1', '::1', hostname()];
+  const all = [...published, http.host, 'localhost', '127.0.0.1', '::1', hostname()];
   return [...new Set(all)].filter((name) => name !== '' && !anywhere.includes(name));
 }
 

@@ -34,7 +34,7 @@ export interface Broker {
   sessions: Pick<Sessions, 'redeem' | 'join'>;
   /** Whether it serves and its history answers. */
   alive(): boolean;
-  /** Stops taking work, tells agents to come back, flushes, gives the directory back. At most 10 s. */
+  /** Stops taking work, asks agents to reconnect, flushes, releases the directory. At most 10 s. */
   close(): Promise<void>;
 }
 

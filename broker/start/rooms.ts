@@ -58,7 +58,7 @@ export interface Tuning {
 /** Closes what was opened, the last first. */
 export type Closers = (() => unknown)[];
 
-/** What people are told of a broker as it runs. */
+/** The status of a running broker, as its log and commands print it. */
 export interface Status {
   ready: boolean;
   /** Of the REST API. */

@@ -1,4 +1,4 @@
-// A small process that attacks a broker in one of the ways, as fast as it can, until it is told to stop.
+// A small process that attacks a broker in one of the ways, as fast as it can, until SIGTERM.
 import { connect as connectHttp2, constants } from 'node:http2';
 import { connect, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -185,7 +185,7 @@ export const assaults: Record<string, Assault> = {
         for (let n = 0; n < 5_000 && !opened.destroyed; n += 1) call(opened);
       }),
     ),
-  'gRPC: large messages of nobody, 8 connections': (target) =>
+  'gRPC: large messages without a key, 8 connections': (target) =>
     crowd(8, () =>
       onSession(target, (opened) => {
         const stream = call(opened);

@@ -120,7 +120,7 @@ async function trues(way: WayName, targets: Targets, wanted: Trues): Promise<See
   return seen;
 }
 
-/** Every way in turn, `runs` times, each time another one first. A way that fails is out, and told. */
+/** Every way in turn, `runs` times, each time another one first. A way that fails is left out and reported. */
 async function inTurns<Way extends string, T>(
   { runs, table }: Ground,
   ways: Way[],

@@ -9,7 +9,7 @@ import { Farhand as Client } from '../../shared/sdk/index.ts';
 
 export interface Running {
   pid: number;
-  /** The log line that told that it is up. */
+  /** The log line that reported that it is up. */
   line: Record<string, string>;
 }
 
@@ -31,7 +31,7 @@ const longestRunMs = 15 * 60_000;
 
 /**
  * Runs a bench in a temporary folder of its own. Whatever it starts is ended and the folder removed when it is done,
- * fails, or is told to stop.
+ * fails, or is stopped.
  */
 export async function bench(main: (folder: string) => Promise<void>): Promise<void> {
   const folder = mkdtempSync(join(tmpdir(), 'farhand-bench-'));

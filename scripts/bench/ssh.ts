@@ -32,7 +32,7 @@ export function programPath(name: string): string | undefined {
   return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
 }
 
-/** Which of these programs are there; the table tells what to install for the others. */
+/** Which of these programs are there; the table says what to install for the others. */
 export function present(packages: Record<string, string>, table: Table): Set<string> {
   const has = new Set(Object.keys(packages).filter((name) => programPath(name)));
   for (const [name, debian] of Object.entries(packages)) {
@@ -41,7 +41,7 @@ export function present(packages: Record<string, string>, table: Table): Set<str
   return has;
 }
 
-/** The server, or nothing where a program is missing or it does not come up, which the table tells. */
+/** The server, or nothing where a program is missing or it does not come up, which the table says. */
 export async function startSsh(folder: string, table: Table, has: Set<string>): Promise<Ssh | undefined> {
   const sshd = programPath('sshd');
   if (!sshd || !Object.keys(sshPackages).every((name) => has.has(name))) return undefined;
@@ -74,7 +74,7 @@ async function startSshd(sshd: string, room: string): Promise<Ssh> {
     PermitRootLogin: 'prohibit-password',
     // The default of 10 would refuse commands that run at once over one connection.
     MaxSessions: 64,
-    // Else bash would read the .bashrc of whoever runs the bench before every command.
+    // Else bash would read the .bashrc of the user who runs the bench before every command.
     SetEnv: 'SHLVL=1',
     Subsystem: 'sftp internal-sftp',
   };
@@ -107,8 +107,8 @@ async function startSshd(sshd: string, room: string): Promise<Ssh> {
 export async function startMaster({ options }: Ssh, folder: string): Promise<string> {
   const socket = join(folder, 'master');
   // ssh runs its local command once others may come.
-  const tell = ['-o', 'PermitLocalCommand=yes', '-o', 'LocalCommand=echo master is up >&2'];
-  const flags = [...options.split(' '), '-M', '-N', '-S', socket, ...tell, 'bench'];
+  const report = ['-o', 'PermitLocalCommand=yes', '-o', 'LocalCommand=echo master is up >&2'];
+  const flags = [...options.split(' '), '-M', '-N', '-S', socket, ...report, 'bench'];
   await until('ssh', flags, (text) => (text === 'master is up' ? {} : undefined));
   await run(`ssh ${options} -S ${socket} bench true`);
   return socket;
@@ -120,7 +120,7 @@ function settings(table: Record<string, string | number>): string {
     .join('');
 }
 
-/** sshd cannot be told to choose a port itself. */
+/** sshd cannot choose a port itself. */
 function freePort(): Promise<number> {
   const server = createServer();
   return new Promise((resolve, reject) => {

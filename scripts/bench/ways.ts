@@ -29,7 +29,7 @@ export interface Way {
   close(): Promise<void>;
 }
 
-/** The part of a command's record that tells whether it went well. */
+/** The part of a command's record that says whether it succeeded. */
 interface Answer {
   id: string;
   status: string;

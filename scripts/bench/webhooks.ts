@@ -47,7 +47,7 @@ async function bare(url: string, seconds: number): Promise<number> {
   return done / seconds;
 }
 
-/** Times of small reads, one after another, until told to stop. */
+/** Times of small reads, one after another, until stopped. */
 async function reads(http: string, key: string, going: () => boolean): Promise<number[]> {
   const client = new Client({ baseUrl: http, apiKey: key, retries: 0 });
   const times: number[] = [];
@@ -68,7 +68,7 @@ async function main(folder: string): Promise<void> {
   const dataDir = join(folder, 'broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
   const broker = await program(
-    'scripts/bench/telling.ts',
+    'scripts/bench/event-rate.ts',
     [values.rate, values.seconds, ...flags, '--webhook-allow', '127.0.0.1'],
     'broker is up',
   );

@@ -58,7 +58,7 @@ const shape: BuildOptions = {
   bundle: true,
   format: 'esm',
   target: 'node22',
-  // Half of what V8 keeps of the text; names and short lines stay, for whoever reads a stack.
+  // Half of what V8 keeps of the text; names and short lines stay, for readers of a stack.
   minifySyntax: true,
   minifyWhitespace: true,
   lineLimit: 120,
@@ -80,7 +80,7 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     chunkNames: 'part-[hash]',
     splitting: true,
     platform: 'node',
-    // grpc-js asks for it where a server tells of its channels; only the broker's health check has use for it.
+    // grpc-js asks for it where a server reports its channels; only the broker's health check has use for it.
     external: names.includes('farhand-broker') ? [] : ['@grpc/proto-loader'],
     banner: { js: banner },
     metafile: true,
@@ -103,7 +103,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
 }
 
 /**
- * bin/NAME.js for whatever Node a user has: one that is too old is told so before it meets what it cannot load. Has
+ * bin/NAME.js for whatever Node a user has: one that is too old gets an error that says so before it meets what it cannot load. Has
  * only words that Node 12 knows.
  */
 export async function bundleDoors(names: readonly Entry[], folder: string): Promise<void> {

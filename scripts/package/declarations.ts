@@ -74,7 +74,7 @@ function take(file: string, place: Place): void {
   write(target, text);
 }
 
-/** Of a service only its messages are told. */
+/** Of a service only its messages are declared. */
 function withoutGrpc(text: string): string {
   return text
     .replace(/^import type \* as grpc .*\n/m, '')
@@ -88,7 +88,7 @@ function sourceOf(name: string, from: string): string | undefined {
   if (name === 'zod') return join(root, 'node_modules/zod/index.d.ts');
   if (name.startsWith('.')) return join(dirname(from), name.replace(/\.(ts|js)$/, '.d.ts'));
   if (name === '@grpc/proto-loader') return undefined;
-  throw new Error(`${from} tells its types in terms of ${name}: users of ours do not have that`);
+  throw new Error(`${from} declares types in terms of ${name}, which users of the package do not have`);
 }
 
 function targetOf(file: string, { emitted, types }: Place): string {

@@ -6,7 +6,7 @@ import { addAddons, addBinaries } from './binaries.ts';
 import { bundlePrograms, type Entry } from './bundles.ts';
 import { type Arch, version } from './ground.ts';
 
-/** Packages by name, with the programs in each and what Node is told to run them. */
+/** Packages by name, with the programs in each and the flags of Node to run them. */
 export const programs = {
   'farhand-agent': { entries: ['farhand-agent'], summary: 'lets a Farhand broker reach this machine' },
   'farhand-broker': { entries: ['farhand-broker', 'farhand'], summary: 'control plane for remote machines' },

@@ -30,7 +30,7 @@ function plainRoutes() {
 
 const readers = ['/shared/sdk/index.ts', '/broker/cli/route-verb.ts'];
 
-/** What the SDK and the verbs import of the routes is data; what of the SDK nobody uses is left out. */
+/** What the SDK and the verbs import of the routes is data; unused parts of the SDK are left out. */
 export const routesAsData: Plugin = {
   name: 'routes as data',
   setup(esbuild) {

@@ -7,7 +7,7 @@ export function demandAccess(directory: string): void {
   if (why) throw new StartError(why, 1);
 }
 
-/** What to tell whoever may not use it; undefined where it may be used, or is not there. */
+/** The advice for a user who may not use it; undefined where it may be used, or is not there. */
 export function refusedIn(directory: string): string | undefined {
   try {
     accessSync(directory, constants.R_OK | constants.W_OK | constants.X_OK);

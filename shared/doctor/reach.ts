@@ -12,7 +12,7 @@ export function hostPortOf(text: string): { host: string; port: number } | undef
   return match ? { host: (match[1] ?? '').replace(/^\[|\]$/g, ''), port: Number(match[2]) } : undefined;
 }
 
-/** Rejects where nobody listens. */
+/** Rejects where no program listens. */
 export async function reachPort(host: string, port: number): Promise<void> {
   await settled(connect({ host, port }), 'connect');
 }

@@ -60,7 +60,7 @@ export async function systemdVersion(): Promise<number> {
   return Number.parseInt((await must('systemctl', ['--version'])).replace(/^systemd /, ''), 10);
 }
 
-const shown = {
+const properties = {
   active: 'ActiveState',
   load: 'LoadState',
   enabled: 'UnitFileState',
@@ -73,9 +73,9 @@ const shown = {
 };
 
 export async function stateOf(name: string): Promise<State> {
-  const text = await must('systemctl', ['show', name, `--property=${Object.values(shown).join(',')}`]);
+  const text = await must('systemctl', ['show', name, `--property=${Object.values(properties).join(',')}`]);
   const values = new Map(text.split('\n').map((line): [string, string] => split(line)));
-  const value = (key: keyof typeof shown): string => values.get(shown[key]) ?? '';
+  const value = (key: keyof typeof properties): string => values.get(properties[key]) ?? '';
   const [, status = '', version] = /^(.*?)(?: \((\d[\w.+-]*)\))?$/.exec(clean(value('status'))) ?? [];
   return {
     active: value('active'),

@@ -1,4 +1,4 @@
-// What both programs can do about their own service, and the text by which a running agent tells of its link.
+// The verbs of both programs for their own service, and the status text in which an agent reports its link.
 import type { Invocation } from '../settings.ts';
 
 const verbs = ['install', 'status', 'uninstall'] as const;

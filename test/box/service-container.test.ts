@@ -303,7 +303,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const left = ['/var/lib/farhand-agent', '(', '-type', 'l', '-o', '!', '-user', 'root', ')'];
     expect((await box.run('find', ...left)).stdout).toBe('');
     expect(rooted).toMatchObject({ code: 0 });
-    expect(rooted.stdout).toContain('whoever may use it through the broker is root');
+    expect(rooted.stdout).toContain('every key that may run commands on it is root');
     expect(await exec('id -un')).toMatchObject({ stdout: 'root\n' });
     expect(await property('farhand-agent', 'NotifyAccess')).toBe('main');
   });

@@ -105,7 +105,7 @@ export const watch = (directory: Confined): FSWatcher =>
 export const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.ino}`;
 export const identify = async (at: Confined): Promise<string> => identityOf(await stat(at));
 
-/** Which mount an open directory was reached through. The device does not tell bind mounts apart. */
+/** Which mount an open directory was reached through. The device is the same for all bind mounts. */
 export function mountOf(at: Confined): string | undefined {
   // The kernel answers from memory, so this waits for no disk.
   const info = readFileSync(`/proc/self/fdinfo/${posix.basename(at)}`, 'latin1');

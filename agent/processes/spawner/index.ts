@@ -1,4 +1,4 @@
-// The agent's side of the spawner: one process, after its death another, and a stand-in where it hangs.
+// The agent's side of the spawner: a process that is replaced when it dies, with a second one while it hangs.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { after, monotonic } from '../../../shared/clock.ts';
@@ -42,7 +42,7 @@ export interface SpawnersOptions {
 
 /** A program on a disk that does not answer holds up its spawner; the next one starts what comes later. */
 const most = 3;
-/** Little room for garbage and no threads to collect it. */
+/** A small heap, and no threads to collect garbage. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--disable-warning=ExperimentalWarning'];
 const startMs = 30_000;
 /** How long KILL is repeated for what a dead spawner left half started. */
@@ -154,7 +154,7 @@ class SpawnerProcess {
     this.#child.on('error', (error) => this.#ready.reject(error));
     // A spawner that the agent no longer hears must not start anything.
     this.#child.once('disconnect', () => this.#child.kill('SIGKILL'));
-    // Nobody else has the other end of the channel.
+    // No other process has the other end of the channel.
     this.#child.on('message', (report) => this.#take(report as SpawnReport));
   }
 

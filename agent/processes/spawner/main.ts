@@ -133,8 +133,8 @@ function startTime(pid: number): string {
 }
 
 /**
- * Node opens everything close-on-exec, so what is not was inherited, terminals of the agent or files of whoever started
- * that, and every program would inherit it, too.
+ * Node opens everything close-on-exec, so what is not was inherited: terminals of the agent or files of the process that
+ * started it. Every program would inherit it, too.
  */
 function closeInherited(): void {
   for (const fd of readdirSync('/proc/self/fd').map(Number)) {
@@ -148,7 +148,7 @@ function closeInherited(): void {
   }
 }
 
-/** A unit may protect the agent from the out-of-memory killer, but not what people run. */
+/** A unit may protect the agent from the out-of-memory killer, but not its commands. */
 function resetOomScore(): void {
   const file = '/proc/self/oom_score_adj';
   try {

@@ -1,4 +1,4 @@
-// What agent and spawner send each other over Node's channel between parent and child.
+// The messages between agent and spawner, over Node's channel between parent and child.
 
 /** A program to start. */
 export interface SpawnRequest {

@@ -1,4 +1,4 @@
-// One client of a terminal: what it is given, at its pace, and what it does.
+// One client of a terminal: sends it output as fast as it reads, and takes its input, sizes and signals.
 import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
 import type { ReaderPosition, Wake } from '../../../shared/backpressure.ts';
@@ -15,8 +15,8 @@ import { fellOut, type Scrollback } from './scrollback.ts';
 const pieceBytes = 64 * 1024;
 /** Input of one client that may wait for the program before its call is no longer read. */
 const queuedBytes = 64 * 1024;
-/** Input that is taken is told of with output, and without any after so many bytes: an echo costs no message more. */
-const untoldBytes = 8 * 1024;
+/** Input is acknowledged along with output, and after so many bytes without any: an echo costs no extra message. */
+const acknowledgeBytes = 8 * 1024;
 
 /** Why a client's call is over before its terminal: it went, the link did, or it did something wrong. */
 export type Parting = 'left' | 'lost' | AppError;
@@ -40,21 +40,21 @@ export class Client {
   #position: number;
   #news: Size | undefined;
   #queued = 0;
-  /** It has been here in an earlier call. */
+  /** It was attached in an earlier call. */
   readonly #known: boolean;
   /** Bytes of input that the terminal has, of all its calls: what is queued is written as long as that lives. */
-  #typed: number;
-  #told = 0;
-  /** Nothing of its call is read, so what it takes is not heard of either. */
-  #deaf = false;
+  #received: number;
+  #acknowledged = 0;
+  /** Its call is not read, so its acknowledgements of output do not arrive either. */
+  #paused = false;
   #parting: Parting | undefined;
 
-  /** `from` is kept. `before`: the same one in its last call, which takes nothing any more. */
+  /** `from`: an offset that is stored. `before`: the same client in its last call, which is over. */
   constructor(terminal: Watched, from: number, before: Client | undefined) {
     this.#terminal = terminal;
     this.#position = from;
     this.#known = before !== undefined;
-    this.#typed = before ? before.#typed : 0;
+    this.#received = before ? before.#received : 0;
     this.place = terminal.output.pace.join(from);
   }
 
@@ -68,16 +68,16 @@ export class Client {
     this.#terminal.changed.wake();
   }
 
-  tellSize(size: Size): void {
+  sendSize(size: Size): void {
     this.#news = size;
   }
 
-  /** Everything it is told, until the terminal has ended, or it. */
+  /** All messages to it, until the terminal or its call has ended. */
   async *answers(signal: AbortSignal): AsyncGenerator<AttachTerminalResponse> {
     const { output, changed } = this.#terminal;
-    this.#told = this.#typed;
+    this.#acknowledged = this.#received;
     const head = { offset: this.#position, size: this.#terminal.size, known: this.#known };
-    yield { head, input_taken: this.#told };
+    yield { head, input_taken: this.#acknowledged };
     while (!signal.aborted) {
       // Looked at before reading: once it is set, all output is there.
       const { exit } = this.#terminal;
@@ -94,10 +94,10 @@ export class Client {
 
   #next(): AttachTerminalResponse | undefined {
     const news = this.#seen();
-    const untold = this.#typed - this.#told;
-    if (untold === 0 || (!news && untold < untoldBytes)) return news;
-    this.#told = this.#typed;
-    return { ...news, input_taken: this.#told };
+    const unacknowledged = this.#received - this.#acknowledged;
+    if (unacknowledged === 0 || (!news && unacknowledged < acknowledgeBytes)) return news;
+    this.#acknowledged = this.#received;
+    return { ...news, input_taken: this.#acknowledged };
   }
 
   #seen(): AttachTerminalResponse | undefined {
@@ -105,7 +105,7 @@ export class Client {
     this.#news = undefined;
     if (size) return { size };
     // A program that waits for its output to be taken reads no input: else the two would wait for each other.
-    if (this.#deaf) this.#moved(this.#position);
+    if (this.#paused) this.#acknowledge(this.#position);
     const room = this.place.position + terminalReplayBytes - this.#position;
     const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));
     if (data.length === 0) return undefined;
@@ -114,32 +114,32 @@ export class Client {
     return { output: { offset, data } };
   }
 
-  /** Resolves when there may be more: a program that does not read holds up those who type. */
+  /** Resolves when there may be more: a program that does not read delays the clients that type. */
   async take({ input, size, signal, taken, open }: AttachTerminalRequest__Output): Promise<void> {
     if (this.#parting) return;
     const terminal = this.#terminal;
     if (open) throw new AppError('invalid_request', 'a client is open already');
     if (size) terminal.resize(checkedSize(size), this);
     if (signal) this.#signal(signal);
-    if (taken !== undefined) this.#moved(taken);
+    if (taken !== undefined) this.#acknowledge(taken);
     if (input) await this.#type(input);
   }
 
   async #type(input: Uint8Array): Promise<void> {
     this.#queued += input.length;
-    this.#typed += input.length;
-    if (this.#typed - this.#told >= untoldBytes) this.#terminal.changed.wake();
+    this.#received += input.length;
+    if (this.#received - this.#acknowledged >= acknowledgeBytes) this.#terminal.changed.wake();
     const written = this.#terminal.pty?.write(input).then(() => {
       this.#queued -= input.length;
     });
     if (this.#queued <= queuedBytes) return;
-    this.#deaf = true;
+    this.#paused = true;
     this.#terminal.changed.wake();
     await written;
-    this.#deaf = false;
+    this.#paused = false;
   }
 
-  #moved(taken: number): void {
+  #acknowledge(taken: number): void {
     const position = Math.min(Math.max(taken, this.place.position), this.#position);
     if (position === this.place.position) return;
     this.#terminal.output.pace.moved(this.place, position);

@@ -1,4 +1,4 @@
-// Terminals of this machine: opened, kept, attached to.
+// The terminals of this machine: opens them, supervises them, and attaches clients.
 import type { AttachTerminalOpen__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
 import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
@@ -128,7 +128,7 @@ async function* events(
 ): AsyncGenerator<{ event: TerminalEvent }> {
   await terminal.begun(signal);
   const { started } = terminal;
-  // Who finds it over is not told first that it is there.
+  // A keeper of a terminal that is over gets no "started" first.
   if (started && !(found && terminal.exit) && !signal.aborted)
     yield { event: { started: { pid: started.pid, started_at_ms: started.at } } };
   while (!terminal.exit && !signal.aborted) await terminal.changed.wait(signal);

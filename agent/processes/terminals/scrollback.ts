@@ -37,7 +37,7 @@ export class Scrollback {
     return this.#end;
   }
 
-  /** Where somebody begins who has seen nothing; a character that is cut there is left out. */
+  /** The offset at which a new client begins; a character that is cut there is left out. */
   replayFrom(): number {
     const from = Math.max(this.start, this.#end - terminalReplayBytes);
     if (from === 0) return 0;
@@ -52,7 +52,7 @@ export class Scrollback {
     return this.pace.hold(() => this.#end);
   }
 
-  /** Nobody is waited for any more. */
+  /** No reader is waited for any more. */
   release(): void {
     this.pace.release();
   }

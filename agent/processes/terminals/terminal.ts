@@ -1,4 +1,4 @@
-// One terminal: what it has said, who keeps it, and who looks at it.
+// One terminal: its output, the calls that keep it alive, and its clients.
 import { after } from '../../../shared/clock.ts';
 import type { Exit } from '../journal.ts';
 import { Tracked } from '../table.ts';
@@ -47,14 +47,14 @@ export class Terminal extends Tracked implements Watched {
 
   async close(): Promise<void> {
     this.#stopGrace();
-    this.#letGo();
+    this.#releaseHeld();
   }
 
   async remove(): Promise<void> {
-    // Whoever still reads it has it.
+    // It is in memory alone: a client that still reads has it.
   }
 
-  /** Somebody keeps it until the returned function is called; without anybody it is ended after its grace. */
+  /** Keeps it alive until the returned function is called; without a keeper it is ended after its grace. */
   keep(): () => void {
     this.#keepers += 1;
     this.#stopGrace();
@@ -69,7 +69,7 @@ export class Terminal extends Tracked implements Watched {
     };
   }
 
-  /** A new client; one of the same id is let go, or goes on where it was. */
+  /** A new client; one of the same id is replaced, and its counts go on. */
   attach(id: string, offset: number | undefined): Client {
     const from = offset ?? this.output.replayFrom();
     if (from < this.output.start || from > this.output.end) throw fellOut(this.output, from);
@@ -90,21 +90,21 @@ export class Terminal extends Tracked implements Watched {
     if (held && this.#keepers > 0) this.#awaitHeld();
   }
 
-  /** The last size rules; all other clients are told. */
+  /** The last size rules; all other clients are notified. */
   resize(size: Size, by: Client): void {
     this.size = size;
     this.pty?.resize(size);
-    for (const client of this.#clients.values()) if (client !== by) client.tellSize(size);
+    for (const client of this.#clients.values()) if (client !== by) client.sendSize(size);
     this.changed.wake();
   }
 
   /** Once the link is back, who is gone is waited for only so long. */
   #awaitHeld(): void {
     this.#stopWaiting();
-    if (this.#held.size > 0) this.#stopWaiting = after(this.#limits.heldMs, () => this.#letGo());
+    if (this.#held.size > 0) this.#stopWaiting = after(this.#limits.heldMs, () => this.#releaseHeld());
   }
 
-  #letGo(): void {
+  #releaseHeld(): void {
     this.#stopWaiting();
     for (const id of [...this.#held.keys()]) this.#unhold(id);
   }

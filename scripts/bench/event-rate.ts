@@ -10,7 +10,7 @@ const [rate = '', seconds = '', ...argv] = process.argv.slice(2);
 const machine = { id: 'mach_0000000000000000000000', name: 'web-1' };
 const tickMs = 10;
 
-/** What a command of some length tells. */
+/** The event of a command of some length. */
 const data = {
   command_id: 'cmd_0000000000000000000000',
   command: `sh -c ${'x'.repeat(200)}`,
@@ -22,7 +22,7 @@ const data = {
 
 let rooms: { history: History; events: Events } | undefined;
 
-function tell(): void {
+function emit(): void {
   const begun = performance.now();
   let received = 0;
   const timer = setInterval(() => {
@@ -35,7 +35,7 @@ function tell(): void {
   }, tickMs);
 }
 
-process.once('SIGUSR2', tell);
+process.once('SIGUSR2', emit);
 process.once('SIGTERM', () => process.exit(0));
 await startBroker(readSettings(brokerSettings, { argv, env: {} }), createLogger('farhand-broker', 'info'), {
   rooms(given) {
