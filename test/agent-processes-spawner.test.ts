@@ -280,7 +280,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(await alive(pid!)).toBe(false);
   });
 
-  /** An agent of its own on the same directory; `body` has room and start(command, id). Tells its journal's id. */
+  /** An agent of its own on the same directory; `body` has room and start(command, id). Resolves to its journal's id. */
   async function otherAgent(body = ''): Promise<{ agent: ChildProcess; journalId: string }> {
     await room.stop();
     const path = join(home, 'fixture.ts');

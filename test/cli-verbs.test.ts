@@ -59,7 +59,7 @@ describe('the command line', () => {
   test('an error has the next step if no broker is configured, answers or accepts the key', async () => {
     const { house, farhand } = await openScene();
     const limited = await house.keyed(['machines:read']);
-    const [spaced, noUrl, nowhere, nobody, stranger, limits] = await Promise.all([
+    const [spaced, noUrl, nowhere, unreachable, stranger, limits] = await Promise.all([
       farhand('machines list', [], { env: { FARHAND_API_KEY: 'a b' } }),
       farhand('machines list', [], { env: { FARHAND_URL: 'http://me:word@127.0.0.1:2' } }),
       openLine()('machines list'),
@@ -70,7 +70,7 @@ describe('the command line', () => {
     for (const { code, err } of [spaced, noUrl])
       expect([code, err]).toEqual([78, expect.stringMatching(/^farhand: .*FARHAND_API_KEY.*\n$/)]);
     expect([nowhere.code, nowhere.err]).toEqual([78, expect.stringContaining('farhand login URL')]);
-    expect([nobody.code, nobody.err]).toEqual([
+    expect([unreachable.code, unreachable.err]).toEqual([
       1,
       expect.stringMatching(/no answer from http:\/\/127.0.0.1:2.*\n.*doctor/),
     ]);
@@ -82,7 +82,7 @@ describe('the command line', () => {
       1,
       expect.stringMatching(/forbidden, request req_\w+\)\n.*whoami/),
     ]);
-    for (const { err } of [nowhere, nobody, stranger, limits])
+    for (const { err } of [nowhere, unreachable, stranger, limits])
       expect(err).not.toMatch(/service_apikey_\w| {4}at /);
   });
 

@@ -323,18 +323,18 @@ describe('farhand auth create-key', () => {
     ]);
   });
 
-  const nobody = 65_534;
-  const readable = spawnSync(process.execPath, [mains.broker, '--version'], { uid: nobody });
+  const otherUid = 65_534;
+  const readable = spawnSync(process.execPath, [mains.broker, '--version'], { uid: otherUid });
 
   test.runIf(process.getuid?.() === 0 && readable.status === 0)(
     'as root makes nothing that the owner of the directory could not use',
     async () => {
       const dataDir = temporaryFolder('broker');
-      chownSync(dataDir, nobody, nobody);
+      chownSync(dataDir, otherUid, otherUid);
       await createKey(dataDir);
       for (const name of readdirSync(dataDir)) {
         const { uid, gid } = statSync(join(dataDir, name));
-        expect([name, uid, gid]).toEqual([name, nobody, nobody]);
+        expect([name, uid, gid]).toEqual([name, otherUid, otherUid]);
       }
     },
   );

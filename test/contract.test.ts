@@ -6,8 +6,6 @@ import { RequestParser } from '../broker/admission/parse-request.ts';
 import { single } from '../shared/api/define-route.ts';
 import { commandId, type IdNoun, keyId, machineId } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
-import { shared } from './at-end.ts';
-import { call, openHouse } from './house.ts';
 import {
   ask,
   everything,
@@ -21,7 +19,9 @@ import {
   rawOf,
   refusalIn,
   table,
-} from './scene.ts';
+} from './all-routes.ts';
+import { shared } from './at-end.ts';
+import { call, openHouse } from './house.ts';
 
 const scenery = shared(openScene);
 

@@ -1,9 +1,9 @@
 // What lists are filtered by: every route knows its parameters, every filter does what it says, and a machine that was
 // removed is still found by its id.
 import { expect, test, vi } from 'vitest';
+import { ask, type Named, openScene, refusalIn, type Scene, table } from './all-routes.ts';
 import { openLine } from './cli-bench.ts';
 import { type House, openHouse } from './house.ts';
-import { ask, type Named, openScene, refusalIn, type Scene, table } from './scene.ts';
 
 // Many requests: a busy machine is slow, not wrong.
 vi.setConfig({ testTimeout: 60_000 });

@@ -9,8 +9,8 @@ import { deliveryBody } from '../shared/api/events.ts';
 import { allRoutes } from '../shared/api/index.ts';
 import { types as webhookTypes } from '../shared/api/webhooks.ts';
 import { codes, isCode } from '../shared/errors.ts';
+import { addressOf, everything, openScene } from './all-routes.ts';
 import { call, openHouse, temporaryFolder } from './house.ts';
-import { addressOf, everything, openScene } from './scene.ts';
 
 type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 

@@ -39,7 +39,7 @@ test('a terminal that cannot be opened rejects with the next step, for a used ti
   }
 });
 
-test('one that is let go before it was ready rejects with the reason', async () => {
+test('a terminal that is closed before it was ready rejects with the reason', async () => {
   const door = await openDoor();
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});

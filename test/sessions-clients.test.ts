@@ -1,4 +1,4 @@
-// Clients of a terminal: what they see, what they may, and when they are let go.
+// Clients of a terminal: their output, their rights, and when they are detached.
 import { expect, onTestFinished, test } from 'vitest';
 import { leapingClock, soon } from './command-bench.ts';
 import { openHouse } from './house.ts';
@@ -157,7 +157,7 @@ test('a client whose offset is no longer stored gets a notice that it fell behin
   expect((await eventsOf(one.house, session_id)).at(-1)).toBe('client_detached CONNECTED operator');
 });
 
-test.each(['revoked', 'retagged', 'expired'])('a client whose key is %s is let go at once', async (how) => {
+test.each(['revoked', 'retagged', 'expired'])('a client whose key is %s is detached at once', async (how) => {
   const house = await openHouse();
   const one = await bench({ house });
   const { machine_id } = one;

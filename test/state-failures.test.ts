@@ -12,7 +12,7 @@ import { openReceiver, openWebhookHouse } from './receivers.ts';
 const names = (dataDir: string, file = 'state.json'): string[] =>
   JSON.parse(readFileSync(join(dataDir, file), 'utf8')).join_tokens.map((one: { name: string }) => one.name);
 
-/** Another program holds history.db, so that nothing can be written to it; the result lets go of it. */
+/** Another program holds history.db, so that nothing can be written to it; the result releases it. */
 function lockHistory({ dataDir }: House): () => void {
   const other = new DatabaseSync(join(dataDir, 'history.db'));
   onTestFinished(() => void (other.isOpen && other.close()));
@@ -95,7 +95,8 @@ test('a machine that goes offline while history cannot be written has its event 
   await eventOf('machine.online');
   const release = lockHistory(house);
   await agent.close();
-  const failed = () => house.log.some((line) => line.includes('machine.online or machine.offline could not be written'));
+  const failed = () =>
+    house.log.some((line) => line.includes('machine.online or machine.offline could not be written'));
   await leapUntil(clock, () => expect(failed()).toBe(true));
   release();
   await eventOf('machine.offline');

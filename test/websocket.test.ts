@@ -246,7 +246,7 @@ test.each<[CloseReason, number]>([
   [{ why: 'forbidden' }, 4003],
   [{ why: 'fell_behind' }, 4008],
   [{ why: 'stopping' }, 1001],
-])('a client that is let go hears why: %o closes with %i', async (closeReason, code) => {
+])('a client that is closed gets the reason: %o closes with %i', async (closeReason, code) => {
   const door = await openDoor();
   const { client, port, closed } = await door.enter();
   const got: unknown[] = [];
@@ -256,7 +256,7 @@ test.each<[CloseReason, number]>([
   expect((await closed)[0]).toBe(code);
   const { why: _, ...ending } = closeReason;
   expect(got).toEqual(code === 1000 ? [{ type: 'end', ...ending }] : []);
-  // It did not leave: it was let go.
+  // It did not leave: it was closed.
   await door.empty();
   expect(port.gone.aborted).toBe(false);
   expect(await take(port.actions, 1)).toEqual([]);

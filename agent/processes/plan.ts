@@ -102,7 +102,7 @@ async function switched(
 /**
  * A shell that takes directory and environment for itself and becomes the program. What is still root must have neither:
  * LD_PRELOAD and its like (ld.so(8), environ(7)) would have it run code of the user. Values stay out of its arguments, for
- * those are everybody's to read.
+ * every user can read those.
  */
 function entered(
   { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },

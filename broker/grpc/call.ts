@@ -178,7 +178,7 @@ export class Call<M extends Method = Method> {
     await this.#draining;
   }
 
-  /** What the client is waited for: it is let go when that takes too long. */
+  /** What the client is waited for: its call is ended when that takes too long. */
   async within<T>(ms: number, turn: Promise<T>): Promise<T> {
     const cancel = after(ms, () => this.gone.abort(stalled));
     return turn.finally(cancel);

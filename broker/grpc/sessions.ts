@@ -56,7 +56,7 @@ export function sessionRpcs(services: AccessServices & { sessions: Joining }) {
   return { AttachSession };
 }
 
-/** Why a client is let go, where its session goes on. */
+/** Why a client is detached while its session goes on. */
 const closeErrors = {
   detached: new AppError('conflict', 'this client was detached; the session goes on'),
   forbidden: new AppError('forbidden', 'this key may no longer attach to this session'),

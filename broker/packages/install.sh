@@ -67,7 +67,7 @@ has_joined() {
 
 # The third part of the token is the hash of SHA256SUMS, as it was when the token was made. A machine that has joined may
 # update without a token, or with one from before the broker's upgrade: then the connection vouches for the packages, as
-# it does for this script. So it must be one that nobody else can speak on.
+# it does for this script. So it must be one that no other program can serve.
 check_sums() {
   if [ -n "$token" ]; then
     expected=$(printf %s "$token" | cut -d . -f 3)
@@ -141,7 +141,7 @@ start() {
   if [ "$service" = no ]; then
     echo "farhand-agent $version is installed: $link"
   else
-    [ "$told" = yes ] || knows_broker || set -- --broker "$broker" "$@"
+    [ "$named" = yes ] || knows_broker || set -- --broker "$broker" "$@"
     FARHAND_JOIN_TOKEN=$token "$link" install "$@"
   fi
 }
@@ -160,7 +160,7 @@ leave() {
 main() {
   token=${FARHAND_JOIN_TOKEN:-}
   service=yes
-  told=no
+  named=no
   left=$#
   while [ "$left" -gt 0 ]; do
     word=$1
@@ -177,7 +177,7 @@ main() {
       --join-token-file=*) token=$(cat "${word#*=}") ;;
       --no-service) service=no ;;
       --broker | --broker=*)
-        told=yes
+        named=yes
         set -- "$@" "$word"
         ;;
       *) set -- "$@" "$word" ;;

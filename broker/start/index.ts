@@ -43,7 +43,7 @@ type Stops = (() => Promise<unknown>)[];
 const proofMs = 5_000;
 /** A frozen client is gone within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
-/** A client of gRPC that neither takes nor sends bytes of a file, where it is its turn, is let go; as over HTTP. */
+/** A client of gRPC that neither takes nor sends bytes of a file, where it is its turn, is cut; as over HTTP. */
 const stalledMs = 70_000;
 /** Agents of a stopping broker come back spread over this. */
 const returnSpreadMs = 5_000;

@@ -25,7 +25,7 @@ import {
   reached,
   refusalIn,
   type Scene,
-} from '../scene.ts';
+} from '../all-routes.ts';
 import { caOf } from '../streams-bench.ts';
 
 // Some thousand requests: a busy machine is slow, not wrong.

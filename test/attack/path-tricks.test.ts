@@ -14,7 +14,7 @@ import {
   openScene,
   rawOf,
   type Scene,
-} from '../scene.ts';
+} from '../all-routes.ts';
 
 // Some thousand requests: a busy machine is slow, not wrong.
 vi.setConfig({ testTimeout: 60_000 });

@@ -20,7 +20,7 @@ options = [('grpc.ssl_target_name_override', 'farhand-broker')]
 channel = grpc.secure_channel(address, credentials, options)
 streams = rpc.StreamsStub(channel)
 metadata = [('authorization', 'Bearer ' + key)]
-told = {}
+result = {}
 
 events = streams.Events(pb.EventsRequest(types=['command.*']), metadata=metadata)
 events.initial_metadata()
@@ -39,19 +39,19 @@ for answer in streams.Exec(iter(requests), metadata=metadata):
         else:
             err += answer.output.data
     elif kind == 'end':
-        told['exec'] = [out == text, err.decode(), answer.end.status, answer.end.exit_code]
+        result['exec'] = [out == text, err.decode(), answer.end.status, answer.end.exit_code]
 
 follow = pb.FollowCommandRequest(command_id=command, stdout_offset=len(text) - 5)
-told['follow'] = [
+result['follow'] = [
     answer.output.data.decode() if answer.HasField('output') else answer.end.status
     for answer in streams.FollowCommand(follow, metadata=metadata)
     if not (answer.HasField('output') and answer.output.stream == pb.OUTPUT_STREAM_STDERR)
 ]
 
-told['events'] = []
+result['events'] = []
 for event in events:
-    told['events'].append([event.type, json.loads(event.data)['command_id'] == command])
-    if len(told['events']) == 2:
+    result['events'].append([event.type, json.loads(event.data)['command_id'] == command])
+    if len(result['events']) == 2:
         break
 events.cancel()
 
@@ -59,10 +59,10 @@ chunks = [pb.WriteFileRequest(open=pb.WriteFileOpen(machine_id=machine, path=pat
 chunks += [pb.WriteFileRequest(chunk=text[at:at + 300_000]) for at in range(0, len(text), 300_000)]
 commit = pb.WriteFileCommit(sha256=hashlib.sha256(text).hexdigest())
 written = streams.WriteFile(iter(chunks + [pb.WriteFileRequest(commit=commit)]), metadata=metadata)
-told['write'] = [written.size, written.created]
+result['write'] = [written.size, written.created]
 
 head, *rest = streams.ReadFile(pb.ReadFileRequest(machine_id=machine, path=path, offset=-100), metadata=metadata)
-told['read'] = [head.head.length, b''.join(part.chunk for part in rest) == text[-100:]]
+result['read'] = [head.head.length, b''.join(part.chunk for part in rest) == text[-100:]]
 
 keys = queue.SimpleQueue()
 keys.put(pb.AttachSessionRequest(open=pb.AttachOpen(session_id=session)))
@@ -74,12 +74,12 @@ for answer in streams.AttachSession(iter(keys.get, None), metadata=metadata):
     if answer.HasField('end'):
         end = answer.end.exit_code
 keys.put(None)
-told['attach'] = [b'42' in seen, end]
+result['attach'] = [b'42' in seen, end]
 
 try:
     list(streams.ReadFile(pb.ReadFileRequest(machine_id=machine, path=path + '.not'), metadata=metadata))
 except grpc.RpcError as error:
     trailers = dict(error.trailing_metadata())
-    told['refused'] = [error.code().name, trailers['farhand-code'], json.loads(trailers['farhand-details'])['path']]
+    result['refused'] = [error.code().name, trailers['farhand-code'], json.loads(trailers['farhand-details'])['path']]
 
-print(json.dumps(told))
+print(json.dumps(result))

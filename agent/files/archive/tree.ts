@@ -127,8 +127,8 @@ export class Tree implements Disposable {
   async #admit(path: Bytes, pinned: fs.Pinned, made: boolean): Promise<TreeDirectory> {
     try {
       const stats = await pinned.stat();
-      const shownPath = path === '' ? this.#path : `${this.#path}/${path}`;
-      this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, shownPath);
+      const pathText = path === '' ? this.#path : `${this.#path}/${path}`;
+      this.#boundary.judge(await this.#boundary.survey({ at: pinned.at }), stats, pathText);
       this.#remember(path, fs.identityOf(stats), made);
       const directory = { pinned, path, stats, mount: fs.mountOf(pinned.at) };
       this.#open.set(path, directory);

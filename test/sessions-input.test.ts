@@ -1,4 +1,4 @@
-// What a client of a terminal types, over lost links and with machines that count it well, badly, or not at all.
+// Unacknowledged input of a terminal, over lost links and with agents that count it well, badly, or not at all.
 import { expect, test } from 'vitest';
 import { leapingClock } from './command-bench.ts';
 import { attached, begin, bench, join, keeper } from './session-bench.ts';
@@ -87,7 +87,7 @@ test('a machine that acknowledges more than it was sent is not believed, and oth
   expect(await other.line.input(5)).toBe('heard');
 }, 10_000);
 
-test('what was on its way when a link was lost comes again, from where the machine has it, and only once', async () => {
+test('input in flight when a link was lost is sent again from the acknowledged offset, and only once', async () => {
   const client = await typist();
   client.type('abc');
   client.do({ size: { cols: 90, rows: 30 } }, { input: Buffer.from('def') });
@@ -119,7 +119,7 @@ test('an agent that never sends its count is sent 64 KiB, and no more is read of
   expect(await client.line.input(32 * kib)).toBe('2'.repeat(32 * kib));
 });
 
-test('an agent that does not count is sent everything, and nothing twice', async () => {
+test('an agent that does not acknowledge input is sent everything, and nothing twice', async () => {
   const client = await typist({});
   client.type('x'.repeat(256 * kib));
   await client.line.input(256 * kib);

@@ -198,12 +198,12 @@ async function furnish(house: House, { machineId: machine }: AgentHandle, tag: s
     join_token: token.id,
     schedule: schedule.id,
     run: items[0]?.id ?? '',
-    ...(await toldTo(house, machine)),
+    ...(await deliveredTo(house, machine)),
   };
 }
 
 /** A webhook, and a delivery of it that fails: nothing may go there. */
-async function toldTo({ client }: House, machine: string): Promise<Pick<Ids, 'webhook' | 'delivery'>> {
+async function deliveredTo({ client }: House, machine: string): Promise<Pick<Ids, 'webhook' | 'delivery'>> {
   const { id } = await client.webhooks.create({
     url: 'http://localhost:1/',
     events: ['command.*'],

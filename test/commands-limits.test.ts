@@ -23,7 +23,7 @@ function cancelOf(house: House, id: string): unknown {
   return row?.cancel;
 }
 
-test('a busy machine refuses what may not wait, and takes what may as soon as there is a place', async () => {
+test('a busy machine refuses commands that may not wait, and starts waiting ones once a slot is free', async () => {
   const house = await openHouse();
   const agent = await scriptedMachine(house);
   const { begin, get } = commandsOn(house, agent.identity.machineId);
@@ -43,7 +43,7 @@ test('a busy machine refuses what may not wait, and takes what may as soon as th
   expect((await nextCall(agent, 'StartProcess')).id).toBe(waiting);
 });
 
-test('a place is free only when the call behind it has ended: a slow last word costs no waiting command', async () => {
+test('a slot is free only when its call has ended: a slow end expires no waiting command', async () => {
   const house = await openHouse();
   const agent = await scriptedMachine(house);
   const { begin, get } = commandsOn(house, agent.identity.machineId);
@@ -78,7 +78,7 @@ test('at most 1,000 commands wait for one machine, and one more is refused befor
   expect(cancelled).toHaveLength(1_000);
 });
 
-test('a start that was lost on its way is given again while it may wait, and only then', async () => {
+test('a start that was lost on its way is sent again only while the command may wait', async () => {
   const house = await openHouse();
   const { begin, back, leave, ended, get } = await scriptedAway(house);
   let agent = await back();
@@ -105,7 +105,7 @@ test('a start that was lost on its way is given again while it may wait, and onl
   expect((await get(patient)).queued_until).toBeNull();
 });
 
-test('a start given again is followed once, though the answer before it ends late', async () => {
+test('a start that is sent again is followed once, though the earlier answer ends late', async () => {
   const clock = leapingClock();
   const house = await openHouse();
   const { begin, back, leave, ended } = await scriptedAway(house);
@@ -133,7 +133,7 @@ test('a start given again is followed once, though the answer before it ends lat
   expect(await end).toMatchObject({ status: 'completed', stdout: 'once' });
 });
 
-test('a start that was dropped or could not be taken is given again while it may wait', async () => {
+test('a start that was dropped or refused is sent again while the command may wait', async () => {
   const house = await openHouse();
   const agent = await scriptedMachine(house);
   const { begin, ended } = commandsOn(house, agent.identity.machineId);
@@ -168,7 +168,7 @@ test('a command is lost if its agent refuses to report on it; a busy agent is as
   expect(await ended(id)).toMatchObject({ status: 'lost', reason: 'permission_denied: no' });
 });
 
-test('one that was seen to run is lost, not expired, to an agent that does not know it any more', async () => {
+test('a command that was running is lost, not expired, if its agent no longer knows it', async () => {
   const house = await openHouse();
   const { begin, back, leave, ended, get } = await scriptedAway(house);
   let agent = await back();
@@ -183,7 +183,7 @@ test('one that was seen to run is lost, not expired, to an agent that does not k
   expect(await ended(id)).toMatchObject({ status: 'lost', reason: 'no_report' });
 });
 
-test('an unknown start whose time is over is expired and not given again', async () => {
+test('an unknown start past its deadline is expired and not sent again', async () => {
   const clock = leapingClock();
   const house = await openHouse();
   const { begin, back, leave, ended } = await scriptedAway(house);
