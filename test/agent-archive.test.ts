@@ -362,7 +362,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('nothing of a whole copy lands, or is taken, through a symlink in it', async () => {
+  test('a copy of a tree neither writes nor reads through a symlink in it', async () => {
     const out: Entry = { name: 'out', type: 'symlink', linkname: disk.outside };
     const secret: Entry = { name: 's', type: 'symlink', linkname: join(disk.outside, 'secret') };
     for (const [code, ...entries] of [
@@ -606,7 +606,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('what a killed agent was unpacking goes at its next start', async () => {
+  test('a half unpacked archive of a killed agent is removed at its next start', async () => {
     const tar = await tarOf(
       { name: 'dir/a', content: 'x' },
       { name: 'big', content: Buffer.alloc(1_000_000) },

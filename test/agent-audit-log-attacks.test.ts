@@ -110,7 +110,7 @@ test('one id of many calls is one call, and an id that fits no header is none', 
   expect(linesIn(dataDir).filter(({ method }) => method === 'StatFile')).toHaveLength(1);
 });
 
-test('what a broker says is cut and harmless in the agent’s own log', () => {
+test('text of the broker is cut and sanitized in the agent’s own log', () => {
   expect(sanitize(`\u001b[2J\u009b\u202e\u2028a${'x'.repeat(1_000)}`)).toMatch(/^\?\[2J\?\?\?ax{192}$/);
 });
 

@@ -21,7 +21,7 @@ const read = (file: string): Line[] =>
 
 const of = (lines: Line[], method: string): Line[] => lines.filter((line) => line.method === method);
 
-test('what the owner does not allow is in the log, with the key that asked', async () => {
+test('calls that the owner does not allow are logged with the key that made them', async () => {
   const house = await openHouse();
   const agent = await house.agent({ flags: ['--allow', 'metrics,files:read'] });
   const { key, client } = await house.keyed(['files:write', 'files:read']);
@@ -142,7 +142,7 @@ test('a file that is full becomes the first of four old ones, and half a line st
   expect(readFileSync(join(torn, 'x.log'), 'utf8')).toBe('{"torn":\n{"whole":"\\u009b2J\\u001b"}\n');
 });
 
-test('where it cannot be written nothing waits for it, and missing lines are counted later', async () => {
+test('calls go on while the log cannot be written, and missing lines are counted later', async () => {
   const directory = join(temporaryFolder('gone'), 'not-there-yet');
   const lines = await Lines.open(directory, 'x', quiet);
   lines.add({ lost: true });

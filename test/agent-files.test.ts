@@ -384,7 +384,7 @@ describe('confinement', () => {
 // ---- Reading
 
 describe('reading', () => {
-  test('what is missing, a directory or below a file says so', async () => {
+  test('a path that is missing, a directory or below a file is refused with that reason', async () => {
     writeFileSync(path('file'), 'x');
     mkdirSync(path('folder'));
     await expectCode(read(path('missing')), 'file_not_found');
@@ -609,7 +609,7 @@ describe('reading', () => {
 // ---- Listing
 
 describe('listing', () => {
-  test('what is missing or a file says so', async () => {
+  test('a path that is missing or a file is refused with that reason', async () => {
     writeFileSync(path('file'), 'x');
     await expectCode(list(path('missing')), 'file_not_found');
     await expectCode(list(path('file')), 'not_a_directory');
@@ -910,7 +910,7 @@ describe('writing', () => {
     },
   );
 
-  test('what a killed agent left goes at the next start', async () => {
+  test('temporary files of a killed agent are removed at the next start', async () => {
     const data = join(base, 'killed');
     const child = disk.program(`
       const files = await createFiles({ roots: ['/'], home: '/', forbidden: [],
@@ -1059,7 +1059,7 @@ describe('writing', () => {
     for (const link of ['one', 'two', 'dangling']) expect(lstatSync(path(link)).isSymbolicLink()).toBe(true);
   });
 
-  test('what exists is refused before a byte is sent, if that is asked for', async () => {
+  test('an existing path is refused before a byte is sent if overwrite is false', async () => {
     writeFileSync(path('file'), 'old');
     async function* opened(name: string): AsyncGenerator<WriteFileRequest__Output> {
       yield { open: { path: Buffer.from(path(name)), create_parents: false, overwrite: false } };

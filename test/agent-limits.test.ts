@@ -64,7 +64,7 @@ describe('the semaphore', () => {
     expect(working(semaphore).started()).toBe(true);
   });
 
-  test('who gives up leaves the queue and takes no place', async () => {
+  test('a cancelled request leaves the queue and takes no slot', async () => {
     const semaphore = new Semaphore(1, 1);
     const stop = new AbortController();
     const first = working(semaphore);

@@ -178,7 +178,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     }
   });
 
-  test('where the agent may open no more files no spawner starts, and the agent lives on', async () => {
+  test('no spawner starts while the agent is out of file descriptors, and the agent lives on', async () => {
     const limits = await readFile('/proc/self/limits', 'utf8');
     const before = /^Max open files\s+(\S+)/m.exec(limits)?.[1] ?? '';
     const set = 'prlimit --pid "$0" --nofile="$1":';

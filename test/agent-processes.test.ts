@@ -310,7 +310,7 @@ test('a journal that is full is rewritten, and nothing of it is lost', async () 
   await again.close();
 });
 
-test('what a journal has refused is not in the next one, also where that is written for somebody else', async () => {
+test('an entry that a journal has refused is not in the next write, even one for another id', async () => {
   const directory = join(home, 'journal');
   const journal = await journalIn(directory);
   const { open: openFile } = await import('node:fs/promises');
@@ -367,14 +367,14 @@ test('an id that a crashed agent of 0.1.0 may have run is lost, not expired, and
   }
 });
 
-test('what is no file where a ring of 0.1.0 should be is removed', async () => {
+test('a ring of 0.1.0 that is not a file is removed', async () => {
   await mkdir(join(home, 'agent/promises-0/in'), { recursive: true });
   await open();
   expect((await run('true')).exit.exit_code).toBe(0);
   expect(await exists(join(home, 'agent/promises-0'))).toBe(false);
 });
 
-test('nothing of the pipes stays open when a command is over, or all is stopped', async () => {
+test('no pipe stays open when a command is over or all are stopped', async () => {
   const openPipes = async (): Promise<string[]> => {
     const fds = await readdir('/proc/self/fd');
     const links = await Promise.all(fds.map((fd) => readlink(`/proc/self/fd/${fd}`).catch(() => '')));
@@ -390,7 +390,7 @@ test('nothing of the pipes stays open when a command is over, or all is stopped'
   await vi.waitFor(async () => expect(await openPipes()).toEqual([]));
 });
 
-test('one id runs once, however often and in whatever way it is asked for', async () => {
+test('an id runs once, however often it is requested and by whichever call', async () => {
   await open();
   const id = newId('command');
   const command = 'echo ran >> ran; echo out';
@@ -649,7 +649,7 @@ test('a command has no files but its three', async () => {
   ]);
 });
 
-test('what the agent itself inherited from its starter is not handed on', async () => {
+test('file descriptors that the agent inherited are not passed to commands', async () => {
   const script = await fixture(`
     for await (const { event } of room.startProcess({ id: 'cmd_x', spec: { ...spec, command: 'ls /proc/self/fd' } }, call)) {
       if (event.output) process.stdout.write(event.output.data);
@@ -949,7 +949,7 @@ test('a stopped process takes its TERM too', async () => {
   expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', signal: 'SIGTERM' }]);
 });
 
-test('what a command leaves in the background holds up its end only briefly and is left alone', async () => {
+test('background processes of a command delay its end only briefly and are not killed', async () => {
   await open({ drainMs: 200 });
   const begun = performance.now();
   const { stdout, exit } = await run('sleep 60 & echo $!');

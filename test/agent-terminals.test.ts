@@ -130,7 +130,7 @@ test('a terminal that cannot be opened leaves no file open', async () => {
   expect(terminals()).toBe(before);
 });
 
-test('where the addon is missing there are no terminals, and commands run all the same', async () => {
+test('commands run without the native addon, but terminals do not', async () => {
   const arch = vi.spyOn(process, 'arch', 'get').mockReturnValue('mips');
   try {
     const bench = await openBench();
@@ -507,7 +507,7 @@ test('a terminal without a keeper ends after its grace, and lives on if a keeper
   expect(await bench.keep(other).exit()).toMatchObject(over);
 });
 
-test('nothing that was started in a terminal outlives it', async () => {
+test('no process that was started in a terminal outlives it', async () => {
   const bench = await openBench({ hangupMs: 300 });
   const id = newId('session');
   const [plainly, apart, deaf] = [unusual(), unusual(), unusual()];

@@ -297,7 +297,7 @@ describe('walking', () => {
     await expect(steps.next()).rejects.toThrow('the caller left');
   });
 
-  test('who stops early, or fails, leaves no handle behind', async () => {
+  test('a walk that stops early or fails leaves no handle open', async () => {
     makeDeep(path('deep'), 50);
     for await (const { path: way } of walking(path('deep'))) {
       if (way.split('/').length > 40) break;
@@ -356,7 +356,7 @@ describe('walking', () => {
 // ---- Describing
 
 describe('describing one path', () => {
-  test('what is missing, outside or asked for as a directory says so', async () => {
+  test('a path that is missing, outside or not a directory is refused with that reason', async () => {
     writeFileSync(path('file'), 'x');
     symlinkSync('file', path('link'));
     symlinkSync('nowhere', path('dangling'));
@@ -540,7 +540,7 @@ describe('removing', () => {
     await expectCode(remove(path('real'), true, undefined, by), 'permission_denied');
   });
 
-  test('what is missing, not empty, or asked for as a directory is refused', async () => {
+  test('a path that is missing, not empty or not a directory is refused', async () => {
     mkdirSync(path('full/sub'), { recursive: true });
     writeFileSync(path('file'), '');
     symlinkSync('full', path('link'));
@@ -670,7 +670,7 @@ describe.each(refusals)('%s', (_, work) => {
     mkdirSync(path('full/sub'), { recursive: true });
   });
 
-  test('what is missing, outside, forbidden, or ends like a directory and is none is refused', async () => {
+  test('a path that is missing, outside, forbidden, or ends in a slash but is no directory is refused', async () => {
     symlinkSync(outside, path('out'));
     const before = portrait(path());
     await expectCode(work(path('missing'), path('a')), 'file_not_found');
@@ -820,7 +820,7 @@ describe('moving', () => {
 });
 
 describe.skipIf(!twoDisks)('moving between file systems (needs a second one)', () => {
-  test('what cannot be copied leaves the source whole and nothing at the destination', async () => {
+  test('a failed copy leaves the source whole and nothing at the destination', async () => {
     plant(path('dir'));
     execFileSync('mkfifo', [path('dir/zfifo')]);
     const before = portrait(path('dir'));
@@ -878,7 +878,7 @@ describe.skipIf(!twoDisks)('moving between file systems (needs a second one)', (
     expect(execFileSync('find', ['deep', '-name', 'bottom'], { cwd: shm }).length).toBeGreaterThan(6_000);
   });
 
-  test('what a killed agent left goes at the next start, but nothing that has taken its name', async () => {
+  test('temporary files of a killed agent are removed at the next start, but not files that took their name', async () => {
     const data = join(base, 'killed');
     mkdirSync(path('dir'));
     for (let n = 0; n < 500; n += 1) writeFileSync(path(`dir/${n}`), Buffer.alloc(100_000));

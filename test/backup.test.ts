@@ -234,7 +234,7 @@ test('made under load it is of one moment, and the agent comes back to a broker 
 
 const keyOf = (name: string) => ({ name, scopes: ['files:read' as const] });
 
-test('without a broker that runs it is made too, and starts', async () => {
+test('a backup can be made without a running broker, and a broker starts from it', async () => {
   const dataDir = temporaryFolder('broker');
   const house = await openHouse({ dataDir });
   await house.broker.close();

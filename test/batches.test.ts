@@ -164,7 +164,7 @@ test('by tags it runs where all of them are and where the key reaches, and nowhe
   });
 });
 
-test('one that did not complete everywhere is failed, and counts say why', async () => {
+test('a batch that did not complete everywhere is failed, and counts say why', async () => {
   const { ids, run } = await fleet(3);
   const one = join(temporaryFolder('one'), 'one');
   const batch = await run(`mkdir ${one} || exit 3`, { machine_ids: ids });
@@ -282,7 +282,7 @@ test('cancelling one that has ended changes nothing, however it ended', async ()
   }
 });
 
-test('what a batch runs is kept once, and its secrets no longer than it is open', async () => {
+test('the command of a batch is stored once, and its secrets only while it is open', async () => {
   const { house, ids, run } = await fleet(2);
   const { wait, open } = gate();
   const secret = { env: { TOKEN: 'hidden-9f2' }, stdin: 'hidden-7c1' };

@@ -86,7 +86,7 @@ describe('the command line', () => {
       expect(err).not.toMatch(/service_apikey_\w| {4}at /);
   });
 
-  test('what cannot be undone needs a confirmation, or --yes without a terminal', async () => {
+  test('an irreversible verb needs a confirmation, or --yes without a terminal', async () => {
     const { house, agent, farhand } = await openScene();
     const key = await house.client.keys.create({ name: 'other', scopes: ['machines:read'] });
     const token = await house.client.joinTokens.create({});

@@ -139,7 +139,7 @@ test('a line of 10 MB is the same to the byte, followed and later by offset, and
   expect([tail.headers.get('content-length'), await tail.text()]).toEqual([String(mib), stdout]);
 });
 
-test('who follows gets the head at once, then each byte as it is written, and the end with the command', async () => {
+test('a follower gets the head at once, then each byte as it is written, and the end with the command', async () => {
   const { house, begin } = await bench();
   const first = gate();
   const second = gate();
@@ -254,7 +254,7 @@ test('when more than 64 MiB were written the last 64 MiB stay, the record says f
   stop.abort();
 });
 
-test('what files of ended commands may take is bounded: the oldest go, their records and last MiB stay', async () => {
+test('output of ended commands is limited: the oldest files go, their records and last MiB stay', async () => {
   const { house, run, get } = await bench({ brokerFlags: ['--keep-output', '5MiB'] });
   const [first, second] = [await run('seq 1 500000'), await run('seq 2 500000')];
   expect(first.stdout_start).toBe(0);

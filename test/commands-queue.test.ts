@@ -105,7 +105,7 @@ test('with queue_for a command waits, reports its deadline, and runs once when t
   expect(readFileSync(file, 'utf8')).toBe('ran\n');
 });
 
-test('those that waited start in the order in which they came', async () => {
+test('waiting commands start in the order in which they came', async () => {
   const house = await openHouse();
   const { begin, back } = await scriptedAway(house);
   const ids: string[] = [];
@@ -260,7 +260,7 @@ test('over a restart of the broker all of it is kept, and each runs once', async
   expect((await run(`cd ${folder}; cat *; ls`)).stdout).toBe('ran\nran\nfirst\nsecond\n');
 });
 
-test('what expired while no broker ran is expired at the start, though its machine comes', async () => {
+test('a command that expired while no broker ran is expired at the start, though its machine comes online', async () => {
   const clock = leapingClock();
   const { house, machine_id, begin } = await away();
   const id = await begin('true', { queue_for: 60_000 });

@@ -227,7 +227,7 @@ test('a key that is revoked while it waits gets no answer, and the command goes 
   await expect.poll(async () => (await house.client.commands.list({ status: 'completed' })).total).toBe(1);
 });
 
-test('who goes away while waiting and asks again with the same key gets how it is then', async () => {
+test('a repeat with the same idempotency key after a lost wait gets the current record', async () => {
   const { run, house, machine_id } = await onMachine();
   const go = join(temporaryFolder('again'), 'go');
   const body = { machine_id, command: `while [ ! -e ${go} ]; do sleep 0.02; done; echo done` };

@@ -41,7 +41,7 @@ async function eventsOf(house: House, type: 'file.downloaded') {
   }
 }
 
-test('what is no file is refused before a byte is sent', async () => {
+test('a path that is not a file is refused before a byte is sent', async () => {
   const { folder, download } = await onMachine();
   for (const [path, status, code] of [
     [join(folder, 'none'), 404, 'file_not_found'],

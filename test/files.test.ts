@@ -37,7 +37,7 @@ const content = (house: House, files: string, path: string, query = '') =>
 const write = (house: House, files: string, body: object, options: CallOptions = {}) =>
   house.call('PUT', `${files}/content`, { ...options, body });
 
-test('what cannot be read is refused with the code of its reason', async () => {
+test('an unreadable path is refused with the code of its reason', async () => {
   const { house, folder, files } = await onMachine();
   writeFileSync(join(folder, 'file'), 'x');
   for (const [path, status, code] of [
@@ -184,7 +184,7 @@ test('files on an offline machine are machine_offline with a Retry-After', async
   ]);
 });
 
-test('what is asked of files without saying what is refused, and does nothing', async () => {
+test('a file request with missing or invalid fields is refused, and does nothing', async () => {
   const { house, files } = await onMachine();
   for (const [method, path, body, status] of [
     ['GET', '/stat', undefined, 400],

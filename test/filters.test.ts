@@ -223,7 +223,7 @@ test('the history of a removed machine is found by its id; an id that never was 
   }
 });
 
-test('what needs the machine itself stays 404 once it is removed: its own paths, files, and bodies', async () => {
+test('requests that need a machine are 404 once it is removed: its own paths, files, and bodies', async () => {
   const { house, machine } = await openPast();
   const asked: [method: string, path: string, body?: object][] = [
     ['GET', `/machines/${machine}`],

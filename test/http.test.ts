@@ -575,7 +575,7 @@ test('a boolean is true or false and nothing else: in a query invalid_request, i
   }
 });
 
-test('where no field is required an empty body will do, with and without Content-Type, declared and chunked', async () => {
+test('an empty body is accepted where no field is required, with and without Content-Type, declared and chunked', async () => {
   const { house, machine } = await quietHouse();
   const kinds: [headers: Record<string, string>, body: string][] = [
     [{}, ''],

@@ -140,7 +140,7 @@ test('an answer that fails before its first frame throws, after it the failure i
   await expect(gathered.next()).rejects.toBe(failure);
 });
 
-test('what is too large, too many or not over in the moment goes on where it was, and its source is closed', async () => {
+test('answers of too many bytes, frames or turns stay on their stream, and their source is closed', async () => {
   for (const [frames, bytes] of [
     [1, 61 * 1024],
     [100, 1],

@@ -178,7 +178,7 @@ test('reading beyond the end gives nothing', async () => {
   expect(await log.read(9, 10)).toEqual({ offset: 9, data: Buffer.alloc(0) });
 });
 
-test('what is read is what was appended, from any offset and across segments', async () => {
+test('reads return the appended bytes, from any offset and across segments', async () => {
   const log = make({ windowBytes: 16_000_000 });
   const all = randomBytes(3_000_000);
   for (let at = 0; at < all.length; at += 65_536) await log.append(all.subarray(at, at + 65_536));

@@ -58,7 +58,7 @@ const received = ({ status, headers, body }: Answer) => [
 
 // ---- Proxies
 
-test('what is no network or rate stops the start and says so', () => {
+test('an invalid network or rate stops the start with an error that names it', () => {
   for (const text of ['10.0.0.0/33', '10/8', 'nginx', '::1/129', '10.0.0.1,proxy']) {
     expect(() => settingsOf('--trusted-proxy', text), text).toThrow(/trusted-proxy.*neither an address/);
   }
@@ -188,7 +188,7 @@ test('wrong join tokens are counted too, and a good one still works', async () =
 
 // ---- Limits of keys
 
-test('without a limit no answer speaks of one', async () => {
+test('answers have no rate limit headers unless a limit is set', async () => {
   const house = await openHouse();
   const { headers } = await house.call('GET', '/machines');
   expect([...headers.keys()].filter((name) => name.startsWith('x-ratelimit'))).toEqual([]);

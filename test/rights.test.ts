@@ -230,7 +230,7 @@ test('a limited key needs at least one tag, and an older key without any still l
   expect(await together(tag)).toEqual(['forbidden']);
 });
 
-test('what was committed after all is on record once, on each of its machines', async () => {
+test('a change that was committed is recorded once for each of its machines, though its caller got an error', async () => {
   const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
   onTestFinished(() => history.close());
   const { record } = createAudit(history, day);

@@ -15,7 +15,7 @@ async function all<T>(items: AsyncIterable<T>): Promise<T[]> {
   return found;
 }
 
-test('what follows the last end of a line was cut off, and is none', async () => {
+test('text after the last line break was cut off, and is not a line', async () => {
   expect(await all(objectsOf(cut('{"a":1}\n{"a":2}', 4)))).toEqual([{ a: 1 }]);
   expect(await all(eventsOf(cut('data: 1\n\ndata: 2\n', 4)))).toHaveLength(1);
 });

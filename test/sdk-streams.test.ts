@@ -123,7 +123,7 @@ test('a list is one page when it is awaited and all of it when it is iterated, a
   await expect(all(counting.keys.list({ limit: 101 }))).rejects.toBeInstanceOf(FarhandError);
 });
 
-test('what is made or removed between two pages makes no other item come twice or be left out', async () => {
+test('items created or removed between two pages make no other item come twice or be left out', async () => {
   const { client } = await openHouse();
   const make = (name: string) => client.keys.create({ name, scopes: ['files:read'] });
   const made = [];

@@ -138,7 +138,7 @@ test('it is opened where the client has reached the broker, with the ticket of t
 
 // ---- What passes
 
-test('what is typed, resized and signalled arrives in order, however long it is', async () => {
+test('input, sizes and signals arrive in order, however long the input is', async () => {
   const { terminal, port } = await attach();
   const long = '漢'.repeat(100_000);
   void terminal.write(long);
@@ -187,7 +187,7 @@ test('xterm.js shows it in a few lines, characters split over messages included'
   expect(screen.buffer.active.getLine(0)?.translateToString(true)).toBe('grün 漢字 ✓');
 });
 
-test('what xterm.js sends arrives: answers of its own and the new size', async () => {
+test('messages of xterm.js arrive: its own answers and the new size', async () => {
   const { terminal, port } = await attach();
   const screen = new Screen({ cols: 80, rows: 24, allowProposedApi: true });
   onTestFinished(() => screen.dispose());

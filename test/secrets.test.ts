@@ -64,7 +64,7 @@ test('the key of a machine is found outside its own file', async () => {
   expect(silence.afterwards).toThrow('a machine’s key in the agent’s log');
 });
 
-test('what a test gives away on purpose is no secret any more', () => {
+test('a secret that a test publishes on purpose is no longer searched for', () => {
   const { directory, silence } = hushed();
   writeFileSync(join(directory, 'x'), key);
   giveAway(key);

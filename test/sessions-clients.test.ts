@@ -32,7 +32,7 @@ test('a client gets the offset of the output, all of it, and only then how the s
   expect((await one.machine.next('ForgetProcesses')).request).toEqual({ ids: [session_id] });
 });
 
-test('what two operators type arrives whole and in the order of each', async () => {
+test('input of two operators arrives whole and in the order of each', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const [first, second] = [await join(one, session_id), await join(one, session_id)];

@@ -54,7 +54,7 @@ test('a link that is back in time finds its terminal as it was', async () => {
   expect(back.waiting('OpenTerminal')).toBe(0);
 });
 
-test('what an agent keeps for a session that is open is neither ended nor forgotten', async () => {
+test('the terminal of an open session is neither ended nor forgotten', async () => {
   const clock = leapingClock();
   const { house, machine, link } = await bench();
   const { session_id } = await begin({ house, machine });

@@ -48,7 +48,7 @@ test('a program in a terminal is typed to, resized and seen to its end', async (
   expect(observer.text()).toBe(port.text());
 });
 
-test('what cannot start answers as DISCONNECTED and says why', async () => {
+test('a program that cannot start answers as DISCONNECTED with the reason', async () => {
   const { open } = await bench();
   const session = await open('true', { cwd: '/nowhere/at/all' });
   expect(session).toMatchObject({ status: 'DISCONNECTED', exit_code: null, reason: expect.any(String) });

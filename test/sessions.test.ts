@@ -26,7 +26,7 @@ async function refusal(promise: Promise<unknown>): Promise<string> {
   return error.code;
 }
 
-test('what cannot be opened is refused before anything is kept', async () => {
+test('a session that cannot be opened is refused before anything is stored', async () => {
   const house = await openHouse();
   const away = await scriptedMachine(house);
   away.control.cancel();
@@ -186,7 +186,7 @@ test('a ticket says where the broker is reached from outside', async () => {
   expect(stream_url).toMatch(`wss://far.example/hand/api/v1/sessions/${session_id}/stream?ticket=`);
 });
 
-test('who is attached shows in the session and in events, and detaching never ends it', async () => {
+test('attached clients are listed in the session and in events, and detaching never ends it', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const { client } = one.house;

@@ -529,7 +529,7 @@ describe('help', () => {
   });
 });
 
-test('what stands in a file for another verb is passed over, and is no flag', () => {
+test('settings in a file for another verb are ignored, and are no flags', () => {
   const file = fileWith('user = "me"\nallow_sudo = true');
   expect(agent(['--config', file]).broker).toBe('127.0.0.1:1');
   expect(failureOf(() => agent(['--user', 'me']))).toBeInstanceOf(UsageError);

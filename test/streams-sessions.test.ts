@@ -43,7 +43,7 @@ function attach(client: Streams, session_id: string, more: object = {}) {
   };
 }
 
-test('who may not attach is refused as over REST: scope, machine, session, and a session that is over', async () => {
+test('an attach without permission is refused as over REST: scope, machine, session, and a session that is over', async () => {
   const { house, session_id, client } = await scene();
   const { machineId: elsewhere } = await house.agent();
   const reader = await streamsOf(house, (await house.keyed(['sessions:read'])).key);
@@ -96,7 +96,7 @@ test('an operator types and hears, an observer hears and is refused, and the end
   expect((await house.client.sessions.get({ session_id })).attached_count).toBe(0);
 });
 
-test('who half-closes goes on watching to the end', async () => {
+test('a client that half-closes its call still gets all output to the end', async () => {
   const { session_id, client } = await scene();
   const [typing, watching] = [attach(client, session_id), attach(client, session_id)];
   watching.type('echo $((1+1))watched\n');

@@ -320,7 +320,7 @@ test('a client that goes leaves its command running, with its input open, unless
   await soon(async () => (await house.client.commands.get({ command_id: stays })).stdout).toBe('late');
 });
 
-test('what a client sends of its leaving may arrive in two parts, and still ends no input', async () => {
+test('a cancellation that arrives in two parts still ends no input', async () => {
   const { house, machine_id } = await scene();
   const ca = await caOf(house);
   const session = connectHttp2(`https://${house.grpc}`, { ca, checkServerIdentity: () => undefined });
@@ -503,7 +503,7 @@ test('a broker that stops asks its callers to reconnect', async () => {
   expect(await ended).toMatchObject({ code: 'unavailable' });
 });
 
-test('without its certificate authority a broker is not spoken to', async () => {
+test('a client refuses a broker whose certificate authority it does not have', async () => {
   const { house } = await scene();
   const other = await openHouse();
   const stranger = await streamsOf(other, other.key, house.grpc);

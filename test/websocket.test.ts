@@ -45,7 +45,7 @@ test('a ticket that is wrong, used, missing or for another session is 401, and n
   expect([door.left, door.tickets.size, door.ports.length]).toEqual([['left'], 0, 1]);
 });
 
-test('what is no good handshake is 400 and leaves the ticket good', async () => {
+test('an invalid handshake is 400 and leaves the ticket valid', async () => {
   const door = await openDoor();
   const wrong = [
     { Upgrade: undefined, Connection: undefined },
@@ -121,7 +121,7 @@ test('a message over 1 MiB closes with 1009', async () => {
   expect((await closed)[0]).toBe(1009);
 });
 
-test('what a client does arrives in order, text and bytes alike, also when it leaves at once', async () => {
+test('actions of a client arrive in order, text and bytes alike, even if it leaves at once', async () => {
   const { client, port } = await (await openDoor()).enter();
   client.send('{"type":"input","data":"größe 漢\\n"}');
   client.send(Buffer.from([0, 255, 3]));

@@ -83,7 +83,7 @@ test('strangers who hold connections give way to newcomers, the longest silent f
   expect((await house.call('GET', '/machines')).status).toBe(200);
 });
 
-test('where every place is taken by a key that waits for an answer, the newcomer goes; an idle one gives its place', async () => {
+test('a new connection is cut when keys with open requests hold all slots; an idle one loses its slot', async () => {
   const house = await openHouse({ tuning: { connections: { connections: 3, unauthenticated: 3 } } });
   const busy = [await dial(house), await dial(house)];
   for (const socket of busy) expect(await askOn(socket, house, '/events/stream')).toBe(ok);

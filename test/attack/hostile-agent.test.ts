@@ -154,7 +154,7 @@ test('output without end is kept within its window, and the record says from whe
   expect(largest - before).toBeLessThan(400 * 1024 * 1024);
 });
 
-test('who never reads what it is asked is cut when too much waits for it', async () => {
+test('an agent that never reads its calls is cut when too much waits for it', async () => {
   const { house, hostile, served } = await bench();
   hostile.control.pause();
   const body = { path: `/${'x'.repeat(15_000)}` };

@@ -579,7 +579,7 @@ test('the link refuses every client without a join token or a machine’s key, a
   expect(items.map(({ name }) => name).sort()).toEqual(['here', 'joined', 'there']);
 });
 
-test('what a machine can do is not served to anybody: no method of it is there, whatever the key', async () => {
+test('the methods of agents are served to no client, whatever the key', async () => {
   const scene = await openScene();
   const ring = await dialler(scene);
   const headers = authorized(`Bearer ${scene.house.key}`);

@@ -59,7 +59,7 @@ describe('install refuses, before it touches anything,', () => {
   });
 });
 
-describe('what root keeps for a service', () => {
+describe('files that root stores for a service', () => {
   const content = {
     text: 'x = 1\n',
     mode: 0o640,
