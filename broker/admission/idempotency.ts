@@ -86,7 +86,7 @@ export class Idempotency {
     if (!earlier) return this.#run(id, request);
     const { answer, madeId } = earlier;
     if (answer === undefined && route.idempotency === 'secret') {
-      const message = 'this was made already, and its secret was shown once';
+      const message = 'it exists already, and its secret is sent only once; remove it and create another';
       throw new AppError('conflict', message, { id: madeId });
     }
     if (content && answer !== undefined) await assertSame(content, answer);
