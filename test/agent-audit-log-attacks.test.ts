@@ -80,7 +80,7 @@ test('a call open for over a second is logged, and one whose end never arrived i
   ]);
 });
 
-test('a file that was taken away is begun anew, one that is full makes room without losing a line', async () => {
+test('a removed log file is created again, and a full one is rotated without losing a line', async () => {
   const directory = temporaryFolder('taken');
   const lines = await Lines.open(directory, 'activity', quiet, { fileBytes: 40, gatherMs: 0 });
   onTestFinished(() => lines.close());

@@ -245,7 +245,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect((await end(start('echo again'))).output).toBe('again\n');
   });
 
-  test('a spawner that hangs holds up what it was asked for, and nothing that comes later', async () => {
+  test('a hung spawner delays the starts it was sent, and none that come later', async () => {
     await room.stop();
     await open({ lateMs: 300 });
     const hung = await spawnerPid();

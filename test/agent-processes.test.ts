@@ -815,7 +815,7 @@ test('a slow follower gets every byte of a fast process, through a window much s
   expect(stdout.equals(bytes)).toBe(true);
 });
 
-test('a follower that stopped reading holds up a process only until it counts as gone', async () => {
+test('a follower that stopped reading stalls a process only until it counts as gone', async () => {
   await open({ windowBytes: 256 * 1024, stallMs: 100 });
   const id = newId('command');
   const first = start('head -c 5000000 /dev/zero; echo over >&2', id);

@@ -379,7 +379,7 @@ async function children(pid: number): Promise<number[]> {
   return text.trim().split(' ').filter(Boolean).map(Number);
 }
 
-test('a slow client does not hold up a fast one, is cut when it fell out of the window, and may come again', async () => {
+test('a slow client does not delay a fast one, is cut when it falls out of the window, and may attach again', async () => {
   const bench = await openBench();
   const id = newId('session');
   bench.open(sh('yes | head -c 3000000; cat'), id);

@@ -116,7 +116,7 @@ test('waiting commands start in the order in which they came', async () => {
   expect(started).toEqual(ids);
 });
 
-test('its time over it is expired, says so, and never runs', async () => {
+test('a command past its deadline is expired, reports that, and never runs', async () => {
   const clock = leapingClock();
   const { house, begin, back, ended, run } = await away();
   const file = join(temporaryFolder('expired'), 'ran');

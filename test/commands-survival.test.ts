@@ -145,7 +145,7 @@ test('a cancel that comes before a large start has arrived ends the command all 
   }
 });
 
-test('a runaway writer is capped, says so, and slows no other command', async () => {
+test('a runaway writer is capped, its record says so, and no other command slows down', async () => {
   const house = await openHouse();
   const { machineId: machine_id } = await house.agent();
   const { id: command_id } = await house.client.commands.async({ machine_id, command: 'yes' });

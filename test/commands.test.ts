@@ -77,7 +77,7 @@ test('a machine with 64 open commands refuses one more before it is stored, and 
   expect((await reading).status).toBe(200);
 });
 
-test('a list shows the end of each output only, and says so', async () => {
+test('a list holds only the end of each output, marked as truncated', async () => {
   const { run, house } = await onMachine();
   const { body } = await run({ command: 'seq 1 5000' });
   const { items } = await house.client.commands.list();

@@ -931,7 +931,7 @@ test('a browser is sent from / to the reference page; programs get their 401, an
   expect(refusal(posted)).toBe('401 unauthorized');
 });
 
-test('/metrics needs a key that may read machines, and what strangers ask for does not become a label', async () => {
+test('/metrics needs a key that may read machines, and paths of unauthenticated requests do not become labels', async () => {
   const house = await openHouse();
   const url = `${house.url}/metrics`;
   expect(refusal(await call(url, 'GET'))).toBe('401 unauthorized');

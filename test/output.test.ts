@@ -114,7 +114,7 @@ test('memory that the disk refuses to take stays readable, and goes there with t
     expect(await readAll(seen)).toEqual({ data: Buffer.from('abcdefkept'), gaps: [[6, 10]] });
 });
 
-test('a reader that stops reading holds up the writer once, then loses bytes until it reads again', async () => {
+test('a reader that stops reading stalls the writer once, then loses bytes until it reads again', async () => {
   const log = make({ windowBytes: 1600, stallMs: 50 });
   const reader = log.reader(0);
   const begun = performance.now();

@@ -106,7 +106,7 @@ test.each<CloseReason>([
   expect(await terminal.ended).toEqual(closeReason);
 });
 
-test('detaching closes the connection: the room sees its client leave', async () => {
+test('detaching closes the connection: the session sees its client leave', async () => {
   const { terminal, port } = await attach();
   const gone = once(port.gone, 'abort');
   terminal.detach();

@@ -101,7 +101,7 @@ test('a client that reads nothing is sent half a MiB, and its agent gets no ackn
   expect(port.given()).toBe(1024 * kib);
 });
 
-test('a client that takes nothing hears that it fell behind', async () => {
+test('a client that reads nothing gets a notice that it fell behind', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const { line, ...port } = await join(one, session_id);

@@ -156,7 +156,7 @@ test('a machine that comes back too late has ended its terminal by itself', asyn
   await back;
 });
 
-test('an agent that is restarted has lost its terminals, and says so', async () => {
+test('a restarted agent has lost its terminals, and reports that', async () => {
   const { house, open, get, agent } = await bench();
   const { id } = await open('sleep 600');
   await agent.close();

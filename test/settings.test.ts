@@ -495,7 +495,7 @@ describe('an agent whose broker has another authority than its join token pins',
     await house.agent({ joinToken, dataDir });
   });
 
-  test('does not join another real broker either, which hears of no machine', async () => {
+  test('does not join another real broker either, which registers no machine', async () => {
     const [mine, other] = [await openHouse(), await openHouse()];
     await expect(other.agent({ joinToken: await mine.joinToken() })).rejects.toMatchObject({
       name: 'StartError',

@@ -49,7 +49,7 @@ const leapUntil = (clock: { leap(ms: number): void }, look: () => Promise<void> 
   );
 
 describe('while history cannot be written', () => {
-  test('an enrolment is acknowledged, and its webhook hears of it within seconds of the end', async () => {
+  test('an enrolment is acknowledged, and its webhook is delivered within seconds of the end', async () => {
     const clock = leapingClock();
     const house = await openWebhookHouse();
     const receiver = await openReceiver();

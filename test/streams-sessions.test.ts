@@ -75,7 +75,7 @@ test('an invalid action ends the call, and the session goes on', async () => {
   expect((await house.client.sessions.get({ session_id })).status).toBe('CONNECTED');
 });
 
-test('an operator types and hears, an observer hears and is refused, and the end comes last to both', async () => {
+test('an operator sends input and gets output, the input of an observer is refused, and both get the end last', async () => {
   const { house, session_id, client } = await scene();
   const operator = attach(client, session_id);
   await soon(() => operator.kind('attached')[0]?.attached).toMatchObject({ size: { cols: 90, rows: 20 } });

@@ -305,7 +305,7 @@ test('a signal reaches a command, and one for a command that is over is harmless
   expect(end).toMatchObject({ status: 'completed' });
 });
 
-test('a client that goes leaves its command running, with its input open, unless it said otherwise', async () => {
+test('a client that leaves keeps its command running, with its input open, unless it set otherwise', async () => {
   const { client, house, machine_id } = await scene();
   const leave = async (more: object): Promise<string> => {
     const asked = line({ start: { machine_id, command: 'cat', ...more } });

@@ -168,7 +168,7 @@ test('output and notes arrive as they were given, and output waits until the soc
   ]);
 });
 
-test('a client that does not read holds up its own output only, and gets all of it later', async () => {
+test('a client that does not read delays its own output only, and gets all of it later', async () => {
   const { client, port } = await (await openDoor()).enter();
   client.pause();
   const piece = Buffer.alloc(64 * 1024, 'y');

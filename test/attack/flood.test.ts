@@ -63,7 +63,7 @@ test('a connection that says nothing, or its headers too slowly, is cut in time'
 
 const connections: Tuning['connections'] = { connections: 12, unauthenticated: 6 };
 
-test('strangers who hold connections give way to newcomers, the longest silent first; who has a key stays', async () => {
+test('unauthenticated connections are cut for new ones, the longest silent first; those with a key stay', async () => {
   const house = await openHouse({ tuning: { connections } });
   // One is idle, one hears events.
   const [idle, busy] = [await dial(house), await dial(house)];
@@ -410,7 +410,7 @@ test.each([
   await standing();
 });
 
-test('a crowd of silent connections at the agents’ door gives way to an agent', async () => {
+test('silent connections at the port of agents are cut for an agent', async () => {
   const { house, standing } = await besieged();
   const [host = '', port = ''] = house.grpc.split(':');
   const sockets = Array.from({ length: 700 }, () => connect(Number(port), host));

@@ -247,7 +247,7 @@ function placesOf({
   };
 }
 
-test('with the right key the very same requests succeed, each of them, and machines do hear of them', async () => {
+test('each of the same requests succeeds with the right key, and reaches its machine', async () => {
   const scene = await openScene();
   // What removes something comes last; a machine takes all that lies on it along.
   const order = (name: string): number =>

@@ -89,7 +89,7 @@ test('a lone reader that stands still does not stop the command for ever, and is
   expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
 }, 40_000);
 
-test('a lone reader that goes away no longer holds up the command', async () => {
+test('a lone reader that goes away no longer stalls the command', async () => {
   // No durations pass: who still counts as a reader holds it up for ever.
   leapingClock({ still: true });
   const { house, begin, get } = await bench();

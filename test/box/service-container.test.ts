@@ -295,7 +295,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(await exec('id -un')).toMatchObject({ stdout: 'farhand-agent\n', status: 'completed' });
   });
 
-  test('root must be said, and then commands are root', async () => {
+  test('running as root needs a flag, and then commands run as root', async () => {
     // What its user left there would lead root elsewhere.
     const line = 'cd /var/lib/farhand-agent && ln -s /etc/passwd link && rm lock.db && mkfifo lock.db';
     await box.run('runuser', '-u', 'farhand-agent', '--', 'sh', '-c', line);
