@@ -56,10 +56,7 @@ function unlessTaken(error: unknown): undefined {
 /** The access time stays as it is. */
 async function setTime(file: Pinned, ms: number): Promise<BigIntStats> {
   const { atimeNs } = await file.stat();
-  // Half a microsecond away from 1970: seconds in floating point would else be a millisecond nearer to it, half the time.
-  const mtimeNs = BigInt(Math.trunc(ms)) * 1_000_000n + BigInt(Math.sign(ms)) * 500n;
-  // As texts: of negative numbers Node makes the present time.
-  await file.handle.utimes(String(seconds(atimeNs)), String(seconds(mtimeNs)));
+  await file.handle.utimes(seconds(atimeNs), seconds(BigInt(Math.trunc(ms)) * 1_000_000n));
   return file.stat();
 }
 

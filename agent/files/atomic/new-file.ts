@@ -86,8 +86,14 @@ export class Flushes implements AsyncDisposable {
   }
 }
 
-/** As Node takes times: exact to less than a microsecond. */
-export const seconds = (ns: bigint): number => Number(ns) / 1e9;
+/**
+ * A time as Node takes it, exact to less than a microsecond. A text: Node takes a negative number for the present time.
+ * Half a microsecond more for whole milliseconds: floating point would make every other one a millisecond earlier.
+ */
+export function seconds(ns: bigint): string {
+  const half = ns < 0n ? -500n : 500n;
+  return String(Number(ns % 1_000_000n === 0n ? ns + half : ns) / 1e9);
+}
 
 /** A change of owner that must not be left out. */
 export async function keepOwner(change: Promise<void>, path: Bytes): Promise<void> {
