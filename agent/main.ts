@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 // farhand-agent: reads flags and signals; start.ts does the rest.
-import { collectAtRest } from '../shared/heap.ts';
+import { collectAtRest } from '../shared/garbage-collection.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
 import {
@@ -54,7 +54,7 @@ async function main(): Promise<void> {
 
 /** Installing and the like: a part of its own, which a running agent does not need. */
 async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
-  const { service } = await import('./service.ts');
+  const { service } = await import('./systemd-service.ts');
   process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));
 }
 

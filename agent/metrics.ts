@@ -7,7 +7,7 @@ import type { Metrics } from '../proto/types/farhand/agent/v1/Metrics.ts';
 import type { NetworkInterface } from '../proto/types/farhand/agent/v1/NetworkInterface.ts';
 import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
 import { monotonic, now, sleep } from '../shared/clock.ts';
-import { residentBytes } from '../shared/heap.ts';
+import { residentBytes } from '../shared/garbage-collection.ts';
 
 /** Where the numbers come from; tests put broken machines here. */
 export interface Sources {

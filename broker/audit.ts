@@ -5,7 +5,7 @@ import type { MachineId } from '../shared/api/route.ts';
 import { iso, now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
 import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history.ts';
-import { OrderedTable } from './ordered-table.ts';
+import { OrderedTable } from './history-table.ts';
 import type { Condition } from './paging.ts';
 
 export type Audit = ReturnType<typeof createAudit>;

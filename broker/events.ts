@@ -13,7 +13,7 @@ import {
   type Row,
   textIn,
 } from './history.ts';
-import { OrderedTable } from './ordered-table.ts';
+import { OrderedTable } from './history-table.ts';
 import { allOf, type Condition, reachableOnly } from './paging.ts';
 
 export interface Event {

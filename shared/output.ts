@@ -6,7 +6,7 @@ import { dirname, join } from 'node:path';
 import { Backpressure, Wake } from './backpressure.ts';
 import { syncDirectory } from './durable-file.ts';
 import { errnoOf, fromErrno } from './errors.ts';
-import { countTransferred } from './heap.ts';
+import { countTransferred } from './garbage-collection.ts';
 import { outputWindowBytes, readerStallMs } from './limits.ts';
 
 export { Wake };

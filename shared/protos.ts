@@ -1,7 +1,7 @@
 // The protos, parsed. Packages hold what this file exports as JSON (scripts/package/bundles.ts): a parser would stay in memory.
 import { join } from 'node:path';
 import protobuf from 'protobufjs';
-import { home } from './home.ts';
+import { home } from './install-layout.ts';
 
 const root = new protobuf.Root();
 // They import each other by such names, too.

@@ -1,7 +1,7 @@
 // The one version of all three programs.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { home } from './home.ts';
+import { home } from './install-layout.ts';
 
 const manifest: unknown = JSON.parse(readFileSync(join(home, 'package.json'), 'utf8'));
 

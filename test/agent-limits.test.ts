@@ -11,7 +11,7 @@ import {
 } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { Boundary } from '../agent/files/confine/boundary.ts';
-import { fromText } from '../agent/files/confine/path.ts';
+import { fromText } from '../agent/files/confine/request-path.ts';
 import { Confinement } from '../agent/files/confine/resolve.ts';
 import { walk } from '../agent/files/confine/walk.ts';
 import type { Files } from '../agent/files/index.ts';

@@ -221,7 +221,7 @@ const sides: Rule[] = [
           'shared/clock',
           'shared/duration',
           'shared/tar',
-          'shared/home',
+          'shared/install-layout',
           'shared/doctor',
         ),
     ),
@@ -497,7 +497,7 @@ const runtime: Rule[] = [
         .map((file) => file.path)
         .filter((path) => path.split(/[/.]/).some((part) => forbiddenNames.includes(part))),
     breaks: [{ 'shared/utils.ts': '' }, { 'agent/services/a.ts': '' }, { 'test/helpers.ts': '' }],
-    keeps: { 'agent/service.ts': '', 'shared/commonplace.ts': '' },
+    keeps: { 'agent/systemd-service.ts': '', 'shared/commonplace.ts': '' },
   },
 ];
 

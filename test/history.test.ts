@@ -6,7 +6,7 @@ import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { withSocket } from '../broker/cli/local.ts';
 import { Events } from '../broker/events.ts';
 import { type History, type OutboxEntry, openHistory } from '../broker/history.ts';
-import { rowsSince } from '../broker/ordered-table.ts';
+import { rowsSince } from '../broker/history-table.ts';
 import { now } from '../shared/clock.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
 

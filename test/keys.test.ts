@@ -9,8 +9,8 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { enrollWith } from '../agent/link/dial.ts';
 import type { EnrollRequest } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
 import { type Clock, setClock } from '../shared/clock.ts';
+import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
-import { rawPublicKey } from '../shared/proof.ts';
 import { type Answer, type CallOptions, call, type House, openHouse } from './house.ts';
 import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
 

@@ -6,7 +6,7 @@ import { connect as tlsConnect } from 'node:tls';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, onTestFinished, test } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';
-import { signProof } from '../shared/proof.ts';
+import { signProof } from '../shared/identity-proof.ts';
 import { call as http, openHouse, temporaryFolder } from './house.ts';
 import { openProxy } from './proxy.ts';
 import { connectScripted, joinScripted, scriptedMachine, statusOf } from './scripted-agent.ts';

@@ -8,7 +8,7 @@ import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
 import type { ConnectRequest } from '../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse__Output } from '../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
-import { signProof } from '../shared/proof.ts';
+import { signProof } from '../shared/identity-proof.ts';
 import { methods, protocolVersion } from '../shared/rpc.ts';
 import { type House, temporaryFolder } from './house.ts';
 

@@ -1,6 +1,6 @@
 // What tests of sessions share: a scripted machine whose calls are sorted by method, terminals on it, and clients.
 import { EventEmitter, once } from 'node:events';
-import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/client.ts';
+import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/client-port.ts';
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
 import type { MachineId } from '../shared/api/route.ts';
 import { methods } from '../shared/rpc.ts';

@@ -7,7 +7,7 @@ import { pino } from 'pino';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { type RawData, WebSocket } from 'ws';
 import { brokerSettings } from '../broker/config.ts';
-import type { Action, ClientPort, CloseReason } from '../broker/sessions/client.ts';
+import type { Action, ClientPort, CloseReason } from '../broker/sessions/client-port.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { readSettings } from '../shared/settings.ts';
 import { fakeClock } from './fake-clock.ts';

@@ -1,7 +1,7 @@
 // Changes mode, owner or group of a path's target: of the pinned file, also when it has lost its name meanwhile.
 import { AppError } from '../../shared/errors.ts';
 import { chmod, chown, stat } from './confine/fs.ts';
-import { assertFolder, assertMode } from './confine/path.ts';
+import { assertFolder, assertMode } from './confine/request-path.ts';
 import { describe } from './describe.ts';
 import type { Operation, RequestOf } from './operation.ts';
 import type { Users } from './users-groups.ts';

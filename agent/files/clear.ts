@@ -3,7 +3,7 @@ import { posix } from 'node:path';
 import { fromErrno } from '../../shared/errors.ts';
 import type { Boundary } from './confine/boundary.ts';
 import { type Confined, chmod, drop } from './confine/fs.ts';
-import { type Bytes, toText } from './confine/path.ts';
+import { type Bytes, toText } from './confine/request-path.ts';
 import { walk } from './confine/walk.ts';
 
 /**

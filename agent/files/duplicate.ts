@@ -7,7 +7,7 @@ import type { Boundary } from './confine/boundary.ts';
 import { hasChanged } from './confine/contents.ts';
 import * as fs from './confine/fs.ts';
 import { holdsFiles, holdsMemory } from './confine/kernel.ts';
-import { type Bytes, fault, toText } from './confine/path.ts';
+import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { type Step, walk } from './confine/walk.ts';
 
 const bufferBytes = 1024 * 1024;

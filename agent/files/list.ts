@@ -2,7 +2,7 @@
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { Quota } from '../../shared/quota.ts';
 import { type Confined, child, lstatPlain, type Named, namesIn } from './confine/fs.ts';
-import { type Bytes, bytes } from './confine/path.ts';
+import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describeName } from './describe.ts';
 import type { Operation, RequestOf } from './operation.ts';

@@ -1,6 +1,6 @@
 // Makes a directory: a new one or none, with exactly the mode asked for.
 import { type BigIntStats, chmod, mkdir, pin, rmdir } from './confine/fs.ts';
-import { assertMode, fault } from './confine/path.ts';
+import { assertMode, fault } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { describe } from './describe.ts';
 import type { Operation } from './operation.ts';

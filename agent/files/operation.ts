@@ -5,7 +5,7 @@ import { fromErrno } from '../../shared/errors.ts';
 import type { Quota } from '../../shared/quota.ts';
 import type { AgentCall, AgentMethods } from '../../shared/rpc.ts';
 import type { Journal } from './atomic/journal.ts';
-import { type Bytes, type Target, targetOf, toText } from './confine/path.ts';
+import { type Bytes, type Target, targetOf, toText } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import type { Semaphore } from './semaphore.ts';
 import type { AskUsers } from './users-groups.ts';

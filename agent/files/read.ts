@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import { type Contents, hasChanged, openTarget } from './confine/contents.ts';
 import type { FileHandle } from './confine/fs.ts';
-import { type Bytes, fault, toText } from './confine/path.ts';
+import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { describe, etagOf } from './describe.ts';
 import type { Operation, RequestOf } from './operation.ts';
 

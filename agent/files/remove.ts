@@ -1,7 +1,7 @@
 // Removes a file, a symlink (never its target) or a directory; refuses the root, the home and protected paths.
 import { clear } from './clear.ts';
 import { drop, mountOf, syncDirectory } from './confine/fs.ts';
-import { assertFolder, bytes, fault } from './confine/path.ts';
+import { assertFolder, bytes, fault } from './confine/request-path.ts';
 import type { Operation } from './operation.ts';
 
 export const removeFile: Operation<'removeFile'> = async (disk, request, target, signal) => {

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { openTarget } from './confine/contents.ts';
 import { type BigIntStats, readlink } from './confine/fs.ts';
-import { assertFolder, type Bytes, fault, type Target } from './confine/path.ts';
+import { assertFolder, type Bytes, fault, type Target } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describe, etagOf } from './describe.ts';
 import { type Operation, unlessAborted } from './operation.ts';

@@ -3,7 +3,7 @@ import { latestInstant, now } from '../../shared/clock.ts';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { NewFile, seconds } from './atomic/new-file.ts';
 import { type BigIntStats, type Pinned, pin, readOnly } from './confine/fs.ts';
-import { assertFolder, fault, type Target } from './confine/path.ts';
+import { assertFolder, fault, type Target } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { describe } from './describe.ts';
 import type { Disk, Operation, RequestOf } from './operation.ts';

@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { AppError } from '../../shared/errors.ts';
 import type { AgentCall } from '../../shared/rpc.ts';
-import { type Bytes, type Target, targetOf, toText } from './confine/path.ts';
+import { type Bytes, type Target, targetOf, toText } from './confine/request-path.ts';
 import { type Disk, failingAs, unlessAborted } from './operation.ts';
 
 interface Message<Open, Commit> {

@@ -4,7 +4,7 @@ import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/W
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
 import { AtomicWrite } from './atomic/new-file.ts';
 import { type BigIntStats, identify, lookAt } from './confine/fs.ts';
-import { assertMode, type Bytes, bytes, fault, type Target } from './confine/path.ts';
+import { assertMode, type Bytes, bytes, fault, type Target } from './confine/request-path.ts';
 import { describe, etagOf } from './describe.ts';
 import type { Disk } from './operation.ts';
 import type { Upload } from './upload.ts';

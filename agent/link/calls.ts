@@ -4,7 +4,7 @@ import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { countTransferred } from '../../shared/heap.ts';
+import { countTransferred } from '../../shared/garbage-collection.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import {

@@ -12,7 +12,7 @@ import type { OutputLog } from '../../shared/output.ts';
 import { Input } from './input.ts';
 import type { Plan } from './plan.ts';
 import { drain, Pump } from './pump.ts';
-import type { Stdio } from './running.ts';
+import type { Stdio } from './running-process.ts';
 
 /** Names made by one call of mkfifo, a process: a name costs up to a millisecond on a disk, so names are used again. */
 const batch = 32;

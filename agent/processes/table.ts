@@ -24,7 +24,7 @@ import {
   type RunOptions,
   type Stdio,
   startRunning,
-} from './running.ts';
+} from './running-process.ts';
 import { SpawnerDied, type Spawners } from './spawner/index.ts';
 
 export const defaultLimits = {

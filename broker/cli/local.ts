@@ -7,7 +7,7 @@ import { Agent } from 'undici';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { demandAccess } from '../../shared/doctor/owner.ts';
 import { StartError } from '../../shared/errors.ts';
-import { brokerProgram } from '../../shared/home.ts';
+import { brokerProgram } from '../../shared/install-layout.ts';
 import { inUse } from '../../shared/program.ts';
 import { failureOf } from '../../shared/sdk/failure.ts';
 import { Farhand } from '../../shared/sdk/index.ts';

@@ -5,7 +5,7 @@ import type { Api, BytesReply, Caller, Handlers, Input } from '../../shared/api/
 import { latestInstant } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { bulk, type FileServices, recordFileEvent, short, splitHead, stubOf } from './calls.ts';
-import { assertEntry, assertEtag, bytesOf, pathOf } from './entries.ts';
+import { assertEntry, assertEtag, bytesOf, pathOf } from './convert.ts';
 
 type DownloadInput = Input<Api['files']['download']>;
 

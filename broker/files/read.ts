@@ -18,7 +18,7 @@ import {
   watching,
   withMachine,
 } from './calls.ts';
-import { assertEntry, assertEtag, bytesOf, type Entry, entryOf, pathOf } from './entries.ts';
+import { assertEntry, assertEtag, bytesOf, type Entry, entryOf, pathOf } from './convert.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
 type Listing = Reply<Route<'list'>>;

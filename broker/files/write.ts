@@ -6,7 +6,7 @@ import type { Api, Caller, Handlers, Input } from '../../shared/api/index.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { type AgentStub, type CallOptions, present } from '../../shared/rpc.ts';
 import { bulk, type FileServices, long, recordFileEvent, short, stubOf, withMachine } from './calls.ts';
-import { assertEntry, assertEtag, bytesOf, entryOf, modeOf, pathOf } from './entries.ts';
+import { assertEntry, assertEtag, bytesOf, entryOf, modeOf, pathOf } from './convert.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
 type Open = NonNullable<WriteFileRequest['open']>;

@@ -4,7 +4,13 @@ import { sessions as routes } from '../../shared/api/sessions.ts';
 import { AppError } from '../../shared/errors.ts';
 import { present } from '../../shared/rpc.ts';
 import { type AccessServices, guardOf } from '../admission/authorize.ts';
-import { type Action, actionOf, type ClientPort, type CloseReason, type Notice } from '../sessions/client.ts';
+import {
+  type Action,
+  actionOf,
+  type ClientPort,
+  type CloseReason,
+  type Notice,
+} from '../sessions/client-port.ts';
 import type { Call, Received, Rpc, Sent } from './call.ts';
 
 /** What this needs of sessions. */

@@ -5,7 +5,7 @@ import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import type { Handlers, RawReply } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
-import { shipped } from '../../shared/home.ts';
+import { shipped } from '../../shared/install-layout.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
 import type { RequestMetrics } from './metrics.ts';

@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { codes } from '../../shared/errors.ts';
-import { shipped } from '../../shared/home.ts';
+import { shipped } from '../../shared/install-layout.ts';
 
 /** Display name and description of each resource, by its name in the table of routes. */
 export const tags: Readonly<Record<string, readonly [name: string, description: string]>> = {

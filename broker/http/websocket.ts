@@ -11,7 +11,13 @@ import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { assertKnownParameters, queryOf } from '../admission/parse-request.ts';
 import { type Proxies, plainAddress } from '../client-address.ts';
-import { type Action, actionOf, type ClientPort, type CloseReason, type Notice } from '../sessions/client.ts';
+import {
+  type Action,
+  actionOf,
+  type ClientPort,
+  type CloseReason,
+  type Notice,
+} from '../sessions/client-port.ts';
 import { assertJsonLimits } from './body.ts';
 
 /** What a ticket is good for: one client of one session. */

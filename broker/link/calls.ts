@@ -7,7 +7,7 @@ import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectR
 import type { Reply__Output } from '../../proto/types/farhand/link/v1/Reply.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
-import { countTransferred } from '../../shared/heap.ts';
+import { countTransferred } from '../../shared/garbage-collection.ts';
 import { newId } from '../../shared/ids.ts';
 import { openTerminals, terminalClients } from '../../shared/limits.ts';
 import {

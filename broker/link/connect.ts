@@ -7,9 +7,9 @@ import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectR
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
 import { after, every, monotonic, mostSkewMs, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { verifyProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { verifyProof } from '../../shared/proof.ts';
 import { methods, protocolVersion } from '../../shared/rpc.ts';
 import type { ConnectionLimiter } from '../connections.ts';
 import type { Link, Presence } from '../presence/index.ts';

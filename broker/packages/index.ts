@@ -5,7 +5,7 @@ import { open, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/index.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
-import { home, shipped } from '../../shared/home.ts';
+import { home, shipped } from '../../shared/install-layout.ts';
 import { type Reached, scriptFor, type Words, wordsFor } from './install.ts';
 
 export interface Packages {

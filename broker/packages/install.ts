@@ -1,7 +1,7 @@
 // How a machine gets its agent with a single line: the script as this broker gives it, and the line.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { home, shipped } from '../../shared/home.ts';
+import { home, shipped } from '../../shared/install-layout.ts';
 import { isLoopback } from '../../shared/loopback.ts';
 
 /** How this broker is reached. */

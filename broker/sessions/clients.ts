@@ -6,7 +6,7 @@ import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, newSecret } from '../../shared/ids.ts';
 import { terminalClients } from '../../shared/limits.ts';
-import type { ClientPort, CloseReason } from './client.ts';
+import type { ClientPort, CloseReason } from './client-port.ts';
 import { Conversation, endOf } from './conversation.ts';
 import type { Attached, Mode, Session } from './records.ts';
 import { emitEvent, type OpenSession, type SessionContext, sessionsOn } from './session.ts';

@@ -11,7 +11,7 @@ import { AppError, type Code } from '../../shared/errors.ts';
 import { terminalReplayBytes } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Link } from '../presence/index.ts';
-import type { Action, ClientPort, CloseReason, Notice } from './client.ts';
+import type { Action, ClientPort, CloseReason, Notice } from './client-port.ts';
 import type { Attached } from './records.ts';
 import type { OpenSession } from './session.ts';
 

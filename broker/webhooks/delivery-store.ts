@@ -4,7 +4,7 @@ import type { Api, Reply } from '../../shared/api/index.ts';
 import type { WebhookId } from '../../shared/api/route.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
-import { rowsSince } from '../ordered-table.ts';
+import { rowsSince } from '../history-table.ts';
 import { allOf } from '../paging.ts';
 import type { Outcome } from './sender.ts';
 

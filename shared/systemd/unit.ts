@@ -1,7 +1,7 @@
 // A unit file as it is installed: the template beside the program, with its command, its user and the blocks that apply.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { home, shipped } from '../home.ts';
+import { home, shipped } from '../install-layout.ts';
 
 export interface UnitValues {
   /** Program and arguments; the first is an absolute path. */

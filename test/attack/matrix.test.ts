@@ -6,7 +6,7 @@ import { Client, credentials, status as grpcStatus, Metadata } from '@grpc/grpc-
 import { expect, test, vi } from 'vitest';
 import { api } from '../../shared/api/index.ts';
 import { type IdNoun, type Route, type Scope, scopes } from '../../shared/api/route.ts';
-import { rawPublicKey } from '../../shared/proof.ts';
+import { rawPublicKey } from '../../shared/identity-proof.ts';
 import { callKey, linkServerName, linkService, methods, streamsService } from '../../shared/rpc.ts';
 import {
   type Ask,

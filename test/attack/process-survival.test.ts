@@ -51,7 +51,7 @@ test('a process that has no file left to open looks at its memory all the same',
   const said = await printed(`
     import { openSync } from 'node:fs';
     import { setTimeout } from 'node:timers/promises';
-    import { collectAtRest, residentBytes } from ${shared('heap.ts')};
+    import { collectAtRest, residentBytes } from ${shared('garbage-collection.ts')};
     collectAtRest(10);
     await setTimeout(1);
     try { for (;;) openSync('/dev/null'); } catch {}

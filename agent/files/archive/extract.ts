@@ -14,7 +14,7 @@ import type { Journal } from '../atomic/journal.ts';
 import { NewFile, seconds } from '../atomic/new-file.ts';
 import { linkAs } from '../atomic/place.ts';
 import * as fs from '../confine/fs.ts';
-import { type Bytes, parentOf, toText } from '../confine/path.ts';
+import { type Bytes, parentOf, toText } from '../confine/request-path.ts';
 import type { Tree, TreeDirectory } from './tree.ts';
 
 /** A file up to this size is held in memory until it is on the disk. */

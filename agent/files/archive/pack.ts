@@ -9,7 +9,7 @@ import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../
 import { hasChanged, openContents } from '../confine/contents.ts';
 import { type BigIntStats, type Confined, readlink, stat } from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
-import { type Bytes, fault, toText } from '../confine/path.ts';
+import { type Bytes, fault, toText } from '../confine/request-path.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describe } from '../describe.ts';
 import type { Disk, Operation } from '../operation.ts';

@@ -5,7 +5,7 @@ import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/new-file.ts';
 import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/fs.ts';
-import { type Bytes, parentOf } from '../confine/path.ts';
+import { type Bytes, parentOf } from '../confine/request-path.ts';
 
 /** Directories held open at once, and as many more as a path may have. */
 const mostHeld = 256;

@@ -7,7 +7,7 @@ import { readTar } from '../../../shared/tar/index.ts';
 import { PrivateDirectory } from '../atomic/directory.ts';
 import { place } from '../atomic/place.ts';
 import * as fs from '../confine/fs.ts';
-import { fault, type Target } from '../confine/path.ts';
+import { fault, type Target } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
 import { describe } from '../describe.ts';
 import type { Disk } from '../operation.ts';

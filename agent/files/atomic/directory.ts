@@ -4,7 +4,7 @@ import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';
 import { clear } from '../clear.ts';
 import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/fs.ts';
-import { fault, toText } from '../confine/path.ts';
+import { fault, toText } from '../confine/request-path.ts';
 import { type Journal, markOf, type TemporaryName } from './journal.ts';
 
 export class PrivateDirectory implements AsyncDisposable {

@@ -10,7 +10,7 @@ import type { Logger } from '../../../shared/logger.ts';
 import { clear } from '../clear.ts';
 import type { BigIntStats, Confined } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
-import { type Bytes, bytes, toText } from '../confine/path.ts';
+import { type Bytes, bytes, toText } from '../confine/request-path.ts';
 
 const prefix = '.farhand-';
 /** The journal is written anew beyond this, if it was never empty in between. */

@@ -2,7 +2,7 @@
 // way, so that the last fsync of a large file does not take minutes.
 import { errnoOf } from '../../../shared/errors.ts';
 import * as fs from '../confine/fs.ts';
-import { type Bytes, fault } from '../confine/path.ts';
+import { type Bytes, fault } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
 import type { Journal, TemporaryName } from './journal.ts';
 import { linkAs } from './place.ts';

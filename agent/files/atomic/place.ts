@@ -1,7 +1,7 @@
 // Publishes a finished file or directory under its name in one step; without overwrite nothing is replaced.
 import { errnoOf } from '../../../shared/errors.ts';
 import { type Confined, identityOf, link, lstat, mkdir, rename, rmdir, unlink } from '../confine/fs.ts';
-import { type Bytes, fault } from '../confine/path.ts';
+import { type Bytes, fault } from '../confine/request-path.ts';
 
 export interface Placement {
   from: Confined;

@@ -6,8 +6,8 @@ import { posix } from 'node:path';
 import { AppError, fromErrno } from '../../../shared/errors.ts';
 import { type BigIntStats, type Confined, identityOf } from './fs.ts';
 import { showsProcess } from './kernel.ts';
-import { type Bytes, bytes, fault, fromText } from './path.ts';
 import { lineageOf, type ProtectedInode, ProtectedInodes } from './protected-inodes.ts';
+import { type Bytes, bytes, fault, fromText } from './request-path.ts';
 
 /** Where something is or would be: an open directory, and a name in it unless the directory itself is meant. */
 export interface Location {

@@ -3,7 +3,7 @@ import { errnoOf } from '../../../shared/errors.ts';
 import type { Boundary } from './boundary.ts';
 import { type BigIntStats, identify, identityOf, O_NOFOLLOW, type Pinned, pin, readOnly } from './fs.ts';
 import { holdsMemory } from './kernel.ts';
-import { fault, type Target } from './path.ts';
+import { fault, type Target } from './request-path.ts';
 import type { Confinement } from './resolve.ts';
 import type { Step } from './walk.ts';
 

@@ -5,7 +5,7 @@ import { type BigIntStats, type Dirent, type FSWatcher, readFileSync, type Stats
 import * as fs from 'node:fs/promises';
 import { posix } from 'node:path';
 import { errnoOf } from '../../../shared/errors.ts';
-import { type Bytes, bytes } from './path.ts';
+import { type Bytes, bytes } from './request-path.ts';
 
 export type { BigIntStats, FSWatcher, Stats } from 'node:fs';
 export type { FileHandle } from 'node:fs/promises';

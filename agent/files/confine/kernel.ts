@@ -2,7 +2,7 @@
 import { type BigIntStats, readlinkSync } from 'node:fs';
 import { readFile, statfs } from 'node:fs/promises';
 import type { Confined } from './fs.ts';
-import { type Bytes, bytes } from './path.ts';
+import { type Bytes, bytes } from './request-path.ts';
 
 /** f_type of procfs. */
 const procfs = 0x9fa0;

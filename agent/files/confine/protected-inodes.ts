@@ -4,7 +4,7 @@ import { lstat, realpath } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { monotonic } from '../../../shared/clock.ts';
 import { identityOf } from './fs.ts';
-import { type Bytes, bytes } from './path.ts';
+import { type Bytes, bytes } from './request-path.ts';
 
 /** A protected path: its inode, and the name that nothing else may take. */
 export interface ProtectedInode {

@@ -4,7 +4,7 @@ import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Location } from './boundary.ts';
 import * as fs from './fs.ts';
-import { type Bytes, fault, toText } from './path.ts';
+import { type Bytes, fault, toText } from './request-path.ts';
 
 /** As many symlinks in a row as Linux follows. */
 const longestTrail = 40;

@@ -4,7 +4,7 @@ import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, IsProtected } from './boundary.ts';
 import * as fs from './fs.ts';
-import { type Bytes, fault, toText } from './path.ts';
+import { type Bytes, fault, toText } from './request-path.ts';
 
 /** Names of a sorted directory looked at at once, ahead of the reader. */
 const batchSize = 64;

@@ -8,7 +8,7 @@ import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { openContents } from '../confine/contents.ts';
 import type { Confined } from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
-import { type Bytes, toText } from '../confine/path.ts';
+import { type Bytes, toText } from '../confine/request-path.ts';
 import type { Confinement } from '../confine/resolve.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describeName } from '../describe.ts';

@@ -5,7 +5,7 @@ import { sleep } from '../../../shared/clock.ts';
 import type { Quota } from '../../../shared/quota.ts';
 import type { IsProtected } from '../confine/boundary.ts';
 import { type BigIntStats, type Confined, child, identityOf, lookAt } from '../confine/fs.ts';
-import { type Bytes, bytes } from '../confine/path.ts';
+import { type Bytes, bytes } from '../confine/request-path.ts';
 import type { Confinement, PathEntry } from '../confine/resolve.ts';
 import type { Operation } from '../operation.ts';
 import { type Folder, type Kind, Watched } from './watched.ts';

@@ -6,7 +6,7 @@ import { Quota } from '../../../shared/quota.ts';
 import type { IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel.ts';
-import type { Bytes } from '../confine/path.ts';
+import type { Bytes } from '../confine/request-path.ts';
 
 export type Kind = 'file' | 'directory';
 

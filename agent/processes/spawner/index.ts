@@ -3,7 +3,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { after, monotonic } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
-import { compileCache, spawnerProgram } from '../../../shared/home.ts';
+import { compileCache, spawnerProgram } from '../../../shared/install-layout.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { Leader } from '../census.ts';
 import { marker } from '../plan.ts';

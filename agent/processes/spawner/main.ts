@@ -6,7 +6,7 @@ import { flushCompileCache } from 'node:module';
 import { constants as os } from 'node:os';
 import { join } from 'node:path';
 import type { SpawnReport, SpawnRequest } from './messages.ts';
-import { loadPosixSpawn } from './posix.ts';
+import { loadPosixSpawn } from './posix-spawn.ts';
 
 /** The cgroup of this process, where it may make others; undefined elsewhere. */
 const cgroup = joinCgroup(process.argv[2]);

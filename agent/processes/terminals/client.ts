@@ -5,7 +5,7 @@ import type { ReaderPosition, Wake } from '../../../shared/backpressure.ts';
 import { AppError } from '../../../shared/errors.ts';
 import { terminalReplayBytes } from '../../../shared/limits.ts';
 import { isSignal } from '../../../shared/signals.ts';
-import type { Running } from '../running.ts';
+import type { Running } from '../running-process.ts';
 import { signalForeground } from '../tree.ts';
 import type { Pty } from './pty.ts';
 import { checkedSize, type Size } from './pty.ts';

@@ -7,7 +7,7 @@ import { AppError, errnoOf } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { Plan } from '../plan.ts';
 import { drain, Pump, type Sink } from '../pump.ts';
-import type { Stdio } from '../running.ts';
+import type { Stdio } from '../running-process.ts';
 
 export interface Size {
   cols: number;

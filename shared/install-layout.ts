@@ -1,7 +1,7 @@
 // Where our own files lie: in a checkout, or in a package, whose bundled programs lie together in lib/.
 import { dirname, join } from 'node:path';
 
-/** Of this file: shared/home.ts in a checkout, some bundle in a package. */
+/** Of this file: shared/install-layout.ts in a checkout, some bundle in a package. */
 const here = import.meta.filename;
 const packaged = here.endsWith('.js');
 

@@ -6,7 +6,7 @@ import { PrivateDirectory } from './atomic/directory.ts';
 import { assertPlace, type Placement, place } from './atomic/place.ts';
 import { ancestry } from './confine/boundary.ts';
 import * as fs from './confine/fs.ts';
-import { assertFolder, fault, type Target, targetOf, toText } from './confine/path.ts';
+import { assertFolder, fault, type Target, targetOf, toText } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { describeName } from './describe.ts';
 import { duplicate } from './duplicate.ts';
