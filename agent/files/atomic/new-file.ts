@@ -87,12 +87,14 @@ export class Flushes implements AsyncDisposable {
 }
 
 /**
- * A time as Node takes it, exact to less than a microsecond. A text: Node takes a negative number for the present time.
- * Half a microsecond more for whole milliseconds: floating point would make every other one a millisecond earlier.
+ * A time as Node takes it, exact to less than a microsecond. It is a text because Node takes a negative number for the
+ * present time. Whole milliseconds get half a microsecond more where they are no multiple of an eighth of a second:
+ * floating point does not hold them exactly, and every other one would become a millisecond earlier.
  */
 export function seconds(ns: bigint): string {
+  const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
   const half = ns < 0n ? -500n : 500n;
-  return String(Number(ns % 1_000_000n === 0n ? ns + half : ns) / 1e9);
+  return String(Number(isInexact ? ns + half : ns) / 1e9);
 }
 
 /** A change of owner that must not be left out. */
