@@ -1,12 +1,19 @@
-// A history table that is only appended to: its `seq` follows the time of the rows, so that a time is found without an index.
+// A history table whose sequence numbers follow the time of the rows, so that a time is found without an
+// index.
 import type { Page } from '../shared/api/index.ts';
 import type { Route } from '../shared/api/route.ts';
 import type { History, Row } from './history.ts';
 import { type Condition, filtersOf, pageOfRows } from './paging.ts';
 
-/** Sequence numbers per millisecond; with more rows, or a clock set back, they run ahead of the time, never behind it. */
+/**
+ * Sequence numbers per millisecond. With more rows, or a clock set back, they run ahead of the time, never
+ * behind.
+ */
 const perMs = 1_000;
-/** Without a limit, machines or callers could fill the disk; the oldest rows go first, whatever their age. */
+/**
+ * Most rows of a table: without a limit, machines or callers could fill the disk. The oldest rows are deleted
+ * first.
+ */
 const maxRows = 1_000_000;
 
 type ListInput = { limit: number; offset: number; sort: string; since?: Date | undefined };
@@ -16,7 +23,9 @@ export class OrderedTable {
   readonly #name: string;
   #last: number;
 
-  /** Applies the migration `steps`; rows older than `keepMs` are deleted. */
+  /**
+   * Applies the migration `steps`. Deletes rows older than `keepMs`, and the oldest rows beyond `keepRows`.
+   */
   constructor(
     history: History,
     name: string,
@@ -30,18 +39,20 @@ export class OrderedTable {
     this.#last = Number(history.sql(`SELECT max(seq) AS last FROM ${name}`).get()?.last ?? 0);
   }
 
-  /** The newest sequence number. */
+  /** The highest sequence number so far. */
   get last(): number {
     return this.#last;
   }
 
-  /** The sequence number of a new row of that time, above all earlier ones. Call it inside a transaction. */
+  /**
+   * The sequence number for a new row with time `at`, above all earlier ones. Call it inside a transaction.
+   */
   next(at: number): number {
     this.#last = Math.max(this.#last + 1, at * perMs);
     return this.#last;
   }
 
-  /** A page of a list route, sorted by time. */
+  /** Returns one page of a list route, sorted by time. */
   page(route: Pick<Route, 'filters'>, conditions: readonly Condition[], input: ListInput): Page<Row> {
     return pageOfRows(
       this.#history,
@@ -53,12 +64,12 @@ export class OrderedTable {
   }
 }
 
-/** A sequence number below those of all rows of that time and later. */
+/** A sequence number below that of every row with time `at` or later. */
 function sequenceBefore(at: Date): number {
   return at.getTime() * perMs - 1;
 }
 
-/** Rows of that time and later, after that sequence number. */
+/** Condition for rows with time `at` or later and a sequence number above `after`. */
 export function rowsSince(at: Date | undefined, after = at && sequenceBefore(at)): Condition {
   return at && after !== undefined ? ['seq > ? AND created_at >= ?', after, at.getTime()] : undefined;
 }

@@ -1,4 +1,5 @@
-// Opens history.db, the database of all that is observed: migrations, grouped writes, pruning, snapshots.
+// The database history.db, which holds commands, events, sessions and logs: migrations, grouped writes,
+// pruning, snapshots.
 import { createHash } from 'node:crypto';
 import { closeSync, openSync, statSync } from 'node:fs';
 import { backup, DatabaseSync, type SQLOutputValue, type StatementSync } from 'node:sqlite';
@@ -9,19 +10,19 @@ import type { Logger } from '../shared/logger.ts';
 
 export type Row = Record<string, SQLOutputValue>;
 
-/** A text column. Throws for another type: the file was changed by hand. */
+/** Reads a text column. Throws for another type, which means that the file was changed by hand. */
 export function textIn(row: Row, column: string): string {
   const value = row[column];
   if (typeof value !== 'string') throw new Error(`${column} holds no text`);
   return value;
 }
 
-/** The value of a JSON column that the broker wrote. */
+/** Parses a JSON column that the broker wrote. */
 export function jsonIn(row: Row, column: string): unknown {
   return JSON.parse(textIn(row, column));
 }
 
-/** An observation that can wait in the outbox of state.json; applying it twice is harmless. */
+/** A row to be written that can wait in the outbox of state.json. Writing it twice must be harmless. */
 export interface OutboxEntry {
   kind: string;
 }
@@ -29,34 +30,43 @@ export interface OutboxEntry {
 /** One transaction. Entries appended to it are committed with it. */
 export interface HistoryTransaction extends Journal {
   append(entry: OutboxEntry): void;
-  /** Runs after the commit, in order; must not throw. */
+  /** Runs a function after the commit, in the order of the calls. The function must not throw. */
   committed(run: () => void): void;
 }
 
-/** What to delete, oldest first. */
+/** Which rows of a table to delete, oldest first. */
 export interface Retention {
   table: string;
-  /** A column of milliseconds. */
+  /** A column of times in milliseconds. */
   column: string;
   keepMs: number;
-  /** The most rows to keep, whatever their age. */
+  /** The most rows to keep; older ones are deleted whatever their age. */
   keepRows?: number;
-  /** Rows are in the order of `column`, but for some later than now: only the first ones are checked. */
+  /**
+   * Whether rowids follow `column`, apart from times later than now. If so, only the first rows are checked,
+   * without an index.
+   */
   ordered?: boolean;
-  /** Extra condition that a row must meet to be deleted. */
+  /** Extra SQL condition that a row must meet to be deleted for its age. */
   where?: string;
-  /** Called with the deleted ids, to delete files that belong to them. */
+  /** Called with the ids of the deleted rows, to delete files that belong to them. */
   removed?(ids: string[]): void;
 }
 
 const pruneStep = 500;
 const pruneMs = 3_600_000;
-/** Lists have a statement for each combination of filters: the oldest one is dropped. */
+/**
+ * Most prepared statements in the cache. Lists have one for each combination of filters; the oldest is
+ * dropped.
+ */
 const mostStatements = 500;
-/** Pages that another thread copies before it lets others at the disk. */
+/** Pages that a backup copies at a time, so that other work gets its turn at the disk. */
 const copyPages = 256;
 const schemaVersion = 1;
-/** `running`: 1 from a start to a clean stop, when SQLite removes the -wal; written to the file, not only to its -wal. */
+/**
+ * `running` is 1 from a start to a clean stop, when SQLite removes the -wal. If it is 1 and the -wal is
+ * missing, changes are lost.
+ */
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
 interface Pending {
@@ -67,17 +77,17 @@ interface Pending {
 
 type Applier = (entry: OutboxEntry, transaction: HistoryTransaction) => void;
 
-/** Losses that a start accepts. */
+/** Losses of data that the operator accepts at a start. */
 interface Accepted {
-  /** A history.db that is missing or empty. */
+  /** Accepts a history.db that is missing or empty. */
   isNew?: boolean;
-  /** One that lacks its last changes. */
+  /** Accepts a history.db that lacks its last changes. */
   isOld?: boolean;
 }
 
 /**
- * Opens the database, or creates it. Throws StartError for one of another installation or a newer version, and for a loss
- * that is not accepted.
+ * Opens the database, or creates it. Throws StartError for a file of another installation or of a newer
+ * version, and for a loss that is not accepted.
  */
 export function openHistory(
   file: string,
@@ -86,7 +96,7 @@ export function openHistory(
   { isNew = true, isOld = false }: Accepted = {},
 ): History {
   if (!isNew && sizeOf(file) === 0) throw lost(file);
-  // Checked before SQLite makes one.
+  // Checked before SQLite creates a -wal of its own.
   const hasWal = sizeOf(`${file}-wal`) > 0;
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file);
@@ -113,12 +123,14 @@ export class History {
     });
   }
 
-  /** Applies the missing migration steps of a module's tables, in order. A step never changes once released. */
+  /**
+   * Applies the missing migration steps of a module's tables, in order. A released step must never change.
+   */
   migrate(noun: string, steps: readonly string[]): void {
     migrate(this.#database, noun, steps);
   }
 
-  /** A prepared statement, cached. */
+  /** Returns a prepared statement from the cache. */
   sql(text: string): StatementSync {
     const prepared = this.#statements.get(text);
     if (prepared) return prepared;
@@ -130,8 +142,8 @@ export class History {
   }
 
   /**
-   * Runs `change` in a transaction shared with all writes of the same turn of the event loop, and resolves once it is on
-   * disk. A change that throws undoes only itself.
+   * Runs `change` in a transaction that all writes of the same turn of the event loop share. Resolves once it
+   * is on disk. A change that throws undoes only itself.
    */
   write<T>(change: (transaction: HistoryTransaction) => T): Promise<T> {
     return new Promise((resolve, reject) => {
@@ -148,7 +160,10 @@ export class History {
     });
   }
 
-  /** Applies an outbox of state.json once, also after a restart and when its rows have been deleted for their age. */
+  /**
+   * Writes the outbox of state.json once: not again after a restart, nor after its rows were deleted for
+   * their age.
+   */
   async applyOutbox(entries: readonly OutboxEntry[]): Promise<void> {
     const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
     await this.write((transaction) => {
@@ -158,23 +173,24 @@ export class History {
     });
   }
 
-  /** Sets the function that writes entries of a kind; it must be idempotent. */
+  /** Sets the function that writes entries of a kind. The function must be idempotent. */
   onEntry(kind: string, apply: (entry: never, transaction: HistoryTransaction) => void): void {
-    // The kind decides the type of the entry; both are in one module's file.
+    // The kind decides the type of the entry: the module that appends entries also registers the function for
+    // them.
     this.#appliers.set(kind, apply as Applier);
   }
 
-  /** Deletes old rows of a table hourly, in small steps. */
+  /** Deletes old rows of a table every hour, in small steps. */
   retain(retention: Retention): void {
     this.#retentions.push(retention);
   }
 
   /**
-   * The database as it is now, for one copy while it is written on: the result resolves when that is on disk, readable
-   * by this user alone.
+   * Freezes a view of the database as it is now, while writes go on. The returned function writes one copy of
+   * the view. It resolves once the copy is on disk, readable only by this user.
    */
   snapshot(): (copy: string) => Promise<void> {
-    // A reader of its own sees what was committed when it began, whatever is written after (WAL).
+    // In WAL mode a reader sees only what was committed when its transaction began.
     const reader = new DatabaseSync(this.#file, { readOnly: true });
     reader.exec('BEGIN');
     reader.prepare('SELECT id FROM installation').get();
@@ -191,7 +207,7 @@ export class History {
     };
   }
 
-  /** Prunes now (tests, and the hourly timer). */
+  /** Prunes now; called by the hourly timer and by tests. */
   async prune(): Promise<void> {
     for (const retention of this.#retentions) {
       while ((await this.write(() => this.#pruneOld(retention))) === pruneStep) await nextTurn();
@@ -207,7 +223,7 @@ export class History {
       this.sql('UPDATE installation SET running = 0').run();
       this.#database.close();
     } catch (error) {
-      // It stays open until the process ends, and its -wal stays as after a crash.
+      // The database stays open until the process ends, and the -wal file stays as after a crash.
       this.#log.error({ err: error }, 'history could not be closed');
     }
   }
@@ -230,7 +246,7 @@ export class History {
     }
   }
 
-  /** Runs one change; false if it failed, which undoes only its own rows and hooks. */
+  /** Runs one change of a group. Returns false if it failed, which undoes only its own rows and hooks. */
   #attempt(member: Pending, hooks: (() => void)[]): boolean {
     const own: (() => void)[] = [];
     const transaction: HistoryTransaction = {
@@ -266,7 +282,10 @@ export class History {
     return rows.length;
   }
 
-  /** Deletes the first rows, as rows are numbered in the order they came. */
+  /**
+   * Deletes rows beyond `keepRows`. The rows with the lowest rowids go first, because rowids follow the order
+   * of insertion.
+   */
   #pruneSurplus({ table, keepRows }: Retention): number {
     if (keepRows === undefined) return 0;
     const surplus = Number(this.sql(`SELECT count(*) AS n FROM ${table}`).get()?.n) - keepRows;
@@ -279,21 +298,25 @@ export class History {
 }
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
-  // Deleted rows may hold secrets, such as the environment of a command.
+  // Deleted rows may hold secrets, such as the environment of a command, so SQLite overwrites them.
   database.exec('PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST');
-  // Before anything is written: a write makes a -wal, and the next start would not miss the lost one.
+  // Checked before anything is written: a write creates a -wal, and the next start would not notice that one
+  // was lost.
   const isFound = refuseOther(database, file, installId, accepted);
   database.exec(`PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
     CREATE TABLE IF NOT EXISTS migrations (noun TEXT PRIMARY KEY, steps INTEGER NOT NULL) WITHOUT ROWID`);
   migrate(database, 'history', installationSteps);
   if (!isFound) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
-  // From here on the file itself records that there must be a -wal.
+  // From here on the file records that a -wal must exist.
   database.exec(`PRAGMA user_version = ${schemaVersion};
     UPDATE installation SET running = 1; PRAGMA wal_checkpoint`);
 }
 
-/** Whether the file belongs to this installation already. Throws StartError for a loss that is not accepted. Writes nothing. */
+/**
+ * Whether the file already belongs to this installation. Throws StartError for a loss that is not accepted.
+ * Writes nothing.
+ */
 function refuseOther(database: DatabaseSync, file: string, installId: string, accepted: Accepted): boolean {
   const { user_version: version } = database.prepare('PRAGMA user_version').get() as { user_version: number };
   if (version > schemaVersion) {
@@ -322,7 +345,7 @@ function lost(file: string): StartError {
   );
 }
 
-/** 0 for a file that is not there. */
+/** The size of a file in bytes; 0 when it does not exist. */
 function sizeOf(file: string): number {
   return statSync(file, { throwIfNoEntry: false })?.size ?? 0;
 }

@@ -2,14 +2,14 @@
 import { clientMessage } from '../../shared/api/terminal.ts';
 import { fieldError } from '../../shared/errors.ts';
 
-/** What a client does. Its transport has checked the form. */
+/** What a client of a terminal does. The client's transport has already checked the form of the message. */
 export type Action =
   | { input: Uint8Array }
   | { size: { cols: number; rows: number } }
-  /** For the process group in the foreground. */
+  /** Sent to the process group in the foreground of the terminal. */
   | { signal: NodeJS.Signals };
 
-/** What a message asks for that is no bytes. Throws validation_failed. */
+/** Converts a client's JSON message to an action. Throws validation_failed. */
 export function actionOf(message: unknown): Action {
   const { data, error } = clientMessage.safeParse(message);
   if (!data) {
@@ -21,31 +21,42 @@ export function actionOf(message: unknown): Action {
   return { size: { cols: data.cols, rows: data.rows } };
 }
 
-/** What a client gets besides output. */
+/** A message to a client other than terminal output. */
 export type Notice =
-  /** Once, before any output: where that begins. While its machine is away the client waits for it. */
+  /**
+   * Sent once, before any output; `offset` is where the output begins. A client of an offline machine gets it
+   * later.
+   */
   | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number }
-  /** GRACE_PERIOD while its machine is away, then CONNECTED. */
+  /** `status` is GRACE_PERIOD when the machine goes offline, and CONNECTED when it is back. */
   | { type: 'status'; status: string }
-  /** Another client has changed the size. */
+  /** The size of the terminal has changed. */
   | { type: 'size'; cols: number; rows: number }
-  /** What it did was not done. */
+  /** An action of the client was refused, or its input may be lost; `message` says why. */
   | { type: 'refused'; message: string };
 
-/** Why a client is closed: the session has ended, it was detached, its key may no longer attach, it fell behind, the broker stops. */
+/**
+ * Why a client is closed: the session ended, it was detached, its key lost the right to attach, it fell
+ * behind, or the broker stops.
+ */
 export type CloseReason =
   | { why: 'ended'; exit_code: number | null; signal: string | null; reason: string | null }
   | { why: 'detached' | 'forbidden' | 'fell_behind' | 'stopping' };
 
-/** One client's connection. Sessions read `actions`, and end every port with close() unless `gone` fired before. */
+/**
+ * One client's connection. A session reads `actions`, and ends every port with close() unless `gone` fired
+ * before.
+ */
 export interface ClientPort {
-  /** Resolves once the client has taken enough of it to be given more. Never rejects. */
+  /** Sends output. Resolves once the client has taken enough of the output to be sent more. Never rejects. */
   output(bytes: Uint8Array): Promise<void>;
-  /** The same. */
+  /** Sends a notice. Resolves and never rejects, like output(). */
   notify(notice: Notice): Promise<void>;
-  /** What the client does, in order; reading slowly slows the client. Ends when it goes. */
+  /**
+   * The client's actions, in order. Reading slowly slows the client down. Ends when the client disconnects.
+   */
   actions: AsyncIterable<Action>;
-  /** The client went away. */
+  /** Fires when the client disconnects. */
   gone: AbortSignal;
   close(closeReason: CloseReason): void;
 }

@@ -1,4 +1,4 @@
-// Clients of terminals: attached with a ticket or a call, then served until they leave.
+// Clients of terminals: attaches them by ticket or gRPC call, and serves each one until it leaves.
 import { createHash } from 'node:crypto';
 import type { Caller, Journal } from '../../shared/api/index.ts';
 import type { SessionId } from '../../shared/api/route.ts';
@@ -13,16 +13,19 @@ import { emitEvent, type OpenSession, type SessionContext, sessionsOn } from './
 
 export interface AttachParams {
   mode: Mode;
-  /** First byte of output wanted; without it the last 256 KiB. */
+  /** First byte of output that the client wants; the default is the last 256 KiB. */
   offset?: number | undefined;
 }
 
-/** A client that is not served within this time is detached. */
+/** A client whose connection does not arrive within this time is detached. */
 const unusedMs = 30_000;
-/** After the end of its session a client gets this long to take the rest. */
+/** After the session ends, a client has this long to read the rest of the output. */
 const restMs = 30_000;
 
-/** Attaches a client, to be served within 30 s. Throws unavailable. */
+/**
+ * Attaches a client, whose connection must follow within 30 s. Throws unavailable when the machine has too
+ * many clients.
+ */
 export async function attach(
   context: SessionContext,
   session: OpenSession,
@@ -54,7 +57,7 @@ export async function attach(
   return attachment;
 }
 
-/** Removes the record of a client and emits the event; inside a transaction. */
+/** Deletes the record of a client and emits session.client_detached. Call it inside a transaction. */
 export function recordDetached(
   journal: Journal,
   { client_id, mode }: Attached,
@@ -65,9 +68,9 @@ export function recordDetached(
   emitEvent(journal, 'session.client_detached', session, context, { client_id, mode });
 }
 
-/** Tickets: each lets one client be served, once, within 30 s. */
+/** Tickets for WebSocket clients. Each ticket lets one client connect, once, within 30 s. */
 export class Tickets {
-  /** By the hash of their tickets. */
+  /** Attached clients that have not connected yet, by the hash of their tickets. */
   readonly #attachments = new Map<string, Attachment>();
 
   issue(attachment: Attachment): string {
@@ -90,11 +93,11 @@ function hashOf(ticket: string): string {
   return createHash('sha256').update(ticket).digest('hex');
 }
 
-/** A client that is attached, until it leaves. */
+/** A client from its attachment until it leaves. */
 export class Attachment {
   readonly attached: Attached;
   readonly session: OpenSession;
-  /** First byte of output wanted. */
+  /** First byte of output that the client wants. */
   readonly offset: number | undefined;
   readonly #address: string;
   readonly #context: SessionContext;
@@ -103,7 +106,7 @@ export class Attachment {
   #served = false;
   #left: Promise<void> | undefined;
   #stopWatchingRights = (): void => {};
-  /** Detaches a client that is never served, or that is slow to take the rest after the end of its session. */
+  /** Detaches a client that never connects, or that reads too slowly after the end of its session. */
   #cancelTimer = (): void => {};
 
   constructor(
@@ -127,12 +130,15 @@ export class Attachment {
     return this.attached.client_id;
   }
 
-  /** The client is attached and not yet served. */
+  /** Whether the client is attached and not served yet. */
   get waiting(): boolean {
     return !this.#served && !this.#left;
   }
 
-  /** The client is on disk: from now on it can leave. */
+  /**
+   * Call it once the client is on disk: starts the timeout for its connection and watches the rights of its
+   * key.
+   */
   begin(): void {
     const { key_id } = this.attached;
     const { machine_id } = this.session.record;
@@ -143,7 +149,7 @@ export class Attachment {
     if (this.#left) this.#stopWatchingRights();
   }
 
-  /** Serves the client until it leaves. Once only. Never rejects. */
+  /** Serves the client until it leaves. Call it only once. Never rejects. */
   async serve(port: ClientPort): Promise<void> {
     if (!this.waiting) return port.close(this.#reason ?? { why: 'detached' });
     this.#served = true;
@@ -155,12 +161,12 @@ export class Attachment {
     await this.#close(reason);
   }
 
-  /** Detaches a client that will never be served. */
+  /** Detaches a client whose connection will not come. */
   leave(): void {
     void this.dismiss('detached');
   }
 
-  /** Detaches it. Resolves when that is on disk. Never rejects. */
+  /** Detaches the client. Resolves once this is on disk. Never rejects. */
   dismiss(why: 'detached' | 'forbidden' | 'stopping'): Promise<void> {
     return this.#close({ why });
   }
@@ -180,7 +186,7 @@ export class Attachment {
       );
   }
 
-  /** The first reason counts. */
+  /** Ends the client. Only the reason of the first call counts. */
   #close(reason: CloseReason): Promise<void> {
     this.#reason ??= reason;
     this.#end.abort();

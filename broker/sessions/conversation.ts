@@ -1,4 +1,5 @@
-// One attached client of a terminal: over lost links it sees every byte once, and none of its input arrives twice.
+// Serves one attached client of a terminal. Over lost links it gets each byte once, and none of its input
+// arrives twice.
 import type { AttachTerminalHead__Output } from '../../proto/types/farhand/agent/v1/AttachTerminalHead.ts';
 import type { AttachTerminalOpen } from '../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
 import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
@@ -15,29 +16,32 @@ import type { Action, ClientPort, CloseReason, Notice } from './client-port.ts';
 import type { Attached } from './records.ts';
 import type { OpenSession } from './session.ts';
 
-/** The client that is served. */
+/** The client that a conversation serves. */
 interface ServedClient {
   readonly attached: Attached;
   readonly session: OpenSession;
-  /** First byte of output wanted; undefined: the agent decides. */
+  /** First byte of output that the client wants; the agent decides when it is undefined. */
   readonly offset: number | undefined;
-  /** Puts on record what it did. */
+  /** Writes an action of the client to the audit log. */
   audit(action: string, result: string): void;
 }
 
-/** Input is recorded in the audit log once in this time, without its content. */
+/** The audit log gets at most one entry about input in this time, without the input itself. */
 const auditMs = 60_000;
-/** Bytes that a client may have under way. The agent stops earlier, unless it cannot be sent what was taken. */
+/**
+ * Most bytes that may be on their way to a client. The agent stops earlier, unless acknowledgements cannot
+ * reach it.
+ */
 const mostUntaken = 2 * terminalReplayBytes;
 /** Bytes of a notice, about. */
 const noticeBytes = 256;
-/** A call that a linked agent refused is tried again after this. */
+/** Wait before a call that a linked agent refused is tried again. */
 const retryMs = 1_000;
 
-/** Errors of an agent that has no more output for the clients of a terminal that has ended. */
+/** Errors by which an agent says that a terminal has ended and no output of it is left. */
 const nothingLeft: readonly Code[] = ['range_not_satisfiable', 'session_not_found', 'conflict'];
 
-/** Serves one client over as many calls to its agent as it takes. */
+/** Serves one client. Each link to the agent needs a new call, so one client may take several calls. */
 export class Conversation {
   readonly #client: ServedClient;
   readonly #session: OpenSession;
@@ -45,13 +49,13 @@ export class Conversation {
   readonly #signal: AbortSignal;
   readonly #log: Logger;
   readonly #input = new UnacknowledgedInput();
-  /** The next byte that the client is to get; undefined: the agent decides. */
+  /** Offset of the next byte to send to the client; the agent decides when it is undefined. */
   #position: number | undefined;
   #ready = false;
-  /** Bytes that its port was given and the client has not taken. */
+  /** Bytes that were passed to the client's port and that the client has not taken. */
   #untaken = 0;
   readonly #taken = new Wake();
-  /** The client has all output that there will ever be. */
+  /** The client has been sent all output of a terminal that has ended. */
   #drained = false;
   #auditedAt = Number.NEGATIVE_INFINITY;
 
@@ -78,7 +82,9 @@ export class Conversation {
     }
   }
 
-  /** Reads actions as fast as the agent takes them: while that is offline, no more are read. */
+  /**
+   * Reads the client's actions as fast as the agent takes them. While the agent is offline, no more are read.
+   */
   async #listen(): Promise<void> {
     for await (const action of this.#port.actions) {
       if (this.#signal.aborted) return;
@@ -96,7 +102,10 @@ export class Conversation {
     if ('size' in action && !this.#signal.aborted) this.#session.resized(action.size);
   }
 
-  /** Records that the client typed, or as an observer tried to; the input itself is private. */
+  /**
+   * Records that a client typed, or that an observer tried to. The input itself is private and is not
+   * recorded.
+   */
   #audit(result: 'ok' | 'forbidden'): void {
     if (monotonic() - this.#auditedAt < auditMs) return;
     this.#auditedAt = monotonic();
@@ -124,7 +133,7 @@ export class Conversation {
       if (link && !this.#drained && (record.status === 'CONNECTED' || ended)) {
         const reason = await this.#attach(link);
         if (reason) return reason;
-        // Not at once, unless something has changed.
+        // Waits before the next call, unless the link or the session has changed.
         const another = (): boolean => this.#drained || session.link !== link || session.ended !== ended;
         await session.until(another, retryMs, this.#signal);
       } else if (session.over) return endOf(session);
@@ -133,7 +142,7 @@ export class Conversation {
     return { why: 'detached' };
   }
 
-  /** Makes one call to the agent, to the end of the output or of the link. */
+  /** Makes one call to the agent and follows it until the output or the link ends. */
   async #attach(link: Link): Promise<CloseReason | undefined> {
     const session = this.#session;
     const { client_id, request_id } = this.#client.attached;
@@ -152,7 +161,7 @@ export class Conversation {
         if (size) await this.#resized(size);
         if (signal.aborted) return undefined;
       }
-      // While the session goes on its output has no end: the agent has only detached this client.
+      // The output of an open session has no end: here the agent may only have detached this client.
       await session.until(() => session.ended, retryMs, signal);
       this.#drained = session.ended;
       return undefined;
@@ -177,7 +186,7 @@ export class Conversation {
     if (this.#position !== undefined && offset !== this.#position) throw wrongOffset(this.#position, offset);
     this.#position = offset;
     const lost = this.#input.begin({ offset, input_taken, known });
-    // A session that has ended takes no input.
+    // A session that has ended takes no input, so the client needs no warning.
     if (lost > 0 && !ended) await this.#notify({ type: 'refused', message: mayBeLost(lost) });
     if (this.#ready) return;
     this.#ready = true;
@@ -203,8 +212,9 @@ export class Conversation {
   }
 
   /**
-   * Does not wait for the client to take it, so that a slow client learns that it has fallen behind. It waits only when
-   * much is under way: many notices could fill our memory.
+   * Counts the bytes on their way, without waiting for the client to take them. A slow client thus learns
+   * that it has fallen behind. It waits only while too many bytes are on their way, because many notices
+   * could fill the memory.
    */
   async #underWay(taken: Promise<void>, bytes: number): Promise<void> {
     this.#untaken += bytes;
@@ -220,7 +230,7 @@ function mayBeLost(bytes: number): string {
   return `the link was lost for too long: the last ${bytes} bytes typed before may not all have arrived`;
 }
 
-/** A reported size, if it is a possible one. */
+/** Returns a reported size if it is a valid one. */
 function sizeOf(reported: TerminalSize__Output | null): { cols: number; rows: number } | undefined {
   const cols = colsSchema.safeParse(reported?.cols);
   const rows = rowsSchema.safeParse(reported?.rows);
@@ -231,58 +241,71 @@ function wrongOffset(wanted: number, sent: number): AppError {
   return new AppError('machine_error', 'the machine sent another part of the output', { wanted, sent });
 }
 
-/** How a session that is over has ended. */
+/** The close reason for clients of a session that is over. */
 export function endOf({ record: { exit_code, signal, reason } }: OpenSession): CloseReason {
   return { why: 'ended', exit_code, signal, reason };
 }
 
-/** While so many bytes of input are unacknowledged, nothing more is sent. */
+/**
+ * Most bytes of input that may be unacknowledged; no more input is sent until the agent acknowledges some.
+ */
 const mostUnacknowledged = 64 * 1024;
-/** Input goes to the agent in pieces of this size; what the client has taken is reported every so many bytes. */
+/**
+ * Largest piece of input in bytes. The agent is also sent an acknowledgement after this many bytes of output.
+ */
 const pieceBytes = 32 * 1024;
 
-/** Where a call begins, as the agent reports it. */
+/** Where a call begins, as reported by the agent. */
 interface Beginning {
-  /** Of the first byte of output. */
+  /** Offset of the first byte of output. */
   offset: number;
-  /** How much of the input it has; undefined: this agent does not count. */
+  /** Bytes of input that the agent has; undefined for an agent that does not count them. */
   input_taken: number | undefined;
-  /** It remembers this client from an earlier call. */
+  /** Whether the agent remembers this client from an earlier call. */
   known: boolean;
 }
 
 /**
- * Unacknowledged input of one client, which a lost link sends again. It outlives the calls: between two of them
- * everything waits. Input is counted in bytes over all calls.
+ * Input of one client that the agent has not acknowledged, to be sent again after a lost link. It outlives
+ * the calls, and waits while there is none. Bytes of input are counted over all calls.
  */
 class UnacknowledgedInput {
   readonly #changed = new Wake();
-  /** The next action of the client; not taken while too much input is unacknowledged. */
+  /** The client's next action; it stays here while too much input is unacknowledged. */
   #waiting: Action | undefined;
-  /** Input from #acknowledged on, in one buffer: many small ones would cost far more than they hold. */
+  /** All input after byte `#acknowledged`, in one buffer: many small buffers would cost far more memory. */
   #input: Buffer = Buffer.alloc(0);
   #acknowledged = 0;
-  /** Next byte of input to send. */
+  /** Offset of the next byte of input to send. */
   #next = 0;
   #counted = false;
-  /** The agent has reported where this call begins. */
+  /** Whether the agent has reported where this call begins. */
   #begun = false;
-  /** Offset of the output that the client has taken, and the last one that the agent was sent. */
+  /**
+   * `#taken`: offset up to which the client has the output. `#reported`: the last such offset sent to the
+   * agent.
+   */
   #taken = 0;
   #reported = 0;
 
-  /** Resolves when a call has taken the action, or the signal fires. After a lost link only input is sent again. */
+  /**
+   * Resolves when a call has taken the action, or the signal fires. Only input is sent again after a lost
+   * link, not sizes or signals.
+   */
   async send(action: Action, signal: AbortSignal): Promise<void> {
     this.#waiting = action;
     this.#changed.wake();
     while (this.#waiting && !signal.aborted) await this.#changed.wait(signal);
   }
 
-  /** The agent has answered the call. Returns how many bytes of input may be lost. Throws machine_error. */
+  /**
+   * Handles the first answer of a call. Returns how many bytes of input may be lost. Throws machine_error.
+   */
   begin({ offset, input_taken, known }: Beginning): number {
     const from = this.#counted && known ? input_taken : undefined;
     const resumes = from !== undefined && from >= this.#acknowledged;
-    // An agent that does not know the client may have taken all that was sent: none of it may arrive twice.
+    // An agent that does not know the client may have taken all input sent before, so none of that is sent
+    // again.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {
       this.#next = this.#acknowledged + this.#input.length;
@@ -300,7 +323,10 @@ class UnacknowledgedInput {
     return lost;
   }
 
-  /** The agent has this many bytes of input. Throws machine_error when that is more than was sent. */
+  /**
+   * Drops input that the agent has acknowledged. Throws machine_error when `input_taken` is more than was
+   * sent.
+   */
   acknowledge(input_taken: number): void {
     if (input_taken > this.#next) {
       const details = { sent: this.#next, reported: input_taken };
@@ -312,18 +338,18 @@ class UnacknowledgedInput {
     if (this.#waiting) this.#changed.wake();
   }
 
-  /** The client has the output up to here. */
+  /** Records that the client has the output up to this offset. */
   taken(offset: number): void {
     this.#taken = offset;
     if (offset - this.#reported >= pieceBytes) this.#changed.wake();
   }
 
-  /** The requests of one call, until its signal fires. */
+  /** Yields the requests of one call until its signal fires. */
   async *requests(open: AttachTerminalOpen, signal: AbortSignal): AsyncGenerator<AttachTerminalRequest> {
     this.#begun = false;
     yield { open };
     while (!signal.aborted) {
-      // Until the agent has reported it, the first byte of input to send is unknown.
+      // The first byte of input to send is unknown until the agent has reported it.
       const request = this.#begun ? this.#request() : undefined;
       if (request) yield request;
       else await this.#changed.wait(signal);
@@ -349,7 +375,7 @@ class UnacknowledgedInput {
     return waiting;
   }
 
-  /** As much of what the client types as fits. */
+  /** Moves as much of the client's input into the buffer as fits; the rest waits. */
   #append(input: Uint8Array): void {
     const free = mostUnacknowledged - this.#input.length;
     this.#input = Buffer.concat([this.#input, input.subarray(0, free)]);

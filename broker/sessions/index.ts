@@ -1,4 +1,4 @@
-// Sessions over REST, and the entry of their clients' transports: terminals that outlive both links.
+// Sessions: the REST handlers, and the entry points for terminal clients over WebSocket and gRPC.
 import type { Caller, Handlers, Input, Reply } from '../../shared/api/index.ts';
 import type { MachineId, SessionId } from '../../shared/api/route.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
@@ -23,17 +23,17 @@ import {
 } from './session.ts';
 
 interface SessionSettings {
-  /** Sessions that ended so many milliseconds ago are removed. */
+  /** Sessions that ended more than this many milliseconds ago are deleted. */
   keepMs: number;
-  /** Address of the REST API for clients. */
+  /** Address of the REST API as clients reach it. */
   publicUrl(): string;
 }
 
 type Routes = typeof routes;
 
-/** How long create and end wait for the machine. */
+/** Longest time that create and end wait for the machine. */
 const answerMs = 10_000;
-/** Methods of an agent with terminals. */
+/** Methods that an agent needs for terminals. */
 const methods = ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'];
 
 export class Sessions {
@@ -80,18 +80,22 @@ export class Sessions {
     this.#recover();
   }
 
-  /** The machine a session belongs to. */
+  /** The machine that a session runs on; undefined for an unknown session. */
   machineOf(id: string): MachineId | undefined {
     const { sessions, records } = this.#context;
     return (sessions.get(id)?.record ?? records.find(id))?.machine_id;
   }
 
-  /** For the WebSocket: the client of a ticket that POST attach issued; it is valid once, within 30 s. */
+  /**
+   * Returns the client of a WebSocket by its ticket from POST attach. A ticket is valid once, within 30 s.
+   */
   redeem(ticket: string): Attachment | undefined {
     return this.#tickets.redeem(ticket);
   }
 
-  /** For gRPC: attaches without a ticket. Throws session_not_found, forbidden, conflict or unavailable. */
+  /**
+   * Attaches a gRPC client, without a ticket. Throws session_not_found, forbidden, conflict or unavailable.
+   */
   async join(params: AttachParams & { session_id: string }, caller: Caller): Promise<Attachment> {
     const { session_id } = params;
     const session = this.#open(session_id);
@@ -99,14 +103,14 @@ export class Sessions {
     throw new AppError('forbidden', 'this key does not reach that machine', { session_id });
   }
 
-  /** Detaches every client and ends every wait; terminals live on. */
+  /** Stops the broker's part: detaches every client and ends every wait. The terminals run on. */
   async stop(): Promise<void> {
     for (const stop of this.#stops) stop();
     this.#stopping.abort();
     await Promise.all([...this.#context.sessions.values()].map((session) => session.stop()));
   }
 
-  /** Sessions follow the links of their machine; other terminals that the agent still has are ended. */
+  /** Gives a machine's sessions its current link, and ends all other terminals that its agent still has. */
   #relink(machineId: string): void {
     const { sessions } = this.#context;
     const link = linkTo(machineId, this.#context);
@@ -116,7 +120,10 @@ export class Sessions {
         endUnknown(link, id, this.#context);
   }
 
-  /** Crash recovery: open sessions wait for their machines; clients of the earlier broker are gone. */
+  /**
+   * Crash recovery: open sessions wait for their machines, and clients of the earlier broker process are
+   * detached.
+   */
   #recover(): void {
     const { records, sessions, history, state, log } = this.#context;
     for (const record of records.open()) new OpenSession(this.#context, record, true);
@@ -138,14 +145,17 @@ export class Sessions {
     const session = await this.#store(params, caller);
     const { shell = '', args = [], cwd = '', env = {}, cols, rows, grace_period, machine_id } = params;
     const spec = { program: shell, args, cwd, env, size: { cols, rows }, grace_ms: grace_period };
-    // The machine may have been removed while the session was written.
+    // The machine may have been removed while the session was being written.
     if (!this.#context.state.machines.has(machine_id)) void session.end({ reason: 'machine_removed' });
     else session.open(spec, caller);
     await session.until(() => session.written !== 'PENDING', answerMs, caller.signal);
     return this.#detail(session.record.id);
   }
 
-  /** A new session on disk; it counts before that. Throws when its machine cannot take one. */
+  /**
+   * Writes a new session to disk. It counts against the machine's limit from the start. Throws if the machine
+   * cannot take it.
+   */
   async #store(params: Input<Routes['create']>, caller: Caller): Promise<OpenSession> {
     const { machine_id, shell = null, grace_period, cols, rows } = params;
     const { history, records, sessions, machineFacts } = this.#context;
@@ -176,7 +186,7 @@ export class Sessions {
     return session;
   }
 
-  /** The link of a machine that can take another session. */
+  /** The link of a machine that can take another session. Throws when the machine cannot. */
   #linkForNew(machine_id: MachineId): Link {
     const { presence, machineFacts } = this.#context;
     const link = presence.get(machine_id);
@@ -255,7 +265,7 @@ export class Sessions {
     return { ...this.#serialize(open?.record ?? records.get(session_id)), attached_clients };
   }
 
-  /** The record for REST; of an open session as it is in memory. */
+  /** The record in its REST form; for an open session, its newest values from memory. */
   #serialize(stored: Session) {
     const open = this.#context.sessions.get(stored.id);
     const { instance_id: _, ending: __, ...record } = open?.record ?? stored;
@@ -273,7 +283,7 @@ export class Sessions {
     };
   }
 
-  /** A session that has not ended. Throws session_not_found or conflict. */
+  /** Returns a session that has not ended. Throws session_not_found or conflict. */
   #open(session_id: string): OpenSession {
     const { sessions, records } = this.#context;
     const session = sessions.get(session_id);

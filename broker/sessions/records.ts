@@ -1,4 +1,4 @@
-// Sessions in history: a row for each session from its creation on, and for each client while it is attached.
+// Tables of sessions in history.db: a row for each session, and a row for each client while it is attached.
 import type { Api, Reply } from '../../shared/api/index.ts';
 import type { KeyId, MachineId, SessionId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -9,7 +9,7 @@ type Times = 'created_at' | 'connected_at' | 'last_heartbeat_at' | 'grace_period
 export type Status = Detail['status'];
 export type Mode = Detail['attached_clients'][number]['mode'];
 
-/** A session as the broker holds it: times in milliseconds. The fields are the columns. */
+/** A session as the broker stores it; times are in milliseconds. The fields are the columns of the table. */
 export interface Session extends Omit<Detail, Times | 'session_id' | 'attached_count' | 'attached_clients'> {
   id: SessionId;
   machine_id: MachineId;
@@ -19,13 +19,13 @@ export interface Session extends Omit<Detail, Times | 'session_id' | 'attached_c
   last_heartbeat_at: number | null;
   grace_period_started_at: number | null;
   ended_at: number | null;
-  /** The agent process that has the terminal, which dies with it. */
+  /** The agent process that runs the terminal. When this process ends, the terminal ends too. */
   instance_id: string;
-  /** Its end was requested. */
+  /** Whether a caller has requested the end of the session. */
   ending: boolean;
 }
 
-/** An attached client of any transport. The fields are the columns. */
+/** An attached client of any transport. The fields are the columns of the table. */
 export interface Attached {
   client_id: string;
   session_id: SessionId;
@@ -33,7 +33,7 @@ export interface Attached {
   key_name: string;
   mode: Mode;
   attached_at: number;
-  /** Of the call that attached it. */
+  /** Id of the request that attached the client. */
   request_id: string;
 }
 
@@ -55,7 +55,10 @@ const tables = [
   )`,
 ];
 
-/** Both tables; sessions that ended longer than `keepMs` ago are removed. Call what writes inside a transaction. */
+/**
+ * Reads and writes both tables. Deletes sessions that ended longer than `keepMs` ago. Write only inside a
+ * transaction.
+ */
 export class SessionRecords {
   readonly #history: History;
 
@@ -81,7 +84,7 @@ export class SessionRecords {
     return row && sessionOf(row);
   }
 
-  /** In the order they came. */
+  /** Sessions that have not ended, oldest first. */
   open(): Session[] {
     const text = 'SELECT * FROM sessions WHERE ended_at IS NULL ORDER BY created_at, rowid';
     return this.#history.sql(text).all().map(sessionOf);
@@ -95,10 +98,10 @@ export class SessionRecords {
     this.#history.sql('DELETE FROM session_clients WHERE client_id = ?').run(clientId);
   }
 
-  /** Clients that were attached when an earlier broker stopped. */
+  /** Clients that were still attached when an earlier broker process stopped. */
   attached(): Attached[] {
     const rows = this.#history.sql('SELECT * FROM session_clients ORDER BY rowid').all();
-    // The columns are those that attach() wrote.
+    // The columns are exactly the fields that attach() wrote.
     return rows.map((row) => row as unknown as Attached);
   }
 
@@ -111,7 +114,7 @@ export class SessionRecords {
   }
 }
 
-/** A row back as a session; the columns are those that put() wrote. */
+/** Converts a row to a session. The columns are exactly the fields that put() wrote. */
 export function sessionOf(row: Row): Session {
   return { ...(row as unknown as Session), ending: row.ending === 1 };
 }

@@ -1,5 +1,5 @@
-// A session that is open, or whose clients still read its last output: its state, each change on disk with its event,
-// and the calls that supervise its terminal on the agent.
+// An open session, or one whose clients still read its last output. Writes each change of state with its
+// event, and supervises the terminal on the agent.
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/TerminalEvent.ts';
 import type { TerminalSpec } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
@@ -20,23 +20,26 @@ import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/index.ts';
 import type { Attached, Session, SessionRecords, Status } from './records.ts';
 
-/** What sessions need of the broker. */
+/** The parts of the broker that sessions use. */
 export interface SessionServices {
   state: State;
   history: History;
   events: Events;
   presence: Presence;
   machineFacts: MachineFacts;
-  /** Adds a row of the audit log to the transaction of the change. */
+  /** Adds a row to the audit log, in the transaction of the change. */
   audit(journal: Journal, deed: Deed): void;
-  /** Calls `end` once a key may no longer take part in sessions there. The result stops that. */
+  /**
+   * Calls `end` once the key may no longer attach to sessions of that machine. The returned function stops
+   * the watch.
+   */
   whileAttachable(intent: { key_id: KeyId; machine_id: MachineId }, end: () => void): () => void;
 }
 
-/** What all sessions share. */
+/** Services and state that all sessions share. */
 export interface SessionContext extends SessionServices {
   records: SessionRecords;
-  /** By their ids, in the order they came. */
+  /** Open sessions by id, oldest first. */
   sessions: Map<string, OpenSession>;
   acknowledgements: Acknowledgements;
   /** Fires when the broker stops. */
@@ -44,16 +47,16 @@ export interface SessionContext extends SessionServices {
   log: Logger;
 }
 
-/** A client that is attached, as its session sees it. */
+/** An attached client, as its session sees it. */
 interface SessionClient {
   readonly attached: Attached;
-  /** Detaches it. Resolves when that is on disk. Never rejects. */
+  /** Detaches the client. Resolves once this is on disk. Never rejects. */
   dismiss(why: 'detached' | 'forbidden' | 'stopping'): Promise<void>;
-  /** The end of its session is on disk. */
+  /** Call it once the end of the session is on disk. */
   sessionEnded(): void;
 }
 
-/** How a session ends. */
+/** The outcome of a session. */
 interface End {
   exit_code?: number | null;
   signal?: string | null;
@@ -65,32 +68,34 @@ type TerminalEvents = AsyncIterable<{ event?: TerminalEvent__Output | null }>;
 
 const lasting = { idle_ms: 0, lane: 'terminal' } as const;
 const resizeMs = 1_000;
-/** An end that could not be written is tried again after this. */
+/** Wait before the end of a session that could not be written is written again. */
 const rewriteMs = 5_000;
-/** From a hangup to KILL. */
+/** Time between the hangup signal and SIGKILL. */
 const killGraceMs = 2_000;
-/** An agent that was asked to end one has killed it, or given up, well before. */
+/**
+ * After a request to end a session, it is ended here if the agent has not reported the exit within this time.
+ */
 const overdueMs = 15_000;
-/** A call that a linked agent did not answer is tried again after this. */
+/** Wait before a call that a linked agent did not answer is tried again. */
 const retryMs = 1_000;
 
 export class OpenSession {
   record: Session;
-  /** The session is on disk; before that it stays as it is. */
+  /** Whether the session is on disk. Until then a change of the link is ignored. */
   stored: boolean;
-  /** Its status as it is on disk. */
+  /** The status as it is on disk. */
   written: Status;
-  /** The link to the agent that has the terminal; none while that is offline. */
+  /** The link to the agent that runs the terminal; undefined while the agent is offline. */
   link: Link | undefined;
-  /** It has ended; that is on disk a little later. */
+  /** Whether the session has ended. The end is on disk only when `over` is true. */
   ended = false;
-  /** Its end is on disk. */
+  /** Whether the end of the session is on disk. */
   over = false;
   readonly clients = new Map<string, SessionClient>();
-  /** Woken when status or link change. */
+  /** Woken when the status or the link changes. */
   readonly changed = new Wake();
   readonly #context: SessionContext;
-  /** The agent has reported the exit: nothing is left there. */
+  /** Whether the agent has reported the exit of the terminal, so that nothing is left to kill there. */
   #exited = false;
   #cancelGrace = (): void => {};
   #cancelResize = (): void => {};
@@ -103,12 +108,12 @@ export class OpenSession {
     context.sessions.set(record.id, this);
   }
 
-  /** Resolves when `test` holds, the signal fires, `ms` have passed, or the broker stops. */
+  /** Resolves when `test` is true, the signal fires, `ms` have passed, or the broker stops. */
   until(test: () => boolean, ms: number, signal?: AbortSignal): Promise<void> {
     return this.changed.until(() => test() || this.#context.stopping.aborted, ms, signal);
   }
 
-  /** Opens the terminal, once in the session's life, if its machine is still online. */
+  /** Opens the terminal, if its machine is still online. Call it once in the session's life. */
   open(spec: TerminalSpec, requester: Requester): void {
     const link = linkTo(this.record.machine_id, this.#context);
     if (!link) return void this.end({ reason: 'machine_offline: the link was lost before this could start' });
@@ -117,10 +122,13 @@ export class OpenSession {
     void this.#follow(link, link.stub.openTerminal({ id: this.record.id, spec }, options), true);
   }
 
-  /** Requests the end of the terminal and its tree, now or when its agent is back; resolves once that is on disk. */
+  /**
+   * Requests the end of the terminal and its process tree, now or once its agent is back. Resolves once the
+   * request is on disk.
+   */
   async requestEnd(caller: Caller): Promise<void> {
     const { ending } = this.record;
-    // At once, so that no other change writes it without.
+    // Set before the write, so that no other change writes the record without it.
     this.record = { ...this.record, ending: true };
     const written = this.#context.history.write((journal) => {
       if (!this.ended) this.#context.records.put(this.record);
@@ -136,20 +144,20 @@ export class OpenSession {
   #close(requester?: Requester): void {
     if (!this.link) return void this.end({ reason: 'ended' });
     this.#kill(requester);
-    // An agent that never reports the end must not keep the session.
+    // Without this timeout, an agent that never reports the end would leave the session open.
     after(overdueMs, () => {
       if (!this.#context.stopping.aborted) void this.end({ reason: 'ended' });
     });
   }
 
-  /** Its machine has another link, or none. */
+  /** Handles a change of the machine's link: a new link, or none. */
   relink(link: Link | undefined): void {
     if (!this.stored) return;
     if (this.link && this.link !== link) this.awaitLink();
     if (link && !this.link && !this.ended) this.#supervise(link);
   }
 
-  /** The link to the agent is lost: the terminal there lives on for the grace period. */
+  /** Handles the loss of the link to the agent: the terminal stays open there for the grace period. */
   awaitLink(): void {
     this.link = undefined;
     this.changed.wake();
@@ -166,7 +174,7 @@ export class OpenSession {
     void this.#change({ status: 'GRACE_PERIOD', ...changes }, 'session.grace_period');
   }
 
-  /** The terminal has another size; of many in a second the last is stored. */
+  /** Records a new size of the terminal. Of several sizes within a second only the last is stored. */
   resized({ cols, rows }: { cols: number; rows: number }): void {
     if (this.ended || (this.record.cols === cols && this.record.rows === rows)) return;
     this.record = { ...this.record, cols, rows };
@@ -174,7 +182,10 @@ export class OpenSession {
     this.#cancelResize = after(resizeMs, () => void this.#change({}));
   }
 
-  /** Ends the session; the first end counts. Resolves once that is on disk, or the broker stops. Never rejects. */
+  /**
+   * Ends the session; only the first call counts. Resolves once the end is on disk, or the broker stops.
+   * Never rejects.
+   */
   async end({ exit_code = null, signal = null, reason }: End): Promise<void> {
     if (this.ended) return;
     this.ended = true;
@@ -201,7 +212,7 @@ export class OpenSession {
     this.changed.wake();
   }
 
-  /** Removes a session that is over and has no clients left, here and on its agent. */
+  /** Removes a session that is over and has no clients left, from memory here and from its agent. */
   closeIfUnread(): void {
     if (!this.over || this.clients.size > 0) return;
     const { id, machine_id } = this.record;
@@ -212,7 +223,7 @@ export class OpenSession {
     else acknowledgements.add(machine_id, [id]);
   }
 
-  /** The broker stops: detaches every client and writes what waits. Never rejects. */
+  /** Prepares for the stop of the broker: detaches every client and writes pending changes. Never rejects. */
   async stop(): Promise<void> {
     this.#cancelTimers();
     this.changed.wake();
@@ -227,7 +238,10 @@ export class OpenSession {
     if (this.record.ending) this.#close();
   }
 
-  /** Follows one call that supervises the terminal, to its end; with another link there is another call. */
+  /**
+   * Follows one call that supervises the terminal, until it ends. A failed call is made again on the same
+   * link.
+   */
   async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
     const { stopping, log } = this.#context;
     const current = (): boolean => this.link === link && !this.ended && !stopping.aborted;
@@ -271,7 +285,10 @@ export class OpenSession {
     });
   }
 
-  /** A change that could not be written goes with the next one, and the end is written for sure. */
+  /**
+   * Writes a change. One that could not be written is written with the next change, at the latest with the
+   * end.
+   */
   async #change(changes: Partial<Session>, type?: EventType): Promise<void> {
     const record = { ...this.record, ...changes };
     this.record = record;
@@ -302,12 +319,12 @@ export class OpenSession {
   }
 }
 
-/** Sessions of a machine. */
+/** The sessions of a machine that are in memory. */
 export function sessionsOn(machineId: string, { sessions }: SessionContext): OpenSession[] {
   return [...sessions.values()].filter(({ record }) => record.machine_id === machineId);
 }
 
-/** The event of a session, with the change that causes it. */
+/** Emits an event of a session, in the transaction of the change. */
 export function emitEvent(
   journal: Journal,
   type: EventType,
@@ -323,18 +340,18 @@ export function linkTo(machineId: string, { presence }: SessionContext): Link | 
   return presence.online(machineId) ? presence.get(machineId) : undefined;
 }
 
-/** Ends a terminal that the agent still has, of a session that is over or unknown here. */
+/** Ends a terminal that the agent still has although its session is over or unknown here. */
 export function endUnknown({ stub, machineId }: Link, id: string, context: SessionContext): void {
   stub
     .killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
     .catch((err: unknown) => context.log.debug({ err, session_id: id }, 'an unknown session did not end'));
-  // The agent removes its result once it has ended.
+  // The agent removes its result of the terminal once that has ended.
   context.acknowledgements.add(machineId, [id]);
 }
 
 const ran = ['PROCESS_OUTCOME_EXITED', 'PROCESS_OUTCOME_TIMEOUT', 'PROCESS_OUTCOME_CANCELLED'];
 
-/** What an exit means for the record. */
+/** Converts an exit reported by the agent to the outcome of the session. */
 function endOf({ outcome, exit_code, ...exit }: ProcessExit__Output, session: Session, link: Link): End {
   const reason = exit.reason.slice(0, 4096) || null;
   if (outcome === 'PROCESS_OUTCOME_NOT_STARTED') return { reason: reason ?? 'could not start' };
@@ -345,15 +362,22 @@ function endOf({ outcome, exit_code, ...exit }: ProcessExit__Output, session: Se
   return { exit_code, signal, reason: reason ?? (outcome === 'PROCESS_OUTCOME_EXITED' ? null : 'ended') };
 }
 
-/** Terminals die with the agent that opened them. */
+/**
+ * The outcome for a terminal that the agent no longer has. Terminals end with the agent process that opened
+ * them.
+ */
 function lostOn({ instance_id }: Session, { instanceId }: Link): End {
   return { reason: instance_id === instanceId ? 'lost' : 'agent_restarted' };
 }
 
-/** What a refusal means: nothing was started, or the agent has no such terminal. Undefined: try again. */
+/**
+ * The outcome for a refused call: the terminal did not start, or the agent does not have it. Undefined means:
+ * try again.
+ */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // With these the agent may have the terminal all the same, unless it was too full to open it.
+  // After these errors the agent may still have the terminal. A machine that is full has not opened a new
+  // one.
   const unsure = unopened
     ? ['machine_offline', 'machine_timeout']
     : ['machine_offline', 'machine_timeout', 'unavailable'];
