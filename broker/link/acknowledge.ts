@@ -1,18 +1,21 @@
-// Result acknowledgements: an agent removes its copy of a result once the broker has that on disk.
+// Result acknowledgements: an agent removes its copy of a result once the broker has the result on disk.
 import { after } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Presence } from '../presence/index.ts';
 
-/** Results of a machine within this time share a message: each message costs both sides 0.1 to 0.2 ms of CPU. */
+/**
+ * Results of a machine within this time share a message, because each message costs both sides 0.1 to 0.2 ms
+ * of CPU.
+ */
 const coalesceMs = 50;
-/** Of one message, which may have 64 KiB. */
+/** Most ids in one message, whose limit is 64 KiB. */
 const mostIds = 1000;
 
 export class Acknowledgements {
   readonly #presence: Presence;
   readonly #log: Logger;
-  /** Ids to acknowledge, by machine. */
+  /** Ids still to be acknowledged, by machine. */
   readonly #waiting = new Map<string, string[]>();
 
   constructor(presence: Presence, log: Logger) {
@@ -20,7 +23,10 @@ export class Acknowledgements {
     this.#log = log;
   }
 
-  /** Sends these ids soon. An agent that is offline lists the results it still has in its next hello. */
+  /**
+   * Acknowledges these results soon. An offline agent gets no message; it lists the results it still has in
+   * its next hello.
+   */
   add(machineId: string, ids: readonly string[]): void {
     const waiting = this.#waiting.get(machineId);
     if (waiting) return void waiting.push(...ids);

@@ -1,6 +1,6 @@
-// The broker's own certificate authority: created once for 20 years and pinned by every join token. Its leaves are
-// renewed while the broker runs.
-// The certificate library needs this polyfill loaded before it.
+// The broker's own certificate authority (CA), created once for 20 years. Every join token pins its
+// certificate. Its server certificates ("leaves") are renewed while the broker runs. @peculiar/x509 needs the
+// import of reflect-metadata before its own.
 import 'reflect-metadata';
 import {
   createHash,
@@ -26,7 +26,10 @@ const day = 86_400_000;
 const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
-/** A leaf is good from a day before it was made: with a clock set back further no client accepts it. */
+/**
+ * A leaf is renewed when the clock was set back by this much. Clients reject a leaf after more than a day, because
+ * it is valid only from one day before it was made.
+ */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;
 
@@ -34,22 +37,28 @@ const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
 const stored = z.strictObject({ certificate: z.string(), private_key: z.string() });
 const storedKey = z.strictObject({ private_key: z.string() });
 
-/** Its files in the data directory: the authority itself, and the key of --tls. */
+/** Files in the data directory: the authority itself, and the private key for --tls. */
 const [authorityFile, restKeyFile] = ['authority.json', 'rest-key.json'] as const;
 export const authorityFiles = [authorityFile, restKeyFile];
 
 export interface Authority {
-  /** SHA-256 of the CA certificate in DER, hexadecimal: what a join token pins. */
+  /** SHA-256 of the CA certificate in DER, as hexadecimal digits. Join tokens pin this value. */
   readonly fingerprint: string;
   /** The CA certificate in PEM, for clients. */
   readonly certificate: string;
-  /** What a TLS server of the link needs, with a new leaf that is good for 90 days. */
+  /** Makes the TLS options for the gRPC port, with a new leaf that is valid for 90 days. */
   leaf(): Promise<SecureContextOptions>;
-  /** The same for the REST API under these names and addresses, with one key for ever: its pin outlives the leaves. */
+  /**
+   * The TLS options for the REST API under these names and addresses. Its key never changes, so a pin
+   * outlives the leaves.
+   */
   rest(names: readonly string[]): Promise<{ pin: string; leaf(): Promise<SecureContextOptions> }>;
 }
 
-/** Reads the authority, or with `mayCreate` creates it. Throws StartError when it is missing or damaged. */
+/**
+ * Reads the authority, or creates a missing one if `mayCreate`. Throws StartError when the file is missing or
+ * damaged.
+ */
 export async function loadAuthority(directory: string, mayCreate: boolean): Promise<Authority> {
   const file = join(directory, authorityFile);
   if (!existsSync(file)) {
@@ -103,8 +112,8 @@ async function readAuthority(file: string, restKeyFile: string): Promise<Authori
 }
 
 /**
- * Makes and applies a newer leaf whenever the last one has had its time; the result stops that. By wall time, for a
- * box may sleep, and its clock may be set.
+ * Makes and applies a new leaf every 30 days; the returned function stops this. The age is measured by wall
+ * time, because a machine may sleep and its clock may be set.
  */
 export function renewLeaves(
   make: () => Promise<SecureContextOptions>,
@@ -124,7 +133,7 @@ export function renewLeaves(
   });
 }
 
-/** What a file of ours holds. Throws StartError, with what to do, for one that is damaged. */
+/** Reads and checks a JSON file. Throws StartError, with `remedy` as the next step, for a damaged one. */
 async function readStored<T>(file: string, schema: z.ZodType<T>, remedy: string): Promise<T> {
   const text = await readFile(file, 'utf8');
   try {
@@ -134,14 +143,14 @@ async function readStored<T>(file: string, schema: z.ZodType<T>, remedy: string)
   }
 }
 
-/** The key of the REST API's leaves, created when it is first needed. */
+/** Reads the private key for the REST API's leaves, or creates it on first use. */
 async function loadRestKey(file: string): Promise<string> {
   if (!existsSync(file)) await writeDurably(file, JSON.stringify({ private_key: newKey() }));
   const remedy = 'restore it from a backup, or move it away and pin the new key everywhere';
   return (await readStored(file, storedKey, remedy)).private_key;
 }
 
-/** As curl takes it. */
+/** The public key's SHA-256 in the form of curl's --pinnedpubkey. */
 function pinOf(pem: string): string {
   const der = createPublicKey(pem).export({ format: 'der', type: 'spki' });
   return `sha256//${createHash('sha256').update(der).digest('base64')}`;
@@ -177,17 +186,17 @@ async function makeLeaf(
     },
     crypto,
   );
-  // The chain carries the CA, so that a joining agent can compare it with the pin in its token.
+  // The chain includes the CA, so that a joining agent can compare the CA with the pin in its token.
   return { cert: `${certificate.toString('pem')}\n${issuer.certificate.toString('pem')}`, key: pem };
 }
 
-/** A new private key in PEM. */
+/** Makes a new private key in PEM. */
 function newKey(): string {
   const { privateKey } = generateKeyPairSync('ec', { namedCurve: algorithm.namedCurve });
   return privateKey.export({ format: 'pem', type: 'pkcs8' }).toString();
 }
 
-/** Both halves of a private key in PEM. */
+/** Imports a private key in PEM, and derives its public key. */
 function keysOf(pem: string): { privateKey: webcrypto.CryptoKey; publicKey: webcrypto.CryptoKey } {
   return {
     privateKey: createPrivateKey(pem).toCryptoKey(algorithm, true, ['sign']),

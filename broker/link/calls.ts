@@ -1,4 +1,4 @@
-// Calls to one machine: small ones travel on its control stream, each larger one on a stream of its own.
+// Calls to one machine: small ones travel on its control stream, each larger one on a separate stream.
 import type { ServerDuplexStream } from '@grpc/grpc-js';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { AnswerRequest__Output } from '../../proto/types/farhand/link/v1/AnswerRequest.ts';
@@ -27,15 +27,20 @@ import { IdleTimeout } from './idle-timeout.ts';
 
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
-/** Streaming calls that wait for their answer, by call id: the id is valid once and only here. */
+/**
+ * Streaming calls that wait for the machine's answer stream, by call id. An id is valid once, and only for
+ * this machine's call.
+ */
 export type AnswerWaiters = Map<string, (stream: AnswerStream) => void>;
 
-/** The machine's methods and limits, and its control stream. */
+/** The methods and limits of the machine, and its control stream. */
 export interface CallsOptions {
   machineId: string;
-  /** Methods named in hello: another one is not_supported. */
+  /** Methods that the agent listed in its hello. Calls of any other method fail with not_supported. */
   methods: readonly string[];
-  /** Short streaming calls open at once, and as many transfers. */
+  /**
+   * Most short streaming calls that may be open at once; transfers have a separate limit of the same number.
+   */
   openCalls: number;
   /** Longest silence of the machine in the middle of a streaming call, in milliseconds. */
   idleMs: number;
@@ -45,21 +50,27 @@ export interface CallsOptions {
 
 const unaryDeadlineMs = 30_000;
 const answerWithinMs = 10_000;
-/** How many calls of each other class may be open at once, so that stalled downloads do not hold up a listing. */
+/**
+ * Most calls of each other class that may be open at once. The classes are separate, so that stalled
+ * downloads do not delay a listing.
+ */
 const mostOpen = { unary: 1024, process: 96, terminal: openTerminals + terminalClients, watch: 32 };
-/** Why the sending side of a finished call stops: it is never printed, and an error costs its stack. */
+/**
+ * Stops the sending side of a finished call. It is shared and never printed, because a new error costs a
+ * stack trace.
+ */
 const finished = new AppError('unavailable', 'the call is over');
 
-/** A call from its notice to its end. */
+/** A call from its first message to its end. */
 interface OpenCall {
   id: string;
-  /** Fires when the caller went away, the deadline passed, the machine was too late or the link was lost. */
+  /** Fires when the caller cancels, the deadline passes, the machine answers too late or the link is lost. */
   abort: AbortController;
   end(): void;
 }
 
 type FirstAnswer = AnswerStream | Reply__Output;
-/** Encoded as frames. */
+/** Requests encoded as frames. */
 type Requests = AsyncIterable<Buffer> | Iterable<Buffer>;
 
 export class Calls {
@@ -73,18 +84,18 @@ export class Calls {
 
   constructor(options: CallsOptions) {
     this.#options = options;
-    // Built from the very service that AgentStub is derived from, one method per rpc.
+    // One stub method per rpc of the service, which is also the source of the type AgentStub.
     this.stub = Object.fromEntries(
       [...methods.values()].map((shape) => [shape.key, this.#stubMethod(shape)]),
     ) as unknown as AgentStub;
   }
 
-  /** Takes a whole answer; one that no call waits for is left. */
+  /** Passes a whole answer to its call; an answer for which no call waits is ignored. */
   reply(reply: Reply__Output): void {
     this.#waiting.get(reply.call_id)?.(reply);
   }
 
-  /** The link is gone: every open call fails with machine_offline. */
+  /** Handles the loss of the link: every open call fails with machine_offline. */
   close(): void {
     this.#closed = true;
     for (const open of this.#open.values()) for (const abort of [...open]) abort.abort(this.#lost());
@@ -121,7 +132,7 @@ export class Calls {
     }
   }
 
-  /** Yields the encoded responses. `requests` absent: `request` is the only one. */
+  /** Yields the encoded responses. If `requests` is undefined, `request` is the only request. */
   async *#streaming(
     shape: MethodShape,
     request: Buffer,
@@ -134,7 +145,7 @@ export class Calls {
     const large = requests === undefined && request.length > smallMessageBytes;
     const notice = noticeOf(shape, large ? Buffer.alloc(0) : request, options, large);
     const outgoing = requests ?? (large ? [frameOf(request)] : []);
-    // So that a large request is not held until the answer ends.
+    // Drops the reference to a large request, so that it does not stay in memory until the answer ends.
     request = notice.request;
     try {
       const answer = await this.#firstAnswer(call, notice, answerWithinMs, this.#options.answerWaiters);
@@ -145,7 +156,7 @@ export class Calls {
     }
   }
 
-  /** An answer on a stream of its own, to its End. */
+  /** Exchanges messages on the stream that the machine opened for the call, until the answer ends. */
   async *#exchange(
     call: OpenCall,
     stream: AnswerStream,
@@ -156,9 +167,10 @@ export class Calls {
     const idle = new IdleTimeout(idleMs, abort);
     const stop = (): void => endWithError(stream, !this.#closed);
     abort.signal.addEventListener('abort', stop, { once: true });
-    // Neither a cancel of the agent nor its death ends our reading side; after our own end this changes nothing.
+    // Our reading side does not end when the agent cancels or dies. After our own end this listener changes
+    // nothing.
     stream.once('cancelled', () => abort.abort(this.#lost()));
-    // A source that fails gives the whole call up with its own error.
+    // A source of requests that fails aborts the whole call with its error.
     void sendFrames(stream, idle.whileSending(outgoing), abort.signal).catch((error: unknown) => {
       if (!abort.signal.aborted) abort.abort(error);
     });
@@ -172,13 +184,14 @@ export class Calls {
       complete = true;
     } catch (error) {
       if (abort.signal.aborted) throw abort.signal.reason;
-      // Else it is the error that the machine has ended with.
+      // Otherwise the error is the one with which the machine ended its answer.
       complete = !cut;
       throw error;
     } finally {
       idle.end();
       abort.signal.removeEventListener('abort', stop);
-      // The agent half-closes first, we end last; whatever is not complete is cancelled on both streams.
+      // The agent half-closes first, then we end the stream. An incomplete answer is cancelled on both
+      // streams.
       if (complete) stream.end();
       else {
         this.#cancel(call.id);
@@ -212,7 +225,10 @@ export class Calls {
     };
   }
 
-  /** The whole answer in a reply, or the stream that the machine opens for the call: whichever comes first. */
+  /**
+   * Sends the call. Resolves with the whole answer in a reply, or the stream that the machine opens,
+   * whichever comes first.
+   */
   async #firstAnswer(
     { id, abort }: OpenCall,
     notice: Notice,
@@ -245,7 +261,10 @@ export class Calls {
     });
   }
 
-  /** `asked`: the machine was sent the whole request; without that its only possible answer is an error. */
+  /**
+   * Yields the messages of a reply. `asked` is false if the machine has only part of the request: then only
+   * an error is valid.
+   */
   *#messagesOf({ error, messages: all }: Reply__Output, asked: boolean): Generator<Buffer> {
     if (error) throw fromWire(error);
     if (!all || !asked) throw this.#unsuitable();
@@ -302,7 +321,7 @@ export class Calls {
   }
 }
 
-/** A call as its machine gets it, besides the id. */
+/** The message that announces a call to its machine, without the call id. */
 function noticeOf(
   { name: method }: MethodShape,
   request: Buffer,
@@ -315,8 +334,9 @@ function noticeOf(
 type Notice = ReturnType<typeof noticeOf>;
 
 /**
- * destroy() would leave the agent's side open; an error status ends both, and wakes the reader. Its code shows the agent
- * whether we gave the call up or lost the link; grpc-js itself sends CANCELLED with other details.
+ * Ends both sides with an error status and wakes the reader; destroy() would leave the agent's side open. The
+ * status shows the agent whether the call was cancelled or the link lost. grpc-js itself sends CANCELLED with
+ * other details.
  */
 function endWithError(stream: AnswerStream, gaveUp: boolean): void {
   const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;

@@ -1,4 +1,5 @@
-// The control stream of one agent: challenge, hello, welcome, then heartbeats and small calls until either side ends it.
+// Serves the control stream of one agent: challenge, hello, welcome, then heartbeats and small calls until it
+// ends.
 import { randomBytes } from 'node:crypto';
 import type { ServerDuplexStream } from '@grpc/grpc-js';
 import { status as grpcStatus } from '@grpc/grpc-js';
@@ -20,14 +21,14 @@ import type { LinkLimits } from './limits.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 
-/** What links need of the broker. */
+/** The parts of the broker that links use. */
 export interface LinkServices {
   state: State;
   presence: Presence;
   machineFacts: MachineFacts;
   connections: ConnectionLimiter;
   answerWaiters: AnswerWaiters;
-  /** Of the certificate authority, which the agent signs with its challenge. */
+  /** Fingerprint of the certificate authority. The agent signs it together with the challenge. */
   fingerprint: string;
   limits: LinkLimits;
   log: Logger;
@@ -36,9 +37,12 @@ export interface LinkServices {
 export interface LinkSettings {
   heartbeatMs: number;
   silenceMs: number;
-  /** Streaming calls open at once on one machine: so many short ones, and as many transfers. */
+  /**
+   * Most short streaming calls open at once on one machine; transfers have a separate limit of the same
+   * number.
+   */
   openCalls: number;
-  /** Longest silence of a machine in the middle of a streaming call. */
+  /** Longest silence of a machine in the middle of a streaming call, in milliseconds. */
   callIdleMs: number;
 }
 
@@ -49,39 +53,48 @@ export const defaultSettings: LinkSettings = {
   callIdleMs: 60_000,
 };
 
-/** Largest message in either direction, and largest frame of an answer. */
+/** Largest message in bytes, in either direction. */
 export const messageBytes = 1024 * 1024 + 64 * 1024;
 const frameBytes = 256 * 1024;
-/** Time for a hello, also on a connection that has authenticated before. */
+/** Longest wait for the hello, even on a connection that has authenticated before. */
 const helloMs = 5_000;
-/** An agent that does not read its control stream is cut when this much waits for it. */
+/**
+ * Most bytes that may wait for an agent on its control stream. An agent that reads too slowly is
+ * disconnected.
+ */
 const maxUnreadBytes = 4 * 1024 * 1024;
-/** Bytes of a message besides its request, about. */
+/** Approximate size of a message without its request, in bytes. */
 const headBytes = 256;
-/** Ids that an agent chooses: they are written into records of ours. */
+/** Form of ids that an agent chooses. They are checked because the broker writes them into its records. */
 const plainId = /^[\x20-\x7e]{0,200}$/;
-/** Ids of machines, as newId makes them. */
+/** Form of machine ids, as newId makes them. */
 const machineId = /^mach_[0-9A-Za-z]{22}$/;
-/** One more than a machine may report: the check of its facts then refuses it. */
+/** One more than a machine may report, so that the check of its facts refuses a longer list. */
 const mostCapabilities = 64 + 1;
-/** The others come with a later hello, when these are acknowledged. */
+/**
+ * Most process ids read from a hello. The agent lists further ones in a later hello, once these are
+ * acknowledged.
+ */
 const mostProcesses = 4096;
-/** Messages beyond the answers to our calls that may come at once; so many more come in the time of a heartbeat. */
+/**
+ * Most messages of an agent at once beyond the answers to calls; each heartbeat interval allows
+ * `unaskedPerBeat` more.
+ */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;
-/** A report is checked and stored: it counts as so many messages. */
+/** A heartbeat with a report counts as this many messages, because a report is checked and stored. */
 const reportCost = 25;
 
-/** A control stream with the hello that has authenticated it. */
+/** A control stream with the hello that authenticated it. */
 interface AuthenticatedStream {
   stream: ConnectStream;
   machine: Machine;
   hello: Hello__Output;
-  /** Where it came from. */
+  /** Address of the agent. */
   address: string;
 }
 
-/** Serves one control stream to its end. Never rejects. */
+/** Serves one control stream until it ends. Never rejects. */
 export async function serveConnect(
   stream: ConnectStream,
   address: string,
@@ -91,7 +104,7 @@ export async function serveConnect(
   const { limits, connections } = services;
   let machine: Machine | undefined;
   try {
-    // grpc-js types what it reads as any; the service decodes nothing else.
+    // grpc-js types the messages as any; the service decodes only this type.
     const messages = (stream as AsyncIterable<ConnectRequest__Output>)[Symbol.asyncIterator]();
     const nonce = randomBytes(32);
     const hello = await helloOf(stream, messages, nonce);
@@ -113,7 +126,7 @@ export async function serveConnect(
   }
 }
 
-/** The first message after the challenge; undefined once the stream is refused. */
+/** Sends the challenge and reads the first message. Returns undefined after refusing the stream. */
 async function helloOf(
   stream: ConnectStream,
   messages: AsyncIterator<ConnectRequest__Output>,
@@ -128,7 +141,7 @@ async function helloOf(
   return hello ?? refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
 }
 
-/** The machine that this hello proves to be; undefined once it is refused. */
+/** The machine whose key signed this hello. Returns undefined after refusing the stream. */
 function authenticate(
   stream: ConnectStream,
   hello: Hello__Output,
@@ -167,7 +180,7 @@ export function textOf(error: unknown): string {
   return error instanceof AppError ? error.message : 'unexpected failure, see the broker’s log';
 }
 
-/** An authenticated link until its end. */
+/** The link to one authenticated agent. */
 class AgentLink implements Link {
   readonly id = newId('link');
   readonly machineId: string;
@@ -181,9 +194,9 @@ class AgentLink implements Link {
   readonly #calls: Calls;
   #heardAt = monotonic();
   #ended = false;
-  /** Bytes of messages that the agent has not taken. */
+  /** Bytes of messages that the agent has not read yet. */
   #unreadBytes = 0;
-  /** Messages of the agent beyond the calls it was sent. */
+  /** Messages of the agent, minus the calls sent to it. */
   #unasked = 0;
   #clockIsOff = false;
 
@@ -194,7 +207,8 @@ class AgentLink implements Link {
     this.#settings = settings;
     this.machineId = machine.id;
     this.instanceId = hello.instance_id;
-    // An agent without a journal of processes: what it ran is lost with the agent.
+    // An agent without a journal of processes loses their results when it ends, so its instance id stands for
+    // the journal.
     this.journalId = hello.journal_id || hello.instance_id || this.id;
     this.methods = hello.methods.filter((name) => methods.has(name));
     this.processIds = hello.process_ids.slice(0, mostProcesses);
@@ -225,7 +239,7 @@ class AgentLink implements Link {
     const capabilities = hello.capabilities.slice(0, mostCapabilities);
     const facts = { hostname, os, arch, agent_version, capabilities, ip: address };
     await machineFacts.hello(this.machineId, facts, metrics);
-    // It may have been removed while its facts were written.
+    // The machine may have been removed while its facts were being written.
     if (!state.machines.has(this.machineId))
       return this.close({ removed: { reason: 'this machine was removed' } });
     this.#welcome();
@@ -239,7 +253,7 @@ class AgentLink implements Link {
         if (this.#unasked > 0) this.#unasked = Math.max(0, this.#unasked - unaskedPerBeat);
         this.#send({ heartbeat: {} });
       }),
-      // Often, so that silence is noticed when it is over the limit and not a heartbeat later.
+      // Checked often, so that silence is noticed soon after the limit and not a heartbeat later.
       every(Math.min(1_000, silenceMs / 4), () => {
         if (monotonic() - this.#heardAt >= silenceMs) this.#cut('machine fell silent');
       }),
@@ -285,7 +299,10 @@ class AgentLink implements Link {
     if (farewell) this.#end();
   }
 
-  /** A clock that is far off spoils times and certificates: logged once, and again after it was right. */
+  /**
+   * Warns once when the machine's clock is far off, since times and certificates depend on it. Warns again
+   * after it was right.
+   */
   #watchClock(): void {
     const facts = this.#services.machineFacts.of(this.machineId);
     const clock_offset_ms = facts?.report?.clock_offset_ms ?? 0;
@@ -299,9 +316,10 @@ class AgentLink implements Link {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // An answer may come to each call, also a late one; answers that never come must not add up.
+    // Each call allows one answer, even a late one. The limit below stops answers that never come from adding
+    // up.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
-    // The stream's own limit counts messages, not bytes.
+    // Node's own limit on a stream counts messages, not bytes.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;
     this.#unreadBytes += bytes;
     this.#source.stream.write(message, () => {
@@ -330,7 +348,10 @@ class AgentLink implements Link {
     this.#services.limits.machine(level, this.machineId, { link_id: this.id, ...more }, text);
   }
 
-  /** A cloned machine shows as another agent process that takes over a link which still lives. */
+  /**
+   * Reports two agent processes with one identity, which is the sign of a cloned machine. A newer link
+   * replaces the older.
+   */
   #recordTakeover(older: Link): void {
     if (older.instanceId === this.instanceId) return;
     this.#log('warn', 'two agents use one identity; the older was fenced off', { fenced: older.id });

@@ -1,24 +1,31 @@
-// The idle timeout of a streaming call: it fails when its machine neither takes nor sends anything for too long.
+// The idle timeout of a streaming call: the call fails when its machine neither takes nor sends anything for
+// too long.
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 
-/** After a transfer a disk may need so many times longer to sync everything. */
+/**
+ * Factor for the timeout after the last request of a transfer, when a disk may need longer to sync
+ * everything.
+ */
 const settling = 10;
 
-/** Runs only while it is the machine's turn. */
+/** A timer that runs only while the machine must act. */
 export class IdleTimeout {
   readonly #ms: number;
   readonly #abort: AbortController;
   #cancel = (): void => {};
   #ended = false;
 
-  /** `ms` 0: no timeout. */
+  /** A timeout of 0 ms means none. */
   constructor(ms: number, abort: AbortController) {
     this.#ms = ms;
     this.#abort = abort;
   }
 
-  /** Waiting for the source of the requests does not count; after the last request the machine's turn begins. */
+  /**
+   * Passes requests on. Waiting for the source of the requests does not count. The timer runs while the
+   * machine takes them.
+   */
   async *whileSending(requests: AsyncIterable<Buffer> | Iterable<Buffer>): AsyncGenerator<Buffer> {
     let sent = 0;
     this.#cancel();
@@ -31,7 +38,7 @@ export class IdleTimeout {
     this.#start(sent > 1 ? settling : 1);
   }
 
-  /** Waiting for the reader of the frames does not count. */
+  /** Passes frames on. Waiting for the reader of the frames does not count. */
   async *whileReceiving<T>(frames: AsyncIterable<T>): AsyncGenerator<T> {
     for await (const frame of frames) {
       this.#cancel();
@@ -40,7 +47,7 @@ export class IdleTimeout {
     }
   }
 
-  /** For good: the call is over. */
+  /** Ends the timeout for good, when the call is over. */
   end(): void {
     this.#ended = true;
     this.#cancel();

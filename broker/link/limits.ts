@@ -1,20 +1,24 @@
-// Limits per minute of the link: log lines, hellos of one machine, and takeover events of two agents with one identity.
+// Limits per minute for links: log lines, hellos of one machine, and events about two agents with one
+// identity.
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { Machine } from '../state/index.ts';
 
-/** Log lines about one address that has not authenticated, and about one machine. */
+/** Most log lines per minute about one unauthenticated address, and about one machine. */
 const addressLines = 10;
 const machineLines = 30;
-/** An honest agent that loses its link at once waits longer and longer. */
+/**
+ * Most hellos of one machine per minute. A correct agent stays below, because it waits longer after each lost
+ * link.
+ */
 const machineHellos = 60;
 const minute = 60_000;
-/** For limiters whose keys are machines that have joined. */
+/** Most keys of a limiter whose keys are machines that have joined: their number needs no limit here. */
 const unlimited = Number.POSITIVE_INFINITY;
 
-/** A link that took over from one of another agent process. */
+/** A new link that replaced a link of another agent process with the same identity. */
 interface Takeover {
   machine: Machine;
   fenced_link: string;
@@ -42,23 +46,26 @@ export class LinkLimits {
     this.#takeovers = new LogLimiter(1, minute, (first, more) => this.#record(first, more), unlimited);
   }
 
-  /** Logs about a peer that has not authenticated. */
+  /** Logs a warning about a peer that has not authenticated. */
   unauthenticated(address: string, about: object, text: string): void {
     if (this.#addresses.take(address, address)) this.#services.log.warn({ ...about, address }, text);
   }
 
-  /** Logs about an authenticated machine. */
+  /** Logs a line about an authenticated machine. */
   machine(level: 'info' | 'warn', machine_id: string, about: object, text: string): void {
     if (this.#machines.take(machine_id, machine_id))
       this.#services.log[level]({ machine_id, ...about }, text);
   }
 
-  /** Whether an authenticated machine may link once more. */
+  /** Whether an authenticated machine may link again this minute. */
   admits(machineId: string): boolean {
     return this.#hellos.take(machineId, machineId);
   }
 
-  /** Records an event, and for more of them in a minute one with their number. */
+  /**
+   * Records the first takeover of a machine in a minute as an event, and the number of further ones in a
+   * second event.
+   */
   takeover(one: Takeover): void {
     if (this.#takeovers.take(one.machine.id, one)) this.#record(one);
   }

@@ -1,4 +1,4 @@
-// The gRPC port of agents and clients: TLS, limits, and five seconds to authenticate.
+// The gRPC port for agents and clients: TLS, connection limits, and the time limit for authentication.
 import { once } from 'node:events';
 import type { AddressInfo, Socket } from 'node:net';
 import {
@@ -42,11 +42,14 @@ import { widenWindows } from './windows.ts';
 export interface ListenerOptions {
   host: string;
   port: number;
-  /** Milliseconds for the handshake of TLS. */
+  /** Longest time for the TLS handshake, in milliseconds. */
   handshakeMs: number;
-  /** Whether this `authorization` holds a good API key. */
+  /** Whether this `authorization` header holds a valid API key. */
   hasKey(authorization: string): boolean;
-  /** Milliseconds between pings, and until one that is not answered ends the connection: clients have no other heartbeat. */
+  /**
+   * Milliseconds between HTTP/2 pings, since clients have no other heartbeat. `pongMs` without an answer ends
+   * the connection.
+   */
   pingMs: number;
   pongMs: number;
 }
@@ -60,23 +63,23 @@ export interface ListenerServices extends Omit<LinkServices, 'limits' | 'answerW
   rates: Rates;
 }
 
-/** Adds another service to the server; it calls `authenticate` for a peer with a valid key. */
+/** Adds another service to the server. The service calls `authenticate` for a peer with a valid key. */
 export type AddService = (server: Server, authenticate: (peer: string) => void) => void;
 
 export interface LinkListener {
   readonly port: number;
-  /** Takes no more connections, ends the open ones, resolves when all is closed. */
+  /** Stops accepting connections and ends the open ones. Resolves when all are closed. */
   close(): Promise<void>;
 }
 
 const headerBytes = 16 * 1024;
-/** More than all calls of a machine together. */
+/** Most streams on a connection: more than all calls of a machine together. */
 const streamsPerConnection = 512;
 const sessionMegabytes = 64;
-/** Connections that wait to be accepted: beyond that, clients try again a second later. */
+/** Most connections that wait to be accepted; beyond that, clients try again a second later. */
 const backlog = 4_096;
 
-/** Rejects with a system error when it cannot listen on the address. */
+/** Starts the gRPC port. Rejects with a system error when it cannot listen on the address. */
 export async function startListener(
   services: ListenerServices,
   options: ListenerOptions,
@@ -126,7 +129,10 @@ function grpcServer({ pingMs, pongMs }: ListenerOptions): Server {
   });
 }
 
-/** We end TLS ourselves: the sockets are then ours to cut, and a leaf can be renewed while running. */
+/**
+ * TLS ends here and not in grpc-js, so that the broker can cut sockets and renew its certificate while
+ * running.
+ */
 function tlsListener(
   server: Server,
   connections: ConnectionLimiter,

@@ -1,23 +1,27 @@
-// HTTP/2 flow-control windows of the gRPC server: a larger one makes a far machine faster, and other calls wait longer.
+// HTTP/2 flow-control windows of the gRPC server. A larger window makes a distant machine faster but delays
+// other calls.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 'node:http2';
 import { windowBytes } from '../../shared/rpc.ts';
 
-/** Enough for a near machine, and for a client: Node takes all that is there at once, and a key press waits for it. */
+/**
+ * Window for a near machine or a client. It is small because Node reads all available data at once, and a key
+ * press waits for it.
+ */
 const nearBytes = 1024 * 1024;
-/** What a far machine may have under way for each millisecond of its round trip: 200 MiB/s. */
+/** Bytes in flight for each millisecond of a distant machine's round trip: 200 MiB/s. */
 const bytesPerMs = (200 * 1024 * 1024) / 1000;
-/** The shortest of so many round trips counts, for a busy machine answers late. */
+/** Number of pings; the shortest round trip counts, because a busy machine answers late. */
 const trips = 3;
 
-/** grpc-js has no option for it on a server; only Node's own diagnostics channel gives access to its sessions. */
+/** Node's diagnostics channel is the only access to the sessions: grpc-js has no such option for servers. */
 const channel = 'http2.server.stream.created';
 
-/** Widens the windows of every session from its first stream on; the result stops that. */
+/** Widens the window of each new session at its first stream. The returned function stops this. */
 export function widenWindows(): () => void {
   const widened = new WeakSet<object>();
   const widen = (message: unknown): void => {
-    // What Node documents to come on this channel; a server's stream has a server's session.
+    // Node documents this type for the channel's messages. A server's stream belongs to a server's session.
     const { stream, headers } = message as { stream: ServerHttp2Stream; headers: IncomingHttpHeaders };
     const session = stream.session as ServerHttp2Session | undefined;
     if (!session || widened.has(session)) return;
@@ -39,7 +43,7 @@ function open(session: ServerHttp2Session, bytes: number): void {
   session.settings({ initialWindowSize: bytes });
 }
 
-/** Milliseconds; 0 for a session that is over. */
+/** The shortest round trip in milliseconds; 0 for a closed session. */
 async function roundTrip(session: ServerHttp2Session): Promise<number> {
   let shortest = Number.POSITIVE_INFINITY;
   for (let trip = 0; trip < trips; trip += 1) shortest = Math.min(shortest, await pinged(session));

@@ -33,7 +33,7 @@ const auditMs = 60_000;
  * reach it.
  */
 const mostUntaken = 2 * terminalReplayBytes;
-/** Bytes of a notice, about. */
+/** Approximate size of a notice in bytes. */
 const noticeBytes = 256;
 /** Wait before a call that a linked agent refused is tried again. */
 const retryMs = 1_000;
