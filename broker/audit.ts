@@ -1,4 +1,5 @@
-// The audit log: who did what and when, in append-only rows committed with the change; never keystrokes or secrets.
+// The audit log: who did what and when. Rows are only appended, in the transaction of the change, without
+// input or secrets.
 import { type Deed, audit as routes } from '../shared/api/audit.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/index.ts';
 import type { MachineId } from '../shared/api/route.ts';
@@ -17,7 +18,8 @@ interface AuditEntry extends OutboxEntry {
   deed: Deed;
 }
 
-// Each index is a page more that every command writes. Version 0.1.0 counts this as its third step.
+// There are few indexes, because each costs every command another page to write. Version 0.1.0 stored this
+// table as step 3, so the first two steps are empty.
 const tables = [
   '',
   '',
@@ -30,7 +32,7 @@ const tables = [
   CREATE INDEX audit_by_machine ON audit (machine_id)`,
 ];
 
-/** Rows older than `keepMs` are deleted, and beyond `keepRows` the oldest. */
+/** Opens the audit log. Deletes rows older than `keepMs`, and the oldest beyond `keepRows`. */
 export function createAudit(history: History, keepMs: number, keepRows?: number) {
   const table = new OrderedTable(history, 'audit', tables, { keepMs, keepRows });
   history.onEntry('audit', ({ id, created_at, deed }: AuditEntry) => {
@@ -58,7 +60,10 @@ export function createAudit(history: History, keepMs: number, keepRows?: number)
   };
   return {
     handlers: { list },
-    /** Records a deed with the transaction, or outbox, of its change. The same request and id are recorded once. */
+    /**
+     * Records an action in the transaction of its change. A second record with the same request and id is
+     * ignored.
+     */
     record(journal: Journal, deed: Deed, id: string = newId('audit')): void {
       const entry: AuditEntry = { kind: 'audit', id, created_at: now(), deed };
       journal.append(entry);
@@ -66,7 +71,7 @@ export function createAudit(history: History, keepMs: number, keepRows?: number)
   };
 }
 
-/** Rows of the machines that a key reaches, and its own rows of no machine. */
+/** Condition for the rows of machines that the key reaches, and the key's own rows that name no machine. */
 function visibleTo(caller: Caller): Condition {
   const reachable = caller.reachable();
   if (!reachable) return undefined;
@@ -80,7 +85,7 @@ function visibleTo(caller: Caller): Condition {
 function serialize({ seq: _, created_at, ...row }: Row, caller: Caller) {
   const what = jsonIn(row, 'what') as Deed['what'];
   return {
-    // The columns are those of a deed, all of them text.
+    // The columns are the fields of a Deed, all of type text.
     ...(row as unknown as Omit<Deed, 'what'>),
     id: textIn(row, 'id'),
     at: iso(Number(created_at)),

@@ -8,13 +8,16 @@ import type { History } from './history.ts';
 import type { State } from './state/index.ts';
 
 export interface Backups {
-  /** Makes a copy inside the data directory, for the caller to take away. Throws conflict while another is made. */
+  /**
+   * Makes a copy inside the data directory, which the caller moves away. Throws conflict while another copy
+   * is being made.
+   */
   make(): Promise<{ directory: string }>;
 }
 
 /**
- * Removes a copy that a killed broker or caller left behind. `keyFiles`: files to copy besides the stores; they never
- * change once made.
+ * Removes a copy that a killed broker or caller left behind, then returns the maker of backups. `keyFiles`
+ * are files to copy besides the databases; they never change once created.
  */
 export async function openBackups(
   dataDir: string,
@@ -28,14 +31,15 @@ export async function openBackups(
   async function copy(): Promise<void> {
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
-    // Between two commits of the state: its entries are then in history or in its own outbox.
+    // Taken between two commits of the state, so that its entries are either in history or in the outbox of
+    // the copy.
     const [text, copyHistory] = await state.between((committed) => [committed, history.snapshot()] as const);
     await copyHistory(join(directory, 'history.db'));
     for (const name of keyFiles) {
       const file = join(dataDir, name);
       if (existsSync(file)) await writeDurably(join(directory, name), await readFile(file, 'utf8'));
     }
-    // Last: without it no broker starts on this directory.
+    // Written last: no broker starts on a directory without this file.
     await writeDurably(join(directory, 'state.json'), text);
   }
 

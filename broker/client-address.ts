@@ -1,17 +1,18 @@
-// Client addresses: how they are written and compared, and which proxies may report another one.
+// Client addresses: parses and compares them, and decides which proxies may report the address of their
+// client.
 import { BlockList, isIP, isIPv4, isIPv6 } from 'node:net';
 
-/** Without the prefix of an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2). */
+/** Removes the prefix of an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2). */
 export function plainAddress(address: string): string {
   return address.replace(/^::ffff:(?=\d+\.)/i, '');
 }
 
-/** The address of a gRPC peer, `HOST:PORT` or `[HOST]:PORT`. */
+/** The address part of a gRPC peer, which is `HOST:PORT` or `[HOST]:PORT`. */
 export function peerAddress(peer: string): string {
   return plainAddress(peer.replace(/:\d+$/, '').replace(/^\[|\]$/g, ''));
 }
 
-/** A range of addresses, as `10.0.0.0/8` or one address; undefined where the text is none. */
+/** Parses a range such as `10.0.0.0/8`, or a single address. Returns undefined for any other text. */
 export function networkOf(text: string): Network | undefined {
   const [, given = '', length] = /^([^/%]+)(?:\/(\d{1,3}))?$/.exec(text) ?? [];
   const address = plainAddress(given);
@@ -28,7 +29,10 @@ export interface Network {
 
 export type Proxies = ReturnType<typeof createTrustedProxies>;
 
-/** Proxies whose X-Forwarded headers are believed; those of any other peer are ignored. */
+/**
+ * Makes the list of proxies whose X-Forwarded headers are believed. The headers of all other peers are
+ * ignored.
+ */
 export function createTrustedProxies(networks: readonly Network[]) {
   const trusted = new BlockList();
   for (const { address, bits } of networks) trusted.addSubnet(address, bits, familyOf(address));
@@ -38,12 +42,15 @@ export function createTrustedProxies(networks: readonly Network[]) {
   };
   return {
     isTrusted,
-    /** Whom a peer speaks for: the last one in X-Forwarded-For that is no proxy of ours, else the peer itself. */
+    /**
+     * The client behind a peer: the last address in X-Forwarded-For that is no trusted proxy, otherwise the
+     * peer itself.
+     */
     clientOf(peer: string, forwardedFor: string): string {
       if (forwardedFor === '') return peer;
       let client = peer;
       const hops = forwardedFor.split(',');
-      // Each hop appends whom it has seen: what stands before one that is not ours is only claimed.
+      // Each proxy appends the address it has seen. Entries before that of an untrusted hop may be forged.
       while (isTrusted(client)) {
         const before = hostIn(hops.pop() ?? '');
         if (before === undefined) break;
@@ -51,7 +58,7 @@ export function createTrustedProxies(networks: readonly Network[]) {
       }
       return client;
     },
-    /** `https:` or `http:` as a trusted peer reports it in X-Forwarded-Proto. */
+    /** `https:` or `http:`, as a trusted peer reports it in X-Forwarded-Proto; otherwise undefined. */
     schemeOf(peer: string, forwardedProto: string): string | undefined {
       const scheme = forwardedProto.split(',').at(-1)?.trim().toLowerCase() ?? '';
       return isTrusted(peer) && /^https?$/.test(scheme) ? `${scheme}:` : undefined;
@@ -59,7 +66,10 @@ export function createTrustedProxies(networks: readonly Network[]) {
   };
 }
 
-/** Some proxies add the port. */
+/**
+ * Parses an entry of X-Forwarded-For, to which some proxies add the port. Returns undefined for any other
+ * text.
+ */
 function hostIn(text: string): string | undefined {
   const word = text.trim();
   const [, bracketed, dotted] = /^(?:\[([^\]]+)\]|(\d+\.\d+\.\d+\.\d+))(?::\d{1,5})?$/.exec(word) ?? [];
@@ -71,7 +81,9 @@ function familyOf(address: string): 'ipv4' | 'ipv6' {
   return isIPv4(address) ? 'ipv4' : 'ipv6';
 }
 
-/** What counts as one source: an IPv4 address, or the /64 that comes with an IPv6 address (RFC 6177). */
+/**
+ * Groups addresses by client for limits: an IPv4 address, or the /64 network of an IPv6 address (RFC 6177).
+ */
 export function sourceOf(address: string): string {
   const [plain = ''] = address.split('%');
   if (!isIPv6(plain)) return plain;

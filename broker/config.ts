@@ -1,4 +1,4 @@
-// The broker's settings.
+// The settings of farhand-broker: flags, environment and file, with defaults and help texts.
 import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { z } from 'zod';
@@ -14,7 +14,7 @@ import {
 } from '../shared/settings.ts';
 import { type Network, networkOf } from './client-address.ts';
 
-/** Requests a minute for each key. */
+/** Requests per minute for each key. */
 const plans: Readonly<Record<string, number>> = { free: 100, pro: 1_000, enterprise: 10_000 };
 const ratePlan = z
   .union([z.int(), z.string()])
@@ -30,7 +30,7 @@ const networks = z.array(z.string()).transform((list, context): Network[] =>
   }),
 );
 
-/** An address that paths can be put behind. */
+/** Whether a text is an http(s) URL to which a path can be appended. */
 const isWhole = (text: string): boolean =>
   /^https?:\/\/[^/?#@\s][^?#@\s]*$/i.test(text) && URL.canParse(text);
 

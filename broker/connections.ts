@@ -9,16 +9,19 @@ import type { Logger } from '../shared/logger.ts';
 import { plainAddress, sourceOf } from './client-address.ts';
 
 export interface ConnectionLimits {
-  /** Connections open at once. */
+  /** Most connections open at once. */
   connections: number;
-  /** Those of them that have presented no key, machine key, call id or join token. */
+  /** Most connections that have not yet presented a key, machine key, call id or join token. */
   unauthenticated: number;
 }
 
 export interface LimiterOptions extends ConnectionLimits {
-  /** Milliseconds until an unauthenticated connection is closed; none by default. */
+  /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
-  /** Whether many clients share an address, as a proxy's; of any other a quarter of the unauthenticated may come. */
+  /**
+   * Whether many clients share an address, as behind a proxy. Any other address may hold a quarter of the
+   * unauthenticated connections.
+   */
   isShared(address: string): boolean;
 }
 
@@ -27,26 +30,33 @@ interface Connection {
   peer: string;
   source: string;
   authenticated: boolean;
-  /** HTTP: requests under way. gRPC: all calls until it is authenticated. */
+  /** On the HTTP port, requests in progress. On the gRPC port, all calls before authentication. */
   requests: number;
   cancelDeadline(): void;
 }
 
-/** Requests that may wait on one connection: programs send the next after an answer, and none sends so many at once. */
+/**
+ * Most requests in progress on one connection. Programs usually wait for an answer before the next request.
+ */
 const pipelined = 16;
-/** Calls and bytes of an unauthenticated gRPC connection: a hello or an enrolment is one call of a few KiB. */
+/**
+ * Most calls and bytes of an unauthenticated gRPC connection. A hello or an enrolment is one call of a few
+ * KiB.
+ */
 const mostCalls = 32;
 const mostBytes = 256 * 1024;
 const checkBytesMs = 10;
-/** Time for last messages before a connection is closed. */
+/** Milliseconds for last messages before a connection is closed. */
 const leavingMs = 300;
-/** Node publishes a stream here before anything on it is read; grpc-js itself has no such hook. */
+/**
+ * Node publishes each new stream on this channel before data of the stream is read; grpc-js has no such hook.
+ */
 const channel = 'http2.server.stream.created';
-/** Files of the broker's own: databases, output of commands, webhooks. At most a quarter of all. */
+/** Files reserved for the broker's databases, command output and webhooks: at most a quarter of all. */
 const ownFiles = 1_024;
 const mostHttp = 4_096;
 
-/** The share of each port in the files that this process may open. */
+/** Divides the files that this process may open between the two ports. */
 export function connectionLimits(files = openFilesLimit()): {
   http: ConnectionLimits;
   grpc: ConnectionLimits;
@@ -60,13 +70,16 @@ export function connectionLimits(files = openFilesLimit()): {
   return { http: limits(http, 1_024), grpc: limits(free - http, 512) };
 }
 
-/** The soft limit, which Node has raised to the hard one (proc_pid_limits(5)). */
+/** The soft limit of open files, which Node has raised to the hard limit (proc_pid_limits(5)). */
 function openFilesLimit(): number {
   const limit = /^Max open files +(\d+)/m.exec(readFileSync('/proc/self/limits', 'latin1'))?.[1];
   return limit === undefined ? Number.POSITIVE_INFINITY : Number(limit);
 }
 
-/** Without a listener the first connection that the system refuses would end the process. */
+/**
+ * Logs failed accepts. Without this listener the first connection that the system refuses would end the
+ * process.
+ */
 export function logAcceptErrors(server: Server, log: Logger): void {
   const text = 'a connection could not be accepted';
   const lines = new LogLimiter<Error>(1, 60_000, (err, more) => log.error({ err, more }, text));
@@ -79,7 +92,7 @@ export function logAcceptErrors(server: Server, log: Logger): void {
 
 export class ConnectionLimiter {
   readonly #options: LimiterOptions;
-  /** By peer, the least recently used first. */
+  /** Connections by peer, the least recently used first. */
   readonly #unauthenticated = new Map<string, Connection>();
   readonly #authenticated = new Map<string, Connection>();
   #guarded = false;
@@ -90,14 +103,15 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Takes a connection in as it was accepted, before TLS. Where there are too many, another one is closed: the least
-   * recently used unauthenticated one, else an idle one. Where none can be, this one is.
+   * Adds an accepted connection, before TLS. If there are too many, it closes the least recently used
+   * unauthenticated one, otherwise an idle one. If none can be closed, it closes the new connection.
    */
   accept(socket: Socket): void {
-    // An error without a listener ends the process, and Node takes its own away with CONNECT.
+    // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.
     socket.on('error', () => socket.destroy());
     const peer = peerOf(socket);
-    // Closed meanwhile, or its port is in use towards another address of ours: grpc-js takes such two for one.
+    // The connection was closed in the meantime, or has the same peer address as an open one: grpc-js cannot
+    // distinguish those.
     if (socket.remoteAddress === undefined || this.#find(peer)?.socket.destroyed === false)
       return void socket.destroy();
     const address = plainAddress(socket.remoteAddress);
@@ -112,7 +126,10 @@ export class ConnectionLimiter {
     socket.once('close', () => this.#forget(connection));
   }
 
-  /** A request begins here; the result ends it. Undefined: too many wait on this connection, and it is closed. */
+  /**
+   * Marks the start of a request; the returned function marks its end. Returns undefined after closing a
+   * connection with too many requests.
+   */
   begin(socket: Socket): (() => void) | undefined {
     const connection = this.#find(peerOf(socket));
     if (!connection || connection.requests >= pipelined) return void socket.destroy();
@@ -120,7 +137,7 @@ export class ConnectionLimiter {
     return () => this.#use(connection, -1);
   }
 
-  /** `peer`: a socket, or as grpc-js names it. */
+  /** Marks a connection as authenticated. `peer` is a socket, or the name that grpc-js gives to the peer. */
   authenticate(peer: Socket | string): void {
     const connection = this.#unauthenticated.get(typeof peer === 'string' ? peer : peerOf(peer));
     if (!connection) return;
@@ -130,19 +147,22 @@ export class ConnectionLimiter {
     connection.authenticated = true;
   }
 
-  /** The accepted socket below one of TLS. */
+  /** The accepted TCP socket below a TLS socket. */
   below(socket: Socket): Socket | undefined {
     return this.#find(peerOf(socket))?.socket;
   }
 
-  /** Closes a connection once its last messages had time to go out. */
+  /** Closes a connection after a delay in which last messages can be sent. */
   closeSoon(peer: string): void {
     after(leavingMs, () => this.#find(peer)?.socket.destroy());
   }
 
-  /** Bounds what an unauthenticated gRPC connection costs; the result stops that. `hasKey`: of an `authorization`. */
+  /**
+   * Limits what an unauthenticated gRPC connection costs; the returned function stops this. `hasKey` checks
+   * an `authorization` header.
+   */
   guardCalls(hasKey: (authorization: string) => boolean): () => void {
-    // What Node documents to come on this channel.
+    // Node documents this type for the channel's messages.
     const look = (message: unknown): void =>
       this.#checkCall(message as { stream: ServerHttp2Stream; headers: IncomingHttpHeaders }, hasKey);
     this.#guarded = true;
@@ -150,7 +170,7 @@ export class ConnectionLimiter {
     return () => void unsubscribe(channel, look);
   }
 
-  /** Last messages get a moment to go out, then all connections are closed. */
+  /** Closes all connections, after a delay in which last messages can be sent. */
   async close(): Promise<void> {
     this.#stopChecking?.();
     const all = [...this.#unauthenticated.values(), ...this.#authenticated.values()];
@@ -205,7 +225,10 @@ export class ConnectionLimiter {
     all.set(connection.peer, connection);
   }
 
-  /** The channel is one for all HTTP/2 servers of this process. */
+  /**
+   * Checks a new call. The channel reports the calls of all HTTP/2 servers of this process, so other ports
+   * are skipped.
+   */
   #checkCall(
     { stream, headers }: { stream: ServerHttp2Stream; headers: IncomingHttpHeaders },
     hasKey: (authorization: string) => boolean,
@@ -218,15 +241,20 @@ export class ConnectionLimiter {
       this.authenticate(connection.peer);
       return;
     }
-    // grpc-js unpacks before anybody may object, and a small bomb costs megabytes; no hello or enrolment of ours is packed.
+    // Refuses compressed calls: grpc-js decompresses before it can be stopped, and a few bytes can expand to
+    // megabytes. Real hellos and enrolments are never compressed.
     const packed = (headers['grpc-encoding'] ?? 'identity') !== 'identity';
     if (connection.requests <= mostCalls && !packed) return;
-    // At once: the socket alone would still hand on what came with these headers.
+    // The session is destroyed too, because closing only the socket would still deliver the data that came
+    // with these headers.
     stream.session?.destroy();
     this.#close(connection);
   }
 
-  /** grpc-js takes messages in as they come, from anybody: the bytes on the wire are what can be counted. */
+  /**
+   * Limits bytes on the wire, because grpc-js buffers messages of unauthenticated peers and offers no other
+   * count.
+   */
   #checkBytes(): void {
     for (const connection of this.#unauthenticated.values())
       if (connection.socket.bytesRead > mostBytes) this.#close(connection);
@@ -236,7 +264,9 @@ export class ConnectionLimiter {
   }
 }
 
-/** As grpc-js names them; with TLS the accepted socket and the one that asks are two, with the same ends. */
+/**
+ * The name that grpc-js gives to a peer. A TLS socket and the accepted socket below it have the same name.
+ */
 function peerOf({ remoteAddress, remotePort }: Pick<Socket, 'remoteAddress' | 'remotePort'>): string {
   return `${remoteAddress}:${remotePort}`;
 }

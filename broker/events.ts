@@ -1,4 +1,5 @@
-// The event log: typed events, committed with the change that caused them, listed and streamed from history.
+// The event log: events are committed with the change that caused them, then listed, streamed and passed to
+// listeners.
 import { type EventType, readableTypes, events as routes } from '../shared/api/events.ts';
 import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/index.ts';
 import { Wake } from '../shared/backpressure.ts';
@@ -19,7 +20,7 @@ import { allOf, type Condition, reachableOnly } from './paging.ts';
 export interface Event {
   id: string;
   type: EventType;
-  /** ISO 8601. */
+  /** Time in ISO 8601. */
   timestamp: string;
   data: Record<string, unknown>;
 }
@@ -33,7 +34,8 @@ interface EventEntry extends OutboxEntry {
 type Recorder = (event: Event, machineId: string | null, transaction: HistoryTransaction) => void;
 type StreamInput = Input<Api['events']['stream']>;
 
-// Each index is a page more that every command writes. Version 0.1.0 counts this as its third step.
+// There are few indexes, because each costs every command another page to write. Version 0.1.0 stored this
+// table as step 3, so the first two steps are empty.
 const tables = [
   '',
   '',
@@ -44,7 +46,7 @@ const tables = [
   CREATE INDEX events_by_machine ON events (machine_id)`,
 ];
 
-/** Rows that a stream reads at a time: what a slow client holds in memory. */
+/** Rows that a stream reads at a time. This bounds the memory for a slow client. */
 const batch = 100;
 
 export class Events {
@@ -55,7 +57,7 @@ export class Events {
   readonly #added = new Wake();
   #stopped = false;
 
-  /** Events older than `keepMs` are deleted, and beyond `keepRows` the oldest. */
+  /** Opens the table. Deletes events older than `keepMs`, and the oldest beyond `keepRows`. */
   constructor(history: History, keepMs: number, keepRows?: number) {
     this.#history = history;
     this.#table = new OrderedTable(history, 'events', tables, { keepMs, keepRows });
@@ -70,17 +72,17 @@ export class Events {
       const { items, total } = this.#table.page(routes.list, conditions, input);
       return { items: items.map(eventOf), total };
     },
-    // The stream begins at this moment, however late it is read.
+    // The stream begins at the time of the request, even if its first event is read much later.
     stream: (input, caller) => {
       const from = this.#start(input, caller);
-      // A client that loses the connection before the first event resumes from this one.
+      // A client that loses the connection before the first event can resume from this id.
       const last = input.last_event_id ?? this.#newestId(caller);
       if (last) caller.headers.set('X-Last-Event-Id', last);
       return this.#follow(from, input, caller);
     },
   };
 
-  /** Records an event with the transaction, or outbox, that causes it. */
+  /** Records an event in the transaction of the change that causes it. */
   emit(
     journal: Journal,
     type: EventType,
@@ -93,18 +95,21 @@ export class Events {
     journal.append(entry);
   }
 
-  /** Calls back inside the transaction that records an event: what `recorder` writes is committed with it. */
+  /**
+   * Calls `recorder` inside the transaction that records an event, so that its own writes are committed with
+   * the event.
+   */
   within(recorder: Recorder): void {
     this.#recorders.push(recorder);
   }
 
-  /** Calls back after an event is on disk; the result stops it. */
+  /** Calls back after an event is on disk. The returned function stops this. */
   listen(listener: (event: Event) => void): () => void {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
   }
 
-  /** Ends all streams. */
+  /** Ends all event streams. */
   stop(): void {
     this.#stopped = true;
     this.#added.wake();
@@ -123,7 +128,7 @@ export class Events {
     });
   }
 
-  /** Where a stream begins: after an event that the caller may read, or after the newest. */
+  /** The sequence number after which a stream begins: that of last_event_id, otherwise the newest. */
   #start({ last_event_id }: StreamInput, caller: Caller): number {
     if (last_event_id === undefined) return this.#table.last;
     const [where, values] = allOf([['id = ?', last_event_id], ...readableOnly(caller)]);
@@ -144,7 +149,7 @@ export class Events {
     return row && textIn(row, 'id');
   }
 
-  /** Reads from the table at the pace of the client, so that a slow one costs no memory. */
+  /** Reads events from the table as fast as the client takes them, so that a slow client costs no memory. */
   async *#follow(from: number, input: StreamInput, caller: Caller): AsyncGenerator<SentEvent<Event>> {
     for (let position = from; ; ) {
       const newest = this.#table.last;
@@ -170,7 +175,7 @@ export class Events {
   }
 }
 
-/** The conditions that leave only events a caller may read: by type, and by machine. */
+/** Conditions that select only the events that a caller may read, by type and by machine. */
 export function readableOnly(caller: Pick<Caller, 'may' | 'reachable'>): Condition[] {
   const types = JSON.stringify(readableTypes(caller.may));
   return [['type IN (SELECT value FROM json_each(?))', types], reachableOnly(caller.reachable())];
@@ -185,7 +190,7 @@ function eventOf(row: Row): Event {
     id: textIn(row, 'id'),
     type: textIn(row, 'type') as EventType,
     timestamp: iso(Number(row.created_at)),
-    // emit() takes no other shape.
+    // emit() accepts only this shape.
     data: jsonIn(row, 'data') as Event['data'],
   };
 }

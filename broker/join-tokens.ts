@@ -1,4 +1,4 @@
-// Join tokens over REST, and the enrolment of machines with them.
+// Join tokens: the REST handlers, and the enrolment of machines with a token.
 import { z } from 'zod';
 import type { EnrollRequest__Output } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
@@ -16,7 +16,9 @@ import { pageOf } from './paging.ts';
 import { firstFacts } from './presence/machine-facts.ts';
 import type { JoinToken, Machine, State, StateTransaction } from './state/index.ts';
 
-/** An expired token is stored this long, so that a repeated enrolment still finds its machine. */
+/**
+ * Milliseconds for which an expired token stays stored, so that a repeated enrolment still finds its machine.
+ */
 const keepExpiredMs = 86_400_000;
 
 const enrolment = z.object({
@@ -31,7 +33,7 @@ const enrolment = z.object({
 interface JoinContext {
   state: State;
   events: Events;
-  /** Of the certificate authority that agents pin. */
+  /** Fingerprint of the certificate authority that agents pin. */
   fingerprint: string;
   packages: Pick<Packages, 'hash' | 'words'>;
 }
@@ -64,7 +66,7 @@ export class JoinTokens {
       });
       const { packages, fingerprint } = this.#context;
       const text = joinTokenText(secret, fingerprint, packages.hash());
-      // A token for one machine has the name of that machine.
+      // The name of a token for one machine becomes the name of that machine.
       const name = input.uses === 1 ? input.name : undefined;
       return { ...serialize(token), token: text, ...packages.words(text, name) };
     },
@@ -86,8 +88,9 @@ export class JoinTokens {
   };
 
   /**
-   * Trades a token for a machine: the use, the machine and machine.registered are one commit. A repeat with the same
-   * token and public key gets the same machine. Throws AppError unauthorized for a token that is not good.
+   * Registers a machine with a token. The use of the token, the machine and the event machine.registered are
+   * one commit. A repeat with the same token and public key gets the same machine. Throws unauthorized for an
+   * invalid token, and validation_failed.
    */
   async enroll(request: EnrollRequest__Output, ip: string): Promise<EnrollResponse> {
     const parsed = enrolment.safeParse(request);
@@ -108,7 +111,7 @@ export class JoinTokens {
   }
 }
 
-/** A new machine may get any tag, which would widen what a limited key reaches. */
+/** Refuses limited keys: a new machine may have any tag, so a token could widen what such a key reaches. */
 function assertUnlimited({ reachable }: Rights): void {
   if (!reachable()) return;
   throw new AppError(
@@ -124,7 +127,7 @@ function admit(
   params: { name: string; tags: string[]; publicKey: string },
 ): Machine {
   if (!token || Date.parse(token.expires_at) <= now() || token.uses_left < 1 || enrolled) {
-    // One text for every reason: a guesser learns nothing.
+    // All reasons have the same text, so that a guesser learns nothing.
     throw new AppError('unauthorized', 'this join token is unknown, used up or expired: make a new one');
   }
   const machine: Machine = {

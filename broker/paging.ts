@@ -1,4 +1,5 @@
-// One page of a list, from memory or from history: filtered by fields and times, sorted by a field, ties by id.
+// One page of a list from memory or from history.db, with filters and a sort field. Equal items are sorted by
+// id.
 import type { Page } from '../shared/api/index.ts';
 import type { Route } from '../shared/api/route.ts';
 import type { History, Row } from './history.ts';
@@ -6,13 +7,13 @@ import type { History, Row } from './history.ts';
 interface PageInput {
   limit: number;
   offset: number;
-  /** A field, with a minus in front for descending. */
+  /** Name of a field; a minus in front means descending. */
   sort: string;
 }
 
 type Filtered = Pick<Route, 'filters'>;
 
-/** A page of items that are all in memory; `field` reads what is filtered and sorted by. */
+/** A page of items that are all in memory. `field` reads the fields for filters and sorting. */
 export function pageOf<T extends { id: string; created_at: string }>(
   { filters = [] }: Filtered,
   items: T[],
@@ -42,14 +43,14 @@ function sortable(value: unknown): string | number {
   return typeof value === 'string' || typeof value === 'number' ? value : '';
 }
 
-/** A condition with its values; undefined ones are left out. */
+/** An SQL condition with its values. Undefined ones are ignored. */
 export type Condition = readonly [sql: string, ...values: (string | number)[]] | undefined;
 
 const times: Readonly<Record<string, string>> = { since: 'created_at >= ?', until: 'created_at < ?' };
 
 /**
- * What a request to a list route is filtered by, its columns having the names of the fields. `own` has the conditions
- * of those that are no column of that name.
+ * The conditions for the filters in a request to a list route. Columns have the names of the filters; `own`
+ * holds the conditions of filters without such a column.
  */
 export function filtersOf(
   { filters = [] }: Filtered,
@@ -59,7 +60,7 @@ export function filtersOf(
   return [...filters, ...Object.keys(times)].map((name) => {
     if (Object.hasOwn(own, name)) return own[name];
     const value: unknown = Reflect.get(input, name);
-    // In SQL a time is its milliseconds, and true is 1.
+    // SQL has times as milliseconds, and true as 1.
     const plain = value instanceof Date || typeof value === 'boolean' ? Number(value) : value;
     if (typeof plain !== 'string' && typeof plain !== 'number') return undefined;
     return [times[name] ?? `${name} = ?`, plain];
@@ -67,8 +68,9 @@ export function filtersOf(
 }
 
 /**
- * A page of rows of a history table; `sort` must come from a route's own list of fields. Ties go by `tie`: the id,
- * or the row's number where the order of writing says more.
+ * A page of rows of a history table. `sort` must come from the route's list of fields, because it becomes
+ * part of the SQL text. Equal rows are sorted by `tie`: the id, or the row's number if the order of writing
+ * matters.
  */
 export function pageOfRows(
   history: History,
@@ -89,13 +91,13 @@ export function pageOfRows(
   return { items: rows, total: Number(total) };
 }
 
-/** Conditions as one, with its values. */
+/** Joins conditions with AND, and collects their values. */
 export function allOf(conditions: readonly Condition[]): [where: string, values: (string | number)[]] {
   const used = conditions.filter((condition) => condition !== undefined);
   return [used.map(([sql]) => sql).join(' AND ') || '1', used.flatMap(([, ...values]) => values)];
 }
 
-/** The condition that leaves only machines a key reaches. */
+/** The condition that selects only machines that a key reaches. */
 export function reachableOnly(machines: readonly string[] | undefined): Condition {
   return machines && ['machine_id IN (SELECT value FROM json_each(?))', JSON.stringify(machines)];
 }

@@ -1,4 +1,4 @@
-// farhand-broker install, status, uninstall: the broker as a service of systemd.
+// The commands farhand-broker install, status and uninstall, which manage the broker as a systemd service.
 import { hostname } from 'node:os';
 import { StartError, UsageError } from '../shared/errors.ts';
 import { isLoopback } from '../shared/loopback.ts';
@@ -27,7 +27,7 @@ const uninstallSettings = {
   help: brokerSettings.help,
 };
 
-/** Runs a verb and prints what was done; the result is the exit code. `command`: this very program. */
+/** Runs a verb and prints what was done. Returns the exit code. `command` starts this program. */
 export async function service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number> {
   const commands = {
     install: {
@@ -64,18 +64,21 @@ async function planBroker(settings: BrokerSettings, given: Record<string, unknow
   needSystemd('install', true);
   return {
     user: broker.name,
-    // ProtectHome of its unit.
+    // Hidden by ProtectHome in the unit file.
     hidden: ['/home', '/root', '/run/user'],
     blocks: hasLowPort(settings) ? ['low-port'] : [],
     stored: given,
   };
 }
 
-/** Whether it listens where only root may, by default. */
+/** Whether a port needs root by default. */
 const hasLowPort = ({ http, grpc }: BrokerSettings): boolean =>
   [http, grpc].some(({ port }) => port > 0 && port < 1024);
 
-/** The command that logs in to this broker, with the pin of a certificate of its own authority. */
+/**
+ * The command that logs in to this broker. It includes the pin if the broker's own authority issued the
+ * certificate.
+ */
 async function loginLine(url: string): Promise<string> {
   const reached = url.replace(/\/\/(0\.0\.0\.0|\[::\])(?=:|$)/, `//${hostname()}`);
   const info = await withSocket(

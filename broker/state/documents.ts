@@ -1,4 +1,4 @@
-// The documents that state.json holds, with their fields.
+// The types of the documents that state.json holds.
 import { z } from 'zod';
 import { joinTokenId, keyId, machineId, scheduleId, scopes, webhookId } from '../../shared/api/route.ts';
 import type { OutboxEntry } from '../history.ts';
@@ -12,7 +12,7 @@ const machine = z.strictObject({
   id: machineId,
   name: z.string(),
   tags,
-  /** Ed25519, raw, base64. */
+  /** Raw Ed25519 public key, in base64. */
   public_key: z.string(),
   join_token_id: joinTokenId,
   created_at: z.string(),
@@ -22,17 +22,17 @@ export type Machine = z.output<typeof machine>;
 const key = z.strictObject({
   id: keyId,
   name: z.string(),
-  /** SHA-256 of the whole key, hexadecimal. */
+  /** SHA-256 of the whole key, in hexadecimal digits. */
   hash: z.string(),
   scopes: z.array(z.enum(scopes)),
   machine_ids: z.array(machineId).nullable(),
   tags: tags.nullable(),
   created_at: z.string(),
   expires_at: z.string().nullable(),
-  // Older states have none of these.
-  /** The key that made it; null in older states. */
+  // State files of older versions lack the fields below.
+  /** Id of the key that created this one; null in older states. */
   created_by: keyId.nullable().default(null),
-  /** The secret before the last rotation, while it is accepted. */
+  /** The secret before the last rotation, and until when it is still accepted. */
   previous: z.strictObject({ hash: z.string(), until: z.string() }).nullable().default(null),
 });
 export type Key = z.output<typeof key>;
@@ -40,7 +40,7 @@ export type Key = z.output<typeof key>;
 const joinToken = z.strictObject({
   id: joinTokenId,
   name: z.string().nullable(),
-  /** SHA-256 of the secret part, hexadecimal. */
+  /** SHA-256 of the secret part, in hexadecimal digits. */
   hash: z.string(),
   tags: tags.nullable(),
   uses: z.number(),
@@ -59,7 +59,7 @@ const schedule = z.strictObject({
   cron: z.string(),
   timezone: z.string(),
   enabled: z.boolean(),
-  /** Milliseconds. */
+  /** Longest run time in milliseconds. */
   timeout: z.number().nullable(),
   notify: z.strictObject({ on_success: z.boolean(), on_failure: z.boolean() }).nullable(),
   overlap: z.enum(['skip', 'allow']),
@@ -68,11 +68,11 @@ const schedule = z.strictObject({
   user: z.string().nullable(),
   cwd: z.string().nullable(),
   env: z.record(z.string(), z.string()).nullable(),
-  /** The key that last changed it. */
+  /** Id of the key that last changed the schedule. */
   requested_by: keyId,
   created_at: z.string(),
   updated_at: z.string(),
-  /** When it was made, or its times were last changed: earlier times do not count. */
+  /** When the schedule was created or its times were last changed. It does not run for times before this. */
   since: z.string(),
 });
 export type Schedule = z.output<typeof schedule>;
@@ -81,11 +81,11 @@ const webhook = z.strictObject({
   id: webhookId,
   url: z.string(),
   events: z.array(z.string()),
-  /** Encrypted (webhooks/secret-vault.ts). */
+  /** The encrypted secret (webhooks/secret-vault.ts). */
   secret: z.string().nullable(),
-  /** As declared; history records whether it failed too often since. */
+  /** As declared by the user. History records whether the webhook has since failed too often. */
   enabled: z.boolean(),
-  /** Counts how often it was enabled: failures before the last time do not count. */
+  /** Counts how often the webhook was enabled. Failures before the last time do not count. */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),
   /** The owner: only events that this key may read are delivered. */
@@ -95,19 +95,19 @@ const webhook = z.strictObject({
 });
 export type Webhook = z.output<typeof webhook>;
 
-/** 1, which 0.1.0 wrote, is the same without a checksum. */
+/** Version of the format. Version 1, written by 0.1.0, is the same without a checksum. */
 export const version = 2;
 const file = z.strictObject({
-  /** See state-file.ts; not in memory. */
+  /** Checksum of the text (see state-file.ts); removed when the file is read. */
   checksum: z.string().optional(),
   version: z.literal([1, version]),
   install_id: z.string(),
-  /** Counts commits; 1 is a new installation without any declared document. */
+  /** Counts commits. Generation 1 is a new installation without any declared document. */
   generation: z.int(),
   machines: z.array(machine),
   keys: z.array(key),
   join_tokens: z.array(joinToken),
-  // Older states have none of these two.
+  // State files of older versions lack these two fields.
   schedules: z.array(schedule).default([]),
   webhooks: z.array(webhook).default([]),
   outbox: z.array(
@@ -119,5 +119,5 @@ export type Documents = z.output<typeof documents>;
 
 export const names = ['machines', 'keys', 'join_tokens', 'schedules', 'webhooks'] as const;
 export type Name = (typeof names)[number];
-/** The declared documents by id: committed, or before a change that is not committed yet. */
+/** The declared documents by id, either committed or as they are before a change. */
 export type Declared = { readonly [N in Name]: ReadonlyMap<string, Documents[N][number]> };

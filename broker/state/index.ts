@@ -1,4 +1,5 @@
-// The declared documents (machines, keys, schedules …) in memory and in state.json. Changes are committed in groups.
+// The declared documents (machines, keys, schedules and so on), in memory and in state.json. Changes are
+// committed in groups.
 import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
@@ -14,7 +15,7 @@ import { StateTransaction } from './state-transaction.ts';
 export type { Declared, JoinToken, Key, Machine, Schedule, Webhook } from './documents.ts';
 export { foundBy, type StateTransaction } from './state-transaction.ts';
 
-/** Writes the outbox to history; entries may come a second time. */
+/** Writes the outbox to history. Entries may be written a second time. */
 type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;
 
 interface Pending {
@@ -23,15 +24,15 @@ interface Pending {
   reject(error: unknown): void;
 }
 
-/** Files that a broker leaves behind: with one of them present, a missing state.json is a loss. */
+/** Files that a broker creates. If one of them exists and state.json does not, state.json was lost. */
 const traces = ['state.json.last', 'history.db', 'authority.json'];
 
-/** A failed write of the outbox, or a failed undo of a commit, is tried again after this. */
+/** Wait before a failed write of the outbox, or a failed undo of a commit, is tried again. */
 const againMs = 2_000;
 
 /**
- * Opens the state of a directory, or begins one where no broker has ever been. Throws StartError on loss, on damage, and
- * unless `acceptEdit` on an edit by hand.
+ * Opens the state of a directory, or creates it where no broker has run before. Throws StartError for a lost
+ * or damaged state.json, and for one edited by hand unless `acceptEdit`.
  */
 export async function openState(directory: string, acceptEdit = false): Promise<State> {
   await removeLeftovers(join(directory, 'state.json'));
@@ -56,7 +57,7 @@ function assertFresh(directory: string): void {
   );
 }
 
-/** What is committed. Its collections are replaced by each change, never edited. */
+/** The committed documents. Each change replaces their collections; a collection is never edited in place. */
 export class State implements Declared {
   readonly machines!: Declared['machines'];
   readonly keys!: Declared['keys'];
@@ -70,7 +71,10 @@ export class State implements Declared {
   #queue: Pending[] = [];
   #running: Promise<void> | undefined;
   #apply: Apply | undefined;
-  /** How many entries of the outbox in the file are in history: the next write removes them. */
+  /**
+   * Number of outbox entries in the file that are already in history. The next write removes them from the
+   * file.
+   */
   #applied = 0;
   #cancelAgain = (): void => {};
 
@@ -92,9 +96,9 @@ export class State implements Declared {
   }
 
   /**
-   * Runs `edit` and resolves with its result once the change is on disk and its outbox in history. Changes that arrive
-   * together share one commit; an edit that throws, or a commit that fails, leaves no trace. While history cannot be
-   * written, the change resolves all the same, and its outbox is tried again.
+   * Runs `edit` and resolves with its result once the change is on disk and its outbox in history. Changes
+   * that arrive together share one commit. An edit that throws, or a commit that fails, changes nothing. If
+   * history cannot be written, the change still resolves, and its outbox is written later.
    */
   change<T>(edit: (transaction: StateTransaction) => T): Promise<T> {
     return new Promise((resolve, reject) => {
@@ -110,26 +114,29 @@ export class State implements Declared {
     });
   }
 
-  /** Calls back once, while no commit is under way, with the text of state.json as it is on disk. */
+  /** Calls `look` once, while no commit runs, with the text of state.json as it is on disk. */
   between<T>(look: (text: string) => T): Promise<T> {
     const { promise, resolve, reject } = Promise.withResolvers<T>();
     this.change(() => resolve(look(textOf(this.#low.data)))).catch(reject);
     return promise;
   }
 
-  /** Calls back after each committed change; the result stops it. */
+  /** Calls back after each committed change. The returned function stops this. */
   watch(watcher: () => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
   }
 
-  /** Sets where the outbox goes, and sends what an earlier run left in it. */
+  /**
+   * Sets the function that writes the outbox to history, and writes the entries that an earlier run left
+   * there.
+   */
   async drainTo(apply: Apply): Promise<void> {
     this.#apply = apply;
     await this.#drain();
   }
 
-  /** Waits for commits under way. */
+  /** Waits until all running commits have ended. */
   async close(): Promise<void> {
     while (this.#running) await this.#running;
     this.#cancelAgain();
@@ -176,7 +183,7 @@ export class State implements Declared {
     this.#applied = 0;
   }
 
-  /** Undoes a failed commit and writes the outbox to history; what fails is tried again later. */
+  /** Undoes a failed commit and writes the outbox to history. A failed step is tried again later. */
   async #finish(): Promise<void> {
     this.#cancelAgain();
     try {
@@ -197,7 +204,9 @@ export class State implements Declared {
   }
 }
 
-/** Runs each edit on a transaction of its own; one that throws is undone and rejected, the others go on. */
+/**
+ * Runs each edit in its own transaction. An edit that throws is undone and rejected; the other edits go on.
+ */
 function editAll(base: Declared, group: readonly Pending[]) {
   let next = base;
   const entries: OutboxEntry[] = [];

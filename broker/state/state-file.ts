@@ -9,27 +9,34 @@ import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import { type Documents, documents, version } from './documents.ts';
 
-/** Writes atomically: the file is the old or the new one after any crash, 0600, and on disk when a write resolves. */
+/**
+ * Reads and writes the file, with mode 0600. Writes are atomic, even in a crash, and are on disk when they
+ * resolve.
+ */
 export class StateFile implements Adapter<Documents> {
-  /** Whether a write that failed may have replaced the file. */
+  /** Whether a failed write may have replaced the file. */
   mayHoldFailed = false;
   readonly #file: string;
   readonly #acceptEdit: boolean;
 
-  /** `acceptEdit`: the file is accepted with a missing or wrong checksum. */
+  /** With `acceptEdit`, a missing or wrong checksum is accepted, as after an edit by hand. */
   constructor(directory: string, acceptEdit: boolean) {
     this.#file = join(directory, 'state.json');
     this.#acceptEdit = acceptEdit;
   }
 
-  /** The documents in the file, null where there is none; adds a missing checksum. Throws StartError. */
+  /**
+   * Reads the documents; null if the file does not exist. Adds a missing checksum. Throws StartError for a
+   * damaged file.
+   */
   async read(): Promise<Documents | null> {
     if (!existsSync(this.#file)) return null;
     const bytes = await readFile(this.#file);
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
-    // Twice, so that state.json.last has a checksum too: from then on a file without one is refused.
+    // Written twice, so that state.json.last has a checksum too. From then on a file without a checksum is
+    // refused.
     await this.write(data);
     return data;
   }
@@ -38,7 +45,7 @@ export class StateFile implements Adapter<Documents> {
     await this.revert();
     await writeDurably(this.#file, textOf(data), {
       beforeRename: async () => {
-        // The generation before stays beside the new one as state.json.last, for recovery.
+        // The previous generation stays beside the new one as state.json.last, for recovery.
         if (existsSync(this.#file)) await linkOver(this.#file, lastOf(this.#file));
         this.mayHoldFailed = true;
       },
@@ -46,7 +53,7 @@ export class StateFile implements Adapter<Documents> {
     this.mayHoldFailed = false;
   }
 
-  /** Puts the generation before back if a write failed after its rename; to be called again when it throws. */
+  /** Restores the previous generation if a write failed after its rename. Call it again if it throws. */
   async revert(): Promise<void> {
     if (!this.mayHoldFailed) return;
     await linkOver(lastOf(this.#file), this.#file);
@@ -57,22 +64,22 @@ export class StateFile implements Adapter<Documents> {
 
 const lastOf = (file: string): string => `${file}.last`;
 
-/** Gives a file a second name, and takes that name from another file. */
+/** Makes `to` a second name of the file `from`, replacing a file with that name. */
 async function linkOver(from: string, to: string): Promise<void> {
   const beside = `${to}.new`;
   await rm(beside, { force: true });
   await link(from, beside);
   await rename(beside, to);
-  // rename(2) does nothing where both names are of one file already.
+  // rename(2) does nothing if both names already belong to one file, so the temporary name is removed here.
   await rm(beside, { force: true });
 }
 
 const start = /^\{"checksum":"([0-9a-f]{8})",/;
 
 /**
- * The text of state.json: JSON whose first member is the CRC-32 of the same text without that member. A CRC-32 finds
- * every single flipped bit and every damage within 32 bits; it takes 0.5 ms for the 2.2 MB of 10,000 machines, a SHA-256
- * 1.3 ms.
+ * The text of state.json: JSON whose first member is the CRC-32 of the same text without that member. A
+ * CRC-32 detects every single flipped bit and every damage within 32 bits. For the 2.2 MB of 10,000 machines
+ * it takes 0.5 ms, a SHA-256 1.3 ms.
  */
 export function textOf(data: Documents): string {
   const text = JSON.stringify(data);
@@ -81,7 +88,7 @@ export function textOf(data: Documents): string {
 
 const hexOf = (checksum: number): string => checksum.toString(16).padStart(8, '0');
 
-/** Checks the bytes, not the decoded text: a decoder replaces bad bytes. */
+/** Checks the bytes and not the decoded text, because a decoder replaces invalid bytes. */
 function checksumOf(bytes: Buffer): 'right' | 'wrong' | 'missing' {
   const [found, checksum] = start.exec(bytes.toString('latin1', 0, 64)) ?? [];
   if (found === undefined) return 'missing';
@@ -112,7 +119,7 @@ function jsonIn(bytes: Buffer, file: string): unknown {
   }
 }
 
-/** A file of 0.1.0 has no checksum and is accepted once: from then on state.json.last has one. */
+/** Whether a missing checksum is an error. A file of version 0.1.0 has none and is accepted once. */
 function mustHaveOne(data: Documents, file: string): boolean {
   if (data.version !== 1) return true;
   return existsSync(lastOf(file)) && checksumOf(readFileSync(lastOf(file))) !== 'missing';
@@ -131,14 +138,17 @@ function recoveryOf(file: string): string {
   return `to go back one generation: mv ${quoted(file)} ${quoted(`${file}.broken`)} && ${back}`;
 }
 
-/** The shell command that goes back one generation; undefined where there is none that could be read. */
+/**
+ * The shell command that restores the previous generation; undefined if state.json.last is missing or
+ * damaged.
+ */
 export function commandBack(file: string): string | undefined {
   const last = lastOf(file);
   if (!existsSync(last) || checksumOf(readFileSync(last)) === 'wrong') return undefined;
   return `cp -p ${quoted(last)} ${quoted(file)}`;
 }
 
-/** A path as a word of the shell. */
+/** Quotes a path for the shell. */
 function quoted(path: string): string {
   return /^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`;
 }

@@ -3,15 +3,21 @@ import type { Journal } from '../../shared/api/index.ts';
 import type { OutboxEntry } from '../history.ts';
 import type { Declared, Documents, Name } from './documents.ts';
 
-/** Replace documents, never edit one in place: they are shared with the committed state. */
+/**
+ * Edits the documents. Replace a document and never edit it in place: the committed state holds the same
+ * object.
+ */
 export class StateTransaction implements Journal {
-  /** As earlier changes left it, also those of the same commit: rights are judged from this. */
+  /**
+   * The documents before this change, including earlier changes of the same commit. Rights are checked
+   * against these.
+   */
   readonly before: Declared;
-  /** Observations that are committed with this change and applied to history. */
+  /** Entries for history that are committed with this change. */
   readonly entries: OutboxEntry[] = [];
-  /** What is declared once the change is committed. */
+  /** The documents as this change leaves them. */
   after: Declared;
-  /** Copies of the collections that were written to. */
+  /** Copies of the collections that this change has edited. */
   readonly #edited = new Map<Name, Map<string, Documents[Name][number]>>();
 
   constructor(before: Declared) {
