@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// farhand-broker: reads flags and signals; start/ does the rest.
+// The program farhand-broker: reads flags, handles signals and starts the broker (start/).
 import { collectAtRest } from '../shared/garbage-collection.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import { type Notify, openNotify } from '../shared/notify.ts';
@@ -28,7 +28,7 @@ async function main(): Promise<void> {
   collectAtRest();
   notify = openNotify(process.env, process.pid, log);
   const starting = startBroker(settings, log);
-  // A signal may come while it still starts.
+  // A signal may also arrive during the start.
   const stop = (): void => {
     void notify?.ending('stopping');
     starting.then((broker) => broker.close()).then(() => process.exit(0), fail);
@@ -40,7 +40,10 @@ async function main(): Promise<void> {
   notify.up(`REST on ${broker.url ?? broker.socket}, agents on ${broker.grpc ?? 'nothing'}`, broker.alive);
 }
 
-/** Installing and the like: a part of its own, which a running broker does not need. */
+/**
+ * Runs install, status or uninstall. Their module is loaded only here, because a running broker does not need
+ * it.
+ */
 async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   const { service } = await import('./systemd-service.ts');
   process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));
@@ -49,7 +52,7 @@ async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
 function fail(error: unknown): void {
   const { text, code } = failure(program, error);
   process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
-  // What systemd will not start again says why.
+  // Exit code 78 stops systemd from restarting the broker, so systemd is sent the reason first.
   const notified = code === 78 && notify ? notify.ending(text) : undefined;
   if (!notified) process.exit(code);
   void notified.then(() => process.exit(code));

@@ -27,8 +27,8 @@ const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
 /**
- * A leaf is renewed when the clock was set back by this much. Clients reject a leaf after more than a day, because
- * it is valid only from one day before it was made.
+ * A leaf is renewed when the clock was set back by this much. Clients reject a leaf after more than a day,
+ * because it is valid only from one day before it was made.
  */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;

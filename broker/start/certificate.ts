@@ -1,4 +1,4 @@
-// The certificate of the REST API: from files, or of the broker's own authority with a key that outlives its leaves.
+// The TLS certificate of the REST API: read from files, or issued by the broker's own authority.
 import { readFile, stat } from 'node:fs/promises';
 import { hostname, userInfo } from 'node:os';
 import { createSecureContext, type SecureContextOptions } from 'node:tls';
@@ -10,11 +10,13 @@ import { type Authority, renewLeaves } from '../link/authority.ts';
 
 export interface Certificate {
   context: SecureContextOptions;
-  /** `sha256//BASE64` of its key, where it is of our own authority; else empty. */
+  /** `sha256//BASE64` of the key if the broker's own authority issued the certificate, otherwise empty. */
   pin: string;
-  /** Whether browsers trust it. */
+  /** Whether browsers trust the certificate. */
   isPublic: boolean;
-  /** Calls with every newer one, which takes the place of the old without a connection dropped. The result stops that. */
+  /**
+   * Calls `apply` with each newer certificate; no connection is dropped. The returned function stops this.
+   */
   follow(apply: (context: SecureContextOptions) => void): () => void;
 }
 
@@ -23,7 +25,10 @@ interface Pair {
   key: string;
 }
 
-/** Undefined where REST goes without TLS. `lookMs`: how often files are looked at. Throws StartError. */
+/**
+ * The certificate that the settings choose; undefined without TLS. Files are checked every `lookMs`. Throws
+ * StartError.
+ */
 export async function certificateOf(
   settings: BrokerSettings,
   authority: Authority,
@@ -86,14 +91,17 @@ async function fromFiles(files: Pair, lookMs: number, log: Logger): Promise<Cert
   };
 }
 
-/** Throws where the two are no pair. */
+/** Reads a certificate and its key. Throws if they do not belong together. */
 async function read({ cert, key }: Pair): Promise<SecureContextOptions> {
   const context = { cert: await readFile(cert, 'utf8'), key: await readFile(key, 'utf8') };
   createSecureContext(context);
   return context;
 }
 
-/** Follows links, as certificate programs turn them. A file that is not there is a version, too. */
+/**
+ * Identifies the current files, following symbolic links as certificate programs use them. A missing file
+ * counts as a version too.
+ */
 async function versionOf({ cert, key }: Pair): Promise<string> {
   const versions = [cert, key].map(async (file) => {
     const found = await stat(file, { bigint: true }).catch(() => undefined);
@@ -102,7 +110,7 @@ async function versionOf({ cert, key }: Pair): Promise<string> {
   return (await Promise.all(versions)).join(', ');
 }
 
-/** The words of OpenSSL and the system, made clear for what people get wrong. */
+/** The message of OpenSSL or the system, made clearer for common mistakes. */
 function reasonOf(error: unknown): string {
   const text = error instanceof Error ? error.message : String(error);
   if (errnoOf(error) === 'EACCES')

@@ -1,4 +1,4 @@
-// Wires a broker together and takes it apart again; knows everything, decides nothing.
+// Starts a broker: creates its parts, connects them, opens the ports, and closes everything again.
 import { chmod, rm } from 'node:fs/promises';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
@@ -25,35 +25,43 @@ import { type Closers, type Opening, openRooms, type Rooms, type Status, type Tu
 export type { Tuning } from './rooms.ts';
 
 export interface Broker {
-  /** Of the REST API; undefined with `local`. */
+  /** URL of the REST API; undefined with `local`. */
   url: string | undefined;
-  /** HOST:PORT where agents dial in; undefined with `local`. */
+  /** HOST:PORT to which agents connect; undefined with `local`. */
   grpc: string | undefined;
   socket: string;
-  /** The way in for clients of terminals, whatever carries them. */
+  /** Attaches terminal clients of any transport to sessions. */
   sessions: Pick<Sessions, 'redeem' | 'join'>;
-  /** Whether it serves and its history answers. */
+  /** Whether the broker serves requests and its history database answers. */
   alive(): boolean;
-  /** Stops taking work, asks agents to reconnect, flushes, releases the directory. At most 10 s. */
+  /**
+   * Stops accepting work, asks agents to reconnect, flushes data and releases the directory. Takes at most 10
+   * s.
+   */
   close(): Promise<void>;
 }
 
 type Stops = (() => Promise<unknown>)[];
 
 const proofMs = 5_000;
-/** A frozen client is gone within 45 s. */
+/** Pings for gRPC connections: a client that is frozen is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
-/** A client of gRPC that neither takes nor sends bytes of a file, where it is its turn, is cut; as over HTTP. */
+/**
+ * A gRPC client that neither takes nor sends bytes of a file when it should is disconnected after this, as
+ * over HTTP.
+ */
 const stalledMs = 70_000;
-/** Agents of a stopping broker come back spread over this. */
+/** Agents of a stopping broker reconnect at random times within this. */
 const returnSpreadMs = 5_000;
-/** Time for the headers of a first request. */
+/** Longest wait for the headers of a first request. */
 const silentMs = 15_000;
 const certificateMs = 10_000;
-/** Bytes of large JSON bodies that arrive at once. */
+/** Most bytes of large JSON bodies that may be arriving at once. */
 const maxBodies = 64 * 1024 * 1024;
 
-/** Starts a broker. Throws StartError when the directory, the addresses or the settings do not allow it. */
+/**
+ * Starts a broker. Throws StartError if the directory, the addresses or the settings do not allow a start.
+ */
 export async function startBroker(
   settings: BrokerSettings,
   log: Logger,
@@ -99,10 +107,10 @@ async function assemble(
   const app = { ...rooms, spool, bodies, log, ...terminals };
   const socket = join(settings.data_dir, 'broker.sock');
   const local = tracked(createHttpServer(app, { silentMs: tuning.silentMs ?? silentMs, hsts: false }));
-  /** Stop what listens. */
+  /** Functions that stop the listening servers. */
   const stops: Stops = [() => stopServer(local)];
   closers.push(() => rm(socket, { force: true }));
-  // Before anything listens: a start that fails gives back what it took.
+  // Registered before anything listens, so that a failed start releases everything too.
   closers.push(async () => {
     status.ready = false;
     for (const room of [schedules, streams, events, commands]) room.stop();
@@ -127,7 +135,7 @@ interface Network extends Opening {
   addServices: AddService;
 }
 
-/** Opens the ports for agents and people. */
+/** Opens the ports for agents and for REST clients. */
 async function openNetwork(network: Network): Promise<void> {
   const { settings, tuning, status, closers, log, app, stops, addServices } = network;
   const agents = await listenForAgents(settings, tuning, app, addServices, log);
@@ -149,7 +157,7 @@ async function openNetwork(network: Network): Promise<void> {
   const counted = tracked(server);
   stops.push(() => stopServer(counted));
   await listen(server, { ...http }, '--http');
-  // A server that listens on a host and port has such an address.
+  // A server that listens on a host and port has an address of this type.
   const { port } = server.address() as AddressInfo;
   status.url = `${certificate ? 'https' : 'http'}://${address(http.host, port)}`;
   status.pin = certificate?.pin ?? '';
@@ -192,7 +200,7 @@ function listenForAgents(
   });
 }
 
-/** Many clients may come from this box itself, and through a proxy. */
+/** Whether many clients may share an address: that of this machine, or of a trusted proxy. */
 function sharedBy({ proxies }: Rooms): (from: string) => boolean {
   return (from) => isLoopback(from) || proxies.isTrusted(from);
 }

@@ -1,4 +1,4 @@
-// Servers that listen, and how they stop.
+// Makes HTTP servers listen, and stops them.
 import type { Server } from 'node:http';
 import type { ListenOptions, Socket } from 'node:net';
 import { sleep } from '../../shared/clock.ts';
@@ -6,7 +6,7 @@ import { StartError } from '../../shared/errors.ts';
 import { reasonOf } from '../../shared/system-errors.ts';
 
 const finishRequestsMs = 4_000;
-/** Connections that wait to be taken: where they find no room their clients try again a second later. */
+/** Most connections that wait to be accepted; beyond that, clients try again a second later. */
 const backlog = 4_096;
 
 export function address(host: string, port: number): string {
@@ -26,7 +26,7 @@ export function cannotListen(error: unknown, what: string, where: string): Start
   return new StartError(`${what} ${reasonOf(error, where)}`, 1, { cause: error });
 }
 
-/** A server and its open connections. */
+/** A server with its open connections. */
 export interface Listening {
   server: Server;
   sockets: Set<Socket>;
@@ -41,16 +41,16 @@ export function tracked(server: Server): Listening {
   return { server, sockets };
 }
 
-/** Lets requests under way finish for a while, then cuts them. */
+/** Stops a server: requests in progress have 4 s to finish, then their connections are closed. */
 export async function stopServer({ server, sockets }: Listening): Promise<void> {
   const closed = new Promise<void>((resolve) => server.close(() => resolve()));
   server.closeIdleConnections();
-  // A connection that never said a word counts as busy for Node.
+  // Node counts a connection that never sent a byte as busy, so closeIdleConnections leaves it open.
   for (const socket of sockets) if (socket.bytesRead === 0) socket.destroy();
   const patience = new AbortController();
   await Promise.race([closed, sleep(finishRequestsMs, patience.signal)]);
   patience.abort();
-  // Those that became WebSockets are no longer the server's.
+  // Connections that became WebSockets no longer belong to the server, so they are closed here.
   for (const socket of sockets) socket.destroy();
   await closed;
 }

@@ -1,4 +1,5 @@
-// What a broker is made of, opened in the order in which one needs the other; each says how it is closed.
+// Creates the parts of a broker in the order in which they depend on each other, and registers how each is
+// closed.
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/index.ts';
@@ -40,7 +41,10 @@ import { openState, type State } from '../state/index.ts';
 import { createWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
 import { vaultFile } from '../webhooks/secret-vault.ts';
 
-/** For tests and benches: timing that cannot wait 45 s, names that resolve to what they say, events by the thousand. */
+/**
+ * Settings for tests and benchmarks: shorter times, other name resolution, and access to the stores before
+ * the start.
+ */
 export interface Tuning {
   link?: Partial<LinkSettings>;
   proofMs?: number;
@@ -48,30 +52,33 @@ export interface Tuning {
   resolve?: NonNullable<WebhookSettings['resolve']>;
   rooms?(rooms: { state: State; history: History; events: Events }): void;
   stalledMs?: number;
-  /** Of the HTTP port: connections, and time for the headers of a first request. */
+  /** Limits of the HTTP port: connections, and time for the headers of a first request. */
   connections?: ConnectionLimits;
   silentMs?: number;
-  /** How often the files of a certificate are looked at. */
+  /** Milliseconds between checks of the certificate files. */
   certificateMs?: number;
 }
 
-/** Closes what was opened, the last first. */
+/** Functions that close what was opened, called in reverse order. */
 export type Closers = (() => unknown)[];
 
 /** The status of a running broker, as its log and commands print it. */
 export interface Status {
   ready: boolean;
-  /** Of the REST API. */
+  /** URL of the REST API. */
   url: string;
-  /** HOST:PORT where agents dial in. */
+  /** HOST:PORT to which agents connect. */
   grpc: string;
-  /** How they reach it, where that is another one; else empty. */
+  /** HOST:PORT by which agents reach the broker if it differs from `grpc`, otherwise empty. */
   publicGrpc: string;
-  /** `sha256//BASE64` of the key of the REST API's certificate, where it is of the broker's own authority; else empty. */
+  /**
+   * `sha256//BASE64` of the REST API's key if the broker's own authority issued its certificate, otherwise
+   * empty.
+   */
   pin: string;
 }
 
-/** What knows no noun. */
+/** Stores that all kinds of resources share. */
 interface Stores {
   state: State;
   history: History;
@@ -103,7 +110,7 @@ export interface Rooms extends Stores, Nouns {
   rates: Rates;
 }
 
-/** How a broker is opened. */
+/** What the parts of a broker need when they are opened. */
 export interface Opening {
   settings: BrokerSettings;
   tuning: Tuning;
@@ -112,10 +119,10 @@ export interface Opening {
   log: Logger;
 }
 
-/** Bytes of large JSON bodies at once; each costs about five times as much while it is worked on. */
+/** Most bytes of large file contents in JSON at once; each byte costs about five while it is processed. */
 const maxContents = 64 * 1024 * 1024;
 
-/** Throws StartError when the directory does not allow it. */
+/** Creates all parts. Throws StartError if the data directory does not allow it. */
 export async function openRooms(opening: Opening): Promise<Rooms> {
   const { settings, closers, status, log } = opening;
   const state = await openState(settings.data_dir, settings.accept_state);
@@ -123,7 +130,7 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   const untouched = state.generation === 1;
   const authority = await loadAuthority(settings.data_dir, untouched);
   const { new_history, old_history } = settings;
-  // On disk before there is a history on which a later start would run again what ran.
+  // Written before a new history exists. Otherwise a later start could run again what had already run.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
@@ -205,7 +212,7 @@ async function openNouns(
   closers.push(() => commands.close());
   const sessionRooms = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
   const sessions = new Sessions(sessionRooms, { keepMs, publicUrl }, log);
-  // Before anything is fired: what an earlier broker declared may still have to reach history.
+  // Applied before any schedule runs: changes of an earlier broker process may still have to reach history.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {
       log.error({ err: error }, 'the outbox of state.json could not be brought to history; trying again');
@@ -213,7 +220,7 @@ async function openNouns(
     }),
   );
   const schedules = new Schedules({ ...commandRooms, commands, records }, log);
-  // Nothing is linked to a broker that only its own box can call: what is due waits for the next start.
+  // With --local no agent can connect, so schedules wait for the next normal start.
   if (settings.local) schedules.stop();
   return { keys, packages, joinTokens, commands, schedules, sessions, audit };
 }

@@ -88,7 +88,7 @@ const webhook = z.strictObject({
   /** Counts how often the webhook was enabled. Failures before the last time do not count. */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),
-  /** The owner: only events that this key may read are delivered. */
+  /** The owner: the webhook gets only events that this key may read. */
   key_id: keyId,
   created_at: z.string(),
   updated_at: z.string(),

@@ -1,4 +1,5 @@
-// Decides which addresses webhooks may call: the public internet and --webhook-allow, never this broker's own listeners.
+// Decides which addresses webhooks may call: the public internet and --webhook-allow, never this broker's own
+// ports.
 import type { Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import ipaddr from 'ipaddr.js';
@@ -7,21 +8,26 @@ import type { ResolveName } from './resolve-name.ts';
 type Address = ipaddr.IPv4 | ipaddr.IPv6;
 export type Network = [Address, number];
 
-/** The message has what the URL names, never an address that a name resolves to or what listens there. */
+/**
+ * The error for a forbidden address. Its message names only what the URL names, never a resolved address or
+ * its service.
+ */
 export class NotAllowed extends Error {
   override readonly name = 'NotAllowed';
 }
 
 const notItself = 'webhooks must not call this broker itself';
 
-/** Public by its range, but the metadata host of Azure. */
+/** The metadata host of Azure, which has a public address but is internal. */
 const metadata = ['168.63.129.16'];
 /** All of IPv6 that is assigned as global unicast (RFC 4291 section 2.4). */
 const globalUnicast = ipaddr.IPv6.parseCIDR('2000::/3');
 const translated = [ipaddr.IPv6.parseCIDR('64:ff9b::/96'), ipaddr.IPv6.parseCIDR('::ffff:0:0:0/96')];
 const sixToFour = ipaddr.IPv6.parseCIDR('2002::/16');
 
-/** A network or an address, written in full: programs differ in what 10/8 means. */
+/**
+ * Parses a network or address. It must be written in full, because programs differ in the meaning of 10/8.
+ */
 export function networkOf(text: string): Network | undefined {
   const [, place = '', length] = /^([^/%[]+)(?:\/(\d{1,3}))?$/.exec(text) ?? [];
   const inner = addressOf(place);
@@ -31,7 +37,8 @@ export function networkOf(text: string): Network | undefined {
   const bits = length === undefined ? maxBits : Number(length);
   if (bits > maxBits) return undefined;
   if (address.kind() === inner.kind()) return [address, bits];
-  // Addresses are checked by the IPv4 address inside, so a network must be one of IPv4 addresses, too.
+  // Addresses are checked by the IPv4 address inside them, so a mapped network must contain only IPv4
+  // addresses.
   const mapped = address instanceof ipaddr.IPv6 && address.isIPv4MappedAddress();
   return mapped && bits >= 96 ? [inner, bits - 96] : undefined;
 }
@@ -46,12 +53,15 @@ export class AddressGuard {
     this.#resolveName = resolveName;
   }
 
-  /** Ports that this broker listens on. */
+  /** Sets the ports on which this broker listens, so that no webhook calls them. */
   protect(ports: readonly number[]): void {
     this.#ownPorts = ports;
   }
 
-  /** Throws NotAllowed for an address that webhooks must not reach. `host`: what the URL names. */
+  /**
+   * Throws NotAllowed for an address that webhooks must not reach. `host` is the host in the URL, for the
+   * message.
+   */
   assertAddress(text: string, host = text): void {
     const address = addressOf(text);
     if (isPublic(address) || this.#isAllowed(address)) return;
@@ -60,8 +70,8 @@ export class AddressGuard {
   }
 
   /**
-   * Throws NotAllowed for a URL whose host is such an address, or that leads to this broker's own listeners. All else
-   * about a name is checked at each delivery.
+   * Throws NotAllowed for a URL whose host is a forbidden address, or that leads to this broker's own ports.
+   * Names are otherwise checked at each delivery, when they are resolved.
    */
   async assertUrl({ hostname, port, protocol }: URL): Promise<void> {
     const isAddress = addressOf(hostname) !== undefined;
@@ -72,7 +82,7 @@ export class AddressGuard {
     this.#assertOthers(isAddress ? [hostname] : await this.#resolveName(hostname).catch(noAddresses), number);
   }
 
-  /** The addresses of a host that are to be connected to. Rejects with NotAllowed when one must not be reached. */
+  /** The addresses to connect to for a host. Rejects with NotAllowed if one of them is forbidden. */
   async resolve(
     hostname: string,
     port: number,
@@ -84,7 +94,10 @@ export class AddressGuard {
     return { addresses, isInternal: !addresses.every((address) => isPublic(addressOf(address))) };
   }
 
-  /** Destroys a connection to this broker over an address that no running interface has (an unplugged one, a local route). */
+  /**
+   * Destroys a connection that reached this broker over an address of no running interface (an unplugged one,
+   * a local route).
+   */
   refuseSelf(socket: Socket): void {
     const { remoteAddress, remotePort = 0, localAddress } = socket;
     if (remoteAddress !== localAddress || !this.#ownPorts.includes(remotePort)) return;
@@ -104,8 +117,8 @@ export class AddressGuard {
 }
 
 /**
- * The address that packets go to, in brackets or with a zone, too; undefined for what is none. Only the usual forms: URL
- * turns all other forms that inet_aton takes into one of these.
+ * Parses an address, also in brackets or with a zone; undefined for other text. Only the usual forms are
+ * accepted, because URL converts all other forms of inet_aton to these.
  */
 function addressOf(text: string): Address | undefined {
   const plain = text.replace(/^\[|\]$/g, '').replace(/%.*$/, '');
@@ -113,7 +126,7 @@ function addressOf(text: string): Address | undefined {
   return usual ? innermost(ipaddr.parse(plain)) : undefined;
 }
 
-/** The IPv4 address inside a mapped, translated or 6to4 one: that is where the packets go. */
+/** The IPv4 address inside a mapped, translated or 6to4 address, because packets go to that address. */
 function innermost(address: Address): Address {
   if (!(address instanceof ipaddr.IPv6)) return address;
   if (address.isIPv4MappedAddress()) return address.toIPv4Address();

@@ -1,4 +1,5 @@
-// Decides when each delivery is attempted: every webhook has a queue of its own, so a dead receiver delays no other one.
+// Decides when each delivery is attempted. Every webhook has a separate queue, so a dead receiver delays no
+// other.
 import type { WebhookId } from '../../shared/api/route.ts';
 import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -19,22 +20,25 @@ export interface QueueParts {
 }
 
 export interface RetrySettings {
-  /** Attempts in all. */
+  /** Most attempts for one delivery. */
   attempts: number;
-  /** Milliseconds before the second attempt, the third and so on; the last one is used for all further ones. */
+  /**
+   * Milliseconds before the second attempt, the third and so on. The last value is used for all further
+   * attempts.
+   */
   waits: readonly number[];
 }
 
 /** The queue of one webhook. */
 class Queue {
   readonly id: WebhookId;
-  /** Deliveries read ahead, and the last one taken from them: reading goes on after it. */
+  /** `ready`: deliveries read ahead. `last`: the last one taken from them, after which reading continues. */
   ready: Delivery[] = [];
   last: Delivery | undefined;
-  /** Ids of deliveries that are attempted and whose outcome is not on disk. */
+  /** Ids of deliveries whose attempt is running or whose outcome is not on disk yet. */
   readonly unsaved = new Set<string>();
   readonly running = new Set<{ delivery: Delivery; abort: AbortController }>();
-  /** Attempts at once: one while the receiver fails, more with each success. */
+  /** Number of attempts at once: 1 while the receiver fails, doubled with each success. */
   width = 1;
   waking = false;
   sweeping = false;
@@ -44,7 +48,7 @@ class Queue {
     this.id = id;
   }
 
-  /** Reads from the beginning again: what was read may have changed. */
+  /** Starts reading from the beginning, because deliveries in the table may have changed. */
   reset(): void {
     this.ready = [];
     this.last = undefined;
@@ -58,9 +62,9 @@ const maxUnsaved = 256;
 const startGapMs = 10;
 const sweepStep = 500;
 const stopMs = 2_000;
-/** Outcomes are written together: each transaction holds up everything else. */
+/** Outcomes within this time are written together, because each transaction delays all other writes. */
 const saveMs = 50;
-/** After a failure of the disk. */
+/** Wait after a failed read or write of the database. */
 const retryMs = 5_000;
 
 export class DeliveryQueue {
@@ -80,12 +84,12 @@ export class DeliveryQueue {
     this.#stopWatching = parts.state.watch(() => this.#abortForbidden());
   }
 
-  /** Starts with what an earlier broker left. */
+  /** Starts with the deliveries that an earlier broker process left. */
   start(): void {
     this.#started = true;
     const { state, store } = this.#parts;
     const left = [...state.webhooks.values()].filter(({ id }) => store.waiting(id, 1).length > 0);
-    // The clock may have been ahead: no delivery waits longer than the longest wait.
+    // The clock may have been ahead, so no delivery may wait longer than the longest possible wait.
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
     for (const { id } of left) {
       const begin = (): void => void this.#limitDue(id, longest);
@@ -93,7 +97,7 @@ export class DeliveryQueue {
     }
   }
 
-  /** A delivery of this webhook may be due. Looks once per turn of the event loop. */
+  /** Makes the queue check for due deliveries, once per turn of the event loop. */
   wake(id: WebhookId): void {
     if (!this.#started) return;
     const queue = this.#queueOf(id);
@@ -105,20 +109,24 @@ export class DeliveryQueue {
     });
   }
 
-  /** Deliveries of this webhook were changed. */
+  /** Discards deliveries read ahead after a change in the table, and checks for due ones. */
   reread(id: WebhookId): void {
     this.#queueOf(id).reset();
     this.wake(id);
   }
 
-  /** Applies a change of a webhook to what waits: it fails, or is due at once when the webhook was enabled. */
+  /**
+   * Applies a change of a webhook to its waiting deliveries: they fail, or are due at once if it was enabled.
+   */
   async follow(id: WebhookId, wasEnabled: boolean): Promise<void> {
     await this.#save();
     await this.#sweep(this.#queueOf(id));
     if (wasEnabled) await this.#limitDue(id, 0);
   }
 
-  /** Gives attempts time to finish; those that are aborted are made again after the next start. */
+  /**
+   * Stops the queues. Running attempts have 2 s to finish; aborted ones are made again after the next start.
+   */
   async close(): Promise<void> {
     this.#started = false;
     this.#stopWatching();
@@ -166,7 +174,7 @@ export class DeliveryQueue {
     }
   }
 
-  /** The next delivery that is due; when there is none, the queue wakes for the next one that will be. */
+  /** The next due delivery. If there is none, sets a timer for the next that will be due. */
   #nextDue(queue: Queue): Delivery | undefined {
     const { store } = this.#parts;
     if (queue.ready.length === 0) {
@@ -211,7 +219,10 @@ export class DeliveryQueue {
     this.#cancelSave ??= after(saveMs, () => void this.#save());
   }
 
-  /** 10 % more or less, so that many do not retry at the same time; a busy receiver may ask for up to twice the wait. */
+  /**
+   * The wait before the next attempt. It varies by 10 %, so that retries spread. A busy receiver may ask for
+   * up to twice the wait.
+   */
   #waitAfter(tries: number, { retryAfter }: Outcome): number {
     const { waits } = this.#retry;
     const wait = waits[Math.min(tries, waits.length - 1)] ?? 0;
@@ -247,7 +258,9 @@ export class DeliveryQueue {
     for (const last of lastByWebhook(failed)) this.#disable(last, transaction);
   }
 
-  /** Disables a webhook whose attempts have failed, unless it was enabled again since. */
+  /**
+   * Disables a webhook after all attempts of a delivery failed, unless it was enabled again in the meantime.
+   */
   #disable({ webhookId, armed, delivery }: Attempted, transaction: HistoryTransaction): void {
     const { state, events, store, subscriptions } = this.#parts;
     const webhook = state.webhooks.get(webhookId);
@@ -258,7 +271,10 @@ export class DeliveryQueue {
     transaction.committed(() => this.#log.warn(what, 'webhook disabled: all attempts of a delivery failed'));
   }
 
-  /** Fails what waits and must not be sent: the webhook is disabled, may not send it, or the event is gone. */
+  /**
+   * Fails waiting deliveries that must not be sent: the webhook is disabled, lacks the right, or the event
+   * was deleted.
+   */
   async #sweep(queue: Queue): Promise<void> {
     queue.sweeping = true;
     queue.reset();
@@ -299,7 +315,7 @@ export class DeliveryQueue {
     return waiting;
   }
 
-  /** Makes what waits due within `ms`. */
+  /** Makes waiting deliveries due within `ms` milliseconds. */
   async #limitDue(id: WebhookId, ms: number): Promise<void> {
     const { history, store } = this.#parts;
     try {
@@ -310,7 +326,7 @@ export class DeliveryQueue {
     this.reread(id);
   }
 
-  /** Aborts attempts that are no longer allowed, after a change of webhooks, keys or machines. */
+  /** Aborts attempts that are no longer allowed after a change of webhooks, keys or machines. */
   #abortForbidden(): void {
     const { state, subscriptions } = this.#parts;
     for (const { id, running } of this.#queues.values()) {

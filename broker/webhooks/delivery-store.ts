@@ -1,4 +1,5 @@
-// Deliveries in history.db: one row for each event that a webhook is to get, with its attempts and when it is next due.
+// Deliveries in history.db: a row for each event to be sent to a webhook, with its attempts and next due
+// time.
 import { createHash } from 'node:crypto';
 import type { Api, Reply } from '../../shared/api/index.ts';
 import type { WebhookId } from '../../shared/api/route.ts';
@@ -11,13 +12,13 @@ import type { Outcome } from './sender.ts';
 type Serialized = Reply<Api['webhooks']['deliveries']>['items'][number];
 type Last = NonNullable<Reply<Api['webhooks']['get']>['last_delivery']>;
 
-/** What decides whether a webhook may send an event. */
+/** The properties of an event that decide whether a webhook may send it. */
 export interface EventKind {
   type: string;
   machineId: string | null;
 }
 
-/** An event that a webhook is to get. */
+/** An event to be sent to a webhook. */
 export interface EventReference extends EventKind {
   id: string;
   at: number;
@@ -28,21 +29,21 @@ export interface Delivery extends EventKind {
   id: string;
   rowid: number;
   eventId: string;
-  /** The event as JSON, the same bytes at every attempt; undefined when the event is no longer stored. */
+  /** The event as JSON, the same bytes at every attempt; undefined if the event was deleted. */
   body: Buffer | undefined;
-  /** Attempts since it was last requested. */
+  /** Number of attempts since the delivery was last requested. */
   tries: number;
   dueAt: number;
 }
 
-/** How an attempt went. */
+/** An attempt that has ended. */
 export interface Attempted {
   webhookId: WebhookId;
-  /** How often the webhook had been enabled when it began. */
+  /** How often the webhook had been enabled when the attempt began. */
   armed: number;
   delivery: Delivery;
   outcome: Outcome;
-  /** When the next one is due; null: there is none. */
+  /** When the next attempt is due; null if there is none. */
   next: number | null;
 }
 
@@ -59,19 +60,22 @@ const tables = [
 ];
 
 const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
-/** Attempts that are stored of one delivery. */
+/** Most attempts that are stored for one delivery; older ones are removed. */
 const maxAttempts = 20;
 const withAttempt = `attempts = json_insert(iif(json_array_length(attempts) < ${maxAttempts}, attempts,
   json_remove(attempts, '$[0]')), '$[#]', json(?))`;
 
-/** Methods that write must be called inside a transaction. */
+/** Reads and writes the tables of deliveries. Call methods that write only inside a transaction. */
 export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
-  /** How often each webhook had been enabled when its attempts failed. */
+  /**
+   * By webhook, how often it had been enabled when its attempts failed. A higher count means that it was
+   * enabled since.
+   */
   readonly #failed: Map<string, number>;
 
-  /** Deliveries are deleted with their events, after `keepMs`. */
+  /** Deletes deliveries together with their events, after `keepMs`. */
   constructor(history: History, keepMs: number) {
     this.#history = history;
     history.migrate('webhooks', tables);
@@ -83,16 +87,19 @@ export class DeliveryStore {
   }
 
   /**
-   * The clock of due times: wall time at the start of the broker, monotonic since, so that setting the clock changes no
-   * wait.
+   * The clock of due times: wall time at the start of the broker, then monotonic, so that setting the clock
+   * changes no wait.
    */
   now(): number {
     return Math.round(this.#startedAt + monotonic());
   }
 
-  /** Records a new delivery, or makes one that failed or waits due now; a delivered one only with `anyStatus`. */
+  /**
+   * Records a new delivery, or makes a failed or waiting one due now. A delivered one is sent again only with
+   * `anyStatus`.
+   */
   request(webhookId: WebhookId, event: EventReference, anyStatus = false): boolean {
-    // The new time differs from the old one: so saveAttempt() knows that it was requested again.
+    // The new due time differs from the old one, so that saveAttempt() notices the new request.
     const changes = this.#run(
       `INSERT INTO webhook_deliveries
          (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
@@ -117,7 +124,7 @@ export class DeliveryStore {
       ...[delivery.id, delivery.dueAt],
     );
     if (changes > 0) return;
-    // It was requested again meanwhile, and stays due.
+    // The delivery was requested again during the attempt, so it stays due.
     this.#run(`UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ?`, text, delivery.id);
   }
 
@@ -130,11 +137,11 @@ export class DeliveryStore {
 
   last(webhookId: string): Last | null {
     const row = this.#history.sql('SELECT last FROM webhook_marks WHERE webhook_id = ?').get(webhookId);
-    // saveLast() takes no other shape.
+    // saveLast() stores only this shape.
     return row?.last ? (jsonIn(row, 'last') as Last) : null;
   }
 
-  /** The attempts of a webhook have failed since it was last enabled. */
+  /** Records that all attempts of a delivery failed since the webhook was last enabled. */
   saveFailed(webhookId: WebhookId, armed: number, transaction: HistoryTransaction): void {
     this.#mark('tripped', webhookId, armed);
     transaction.committed(() => this.#failed.set(webhookId, armed));
@@ -152,13 +159,13 @@ export class DeliveryStore {
     );
   }
 
-  /** Fails a delivery that waits. */
+  /** Marks a waiting delivery as failed. */
   fail(id: string, reason: string): void {
     const change = "status = 'failed', reason = ?, due_at = NULL";
     this.#run(`UPDATE webhook_deliveries SET ${change} WHERE id = ? AND due_at IS NOT NULL`, reason, id);
   }
 
-  /** Makes what waits due at that time at the latest. */
+  /** Makes waiting deliveries due at `at` or earlier. */
   limitDue(webhookId: WebhookId, at: number): void {
     this.#run(
       'UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1',
@@ -167,7 +174,7 @@ export class DeliveryStore {
     );
   }
 
-  /** Deliveries that wait, by when they are due, after a given one. */
+  /** Waiting deliveries in the order of their due times, beginning after a given one. */
   waiting(webhookId: WebhookId, limit: number, after?: Delivery): Delivery[] {
     return this.#history
       .sql(
@@ -185,7 +192,10 @@ export class DeliveryStore {
     return row && { row, event: { ...referenceOf(row), id: textIn(row, 'event_id') } };
   }
 
-  /** Events since a time, in the order of the event log, and the sequence number to go on after. */
+  /**
+   * Events since a time, in the order of the event log, and the sequence number after which the next page
+   * begins.
+   */
   eventsSince(
     since: Date,
     limit: number,
@@ -199,10 +209,10 @@ export class DeliveryStore {
     return { events: rows.map(referenceOf), next: last && Number(last.seq) };
   }
 
-  /** A row for REST; `withAnswers`: with what the receivers answered. */
+  /** Converts a row for REST. Only `withAnswers` includes the answers of the receivers. */
   serialize(row: Row, withAnswers: boolean): Serialized {
     const attempts = jsonIn(row, 'attempts') as Serialized['attempts'];
-    // The wall clock may be ahead of the clock of due times.
+    // The wall clock may differ from the clock of due times, so due times are converted.
     const drift = now() - this.now();
     return {
       id: textIn(row, 'id'),
@@ -217,13 +227,16 @@ export class DeliveryStore {
     };
   }
 
-  /** Returns how many rows changed. */
+  /** Runs a statement and returns how many rows changed. */
   #run(sql: string, ...values: (string | number | null)[]): number {
     return Number(this.#history.sql(sql).run(...values).changes);
   }
 }
 
-/** The same for the same two at any time. It begins with the time, so that new deliveries are neighbours on disk. */
+/**
+ * The id of a delivery, always the same for a webhook and event. It begins with the time, so that new rows
+ * are adjacent on disk.
+ */
 function idOf(webhookId: string, event: EventReference): string {
   const hash = createHash('sha256').update(`${webhookId} ${event.id}`).digest();
   let time = '';
@@ -239,7 +252,7 @@ function deliveryOf(row: Row): Delivery {
   const { at, ...event } = referenceOf(row);
   const eventId = textIn(row, 'event_id');
   const head = JSON.stringify({ id: eventId, type: event.type, timestamp: iso(at) });
-  // `data` goes out as the text that is stored.
+  // `data` is sent as the stored text, without parsing, so that its bytes never change.
   const body =
     row.data === null ? undefined : Buffer.from(`${head.slice(0, -1)},"data":${textIn(row, 'data')}}`);
   const [rowid, tries, dueAt] = [Number(row.rowid), Number(row.tries), Number(row.due_at)];

@@ -1,4 +1,4 @@
-// REST handlers of webhooks and of their deliveries.
+// The REST handlers of webhooks and of their deliveries.
 import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/index.ts';
 import type { KeyId, MachineId, WebhookId } from '../../shared/api/route.ts';
 import { webhooks as routes, scopeOfType, typesOf } from '../../shared/api/webhooks.ts';
@@ -27,11 +27,11 @@ type Serialized = Reply<Api['webhooks']['get']>;
 /** A caller, with the rights of its key at the time of the request. */
 type Editor = Rights & Pick<Caller, 'key_id'>;
 
-/** Each event is matched against every webhook. */
+/** Most webhooks, because each event is matched against every webhook. */
 const maxWebhooks = 1_000;
-/** Tests at once, of one key and in all: each may hold a connection as long as an attempt. */
+/** Most tests at once, of one key and in all. Each may hold a connection for as long as an attempt takes. */
 const [maxTestsOfKey, maxTests] = [4, 32];
-/** Events looked at in one transaction. */
+/** Most events that one transaction redelivers. */
 const eventStep = 500;
 
 export class WebhookHandlers implements Routes {
@@ -153,7 +153,7 @@ export class WebhookHandlers implements Routes {
   readonly redeliverSince: Routes['redeliverSince'] = async ({ webhook_id, since: wanted }, caller) => {
     const { history, queue, store, subscriptions } = this.#parts;
     const webhook = this.#findEnabled(webhook_id, caller);
-    // Earlier events were never for this webhook.
+    // Events before the webhook was created were not meant for it.
     const since = new Date(Math.max(wanted.getTime(), Date.parse(webhook.created_at)));
     let redelivered = 0;
     for (let after: number | undefined, more = true; more; more = after !== undefined) {
@@ -171,7 +171,10 @@ export class WebhookHandlers implements Routes {
     return { redelivered };
   };
 
-  /** Whether the caller may read every event that a webhook sends; else it could read them through the webhook. */
+  /**
+   * Whether the caller may read every event that a webhook sends. Otherwise it could read them through the
+   * webhook.
+   */
   #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
     if (webhook.key_id === caller.key_id) return true;
     const owner = this.#parts.rightsOf(webhook.key_id, declared);
@@ -179,7 +182,7 @@ export class WebhookHandlers implements Routes {
     return reaches && missingScope(caller, webhook.events) === undefined;
   }
 
-  /** A webhook that the caller may see and change. Throws webhook_not_found, forbidden. */
+  /** A webhook that the caller may see and change. Throws webhook_not_found or forbidden. */
   #find(webhook_id: WebhookId, caller: Editor, declared: Declared = this.#parts.state): Webhook {
     const webhook = declared.webhooks.get(webhook_id);
     if (!webhook) throw new AppError('webhook_not_found', 'no such webhook', { webhook_id });
@@ -187,7 +190,7 @@ export class WebhookHandlers implements Routes {
     throw new AppError('forbidden', 'this webhook sends events that this key may not read', { webhook_id });
   }
 
-  /** Throws conflict for a webhook that is disabled: it gets nothing. */
+  /** An enabled webhook. Throws conflict for a disabled one, which gets no deliveries. */
   #findEnabled(webhook_id: WebhookId, caller: Caller): Webhook {
     const webhook = this.#find(webhook_id, caller);
     if (this.#parts.subscriptions.isEnabled(webhook)) return webhook;
@@ -209,10 +212,12 @@ export class WebhookHandlers implements Routes {
       updated_at: iso(),
     };
     if (secret !== undefined) webhook.secret = secret === null ? null : vault.encrypt(id, secret);
-    // A webhook belongs to the key that sets its URL, or enables it after its own key has gone.
+    // A webhook belongs to the key that sets its URL, or that enables it after its own key was revoked or
+    // expired.
     const taken = webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, draft.before));
     if (taken) webhook.key_id = caller.key_id;
-    // Both keys must be able to read it: the editor could have more sent to itself.
+    // Both the editor and the owner must be able to read the events. Otherwise an editor could have more sent
+    // to itself.
     for (const reader of [editor, rightsOf(webhook.key_id, draft.before) ?? editor]) {
       assertScopes(reader, webhook.events);
       assertReaches(reader, params.machine_ids ?? []);
@@ -233,7 +238,7 @@ export class WebhookHandlers implements Routes {
   #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Serialized {
     const { store } = this.#parts;
     const last = store.last(webhook.id);
-    // The last delivery may be of an event that the webhook no longer names.
+    // The last delivery may be of an event type to which the webhook is no longer subscribed.
     const machineId = (last && store.find(last.delivery_id)?.event.machineId) ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });
     return { ...webhook, last_delivery: readable ? last : null };
@@ -250,7 +255,7 @@ async function assertUrl(guard: AddressGuard, url: string): Promise<void> {
   }
 }
 
-/** Spec 6.3. */
+/** The message of a test delivery (spec 6.3). */
 function testMessage(): Message {
   const [eventId, type] = ['evt_test', 'test'];
   const data = { message: 'This is a test delivery of your webhook.' };
@@ -258,7 +263,7 @@ function testMessage(): Message {
   return { id: newId('delivery'), eventId, type, body };
 }
 
-/** The first scope that reading these events needs and the reader lacks. */
+/** The first scope that these events need and the reader lacks. */
 function missingScope({ may }: Pick<Rights, 'may'>, events: readonly string[]) {
   const scopes = typesOf(events).map((type) => scopeOfType.get(type));
   return scopes.find((scope) => scope && !may(scope));
@@ -277,7 +282,7 @@ function assertReaches({ reaches }: Pick<Rights, 'reaches'>, machines: readonly 
   throw new AppError('forbidden', 'the key of this webhook does not reach that machine', { machine_id });
 }
 
-/** Whether a caller may read an event itself, at this moment. */
+/** Returns a function that checks whether the caller may read an event at this moment. */
 function readerOf(caller: Caller): (event: EventKind) => boolean {
   const machines = caller.reachable();
   return ({ type, machineId }) => {

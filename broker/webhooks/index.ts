@@ -1,4 +1,5 @@
-// Webhooks: wires what records, queues and sends deliveries of events, at least once and only to allowed addresses.
+// Webhooks: connects the parts that record, queue and send deliveries, at least once and only to allowed
+// addresses.
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
@@ -14,18 +15,20 @@ import { Sender } from './sender.ts';
 import { type RightsOf, Subscriptions } from './subscriptions.ts';
 
 export interface WebhookSettings extends RetrySettings {
-  /** Where the key file of the secrets is. */
+  /** Directory of the key file for the secrets. */
   directory: string;
-  /** Networks besides the public internet. */
+  /** Networks that webhooks may reach besides the public internet. */
   allow: readonly string[];
   keepMs: number;
-  /** In place of the hosts file and the name servers (tests). */
+  /** Replaces the hosts file and the name servers in tests. */
   resolve: ResolveName | undefined;
 }
 
 export type Webhooks = Awaited<ReturnType<typeof createWebhooks>>;
 
-/** From now on events are recorded with their deliveries. Throws StartError. */
+/**
+ * Creates the webhooks. From then on each event is recorded together with its deliveries. Throws StartError.
+ */
 export async function createWebhooks(
   given: { state: State; history: History; events: Events; rightsOf: RightsOf },
   settings: WebhookSettings,
@@ -51,7 +54,7 @@ export async function createWebhooks(
   return {
     handlers: new WebhookHandlers({ ...parts, queue }),
     hasDelivery: (id: string): boolean => store.find(id) !== undefined,
-    /** Starts to deliver, but never to the broker's own ports. */
+    /** Starts delivering. Webhooks never reach `ownPorts`, the ports of this broker. */
     start(ownPorts: readonly number[]): void {
       guard.protect(ownPorts);
       for (const webhook of state.webhooks.values()) {

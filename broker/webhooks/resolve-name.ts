@@ -1,16 +1,17 @@
-// Resolves names of receivers without Node's thread pool, so that a dead name server blocks neither files nor receivers.
+// Resolves names of receivers without Node's thread pool, so that a dead name server delays no file
+// operations.
 import { promises as dns } from 'node:dns';
 import { existsSync, readFileSync } from 'node:fs';
 import { isIP } from 'node:net';
 
-/** Every address of a name. Rejects when it has none. */
+/** Resolves a name to all its addresses. Rejects if it has none. */
 export type ResolveName = (name: string) => Promise<readonly string[]>;
 
 const limits = { timeout: 2_000, tries: 2 };
 
 /**
- * Asks the hosts file, then the name servers (`servers`, or those of the system); there are no search domains. Both are
- * read at each call: what an administrator changes counts at once.
+ * Resolves a name by the hosts file, then by the name servers (`servers`, or those of the system), without
+ * search domains. Both are read at each call, so that changes by an administrator count at once.
  */
 export async function resolveName(
   given: string,
@@ -18,7 +19,7 @@ export async function resolveName(
   servers?: readonly string[],
 ): Promise<readonly string[]> {
   const name = plain(given);
-  // RFC 6761 section 6.3.
+  // `localhost` always means the loopback addresses (RFC 6761 section 6.3).
   if (name === 'localhost' || name.endsWith('.localhost')) return ['127.0.0.1', '::1'];
   const local = existsSync(hostsFile) ? hostsIn(readFileSync(hostsFile, 'utf8'), name) : [];
   if (local.length > 0) return local;
@@ -30,7 +31,10 @@ export async function resolveName(
   throw both.find((one) => one.status === 'rejected')?.reason ?? new Error('no address');
 }
 
-/** hosts(5): in each line an address and its names; a # begins a comment. */
+/**
+ * Addresses of a name in a hosts file (hosts(5)): each line has an address and its names; a # begins a
+ * comment.
+ */
 function hostsIn(text: string, wanted: string): string[] {
   return text.split('\n').flatMap((line) => {
     const [address = '', ...names] = line.replace(/#.*/, '').trim().split(/\s+/);

@@ -1,11 +1,12 @@
-// Encrypts webhook secrets with AES-256-GCM; the key is in a file beside state.json, so a copy of the state reveals none.
+// Encrypts webhook secrets with AES-256-GCM. The key is in a separate file, so a copy of state.json reveals
+// no secret.
 import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 
-/** In the data directory. */
+/** Name of the key file in the data directory. */
 export const vaultFile = 'webhooks.key';
 
 const cipher = 'aes-256-gcm';
@@ -19,7 +20,7 @@ export class SecretVault {
     this.#key = key;
   }
 
-  /** Reads the key file; creates it when it is missing. Throws StartError for a damaged one. */
+  /** Reads the key file, or creates a missing one. Throws StartError for a damaged one. */
   static async open(directory: string): Promise<SecretVault> {
     const file = join(directory, vaultFile);
     if (!existsSync(file)) await writeDurably(file, randomBytes(keyBytes).toString('hex'));
@@ -38,7 +39,7 @@ export class SecretVault {
     return Buffer.concat([iv, encryption.getAuthTag(), bytes]).toString('base64');
   }
 
-  /** Undefined for a secret of another key file or another webhook. */
+  /** Decrypts a secret. Returns undefined for a secret of another key file or another webhook. */
   decrypt(webhookId: string, encrypted: string): string | undefined {
     const all = Buffer.from(encrypted, 'base64');
     try {

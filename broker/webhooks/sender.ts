@@ -1,4 +1,4 @@
-// Sends one attempt of a delivery: a POST to an allowed address, with one deadline for all of it, and reads little back.
+// Sends one attempt of a delivery: a POST to an allowed address, with a deadline for the whole attempt.
 import { isIP, type LookupFunction, type Socket } from 'node:net';
 import { Agent, buildConnector, type Dispatcher, request } from 'undici';
 import { after, monotonic, now } from '../../shared/clock.ts';
@@ -7,7 +7,7 @@ import { type AddressGuard, NotAllowed } from './address-guard.ts';
 import { headersOf, type Message, type Signer } from './signature.ts';
 
 export interface Outcome {
-  /** When the attempt began. */
+  /** When the attempt began, in milliseconds. */
   at: number;
   delivered: boolean;
   status_code: number | null;
@@ -15,9 +15,9 @@ export interface Outcome {
   error: string | null;
   /** The first bytes of the answer as text; null for an internal receiver. */
   answer: string | null;
-  /** Milliseconds that a busy receiver asks for. */
+  /** Milliseconds that a busy receiver asks to wait, by the header Retry-After. */
   retryAfter: number | null;
-  /** Ended by its signal, which says nothing about the receiver. */
+  /** Whether the broker aborted the attempt, which says nothing about the receiver. */
   aborted: boolean;
 }
 
@@ -25,14 +25,20 @@ type Answered = Partial<Omit<Outcome, 'at' | 'duration'>>;
 
 const deadlineMs = 15_000;
 const storedBytes = 4 * 1024;
-/** Receivers close idle connections: one that is about to be closed must not be used again. */
+/**
+ * Milliseconds for which an idle connection may be reused. It is short, because receivers close idle
+ * connections.
+ */
 const idleMs = 1_000;
 
 export class Sender {
   readonly #guard: AddressGuard;
-  /** Origins whose address is internal. */
+  /** Origins that resolved to an internal address; their answers are not stored. */
   readonly #internal = new Set<string>();
-  /** Errors of connections that the receiver closed after it had answered on them before. */
+  /**
+   * Errors of connections that the receiver closed after answering on them before; such requests are sent
+   * again.
+   */
   readonly #stale = new WeakSet<Error>();
   readonly #pooled: Agent;
   readonly #unpooled: Agent;
@@ -45,7 +51,7 @@ export class Sender {
         (error: Error) => connected(error, null),
       );
     };
-    // The deadline covers all of an attempt.
+    // undici's own timeouts are off, because the deadline covers the whole attempt.
     const limits = {
       headersTimeout: 0,
       bodyTimeout: 0,
@@ -56,7 +62,7 @@ export class Sender {
     this.#unpooled = new Agent({ ...limits, connect, allowH2: false, pipelining: 0 });
   }
 
-  /** Never rejects. */
+  /** Sends an attempt and resolves with its outcome. Never rejects. */
   async send(
     url: string,
     message: Message,
@@ -105,7 +111,10 @@ export class Sender {
     };
   }
 
-  /** Connects to an address that was checked: the name is not looked up again. */
+  /**
+   * Connects to an address that the guard has checked. The name is not looked up again, so the address cannot
+   * change.
+   */
   async #connect(options: buildConnector.Options): Promise<Socket> {
     const { hostname, host, protocol } = options;
     const port = options.port || (protocol === 'https:' ? '443' : '80');
@@ -113,14 +122,14 @@ export class Sender {
     if (isInternal) this.#internal.add(new URL(`${protocol}//${host}`).origin);
     const found = addresses.map((address) => ({ address, family: isIP(address) }));
     const lookup: LookupFunction = (_name, _options, callback) => callback(null, found);
-    // Only with family selection does net take several addresses.
+    // node:net accepts several addresses only with autoSelectFamily.
     const connect = buildConnector({ allowH2: false, timeout: deadlineMs, lookup, autoSelectFamily: true });
     const socket = await new Promise<Socket>((resolve, reject) => {
       connect({ ...options, port }, (...[error, made]) => (error ? reject(error) : resolve(made)));
     });
     this.#guard.refuseSelf(socket);
     const before = socket.bytesRead;
-    // Undici fails the request with this very error.
+    // undici rejects the request with this same error object, so it can be recognized later.
     socket.on('error', (error) => {
       const closed = socket.readableEnded || ['ECONNRESET', 'EPIPE'].includes(errnoOf(error) ?? '');
       if (closed && socket.bytesRead > before) this.#stale.add(error);
@@ -129,7 +138,10 @@ export class Sender {
   }
 }
 
-/** The head has come: when the body is cut off or late, the delivery has succeeded all the same. */
+/**
+ * The first bytes of the answer. The status is already known, so a body that is cut off or late does not fail
+ * the delivery.
+ */
 async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<string | null> {
   const chunks: Buffer[] = [];
   let size = 0;
@@ -141,13 +153,13 @@ async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<
       if (size >= storedBytes) break;
     }
   } catch {
-    // What has come is enough.
+    // An incomplete body is enough.
   }
   if (headers['content-encoding']) return null;
   return Buffer.concat(chunks).subarray(0, storedBytes).toString('utf8');
 }
 
-/** Retry-After: seconds, or a date (RFC 9110 section 10.2.3). */
+/** Milliseconds of a Retry-After header, which has seconds or a date (RFC 9110 section 10.2.3). */
 function waitOf(header: string | string[] | undefined): number | null {
   const text = String(header ?? '').trim();
   if (/^\d{1,9}$/.test(text)) return Number(text) * 1000;

@@ -1,13 +1,14 @@
-// Headers of a delivery: what it is, and two signatures of the same bytes (spec 6.4 and Standard Webhooks).
+// The headers of a delivery: its event, id and time, and two signatures of its body (spec 6.4 and Standard
+// Webhooks).
 import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
 import { version } from '../../shared/version.ts';
 
-/** What each attempt of a delivery sends. */
+/** The content of a delivery, the same for each attempt. */
 export interface Message {
   id: string;
   eventId: string;
   type: string;
-  /** JSON, as it is signed. */
+  /** The JSON text that is signed and sent. */
   body: Buffer;
 }
 
@@ -19,7 +20,10 @@ export interface Signer {
 
 const prefix = 'whsec_';
 
-/** Standard Webhooks writes keys as base64 after a prefix; any other secret is the key itself. */
+/**
+ * The keys for a secret. Standard Webhooks has base64 after a prefix; without the prefix the secret itself is
+ * the key.
+ */
 export function signerOf(secret: string): Signer {
   const plain = createSecretKey(secret, 'utf8');
   const standard = secret.startsWith(prefix) ? createSecretKey(secret.slice(prefix.length), 'base64') : plain;

@@ -1,4 +1,4 @@
-// Which webhooks an event is for, and whether they may send it: decided when it happens and again at every attempt.
+// Decides which webhooks get an event and whether they may send it, at the event and again at every attempt.
 import type { KeyId, Scope } from '../../shared/api/route.ts';
 import { names, scopeOfType } from '../../shared/api/webhooks.ts';
 import type { Declared, State, Webhook } from '../state/index.ts';
@@ -6,15 +6,18 @@ import type { DeliveryStore, EventKind } from './delivery-store.ts';
 import type { SecretVault } from './secret-vault.ts';
 import { type Signer, signerOf } from './signature.ts';
 
-/** What a key may do at this moment. */
+/** The rights of a key at this moment. */
 export interface KeyRights {
   may(scope: Scope): boolean;
   reaches(machine: string): boolean;
-  /** Whether another key reaches all that this one does. */
+  /** Whether another key reaches all machines that this one reaches. */
   within(other: KeyId): boolean;
 }
 
-/** Undefined for a key that is revoked or expired: in what is committed, or in what a change under way finds. */
+/**
+ * Returns the rights of a key, by the committed documents or by those of a running change; undefined if
+ * revoked or expired.
+ */
 export type RightsOf = (id: KeyId, declared?: Declared) => KeyRights | undefined;
 
 export class Subscriptions {
@@ -31,14 +34,14 @@ export class Subscriptions {
     this.#rightsOf = rightsOf;
   }
 
-  /** The webhooks that are to get an event. */
+  /** The webhooks that get an event. */
   for(event: EventKind): Webhook[] {
     return [...this.#state.webhooks.values()].filter(
       (webhook) => !this.obstacle(webhook, event) && this.isEnabled(webhook),
     );
   }
 
-  /** Why a webhook is disabled though it is declared enabled. */
+  /** Why a webhook is disabled although it is declared enabled; null if it is not. */
   disabledReason(webhook: Webhook): 'attempts_failed' | 'key_revoked' | 'secret_unreadable' | null {
     if (!this.#rightsOf(webhook.key_id)) return 'key_revoked';
     if (webhook.secret !== null && !this.signerOf(webhook)) return 'secret_unreadable';
@@ -49,7 +52,7 @@ export class Subscriptions {
     return webhook.enabled && this.disabledReason(webhook) === null;
   }
 
-  /** Why a webhook must not send such an event: it does not name it, or its key may not read it. */
+  /** Why a webhook must not send an event: it is not subscribed, or its key may not read the event. */
   obstacle(webhook: Webhook, { type, machineId }: EventKind): 'not_subscribed' | 'not_permitted' | undefined {
     const { key_id, events, machine_ids } = webhook;
     const scope = scopeOfType.get(type);
@@ -59,7 +62,7 @@ export class Subscriptions {
     return rights?.may(scope) && rights.reaches(machineId ?? '') ? undefined : 'not_permitted';
   }
 
-  /** Undefined for a webhook without a secret, or whose secret cannot be read. */
+  /** The signer of a webhook; undefined if it has no secret or the secret cannot be decrypted. */
   signerOf(webhook: Webhook): Signer | undefined {
     const ready = this.#signers.get(webhook);
     if (ready || webhook.secret === null) return ready;
