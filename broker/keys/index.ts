@@ -1,4 +1,4 @@
-// API keys over REST: handlers that make, change, rotate and revoke them. Only the hash of a secret is stored.
+// The REST handlers that make, change, rotate and revoke API keys. Only the hash of each secret is stored.
 import type { Caller, Handlers } from '../../shared/api/index.ts';
 import { keys as routes } from '../../shared/api/keys.ts';
 import type { KeyId } from '../../shared/api/route.ts';
@@ -14,7 +14,10 @@ import { currentKey, endOf, holds, within } from './rights.ts';
 import { hashOf, newKeySecret, SecretIndex } from './secrets.ts';
 import { KeyUsage } from './usage.ts';
 
-/** Log lines for requests without a good key, for one address in a minute; the rest is one line with a count. */
+/**
+ * Most log lines per minute about requests of one address without a valid key; further ones become one line
+ * with a count.
+ */
 const mostLines = 10;
 const minute = 60_000;
 
@@ -35,14 +38,14 @@ export class Keys {
     );
   }
 
-  /** The key of a presented secret, also one that has expired. */
+  /** The key that has the presented secret, even if it has expired. */
   find(presented: string): Key | undefined {
     return this.#secrets.find(presented);
   }
 
   /**
-   * Notes the use of the key that was found, and returns it as it is now. Throws unauthorized where none was found, or
-   * it is revoked or expired, and logs the address.
+   * Records the use of a key and returns its current version. Throws unauthorized, and logs the address, if
+   * no key was found or it is revoked or expired.
    */
   admit(found: Key | undefined, address: string): Key {
     try {
@@ -91,7 +94,7 @@ export class Keys {
       const given = Object.entries(changes).filter(([, value]) => value !== undefined);
       const key = await this.#put(caller, (declared) => {
         const before = find(key_id, caller, declared);
-        // Fields of the body have the names and types of the document's own.
+        // Fields of the body have the names and types of the document's fields.
         const edited = Object.fromEntries(given) as Partial<Key>;
         return { ...before, ...edited, expires_at: newEnd(before, expires_at) };
       });
@@ -123,7 +126,7 @@ export class Keys {
     return { ...key, last_used_at: use ? iso(use.at) : null, last_used_ip: use?.ip ?? null };
   }
 
-  /** Commits a key that the caller may make. */
+  /** Commits a key that the caller has the right to make. */
   #put(caller: Caller, make: (declared: Declared) => Key): Promise<Key> {
     return this.#state.change((transaction) => {
       const key = make(transaction.before);
@@ -135,7 +138,7 @@ export class Keys {
   }
 }
 
-/** Throws key_not_found, or forbidden for a key that the caller may not deal with. */
+/** Throws key_not_found, or forbidden for a key that the caller may not read or change. */
 function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key {
   const key = declared.keys.get(id);
   if (!key) throw new AppError('key_not_found', 'no such key', { key_id: id });
@@ -143,7 +146,7 @@ function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key
   return key;
 }
 
-/** One text for every unknown key, so that a guesser learns nothing. */
+/** All unknown keys have the same error text, so that a guesser learns nothing. */
 const noGoodKey = new AppError(
   'unauthorized',
   'send a valid API key: Authorization: Bearer service_apikey_…',
@@ -153,7 +156,7 @@ function newEnd({ expires_at }: Key, end: Date | null | undefined): string | nul
   return end === undefined ? expires_at : (end?.toISOString() ?? null);
 }
 
-/** A key deals with none that is stronger than itself. */
+/** Throws forbidden if `key` is stronger than the caller's own key. */
 function assertNotStronger(key: Key, own: Key): void {
   const missing = key.scopes.find((scope) => !holds(own, scope));
   if (missing) {
@@ -172,7 +175,7 @@ function assertNotStronger(key: Key, own: Key): void {
   );
 }
 
-/** A key makes none that is stronger than itself, or lasts longer. */
+/** Throws forbidden if `key` is stronger than the caller's own key, or expires later. */
 function assertNotMore(key: Key, own: Key): void {
   assertNotStronger(key, own);
   if (endOf(key) <= endOf(own)) return;
@@ -185,7 +188,7 @@ function assertNotMore(key: Key, own: Key): void {
   );
 }
 
-/** The schedules and webhooks that worked with the rights of this key, and stop with it. */
+/** The enabled schedules and webhooks that used the rights of this key and stop with it. */
 function stoppedWith({ id }: Key, { schedules, webhooks }: State, caller: Caller) {
   const stopped = [...schedules.values()].filter(
     (one) => one.requested_by === id && one.enabled && caller.reaches(one.machine_id),

@@ -1,4 +1,5 @@
-// What each key may do, and on which machines: judged from the declared documents, committed or as a change finds them.
+// Decides what each key may do and on which machines, by the documents that are committed or that a change
+// finds.
 import type { Rights } from '../../shared/api/index.ts';
 import type { KeyId, MachineId, Scope } from '../../shared/api/route.ts';
 import { after, iso, now } from '../../shared/clock.ts';
@@ -8,7 +9,7 @@ import type { Declared, Key, State } from '../state/index.ts';
 type Keys = Pick<Declared, 'keys'>;
 type Machines = Pick<Declared, 'machines'>;
 
-/** The key of callers over the broker's own socket file, which only its user can open. */
+/** The key of callers over the broker's socket file, which only the broker's user can open. */
 export const localKey: Key = {
   id: 'key_local' as KeyId,
   name: 'local socket',
@@ -22,11 +23,14 @@ export const localKey: Key = {
   previous: null,
 };
 
-/** Answered only to a caller with the secret of that key. */
+/** Errors for callers who have the secret of the key; other callers get a general error. */
 const expired = new AppError('unauthorized', 'this key has expired: ask for another, or for more time');
 const revoked = new AppError('unauthorized', 'this key was revoked');
 
-/** When a key ends, in milliseconds: as a text, later years may sort before earlier ones. */
+/**
+ * The time when a key expires, in milliseconds. ISO texts are not compared, because later years may sort
+ * before earlier ones.
+ */
 export function endOf({ expires_at }: Pick<Key, 'expires_at'>): number {
   return expires_at === null ? Number.POSITIVE_INFINITY : Date.parse(expires_at);
 }
@@ -39,7 +43,7 @@ function keyOf({ keys }: Keys, id: KeyId): Key | undefined {
   return id === localKey.id ? localKey : keys.get(id);
 }
 
-/** The key of this id as it is. Throws unauthorized where it is revoked or expired. */
+/** The current version of a key. Throws unauthorized if it is revoked or expired. */
 export function currentKey(declared: Keys, id: KeyId): Key {
   const key = keyOf(declared, id);
   if (!key) throw revoked;
@@ -52,7 +56,7 @@ function goodKey(declared: Keys, id: KeyId): Key | undefined {
   return key && !hasExpired(key) ? key : undefined;
 }
 
-/** Whether a key holds a scope; admin holds all. */
+/** Whether a key has a scope; the scope admin includes all others. */
 export function holds(key: Key, scope: Scope): boolean {
   return key.scopes.includes('admin') || key.scopes.includes(scope);
 }
@@ -61,21 +65,23 @@ function isUnlimited({ machine_ids, tags }: Key): boolean {
   return !machine_ids && !tags;
 }
 
-/** Whether a key reaches a machine: by its id, or by any of its tags; a key without limits reaches all. */
+/**
+ * Whether a key reaches a machine by its id or one of its tags. A key without limits reaches all machines.
+ */
 export function reaches(key: Key, machine: MachineId, { machines }: Machines): boolean {
   if (isUnlimited(key) || key.machine_ids?.includes(machine)) return true;
   const tags = machines.get(machine)?.tags ?? [];
   return key.tags?.some((tag) => tags.includes(tag)) ?? false;
 }
 
-/** Every machine a key reaches; undefined: all there are and were. */
+/** Every machine that a key reaches; undefined means all, including removed ones. */
 function reachable(key: Key, declared: Machines): MachineId[] | undefined {
   if (isUnlimited(key)) return undefined;
   const present = [...declared.machines.values()].filter(({ id }) => reaches(key, id, declared));
   return [...new Set([...(key.machine_ids ?? []), ...present.map(({ id }) => id)])];
 }
 
-/** Whether all a key reaches, today and after any retagging, is inside what the other reaches. */
+/** Whether `outer` reaches every machine that `key` reaches, now and after any change of tags. */
 export function within(key: Key, outer: Key): boolean {
   if (isUnlimited(outer) || isUnlimited(key)) return isUnlimited(outer);
   const machines = key.machine_ids?.every((id) => outer.machine_ids?.includes(id)) ?? true;
@@ -83,7 +89,10 @@ export function within(key: Key, outer: Key): boolean {
   return machines && tags;
 }
 
-/** What the key of this id may, each time as it is then. */
+/**
+ * The rights of a key. Each call uses the key as it is at that moment, and throws unauthorized once it is
+ * revoked or expired.
+ */
 export function rightsOf(declared: Keys & Machines, id: KeyId): Rights {
   const key = (): Key => currentKey(declared, id);
   return {
@@ -93,31 +102,33 @@ export function rightsOf(declared: Keys & Machines, id: KeyId): Rights {
   };
 }
 
-/** What a key is to do, and where. */
+/** A key and the machine on which it is to be used. */
 interface Intent {
   key_id: KeyId;
   machine_id: MachineId;
 }
 
-/** Whether the key of this id, as it is now, may do what needs a scope. */
+/** Whether a key has the scope and reaches the machine at this moment. */
 function may(state: State, scope: Scope, { key_id, machine_id }: Intent): boolean {
   const key = goodKey(state, key_id);
   return key !== undefined && holds(key, scope) && reaches(key, machine_id, state);
 }
 
-/** Whether the key behind a queued command or a schedule may still run it. */
+/** Whether the key of a queued command or a schedule may still run it. */
 export function mayRun(state: State) {
   return ({ requested_by, machine_id }: { requested_by: KeyId; machine_id: MachineId }): boolean =>
     may(state, 'commands:execute', { key_id: requested_by, machine_id });
 }
 
-/** Calls `look` after every change of a key or machine, and when the key expires. The result stops that. */
+/**
+ * Calls `look` after every change of the state, and when the key expires. The returned function stops this.
+ */
 export function watchRights(state: State, key_id: KeyId, look: () => void): () => void {
   let cancel = (): void => {};
   const awaitExpiry = (): void => {
     cancel();
     const left = endOf(keyOf(state, key_id) ?? localKey) - now();
-    // A look after the end finds the key expired by itself.
+    // A check made after the expiry notices by itself that the key has expired, so no timer is needed.
     if (left > 0 && Number.isFinite(left)) cancel = after(left, again);
   };
   const again = (): void => {
@@ -133,13 +144,13 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
 }
 
 /**
- * Calls `end` once a key may no longer take part in sessions there: revoked, expired, without the scope, or without the
- * reach. The result stops that.
+ * Calls `end` once a key may no longer attach to sessions of a machine: it is revoked, expired, lacks the
+ * scope or no longer reaches the machine. The returned function stops this.
  */
 export function whileAttachable(state: State) {
   return (intent: Intent, end: () => void): (() => void) => {
     const look = (): void => {
-      // Where the machine itself was removed, its sessions end for everybody.
+      // If the machine itself was removed, its sessions end for all clients anyway.
       if (state.machines.has(intent.machine_id) && !may(state, 'sessions:attach', intent)) end();
     };
     const stop = watchRights(state, intent.key_id, look);
@@ -148,14 +159,16 @@ export function whileAttachable(state: State) {
   };
 }
 
-/** What a key may at this moment, for webhooks that act on its behalf; undefined once it is revoked or expired. */
+/**
+ * The rights of a key at this moment, for webhooks that act for it; undefined if it is revoked or expired.
+ */
 export function rightsIn(state: State) {
   return (id: KeyId, declared: Declared = state) => {
     const key = goodKey(declared, id);
     return (
       key && {
         may: (scope: Scope) => holds(key, scope),
-        // An event that names no machine is reached by no key that is limited to some.
+        // An event without a machine is not reached by a key that is limited to some machines.
         reaches: (machine: string) => reaches(key, machine as MachineId, declared),
         within: (other: KeyId) => {
           const outer = goodKey(declared, other);

@@ -1,10 +1,10 @@
-// Secrets of keys: makes them, hashes them, and finds the key of one that is presented.
+// Secrets of API keys: makes and hashes them, and finds the key that has a presented secret.
 import { hash, timingSafeEqual } from 'node:crypto';
 import { now } from '../../shared/clock.ts';
 import { newSecret } from '../../shared/ids.ts';
 import type { Key, State } from '../state/index.ts';
 
-/** Spec section 5: the literal every key starts with. */
+/** The text with which every key starts (spec section 5). */
 const literal = 'service_apikey_';
 
 export function newKeySecret(): string {
@@ -15,7 +15,9 @@ export function hashOf(secret: string): string {
   return hash('sha256', secret);
 }
 
-/** Keys by the hash of their secrets, made anew only when the committed keys changed. */
+/**
+ * Finds keys by the hash of their secrets. The index is rebuilt only when the committed keys have changed.
+ */
 export class SecretIndex {
   readonly #state: State;
   #keys: State['keys'] | undefined;
@@ -25,7 +27,7 @@ export class SecretIndex {
     this.#state = state;
   }
 
-  /** The key of a secret; also one that has expired. */
+  /** The key that has a secret, even if it has expired. */
   find(presented: string): Key | undefined {
     if (!presented.startsWith(literal)) return undefined;
     this.#update();
@@ -33,7 +35,7 @@ export class SecretIndex {
     const found = this.#byHash.get(hashed);
     if (!found || found.until <= now()) return undefined;
     const { key } = found;
-    // The index may take more or less time; comparing always takes the same.
+    // The time of the index look-up may vary; this comparison always takes the same time.
     const hashes = [key.hash, key.previous?.hash ?? key.hash];
     return hashes.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hashed))) ? key : undefined;
   }

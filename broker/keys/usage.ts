@@ -1,10 +1,10 @@
-// When and from where each key was last used: written in the background, so that no request waits for it.
+// Records when and from where each key was last used. It writes in the background, so that no request waits.
 import type { KeyId } from '../../shared/api/route.ts';
 import { monotonic, now } from '../../shared/clock.ts';
 import { type History, textIn } from '../history.ts';
 
 interface Use {
-  /** Milliseconds. */
+  /** Milliseconds since 1970. */
   at: number;
   ip: string;
 }
@@ -13,16 +13,16 @@ const tables = [
   'CREATE TABLE key_uses (key_id TEXT PRIMARY KEY, last_used_at INTEGER NOT NULL, ip TEXT NOT NULL) WITHOUT ROWID',
 ];
 
-/** Written no more often than this for each key. */
+/** Shortest time between two writes for the same key. */
 const betweenMs = 60_000;
 
 export class KeyUsage {
   readonly #history: History;
   readonly #uses = new Map<string, Use>();
-  /** When each was written last, by the monotonic clock. */
+  /** When each key's use was last written, by the monotonic clock. */
   readonly #written = new Map<string, number>();
 
-  /** Deletes the uses of all other keys. */
+  /** Reads the last uses, and deletes those of keys that no longer exist. */
   constructor(history: History, keys: ReadonlyMap<string, unknown>) {
     this.#history = history;
     history.migrate('keys', tables);
@@ -54,7 +54,7 @@ export class KeyUsage {
   #write(sql: string, ...values: (string | number)[]): void {
     this.#history
       .write(() => this.#history.sql(sql).run(...values))
-      // History logs a failed write; the next minute, or the next start, tries again.
+      // History logs a failed write. The next use of the key after a minute or a restart is written again.
       .catch(() => {});
   }
 }

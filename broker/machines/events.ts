@@ -1,4 +1,5 @@
-// machine.online and machine.offline: one event each way, two seconds after the change, so that flapping makes none.
+// Records machine.online and machine.offline events two seconds after a change, so that a short interruption
+// causes none.
 import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
@@ -8,14 +9,14 @@ import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/index.ts';
 
 const settleMs = 2_000;
-/** After a broker start every agent gets this long to come back before it counts as gone. */
+/** After the broker starts, agents have this long to reconnect before their machines count as offline. */
 const graceAtStartMs = 45_000;
 
 const tables = [
   'CREATE TABLE announced (machine_id TEXT PRIMARY KEY, online INTEGER NOT NULL) WITHOUT ROWID',
 ];
 
-/** Watches presence and records events; the result stops it. */
+/** Watches presence and records the events. The returned function stops this. */
 export function recordMachineEvents(
   services: {
     state: State;

@@ -1,4 +1,5 @@
-// Machines: what is declared of them, what they reported, and whether they are linked now.
+// The REST handlers of machines: their declared names and tags, reported facts, and whether they are linked
+// now.
 import type { Api, Handlers, Reply } from '../../shared/api/index.ts';
 import { includedIn, machines as routes } from '../../shared/api/machines.ts';
 import { iso, now } from '../../shared/clock.ts';
@@ -40,7 +41,7 @@ function readHandlers(
           wanted.every((tag) => tag === '' || tags.includes(tag)) &&
           name.toLowerCase().includes(search.toLowerCase()),
       );
-      // Only what is asked for: of 10,000 machines all items take 10 ms.
+      // Items are made only for the needed fields: making all items of 10,000 machines takes 10 ms.
       const page = pageOf(routes.list, matching, input, (machine, name) =>
         Reflect.get(name in machine ? machine : itemOf(services, machine), name),
       );
@@ -120,13 +121,13 @@ function itemOf({ presence, machineFacts }: MachineServices, machine: Machine): 
   return { id, name, status, os, arch, hostname, tags, created_at, last_seen: seen };
 }
 
-/** How far a machine's clock is from ours, where its owner allows reports. */
+/** The offset of a machine's clock from the broker's; empty unless the machine's owner allows metrics. */
 function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
   const offset = facts?.capabilities.includes('metrics') ? facts.report?.clock_offset_ms : undefined;
   return offset === undefined ? {} : { clock_offset_ms: offset };
 }
 
-/** What a list's `include` asks for. */
+/** The extra fields that the parameter `include` of a list selects. */
 function included({ machineFacts }: MachineServices, id: string, text: string | undefined): Partial<Item> {
   const [fields, facts] = [includedIn(text), machineFacts.of(id)];
   return {

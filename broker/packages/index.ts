@@ -1,4 +1,4 @@
-// The agent packages that this broker serves, and the line that installs one on a machine.
+// The agent packages that this broker serves, and the command line that installs an agent on a machine.
 import { createHash } from 'node:crypto';
 import { existsSync, readFileSync, statSync } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
@@ -10,9 +10,12 @@ import { type Reached, scriptFor, type Words, wordsFor } from './install.ts';
 
 export interface Packages {
   handlers: Handlers['packages'];
-  /** SHA-256 of SHA256SUMS in hexadecimal, which join tokens carry; undefined where there are no packages. */
+  /** SHA-256 of SHA256SUMS in hexadecimal, which join tokens include; undefined if there are no packages. */
   hash(): string | undefined;
-  /** The line that installs the agent with this token, under that name if one is given; or why there is none. */
+  /**
+   * The command line that installs an agent with this token and optional name, or the reason why there is
+   * none.
+   */
   words(token: string, name?: string): Words;
 }
 
@@ -20,17 +23,22 @@ const pieceBytes = 64 * 1024;
 const sumsFile = 'SHA256SUMS';
 const sumsLine = /^([0-9a-f]{64}) {2}([\w.-]+\.tar\.gz)$/;
 
-/** Beside the programs of a package; in a checkout what `npm run package` made. */
+/**
+ * The default directory: beside the installed programs; in a source checkout the output of `npm run package`.
+ */
 const usual = (): string => shipped('packages', () => join(home, 'dist/packages'));
 
-/** The files served, by name, with their SHA-256. */
+/** The packages in a directory: file names with their SHA-256. */
 interface Offer {
   directory: string;
   hash: string;
   files: ReadonlyMap<string, string>;
 }
 
-/** `directory`: as set by --packages. Throws StartError when that holds no packages. */
+/**
+ * Opens the packages in `directory`, the value of --packages. Throws StartError if that is set and holds no
+ * packages.
+ */
 export function openPackages(directory: string | undefined, reached: () => Reached): Packages {
   const offered = offering(directory ?? usual(), directory !== undefined);
   return {
@@ -66,7 +74,10 @@ function assertOffer(offer: Offer | undefined): Offer {
   throw new AppError('route_not_found', missing);
 }
 
-/** Open for each piece alone: readers need no key, and slow ones would hold every file that the broker may open. */
+/**
+ * Reads a file in pieces and opens it for each piece only. Downloads need no key, and slow ones could
+ * otherwise hold every file descriptor of the broker.
+ */
 async function* contentsOf(path: string): AsyncGenerator<Uint8Array> {
   for (let at = 0, piece = await pieceOf(path, at); piece.length > 0; piece = await pieceOf(path, at)) {
     at += piece.length;
@@ -84,26 +95,33 @@ async function pieceOf(path: string, at: number): Promise<Buffer> {
   }
 }
 
-/** The packages there now: read again when the list changes, as by `npm run package` beside a running broker. */
+/**
+ * Returns a function for the current packages. It reads the list again after a change, as by `npm run
+ * package`.
+ */
 function offering(directory: string, isSet: boolean): () => Offer | undefined {
   let known = markOf(directory);
   let offer = offerIn(directory, isSet);
   return () => {
     const mark = markOf(directory);
     if (mark !== known) offer = soundOffer(directory);
-    // A list with missing files may become complete without a change of its own.
+    // While files are missing, the list is read again each time: it may become complete without a change of
+    // its own.
     known = offer ? mark : '';
     return offer;
   };
 }
 
-/** Another list is another file, or one of another time; empty where there is none. */
+/** Identifies a version of the list by its inode, time and size; empty if there is no list. */
 function markOf(directory: string): string {
   const { ino, mtimeMs, size } = statSync(join(directory, sumsFile), { throwIfNoEntry: false }) ?? {};
   return ino === undefined ? '' : `${ino} ${mtimeMs} ${size}`;
 }
 
-/** A list that names missing files does not count: it is being written, or is damaged. */
+/**
+ * Reads the packages; undefined if the list names missing files, because it is still being written or is
+ * damaged.
+ */
 function soundOffer(directory: string): Offer | undefined {
   try {
     return offerIn(directory, false);

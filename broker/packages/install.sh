@@ -21,7 +21,7 @@ fail() {
   exit 1
 }
 
-# fetch NAME FILE: from the broker, and nowhere else.
+# fetch NAME FILE: downloads a file, only from the broker.
 fetch() {
   if command -v curl >/dev/null; then
     set -- -fsS -o "$2" "$from/$1"
@@ -103,7 +103,7 @@ unpack() {
   "$1/program/bin/farhand-agent" --version >/dev/null || fail "the agent does not run on this machine"
 }
 
-# put FOLDER: the new version takes the place of the old one in one step, under a name that nothing had before.
+# put FOLDER: replaces the old version by the new one in one step, in a directory with a new name.
 put() {
   name=$version-${1##*/.new-}
   mv "$1/program" "$place/$name"
@@ -112,14 +112,14 @@ put() {
   ln -sfn "$place/current/bin/farhand-agent" "$link"
 }
 
-# point NAME: what `current` is from now on.
+# point NAME: makes the link `current` point to a version.
 point() {
   rm -f "$folder/current"
   ln -s "$1" "$folder/current"
   mv -Tf "$folder/current" "$place/current"
 }
 
-# Only the version that runs stays; what killed runs have left goes too.
+# Deletes all versions except the running one, and files that interrupted runs left.
 sweep() {
   for old in "$place"/* "$place"/.new-*; do
     case ${old##*/} in current | "$name" | "${folder##*/}") ;; *) rm -rf "$old" ;; esac
@@ -130,13 +130,13 @@ is_running() {
   [ "$service" = yes ] && systemctl is-active --quiet farhand-agent
 }
 
-# Whether this machine has settings with a broker, and has joined the one that the token, if there is any, pins.
+# Whether this machine has settings with a broker, and has joined the broker that the token (if any) pins.
 knows_broker() {
   grep -q '^broker = ' /etc/farhand/agent.toml 2>/dev/null || return 1
   [ -z "$token" ] || has_joined
 }
 
-# An update, too: the unit is written anew, and starts this program, whatever it started before.
+# Installs and starts the service. An update writes the unit again, so that it starts this program.
 start() {
   if [ "$service" = no ]; then
     echo "farhand-agent $version is installed: $link"
@@ -146,7 +146,7 @@ start() {
   fi
 }
 
-# Whatever ends this before the new version runs: the old one, if there is one, is back.
+# Runs at exit: if the new version does not run yet, restores the old one, if any.
 leave() {
   if [ -n "$name" ] && [ -n "$before" ]; then
     point "$before"
@@ -203,5 +203,5 @@ main() {
   sweep
 }
 
-# In braces: cut off within this line it is none.
+# The braces prevent a run of a script that was cut off within this line.
 { main "$@"; }

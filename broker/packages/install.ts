@@ -1,18 +1,21 @@
-// How a machine gets its agent with a single line: the script as this broker gives it, and the line.
+// Installing an agent with one command line: makes the line, and fills in the script install.sh for this
+// broker.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { home, shipped } from '../../shared/install-layout.ts';
 import { isLoopback } from '../../shared/loopback.ts';
 
-/** How this broker is reached. */
+/** Addresses under which this broker is reached. */
 export interface Reached {
-  /** Of the REST API. */
+  /** URL of the REST API. */
   url: string;
-  /** HOST:PORT where agents dial in; empty when it takes none. */
+  /** HOST:PORT to which agents connect; empty if no agent can connect. */
   grpc: string;
-  /** How agents reach it, where that is set; else empty. */
+  /** HOST:PORT set for agents by --public-grpc, otherwise empty. */
   publicGrpc: string;
-  /** `sha256//BASE64` of the key behind the URL, where its certificate is the broker's own; else empty. */
+  /**
+   * `sha256//BASE64` of the URL's key if the broker's own authority issued the certificate, otherwise empty.
+   */
   pin: string;
 }
 
@@ -31,8 +34,9 @@ function readTemplate(): string {
 }
 
 /**
- * The token goes in by the pipe, behind a builtin of the shell: no list of processes ever shows it. Where the script
- * cannot be fetched the pipe ends with 1. `name`: of the machine.
+ * Makes the command line. The token reaches the script through a pipe from a shell builtin, so it never
+ * appears in a process list. If the script cannot be fetched, the line exits with 1. `name` becomes the name
+ * of the machine.
  */
 export function wordsFor(token: string, name: string | undefined, { url, pin }: Reached): Words {
   if (!url) return without('the broker does not run: make the token while it does');
@@ -68,7 +72,7 @@ function trimmed(url: string): string {
   return url.replace(/\/+$/, '');
 }
 
-/** As one word of a shell; bare where that is the same. */
+/** Quotes a text as one shell word if quotes are needed. */
 function quoted(text: string): string {
   return /^[\w.:/@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", String.raw`'\''`)}'`;
 }

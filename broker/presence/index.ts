@@ -3,20 +3,25 @@ import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectR
 import { AppError } from '../../shared/errors.ts';
 import type { AgentStub } from '../../shared/rpc.ts';
 
-/** A machine's link, as long as it lives. */
+/** The open link of a machine. */
 export interface Link {
   id: string;
   machineId: string;
-  /** Changes when the agent starts. */
+  /** Id of the agent process; it changes when the agent restarts. */
   instanceId: string;
-  /** The same after a restart of the agent, another one when its data directory was wiped. */
+  /**
+   * Id of the agent's data; it survives a restart of the agent and changes when its data directory is
+   * deleted.
+   */
   journalId: string;
-  /** What the agent can do, by the names of agent.proto. */
+  /** Names of the methods in agent.proto that the agent offers. */
   methods: readonly string[];
-  /** Processes that the agent still has results of, as its hello lists them: ids of any form. */
+  /**
+   * Ids of processes whose results the agent still has, as listed in its hello. Their form is not checked.
+   */
   processIds: readonly string[];
   stub: AgentStub;
-  /** Ends the link with a last message. */
+  /** Sends a last message and ends the link. */
   close(last: Pick<ConnectResponse, 'fenced' | 'removed' | 'drain'>): void;
 }
 
@@ -26,7 +31,7 @@ export class Presence {
   readonly #links = new Map<string, Link>();
   readonly #watchers = new Set<Watcher>();
 
-  /** The machine's link. Throws AppError machine_offline. */
+  /** The link of a machine. Throws machine_offline if there is none. */
   get(machine_id: string): Link {
     const link = this.#links.get(machine_id);
     if (link) return link;
@@ -42,7 +47,7 @@ export class Presence {
     return this.#links.size;
   }
 
-  /** Adds a link; an older one of the same machine is fenced off and returned. */
+  /** Adds a link. An older link of the same machine is closed and returned. */
   add(link: Link): Link | undefined {
     const older = this.#links.get(link.machineId);
     this.#links.set(link.machineId, link);
@@ -51,7 +56,7 @@ export class Presence {
     return older;
   }
 
-  /** Removes a link that has ended. */
+  /** Removes a link that has ended, unless a newer one has replaced it. */
   drop(link: Link): void {
     if (this.#links.get(link.machineId) !== link) return;
     this.#links.delete(link.machineId);
@@ -63,13 +68,13 @@ export class Presence {
     this.#links.get(machineId)?.close({ removed: { reason: 'this machine was removed' } });
   }
 
-  /** Ends every link; the agents come back spread over `spreadMs`. */
+  /** Ends every link. The agents reconnect at random times within `spreadMs` milliseconds. */
   drain(spreadMs: number): void {
     for (const link of [...this.#links.values()])
       link.close({ drain: { retry_after_ms: Math.round(Math.random() * spreadMs) } });
   }
 
-  /** Calls back when a machine's state changed; the result stops it. */
+  /** Calls back when a machine goes online or offline. The returned function stops this. */
   watch(watcher: Watcher): () => void {
     this.#watchers.add(watcher);
     return () => this.#watchers.delete(watcher);

@@ -1,4 +1,5 @@
-// Machine facts: host name and versions, the last report, when a machine was last seen, and the history of its metrics.
+// Machine facts: host name, versions, last report and last contact of each machine, and the history of its
+// metrics.
 import { z } from 'zod';
 import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics.ts';
 import { label } from '../../shared/api/route.ts';
@@ -11,7 +12,7 @@ const space = z.object({ total: amount, used: amount, free: amount });
 const disk = space.extend({ available: amount.optional() });
 const absent = { total: 0, used: 0, free: 0 };
 
-/** A report as it comes over the link: sizes and numbers are checked once, here. */
+/** A report as received from an agent. Sizes and numbers are checked only here. */
 const reportSchema = z.object({
   recorded_at_ms: z.number().min(0).max(latestInstant),
   uptime_s: amount,
@@ -29,7 +30,10 @@ const reportSchema = z.object({
   agent_rss: amount,
   agent_uptime_s: amount,
 });
-/** With the machine's clock minus ours when it came; an older broker stored none. */
+/**
+ * A checked report, with the machine's clock minus the broker's at its arrival. Older brokers stored no
+ * offset.
+ */
 export type Report = z.output<typeof reportSchema> & { clock_offset_ms?: number };
 
 const hostSchema = z.object({
@@ -67,7 +71,7 @@ const tables = [
   CREATE INDEX metrics_by_time ON metrics (at)`,
 ];
 
-/** The facts a machine enrols with, to be committed with the machine itself. */
+/** The facts with which a machine enrols; commit them together with the machine. */
 export function firstFacts(
   machineId: string,
   host: Omit<Facts, 'last_seen' | 'report' | 'capabilities'>,
@@ -88,17 +92,23 @@ const metricsPoint = [
   'disk_total',
   'load_average',
 ] as const;
-/** Averages of one step. */
+/** Averages of the metrics over one step of time. */
 export type MetricsPoint = Record<'at' | (typeof metricsPoint)[number], number>;
 
 const flushMs = 60_000;
 
-/** Samples each online machine every `sampleMs` and stores samples for `keepMs`. */
+/**
+ * Stores the facts of all machines. Samples the metrics of each online machine every `sampleMs`, and deletes
+ * samples after `keepMs`.
+ */
 export class MachineFacts {
   readonly #history: History;
   readonly #facts: Map<string, Facts>;
   readonly #heardAt = new Map<string, number>();
-  /** Machines whose facts are only in memory, and whose new report is not sampled yet. */
+  /**
+   * `#unsaved`: machines whose newest facts are only in memory. `#unsampled`: machines with a report that is
+   * not sampled yet.
+   */
   readonly #unsaved = new Set<string>();
   readonly #unsampled = new Set<string>();
   readonly #stops: (() => void)[];
@@ -117,7 +127,7 @@ export class MachineFacts {
         if (!this.#facts.has(machine_id)) this.#facts.set(machine_id, { ...facts, report: undefined });
       });
     });
-    // A failed write loses nothing: the facts stay in memory, and history logs its failures.
+    // A failed write loses nothing, because the facts stay in memory. History logs the failure.
     this.#stops = [
       every(flushMs, () => void this.#flush().catch(() => {})),
       every(sampleMs, () => void this.#sample().catch(() => {})),
@@ -135,7 +145,7 @@ export class MachineFacts {
     return Math.max(0, now() - (this.of(machineId)?.last_seen ?? now()));
   }
 
-  /** Takes the facts and the first report of a hello. Throws AppError validation_failed. */
+  /** Stores the facts and the first report of a hello. Throws validation_failed. */
   async hello(
     machineId: string,
     { ip, ...host }: Omit<Facts, 'last_seen' | 'report'>,
@@ -149,7 +159,7 @@ export class MachineFacts {
     await this.#history.write(() => this.#save(machineId));
   }
 
-  /** Takes any sign of life, with or without a report. A report that breaks the contract is dropped. */
+  /** Records that a machine sent a message, with or without a report. An invalid report is ignored. */
   heard(machineId: string, metrics?: Metrics__Output | null): void {
     const before = this.of(machineId);
     if (!before) return;
@@ -160,17 +170,17 @@ export class MachineFacts {
     if (report) this.#unsampled.add(machineId);
   }
 
-  /** Averages per step, oldest first. */
+  /** Averages of the metrics for each step of `stepMs`, oldest first. */
   metrics(machineId: string, since: number, until: number, stepMs: number): MetricsPoint[] {
     const averages = metricsPoint.map((column) => `avg(${column}) AS ${column}`).join(', ');
     const rows = this.#history
       .sql(
-        // Numbers are bound as reals, and a division of those would not round down.
+        // Numbers are bound as reals, and the division of reals would not round down.
         `SELECT (at / CAST(?1 AS INTEGER)) * CAST(?1 AS INTEGER) AS at, ${averages}
          FROM metrics WHERE machine_id = ?2 AND at >= ?3 AND at < ?4 GROUP BY at / CAST(?1 AS INTEGER) ORDER BY at`,
       )
       .all(stepMs, machineId, since, until);
-    // The columns are those of MetricsPoint, all of them numbers.
+    // The columns are the fields of MetricsPoint, and all are numbers.
     return rows as unknown as MetricsPoint[];
   }
 
@@ -218,7 +228,7 @@ function takeAll(ids: Set<string>): string[] {
   return all;
 }
 
-/** A row as it was saved. */
+/** Converts a row to facts; the broker wrote its JSON. */
 function factsIn(row: Row): Facts {
   const facts = jsonIn(row, 'facts') as Omit<Facts, 'report'>;
   return { ...facts, report: row.report === null ? undefined : (jsonIn(row, 'report') as Report) };

@@ -1,33 +1,37 @@
-// Decides which time of a schedule runs next, and which times are missed, after downtime or a clock that was set.
+// Decides which time of a schedule runs next and which times were missed, after downtime or a change of the
+// clock.
 import type { Schedule } from '../state/index.ts';
 import type { Timetable } from './timetable.ts';
 
 export interface Situation {
   schedule: Pick<Schedule, 'catch_up' | 'catch_up_window'>;
   timetable: Timetable;
-  /** Every time up to this is settled. */
+  /** Every time up to this one has run or is recorded as skipped or missed. */
   settledUntil: number;
   now: number;
-  /** When the broker started: earlier times passed unseen. */
+  /** When the broker started. Earlier times passed while it was down. */
   started: number;
   jump: ClockJump | undefined;
 }
 
-/** The clock was set forward: times after `from` and up to `to` never came. */
+/** A jump of the clock forward: times after `from` and up to `to` never came. */
 export interface ClockJump {
   from: number;
   to: number;
 }
 
-/** Every time up to `missed` is missed; or `at`, the first one, runs. */
+/** Either all times up to `missed` are missed, or the first time, `at`, runs. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
-/** A jump forward counts once it has lasted this long; until then nothing is decided. */
+/** A jump forward counts once it has lasted this long. Until then nothing is decided. */
 export const believedMs = 60_000;
-/** A time seen later than this counts as passed unseen, as when the machine slept. A jump forward delays the look, too. */
+/**
+ * A time noticed later than this counts as missed, as when the machine slept. The wait after a jump forward
+ * is included.
+ */
 export const lateMs = believedMs + 60_000;
 
-/** The next step; undefined when nothing is due. */
+/** The next step; undefined if nothing is due. */
 export function decide(situation: Situation): Step | undefined {
   const { timetable, settledUntil, now, started } = situation;
   const first = timetable.next(settledUntil);
@@ -40,7 +44,7 @@ export function decide(situation: Situation): Step | undefined {
   return { at: chosen, trigger: fresh && chosen === last ? 'cron' : 'catch_up' };
 }
 
-/** The time that runs next; all before it are missed. */
+/** The time that runs next. All times before it are missed. Undefined if none runs. */
 function choose(
   { schedule, timetable, settledUntil, now, jump }: Situation,
   last: number,
@@ -51,6 +55,6 @@ function choose(
     return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
   const [next] = timetable.times(Math.max(settledUntil, oldest - 1), 1, now);
   if (next === undefined || !jump || next <= jump.from || next > jump.to) return next;
-  // Of the times in a jump only the last runs: all of them would be a burst.
+  // Of the times within a jump only the last one runs, because running all would be a burst.
   return timetable.last(next - 1, Math.min(jump.to, now));
 }

@@ -1,28 +1,36 @@
-// Detects that the wall clock of this machine was set, by comparing it with the monotonic clock.
+// Detects changes of the wall clock by comparing it with the monotonic clock.
 import { monotonic, now } from '../../shared/clock.ts';
 import { believedMs, type ClockJump } from './catch-up.ts';
 
-/** The wall clock was set if the clocks differ by this or more between two looks: NTP slews both alike. */
+/**
+ * Smallest difference between the clocks that counts as a change. NTP slews both clocks alike, so it causes
+ * none.
+ */
 const jumpMs = 1_000;
 
 export class ClockWatch {
   /** When the broker started, by the clock as it is set now. */
   started = now();
-  /** The last jump forward that lasted a minute. */
+  /** The last jump forward that lasted at least a minute. */
   jump: ClockJump | undefined;
   #looked = now();
   #skew = now() - monotonic();
-  /** A jump forward less than a minute ago; `ahead`: how far it is ahead of the clock before, in ms. */
+  /**
+   * A jump forward less than a minute ago. `ahead` is the distance from the previous clock in milliseconds.
+   */
   #recent: (ClockJump & { ahead: number; since: number }) | undefined;
 
-  /** Whether the clock jumped forward less than a minute ago: it may be set back at once, so nothing may run by it. */
+  /**
+   * Whether the clock jumped forward less than a minute ago. Nothing may run then, because the clock may be
+   * set back.
+   */
   get isUncertain(): boolean {
     return this.#recent !== undefined;
   }
 
   /**
-   * `drift`: milliseconds by which the clock was set since the last look, 0 if it was not. `corrected`: what the clock
-   * would have read at that look.
+   * Compares the clocks. `drift`: milliseconds by which the wall clock was set since the last call, or 0.
+   * `corrected`: the time of the last call by the clock as it is set now.
    */
   look(): { drift: number; corrected: number } {
     const drift = now() - monotonic() - this.#skew;

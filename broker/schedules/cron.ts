@@ -1,12 +1,15 @@
-// Cron expressions: strict checks, the next match of a wall time (as if it were UTC), and a description in words.
+// Cron expressions: checks them strictly, finds the next match of a wall time (as if in UTC), and describes
+// them in words.
 import { Cron as Pattern } from 'croner';
 import cronstrue from 'cronstrue';
 import { AppError } from '../../shared/errors.ts';
 
 export interface Cron {
-  /** The hour field starts with `*`: the expression runs whenever clocks show its times. */
+  /**
+   * Whether the hour field starts with `*`. If so, the expression runs whenever clocks show one of its times.
+   */
   hourly: boolean;
-  /** The first wall time after one, in whole seconds; undefined when there is none. */
+  /** The first matching wall time after `wall`, in whole seconds; undefined if there is none. */
   next(wall: number): number | undefined;
 }
 
@@ -14,7 +17,7 @@ interface Field {
   name: string;
   min: number;
   max: number;
-  /** In order, from `min` on. */
+  /** Names of the values, in order from `min` on. */
   names?: readonly string[];
 }
 
@@ -40,10 +43,10 @@ const nicknames: ReadonlyMap<string, string> = new Map([
 ]);
 
 const fiveFields = 'minute, hour, day of month, month, day of week';
-/** Characters; enough to list every minute and second. */
+/** Longest expression in characters; enough to list every minute and second. */
 const longest = 512;
 
-/** An error about one field of a request. */
+/** Makes a validation_failed error about one field of a request. */
 export function refusal(path: string, message: string): AppError {
   return new AppError('validation_failed', `${path}: ${message}`, { issues: [{ path, message }] });
 }
@@ -58,28 +61,30 @@ export function readCron(text: string): Cron {
   };
 }
 
-/** Throws validation_failed for an expression that can never fire. */
+/** Throws validation_failed for an expression that never fires. */
 export function assertFires(text: string): void {
-  // In these 28 years every date falls on every day of the week; a search to the year 9999 takes 80 ms.
+  // Only 28 years are searched: in them every date falls on every weekday. A search to the year 9999 takes 80
+  // ms.
   const first = patternOf([...partsOf(text), '2000-2027']).nextRun(new Date(0));
   if (!first) throw refusal('cron', 'never fires: no month of these has such a day');
 }
 
-/** An expression in words. */
+/** Describes an expression in words. */
 export function wordsOf(text: string): string {
   return cronstrue.toString(partsOf(text).join(' '), { use24HourTimeFormat: true });
 }
 
-/** Of six fields, or of seven with the years last. */
+/** Makes a pattern of six fields, or of seven with the years last. */
 function patternOf(parts: readonly string[]): Pattern {
   const [, , , date, , weekday] = parts;
-  // crontab: a day field that starts with `*` is no restriction, and does not make the other one optional.
+  // crontab's rule: if a day field starts with `*`, both day fields must match; otherwise one of them is
+  // enough.
   const both = [date, weekday].some((part) => part?.startsWith('*'));
   const mode = parts.length === 6 ? '6-part' : '7-part';
   return new Pattern(parts.join(' '), { utcOffset: 0, mode, domAndDow: both });
 }
 
-/** Six fields in capitals. Throws validation_failed. */
+/** Splits an expression into six fields, in capitals. Throws validation_failed. */
 function partsOf(text: string): string[] {
   if (text.length > longest) throw refusal('cron', `must have at most ${longest} characters`);
   const trimmed = text.trim();
@@ -92,11 +97,11 @@ function partsOf(text: string): string[] {
   for (const [index, field] of fields.entries()) {
     for (const item of parts[index]?.split(',') ?? []) assertItem(item, field);
   }
-  // crontab: a list with `*` in it is no restriction at all.
+  // crontab's rule: a list that contains `*` matches every value.
   return parts.map((part) => (part.split(',').includes('*') ? '*' : part));
 }
 
-/** Checks one item of a field's list. */
+/** Checks one item in the list of a field. Throws validation_failed. */
 function assertItem(item: string, field: Field): void {
   const { name, min, max } = field;
   const wrong = (problem: string): AppError => refusal('cron', `${name}: ${problem}`);

@@ -1,4 +1,4 @@
-// Runs schedules when they are due, each time once, and records the times that were skipped or missed.
+// Runs each due time of a schedule once, and records the times that were skipped or missed.
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Schedule, State } from '../state/index.ts';
@@ -8,42 +8,45 @@ import type { Launcher, ScheduleContext } from './launch.ts';
 import { newRun, type ScheduleRun, settledRun } from './records.ts';
 import { Timetable } from './timetable.ts';
 
-/** A declared schedule, and how far it has come. */
+/** A declared schedule and its progress. */
 interface Tracked {
   schedule: Schedule;
-  /** Every time up to this is settled. */
+  /** Every time up to this one has run or is recorded as skipped or missed. */
   settledUntil: number;
-  /** The first time after that. */
+  /** The first time after `settledUntil`; undefined if there is none. */
   next: number | undefined;
-  /** When it is looked at next: at that time, or later. */
+  /** When the schedule is checked next: at its next time, or later. */
   lookAt: number;
-  /** It is being looked at. */
+  /** Whether the schedule is being checked. */
   busy: boolean;
-  /** Its next time waits for an open run to end, or for a disk that failed. */
+  /** Whether the next time waits for an open run to end, or for another try after a failed write. */
   waiting: boolean;
-  /** Times recorded as missed one after another. */
+  /** Number of missed times recorded in a row. */
   missed: number;
 }
 
-/** The clock is checked this often, as it can be set. */
+/** Longest wait between checks of the clock, because the clock can be set. */
 const longestWaitMs = 1_000;
-/** Schedules that are looked at together, in one transaction. */
+/** Most schedules that are checked together, in one transaction. */
 const atOnce = 32;
-/** Of those far behind; each may write many rows. */
+/** Most schedules far behind that are checked together; each of them may write many rows. */
 const behindAtOnce = 8;
 const missedAtOnce = 100;
-/** Rows for times of one schedule missed in a row; the others share one more. */
+/** Most rows for missed times in a row of one schedule. All further times share one more row. */
 const mostMissed = 1000;
-/** Such rows of all schedules, for one start of the broker or one clock that was set. */
+/** Most rows for missed times of all schedules, for one start of the broker or one change of the clock. */
 const mostMissedInAll = 20_000;
-/** Times that share a row are counted up to this. */
+/** Times that share a row are counted up to this number. */
 const mostCounted = 200;
-/** Times that ran already are skipped in next_run, up to this many. */
+/** Most times that next_run skips because they have already run. */
 const mostRanAhead = 1000;
-/** A time that waits is looked at again after this: if the open run may have ended, and if it has not. */
+/**
+ * Waits before a waiting time is checked again: `unsureMs` if the open run may have ended, `openMs` if it has
+ * not.
+ */
 const unsureMs = 1_000;
 const openMs = 60_000;
-/** A failed write is tried again after this. */
+/** Wait after a failed write. */
 const againMs = 5_000;
 
 export class Firing {
@@ -54,7 +57,7 @@ export class Firing {
   readonly #clock = new ClockWatch();
   readonly #stopWatching: () => void;
   #declared: State['schedules'] | undefined;
-  /** Rows that missed times may still take. */
+  /** Number of rows that missed times may still take. */
   #spare = mostMissedInAll;
   #working = false;
   #stopped = false;
@@ -75,7 +78,7 @@ export class Firing {
     this.#rewind(now());
   }
 
-  /** When a schedule is due next, as often as it is up to `count` times. */
+  /** The next due times of a schedule, at most `count`. */
   nextOf(id: string, count: number): number[] {
     const tracked = this.#tracked.get(id);
     const times: number[] = [];
@@ -83,7 +86,7 @@ export class Firing {
     const { schedule, next } = tracked;
     let at: number | undefined = next > now() ? next : this.#timetableOf(schedule)?.next(now());
     for (let passed = 0; at !== undefined && times.length < count; ) {
-      // It ran when the clock was ahead.
+      // Times that already ran, while the clock was ahead, are skipped.
       if (passed < mostRanAhead && this.#context.records.ran(id, at)) passed += 1;
       else times.push(at);
       if (times.length < count) at = this.#timetableOf(schedule)?.next(at);
@@ -97,7 +100,7 @@ export class Firing {
     this.#cancelTimer();
   }
 
-  /** Takes over the schedules as they are declared now. */
+  /** Adopts the schedules as they are declared now. */
   #sync(marks: ReadonlyMap<string, number> = new Map()): void {
     const { schedules } = this.#context.state;
     if (schedules === this.#declared) return;
@@ -115,7 +118,7 @@ export class Firing {
       ...{ busy: false, waiting: false, missed: 0 },
     };
     tracked.schedule = schedule;
-    // Times before its `since` do not count. A mark later than now is from a clock that was ahead.
+    // Times before `since` do not count. A mark later than now was written while the clock was ahead.
     tracked.settledUntil = Math.min(Math.max(tracked.settledUntil, Date.parse(schedule.since)), now());
     this.#tracked.set(schedule.id, tracked);
     this.#plan(tracked);
@@ -167,7 +170,7 @@ export class Firing {
     }
   }
 
-  /** Some that are due, the oldest first; those that are far behind let the others go first. */
+  /** Due schedules, oldest first. Those far behind wait until no others are due. */
   #due(): Tracked[] {
     const at = now();
     const due = [...this.#tracked.values()].filter(({ lookAt }) => lookAt <= at);
@@ -193,7 +196,10 @@ export class Firing {
     }
   }
 
-  /** Removes rows and marks later than `to`, which a clock that was ahead wrote. Runs that ran stay, and are not repeated. */
+  /**
+   * Removes rows and marks later than `to`, written while the clock was ahead. Runs that took place stay and
+   * are not repeated.
+   */
   #rewind(to: number): void {
     const { state, history, records } = this.#context;
     const writes = [
@@ -208,7 +214,7 @@ export class Firing {
     );
   }
 
-  /** Settles the next time of a schedule that is due, or some that were missed. Never rejects. */
+  /** Handles the next due time of a schedule, or several missed times. Never rejects. */
   async #look(tracked: Tracked): Promise<void> {
     tracked.busy = true;
     const wait = await this.#step(tracked).catch((error: unknown) => {
@@ -223,7 +229,7 @@ export class Firing {
     tracked.lookAt = now() + wait;
   }
 
-  /** Resolves with the time to wait until the next look, where one step does not settle anything. */
+  /** Runs one step. Resolves with the milliseconds until the next check if the step had to wait. */
   async #step(tracked: Tracked): Promise<number | undefined> {
     const { schedule, settledUntil } = tracked;
     const timetable = this.#timetableOf(schedule);
@@ -237,7 +243,7 @@ export class Firing {
     }
     const { at, trigger } = step;
     tracked.missed = 0;
-    // A clock that was set back comes to a time again.
+    // After the clock was set back, a time that already ran can come again.
     if (!this.#context.records.ran(schedule.id, at)) {
       const fate = this.#decideOverlap(schedule, trigger);
       if (typeof fate === 'number') return fate;
@@ -247,10 +253,12 @@ export class Firing {
     tracked.settledUntil = at;
   }
 
-  /** Whether a time runs beside open runs, is skipped, or waits: then milliseconds until the next look. */
+  /**
+   * Decides whether a time runs beside open runs or is skipped. A number means: wait this many milliseconds.
+   */
   #decideOverlap(schedule: Schedule, trigger: 'cron' | 'catch_up'): 'run' | 'skip' | number {
     const open = this.#context.records.open(schedule.id);
-    // On a machine that is offline it fails, with a row that says so.
+    // The command fails on an offline machine, which leaves a row with the reason.
     if (open.length === 0 || this.#launcher.isAway(schedule.machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
     if (all && trigger === 'catch_up') return openMs;
@@ -271,7 +279,7 @@ export class Firing {
     tracked.settledUntil = passed.at(-1) ?? until;
   }
 
-  /** Stores one row for all of these times, at the last of them that did not run. */
+  /** Stores one row for all these times, with the last of them that did not run. */
   async #missRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
     const { schedule, settledUntil } = tracked;
     let last = timetable.last(settledUntil, until);
@@ -300,7 +308,7 @@ export class Firing {
 const overlapping = 'the run before was not over';
 const unseen = 'the broker was down or held up at this time, or its clock was set';
 
-/** Says in a row how many times share it. */
+/** The part of the reason that says how many times share the row. */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);
   if (times.length < 2) return '';
@@ -308,7 +316,10 @@ function sharing(timetable: Timetable, settledUntil: number, last: number): stri
   return `; this row stands for ${count} times from ${iso(times[0])} to ${iso(last)}`;
 }
 
-/** Sets `since` of these schedules: times before `at` are neither caught up nor missed. Resolves once on disk. */
+/**
+ * Sets `since` of these schedules, so that times before `at` are neither run nor recorded as missed. Resolves
+ * once on disk.
+ */
 export async function countTimesFrom(
   state: State,
   at: number,

@@ -1,4 +1,4 @@
-// Schedules over REST: handlers that declare and list schedules, run them by hand, and list their runs.
+// The REST handlers of schedules: declare and list schedules, run them by hand, and list their runs.
 import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/index.ts';
 import type { MachineId, ScheduleId } from '../../shared/api/route.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
@@ -19,7 +19,7 @@ type Changes = Omit<Input<Api['schedules']['update']>, 'schedule_id'>;
 
 const day = 86_400_000;
 const detailedTimes = 5;
-/** A linked agent accepts a command within this. */
+/** Longest wait for a linked agent to accept a command. */
 const acceptMs = 10_000;
 
 export class Schedules {
@@ -27,19 +27,19 @@ export class Schedules {
   readonly #launcher: Launcher;
   readonly #firing: Firing;
 
-  /** Starts running schedules, and settles the times that passed while the broker was down. */
+  /** Starts running schedules, and handles the times that passed while the broker was down. */
   constructor(context: ScheduleContext, log: Logger) {
     this.#context = context;
     this.#launcher = new Launcher(context);
     this.#firing = new Firing(context, this.#launcher, log);
   }
 
-  /** Runs no schedule any more. */
+  /** Stops running schedules. */
   stop(): void {
     this.#firing.stop();
   }
 
-  /** The machine of a schedule, also of a removed one that has runs. */
+  /** The machine of a schedule. Also finds a removed schedule that still has runs. */
   machineOf(id: string, declared: Pick<Declared, 'schedules'>): MachineId | undefined {
     return declared.schedules.get(id)?.machine_id ?? this.#context.records.machineOf(id);
   }
@@ -78,13 +78,13 @@ export class Schedules {
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);
-        // A request that changes nothing does not take the schedule over.
+        // A request that changes nothing does not make the caller the owner of the schedule.
         if (Object.values(changes).every((value) => value === undefined)) return before;
         const after = changedBy(before, changes, caller);
         checkedTimetable(after.cron, after.timezone);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // Last: a caller who does not reach the machine learns only that.
+        // Checked last: a caller who does not reach the machine learns nothing else.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });
@@ -147,7 +147,7 @@ export class Schedules {
     return runs.map((run) => {
       const command = run.command_id === null ? undefined : commands.get(run.command_id);
       const began = run.finished_at === null ? command?.started_at : undefined;
-      // The reason stands in stderr for one that never started.
+      // For a run that never started, stderr holds the reason.
       const reason = run.duration === 0 && !command?.started_at ? run.reason : undefined;
       return {
         ...run,
@@ -161,7 +161,7 @@ export class Schedules {
   }
 }
 
-/** A key that may not run commands must not decide what a schedule runs. */
+/** Throws forbidden: a key that may not run commands must not decide what a schedule runs. */
 function assertMayExecute({ may }: Rights): void {
   if (may('commands:execute')) return;
   throw new AppError('forbidden', 'schedules need a key that also has the scope commands:execute', {
@@ -169,7 +169,7 @@ function assertMayExecute({ may }: Rights): void {
   });
 }
 
-/** Fields that could expose the environment: a command can print it. */
+/** Fields that could expose the environment, because a command can print it. */
 const exposing = ['command', 'user', 'cwd', 'machine_id'] as const;
 
 function assertMayExpose({ may }: Rights, changes: Changes): void {
@@ -205,13 +205,16 @@ function scheduleOf(params: Params, { key_id }: Caller): Schedule {
   };
 }
 
-/** A change of its times sets `since`: times before are not caught up. */
+/**
+ * Applies the changes of a request. A change of the times sets `since`, so that earlier times are not caught
+ * up.
+ */
 function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();
   const given = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined));
   const after: Schedule = {
     ...before,
-    // Fields of the body have the names and types of the document's own.
+    // Fields of the body have the names and types of the document's fields.
     ...(given as Partial<Schedule>),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
     requested_by: key_id,

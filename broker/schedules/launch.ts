@@ -1,4 +1,5 @@
-// Starts runs of schedules: a command and its row in one transaction, or a row that says why there is no command.
+// Starts runs of schedules: writes a command and its row in one transaction, or a row with the reason for no
+// command.
 import type { Journal } from '../../shared/api/index.ts';
 import type { KeyId, MachineId, RunId } from '../../shared/api/route.ts';
 import { monotonic } from '../../shared/clock.ts';
@@ -19,7 +20,7 @@ export interface ScheduleContext {
   mayRun(who: { requested_by: KeyId; machine_id: MachineId }): boolean;
 }
 
-/** Who asks for a run. */
+/** The key and request that caused a run. */
 interface Requester {
   key_id: KeyId;
   request_id: string;
@@ -27,15 +28,15 @@ interface Requester {
 
 /** How long a scheduled command waits for a busy machine. */
 const busyMs = 60_000;
-/** How long after the broker's start a machine is expected to come back. */
+/** How long after the broker's start a machine may take to reconnect. */
 const returnMs = 60_000;
-/** A machine that has linked reports within this which commands ended meanwhile. */
+/** A machine that has linked reports ended commands within this time. */
 const reportMs = 5_000;
 
 export class Launcher {
   readonly #context: ScheduleContext;
   readonly #started = monotonic();
-  /** Runs that an earlier broker left open. */
+  /** Ids of the runs that an earlier broker process left open. */
   readonly #left: ReadonlySet<string>;
   readonly #linkedAt = new Map<string, number>();
 
@@ -48,12 +49,18 @@ export class Launcher {
     });
   }
 
-  /** Whether a command for this machine would fail: it is offline, and the broker did not just start. */
+  /**
+   * Whether a command for this machine would fail: it is offline, and the broker started more than a minute
+   * ago.
+   */
   isAway(machineId: string): boolean {
     return this.#queueFor(machineId).queue_for === undefined;
   }
 
-  /** Whether all of these runs may have ended while the broker was down, and their machines have yet to report it. */
+  /**
+   * Whether all these runs may have ended while the broker was down and their machines have not reported it
+   * yet.
+   */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
       monotonic() - (this.#linkedAt.get(machineId) ?? Number.POSITIVE_INFINITY) >= reportMs;
@@ -61,19 +68,22 @@ export class Launcher {
     return open.every(({ id, machine_id }) => this.#left.has(id) && !isReported(machine_id));
   }
 
-  /** Resolves once the run, or why there is none, is on disk. */
+  /** Starts a run at its time. Resolves once the run, or the reason why there is none, is on disk. */
   async byClock(schedule: Schedule, at: number, trigger: 'cron' | 'catch_up'): Promise<void> {
     const run = newRun(schedule, trigger, at);
     if (!this.#context.mayRun(schedule)) return this.#refused(run, keyRevoked);
     const requester = { key_id: schedule.requested_by, request_id: newId('request') };
     const waiting = this.#queueFor(schedule.machine_id);
     await this.#launch(schedule, run, { ...requester, ...waiting }).catch((error: unknown) => {
-      // A refusal is on disk by now.
+      // The row with the refusal is already on disk.
       if (!(error instanceof AppError)) throw error;
     });
   }
 
-  /** Throws the error that POST /commands would answer, once its row is on disk. */
+  /**
+   * Starts a run for a request. Throws the errors of POST /commands, after the row with the refusal is on
+   * disk.
+   */
   byHand(
     schedule: Schedule,
     requester: Requester,
@@ -114,7 +124,7 @@ export class Launcher {
     return history.write((transaction) => records.settle([settled], transaction));
   }
 
-  /** Milliseconds that a command may wait for its machine; without queue_for it fails at once. */
+  /** Milliseconds that a command may wait for its machine. Without queue_for it fails at once. */
   #queueFor(machineId: string): { queue_for?: number } {
     if (this.#context.presence.online(machineId)) return { queue_for: busyMs };
     const left = this.#started + returnMs - monotonic();

@@ -1,4 +1,5 @@
-// Runs of schedules in history.db: a row for each time that was due and each manual run, and a mark per schedule.
+// Runs of schedules in history.db: a row for each due time and each manual run, and a progress mark for each
+// schedule.
 import type { Api, Input, Page, Reply } from '../../shared/api/index.ts';
 import type { MachineId, RunId } from '../../shared/api/route.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
@@ -14,17 +15,17 @@ type Served = Reply<Api['schedules']['getRun']>;
 type Status = Served['status'];
 type Times = 'scheduled_for' | 'started_at' | 'finished_at';
 
-/** A run as history stores it: times in milliseconds. */
+/** A run as history stores it; times are in milliseconds. */
 export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
   id: RunId;
   machine_id: MachineId;
-  /** The time it was due; null by hand. */
+  /** The time at which the run was due; null for a manual run. */
   scheduled_for: number | null;
   started_at: number;
   finished_at: number | null;
 }
 
-/** The machines that the caller may see; undefined: all there are and were. */
+/** The machines that the caller may see; undefined means all, including removed ones. */
 export type Reach = readonly string[] | undefined;
 
 const tables = [
@@ -38,7 +39,8 @@ const tables = [
   CREATE INDEX schedule_runs_open ON schedule_runs (schedule_id) WHERE finished_at IS NULL;
   CREATE INDEX schedule_runs_commands ON schedule_runs (command_id) WHERE finished_at IS NULL;
   CREATE TABLE schedule_marks (schedule_id TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
-  // started_at is set by the machine, whose clock can be wrong: order and age go by the broker's.
+  // The machine sets started_at, and its clock can be wrong. So rows are sorted and deleted by decided_at,
+  // the broker's time.
   `ALTER TABLE schedule_runs ADD COLUMN decided_at INTEGER NOT NULL DEFAULT 0;
   UPDATE schedule_runs SET decided_at = started_at;
   DROP INDEX schedule_runs_by_schedule;
@@ -46,7 +48,7 @@ const tables = [
   CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, decided_at);
   CREATE INDEX schedule_runs_by_time ON schedule_runs (decided_at)`,
 ];
-/** SQL condition: no command of this run ever reached its machine. */
+/** SQL condition for runs whose command never reached the machine. */
 const neverRan =
   "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR reason IS 'machine_offline'))";
 const columns =
@@ -64,7 +66,7 @@ export class ScheduleRecords {
   /** Called when the end of a schedule's command is on disk. */
   onEnd: (scheduleId: string) => void = () => {};
 
-  /** Runs that were decided longer than `keepMs` ago are deleted. */
+  /** Opens the tables. Deletes runs that were decided longer than `keepMs` ago. */
   constructor(context: RecordContext, keepMs: number) {
     this.#context = context;
     this.#history = context.history;
@@ -73,9 +75,9 @@ export class ScheduleRecords {
     this.#history.retain({ table: 'schedule_runs', column: 'decided_at', keepMs, where });
   }
 
-  /** Stores a run whose command is made in the same transaction. */
+  /** Stores a run whose command is created in the same transaction. */
   begin(run: ScheduleRun): void {
-    // A row of a time that did not run gives way when the clock comes to that time again.
+    // After the clock was set back, this replaces the row of the same time that did not run.
     const insert = `INSERT OR REPLACE INTO schedule_runs (decided_at, ${columns})
       VALUES (:decided_at, ${columns.replaceAll(/\w+/g, ':$&')})`;
     this.#history.sql(insert).run({ decided_at: now(), ...run });
@@ -84,14 +86,14 @@ export class ScheduleRecords {
     this.#history.sql(mark).run(run.schedule_id, run.scheduled_for);
   }
 
-  /** Stores runs that were decided without a command; the last of them is an event if its schedule wants that. */
+  /** Stores runs that have no command. The last of them causes an event if the schedule asks for one. */
   settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void {
     for (const run of runs) this.begin(run);
     const last = runs.at(-1);
     if (last) this.#emit(last, transaction);
   }
 
-  /** Stores the end of a run with the end of its command. */
+  /** Stores the end of a run in the transaction that stores the end of its command. */
   readonly ended = (command: Command, transaction: HistoryTransaction): void => {
     if (command.schedule_id === null) return;
     const run = this.#one('command_id = ? AND finished_at IS NULL', command.id);
@@ -104,7 +106,7 @@ export class ScheduleRecords {
     transaction.committed(() => this.onEnd(end.schedule_id));
   };
 
-  /** The time up to which each of these schedules is settled; deletes the marks of all others. */
+  /** The time up to which each schedule is settled. Deletes the marks of all other schedules. */
   marks(scheduleIds: readonly string[]): Map<string, number> {
     const others = 'DELETE FROM schedule_marks WHERE schedule_id NOT IN (SELECT value FROM json_each(?))';
     this.#history.sql(others).run(JSON.stringify(scheduleIds));
@@ -112,10 +114,13 @@ export class ScheduleRecords {
     return new Map(rows.map((row) => [textIn(row, 'schedule_id'), Number(row.at)]));
   }
 
-  /** The clock was set back to this: moves later marks back, and deletes rows of later times that did not run. */
+  /**
+   * Handles a clock that was set back to `to`: moves later marks back, and deletes later rows that did not
+   * run.
+   */
   rewind(to: number): void {
     this.#history.sql('UPDATE schedule_marks SET at = ?1 WHERE at > ?1').run(to);
-    // By schedule, for there is no index by time alone.
+    // Rows are selected by schedule, because there is no index by time alone.
     this.#history
       .sql(
         `DELETE FROM schedule_runs WHERE schedule_id IN (SELECT schedule_id FROM schedule_marks)
@@ -130,13 +135,13 @@ export class ScheduleRecords {
     return this.#history.sql(open).all(scheduleId).map(fromRow);
   }
 
-  /** The ids of all such runs. */
+  /** The ids of all runs whose commands have not ended. */
   openIds(): string[] {
     const rows = this.#history.sql('SELECT id FROM schedule_runs WHERE finished_at IS NULL').all();
     return rows.map((row) => textIn(row, 'id'));
   }
 
-  /** Whether a time ran, or a command for it is open. */
+  /** Whether the run of this time took place, or its command is still open. */
   ran(scheduleId: string, at: number): boolean {
     const ran = `schedule_id = ? AND scheduled_for = ? AND NOT ${neverRan}`;
     return this.#one(ran, scheduleId, at) !== undefined;
@@ -146,7 +151,7 @@ export class ScheduleRecords {
     return this.#one('id = ?', id);
   }
 
-  /** The last that has ended, of those that ran or were to on a machine of these. */
+  /** The last ended run of a schedule on a machine in `reach`, without skipped and missed ones. */
   last(scheduleId: string, reach: Reach): ScheduleRun | undefined {
     const [conditions, values] = allOf([['schedule_id = ?', scheduleId], reachableOnly(reach)]);
     return this.#one(
@@ -171,7 +176,7 @@ export class ScheduleRecords {
       { table: 'schedule_runs', columns },
       [reachableOnly(reach), ...filtersOf(routes.history, input, times)],
       { ...input, sort: input.sort.replace('started_at', 'decided_at') },
-      // Those decided together stay in the order of their times.
+      // Runs decided at the same time stay in the order of their due times.
       'rowid',
     );
     return { items: page.items.map(fromRow), total: page.total };
@@ -200,7 +205,7 @@ export class ScheduleRecords {
   }
 }
 
-/** A run whose command is about to be made; `scheduled_for` is null by hand. */
+/** A run whose command is about to be created; `scheduled_for` is null for a manual run. */
 export function newRun(
   { id: schedule_id, machine_id }: Schedule,
   trigger: ScheduleRun['trigger'],
@@ -213,13 +218,13 @@ export function newRun(
   };
 }
 
-/** The same run, ended before any command was made. */
+/** The same run, ended before a command was created. */
 export function settledRun(run: ScheduleRun, status: Status, reason: string): ScheduleRun {
   const at = now();
   return { ...run, status, reason, started_at: at, finished_at: at, exit_code: -1, duration: 0 };
 }
 
-/** What the end of its command means for a run. */
+/** The fields of a run that follow from the end of its command. */
 function endOf(command: Command) {
   const { started_at, finished_at, exit_code, reason } = command;
   const end = finished_at ?? command.created_at;
@@ -239,7 +244,7 @@ function statusOf({ status, reason }: Command): Status {
   return reason === 'machine_offline' ? 'failed' : 'missed';
 }
 
-/** The columns are those that begin() wrote. */
+/** Converts a row to a run. The columns are those that begin() wrote. */
 function fromRow(row: Row): ScheduleRun {
   return row as unknown as ScheduleRun;
 }

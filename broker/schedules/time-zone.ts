@@ -1,17 +1,21 @@
-// Converts between instants and the wall time of a time zone, also around changes to and from daylight saving time.
+// Converts between instants and the wall time of a time zone, including changes to and from daylight saving
+// time.
 
-/** The instants of a wall time: two where clocks were turned back; or the end of the gap that skips it. */
+/**
+ * The instants of a wall time: two if the clocks were turned back. A wall time in a skipped gap has only the
+ * gap's end.
+ */
 export type Instants = { at: [first: number, second?: number]; gap: false } | { end: number; gap: true };
 
 const second = 1000;
-/** More than any zone ever changed its offset by. */
+/** Longer than the largest change of any zone's offset. */
 export const dayMs = 24 * 3_600_000;
 
 const zoneName = /^[A-Za-z][A-Za-z0-9_+\-/]{0,63}$/;
-/** By name in lower case: one takes some milliseconds to make. */
+/** Time zones by lower-case name; cached because creating one takes some milliseconds. */
 const zones = new Map<string, TimeZone>();
 
-/** The zone with an IANA name; undefined when there is none. */
+/** The time zone with an IANA name; undefined if there is none. */
 export function findTimeZone(text: string): TimeZone | undefined {
   const id = text.toLowerCase();
   const found = zones.get(id);
@@ -25,12 +29,12 @@ export function findTimeZone(text: string): TimeZone | undefined {
   }
 }
 
-/** Wall times are milliseconds as if the zone were UTC. */
+/** A time zone. Wall times are in milliseconds, as if the zone were UTC. */
 export class TimeZone {
   readonly #format: Intl.DateTimeFormat;
   readonly #isUtc: boolean;
 
-  /** Throws RangeError for a name that is no zone's. */
+  /** Throws RangeError for an unknown name. */
   constructor(name: string) {
     const fields = { year: 'numeric', month: 'numeric', day: 'numeric' } as const;
     const time = { hour: 'numeric', minute: 'numeric', second: 'numeric', hourCycle: 'h23' } as const;
@@ -51,7 +55,7 @@ export class TimeZone {
     return Math.floor(instant / second) * second + this.offsetAt(instant);
   }
 
-  /** The instants of a wall time, in whole seconds. */
+  /** The instants of a wall time that is in whole seconds. */
   instantsOf(wall: number): Instants {
     const [before, after] = [this.offsetAt(wall - dayMs), this.offsetAt(wall + dayMs)];
     const [early, late] = [wall - before, wall - after];
@@ -62,7 +66,7 @@ export class TimeZone {
     return { end: this.transition(late, early), gap: true };
   }
 
-  /** The first second whose offset is not that of `from`; there must be one up to `to`. */
+  /** The first second whose offset differs from the offset at `from`. There must be one up to `to`. */
   transition(from: number, to: number): number {
     const offset = this.offsetAt(from);
     let [same, other] = [Math.floor(from / second), Math.ceil(to / second)];

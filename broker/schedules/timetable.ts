@@ -1,10 +1,13 @@
-// Times at which a cron expression is due in a time zone; daylight saving time by crontab's rule.
+// The due times of a cron expression in a time zone; daylight saving time follows crontab's rule.
 import { assertFires, type Cron, readCron, refusal } from './cron.ts';
 import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 
 const second = 1000;
 
-/** For an expression in a request. Throws validation_failed that names the field, also if it never fires. */
+/**
+ * Makes the timetable for a request. Throws validation_failed with the name of the field, also if it never
+ * fires.
+ */
 export function checkedTimetable(expression: string, timezone: string): Timetable {
   const timetable = new Timetable(expression, timezone);
   assertFires(expression);
@@ -15,7 +18,7 @@ export class Timetable {
   readonly #cron: Cron;
   readonly #zone: TimeZone;
 
-  /** Throws validation_failed that names the field. */
+  /** Throws validation_failed with the name of the field. */
   constructor(expression: string, timezone: string) {
     this.#cron = readCron(expression);
     const zone = findTimeZone(timezone);
@@ -23,12 +26,12 @@ export class Timetable {
     this.#zone = zone;
   }
 
-  /** The first time after an instant; undefined when there is none. */
+  /** The first due time after an instant; undefined if there is none. */
   next(after: number): number | undefined {
     return this.#cron.hourly ? this.#nextByClock(after) : this.#nextByDay(after);
   }
 
-  /** The first `count` (at least one) times after an instant, up to `until`. */
+  /** The first `count` (at least one) due times after an instant, up to `until`. */
   times(after: number, count: number, until = Number.POSITIVE_INFINITY): number[] {
     const times: number[] = [];
     for (let at = this.next(after); at !== undefined && at <= until; at = this.next(at)) {
@@ -38,11 +41,11 @@ export class Timetable {
     return times;
   }
 
-  /** The last time up to `until` that comes after `after`. */
+  /** The last due time after `after` and up to `until`; undefined if there is none. */
   last(after: number, until: number): number | undefined {
     let [found] = this.times(after, 1, until);
     if (found === undefined) return undefined;
-    // By bisection: the cost does not grow with the number of times.
+    // Found by bisection, so that the cost does not grow with the number of times.
     for (let end = until; end - found >= second; ) {
       const middle: number = Math.floor((found + end) / 2);
       const [later] = this.times(middle, 1, until);
@@ -52,7 +55,7 @@ export class Timetable {
     return found;
   }
 
-  /** Each wall time once: in a gap right after it, in a repeated hour the first time. */
+  /** Each wall time is due once: a skipped one right after the gap, a repeated one the first time. */
   #nextByDay(after: number): number | undefined {
     let wall: number | undefined = this.#pastRepeat(after);
     for (;;) {
@@ -64,7 +67,7 @@ export class Timetable {
     }
   }
 
-  /** The wall time of an instant; in the second pass of a repeated hour the end of that hour. */
+  /** The wall time of an instant. For the second pass of a repeated hour, the end of that hour. */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);
     const instants = this.#zone.instantsOf(wall);
@@ -73,7 +76,7 @@ export class Timetable {
     return this.#zone.transition(first, again) + this.#zone.offsetAt(first) - second;
   }
 
-  /** Whenever clocks show the wall time: never in a gap, both times in a repeated hour. */
+  /** A wall time is due whenever clocks show it: never in a gap, twice in a repeated hour. */
   #nextByClock(after: number): number | undefined {
     const repeated = this.#inRepeat(after);
     let wall: number | undefined = this.#zone.wallAt(after);
@@ -90,7 +93,7 @@ export class Timetable {
     }
   }
 
-  /** For an instant in the first pass of a repeated hour: the first match of the second pass. */
+  /** For an instant in the first pass of a repeated hour, the first match of the second pass. */
   #inRepeat(after: number): number | undefined {
     const [offset, later] = [this.#zone.offsetAt(after), this.#zone.offsetAt(after + dayMs)];
     if (later >= offset) return undefined;
