@@ -27,7 +27,7 @@ export interface OutboxEntry {
   kind: string;
 }
 
-/** One transaction. Entries appended to it are committed with it. */
+/** A transaction of history.db. Entries appended to it are committed with it. */
 export interface HistoryTransaction extends Journal {
   append(entry: OutboxEntry): void;
   /** Runs a function after the commit, in the order of the calls. The function must not throw. */

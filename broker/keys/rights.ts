@@ -144,8 +144,8 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
 }
 
 /**
- * Calls `end` once a key may no longer attach to sessions of a machine: it is revoked, expired, lacks the
- * scope or no longer reaches the machine. The returned function stops this.
+ * Calls `end` once a key may no longer attach to sessions of a machine. The key is then revoked or expired,
+ * or lacks the scope or the machine. The returned function stops this.
  */
 export function whileAttachable(state: State) {
   return (intent: Intent, end: () => void): (() => void) => {

@@ -28,8 +28,8 @@ import { IdleTimeout } from './idle-timeout.ts';
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
 /**
- * Streaming calls that wait for the machine's answer stream, by call id. An id is valid once, and only for
- * this machine's call.
+ * Streaming calls that wait for the stream on which the machine answers, by call id. An id is valid for one
+ * stream.
  */
 export type AnswerWaiters = Map<string, (stream: AnswerStream) => void>;
 

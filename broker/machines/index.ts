@@ -41,7 +41,8 @@ function readHandlers(
           wanted.every((tag) => tag === '' || tags.includes(tag)) &&
           name.toLowerCase().includes(search.toLowerCase()),
       );
-      // Items are made only for the needed fields: making all items of 10,000 machines takes 10 ms.
+      // An item is made only for a filter or sort field that the machine lacks: making all items of 10,000
+      // machines takes 10 ms.
       const page = pageOf(routes.list, matching, input, (machine, name) =>
         Reflect.get(name in machine ? machine : itemOf(services, machine), name),
       );

@@ -7,7 +7,7 @@
 #   --no-service                       only puts the program there: /usr/local/bin/farhand-agent
 #   all others                         go to `farhand-agent install`: --name, --tags, --allow, --root, --user
 #
-# Everything is in functions: of a script that is cut off on its way nothing runs.
+# All commands are in functions, so that a script cut off during the download runs nothing.
 set -eu
 
 from=@FROM@
@@ -54,8 +54,9 @@ check_machine() {
   esac
 }
 
-# has_joined: whether this machine is one of the broker that the token pins. Its file lies in a directory of another user,
-# who could put a FIFO or an endless file there.
+# has_joined: whether this machine has joined the broker that the token pins. The identity file is in a
+# directory of another user, who could put a FIFO or an endless file there. So the read has limits of time and
+# size.
 has_joined() {
   identity=$(timeout 5 head -c 65536 /var/lib/farhand-agent/identity.json 2>/dev/null) || return 1
   case $identity in
@@ -65,9 +66,9 @@ has_joined() {
   esac
 }
 
-# The third part of the token is the hash of SHA256SUMS, as it was when the token was made. A machine that has joined may
-# update without a token, or with one from before the broker's upgrade: then the connection vouches for the packages, as
-# it does for this script. So it must be one that no other program can serve.
+# check_sums FILE: checks SHA256SUMS against the third part of the token, which is the file's hash when the
+# token was made. A machine that has joined may update without a token, or with one from before the broker's
+# upgrade. Then only the connection protects the packages, so it must be HTTPS or go to this machine.
 check_sums() {
   if [ -n "$token" ]; then
     expected=$(printf %s "$token" | cut -d . -f 3)
@@ -87,7 +88,7 @@ check_sums() {
   esac
 }
 
-# unpack FOLDER: fetches, checks and unpacks what fits this machine; sets `version`.
+# unpack FOLDER: downloads, checks and unpacks the package for this machine; sets `version`.
 unpack() {
   fetch packages/SHA256SUMS "$1/SHA256SUMS"
   check_sums "$1/SHA256SUMS"

@@ -243,7 +243,7 @@ export class Firing {
     }
     const { at, trigger } = step;
     tracked.missed = 0;
-    // After the clock was set back, a time that already ran can come again.
+    // A time that already ran can come again after the clock was set back.
     if (!this.#context.records.ran(schedule.id, at)) {
       const fate = this.#decideOverlap(schedule, trigger);
       if (typeof fate === 'number') return fate;

@@ -218,7 +218,7 @@ export function newRun(
   };
 }
 
-/** The same run, ended before a command was created. */
+/** Returns a copy of the run, ended before a command was created. */
 export function settledRun(run: ScheduleRun, status: Status, reason: string): ScheduleRun {
   const at = now();
   return { ...run, status, reason, started_at: at, finished_at: at, exit_code: -1, duration: 0 };

@@ -2,7 +2,7 @@
 import { clientMessage } from '../../shared/api/terminal.ts';
 import { fieldError } from '../../shared/errors.ts';
 
-/** What a client of a terminal does. The client's transport has already checked the form of the message. */
+/** An action of a terminal client. The client's transport has already checked the form of the message. */
 export type Action =
   | { input: Uint8Array }
   | { size: { cols: number; rows: number } }

@@ -161,7 +161,8 @@ export class Conversation {
         if (size) await this.#resized(size);
         if (signal.aborted) return undefined;
       }
-      // The output of an open session has no end: here the agent may only have detached this client.
+      // The output of an open session never ends. So the session has just ended, or the agent has only
+      // detached this client.
       await session.until(() => session.ended, retryMs, signal);
       this.#drained = session.ended;
       return undefined;

@@ -376,8 +376,8 @@ function lostOn({ instance_id }: Session, { instanceId }: Link): End {
  */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // After these errors the agent may still have the terminal. A machine that is full has not opened a new
-  // one.
+  // After these errors the agent may still have the terminal. But `unavailable` to a first open means that
+  // the machine was too full to open it.
   const unsure = unopened
     ? ['machine_offline', 'machine_timeout']
     : ['machine_offline', 'machine_timeout', 'unavailable'];

@@ -110,7 +110,7 @@ export interface Rooms extends Stores, Nouns {
   rates: Rates;
 }
 
-/** What the parts of a broker need when they are opened. */
+/** The settings and hooks that the parts of a broker need when they are opened. */
 export interface Opening {
   settings: BrokerSettings;
   tuning: Tuning;

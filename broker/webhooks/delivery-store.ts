@@ -70,8 +70,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * By webhook, how often it had been enabled when its attempts failed. A higher count means that it was
-   * enabled since.
+   * How often each webhook had been enabled when its attempts failed. It works again once it was enabled more
+   * often.
    */
   readonly #failed: Map<string, number>;
 

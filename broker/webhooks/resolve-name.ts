@@ -1,5 +1,5 @@
-// Resolves names of receivers without Node's thread pool, so that a dead name server delays no file
-// operations.
+// Resolves names of webhook receivers without Node's thread pool, so that a dead name server delays no file
+// operations and no other receivers.
 import { promises as dns } from 'node:dns';
 import { existsSync, readFileSync } from 'node:fs';
 import { isIP } from 'node:net';
