@@ -103,8 +103,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Adds an accepted connection, before TLS. If there are too many, it closes the least recently used
-   * unauthenticated one, otherwise an idle one. If none can be closed, it closes the new connection.
+   * Adds an accepted connection, before TLS. A full limiter first closes the least recently used
+   * unauthenticated connection, otherwise an idle one. The new connection is closed if no other can be.
    */
   accept(socket: Socket): void {
     // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.
@@ -265,7 +265,8 @@ export class ConnectionLimiter {
 }
 
 /**
- * The name that grpc-js gives to a peer. A TLS socket and the accepted socket below it have the same name.
+ * Name of a peer, in the form of grpc-js. A TLS socket and the accepted TCP socket below it have the same
+ * name.
  */
 function peerOf({ remoteAddress, remotePort }: Pick<Socket, 'remoteAddress' | 'remotePort'>): string {
   return `${remoteAddress}:${remotePort}`;

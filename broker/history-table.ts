@@ -45,7 +45,8 @@ export class OrderedTable {
   }
 
   /**
-   * The sequence number for a new row with time `at`, above all earlier ones. Call it inside a transaction.
+   * The sequence number for a new row with time `at`, above all earlier numbers. Call next() inside a
+   * transaction.
    */
   next(at: number): number {
     this.#last = Math.max(this.#last + 1, at * perMs);

@@ -22,7 +22,7 @@ export function jsonIn(row: Row, column: string): unknown {
   return JSON.parse(textIn(row, column));
 }
 
-/** A row to be written that can wait in the outbox of state.json. Writing it twice must be harmless. */
+/** A row for history.db that can wait in the outbox of state.json. Writing the row twice must be harmless. */
 export interface OutboxEntry {
   kind: string;
 }
@@ -64,8 +64,8 @@ const mostStatements = 500;
 const copyPages = 256;
 const schemaVersion = 1;
 /**
- * `running` is 1 from a start to a clean stop, when SQLite removes the -wal. If it is 1 and the -wal is
- * missing, changes are lost.
+ * `running` is 1 from a start to a clean stop, when SQLite removes the -wal file. If `running` is 1 and the
+ * -wal is missing, the last changes are lost.
  */
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
@@ -142,8 +142,8 @@ export class History {
   }
 
   /**
-   * Runs `change` in a transaction that all writes of the same turn of the event loop share. Resolves once it
-   * is on disk. A change that throws undoes only itself.
+   * Runs `change` in a transaction that all writes of the same turn of the event loop share. Resolves once
+   * the change is on disk. A change that throws undoes only its own writes.
    */
   write<T>(change: (transaction: HistoryTransaction) => T): Promise<T> {
     return new Promise((resolve, reject) => {

@@ -24,8 +24,8 @@ export class Acknowledgements {
   }
 
   /**
-   * Acknowledges these results soon. An offline agent gets no message; it lists the results it still has in
-   * its next hello.
+   * Acknowledges these results soon. An offline agent gets no message; its next hello lists the results that
+   * the agent still has.
    */
   add(machineId: string, ids: readonly string[]): void {
     const waiting = this.#waiting.get(machineId);

@@ -69,7 +69,10 @@ const headBytes = 256;
 const plainId = /^[\x20-\x7e]{0,200}$/;
 /** Form of machine ids, as newId makes them. */
 const machineId = /^mach_[0-9A-Za-z]{22}$/;
-/** One more than a machine may report, so that the check of its facts refuses a longer list. */
+/**
+ * Most capabilities read from a hello: one more than a machine may report, so that the check refuses a longer
+ * list.
+ */
 const mostCapabilities = 64 + 1;
 /**
  * Most process ids read from a hello. The agent lists further ones in a later hello, once these are
@@ -349,8 +352,8 @@ class AgentLink implements Link {
   }
 
   /**
-   * Reports two agent processes with one identity, which is the sign of a cloned machine. A newer link
-   * replaces the older.
+   * Reports two agent processes with one identity, a sign of a cloned machine. The link of the newer process
+   * replaces the older link.
    */
   #recordTakeover(older: Link): void {
     if (older.instanceId === this.instanceId) return;

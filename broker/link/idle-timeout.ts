@@ -23,8 +23,8 @@ export class IdleTimeout {
   }
 
   /**
-   * Passes requests on. Waiting for the source of the requests does not count. The timer runs while the
-   * machine takes them.
+   * Passes requests on. The timer runs while the machine takes a request, and stops while the source prepares
+   * the next.
    */
   async *whileSending(requests: AsyncIterable<Buffer> | Iterable<Buffer>): AsyncGenerator<Buffer> {
     let sent = 0;
@@ -38,7 +38,7 @@ export class IdleTimeout {
     this.#start(sent > 1 ? settling : 1);
   }
 
-  /** Passes frames on. Waiting for the reader of the frames does not count. */
+  /** Passes frames on. The timer stops while the reader handles a frame. */
   async *whileReceiving<T>(frames: AsyncIterable<T>): AsyncGenerator<T> {
     for await (const frame of frames) {
       this.#cancel();

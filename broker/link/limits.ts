@@ -10,8 +10,8 @@ import type { Machine } from '../state/index.ts';
 const addressLines = 10;
 const machineLines = 30;
 /**
- * Most hellos of one machine per minute. A correct agent stays below, because it waits longer after each lost
- * link.
+ * Most hellos of one machine per minute. A correct agent sends fewer, because the agent waits longer after
+ * each lost link.
  */
 const machineHellos = 60;
 const minute = 60_000;

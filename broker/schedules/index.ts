@@ -147,7 +147,7 @@ export class Schedules {
     return runs.map((run) => {
       const command = run.command_id === null ? undefined : commands.get(run.command_id);
       const began = run.finished_at === null ? command?.started_at : undefined;
-      // The reason is returned in stderr if the run never started.
+      // The reason is returned in stderr for a run that never started.
       const reason = run.duration === 0 && !command?.started_at ? run.reason : undefined;
       return {
         ...run,

@@ -213,9 +213,8 @@ export class Conversation {
   }
 
   /**
-   * Counts the bytes on their way, without waiting for the client to take them. A slow client thus learns
-   * that it has fallen behind. It waits only while too many bytes are on their way, because many notices
-   * could fill the memory.
+   * Counts bytes on their way without waiting for the client, so that a slow client learns that it has fallen
+   * behind. Only too many bytes make this wait, because many notices could fill the memory.
    */
   async #underWay(taken: Promise<void>, bytes: number): Promise<void> {
     this.#untaken += bytes;
@@ -267,8 +266,8 @@ interface Beginning {
 }
 
 /**
- * Input of one client that the agent has not acknowledged, to be sent again after a lost link. It outlives
- * the calls, and waits while there is none. Bytes of input are counted over all calls.
+ * Unacknowledged input of one client, which is sent again after a lost link. The object outlives the calls,
+ * and its input waits between two calls. Bytes of input are counted over all calls.
  */
 class UnacknowledgedInput {
   readonly #changed = new Wake();

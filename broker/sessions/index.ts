@@ -153,8 +153,8 @@ export class Sessions {
   }
 
   /**
-   * Writes a new session to disk. It counts against the machine's limit from the start. Throws if the machine
-   * cannot take it.
+   * Writes a new session to disk. The session counts against the machine's limit from the start. Throws if
+   * the machine cannot take another.
    */
   async #store(params: Input<Routes['create']>, caller: Caller): Promise<OpenSession> {
     const { machine_id, shell = null, grace_period, cols, rows } = params;

@@ -73,7 +73,8 @@ const rewriteMs = 5_000;
 /** Time between the hangup signal and SIGKILL. */
 const killGraceMs = 2_000;
 /**
- * After a request to end a session, it is ended here if the agent has not reported the exit within this time.
+ * Longest wait for the agent to report the exit after a request to end a session. Then the broker ends the
+ * session.
  */
 const overdueMs = 15_000;
 /** Wait before a call that a linked agent did not answer is tried again. */

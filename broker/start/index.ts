@@ -47,8 +47,8 @@ const proofMs = 5_000;
 /** Pings for gRPC connections: a client that is frozen is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
 /**
- * A gRPC client that neither takes nor sends bytes of a file when it should is disconnected after this, as
- * over HTTP.
+ * Longest time that a gRPC client may stall a file transfer when the client must act. Then the call is cut,
+ * as over HTTP.
  */
 const stalledMs = 70_000;
 /** Agents of a stopping broker reconnect at random times within this. */

@@ -53,7 +53,9 @@ export class StateFile implements Adapter<Documents> {
     this.mayHoldFailed = false;
   }
 
-  /** Restores the previous generation if a write failed after its rename. Call it again if it throws. */
+  /**
+   * Restores the previous generation if a write failed after its rename. Call revert() again after it throws.
+   */
   async revert(): Promise<void> {
     if (!this.mayHoldFailed) return;
     await linkOver(lastOf(this.#file), this.#file);

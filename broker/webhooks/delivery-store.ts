@@ -70,8 +70,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * How often each webhook had been enabled when its attempts failed. It works again once it was enabled more
-   * often.
+   * How often each webhook had been enabled when its attempts failed. A webhook that was enabled more often
+   * works again.
    */
   readonly #failed: Map<string, number>;
 

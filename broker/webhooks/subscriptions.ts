@@ -52,7 +52,9 @@ export class Subscriptions {
     return webhook.enabled && this.disabledReason(webhook) === null;
   }
 
-  /** Why a webhook must not send an event: it is not subscribed, or its key may not read the event. */
+  /**
+   * Why a webhook must not send an event: the webhook is not subscribed, or its key may not read the event.
+   */
   obstacle(webhook: Webhook, { type, machineId }: EventKind): 'not_subscribed' | 'not_permitted' | undefined {
     const { key_id, events, machine_ids } = webhook;
     const scope = scopeOfType.get(type);
