@@ -1,5 +1,5 @@
-// The audit log: who did what and when. Rows are only appended, in the transaction of the change, without
-// input or secrets.
+// The audit log: who did what and when. Rows are only appended, in the transaction of the change, and never
+// hold keystrokes or secrets.
 import { type Deed, audit as routes } from '../shared/api/audit.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/index.ts';
 import type { MachineId } from '../shared/api/route.ts';
@@ -61,8 +61,8 @@ export function createAudit(history: History, keepMs: number, keepRows?: number)
   return {
     handlers: { list },
     /**
-     * Records an action in the transaction of its change. A second record with the same request and id is
-     * ignored.
+     * Records an action in the transaction of its change.
+     * A second record with the same request and id is ignored.
      */
     record(journal: Journal, deed: Deed, id: string = newId('audit')): void {
       const entry: AuditEntry = { kind: 'audit', id, created_at: now(), deed };

@@ -9,8 +9,8 @@ import type { State } from './state/index.ts';
 
 export interface Backups {
   /**
-   * Makes a copy inside the data directory, which the caller moves away. Throws conflict while another copy
-   * is being made.
+   * Makes a copy inside the data directory, which the caller moves away.
+   * Throws conflict while another copy is being made.
    */
   make(): Promise<{ directory: string }>;
 }
@@ -31,8 +31,8 @@ export async function openBackups(
   async function copy(): Promise<void> {
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
-    // Taken between two commits of the state, so that its entries are either in history or in the outbox of
-    // the copy.
+    // Taken between two commits of the state, so that its entries are either
+    // in history or in the outbox of the copy.
     const [text, copyHistory] = await state.between((committed) => [committed, history.snapshot()] as const);
     await copyHistory(join(directory, 'history.db'));
     for (const name of keyFiles) {

@@ -1,5 +1,5 @@
-// Client addresses: parses and compares them, and decides which proxies may report the address of their
-// client.
+// Client addresses: parses and compares them, and decides which proxies
+// may report the address of their client.
 import { BlockList, isIP, isIPv4, isIPv6 } from 'node:net';
 
 /** Removes the prefix of an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2). */
@@ -30,8 +30,8 @@ export interface Network {
 export type Proxies = ReturnType<typeof createTrustedProxies>;
 
 /**
- * Makes the list of proxies whose X-Forwarded headers are believed. The headers of all other peers are
- * ignored.
+ * Makes the list of proxies whose X-Forwarded headers are believed.
+ * The headers of all other peers are ignored.
  */
 export function createTrustedProxies(networks: readonly Network[]) {
   const trusted = new BlockList();
@@ -43,8 +43,8 @@ export function createTrustedProxies(networks: readonly Network[]) {
   return {
     isTrusted,
     /**
-     * The client behind a peer: the last address in X-Forwarded-For that is no trusted proxy, otherwise the
-     * peer itself.
+     * The client behind a peer: the last address in X-Forwarded-For that is no trusted proxy,
+     * otherwise the peer itself.
      */
     clientOf(peer: string, forwardedFor: string): string {
       if (forwardedFor === '') return peer;
@@ -67,8 +67,8 @@ export function createTrustedProxies(networks: readonly Network[]) {
 }
 
 /**
- * Parses an entry of X-Forwarded-For, to which some proxies add the port. Returns undefined for any other
- * text.
+ * Parses an entry of X-Forwarded-For, to which some proxies add the port.
+ * Returns undefined for any other text.
  */
 function hostIn(text: string): string | undefined {
   const word = text.trim();

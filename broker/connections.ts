@@ -40,8 +40,8 @@ interface Connection {
  */
 const pipelined = 16;
 /**
- * Most calls and bytes of an unauthenticated gRPC connection. A hello or an enrolment is one call of a few
- * KiB.
+ * Most calls and bytes of an unauthenticated gRPC connection.
+ * A hello or an enrolment is one call of a few KiB.
  */
 const mostCalls = 32;
 const mostBytes = 256 * 1024;
@@ -77,8 +77,8 @@ function openFilesLimit(): number {
 }
 
 /**
- * Logs failed accepts. Without this listener the first connection that the system refuses would end the
- * process.
+ * Logs failed accepts. Without this listener the first connection that
+ * the system refuses would end the process.
  */
 export function logAcceptErrors(server: Server, log: Logger): void {
   const text = 'a connection could not be accepted';
@@ -110,8 +110,8 @@ export class ConnectionLimiter {
     // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.
     socket.on('error', () => socket.destroy());
     const peer = peerOf(socket);
-    // The connection was closed in the meantime, or has the same peer address as an open one: grpc-js cannot
-    // distinguish those.
+    // The connection was closed in the meantime, or has the same peer address as an open connection. grpc-js
+    // cannot distinguish two such connections.
     if (socket.remoteAddress === undefined || this.#find(peer)?.socket.destroyed === false)
       return void socket.destroy();
     const address = plainAddress(socket.remoteAddress);
@@ -226,8 +226,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Checks a new call. The channel reports the calls of all HTTP/2 servers of this process, so other ports
-   * are skipped.
+   * Checks a new call. The channel reports the calls of all HTTP/2 servers of this process,
+   * so other ports are skipped.
    */
   #checkCall(
     { stream, headers }: { stream: ServerHttp2Stream; headers: IncomingHttpHeaders },
@@ -252,8 +252,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Limits bytes on the wire, because grpc-js buffers messages of unauthenticated peers and offers no other
-   * count.
+   * Limits bytes on the wire, because grpc-js buffers messages of
+   * unauthenticated peers and offers no other count.
    */
   #checkBytes(): void {
     for (const connection of this.#unauthenticated.values())
@@ -265,8 +265,8 @@ export class ConnectionLimiter {
 }
 
 /**
- * Name of a peer, in the form of grpc-js. A TLS socket and the accepted TCP socket below it have the same
- * name.
+ * Name of a peer, in the form of grpc-js.
+ * A TLS socket and the accepted TCP socket below it have the same name.
  */
 function peerOf({ remoteAddress, remotePort }: Pick<Socket, 'remoteAddress' | 'remotePort'>): string {
   return `${remoteAddress}:${remotePort}`;

@@ -1,5 +1,5 @@
-// The event log: events are committed with the change that caused them, then listed, streamed and passed to
-// listeners.
+// The event log: events are committed with the change that caused them, then listed,
+// streamed and passed to listeners.
 import { type EventType, readableTypes, events as routes } from '../shared/api/events.ts';
 import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/index.ts';
 import { Wake } from '../shared/backpressure.ts';
@@ -96,8 +96,8 @@ export class Events {
   }
 
   /**
-   * Calls `recorder` inside the transaction that records an event, so that its own writes are committed with
-   * the event.
+   * Calls `recorder` inside the transaction that records an event,
+   * so that its own writes are committed with the event.
    */
   within(recorder: Recorder): void {
     this.#recorders.push(recorder);

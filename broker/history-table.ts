@@ -1,18 +1,18 @@
-// A history table whose sequence numbers follow the time of the rows, so that a time is found without an
-// index.
+// A history table whose sequence numbers follow the time of the rows,
+// so that a time is found without an index.
 import type { Page } from '../shared/api/index.ts';
 import type { Route } from '../shared/api/route.ts';
 import type { History, Row } from './history.ts';
 import { type Condition, filtersOf, pageOfRows } from './paging.ts';
 
 /**
- * Sequence numbers per millisecond. With more rows, or a clock set back, they run ahead of the time, never
- * behind.
+ * Sequence numbers per millisecond. With more rows, or a clock set back,
+ * they run ahead of the time, never behind.
  */
 const perMs = 1_000;
 /**
- * Most rows of a table: without a limit, machines or callers could fill the disk. The oldest rows are deleted
- * first.
+ * Most rows of a table: without a limit, machines or callers could fill the disk.
+ * The oldest rows are deleted first.
  */
 const maxRows = 1_000_000;
 
@@ -45,8 +45,8 @@ export class OrderedTable {
   }
 
   /**
-   * The sequence number for a new row with time `at`, above all earlier numbers. Call next() inside a
-   * transaction.
+   * The sequence number for a new row with time `at`, above all earlier numbers.
+   * Call next() inside a transaction.
    */
   next(at: number): number {
     this.#last = Math.max(this.#last + 1, at * perMs);

@@ -43,8 +43,8 @@ export interface Retention {
   /** The most rows to keep; older ones are deleted whatever their age. */
   keepRows?: number;
   /**
-   * Whether rowids follow `column`, apart from times later than now. If so, only the first rows are checked,
-   * without an index.
+   * Whether rowids follow `column`, apart from times later than now.
+   * If so, only the first rows are checked, without an index.
    */
   ordered?: boolean;
   /** Extra SQL condition that a row must meet to be deleted for its age. */
@@ -56,8 +56,8 @@ export interface Retention {
 const pruneStep = 500;
 const pruneMs = 3_600_000;
 /**
- * Most prepared statements in the cache. Lists have one for each combination of filters; the oldest is
- * dropped.
+ * Most prepared statements in the cache.
+ * Lists have one for each combination of filters; the oldest is dropped.
  */
 const mostStatements = 500;
 /** Pages that a backup copies at a time, so that other work gets its turn at the disk. */
@@ -161,8 +161,8 @@ export class History {
   }
 
   /**
-   * Writes the outbox of state.json once: not again after a restart, nor after its rows were deleted for
-   * their age.
+   * Writes the outbox of state.json once:
+   * not again after a restart, nor after its rows were deleted for their age.
    */
   async applyOutbox(entries: readonly OutboxEntry[]): Promise<void> {
     const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
@@ -175,8 +175,8 @@ export class History {
 
   /** Sets the function that writes entries of a kind. The function must be idempotent. */
   onEntry(kind: string, apply: (entry: never, transaction: HistoryTransaction) => void): void {
-    // The kind decides the type of the entry: the module that appends entries also registers the function for
-    // them.
+    // The kind decides the type of the entry:
+    // the module that appends entries also registers the function for them.
     this.#appliers.set(kind, apply as Applier);
   }
 
@@ -283,8 +283,8 @@ export class History {
   }
 
   /**
-   * Deletes rows beyond `keepRows`. The rows with the lowest rowids go first, because rowids follow the order
-   * of insertion.
+   * Deletes rows beyond `keepRows`. The rows with the lowest rowids go first,
+   * because rowids follow the order of insertion.
    */
   #pruneSurplus({ table, keepRows }: Retention): number {
     if (keepRows === undefined) return 0;
@@ -300,8 +300,8 @@ export class History {
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // Deleted rows may hold secrets, such as the environment of a command, so SQLite overwrites them.
   database.exec('PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST');
-  // Checked before anything is written: a write creates a -wal, and the next start would not notice that one
-  // was lost.
+  // Checked before anything is written:
+  // a write creates a -wal, and the next start would not notice that one was lost.
   const isFound = refuseOther(database, file, installId, accepted);
   database.exec(`PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
@@ -314,8 +314,8 @@ function setUp(database: DatabaseSync, file: string, installId: string, accepted
 }
 
 /**
- * Whether the file already belongs to this installation. Throws StartError for a loss that is not accepted.
- * Writes nothing.
+ * Whether the file already belongs to this installation.
+ * Throws StartError for a loss that is not accepted. Writes nothing.
  */
 function refuseOther(database: DatabaseSync, file: string, installId: string, accepted: Accepted): boolean {
   const { user_version: version } = database.prepare('PRAGMA user_version').get() as { user_version: number };

@@ -41,8 +41,8 @@ async function main(): Promise<void> {
 }
 
 /**
- * Runs install, status or uninstall. Their module is loaded only here, because a running broker does not need
- * the module.
+ * Runs install, status or uninstall. Their module is loaded only here,
+ * because a running broker does not need the module.
  */
 async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   const { service } = await import('./systemd-service.ts');

@@ -15,8 +15,8 @@ import { hashOf, newKeySecret, SecretIndex } from './secrets.ts';
 import { KeyUsage } from './usage.ts';
 
 /**
- * Most log lines per minute about requests of one address without a valid key; further ones become one line
- * with a count.
+ * Most log lines per minute about requests of one address without a valid key;
+ * further ones become one line with a count.
  */
 const mostLines = 10;
 const minute = 60_000;

@@ -1,5 +1,5 @@
-// Decides what each key may do and on which machines, by the documents that are committed or that a change
-// finds.
+// Decides what each key may do and on which machines,
+// by the documents that are committed or that a change finds.
 import type { Rights } from '../../shared/api/index.ts';
 import type { KeyId, MachineId, Scope } from '../../shared/api/route.ts';
 import { after, iso, now } from '../../shared/clock.ts';
@@ -90,8 +90,8 @@ export function within(key: Key, outer: Key): boolean {
 }
 
 /**
- * The rights of a key. Each call uses the key as it is at that moment, and throws unauthorized once it is
- * revoked or expired.
+ * The rights of a key. Each call uses the key as it is at that moment,
+ * and throws unauthorized once it is revoked or expired.
  */
 export function rightsOf(declared: Keys & Machines, id: KeyId): Rights {
   const key = (): Key => currentKey(declared, id);

@@ -5,8 +5,8 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Presence } from '../presence/index.ts';
 
 /**
- * Results of a machine within this time share a message, because each message costs both sides 0.1 to 0.2 ms
- * of CPU.
+ * Results of a machine within this time share a message,
+ * because each message costs both sides 0.1 to 0.2 ms of CPU.
  */
 const coalesceMs = 50;
 /** Most ids in one message, whose limit is 64 KiB. */

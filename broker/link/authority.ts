@@ -56,8 +56,8 @@ export interface Authority {
 }
 
 /**
- * Reads the authority, or creates a missing one if `mayCreate`. Throws StartError when the file is missing or
- * damaged.
+ * Reads the authority, or creates a missing one if `mayCreate`.
+ * Throws StartError when the file is missing or damaged.
  */
 export async function loadAuthority(directory: string, mayCreate: boolean): Promise<Authority> {
   const file = join(directory, authorityFile);

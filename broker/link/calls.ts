@@ -28,8 +28,8 @@ import { IdleTimeout } from './idle-timeout.ts';
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
 /**
- * Streaming calls that wait for the stream on which the machine answers, by call id. An id is valid for one
- * stream.
+ * Streaming calls that wait for the stream on which the machine answers, by call id.
+ * An id is valid for one stream.
  */
 export type AnswerWaiters = Map<string, (stream: AnswerStream) => void>;
 
@@ -56,8 +56,8 @@ const answerWithinMs = 10_000;
  */
 const mostOpen = { unary: 1024, process: 96, terminal: openTerminals + terminalClients, watch: 32 };
 /**
- * Stops the sending side of a finished call. It is shared and never printed, because a new error costs a
- * stack trace.
+ * Stops the sending side of a finished call. The error is shared, because a new error costs a stack trace and
+ * this one is never printed.
  */
 const finished = new AppError('unavailable', 'the call is over');
 
@@ -167,8 +167,8 @@ export class Calls {
     const idle = new IdleTimeout(idleMs, abort);
     const stop = (): void => endWithError(stream, !this.#closed);
     abort.signal.addEventListener('abort', stop, { once: true });
-    // Our reading side does not end when the agent cancels or dies. After our own end this listener changes
-    // nothing.
+    // Our reading side does not end when the agent cancels or dies.
+    // After our own end this listener changes nothing.
     stream.once('cancelled', () => abort.abort(this.#lost()));
     // A source of requests that fails aborts the whole call with its error.
     void sendFrames(stream, idle.whileSending(outgoing), abort.signal).catch((error: unknown) => {
@@ -190,8 +190,8 @@ export class Calls {
     } finally {
       idle.end();
       abort.signal.removeEventListener('abort', stop);
-      // The agent half-closes first, then we end the stream. An incomplete answer is cancelled on both
-      // streams.
+      // The agent half-closes first, then we end the stream.
+      // An incomplete answer is cancelled on both streams.
       if (complete) stream.end();
       else {
         this.#cancel(call.id);
@@ -262,8 +262,8 @@ export class Calls {
   }
 
   /**
-   * Yields the messages of a reply. `asked` is false if the machine has only part of the request: then only
-   * an error is valid.
+   * Yields the messages of a reply. `asked` is false if the machine has only part of the request:
+   * then only an error is valid.
    */
   *#messagesOf({ error, messages: all }: Reply__Output, asked: boolean): Generator<Buffer> {
     if (error) throw fromWire(error);

@@ -1,5 +1,5 @@
-// Serves the control stream of one agent: challenge, hello, welcome, then heartbeats and small calls until it
-// ends.
+// Serves the control stream of one agent:
+// challenge, hello, welcome, then heartbeats and small calls until it ends.
 import { randomBytes } from 'node:crypto';
 import type { ServerDuplexStream } from '@grpc/grpc-js';
 import { status as grpcStatus } from '@grpc/grpc-js';
@@ -38,8 +38,8 @@ export interface LinkSettings {
   heartbeatMs: number;
   silenceMs: number;
   /**
-   * Most short streaming calls open at once on one machine; transfers have a separate limit of the same
-   * number.
+   * Most short streaming calls open at once on one machine;
+   * transfers have a separate limit of the same number.
    */
   openCalls: number;
   /** Longest silence of a machine in the middle of a streaming call, in milliseconds. */
@@ -59,8 +59,8 @@ const frameBytes = 256 * 1024;
 /** Longest wait for the hello, even on a connection that has authenticated before. */
 const helloMs = 5_000;
 /**
- * Most bytes that may wait for an agent on its control stream. An agent that reads too slowly is
- * disconnected.
+ * Most bytes that may wait for an agent on its control stream.
+ * An agent that reads too slowly is disconnected.
  */
 const maxUnreadBytes = 4 * 1024 * 1024;
 /** Approximate size of a message without its request, in bytes. */
@@ -70,13 +70,13 @@ const plainId = /^[\x20-\x7e]{0,200}$/;
 /** Form of machine ids, as newId makes them. */
 const machineId = /^mach_[0-9A-Za-z]{22}$/;
 /**
- * Most capabilities read from a hello: one more than a machine may report, so that the check refuses a longer
- * list.
+ * Most capabilities read from a hello:
+ * one more than a machine may report, so that the check refuses a longer list.
  */
 const mostCapabilities = 64 + 1;
 /**
- * Most process ids read from a hello. The agent lists further ones in a later hello, once these are
- * acknowledged.
+ * Most process ids read from a hello.
+ * The agent lists further ones in a later hello, once these are acknowledged.
  */
 const mostProcesses = 4096;
 /**
@@ -210,8 +210,8 @@ class AgentLink implements Link {
     this.#settings = settings;
     this.machineId = machine.id;
     this.instanceId = hello.instance_id;
-    // An agent without a journal of processes loses their results when it ends, so its instance id stands for
-    // the journal.
+    // An agent without a journal of processes loses their results when it ends,
+    // so its instance id stands for the journal.
     this.journalId = hello.journal_id || hello.instance_id || this.id;
     this.methods = hello.methods.filter((name) => methods.has(name));
     this.processIds = hello.process_ids.slice(0, mostProcesses);
@@ -303,8 +303,8 @@ class AgentLink implements Link {
   }
 
   /**
-   * Warns once when the machine's clock is far off, since times and certificates depend on it. Warns again
-   * after it was right.
+   * Warns once when the machine's clock is far off, since times and certificates depend on it.
+   * Warns again after it was right.
    */
   #watchClock(): void {
     const facts = this.#services.machineFacts.of(this.machineId);
@@ -319,8 +319,8 @@ class AgentLink implements Link {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // Each call allows one answer, even a late one. The limit below stops answers that never come from adding
-    // up.
+    // Each call allows one answer, even a late one.
+    // The limit below stops answers that never come from adding up.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
     // Node's own limit on a stream counts messages, not bytes.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;

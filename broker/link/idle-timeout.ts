@@ -1,11 +1,11 @@
-// The idle timeout of a streaming call: the call fails when its machine neither takes nor sends anything for
-// too long.
+// The idle timeout of a streaming call:
+// the call fails when its machine neither takes nor sends anything for too long.
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 
 /**
- * Factor for the timeout after the last request of a transfer, when a disk may need longer to sync
- * everything.
+ * Factor for the timeout after the last request of a transfer,
+ * when a disk may need longer to sync everything.
  */
 const settling = 10;
 
@@ -23,8 +23,8 @@ export class IdleTimeout {
   }
 
   /**
-   * Passes requests on. The timer runs while the machine takes a request, and stops while the source prepares
-   * the next.
+   * Passes requests on. The timer runs while the machine takes a request and after the last request. It stops
+   * while the source prepares the next.
    */
   async *whileSending(requests: AsyncIterable<Buffer> | Iterable<Buffer>): AsyncGenerator<Buffer> {
     let sent = 0;

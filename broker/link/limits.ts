@@ -1,5 +1,5 @@
-// Limits per minute for links: log lines, hellos of one machine, and events about two agents with one
-// identity.
+// Limits per minute for links: log lines, hellos of one machine,
+// and events about two agents with one identity.
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
@@ -10,8 +10,8 @@ import type { Machine } from '../state/index.ts';
 const addressLines = 10;
 const machineLines = 30;
 /**
- * Most hellos of one machine per minute. A correct agent sends fewer, because the agent waits longer after
- * each lost link.
+ * Most hellos of one machine per minute.
+ * A correct agent sends fewer, because the agent waits longer after each lost link.
  */
 const machineHellos = 60;
 const minute = 60_000;
@@ -63,8 +63,8 @@ export class LinkLimits {
   }
 
   /**
-   * Records the first takeover of a machine in a minute as an event, and the number of further ones in a
-   * second event.
+   * Records the first takeover of a machine in a minute as an event,
+   * and the number of further ones in a second event.
    */
   takeover(one: Takeover): void {
     if (this.#takeovers.take(one.machine.id, one)) this.#record(one);

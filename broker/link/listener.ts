@@ -47,8 +47,8 @@ export interface ListenerOptions {
   /** Whether this `authorization` header holds a valid API key. */
   hasKey(authorization: string): boolean;
   /**
-   * Milliseconds between HTTP/2 pings, since clients have no other heartbeat. `pongMs` without an answer ends
-   * the connection.
+   * Milliseconds between HTTP/2 pings, since clients have no other heartbeat.
+   * `pongMs` without an answer ends the connection.
    */
   pingMs: number;
   pongMs: number;
@@ -130,8 +130,8 @@ function grpcServer({ pingMs, pongMs }: ListenerOptions): Server {
 }
 
 /**
- * TLS ends here and not in grpc-js, so that the broker can cut sockets and renew its certificate while
- * running.
+ * TLS ends here and not in grpc-js, so that the broker can cut sockets
+ * and renew its certificate while running.
  */
 function tlsListener(
   server: Server,

@@ -1,12 +1,12 @@
-// HTTP/2 flow-control windows of the gRPC server. A larger window makes a distant machine faster but delays
-// other calls.
+// HTTP/2 flow-control windows of the gRPC server.
+// A larger window makes a distant machine faster but delays other calls.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 'node:http2';
 import { windowBytes } from '../../shared/rpc.ts';
 
 /**
- * Window for a near machine or a client. It is small because Node reads all available data at once, and a key
- * press waits for it.
+ * Window for a near machine or a client. It is small because Node reads all available data at once,
+ * and a key press waits for it.
  */
 const nearBytes = 1024 * 1024;
 /** Bytes in flight for each millisecond of a distant machine's round trip: 200 MiB/s. */

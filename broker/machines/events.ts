@@ -1,5 +1,5 @@
-// Records machine.online and machine.offline events two seconds after a change, so that a short interruption
-// causes none.
+// Records machine.online and machine.offline events two seconds after a change,
+// so that a short interruption causes none.
 import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';

@@ -1,5 +1,5 @@
-// The REST handlers of machines: their declared names and tags, reported facts, and whether they are linked
-// now.
+// The REST handlers of machines: their declared names and tags, reported facts,
+// and whether they are linked now.
 import type { Api, Handlers, Reply } from '../../shared/api/index.ts';
 import { includedIn, machines as routes } from '../../shared/api/machines.ts';
 import { iso, now } from '../../shared/clock.ts';

@@ -13,8 +13,8 @@ export interface Packages {
   /** SHA-256 of SHA256SUMS in hexadecimal, which join tokens include; undefined if there are no packages. */
   hash(): string | undefined;
   /**
-   * The command line that installs an agent with this token and optional name, or the reason why there is
-   * none.
+   * The command line that installs an agent with this token and optional name,
+   * or the reason why there is none.
    */
   words(token: string, name?: string): Words;
 }
@@ -36,8 +36,8 @@ interface Offer {
 }
 
 /**
- * Opens the packages in `directory`, the value of --packages. Throws StartError if that is set and holds no
- * packages.
+ * Opens the packages in `directory`, the value of --packages.
+ * Throws StartError if that is set and holds no packages.
  */
 export function openPackages(directory: string | undefined, reached: () => Reached): Packages {
   const offered = offering(directory ?? usual(), directory !== undefined);
@@ -96,8 +96,8 @@ async function pieceOf(path: string, at: number): Promise<Buffer> {
 }
 
 /**
- * Returns a function for the current packages. It reads the list again after a change, as by `npm run
- * package`.
+ * Returns a function for the current packages.
+ * It reads the list again after a change, as by `npm run package`.
  */
 function offering(directory: string, isSet: boolean): () => Offer | undefined {
   let known = markOf(directory);
@@ -105,8 +105,8 @@ function offering(directory: string, isSet: boolean): () => Offer | undefined {
   return () => {
     const mark = markOf(directory);
     if (mark !== known) offer = soundOffer(directory);
-    // While files are missing, the list is read again each time: it may become complete without a change of
-    // its own.
+    // While files are missing, the list is read again each time:
+    // it may become complete without a change of its own.
     known = offer ? mark : '';
     return offer;
   };
@@ -119,8 +119,8 @@ function markOf(directory: string): string {
 }
 
 /**
- * Reads the packages; undefined if the list names missing files, because it is still being written or is
- * damaged.
+ * Reads the packages; undefined if the list names missing files,
+ * because it is still being written or is damaged.
  */
 function soundOffer(directory: string): Offer | undefined {
   try {

@@ -1,5 +1,5 @@
-// Installing an agent with one command line: makes the line, and fills in the script install.sh for this
-// broker.
+// Installing an agent with one command line:
+// makes the line, and fills in the script install.sh for this broker.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { home, shipped } from '../../shared/install-layout.ts';

@@ -10,8 +10,8 @@ export interface Link {
   /** Id of the agent process; it changes when the agent restarts. */
   instanceId: string;
   /**
-   * Id of the agent's data; it survives a restart of the agent and changes when its data directory is
-   * deleted.
+   * Id of the agent's data; it survives a restart of the agent and
+   * changes when its data directory is deleted.
    */
   journalId: string;
   /** Names of the methods in agent.proto that the agent offers. */

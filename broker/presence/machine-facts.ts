@@ -1,5 +1,5 @@
-// Machine facts: host name, versions, last report and last contact of each machine, and the history of its
-// metrics.
+// Machine facts: host name, versions, last report and last contact of each machine,
+// and the history of its metrics.
 import { z } from 'zod';
 import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics.ts';
 import { label } from '../../shared/api/route.ts';
@@ -31,8 +31,8 @@ const reportSchema = z.object({
   agent_uptime_s: amount,
 });
 /**
- * A checked report, with the machine's clock minus the broker's at its arrival. Older brokers stored no
- * offset.
+ * A checked report, with the machine's clock minus the broker's at its arrival.
+ * Older brokers stored no offset.
  */
 export type Report = z.output<typeof reportSchema> & { clock_offset_ms?: number };
 
@@ -106,8 +106,8 @@ export class MachineFacts {
   readonly #facts: Map<string, Facts>;
   readonly #heardAt = new Map<string, number>();
   /**
-   * `#unsaved`: machines whose newest facts are only in memory. `#unsampled`: machines with a report that is
-   * not sampled yet.
+   * `#unsaved`: machines whose newest facts are only in memory.
+   * `#unsampled`: machines with a report that is not sampled yet.
    */
   readonly #unsaved = new Set<string>();
   readonly #unsampled = new Set<string>();

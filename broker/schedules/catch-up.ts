@@ -1,5 +1,5 @@
-// Decides which time of a schedule runs next and which times were missed, after downtime or a change of the
-// clock.
+// Decides which time of a schedule runs next and which times were missed,
+// after downtime or a change of the clock.
 import type { Schedule } from '../state/index.ts';
 import type { Timetable } from './timetable.ts';
 
@@ -26,8 +26,8 @@ export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_u
 /** A jump forward counts once it has lasted this long. Until then nothing is decided. */
 export const believedMs = 60_000;
 /**
- * A time noticed later than this counts as missed, as when the machine slept. The wait after a jump forward
- * is included.
+ * A time noticed later than this counts as missed, as when the machine slept.
+ * The wait after a jump forward is included.
  */
 export const lateMs = believedMs + 60_000;
 

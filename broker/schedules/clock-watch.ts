@@ -3,8 +3,8 @@ import { monotonic, now } from '../../shared/clock.ts';
 import { believedMs, type ClockJump } from './catch-up.ts';
 
 /**
- * Smallest difference between the clocks that counts as a change. NTP slews both clocks alike, so it causes
- * none.
+ * Smallest difference between the clocks that counts as a change.
+ * NTP causes none, because NTP slews both clocks alike.
  */
 const jumpMs = 1_000;
 
@@ -21,8 +21,8 @@ export class ClockWatch {
   #recent: (ClockJump & { ahead: number; since: number }) | undefined;
 
   /**
-   * Whether the clock jumped forward less than a minute ago. Nothing may run then, because the clock may be
-   * set back.
+   * Whether the clock jumped forward less than a minute ago.
+   * Nothing may run then, because the clock may be set back.
    */
   get isUncertain(): boolean {
     return this.#recent !== undefined;

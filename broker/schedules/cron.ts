@@ -1,5 +1,5 @@
-// Cron expressions: checks them strictly, finds the next match of a wall time (as if in UTC), and describes
-// them in words.
+// Cron expressions: checks them strictly, finds the next match of a wall time (as if in UTC),
+// and describes them in words.
 import { Cron as Pattern } from 'croner';
 import cronstrue from 'cronstrue';
 import { AppError } from '../../shared/errors.ts';
@@ -63,8 +63,8 @@ export function readCron(text: string): Cron {
 
 /** Throws validation_failed for an expression that never fires. */
 export function assertFires(text: string): void {
-  // Only 28 years are searched: in them every date falls on every weekday. A search to the year 9999 takes 80
-  // ms.
+  // Only 28 years are searched: in them every date falls on every weekday.
+  // A search to the year 9999 takes 80 ms.
   const first = patternOf([...partsOf(text), '2000-2027']).nextRun(new Date(0));
   if (!first) throw refusal('cron', 'never fires: no month of these has such a day');
 }
@@ -77,8 +77,8 @@ export function wordsOf(text: string): string {
 /** Makes a pattern of six fields, or of seven with the years last. */
 function patternOf(parts: readonly string[]): Pattern {
   const [, , , date, , weekday] = parts;
-  // crontab's rule: if a day field starts with `*`, both day fields must match; otherwise one of them is
-  // enough.
+  // crontab's rule: if a day field starts with `*`, both day fields must match;
+  // otherwise one of them is enough.
   const both = [date, weekday].some((part) => part?.startsWith('*'));
   const mode = parts.length === 6 ? '6-part' : '7-part';
   return new Pattern(parts.join(' '), { utcOffset: 0, mode, domAndDow: both });

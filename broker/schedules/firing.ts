@@ -41,8 +41,8 @@ const mostCounted = 200;
 /** Most times that next_run skips because they have already run. */
 const mostRanAhead = 1000;
 /**
- * Waits before a waiting time is checked again: `unsureMs` if the open run may have ended, `openMs` if it has
- * not.
+ * Waits before a waiting time is checked again:
+ * `unsureMs` if the open run may have ended, `openMs` if it has not.
  */
 const unsureMs = 1_000;
 const openMs = 60_000;
@@ -197,8 +197,8 @@ export class Firing {
   }
 
   /**
-   * Removes rows and marks later than `to`, written while the clock was ahead. Runs that took place stay and
-   * are not repeated.
+   * Removes rows and marks later than `to`, written while the clock was ahead.
+   * Runs that took place stay and are not repeated.
    */
   #rewind(to: number): void {
     const { state, history, records } = this.#context;
@@ -317,8 +317,8 @@ function sharing(timetable: Timetable, settledUntil: number, last: number): stri
 }
 
 /**
- * Sets `since` of these schedules, so that times before `at` are neither run nor recorded as missed. Resolves
- * once on disk.
+ * Sets `since` of these schedules, so that times before `at` are neither run
+ * nor recorded as missed. Resolves once on disk.
  */
 export async function countTimesFrom(
   state: State,

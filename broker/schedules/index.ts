@@ -206,8 +206,8 @@ function scheduleOf(params: Params, { key_id }: Caller): Schedule {
 }
 
 /**
- * Applies the changes of a request. A change of the times sets `since`, so that earlier times are not caught
- * up.
+ * Applies the changes of a request. A change of the times sets `since`,
+ * so that earlier times are not caught up.
  */
 function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();

@@ -1,5 +1,5 @@
-// Starts runs of schedules: writes a command and its row in one transaction, or a row with the reason for no
-// command.
+// Starts runs of schedules: writes a command and its row in one transaction,
+// or a row with the reason for no command.
 import type { Journal } from '../../shared/api/index.ts';
 import type { KeyId, MachineId, RunId } from '../../shared/api/route.ts';
 import { monotonic } from '../../shared/clock.ts';
@@ -50,16 +50,16 @@ export class Launcher {
   }
 
   /**
-   * Whether a command for this machine would fail: it is offline, and the broker started more than a minute
-   * ago.
+   * Whether a command for this machine would fail:
+   * it is offline, and the broker started more than a minute ago.
    */
   isAway(machineId: string): boolean {
     return this.#queueFor(machineId).queue_for === undefined;
   }
 
   /**
-   * Whether all these runs may have ended while the broker was down and their machines have not reported it
-   * yet.
+   * Whether all these runs may have ended while the broker was down
+   * and their machines have not reported it yet.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
@@ -81,8 +81,8 @@ export class Launcher {
   }
 
   /**
-   * Starts a run for a request. Throws the errors of POST /commands, after the row with the refusal is on
-   * disk.
+   * Starts a run for a request. Throws the errors of POST /commands,
+   * after the row with the refusal is on disk.
    */
   byHand(
     schedule: Schedule,

@@ -1,5 +1,5 @@
-// Runs of schedules in history.db: a row for each due time and each manual run, and a progress mark for each
-// schedule.
+// Runs of schedules in history.db: a row for each due time and each manual run,
+// and a progress mark for each schedule.
 import type { Api, Input, Page, Reply } from '../../shared/api/index.ts';
 import type { MachineId, RunId } from '../../shared/api/route.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
@@ -39,8 +39,8 @@ const tables = [
   CREATE INDEX schedule_runs_open ON schedule_runs (schedule_id) WHERE finished_at IS NULL;
   CREATE INDEX schedule_runs_commands ON schedule_runs (command_id) WHERE finished_at IS NULL;
   CREATE TABLE schedule_marks (schedule_id TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
-  // The machine sets started_at, and its clock can be wrong. So rows are sorted and deleted by decided_at,
-  // the broker's time.
+  // The machine sets started_at, and its clock can be wrong.
+  // So rows are sorted and deleted by decided_at, the broker's time.
   `ALTER TABLE schedule_runs ADD COLUMN decided_at INTEGER NOT NULL DEFAULT 0;
   UPDATE schedule_runs SET decided_at = started_at;
   DROP INDEX schedule_runs_by_schedule;
@@ -115,8 +115,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Handles a clock that was set back to `to`: moves later marks back, and deletes later rows that did not
-   * run.
+   * Handles a clock that was set back to `to`:
+   * moves later marks back, and deletes later rows that did not run.
    */
   rewind(to: number): void {
     this.#history.sql('UPDATE schedule_marks SET at = ?1 WHERE at > ?1').run(to);

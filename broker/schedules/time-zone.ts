@@ -1,9 +1,9 @@
-// Converts between instants and the wall time of a time zone, including changes to and from daylight saving
-// time.
+// Converts between instants and the wall time of a time zone,
+// including changes to and from daylight saving time.
 
 /**
- * The instants of a wall time: two if the clocks were turned back. A wall time in a skipped gap has only the
- * gap's end.
+ * The instants of a wall time: two if the clocks were turned back.
+ * A wall time in a skipped gap has only the gap's end.
  */
 export type Instants = { at: [first: number, second?: number]; gap: false } | { end: number; gap: true };
 

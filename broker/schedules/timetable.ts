@@ -5,8 +5,8 @@ import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 const second = 1000;
 
 /**
- * Makes the timetable for a request. Throws validation_failed with the name of the field, also if it never
- * fires.
+ * Makes the timetable for a request.
+ * Throws validation_failed with the name of the field, also if it never fires.
  */
 export function checkedTimetable(expression: string, timezone: string): Timetable {
   const timetable = new Timetable(expression, timezone);

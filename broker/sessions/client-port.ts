@@ -24,8 +24,8 @@ export function actionOf(message: unknown): Action {
 /** A message to a client other than terminal output. */
 export type Notice =
   /**
-   * Sent once, before any output; `offset` is where the output begins. A client of an offline machine gets it
-   * later.
+   * Sent once, before any output; `offset` is where the output begins.
+   * A client of an offline machine gets it later.
    */
   | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number }
   /** `status` is GRACE_PERIOD when the machine goes offline, and CONNECTED when it is back. */
@@ -44,8 +44,8 @@ export type CloseReason =
   | { why: 'detached' | 'forbidden' | 'fell_behind' | 'stopping' };
 
 /**
- * One client's connection. A session reads `actions`, and ends every port with close() unless `gone` fired
- * before.
+ * One client's connection. A session reads `actions`,
+ * and ends every port with close() unless `gone` fired before.
  */
 export interface ClientPort {
   /** Sends output. Resolves once the client has taken enough of the output to be sent more. Never rejects. */

@@ -23,8 +23,8 @@ const unusedMs = 30_000;
 const restMs = 30_000;
 
 /**
- * Attaches a client, whose connection must follow within 30 s. Throws unavailable when the machine has too
- * many clients.
+ * Attaches a client, whose connection must follow within 30 s.
+ * Throws unavailable when the machine has too many clients.
  */
 export async function attach(
   context: SessionContext,
@@ -136,8 +136,8 @@ export class Attachment {
   }
 
   /**
-   * Call it once the client is on disk: starts the timeout for its connection and watches the rights of its
-   * key.
+   * Starts the timeout for the connection, and watches the rights of the key.
+   * Call begin() once the client is on disk.
    */
   begin(): void {
     const { key_id } = this.attached;

@@ -1,5 +1,5 @@
-// Serves one attached client of a terminal. Over lost links it gets each byte once, and none of its input
-// arrives twice.
+// Serves one attached client of a terminal. Despite lost links the client gets each byte once, and none of
+// its input arrives twice.
 import type { AttachTerminalHead__Output } from '../../proto/types/farhand/agent/v1/AttachTerminalHead.ts';
 import type { AttachTerminalOpen } from '../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
 import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
@@ -29,8 +29,8 @@ interface ServedClient {
 /** The audit log gets at most one entry about input in this time, without the input itself. */
 const auditMs = 60_000;
 /**
- * Most bytes that may be on their way to a client. The agent stops earlier, unless acknowledgements cannot
- * reach it.
+ * Most bytes that may be on their way to a client.
+ * The agent stops earlier, unless acknowledgements cannot reach it.
  */
 const mostUntaken = 2 * terminalReplayBytes;
 /** Approximate size of a notice in bytes. */
@@ -103,8 +103,8 @@ export class Conversation {
   }
 
   /**
-   * Records that a client typed, or that an observer tried to. The input itself is private and is not
-   * recorded.
+   * Records that a client typed, or that an observer tried to.
+   * The input itself is private and is not recorded.
    */
   #audit(result: 'ok' | 'forbidden'): void {
     if (monotonic() - this.#auditedAt < auditMs) return;
@@ -282,8 +282,8 @@ class UnacknowledgedInput {
   /** Whether the agent has reported where this call begins. */
   #begun = false;
   /**
-   * `#taken`: offset up to which the client has the output. `#reported`: the last such offset sent to the
-   * agent.
+   * `#taken`: offset up to which the client has the output.
+   * `#reported`: the last such offset sent to the agent.
    */
   #taken = 0;
   #reported = 0;
@@ -304,8 +304,8 @@ class UnacknowledgedInput {
   begin({ offset, input_taken, known }: Beginning): number {
     const from = this.#counted && known ? input_taken : undefined;
     const resumes = from !== undefined && from >= this.#acknowledged;
-    // An agent that does not know the client may have taken all input sent before, so none of that is sent
-    // again.
+    // An agent that does not know the client may have taken all input sent before,
+    // so none of that is sent again.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {
       this.#next = this.#acknowledged + this.#input.length;
@@ -324,8 +324,8 @@ class UnacknowledgedInput {
   }
 
   /**
-   * Drops input that the agent has acknowledged. Throws machine_error when `input_taken` is more than was
-   * sent.
+   * Drops input that the agent has acknowledged.
+   * Throws machine_error when `input_taken` is more than was sent.
    */
   acknowledge(input_taken: number): void {
     if (input_taken > this.#next) {

@@ -121,8 +121,8 @@ export class Sessions {
   }
 
   /**
-   * Crash recovery: open sessions wait for their machines, and clients of the earlier broker process are
-   * detached.
+   * Crash recovery: open sessions wait for their machines,
+   * and clients of the earlier broker process are detached.
    */
   #recover(): void {
     const { records, sessions, history, state, log } = this.#context;

@@ -56,8 +56,8 @@ const tables = [
 ];
 
 /**
- * Reads and writes both tables. Deletes sessions that ended longer than `keepMs` ago. Write only inside a
- * transaction.
+ * Reads and writes both tables. Deletes sessions that ended longer than `keepMs` ago.
+ * Write only inside a transaction.
  */
 export class SessionRecords {
   readonly #history: History;

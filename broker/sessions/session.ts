@@ -30,8 +30,8 @@ export interface SessionServices {
   /** Adds a row to the audit log, in the transaction of the change. */
   audit(journal: Journal, deed: Deed): void;
   /**
-   * Calls `end` once the key may no longer attach to sessions of that machine. The returned function stops
-   * the watch.
+   * Calls `end` once the key may no longer attach to sessions of that machine.
+   * The returned function stops the watch.
    */
   whileAttachable(intent: { key_id: KeyId; machine_id: MachineId }, end: () => void): () => void;
 }
@@ -73,8 +73,8 @@ const rewriteMs = 5_000;
 /** Time between the hangup signal and SIGKILL. */
 const killGraceMs = 2_000;
 /**
- * Longest wait for the agent to report the exit after a request to end a session. Then the broker ends the
- * session.
+ * Longest wait for the agent to report the exit after a request to end a session.
+ * Then the broker ends the session.
  */
 const overdueMs = 15_000;
 /** Wait before a call that a linked agent did not answer is tried again. */
@@ -124,8 +124,8 @@ export class OpenSession {
   }
 
   /**
-   * Requests the end of the terminal and its process tree, now or once its agent is back. Resolves once the
-   * request is on disk.
+   * Requests the end of the terminal and its process tree, now or once its agent is back.
+   * Resolves once the request is on disk.
    */
   async requestEnd(caller: Caller): Promise<void> {
     const { ending } = this.record;
@@ -184,8 +184,8 @@ export class OpenSession {
   }
 
   /**
-   * Ends the session; only the first call counts. Resolves once the end is on disk, or the broker stops.
-   * Never rejects.
+   * Ends the session; only the first call counts.
+   * Resolves once the end is on disk, or the broker stops. Never rejects.
    */
   async end({ exit_code = null, signal = null, reason }: End): Promise<void> {
     if (this.ended) return;
@@ -240,8 +240,8 @@ export class OpenSession {
   }
 
   /**
-   * Follows one call that supervises the terminal, until it ends. A failed call is made again on the same
-   * link.
+   * Follows one call that supervises the terminal, until it ends.
+   * A failed call is made again on the same link.
    */
   async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
     const { stopping, log } = this.#context;
@@ -287,8 +287,8 @@ export class OpenSession {
   }
 
   /**
-   * Writes a change. One that could not be written is written with the next change, at the latest with the
-   * end.
+   * Writes a change. One that could not be written is written with the next change,
+   * at the latest with the end.
    */
   async #change(changes: Partial<Session>, type?: EventType): Promise<void> {
     const record = { ...this.record, ...changes };
@@ -364,16 +364,16 @@ function endOf({ outcome, exit_code, ...exit }: ProcessExit__Output, session: Se
 }
 
 /**
- * The outcome for a terminal that the agent no longer has. Terminals end with the agent process that opened
- * them.
+ * The outcome for a terminal that the agent no longer has.
+ * Terminals end with the agent process that opened them.
  */
 function lostOn({ instance_id }: Session, { instanceId }: Link): End {
   return { reason: instance_id === instanceId ? 'lost' : 'agent_restarted' };
 }
 
 /**
- * The outcome for a refused call: the terminal did not start, or the agent does not have it. Undefined means:
- * try again.
+ * The outcome for a refused call: the terminal did not start, or the agent does not have it.
+ * Undefined means: try again.
  */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;

@@ -26,8 +26,8 @@ interface Pair {
 }
 
 /**
- * The certificate that the settings choose; undefined without TLS. Files are checked every `lookMs`. Throws
- * StartError.
+ * The certificate that the settings choose; undefined without TLS.
+ * Files are checked every `lookMs`. Throws StartError.
  */
 export async function certificateOf(
   settings: BrokerSettings,

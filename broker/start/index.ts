@@ -35,8 +35,8 @@ export interface Broker {
   /** Whether the broker serves requests and its history database answers. */
   alive(): boolean;
   /**
-   * Stops accepting work, asks agents to reconnect, flushes data and releases the directory. Takes at most 10
-   * s.
+   * Stops accepting work, asks agents to reconnect,
+   * flushes data and releases the directory. Takes at most 10 s.
    */
   close(): Promise<void>;
 }
@@ -47,8 +47,8 @@ const proofMs = 5_000;
 /** Pings for gRPC connections: a client that is frozen is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
 /**
- * Longest time that a gRPC client may stall a file transfer when the client must act. Then the call is cut,
- * as over HTTP.
+ * Longest time that a gRPC client may stall a file transfer when the client must act.
+ * Then the call is cut, as over HTTP.
  */
 const stalledMs = 70_000;
 /** Agents of a stopping broker reconnect at random times within this. */

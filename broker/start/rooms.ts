@@ -1,5 +1,5 @@
-// Creates the parts of a broker in the order in which they depend on each other, and registers how each is
-// closed.
+// Creates the parts of a broker in the order in which they depend on each other,
+// and registers how each is closed.
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/index.ts';
@@ -42,8 +42,8 @@ import { createWebhooks, type WebhookSettings, type Webhooks } from '../webhooks
 import { vaultFile } from '../webhooks/secret-vault.ts';
 
 /**
- * Settings for tests and benchmarks: shorter times, other name resolution, and access to the stores before
- * the start.
+ * Settings for tests and benchmarks: shorter times, other name resolution,
+ * and access to the stores before the start.
  */
 export interface Tuning {
   link?: Partial<LinkSettings>;
@@ -72,8 +72,8 @@ export interface Status {
   /** HOST:PORT by which agents reach the broker if it differs from `grpc`, otherwise empty. */
   publicGrpc: string;
   /**
-   * `sha256//BASE64` of the REST API's key if the broker's own authority issued its certificate, otherwise
-   * empty.
+   * `sha256//BASE64` of the REST API's key if the broker's own authority
+   * issued its certificate, otherwise empty.
    */
   pin: string;
 }
@@ -251,7 +251,7 @@ function lookupsOf({
   machineFacts,
 }: Nouns & Pick<Stores, 'machineFacts'>): Lookups {
   return {
-    // The facts of a machine stay when it is removed.
+    // The facts of a removed machine stay, so lists can still be filtered by its id.
     machine: (id, { machines }, filters) =>
       machines.has(id) || (filters && machineFacts.of(id)) ? {} : undefined,
     command: (id) => behind(commands.machineOf(id)),

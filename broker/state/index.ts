@@ -72,8 +72,8 @@ export class State implements Declared {
   #running: Promise<void> | undefined;
   #apply: Apply | undefined;
   /**
-   * Number of outbox entries in the file that are already in history. The next write removes them from the
-   * file.
+   * Number of outbox entries in the file that are already in history.
+   * The next write removes them from the file.
    */
   #applied = 0;
   #cancelAgain = (): void => {};
@@ -128,8 +128,8 @@ export class State implements Declared {
   }
 
   /**
-   * Sets the function that writes the outbox to history, and writes the entries that an earlier run left
-   * there.
+   * Sets the function that writes the outbox to history,
+   * and writes the entries that an earlier run left there.
    */
   async drainTo(apply: Apply): Promise<void> {
     this.#apply = apply;

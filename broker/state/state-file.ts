@@ -10,8 +10,8 @@ import { StartError } from '../../shared/errors.ts';
 import { type Documents, documents, version } from './documents.ts';
 
 /**
- * Reads and writes the file, with mode 0600. Writes are atomic, even in a crash, and are on disk when they
- * resolve.
+ * Reads and writes the file, with mode 0600.
+ * Writes are atomic, even in a crash, and are on disk when they resolve.
  */
 export class StateFile implements Adapter<Documents> {
   /** Whether a failed write may have replaced the file. */
@@ -26,8 +26,8 @@ export class StateFile implements Adapter<Documents> {
   }
 
   /**
-   * Reads the documents; null if the file does not exist. Adds a missing checksum. Throws StartError for a
-   * damaged file.
+   * Reads the documents; null if the file does not exist. Adds a missing checksum.
+   * Throws StartError for a damaged file.
    */
   async read(): Promise<Documents | null> {
     if (!existsSync(this.#file)) return null;
@@ -35,8 +35,8 @@ export class StateFile implements Adapter<Documents> {
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
-    // Written twice, so that state.json.last has a checksum too. From then on a file without a checksum is
-    // refused.
+    // Written twice, so that state.json.last has a checksum too.
+    // From then on a file without a checksum is refused.
     await this.write(data);
     return data;
   }
@@ -141,8 +141,8 @@ function recoveryOf(file: string): string {
 }
 
 /**
- * The shell command that restores the previous generation; undefined if state.json.last is missing or
- * damaged.
+ * The shell command that restores the previous generation;
+ * undefined if state.json.last is missing or damaged.
  */
 export function commandBack(file: string): string | undefined {
   const last = lastOf(file);

@@ -4,13 +4,13 @@ import type { OutboxEntry } from '../history.ts';
 import type { Declared, Documents, Name } from './documents.ts';
 
 /**
- * Edits the documents. Replace a document and never edit it in place: the committed state holds the same
- * object.
+ * Edits the documents. Replace a document and never edit it in place:
+ * the committed state holds the same object.
  */
 export class StateTransaction implements Journal {
   /**
-   * The documents before this change, including earlier changes of the same commit. Rights are checked
-   * against these.
+   * The documents before this change, including earlier changes of the same commit.
+   * Rights are checked against these.
    */
   readonly before: Declared;
   /** Entries for history that are committed with this change. */

@@ -1,5 +1,5 @@
-// Decides which addresses webhooks may call: the public internet and --webhook-allow, never this broker's own
-// ports.
+// Decides which addresses webhooks may call:
+// the public internet and --webhook-allow, never this broker's own ports.
 import type { Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import ipaddr from 'ipaddr.js';
@@ -9,8 +9,8 @@ type Address = ipaddr.IPv4 | ipaddr.IPv6;
 export type Network = [Address, number];
 
 /**
- * The error for a forbidden address. Its message names only what the URL names, never a resolved address or
- * its service.
+ * The error for a forbidden address. Its message names only what the URL names,
+ * never a resolved address or its service.
  */
 export class NotAllowed extends Error {
   override readonly name = 'NotAllowed';
@@ -37,8 +37,8 @@ export function networkOf(text: string): Network | undefined {
   const bits = length === undefined ? maxBits : Number(length);
   if (bits > maxBits) return undefined;
   if (address.kind() === inner.kind()) return [address, bits];
-  // Addresses are checked by the IPv4 address inside them, so a mapped network must contain only IPv4
-  // addresses.
+  // Addresses are checked by the IPv4 address inside them,
+  // so a mapped network must contain only IPv4 addresses.
   const mapped = address instanceof ipaddr.IPv6 && address.isIPv4MappedAddress();
   return mapped && bits >= 96 ? [inner, bits - 96] : undefined;
 }
@@ -59,8 +59,8 @@ export class AddressGuard {
   }
 
   /**
-   * Throws NotAllowed for an address that webhooks must not reach. `host` is the host in the URL, for the
-   * message.
+   * Throws NotAllowed for an address that webhooks must not reach.
+   * `host` is the host in the URL, for the message.
    */
   assertAddress(text: string, host = text): void {
     const address = addressOf(text);
@@ -95,8 +95,8 @@ export class AddressGuard {
   }
 
   /**
-   * Destroys a connection that reached this broker over an address of no running interface (an unplugged one,
-   * a local route).
+   * Destroys a connection that reached this broker over an address of no running
+   * interface (an unplugged one, a local route).
    */
   refuseSelf(socket: Socket): void {
     const { remoteAddress, remotePort = 0, localAddress } = socket;

@@ -1,5 +1,5 @@
-// Decides when each delivery is attempted. Every webhook has a separate queue, so a dead receiver delays no
-// other.
+// Decides when each delivery is attempted.
+// Every webhook has a separate queue, so a dead receiver delays no other.
 import type { WebhookId } from '../../shared/api/route.ts';
 import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -23,8 +23,8 @@ export interface RetrySettings {
   /** Most attempts for one delivery. */
   attempts: number;
   /**
-   * Milliseconds before the second attempt, the third and so on. The last value is used for all further
-   * attempts.
+   * Milliseconds before the second attempt, the third and so on.
+   * The last value is used for all further attempts.
    */
   waits: readonly number[];
 }
@@ -272,8 +272,8 @@ export class DeliveryQueue {
   }
 
   /**
-   * Fails waiting deliveries that must not be sent: the webhook is disabled, lacks the right, or the event
-   * was deleted.
+   * Fails waiting deliveries that must not be sent:
+   * the webhook is disabled, lacks the right, or the event was deleted.
    */
   async #sweep(queue: Queue): Promise<void> {
     queue.sweeping = true;

@@ -1,5 +1,5 @@
-// Deliveries in history.db: a row for each event to be sent to a webhook, with its attempts and next due
-// time.
+// Deliveries in history.db: a row for each event to be sent to a webhook,
+// with its attempts and next due time.
 import { createHash } from 'node:crypto';
 import type { Api, Reply } from '../../shared/api/index.ts';
 import type { WebhookId } from '../../shared/api/route.ts';
@@ -70,8 +70,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * How often each webhook had been enabled when its attempts failed. A webhook that was enabled more often
-   * works again.
+   * How often each webhook had been enabled when its attempts failed.
+   * A webhook that was enabled more often works again.
    */
   readonly #failed: Map<string, number>;
 
@@ -87,16 +87,16 @@ export class DeliveryStore {
   }
 
   /**
-   * The clock of due times: wall time at the start of the broker, then monotonic, so that setting the clock
-   * changes no wait.
+   * The clock of due times: wall time at the start of the broker, then monotonic,
+   * so that setting the clock changes no wait.
    */
   now(): number {
     return Math.round(this.#startedAt + monotonic());
   }
 
   /**
-   * Records a new delivery, or makes a failed or waiting one due now. A delivered one is sent again only with
-   * `anyStatus`.
+   * Records a new delivery, or makes a failed or waiting one due now.
+   * A delivered one is sent again only with `anyStatus`.
    */
   request(webhookId: WebhookId, event: EventReference, anyStatus = false): boolean {
     // The new due time differs from the old one, so that saveAttempt() notices the new request.
@@ -193,8 +193,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Events since a time, in the order of the event log, and the sequence number after which the next page
-   * begins.
+   * Events since a time, in the order of the event log,
+   * and the sequence number after which the next page begins.
    */
   eventsSince(
     since: Date,

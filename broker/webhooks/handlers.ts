@@ -172,8 +172,8 @@ export class WebhookHandlers implements Routes {
   };
 
   /**
-   * Whether the caller may read every event that a webhook sends. Otherwise it could read them through the
-   * webhook.
+   * Whether the caller may read every event that a webhook sends.
+   * Otherwise it could read them through the webhook.
    */
   #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
     if (webhook.key_id === caller.key_id) return true;
@@ -212,12 +212,12 @@ export class WebhookHandlers implements Routes {
       updated_at: iso(),
     };
     if (secret !== undefined) webhook.secret = secret === null ? null : vault.encrypt(id, secret);
-    // A webhook belongs to the key that sets its URL, or that enables it after its own key was revoked or
-    // expired.
+    // A webhook belongs to the key that sets its URL,
+    // or that enables it after its own key was revoked or expired.
     const taken = webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, draft.before));
     if (taken) webhook.key_id = caller.key_id;
-    // Both the editor and the owner must be able to read the events. Otherwise an editor could have more sent
-    // to itself.
+    // Both the editor and the owner must be able to read the events.
+    // Otherwise an editor could have more sent to itself.
     for (const reader of [editor, rightsOf(webhook.key_id, draft.before) ?? editor]) {
       assertScopes(reader, webhook.events);
       assertReaches(reader, params.machine_ids ?? []);

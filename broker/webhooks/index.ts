@@ -1,5 +1,5 @@
-// Webhooks: connects the parts that record, queue and send deliveries, at least once and only to allowed
-// addresses.
+// Webhooks: connects the parts that record, queue and send deliveries,
+// at least once and only to allowed addresses.
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';

@@ -32,8 +32,8 @@ export async function resolveName(
 }
 
 /**
- * Addresses of a name in a hosts file (hosts(5)): each line has an address and its names; a # begins a
- * comment.
+ * Addresses of a name in a hosts file (hosts(5)): each line has an address and its names;
+ * a # begins a comment.
  */
 function hostsIn(text: string, wanted: string): string[] {
   return text.split('\n').flatMap((line) => {

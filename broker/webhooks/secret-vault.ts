@@ -1,5 +1,5 @@
-// Encrypts webhook secrets with AES-256-GCM. The key is in a separate file, so a copy of state.json reveals
-// no secret.
+// Encrypts webhook secrets with AES-256-GCM.
+// The key is in a separate file, so a copy of state.json reveals no secret.
 import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';

@@ -26,8 +26,8 @@ type Answered = Partial<Omit<Outcome, 'at' | 'duration'>>;
 const deadlineMs = 15_000;
 const storedBytes = 4 * 1024;
 /**
- * Milliseconds for which an idle connection may be reused. It is short, because receivers close idle
- * connections.
+ * Milliseconds for which an idle connection may be reused.
+ * It is short, because receivers close idle connections.
  */
 const idleMs = 1_000;
 
@@ -36,8 +36,8 @@ export class Sender {
   /** Origins that resolved to an internal address; their answers are not stored. */
   readonly #internal = new Set<string>();
   /**
-   * Errors of connections that the receiver closed after answering on them before; such requests are sent
-   * again.
+   * Errors of connections that the receiver closed after answering on them before;
+   * such requests are sent again.
    */
   readonly #stale = new WeakSet<Error>();
   readonly #pooled: Agent;
@@ -112,8 +112,8 @@ export class Sender {
   }
 
   /**
-   * Connects to an address that the guard has checked. The name is not looked up again, so the address cannot
-   * change.
+   * Connects to an address that the guard has checked.
+   * The name is not looked up again, so the address cannot change.
    */
   async #connect(options: buildConnector.Options): Promise<Socket> {
     const { hostname, host, protocol } = options;
@@ -139,8 +139,8 @@ export class Sender {
 }
 
 /**
- * The first bytes of the answer. The status is already known, so a body that is cut off or late does not fail
- * the delivery.
+ * The first bytes of the answer. The status is already known,
+ * so a body that is cut off or late does not fail the delivery.
  */
 async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<string | null> {
   const chunks: Buffer[] = [];

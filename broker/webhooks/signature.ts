@@ -1,5 +1,5 @@
-// The headers of a delivery: its event, id and time, and two signatures of its body (spec 6.4 and Standard
-// Webhooks).
+// The headers of a delivery: its event, id and time,
+// and two signatures of its body (spec 6.4 and Standard Webhooks).
 import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
 import { version } from '../../shared/version.ts';
 
@@ -21,8 +21,8 @@ export interface Signer {
 const prefix = 'whsec_';
 
 /**
- * The keys for a secret. Standard Webhooks has base64 after a prefix; without the prefix the secret itself is
- * the key.
+ * The keys for a secret. Standard Webhooks has base64 after a prefix;
+ * without the prefix the secret itself is the key.
  */
 export function signerOf(secret: string): Signer {
   const plain = createSecretKey(secret, 'utf8');

@@ -15,8 +15,8 @@ export interface KeyRights {
 }
 
 /**
- * Returns the rights of a key, by the committed documents or by those of a running change; undefined if
- * revoked or expired.
+ * Returns the rights of a key, by the committed documents or by those of a running change;
+ * undefined if revoked or expired.
  */
 export type RightsOf = (id: KeyId, declared?: Declared) => KeyRights | undefined;
 
