@@ -76,8 +76,8 @@ const hasLowPort = ({ http, grpc }: BrokerSettings): boolean =>
   [http, grpc].some(({ port }) => port > 0 && port < 1024);
 
 /**
- * The command that logs in to this broker.
- * It includes the pin if the broker's own authority issued the certificate.
+ * The command that logs in to this broker, with the certificate's pin if the
+ * broker's own authority issued the certificate.
  */
 async function loginLine(url: string): Promise<string> {
   const reached = url.replace(/\/\/(0\.0\.0\.0|\[::\])(?=:|$)/, `//${hostname()}`);

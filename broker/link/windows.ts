@@ -5,8 +5,8 @@ import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 
 import { windowBytes } from '../../shared/rpc.ts';
 
 /**
- * Window for a near machine or a client. It is small because Node reads all available data at once,
- * and a key press waits for it.
+ * Window in bytes for a near machine or a client. A larger window would delay key presses, because Node reads
+ * all available data at once.
  */
 const nearBytes = 1024 * 1024;
 /** Bytes in flight for each millisecond of a distant machine's round trip: 200 MiB/s. */

@@ -24,8 +24,8 @@ export function actionOf(message: unknown): Action {
 /** A message to a client other than terminal output. */
 export type Notice =
   /**
-   * Sent once, before any output; `offset` is where the output begins.
-   * A client of an offline machine gets it later.
+   * Sent once, before any output; `offset` is where the output begins. While its machine is offline, a client
+   * waits for this notice.
    */
   | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number }
   /** `status` is GRACE_PERIOD when the machine goes offline, and CONNECTED when it is back. */

@@ -287,8 +287,8 @@ export class OpenSession {
   }
 
   /**
-   * Writes a change. One that could not be written is written with the next change,
-   * at the latest with the end.
+   * Writes a change of the session. A failed write is made up for by the next change,
+   * at the latest by the end.
    */
   async #change(changes: Partial<Session>, type?: EventType): Promise<void> {
     const record = { ...this.record, ...changes };

@@ -27,7 +27,7 @@ const deadlineMs = 15_000;
 const storedBytes = 4 * 1024;
 /**
  * Milliseconds for which an idle connection may be reused.
- * It is short, because receivers close idle connections.
+ * The time is short, because receivers close idle connections.
  */
 const idleMs = 1_000;
 
