@@ -1,13 +1,13 @@
-// How long to wait before trying again: exponential with full jitter, for ever.
+// Exponential backoff with full jitter: the delay before each retry, without a limit on retries.
 
 export interface Backoff {
   /** Milliseconds to wait before the next attempt. */
   next(): number;
-  /** After a success: start small again. */
+  /** Makes the next delay short again; called after a success. */
   reset(): void;
 }
 
-/** Full jitter: a random share of a ceiling that doubles from `first` to `most` milliseconds. */
+/** Each delay is a random share of a ceiling that doubles from `first` to `most` milliseconds. */
 export function backoff({ first = 500, most = 30_000, random = Math.random } = {}): Backoff {
   let ceiling = first;
   return {

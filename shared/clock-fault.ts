@@ -1,7 +1,7 @@
-// A certificate that is refused because this machine's clock is wrong, in words.
+// Explains why a certificate is refused if the cause is the wrong clock of this machine.
 import { iso } from './clock.ts';
 
-/** Of an error text of OpenSSL; undefined where the clock is not the cause. */
+/** The explanation for an error text of OpenSSL; undefined if the text does not point to the clock. */
 export function clockFault(text: string): string | undefined {
   const [fault] = /not yet valid|has expired/i.exec(text) ?? [];
   return (

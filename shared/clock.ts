@@ -1,14 +1,19 @@
-// The only source of time, so that tests can move it.
+// The only source of time in the code, so that tests can replace it.
 
-/** Longest delay a Node timer takes; a longer one would fire at once. We re-arm hourly. */
+/**
+ * Longest step of a timer: Node fires at once for delays over 2^31 - 1 ms, so longer delays are re-armed
+ * hourly.
+ */
 const longestTimer = 3_600_000;
 
 export interface Clock {
   /** Milliseconds since 1970, wall time. */
   now(): number;
-  /** Milliseconds that never jump, for durations. */
+  /** Milliseconds of a clock that never jumps, to measure durations. */
   monotonic(): number;
-  /** Calls `run` once after `ms`; keeps the process alive only with `hold`. Call the result to cancel. */
+  /**
+   * Calls `run` once after `ms`. Only `hold` makes the timer keep the process alive. The result cancels it.
+   */
   after(ms: number, run: () => void, hold?: boolean): () => void;
 }
 
@@ -33,7 +38,7 @@ const system: Clock = {
 
 let current = system;
 
-/** Replaces the clock (tests only); without an argument the system's own comes back. */
+/** Replaces the clock (tests only); restores the system clock if called without an argument. */
 export function setClock(clock: Clock = system): void {
   current = clock;
 }
@@ -42,13 +47,13 @@ export const now = (): number => current.now();
 export const monotonic = (): number => current.monotonic();
 export const after = (ms: number, run: () => void): (() => void) => current.after(ms, run);
 
-/** Clocks that are further apart are worth a word. */
+/** Milliseconds by which two clocks may differ before a warning is due. */
 export const mostSkewMs = 30_000;
 
-/** The last millisecond that a calendar has (ECMA-262, time values). */
+/** The last millisecond that a Date can represent (ECMA-262, time values). */
 export const latestInstant = 8.64e15;
 
-/** Wall time as ISO 8601 in UTC; of this moment by default. */
+/** Wall time as ISO 8601 in UTC; the current time by default. */
 export function iso(ms: number = now()): string {
   return new Date(ms).toISOString();
 }
@@ -63,10 +68,10 @@ export function every(ms: number, run: () => void): () => void {
   return () => cancel();
 }
 
-/** Lets everything else that is due run first. */
+/** Resolves after the callbacks that are already due have run. */
 export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-/** Resolves after `ms`, or at once when the signal fires; the process lives at least that long. */
+/** Resolves after `ms`, or at once when the signal fires; the process stays alive until then. */
 export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     if (signal?.aborted) return resolve();

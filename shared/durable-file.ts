@@ -1,20 +1,21 @@
-// Writes a file so that after any crash it is the old or the new one, whole; readable by its owner only, by default.
+// Replaces files atomically: after a crash a file has its old or its new content, never a part of it.
 import { randomBytes } from 'node:crypto';
 import { open, readdir, rename, rm } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 
 export interface WriteOptions {
-  /** 0600 by default. */
+  /** Mode of the file; 0600 by default. */
   mode?: number;
-  /** The writing user by default. */
+  /** Owner of the file; by default the user of this process. */
   owner?: { uid: number; gid: number };
-  /** Runs once the new content is safe beside the old. */
+  /** Runs when the new content is on disk under a temporary name. */
   beforeRename?(): Promise<void>;
 }
 
 /**
- * Replaces a file; it is 0600 from its first byte, then as set by `options`, and on disk when this resolves. A failure leaves the
- * old one and nothing else, but for one after the rename, when the directory cannot be synced: then it is the new one.
+ * Replaces a file, which is on disk when the promise resolves. Its mode is 0600 until `options` are applied.
+ * A failure leaves the old file and nothing else. Exception: if the directory cannot be synced after the
+ * rename, the new file stays.
  */
 export async function writeDurably(file: string, text: string, options: WriteOptions = {}): Promise<void> {
   const directory = dirname(file);
@@ -30,7 +31,7 @@ export async function writeDurably(file: string, text: string, options: WriteOpt
   }
 }
 
-/** Removes half-written files that a killed program left beside a file. */
+/** Removes the temporary files that a killed program left beside a file. */
 export async function removeLeftovers(file: string): Promise<void> {
   const names = await readdir(dirname(file));
   const left = names.filter((name) => name.startsWith(prefixOf(file)));
@@ -42,13 +43,13 @@ const prefixOf = (file: string): string => `.${basename(file)}-`;
 async function fill(path: string, text: string, { mode, owner }: WriteOptions): Promise<void> {
   await using handle = await open(path, 'wx', 0o600);
   await handle.writeFile(text);
-  // By handle: the directory may belong to another user, who could replace the name with a link.
+  // By handle: another user who owns the directory could replace the path with a link.
   if (owner) await handle.chown(owner.uid, owner.gid);
   if (mode !== undefined) await handle.chmod(mode);
   await handle.sync();
 }
 
-/** Names in it are on the disk when this resolves. */
+/** Syncs a directory: its new names are on disk when the promise resolves. */
 export async function syncDirectory(directory: string): Promise<void> {
   await using handle = await open(directory, 'r');
   await handle.sync();

@@ -1,25 +1,26 @@
-// Garbage collection: of the young generation after so many bytes of transferred frames, of everything when the process rests.
+// Starts garbage collection: of young objects after 2 MiB of transferred frames, of the whole heap when idle.
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { every } from './clock.ts';
 
 type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) => void;
 
-/** A heap that has idled is marked again after some 8 MiB; each frame is held in several buffers on its way. */
+/** After idling, V8 marks the heap again after some 8 MiB; each frame is in several buffers on its way. */
 const everyBytes = 2 * 1024 * 1024;
 const lookMs = 5_000;
-/** A process rests that was busy for less than this part of the time between two looks, so many times in a row. */
+/** A process is idle if it was busy for less than this share of the time, in `looks` checks in a row. */
 const restful = 0.03;
 const looks = 3;
-/** A process that has grown by less than this since its last collection is left to V8. */
+/** The heap is collected only if resident memory has grown by this factor since the last collection. */
 const worthwhile = 1.2;
 
 let passed = 0;
 let collect: Collect | undefined;
 
 /**
- * Called with the size of every transferred frame. Buffers of frames die young, but V8 counts them with the old generation:
- * left alone it marks the whole heap again and again, half of the cost of a transfer (measured).
+ * Called with the size of every transferred frame. Buffers of frames are short-lived, but V8 counts them with
+ * the old generation. Without these collections V8 marks the whole heap repeatedly: half of the cost of a
+ * transfer (measured).
  */
 export function countTransferred(bytes: number): void {
   passed += bytes;
@@ -29,15 +30,17 @@ export function countTransferred(bytes: number): void {
 }
 
 /**
- * Collects the garbage of a start or a rush once the process has rested for three looks: V8 by itself frees it when it next
- * needs memory, which may be never. Goes on until the result is called. `ms`: between two looks.
+ * Collects garbage, such as that of a start or a burst of work, when the process was idle for three checks.
+ * V8 itself frees that memory only when it needs more, which may be never. `ms`: milliseconds between two
+ * checks. Runs until the returned function is called.
  */
 export function collectAtRest(ms: number = lookMs): () => void {
-  // Several collections in a row make all code look old: without it the code would start slowly afterwards.
+  // Repeated collections make V8 discard compiled bytecode as old; without this flag the next work starts
+  // slowly.
   setFlagsFromString('--no-flush-bytecode');
   let rested = 0;
   let seen = performance.eventLoopUtilization();
-  // Resident bytes at their least since the last collection; freed memory is given back a moment later.
+  // Least resident bytes since the last collection; the system gets freed memory back a moment after it.
   let settled = 0;
   return every(ms, () => {
     const since = performance.eventLoopUtilization(seen);
@@ -53,7 +56,7 @@ export function collectAtRest(ms: number = lookMs): () => void {
   });
 }
 
-/** Undefined where every file that this process may open is open: the kernel is asked through one. */
+/** Resident bytes of this process; undefined if it has no free file descriptor, which the query needs. */
 export function residentBytes(): number | undefined {
   try {
     return process.memoryUsage.rss();
@@ -63,11 +66,12 @@ export function residentBytes(): number | undefined {
 }
 
 /**
- * V8's own gc(), which `--expose-gc` at the start of a program makes; our programs are started in ways that give no
- * flags. Set later, the flag counts for new contexts only (nodejs/node#16595), so the function is taken out of one, which
- * is undocumented: where it gives nothing V8 collects when it sees fit. Left to that, a broker at rest keeps 43 MiB
- * more, an agent 17, and a transfer has 0.6 of its throughput (measured). The documented way is no substitute:
- * HeapProfiler.collectGarbage of node:inspector gives back 9 MiB less, and collects no young generation alone.
+ * V8's own gc(), normally enabled by starting Node with `--expose-gc`; our programs cannot rely on such
+ * flags. A flag set later counts for new contexts only (nodejs/node#16595), so gc() is taken from a new
+ * context. That is undocumented: where it yields no function, V8 collects by its own schedule. In that case
+ * an idle broker holds 43 MiB more, an idle agent 17 MiB more, and a transfer has 0.6 of its throughput
+ * (measured). The documented HeapProfiler.collectGarbage of node:inspector frees 9 MiB less, and cannot
+ * collect the young generation alone.
  */
 function collector(): Collect {
   if (collect) return collect;

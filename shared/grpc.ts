@@ -1,4 +1,4 @@
-// The client of a broker's streams for Node: one method per rpc of client.proto, async iterables in and out.
+// Node client for a broker's gRPC streams: one method per rpc of client.proto, async iterables in and out.
 import {
   type ChannelOptions,
   type ClientReadableStream,
@@ -17,16 +17,16 @@ import { FarhandError } from './sdk/index.ts';
 export { FarhandError };
 
 export interface GrpcOptions {
-  /** HOST:PORT, `grpc_address` of GET /info. */
+  /** HOST:PORT; GET /info returns it as `grpc_address`. */
   address: string;
-  /** The broker's certificate authority in PEM: GET /ca.pem. */
+  /** The broker's certificate authority in PEM, from GET /ca.pem. */
   ca: string;
   apiKey: string;
 }
 
 export interface StreamOptions {
   signal?: AbortSignal;
-  /** Of exec: a repeat within 24 h finds the same command. */
+  /** Only for exec: a repeated call with the same key within 24 h finds the same command. */
   idempotencyKey?: string;
 }
 
@@ -37,7 +37,7 @@ type In<M extends keyof Rpc> = Parameters<Rpc[M]['requestSerialize']>[0];
 type Out<M extends keyof Rpc> = ReturnType<Rpc[M]['responseDeserialize']>;
 type Requests<T> = AsyncIterable<T> | Iterable<T>;
 
-/** Failures are FarhandErrors, with codes as REST has them; giving up an answer early cancels the call. */
+/** Calls fail with FarhandError and the error codes of REST. Ending the iteration early cancels the call. */
 export interface Streams {
   exec(requests: Requests<In<'Exec'>>, options?: StreamOptions): AsyncGenerator<Out<'Exec'>>;
   followCommand(request: In<'FollowCommand'>, options?: StreamOptions): AsyncGenerator<Out<'FollowCommand'>>;
@@ -49,7 +49,7 @@ export interface Streams {
   writeFile(requests: Requests<In<'WriteFile'>>, options?: StreamOptions): Promise<Out<'WriteFile'>>;
   watchFiles(request: In<'WatchFiles'>, options?: StreamOptions): AsyncGenerator<Out<'WatchFiles'>>;
   events(request: In<'Events'>, options?: StreamOptions): AsyncGenerator<Out<'Events'>>;
-  /** Cuts what is open. */
+  /** Closes the connection. */
   close(): void;
 }
 
@@ -57,7 +57,7 @@ const channelOptions: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
   'grpc.default_authority': linkServerName,
   'grpc.use_local_subchannel_pool': 1,
-  // Saves a copy of every chunk, and starts nothing twice.
+  // Without retries grpc-js saves a copy of every chunk, and no request can start a command twice.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': windowBytes,
@@ -66,9 +66,9 @@ const channelOptions: ChannelOptions = {
 
 const ClientOf = makeGenericClientConstructor(streamsService, 'Streams');
 
-/** A client of one broker; it connects when it is first used. */
+/** A client of one broker; it connects at the first call. */
 export function connect({ address, ca, apiKey }: GrpcOptions): Streams {
-  // Made from the service that StreamsClient was generated for.
+  // The cast is safe: StreamsClient is generated from the proto of this service.
   const client = new ClientOf(
     address,
     credentials.createSsl(Buffer.from(ca)),
@@ -122,7 +122,9 @@ export function connect({ address, ca, apiKey }: GrpcOptions): Streams {
   };
 }
 
-/** Begins to send; the result ends that, and gives what the source failed with. */
+/**
+ * Starts to send the requests; `stop` ends the sending, `failure` returns the error of the request source.
+ */
 function send<T>(stream: ClientWritableStream<T>, requests: Requests<T>) {
   const stop = new AbortController();
   let failure: unknown;
@@ -146,7 +148,7 @@ async function sendAll<T>(
   stream.end();
 }
 
-/** The signal cancels the call; the result stops that. */
+/** Cancels the call when the signal fires; the returned function removes that listener. */
 function givingUp(stream: { cancel(): void }, signal: AbortSignal | undefined): () => void {
   const cancel = (): void => stream.cancel();
   signal?.addEventListener('abort', cancel, { once: true });
@@ -154,7 +156,7 @@ function givingUp(stream: { cancel(): void }, signal: AbortSignal | undefined): 
   return () => signal?.removeEventListener('abort', cancel);
 }
 
-/** No good status, no success: a stream that is cut may simply end. */
+/** Yields the messages of a stream. Fails unless its status is OK, because a broken stream may simply end. */
 async function* answers<T>(
   stream: ClientReadableStream<T>,
   { signal }: StreamOptions,
@@ -162,13 +164,13 @@ async function* answers<T>(
 ): AsyncGenerator<T> {
   const release = givingUp(stream, signal);
   const ended = new Promise<StatusObject>((resolve) => stream.once('status', resolve));
-  // Reported by the status, too.
+  // The status reports the same error, but an "error" event without a listener would end the process.
   stream.on('error', () => undefined);
   try {
-    // grpc-js types what it reads as any; the service decodes nothing else.
+    // grpc-js types the messages as any; the service decodes only messages of this type.
     for await (const message of stream as AsyncIterable<T>) yield message;
   } catch {
-    // Its status says more.
+    // The status, checked below, has the error code and details.
   } finally {
     release();
     sending?.stop();
@@ -190,7 +192,7 @@ const plainCodes: Partial<Record<grpcStatus, keyof typeof codes>> = {
 function errorOf({ code: status, details: message, metadata }: StatusObject): FarhandError {
   const text = (name: string): string => String(metadata.get(name)[0] ?? '');
   const given = text('farhand-code');
-  // Without one it is gRPC's own: no connection, a call given up.
+  // An error without a Farhand code comes from gRPC itself: no connection, or a cancelled call.
   const code = isCode(given) ? given : (plainCodes[status] ?? 'unavailable');
   const details = isCode(given) ? parse(text('farhand-details')) : { grpc_status: grpcStatus[status] };
   return new FarhandError(codes[code], text('farhand-request-id'), { code, message, details });

@@ -1,11 +1,11 @@
-// Ids and secrets: a prefix, then 0-9A-Za-z.
+// Generates ids and secrets: a prefix for ids, then random characters of 0-9A-Za-z.
 import { customAlphabet } from 'nanoid';
 
 const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 const random = customAlphabet(alphabet, 22);
 const randomSecret = customAlphabet(alphabet, 43);
 
-/** What can have an id; the value is the prefix of spec section 2. */
+/** Kinds of objects that have an id, each with its prefix (spec section 2). */
 export const prefixes = {
   machine: 'mach',
   command: 'cmd',
@@ -27,17 +27,17 @@ export const prefixes = {
 
 export type IdKind = keyof typeof prefixes;
 
-/** A new id of a kind, 131 bits of chance: `mach_…` with 22 characters. */
+/** A new id of a kind, such as `mach_…`: the prefix and 22 characters with 131 random bits. */
 export function newId(kind: IdKind): string {
   return `${prefixes[kind]}_${random()}`;
 }
 
-/** Whether an id says that it is one of a kind. */
+/** Whether an id has the prefix of a kind. */
 export function isId(kind: IdKind, id: string): boolean {
   return id.startsWith(`${prefixes[kind]}_`);
 }
 
-/** 256 bits of chance in 43 characters. */
+/** A new secret: 43 characters with 256 random bits. */
 export function newSecret(): string {
   return randomSecret();
 }

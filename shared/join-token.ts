@@ -1,17 +1,17 @@
-// A join token as text: a secret, the pin of the broker that will take it, and the hash of the packages it hands out.
+// The text form of a join token: a secret, the fingerprint of the broker's CA, and the hash of its packages.
 import { StartError } from './errors.ts';
 
 const form = /^farhand_join_([0-9A-Za-z]{43})\.([0-9a-f]{64})(?:\.[0-9a-f]{64})?$/;
 
 /**
- * The token that a person copies; `fingerprint` is the SHA-256 of the broker's CA in hexadecimal, `packages` that of its
- * SHA256SUMS, for install.sh alone.
+ * Composes a join token for a person to copy. `fingerprint` is the SHA-256 of the broker's CA in hexadecimal.
+ * `packages` is the SHA-256 of the broker's SHA256SUMS; only install.sh uses it.
  */
 export function joinTokenText(secret: string, fingerprint: string, packages: string | undefined): string {
   return [`farhand_join_${secret}`, fingerprint, ...(packages ? [packages] : [])].join('.');
 }
 
-/** Takes a token apart. Throws StartError when it is not one. */
+/** Splits a token into its parts. Throws StartError if the text is not a join token. */
 export function parseJoinToken(text: string): { secret: string; fingerprint: string } {
   const [, secret, fingerprint] = form.exec(text.trim()) ?? [];
   if (secret && fingerprint) return { secret, fingerprint };

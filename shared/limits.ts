@@ -2,18 +2,20 @@
 
 /** Most commands that may be open on a machine at once. */
 export const openCommands = 64;
-/** Milliseconds from TERM to KILL, at a timeout or cancel. */
+/** Milliseconds between SIGTERM and SIGKILL when a command times out or is cancelled. */
 export const killGraceMs = 10_000;
-/** Bytes of each output that are stored, first by the agent, later by the broker. */
+/** Most bytes of each output that are stored, first by the agent, later by the broker. */
 export const outputWindowBytes = 64 * 1024 * 1024;
-/** Milliseconds after which a reader that takes nothing no longer slows its command. */
+/** Milliseconds after which a reader that accepts no data no longer slows its command. */
 export const readerStallMs = 5_000;
 
-/** Open terminals per machine. */
+/** Most terminals that may be open on a machine at once. */
 export const openTerminals = 32;
-/** Terminal clients per machine. */
+/** Most terminal clients that a machine may have at once. */
 export const terminalClients = 128;
-/** Bytes of a terminal's output that are stored; a client further behind is disconnected. */
+/** Most bytes of a terminal's output that are stored; a client that is further behind is disconnected. */
 export const terminalWindowBytes = 1024 * 1024;
-/** Bytes of earlier output that a new client gets, and unacknowledged bytes on the way to a client. */
+/**
+ * Most bytes of earlier output that a new client receives, and most unacknowledged bytes sent to a client.
+ */
 export const terminalReplayBytes = 256 * 1024;

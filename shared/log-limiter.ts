@@ -1,4 +1,4 @@
-// Limits how often something of a kind is logged: so many in a while, then the number of the others.
+// Limits the log lines of each kind per period, and reports how many lines were dropped.
 import { after } from './clock.ts';
 
 interface Period<T> {
@@ -16,8 +16,9 @@ export class LogLimiter<T> {
   readonly #periods = new Map<string, Period<T>>();
 
   /**
-   * `most` of each kind within `ms`; then `report` gets the first of them and how many were held back, if any. More
-   * kinds than `mostKinds` share one period: so new ones cannot fill the memory.
+   * Allows `most` lines of each kind within `ms`. At the end `report` gets the first of them and how many
+   * were dropped, if any. Kinds beyond `mostKinds` share one period, so that new kinds cannot fill the
+   * memory.
    */
   constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
     this.#most = most;
@@ -26,7 +27,7 @@ export class LogLimiter<T> {
     this.#mostKinds = mostKinds;
   }
 
-  /** Whether one more is let through. */
+  /** Counts one line; returns whether it may be logged. */
   take(kind: string, one: T): boolean {
     const key = this.#periods.has(kind) || this.#periods.size < this.#mostKinds ? kind : '';
     const period = this.#periods.get(key) ?? this.#begin(key, one);
@@ -35,7 +36,7 @@ export class LogLimiter<T> {
     return period.more === 0;
   }
 
-  /** Reports at once what was held back. */
+  /** Ends all periods and reports the dropped lines at once. */
   close(): void {
     for (const key of [...this.#periods.keys()]) this.#end(key);
   }

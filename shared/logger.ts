@@ -1,4 +1,4 @@
-// Structured logs on standard error: one JSON line each, or for the journal of systemd readable text with a priority.
+// Writes logs to standard error: JSON lines, or readable text with a priority for systemd's journal.
 import { fstatSync } from 'node:fs';
 import { destination, type Logger as PinoLogger, pino, stdTimeFunctions } from 'pino';
 import { clean } from './clean.ts';
@@ -8,20 +8,25 @@ export type Logger = PinoLogger;
 export const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent'] as const;
 export type LogLevel = (typeof logLevels)[number];
 
-/** Whether standard error is the journal: systemd then names its device and inode (systemd.exec(5), $JOURNAL_STREAM). */
+/**
+ * Whether standard error is the journal; systemd then sets the variable to its device and inode
+ * (systemd.exec(5), $JOURNAL_STREAM).
+ */
 export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | undefined>): boolean {
   if (!stream) return false;
   const { dev, ino } = fstatSync(2);
   return stream === `${dev}:${ino}`;
 }
 
-/** What waits for a disk that is full; lines beyond are dropped. */
+/** Most bytes of log lines that wait in memory while the disk is full; further lines are dropped. */
 const mostWaiting = 1024 * 1024;
 
-/** A logger for one program. Synchronous, so that the last line before a crash is not lost. */
+/**
+ * Creates the logger of a program. It writes synchronously, so that the last line before a crash is written.
+ */
 export function createLogger(program: string, level: LogLevel, journal = false): Logger {
   const stderr = destination({ fd: 2, sync: true, maxLength: mostWaiting });
-  // Without a listener a disk that is full would end the program at its next line.
+  // Without a listener a full disk would end the program at its next log line.
   stderr.on('error', () => {});
   const readable = {
     write(line: string): void {
@@ -35,13 +40,16 @@ export function createLogger(program: string, level: LogLevel, journal = false):
   );
 }
 
-/** Each line of a text as the journal stores it with that priority of syslog (sd-daemon(3)); the journal has the time. */
+/**
+ * Prefixes each line of a text with a syslog priority for the journal (sd-daemon(3)); the journal adds the
+ * time.
+ */
 export function withPriority(text: string, priority: number): string {
   const lines = text.split('\n').map((line) => `<${priority}>${clean(line)}\n`);
   return lines.join('');
 }
 
-/** `message name=value …`, and the stack of an error on lines of its own. */
+/** Formats a log entry as `message name=value …`; the stack of an error follows on separate lines. */
 function journalText({
   level,
   time: _,
@@ -60,7 +68,7 @@ function textOf(value: unknown): string {
   return typeof value === 'string' && /^[^\s"=]+$/.test(value) ? value : JSON.stringify(value);
 }
 
-/** pino's levels as those of syslog(3): debug, info, warning, err, crit. */
+/** Converts a level of pino to a priority of syslog(3): debug, info, warning, err or crit. */
 function priorityOf(level: number): number {
   if (level < 30) return 7;
   if (level < 40) return 6;

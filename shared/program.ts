@@ -1,9 +1,9 @@
-// What the three programs share at their start: the check of the Node version, and how failures are printed.
+// Functions that the three programs share: check of the Node version, process name, messages for failures.
 import { writeFileSync } from 'node:fs';
 import { errnoOf, StartError, UsageError } from './errors.ts';
 import { reasonOf } from './system-errors.ts';
 
-/** Whether a Node version has the HTTP/2 fixes that the link needs: `>=22.23.2 <23 || >=24.18.1`, as in package.json. */
+/** Whether a Node version has the HTTP/2 fixes that the link needs; the same range as in package.json. */
 export function nodeIsGood(version: string): boolean {
   const [major = 0, minor = 0, patch = 0] = version.replace(/^v/, '').split('.').map(Number);
   const atLeast = (wantedMinor: number, wantedPatch: number): boolean =>
@@ -12,7 +12,7 @@ export function nodeIsGood(version: string): boolean {
   return major > 24 || (major === 24 && atLeast(18, 1));
 }
 
-/** A reader that stops early, as `head` does, is no failure: what is under way goes on. */
+/** Ignores EPIPE on standard output: a reader that stops early, such as `head`, does not end the program. */
 export function letReadersGo(): void {
   process.stdout.on('error', (error) => {
     if (errnoOf(error) !== 'EPIPE') throw error;
@@ -20,8 +20,9 @@ export function letReadersGo(): void {
 }
 
 /**
- * Takes the value of a flag out of the command line, which every user of the machine can read. What is assigned to
- * process.title overwrites all of it, to its end (Node's documentation, libuv's uv_set_process_title).
+ * Masks the value of a flag in this process's command line, which every user of the machine can read.
+ * Assigning to process.title overwrites the whole command line (Node's documentation, libuv's
+ * uv_set_process_title).
  */
 export function hideArgument(flag: string): void {
   const words = [process.argv0, ...process.execArgv, ...process.argv.slice(1)];
@@ -31,21 +32,24 @@ export function hideArgument(flag: string): void {
   if (visible.some((word, n) => word !== words[n])) process.title = visible.join(' ');
 }
 
-/** The name that `ps` and `systemctl status` show for this process; not by process.title, which would take the arguments away. */
+/**
+ * Sets the name that `ps` and `systemctl status` show for this process; process.title would overwrite the
+ * arguments.
+ */
 export function nameProcess(name: string): void {
   try {
     writeFileSync('/proc/self/comm', name);
   } catch {
-    // It runs as well under another one.
+    // The name is only informative, so a failure is ignored.
   }
 }
 
-/** The line to print and the code to exit with: 2 for usage, 78 for configuration, 1 for the rest. */
+/** The message for a failure and the exit code: 2 for usage, 78 for configuration, 1 for other errors. */
 export function failure(program: string, error: unknown): { text: string; code: number } {
   const message = error instanceof Error ? error.message : String(error);
   if (error instanceof UsageError) return { text: `${program}: ${message}\nSee ${program} --help.`, code: 2 };
   if (error instanceof StartError) return { text: `${program}: ${message}`, code: error.exitCode };
-  // What the system refuses needs no stack.
+  // Errors of the operating system are printed without a stack.
   const text = reasonOf(error);
   const more = error instanceof Error && text === message ? (error.stack ?? message) : text;
   return { text: `${program}: ${more}`, code: 1 };
@@ -53,6 +57,6 @@ export function failure(program: string, error: unknown): { text: string; code: 
 
 export const wrongNode = `this needs Node 22.23.2 or newer of 22, or 24.18.1 or newer; this is ${process.version}`;
 
-/** How the refusal of a directory begins that another process has; the CLI waits for the end of that. */
+/** Start of the message for a directory that another process uses; the CLI waits until that process ends. */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;

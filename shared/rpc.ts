@@ -1,5 +1,5 @@
-// The wire contract in code: derives typed stubs and handlers from the protos, and frames a
-// streaming call the same way at both of its ends.
+// Derives the types of the agent's rpcs from the protos, and encodes the frames of streaming calls for both
+// sides.
 import type { EventEmitter } from 'node:events';
 import { setDefaultHighWaterMark } from 'node:stream';
 import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agent/v1/Agent.ts';
@@ -9,14 +9,16 @@ import { AppError, isCode } from './errors.ts';
 import { countTransferred } from './garbage-collection.ts';
 import { serviceOf, type WireMethod } from './wire.ts';
 
-// The generated types describe exactly these services.
+// The casts are safe: the generated types describe exactly these services.
 const loadedLink = serviceOf('farhand.link.v1.Link') as unknown as LinkDefinition;
 const agentService = serviceOf('farhand.agent.v1.Agent');
 
 /** The streaming service that clients call at the broker. */
 export const streamsService = serviceOf('farhand.client.v1.Streams') as unknown as StreamsDefinition;
 
-/** The link service as grpc-js takes it; frames of Answer may come to it encoded. */
+/**
+ * The link service in the form that grpc-js takes; it also accepts frames of Answer that are already encoded.
+ */
 export const linkService: LinkDefinition = {
   ...loadedLink,
   Answer: {
@@ -30,13 +32,17 @@ function orEncoded<T>(encode: (frame: T) => Buffer): (frame: T) => Buffer {
   return (frame) => (Buffer.isBuffer(frame) ? frame : encode(frame));
 }
 
-/** Raised when either side must refuse the other's way of speaking. */
+/**
+ * Version of the protocol between agent and broker; raised when one must refuse the messages of the other.
+ */
 export const protocolVersion = 1;
-/** The metadata key of Answer that holds the call's id. */
+/** The metadata key of Answer that contains the call's id. */
 export const callKey = 'farhand-call';
-/** Name in the link certificate; no address sits in it, so that a broker may move. */
+/** Name in the link certificate; the certificate has no address, so that a broker may get a new one. */
 export const linkServerName = 'farhand-broker';
-/** Bytes under way to either side that have not been read yet: at 50 ms of round trip 6 MiB carry 55 MiB/s. */
+/**
+ * Most unread bytes under way to either side of a connection: at a round trip of 50 ms 6 MiB allow 55 MiB/s.
+ */
 export const windowBytes = 6 * 1024 * 1024;
 /** Largest request or reply on the control stream, in bytes. */
 export const smallMessageBytes = 64 * 1024;
@@ -53,49 +59,59 @@ type RequestOut<M extends Method> = ReturnType<Definitions[M]['requestDeserializ
 type ResponseIn<M extends Method> = Parameters<Definitions[M]['responseSerialize']>[0];
 type ResponseOut<M extends Method> = ReturnType<Definitions[M]['responseDeserialize']>;
 
-/** An rpc of agent.proto, by its name there: "ReadFile". */
+/** Name of an rpc in agent.proto, such as "ReadFile". */
 export type Method = keyof Definitions & string;
 
-/** An API key, as the log of a machine names it. */
+/** The API key behind a call, as the machine's audit log names it. */
 export interface Asking {
   key_id: string;
   key_name: string;
 }
 
-/** Options of every call of a stub. */
+/** Options of every call of an agent's rpc. */
 export interface CallOptions {
-  /** Of the outside request, for the logs of both sides. */
+  /** Id of the HTTP or gRPC request that caused the call, for the logs of agent and broker. */
   request_id: string;
-  /** Whose key is behind it, for the log of the machine; absent where the broker acts by itself. */
+  /** API key behind the call, for the machine's audit log; absent if the broker acts by itself. */
   caller?: Asking | undefined;
-  /** Gives the call up on both sides. */
+  /** Cancels the call at the broker and the agent. */
   signal?: AbortSignal;
-  /** Milliseconds allowed in all; by default unary calls have 30 s, streaming ones no limit. */
+  /** Milliseconds for the whole call; by default 30 s for unary calls, no limit for streaming calls. */
   deadline_ms?: number;
-  /** Streaming calls: longest silence in milliseconds while waiting for a frame; 60 s by default, 0: no limit. */
+  /**
+   * Only for streaming calls: most milliseconds to wait for the next frame; 60 s by default, 0 for no limit.
+   */
   idle_ms?: number;
-  /** Which streaming calls it competes with for a place: short ones by default. */
+  /** Concurrency class: the streaming calls that this call shares a limit with; `short` by default. */
   lane?: Lane;
 }
 
-/** Why AgentCall.signal fires when the broker wants no answer any more; any other reason: it might, but cannot say. */
+/**
+ * Reason of AgentCall.signal if the broker needs no answer any more. With any other reason the broker may
+ * still need the answer, but cannot say so.
+ */
 export const gaveUp = new AppError('unavailable', 'the caller gave up');
 
-/** With status CANCELLED, how a broker ends the stream of a call that it has given up. */
+/**
+ * Status details with which a broker ends the stream of a call that it cancelled; the status is CANCELLED.
+ */
 export const cancelledDetails = 'cancelled';
 
-/** Small ones; transfers of any size; those that follow processes; terminals and their clients; watches of files. */
+/**
+ * Concurrency classes: small calls, transfers of any size, followed processes, terminals and their clients,
+ * watches of files.
+ */
 export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 
 /** The call that an agent's handler answers. */
 export interface AgentCall {
   call_id: string;
   request_id: string;
-  /** Fires when the broker gave up, the deadline passed or the link is gone. */
+  /** Fires when the broker cancels the call, its deadline passes or the link is lost. */
   signal: AbortSignal;
 }
 
-/** The machine as the broker sees it: one method per rpc. Rejects with AppError. */
+/** The agent's rpcs as the broker calls them: one method per rpc. Calls reject with AppError. */
 export type AgentStub = {
   [M in Method as Uncapitalize<M>]: (
     request: ClientStreams<M> extends true ? AsyncIterable<RequestIn<M>> : RequestIn<M>,
@@ -103,7 +119,7 @@ export type AgentStub = {
   ) => ServerStreams<M> extends true ? AsyncIterable<ResponseOut<M>> : Promise<ResponseOut<M>>;
 };
 
-/** All handlers of the agent; a forgotten rpc does not compile. */
+/** The agent's handlers, one per rpc: a missing handler does not compile. */
 export type AgentMethods = {
   [M in Method as Uncapitalize<M>]: (
     request: ClientStreams<M> extends true ? AsyncIterable<RequestOut<M>> : RequestOut<M>,
@@ -111,11 +127,11 @@ export type AgentMethods = {
   ) => ServerStreams<M> extends true ? AsyncIterable<ResponseIn<M>> : Promise<ResponseIn<M>>;
 };
 
-/** One rpc without its types, for the code that carries any of them. */
+/** One rpc without its message types, for code that forwards any rpc. */
 export interface MethodShape {
-  /** As in agent.proto: "ReadFile". */
+  /** Name in agent.proto, such as "ReadFile". */
   name: Method;
-  /** As in stub and handlers: "readFile". */
+  /** Name in AgentStub and AgentMethods, such as "readFile". */
   key: keyof AgentStub;
   clientStreams: boolean;
   serverStreams: boolean;
@@ -123,23 +139,27 @@ export interface MethodShape {
   decodeRequest(bytes: Buffer): unknown;
   encodeResponse(response: unknown): Buffer;
   decodeResponse(bytes: Buffer): unknown;
-  /** A whole frame of Answer. The bytes of a chunk are copied just once, and are free again when it returns. */
+  /**
+   * Encodes a message as a whole frame of Answer. A chunk's bytes are copied just once; the caller may reuse
+   * its buffer afterwards.
+   */
   frameRequest(request: unknown): Buffer;
   frameResponse(response: unknown): Buffer;
 }
 
 /** Every rpc of agent.proto by name. */
 export const methods: ReadonlyMap<string, MethodShape> = new Map(
-  // Its messages are objects; which ones, AgentStub and AgentMethods say.
+  // Messages are untyped objects here; AgentStub and AgentMethods define their types.
   Object.entries(agentService).map(([name, definition]) => [name, shapeOf(name, definition)]),
 );
 
 function shapeOf(name: string, definition: WireMethod): MethodShape {
-  // The generated types describe these messages; AgentStub and AgentMethods name them.
+  // The casts are safe: the generated types describe these messages, and AgentStub and AgentMethods name
+  // them.
   const encodeRequest = definition.requestSerialize as (request: unknown) => Buffer;
   const encodeResponse = definition.responseSerialize as (response: unknown) => Buffer;
   return {
-    // The entries of the loaded service are exactly the rpcs that the generated types name.
+    // The casts are safe: the entries of the service are exactly the rpcs that the generated types name.
     name: name as Method,
     key: (name.charAt(0).toLowerCase() + name.slice(1)) as keyof AgentStub,
     clientStreams: definition.requestStream,
@@ -154,8 +174,9 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 }
 
 /**
- * Encodes a message as Frame{message}. Protobuf's wire format is a tag, a length and the bytes (Encoding, "Length-
- * Delimited Records"), so a chunk needs two such heads before it and no detour through two encoders.
+ * Encodes a message as Frame{message}. A protobuf field on the wire is a tag, a length and the bytes
+ * (Encoding, "Length-Delimited Records"). A chunk therefore needs only two such headers before its bytes, and
+ * no encoder.
  */
 function framerOf(
   chunk: number | undefined,
@@ -167,19 +188,19 @@ function framerOf(
   };
 }
 
-/** The frame of an encoded message. */
+/** Wraps an encoded message in a frame. */
 export function frameOf(message: Buffer): Buffer {
   return wrapped([1], message);
 }
 
-/** The message in a frame of our own making, behind its tag and length. */
+/** The message in a frame that `frameOf` or a framer made: the bytes after the tag and the length. */
 export function messageOf(frame: Buffer): Buffer {
   let lengthEnds = 1;
   while ((frame[lengthEnds] ?? 0) >= 0x80) lengthEnds += 1;
   return frame.subarray(lengthEnds + 1);
 }
 
-/** Fields inside each other, outermost first, around some bytes. */
+/** Wraps bytes in nested protobuf fields, given by their numbers, outermost first. */
 function wrapped(fields: number[], bytes: Uint8Array): Buffer {
   const heads: number[] = [];
   for (const field of fields.reverse()) {
@@ -195,26 +216,29 @@ function varint(value: number): number[] {
   return value < 0x80 ? [value] : [(value & 0x7f) | 0x80, ...varint(value >>> 7)];
 }
 
-/** Without what is null or absent: messages have no null. */
+/** Drops the fields that are null or undefined: protobuf messages have no null. */
 export function present<T extends object>(fields: T): { [K in keyof T]?: NonNullable<T[K]> } {
   const entries = Object.entries(fields).filter(([, value]) => value !== null && value !== undefined);
-  // What is left of the same fields.
+  // The cast is safe: the entries are a subset of the same fields.
   return Object.fromEntries(entries) as { [K in keyof T]?: NonNullable<T[K]> };
 }
 
-/** Every stream of objects in this process then holds two: Node's default of sixteen would keep 4 MiB for every slow reader. */
+/**
+ * Limits the queue of every object stream in this process to 2 objects: Node's default of 16 would hold 4 MiB
+ * for each slow reader.
+ */
 export function shortenQueues(): void {
   setDefaultHighWaterMark(true, 2);
 }
 
-/** An error as it crosses the link. */
+/** An error in the form that agent and broker send to each other. */
 export interface WireError {
   code?: string;
   message?: string;
   details?: string;
 }
 
-/** A frame of Answer, the same in both directions. */
+/** A frame of the Answer stream, in either direction. */
 export interface Frame {
   message?: Buffer;
   end?: object | null;
@@ -232,13 +256,13 @@ export function toWire(error: unknown): Required<WireError> {
   return { code: known.code, message: known.message, details: JSON.stringify(known.details) };
 }
 
-/** Codes that only a broker may use: from a machine they break the contract. */
+/** Error codes that only a broker may send; an agent that sends one breaks the protocol. */
 const ours =
   /^(unauthorized|forbidden|rate_limited|idempotency_mismatch|route_not_found|method_not_allowed)$/;
 const longestMessage = 2_000;
 const longestDetails = 64 * 1024;
 
-/** Reads an error of the far end; whatever breaks the contract becomes machine_error. */
+/** Converts an error from the agent or broker; an unknown or forbidden code becomes machine_error. */
 export function fromWire(error: WireError): AppError {
   const { code = '', message = '', details = '' } = error;
   if (!isCode(code) || ours.test(code)) {
@@ -248,7 +272,9 @@ export function fromWire(error: WireError): AppError {
   return new AppError(code, message.slice(0, longestMessage), parseDetails(details));
 }
 
-/** Ours are flat objects and lists; a deeply nested one cannot be serialized. */
+/**
+ * Most opening brackets in error details: JSON.stringify fails for deeply nested values, and ours are flat.
+ */
 const mostBrackets = 1_000;
 
 function parseDetails(text: string): Record<string, unknown> {
@@ -262,8 +288,9 @@ function parseDetails(text: string): Record<string, unknown> {
 }
 
 /**
- * Writes every frame, encoded by frameRequest or frameResponse, and then End, at the pace of the slower of source and reader.
- * A failure of the source goes out as an Error frame and is thrown; when the signal fires it throws its reason.
+ * Writes all frames, encoded by frameRequest or frameResponse, then an End frame; waits while the sink is
+ * full. A failure of the source is sent as an Error frame and thrown. When the signal fires, its reason is
+ * thrown.
  */
 export async function sendFrames(
   sink: FrameSink,
@@ -274,7 +301,7 @@ export async function sendFrames(
     for await (const frame of frames) {
       signal.throwIfAborted();
       countTransferred(frame.length);
-      // The link service passes on encoded frames.
+      // The cast is safe: the link service accepts encoded frames.
       if (!sink.write(frame as Frame)) await drained(sink, signal);
     }
     signal.throwIfAborted();
@@ -285,7 +312,7 @@ export async function sendFrames(
   }
 }
 
-/** Resolves when a stream takes more; rejects with the signal's reason. */
+/** Resolves when the stream accepts data again; rejects with the signal's reason when that fires. */
 export function drained(sink: EventEmitter, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     const settle = (): void => {
@@ -301,8 +328,8 @@ export function drained(sink: EventEmitter, signal: AbortSignal): Promise<void> 
 }
 
 /**
- * The messages of the far end until its End frame. An Error frame is thrown as AppError; a stream that stops
- * without End was cut (a killed peer's stream ends without an error), which is thrown as `lost`.
+ * Yields the received messages until the End frame; throws the AppError of an Error frame. A stream that
+ * stops without End was cut, and `lost` is thrown: the stream of a killed peer ends without an error.
  */
 export async function* receiveFrames(
   frames: AsyncIterable<Frame>,

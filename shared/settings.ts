@@ -1,4 +1,4 @@
-// Settings of a program, from one table: flags, FARHAND_… variables and a TOML file, in that order of weight.
+// Reads a program's settings by one table: flags outweigh FARHAND_… variables, which outweigh a TOML file.
 import { readFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -10,16 +10,16 @@ import { logLevels } from './logger.ts';
 import { reasonOf } from './system-errors.ts';
 
 export interface Setting<T extends z.ZodType = z.ZodType> {
-  /** Reads the text of a flag or variable, or the value of the file. */
+  /** Parses the text of a flag or variable, or the value in the file. */
   schema: T;
-  /** For help: what stands after the flag; absent for a switch. */
+  /** Placeholder of the flag's value in the help text; absent for a switch. */
   value?: string;
-  /** One letter that does for the flag. */
+  /** Single letter that can be used instead of the flag. */
   short?: string;
   help: string;
-  /** Means something on the command line only. */
+  /** The setting is read from the command line only, never from a variable or the file. */
   flagOnly?: boolean;
-  /** Stands in the file for another verb: this program passes over it. */
+  /** The setting may be in the file, for another verb; this program has no flag or variable for it. */
   fileOnly?: boolean;
 }
 
@@ -27,19 +27,19 @@ export type Settings<Table extends Record<string, Setting>> = {
   [K in keyof Table]: z.output<Table[K]['schema']>;
 };
 
-/** What a program was started with; passed in, so that tests need no process. */
+/** Arguments and environment of a program; passed in, so that tests need no process. */
 export interface Invocation {
   argv: readonly string[];
   env: Readonly<Record<string, string | undefined>>;
 }
 
-/** `300ms`, `5m`, `24h` as milliseconds. */
+/** A duration such as `300ms`, `5m` or `24h`, parsed to milliseconds. */
 export const duration = z
   .string()
   .regex(durationForm, 'must be a duration such as 300ms, 5m or 24h')
   .transform(parseDuration);
 
-/** `512MiB`, `10GiB` as bytes. */
+/** A size such as `512MiB` or `10GiB`, parsed to bytes. */
 export const size = z
   .string()
   .regex(/^\d{1,6}(KiB|MiB|GiB|TiB)$/, 'must be a size such as 512MiB or 10GiB')
@@ -57,12 +57,12 @@ export const hostPort = z
   })
   .refine(({ port }) => port <= 65_535, 'the port must be at most 65535');
 
-/** Comma-separated words; the file may hold an array. */
+/** Comma-separated words; in the file they may also be an array. */
 export const words = z
   .union([z.array(z.string()), z.string().transform((text) => text.split(','))])
   .transform((list) => list.map((word) => word.trim()).filter((word) => word !== ''));
 
-/** A flag without a value. */
+/** A switch: a flag without a value, false by default. */
 export const flag = z
   .union([z.boolean(), z.enum(['true', 'false']).transform((text) => text === 'true')])
   .default(false);
@@ -73,7 +73,7 @@ export const logLevel = {
   help: `one of ${logLevels.join(', ')}`,
 };
 
-/** In every program's table. */
+/** Settings that every program has. */
 export const common = {
   config: { schema: z.string().optional(), value: 'FILE', help: 'TOML file with these settings' },
   help: { schema: flag, help: 'show this and exit', flagOnly: true },
@@ -81,8 +81,8 @@ export const common = {
 };
 
 /**
- * Reads the settings of a table. A flag outweighs its variable, which outweighs the file.
- * Throws UsageError for flags that do not exist, StartError (78) for values that are not good.
+ * Reads the settings of a table. A flag outweighs its variable, which outweighs the file. Throws UsageError
+ * for unknown flags, StartError (exit code 78) for invalid values.
  */
 export function readSettings<Table extends Record<string, Setting>>(
   table: Table,
@@ -91,7 +91,7 @@ export function readSettings<Table extends Record<string, Setting>>(
   return parseSettings(table, givenSettings(table, from));
 }
 
-/** The same for what was gathered in another way. */
+/** Validates values that are already collected; throws StartError for a missing or invalid value. */
 export function parseSettings<Table extends Record<string, Setting>>(
   table: Table,
   given: Record<string, unknown>,
@@ -104,11 +104,11 @@ export function parseSettings<Table extends Record<string, Setting>>(
     if (value === undefined) throw new StartError(`${dashed(name)} is needed (or ${variable(name)})`);
     throw new StartError(`${dashed(name)} ${JSON.stringify(value)}: ${reason}`);
   });
-  // One entry per row of the table, each parsed by that row's schema.
+  // The cast is safe: there is one entry per row of the table, parsed by the schema of that row.
   return Object.fromEntries(entries) as Settings<Table>;
 }
 
-/** Settings of a table that are set anywhere, as written; `readSettings` validates them. */
+/** The settings that a flag, a variable or the file sets, not validated; `parseSettings` validates them. */
 export function givenSettings(table: Record<string, Setting>, from: Invocation): Record<string, unknown> {
   const flags = readFlags(table, from.argv);
   const variables = Object.fromEntries(flagged(table).map((name) => [name, from.env[variable(name)]]));
@@ -120,7 +120,10 @@ export function givenSettings(table: Record<string, Setting>, from: Invocation):
   return Object.fromEntries(entries.filter(([, value]) => value !== undefined));
 }
 
-/** Settings as a file that `--config` takes; where it is read another directory may be the current one. */
+/**
+ * The text of a TOML file for `--config`. Paths in it are absolute, because the program that reads it may run
+ * in another directory.
+ */
 export function settingsText(table: Record<string, Setting>, values: Record<string, unknown>): string {
   const isPath = (name: string): boolean => ['FILE', 'DIR'].includes(table[name]?.value ?? '');
   const lasting = Object.entries(values).filter(([name]) => !table[name]?.flagOnly);
@@ -138,7 +141,8 @@ export function helpText(program: string, purpose: string, table: Record<string,
     const forms = `${short ? `-${short}, ` : ''}${dashed(name)}${value ? ` ${value}` : ''}`;
     return `  ${forms.padEnd(30)} ${help}`;
   });
-  // One with a value says more than a switch.
+  // The example in the help text is a setting with a value where there is one: it explains more than a
+  // switch.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
   const ways = `Each flag can also be set as ${variable(example ?? '')} and so on, or in a TOML file; --no-… takes a switch back.`;
@@ -149,7 +153,7 @@ function names(table: Record<string, Setting>): string[] {
   return Object.keys(table);
 }
 
-/** Those that are flags of this program. */
+/** Names of the settings that are flags of this program. */
 function flagged(table: Record<string, Setting>): string[] {
   return names(table).filter((name) => !table[name]?.fileOnly);
 }
@@ -183,7 +187,7 @@ function readFlags(
       allowPositionals: false,
       allowNegative: true,
     });
-    // Without `multiple` in the options there are no arrays among the values.
+    // The cast is safe: parseArgs returns arrays only for options with `multiple`.
     return Object.fromEntries(
       Object.entries(values).map(([name, value]) => [name.replaceAll('-', '_'), value as string | boolean]),
     );

@@ -1,6 +1,6 @@
-// The signals that may be asked for by name: those of a terminal or a service manager, and how to stop and go on.
+// The signals that clients may send by name, such as SIGINT, SIGTERM, SIGSTOP and SIGCONT.
 
-/** The kernel's own would only look like crashes. */
+/** Signals that the kernel sends for faults, such as SIGSEGV, are left out: they would look like crashes. */
 export const signals = [
   'SIGHUP',
   'SIGINT',

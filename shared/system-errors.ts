@@ -1,4 +1,4 @@
-// What an error of the operating system means for a person: the path or address, what is wrong, the next step.
+// Turns an error of the operating system into a message: the path or address, the fault, and the next step.
 import { errnoOf } from './errors.ts';
 
 type Fault = readonly [wrong: string, next: string];
@@ -44,7 +44,10 @@ const ofAddresses: Readonly<Record<string, Fault>> = {
   ENOTFOUND: ['is unknown: there is no such host', 'is the name right?'],
 };
 
-/** The message of any error; one of the system names the path or address and the next step. `of`: the address that was meant. */
+/**
+ * The message of any error. An error of the system names the path or address, and the next step. `of`: the
+ * address that the program tried to use.
+ */
 export function reasonOf(error: unknown, of?: string): string {
   if (!(error instanceof Error)) return String(error);
   const [path, host, port] = ['path', 'address', 'port'].map((key): unknown => Reflect.get(error, key));
@@ -56,7 +59,7 @@ export function reasonOf(error: unknown, of?: string): string {
   return `${where}${wrong} (${errno}); ${next}`;
 }
 
-/** The same error with the path that a read or write of an open file does not name. */
+/** The same error with `path` added: errors from reads and writes of an open file name no path. */
 export function atPath(error: unknown, path: string): unknown {
   return error instanceof Error && errnoOf(error) ? Object.assign(error, { path }) : error;
 }

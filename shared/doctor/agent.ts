@@ -1,4 +1,4 @@
-// What can be wrong with an agent on its own machine: its directory, its identity, the way to its broker, its service.
+// Checks an agent on its own machine: its data directory, identity, connection to the broker, and service.
 import { join } from 'node:path';
 import * as z from 'zod';
 import { clockFault } from '../clock-fault.ts';
@@ -9,7 +9,10 @@ import { type Finding, fail, ok, reason } from './finding.ts';
 import { hostPortOf, reachBroker } from './reach.ts';
 import { unitState } from './unit.ts';
 
-/** Its directory, its identity, the way to its broker (HOST:PORT), and its service. */
+/**
+ * Runs all checks of an agent; stops after those of the data directory if one of them fails. `broker`:
+ * HOST:PORT.
+ */
 export async function examineAgent(dataDir: string, broker: string | undefined): Promise<Finding[]> {
   const directory = await examineDirectory(dataDir, ['identity.json']);
   if (directory.some(({ state }) => state === 'fail')) return directory;
@@ -33,7 +36,7 @@ async function joined(dataDir: string, broker: string | undefined): Promise<Find
   }
 }
 
-/** What of an agent's identity.json matters here. */
+/** The fields of an agent's identity.json that the checks read. */
 const identity = z.looseObject({
   machine_id: z.string().nullable(),
   ca_certificate: z.string(),

@@ -1,4 +1,4 @@
-// A data directory: whose it is, who else may use it, whether there is room.
+// Checks a data directory: its owner, whether others may use it, and free disk space.
 import { stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
 import { reasonOf } from '../system-errors.ts';
@@ -7,7 +7,7 @@ import { refusedIn } from './owner.ts';
 
 const gib = 1024 ** 3;
 
-/** It and what is in it must be its owner's alone, and there must be room. */
+/** Checks that only the owner may use the directory and `files` in it, and that over 1 GiB is free. */
 export async function examineDirectory(dataDir: string, files: string[]): Promise<Finding[]> {
   const refused = refusedIn(dataDir);
   if (refused) return [fail('directory', refused, 'say sudo before the same command')];

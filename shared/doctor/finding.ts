@@ -1,4 +1,4 @@
-// What a doctor finds: how it is, and how it is mended.
+// The result of one check of a doctor command: its state, a description, and how to repair the fault.
 
 export interface Finding {
   check: string;
@@ -21,13 +21,13 @@ export const fail = (check: string, what: string, mend: string): Finding => ({
   mend,
 });
 
-/** What to do about each that is not well. */
+/** The text after the list of findings: how to repair each that is not ok. */
 export function mendText(findings: readonly Finding[]): string {
   const lines = findings.flatMap(({ check, mend }) => (mend === undefined ? [] : [`  ${check}: ${mend}`]));
   return ['', ...(lines.length === 0 ? ['All is well.'] : ['To mend:', ...lines])].join('\n');
 }
 
-/** The innermost cause in words. */
+/** The message of the innermost cause of an error. */
 export function reason(error: unknown): string {
   let last: unknown = error;
   while (last instanceof Error && last.cause !== undefined) last = last.cause;

@@ -1,4 +1,4 @@
-// Whose a data directory is: who is not its owner sees other illnesses than it has.
+// Checks whether this user may use a data directory: without access, later checks report misleading faults.
 import { accessSync, constants, readFileSync, statSync } from 'node:fs';
 import { errnoOf, StartError } from '../errors.ts';
 
@@ -7,7 +7,9 @@ export function demandAccess(directory: string): void {
   if (why) throw new StartError(why, 1);
 }
 
-/** The advice for a user who may not use it; undefined where it may be used, or is not there. */
+/**
+ * The error message if this user may not use the directory; undefined if access is allowed or it is missing.
+ */
 export function refusedIn(directory: string): string | undefined {
   try {
     accessSync(directory, constants.R_OK | constants.W_OK | constants.X_OK);

@@ -1,4 +1,4 @@
-// Whether a port answers, and with what.
+// Checks whether a port or socket file accepts connections.
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { connect as connectTls } from 'node:tls';
@@ -6,18 +6,18 @@ import { after } from '../clock.ts';
 
 const patienceMs = 3_000;
 
-/** HOST:PORT, with brackets around an IPv6 address. */
+/** Parses HOST:PORT, with brackets around an IPv6 address; undefined where the text has another form. */
 export function hostPortOf(text: string): { host: string; port: number } | undefined {
   const match = /^(\[[0-9a-fA-F:.]+\]|[^:[\]]+):(\d{1,5})$/.exec(text.trim());
   return match ? { host: (match[1] ?? '').replace(/^\[|\]$/g, ''), port: Number(match[2]) } : undefined;
 }
 
-/** Rejects where no program listens. */
+/** Rejects if no program listens at the address within 3 s. */
 export async function reachPort(host: string, port: number): Promise<void> {
   await settled(connect({ host, port }), 'connect');
 }
 
-/** Rejects unless a broker listens there whose certificate is of this authority. */
+/** Rejects unless the broker at the address has a certificate that the authority `ca` (PEM) has signed. */
 export async function reachBroker(host: string, port: number, ca: string): Promise<void> {
   const socket = connectTls({ host, port, ca, servername: 'farhand-broker', ALPNProtocols: ['h2'] });
   await settled(socket, 'secureConnect');

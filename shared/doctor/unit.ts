@@ -1,11 +1,11 @@
-// What systemd says of one of our services, where there is systemd.
+// Checks the state of a Farhand service in systemd; machines without systemd are skipped.
 import { existsSync } from 'node:fs';
 import { clean } from '../clean.ts';
 import { stateOf } from '../systemd/control.ts';
 import { type Finding, fail, ok, warn } from './finding.ts';
 
 export async function unitState(name: string): Promise<Finding[]> {
-  // systemd makes it when it boots (sd_booted(3)).
+  // systemd makes this directory when it boots a machine (sd_booted(3)).
   if (!existsSync('/run/systemd/system')) return [];
   const state = await stateOf(name).catch(() => undefined);
   if (!state) return [warn('service', 'systemctl does not answer', 'see systemctl status for the reason')];

@@ -1,16 +1,17 @@
-// The tar format: one entry's description as header blocks and back. ustar with pax records out; ustar, pax, GNU
-// and the oldest form in. Names stay bytes both ways, which tar-stream's pax records (UTF-8 text) do not keep.
+// Encodes and decodes the headers of tar entries. Writes ustar with pax records; reads ustar, pax, GNU and
+// the oldest form (v7). Names stay bytes in both directions: tar-stream loses them, as its pax records are
+// UTF-8 text.
 import { type Bytes, bytes } from './byte-names.ts';
 
 export const blockBytes = 512;
 
-/** The kind of an entry; other type flags only describe the next entry. */
+/** The kind of an entry that has a path; other type flags only describe the next entry. */
 export type TarKind = 'file' | 'link' | 'symlink' | 'directory';
 
 export interface TarHeader {
   kind: TarKind;
   name: Bytes;
-  /** Of links: where to. */
+  /** The path that a link or symlink points to. */
   target?: Bytes;
   mode: number;
   uid: number;
@@ -22,16 +23,19 @@ export interface TarHeader {
   mtimeNs: bigint;
 }
 
-/** Bytes from the end of a body to the next header. */
+/** Number of padding bytes between the end of a body and the next header. */
 export const paddingOf = (size: number): number => (blockBytes - (size % blockBytes)) % blockBytes;
-/** Two empty blocks end an archive. */
+/** Two blocks of zeros, which end an archive. */
 export const endOfArchive = Buffer.alloc(2 * blockBytes);
 
-// ---- Out
+// ---- Encoding
 
 const flags = { file: '0', link: '1', symlink: '2', directory: '5', pax: 'x' } as const;
 
-/** The header blocks of one entry: a pax header with what the plain one cannot hold, such as fractions of a second, then that. */
+/**
+ * The header blocks of one entry: a pax header, then the plain header. The pax header has values that do not
+ * fit the plain one, such as fractions of a second.
+ */
 export function encodeHeader(header: TarHeader): Buffer {
   const records = paxRecordsOf(header);
   const plain = encodeBlock(flags[header.kind], header);
@@ -53,7 +57,7 @@ function paxRecordsOf({ name, target = '', size, uid, gid, mtimeNs }: TarHeader)
   return bytes(records.map(([key, value, fitsPlain]) => (fitsPlain ? '' : paxRecord(key, value))).join(''));
 }
 
-/** "LENGTH key=value\n", where the length counts itself. */
+/** A pax record, "LENGTH key=value\n"; the length includes its own digits. */
 function paxRecord(key: string, value: Bytes): Bytes {
   const rest = ` ${key}=${value}\n`;
   let length = rest.length;
@@ -79,47 +83,50 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
   put(flag, 156, 1);
   put(target, 157, 100);
   put('ustar\x0000', 257, 8);
-  // At least one NUL stays behind each.
+  // Both names are cut to 31 bytes, so that at least one NUL ends each 32-byte field.
   put(Buffer.from(owner).toString('latin1'), 265, 31);
   put(Buffer.from(group).toString('latin1'), 297, 31);
   put(`${octal(checksumOf(block), 6)}\0 `, 148, 8);
   return block;
 }
 
-/** The largest that fits where the number does not: the pax record has that. */
+/**
+ * A value in octal digits. The largest number that fits replaces a larger value, which the pax record then
+ * holds.
+ */
 function octal(value: number, digits: number): string {
   return Math.min(value, 8 ** digits - 1)
     .toString(8)
     .padStart(digits, '0');
 }
 
-/** The sum of all bytes, those of the sum itself taken as spaces. */
+/** The sum of all bytes of a header; the bytes of the checksum field count as spaces. */
 function checksumOf(block: Buffer): number {
   let sum = 8 * 0x20;
   for (let at = 0; at < blockBytes; at += 1) if (at < 148 || at >= 156) sum += block[at] ?? 0;
   return sum;
 }
 
-// ---- In
+// ---- Decoding
 
-/** One header block, before the extended headers ahead of it are applied. */
+/** One header block, before the values of preceding pax and GNU headers are applied. */
 export interface TarBlock extends Omit<TarHeader, 'kind'> {
-  /** The type flag: "0" and so on. */
+  /** The type flag, such as "0" for a file. */
   flag: string;
   target: Bytes;
 }
 
-/** Undefined where the block is no tar header. */
+/** Decodes a header block; undefined if the block is no tar header. */
 export function decodeBlock(block: Buffer): TarBlock | undefined {
   if (number(block, 148, 8) !== checksumOf(block)) return undefined;
   const name = text(block, 0, 100);
-  // Only POSIX has a prefix: GNU keeps times in its place, and the oldest form nothing.
+  // Only POSIX headers have a prefix: GNU stores times in these bytes, and the oldest form leaves them empty.
   const prefix = text(block, 257, 6) === 'ustar' && block[262] === 0 ? text(block, 345, 155) : '';
   const [mode, uid, gid] = [number(block, 100, 8), number(block, 108, 8), number(block, 116, 8)];
   const [size, mtime] = [number(block, 124, 12), number(block, 136, 12)];
   if (size === undefined || size < 0 || !Number.isSafeInteger(size)) return undefined;
   return {
-    // The oldest form has none, "7" is a file that should lie in one piece.
+    // The oldest form has no flag for files; flag "7" is a file that should be contiguous on disk.
     flag: text(block, 156, 1).replace(/^7?$/, flags.file),
     name: prefix ? `${prefix}/${name}` : name,
     target: text(block, 157, 100),
@@ -138,7 +145,7 @@ function text(block: Buffer, at: number, length: number): Bytes {
   return block.toString('latin1', at, end === -1 ? at + length : Math.min(end, at + length));
 }
 
-/** Octal digits, or base 256 where the first bit is set (GNU); undefined where it is neither. */
+/** Reads octal digits, or base 256 if the first bit is set (GNU); undefined if the field is neither. */
 function number(block: Buffer, at: number, length: number): number | undefined {
   if ((block[at] ?? 0) & 0x80)
     return Number(BigInt.asIntN(8 * length - 1, BigInt(`0x${block.toString('hex', at, at + length)}`)));
@@ -146,16 +153,16 @@ function number(block: Buffer, at: number, length: number): number | undefined {
   return /^[0-7]*$/.test(digits) ? Number.parseInt(`0${digits}`, 8) : undefined;
 }
 
-/** The kind of a type flag; undefined for kinds that cannot be unpacked. */
+/** The kind of entry for a type flag; undefined for kinds that cannot be unpacked. */
 export const kindOf = (flag: string): TarKind | undefined =>
   (['file', 'link', 'symlink', 'directory'] as const).find((kind) => flags[kind] === flag);
 
-/** Stands for every record of a sparse file. */
+/** Key under which decodePax stores all records of a sparse file, whatever their full names. */
 export const sparseRecord = 'GNU.sparse';
-/** Other records must not pile up in memory. */
+/** Keys of the records that are used; decodePax drops all others, so that they do not fill the memory. */
 const usedRecords = new Set(['path', 'linkpath', 'size', 'mtime', sparseRecord]);
 
-/** The records of a pax header that matter, in order; undefined where they are malformed. */
+/** The used records of a pax header by key, in order; undefined if the header is malformed. */
 export function decodePax(body: Buffer): Map<string, Bytes> | undefined {
   const records = new Map<string, Bytes>();
   for (let at = 0; at < body.length; ) {
@@ -172,7 +179,7 @@ export function decodePax(body: Buffer): Map<string, Bytes> | undefined {
   return records;
 }
 
-/** "1700000000.25" in nanoseconds; undefined where it is no such number. */
+/** Parses seconds such as "1700000000.25" to nanoseconds; undefined if the text has another form. */
 export function nanoseconds(text: string): bigint | undefined {
   const match = /^(-?)(\d{1,15})(?:\.(\d*))?$/.exec(text);
   if (!match) return undefined;

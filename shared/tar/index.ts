@@ -1,4 +1,4 @@
-// tar, for the agent and for `farhand files`: entries in and out, and which names an archive may use.
+// Reads and writes tar archives, for the agent and for `farhand files`; checks the names of their entries.
 export { type Bytes, bytes, fromText, toText } from './byte-names.ts';
 export { encodeHeader, endOfArchive, paddingOf, type TarHeader } from './header.ts';
 export { entryFault, readTar, type TarEntry } from './reader.ts';

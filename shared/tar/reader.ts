@@ -1,5 +1,5 @@
-// Reads a tar, plain or gzipped, as it comes: its entries one after another, each with its bytes. Whatever is cut
-// off, damaged or more than an honest archive needs is an error before it counts.
+// Reads a tar archive, plain or gzipped, as a stream of entries with their bytes. Throws for an archive that
+// is truncated, damaged or has extended headers beyond the limits.
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
 import { AppError, errnoOf } from '../errors.ts';
@@ -16,25 +16,25 @@ import {
   type TarHeader,
 } from './header.ts';
 
-/** Largest pax header or long name: extended attributes may be in it, which are ignored. */
+/** Most bytes of a pax header or long name: it may contain extended attributes, which are ignored. */
 const longestExtension = 1024 * 1024;
-/** Headers in a row that only describe the next entry. */
+/** Most headers in a row that only describe the next entry. */
 const mostExtensions = 8;
 const inflatedBytes = 256 * 1024;
 
 export interface TarEntry extends TarHeader {
-  /** Its bytes in order; the unread rest is skipped. */
+  /** Content of the entry; a part that the caller does not read is skipped. */
   body: AsyncIterable<Buffer>;
 }
 
 const damaged = (reason: string): AppError => new AppError('invalid_request', `not a tar: ${reason}`);
 
-/** A failure about one entry of an archive. */
+/** An error about one entry of an archive. */
 export function entryFault(code: AppError['code'], name: Bytes, reason: string): AppError {
   return new AppError(code, `entry ${toText(name)}: ${reason}`, { entry: toText(name) });
 }
 
-/** The entries of a tar, until its end; the rest is read and dropped. */
+/** Yields the entries of a tar; reads and drops the bytes after the end of the archive. */
 export async function* readTar(chunks: AsyncIterable<Buffer>): AsyncGenerator<TarEntry> {
   const source = new Source(unzipped(chunks));
   try {
@@ -53,7 +53,7 @@ export async function* readTar(chunks: AsyncIterable<Buffer>): AsyncGenerator<Ta
   }
 }
 
-/** Undefined at the end of the archive. */
+/** The header of the next entry with its extended headers applied; undefined at the end of the archive. */
 async function nextHeader(source: Source, global: Map<string, Bytes>): Promise<TarHeader | undefined> {
   let records = new Map(global);
   for (let extensions = 0; extensions <= mostExtensions; extensions += 1) {
@@ -67,7 +67,7 @@ async function nextHeader(source: Source, global: Map<string, Bytes>): Promise<T
     } else if (block.flag === 'x') records = new Map([...records, ...(await paxOf(source, block))]);
     else if (block.flag === 'L') records.set('path', await longName(source, block));
     else if (block.flag === 'K') records.set('linkpath', await longName(source, block));
-    // A label names the archive.
+    // Flag "V" is a label, which names the archive and describes no entry.
     else if (block.flag !== 'V') return headerOf(block, records);
   }
   throw damaged('too many extended headers in a row');
@@ -91,7 +91,7 @@ async function longName(source: Source, block: TarBlock): Promise<Bytes> {
 }
 
 function headerOf(block: TarBlock, records: Map<string, Bytes>): TarHeader {
-  // An empty value takes a record back.
+  // A record with an empty value cancels an earlier record of its key.
   const name = records.get('path') || block.name;
   const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kindOf(block.flag);
   if (!kind || records.has(sparseRecord))
@@ -113,11 +113,13 @@ function sizeOf(block: TarBlock, records: Map<string, Bytes>): number {
   return Number(text);
 }
 
-/** Bytes as they are asked for, and the body of the entry at hand. */
+/**
+ * Reads exact numbers of bytes from chunks of any size; iterating over it yields the current entry's body.
+ */
 class Source implements AsyncIterable<Buffer> {
   readonly #chunks: AsyncIterator<Buffer>;
   #rest: Buffer = Buffer.alloc(0);
-  /** Bytes of the body still to come. */
+  /** Bytes of the current body that are still unread. */
   left = 0;
 
   constructor(chunks: AsyncIterable<Buffer>) {
@@ -146,7 +148,7 @@ class Source implements AsyncIterable<Buffer> {
     await this.#chunks.return?.();
   }
 
-  /** At least one byte, and at most so many. */
+  /** Returns between 1 and `most` bytes; throws at the end of the source. */
   async #next(most: number): Promise<Buffer> {
     while (this.#rest.length === 0) {
       const next = await this.#chunks.next();
@@ -159,7 +161,7 @@ class Source implements AsyncIterable<Buffer> {
   }
 }
 
-/** The bytes, decompressed where they start as gzip does. */
+/** Passes the bytes on, decompressed if they start with gzip's magic number. */
 async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   const iterator = chunks[Symbol.asyncIterator]();
   let start: Buffer = Buffer.alloc(0);
@@ -168,7 +170,8 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     if (next.done) break;
     start = Buffer.concat([start, next.value]);
   }
-  // gzip may stop before the end, which is for this generator to read: closing `all` does not close the source.
+  // gunzip may end before its input does. This generator then reads the rest, so closing `all` must not close
+  // the source.
   const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
   const all = async function* (): AsyncGenerator<Buffer> {
     yield start;
@@ -181,7 +184,7 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
 async function* inflated(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   const gunzip = createGunzip({ chunkSize: inflatedBytes });
   const fed = pipeline(chunks, gunzip);
-  // Its failure comes out of the stream as well.
+  // The loop over gunzip below throws the same failure.
   fed.catch(() => undefined);
   try {
     for await (const chunk of gunzip) yield chunk as Buffer;

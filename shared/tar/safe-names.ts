@@ -1,13 +1,19 @@
-// Which names an archive may use: only such that lie in the directory it is unpacked into, wherever that is.
+// Checks the names and symlinks of an archive: each must stay inside the directory it is unpacked into.
 import type { Bytes } from './byte-names.ts';
 import { entryFault } from './reader.ts';
 
-/** As long as Linux takes paths and names; deeper than any tree that people have. */
+/**
+ * Limits of Linux for the bytes of a path and of a name. `mostComponents`, our own, limits the depth of a
+ * path.
+ */
 const longestPath = 4095;
 const longestName = 255;
 const mostComponents = 255;
 
-/** The path of an entry from the directory, without dots and doubled slashes; empty: the directory itself. */
+/**
+ * The path of an entry relative to the directory, without "." and empty parts; empty for the directory
+ * itself.
+ */
 export function pathOfEntry(name: Bytes): Bytes {
   const refuse = (reason: string) => entryFault('invalid_path', name.slice(0, longestPath), reason);
   if (name === '') throw refuse('has no name');
@@ -21,15 +27,15 @@ export function pathOfEntry(name: Bytes): Bytes {
   return parts.join('/');
 }
 
-/** Demands that a symlink leads somewhere at all. */
+/** Throws if the target of a symlink is empty, too long or has a NUL byte. */
 export function assertTarget(path: Bytes, target: Bytes): void {
   if (target === '' || target.includes('\0') || target.length > longestPath)
     throw entryFault('invalid_path', path, 'is a symlink to nowhere');
 }
 
 /**
- * Demands that a symlink leads to a place in the directory. Dots only at the start: after a name, which may be a
- * symlink itself, their target is unknown.
+ * Throws unless a symlink leads to a path inside the directory. ".." is allowed only at the start of the
+ * target. After a name, which may be a symlink itself, it could lead anywhere.
  */
 export function assertInside(path: Bytes, target: Bytes): void {
   const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);
