@@ -1,21 +1,24 @@
-// systemd itself, by its own programs.
+// Runs systemctl, journalctl and other programs of the system, and reads the state and log of a service.
 import { existsSync } from 'node:fs';
 import { execa } from 'execa';
 import { clean } from '../clean.ts';
 import { StartError } from '../errors.ts';
 
 export interface State {
-  /** `active`, `activating`, `failed`, `inactive`. */
+  /** `active`, `activating`, `failed` or `inactive`. */
   active: string;
-  /** Whether there is such a unit. */
+  /** Whether systemd finds a unit file of this name. */
   installed: boolean;
   enabled: boolean;
   since: string;
-  /** What the program says of itself: of an agent that is not root, whatever its commands want it to say. */
+  /**
+   * Status text that the program sends to systemd. Commands of an agent that is not root can send any text
+   * instead.
+   */
   status: string;
-  /** The version that runs, as it says. */
+  /** Running version, as the program reports it at the end of its status text. */
   version: string | undefined;
-  /** `success`, or how it ended. */
+  /** `success`, or how the service failed. */
   result: string;
   exitStatus: number;
   restarts: number;
@@ -23,29 +26,29 @@ export interface State {
 }
 
 interface Ran {
-  /** 1 also for a program that could not be started or was ended by a signal. */
+  /** Exit code; also 1 if the program could not be started or was ended by a signal. */
   code: number;
   stdout: string;
   stderr: string;
 }
 
-/** A start may take three minutes. */
+/** `timeout` in ms is longer than a service start, which may take three minutes. */
 const options = { timeout: 200_000, reject: false, stripFinalNewline: false } as const;
 
-/** Runs a program of the system to its end, whatever that is. */
+/** Runs a program of the system to its end; never rejects because it fails. */
 export async function run(file: string, args: readonly string[]): Promise<Ran> {
   const { exitCode = 1, stdout, stderr, originalMessage = '' } = await execa(file, args, options);
   return { code: exitCode, stdout, stderr: stderr || originalMessage };
 }
 
-/** The same, but it must go well. */
+/** Runs a program of the system and returns its output; throws StartError if it fails. */
 export async function must(file: string, args: readonly string[]): Promise<string> {
   const { code, stdout, stderr } = await run(file, args);
   if (code !== 0) throw new StartError(`${file} ${args.join(' ')}: ${stderr.trim()}`, 1);
   return stdout;
 }
 
-/** Throws StartError unless this is root on a machine that systemd runs. */
+/** Throws StartError on a machine without systemd, or if `root` is required and this user is not root. */
 export function needSystemd(verb: string, root: boolean): void {
   if (!existsSync('/run/systemd/system')) {
     throw new StartError(
@@ -96,12 +99,14 @@ function split(line: string): [string, string] {
   return [line.slice(0, at), line.slice(at + 1)];
 }
 
-/** The end of its log; empty for a user who may not read the journal. */
+/** The last lines of a service's log; empty for a user who may not read the journal. */
 export async function lastLines(name: string, count: number): Promise<string[]> {
   return await journal(name, `--lines=${count}`);
 }
 
-/** Its log since then (ms): the end, and before that the first error. */
+/**
+ * The last 10 lines of a service's log since `since` (ms since 1970), after the first error if it is older.
+ */
 export async function complaints(name: string, since: number): Promise<string[]> {
   const sinceThen = `--since=@${(since / 1_000).toFixed(3)}`;
   const end = (await journal(name, sinceThen)).slice(-10);

@@ -1,4 +1,4 @@
-// Installs a program of ours as a service of systemd, or removes it without a trace.
+// Installs a program as a systemd service, or uninstalls it.
 import { existsSync } from 'node:fs';
 import { realpath } from 'node:fs/promises';
 import { monotonic, now, sleep } from '../clock.ts';
@@ -19,20 +19,20 @@ import { place } from './files.ts';
 import { type UnitValues, unitText } from './unit.ts';
 
 export interface Service {
-  /** Also of its unit, its own account and its directory below /var/lib. */
+  /** Name of the service, its unit, its own account and its directory below /var/lib. */
   name: string;
-  /** Of its own account, where that needs one. */
+  /** Home directory of the service's own account; absent if the account needs none. */
   home?: string;
-  /** Whether a running one has come as far as it should. */
+  /** Whether a running service has reached the state that an installation waits for. */
   settled(state: State): boolean;
 }
 
 export interface Installation extends UnitValues {
-  /** Directories that the service does not see. */
+  /** Directories that the unit hides from the service. */
   hidden: readonly string[];
-  /** TOML. */
+  /** Content of the settings file, TOML. */
   settings: string;
-  /** A file that only the account may read; without a text it stays as it is. */
+  /** A file that only the service's account may read; without `text` an existing file stays as it is. */
   secret?: { file: string; text: string | undefined };
 }
 
@@ -42,7 +42,7 @@ export interface Report extends State {
 }
 
 const settleMs = 30_000;
-/** A service that was restarted that often does not start. */
+/** A service with this many restarts counts as failed. */
 const mostRestarts = 3;
 
 export const dataOf = ({ name }: Service): string => `/var/lib/${name}`;
@@ -50,15 +50,16 @@ const unitOf = ({ name }: Service): string => `/etc/systemd/system/${name}.servi
 export const settingsOf = ({ name }: Pick<Service, 'name'>): string =>
   `/etc/farhand/${name.replace('farhand-', '')}.toml`;
 
-/** Steps that undo what was done; run last to first. */
+/** Steps that undo an installation; they run from the last to the first. */
 type Undo = (() => Promise<unknown>)[];
 
-/** Writes unit and settings, starts the service, and waits for it; a failure leaves everything as it was. */
+/** Writes unit and settings, starts the service and waits for it; a failure restores the previous state. */
 export async function install(service: Service, installation: Installation): Promise<Report> {
   const { name } = service;
   await refuseHidden(installation);
   const files = [settingsOf(service), unitOf(service), installation.secret?.file ?? []].flat();
-  // All at once, before anything changes: the account could have put a FIFO or a link in the place of its own one.
+  // All files are read before anything changes: the account could have replaced its own file with a FIFO or a
+  // link.
   const old = new Map(
     await Promise.all(files.map(async (file) => [file, await readRegularFile(file)] as const)),
   );
@@ -85,7 +86,7 @@ export async function install(service: Service, installation: Installation): Pro
   }
 }
 
-/** Account, data directory, settings, unit and secret. */
+/** Creates the account and writes data directory, settings, unit and secret; adds the undo step of each. */
 async function putFiles(
   service: Service,
   installation: Installation,
@@ -126,7 +127,7 @@ async function rollBack(undo: Undo): Promise<string[]> {
 
 const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
-/** A start that fails because the unit hides the program would say so only in the journal. */
+/** Throws if the unit would hide the program: the failed start would be explained only in the journal. */
 async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   for (const word of command.filter((one) => one.startsWith('/'))) {
     const real = await realpath(word).catch(() => word);
@@ -139,7 +140,7 @@ async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   }
 }
 
-/** The unit that was there before, or none. */
+/** Reloads the unit files that are there now, and restarts the service if `active` says that it ran. */
 async function restore(name: string, active: string): Promise<void> {
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
@@ -157,18 +158,18 @@ async function settle({ name, settled }: Service): Promise<Report> {
   }
 }
 
-/** Stops the service and removes everything; `keep`: its data, settings and account stay. */
+/** Stops the service and removes everything; with `keep` data, settings and account stay. */
 export async function uninstall(service: Service, keep: boolean): Promise<void> {
   needSystemd('uninstall', true);
   const { name, home } = service;
-  // Also what an administrator has added, by hand or by `systemctl edit` and `set-property`.
+  // Includes drop-ins that an administrator added by hand or with `systemctl edit` and `set-property`.
   const places = ['/etc/systemd/system', '/etc/systemd/system.control', '/run/systemd/system'];
   await run('systemctl', ['disable', '--now', '--quiet', name]);
   await must('rm', ['-rf', '--', unitOf(service), ...places.map((one) => `${one}/${name}.service.d`)]);
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
   if (keep) return;
-  // Not by Node: the owner of the directory could lead it elsewhere while it walks.
+  // rm instead of Node: the owner of the directory could redirect Node to another path during the removal.
   await must('rm', ['-rf', '--', dataOf(service)]);
   await place(settingsOf(service), undefined);
   await removeAccount(name, home).catch((error: unknown) => {

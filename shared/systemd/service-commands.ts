@@ -1,4 +1,4 @@
-// The verbs of a program about its own service: install, status, uninstall; what both programs have in common.
+// The verbs install, status and uninstall that agent and broker have in common.
 import { existsSync } from 'node:fs';
 import * as z from 'zod';
 import { StartError } from '../errors.ts';
@@ -20,7 +20,7 @@ import type { Verb } from './verbs.ts';
 interface Command {
   purpose: string;
   settings: Record<string, Setting>;
-  /** Runs it and prints what was done; the result is the exit code. */
+  /** Runs the verb and prints the result; resolves to the exit code. */
   run(from: Invocation): Promise<number>;
 }
 
@@ -36,13 +36,15 @@ export async function perform(
   return 0;
 }
 
-/** What a program adds to an installation once its settings are known to be good. */
+/** The values that a program adds to an installation after its settings are validated. */
 export interface Plan extends Omit<Installation, 'command' | 'settings'> {
-  /** Settings to store, but for the data directory. */
+  /** Settings to store in the settings file, except the data directory. */
   stored: Record<string, unknown>;
 }
 
-/** Installs the service, or changes the settings of one: those of an earlier install count unless given anew. */
+/**
+ * Installs the service, or changes an installed one: settings of the earlier install stay unless given anew.
+ */
 export async function installCommand<T extends Record<string, Setting> & { data_dir: Setting }>(
   service: Service,
   table: T,
@@ -81,7 +83,7 @@ const statusSettings = {
   help: common.help,
 };
 
-/** `more`: members of the JSON form that only this program has. */
+/** `more`: fields of the JSON output that only this program has. */
 export function statusCommand(service: Service, more: (state: State) => object = () => ({})): Command {
   const { name } = service;
   return {

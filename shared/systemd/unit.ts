@@ -1,4 +1,4 @@
-// A unit file as it is installed: the template beside the program, with its command, its user and the blocks that apply.
+// Fills in the template of a systemd unit file: the command, the user, and the optional blocks that apply.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { home, shipped } from '../install-layout.ts';
@@ -7,11 +7,11 @@ export interface UnitValues {
   /** Program and arguments; the first is an absolute path. */
   command: readonly string[];
   user: string;
-  /** Blocks (`# if NAME` to `# end`) that stay. */
+  /** Names of the blocks (`# if NAME` to `# end`) in the template that the unit includes. */
   blocks: readonly string[];
 }
 
-/** The unit of `farhand-agent` or `farhand-broker`, for a systemd of that version. */
+/** The unit file of `farhand-agent` or `farhand-broker`, for the given version of systemd. */
 export function unitText(name: string, systemd: number, { command, user, blocks }: UnitValues): string {
   const file = shipped(`${name}.service`, () => join(home, name.replace('farhand-', ''), `${name}.service`));
   const applies = [...blocks, ...(systemd >= 254 ? ['systemd-254'] : [])];
@@ -24,7 +24,7 @@ export function unitText(name: string, systemd: number, { command, user, blocks 
     .replace('@USER@', () => user);
 }
 
-/** A word of a command line as systemd reads it (systemd.service(5), Command lines). */
+/** Quotes a word of a command line for systemd (systemd.service(5), Command lines). */
 function quoted(word: string): string {
   const plain = word.replaceAll('%', '%%').replaceAll('$', '$$$$');
   return /^[\w@%+=:,./$-]+$/.test(plain) ? plain : `"${plain.replace(/[\\"]/g, '\\$&')}"`;

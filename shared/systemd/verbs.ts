@@ -1,4 +1,5 @@
-// The verbs of both programs for their own service, and the status text in which an agent reports its link.
+// The service verbs of agent and broker (install, status, uninstall), and the agent's status text on its
+// link.
 import type { Invocation } from '../settings.ts';
 
 const verbs = ['install', 'status', 'uninstall'] as const;
@@ -8,12 +9,12 @@ export function isVerb(word: string | undefined): word is Verb {
   return verbs.some((verb) => verb === word);
 }
 
-/** What the help of a program ends with. */
+/** The lines about service verbs at the end of a program's help. */
 export function verbsHelp(program: string): string {
   return `\nAs a service of systemd: ${program} install | status | uninstall, each with --help.\n`;
 }
 
-/** For `systemctl status`; `machineId` while it is linked. */
+/** The status text of an agent for `systemctl status`; `machineId` is given while the agent is linked. */
 export function linkText(broker: string, machineId: string | undefined): string {
   return machineId ? `linked to ${broker} as ${machineId}` : `not linked to ${broker}, trying`;
 }
@@ -23,13 +24,16 @@ export interface LinkState {
   machineId: string | undefined;
 }
 
-/** What such a text says. */
+/** Parses a status text that `linkText` made; undefined for any other text. */
 export function linkIn(text: string): LinkState | undefined {
   const [, broker, machineId] = /^(?:not )?linked to (\S+?)(?: as (\S+)|, trying)$/.exec(text) ?? [];
   return broker ? { broker, machineId } : undefined;
 }
 
-/** The words that start this very program again; a launcher, which outlives versions, names itself. */
+/**
+ * The command line that starts this program again. A launcher names itself, because it stays at updates to
+ * new versions.
+ */
 export function ownCommand({ FARHAND_PROGRAM: launcher }: Invocation['env']): string[] {
   return launcher ? [launcher] : [process.execPath, ...process.execArgv, process.argv[1] ?? ''];
 }
