@@ -1,8 +1,8 @@
-// Backpressure around a log: readers sleep until there are bytes, a writer waits for its readers.
+// Lets readers of a log wait for new bytes, and its writer wait for slow readers.
 import type { Readable } from 'node:stream';
 import { after, monotonic } from './clock.ts';
 
-/** Lets readers sleep until something happened; one may be shared by several sources. */
+/** Lets readers wait for an event; several sources of events may share an instance. */
 export class Wake {
   readonly #waiting = new Set<() => void>();
 
@@ -12,7 +12,10 @@ export class Wake {
     for (const run of waiting) run();
   }
 
-  /** Resolves at the next wake(), or when the signal fires. Look at the state, then wait, in one turn. */
+  /**
+   * Resolves at the next wake(), or when the signal fires. Check the state and call wait() without an await
+   * between them.
+   */
   wait(signal?: AbortSignal): Promise<void> {
     return new Promise((resolve) => {
       if (signal?.aborted) return resolve();
@@ -26,7 +29,7 @@ export class Wake {
     });
   }
 
-  /** Resolves when `test` holds, as looked at with every wake(), after `ms`, or when the signal fires. */
+  /** Resolves when `test` returns true (checked at every wake()), after `ms`, or when the signal fires. */
   async until(test: () => boolean, ms: number, signal?: AbortSignal): Promise<void> {
     let late = ms <= 0;
     if (late || test()) return;
@@ -39,12 +42,12 @@ export class Wake {
   }
 }
 
-/** Of a stream that is read. */
+/** Events of a stream after which its state must be checked again. */
 const changes = ['readable', 'end', 'close', 'error'];
 
 /**
- * What a stream brings, to its end or until `signal` fires, which throws its reason. Unlike the stream's own iterator it
- * can be left while it waits, and does not destroy the stream.
+ * Yields the items of a stream until its end; throws the signal's reason when the signal fires. Unlike the
+ * stream's own iterator this one can be stopped while it waits, and does not destroy the stream.
  */
 export async function* readStream<T>(stream: Readable, signal: AbortSignal): AsyncGenerator<T> {
   const changed = new Wake();
@@ -53,7 +56,7 @@ export async function* readStream<T>(stream: Readable, signal: AbortSignal): Asy
   try {
     while (!stream.readableEnded && !stream.destroyed && !stream.errored) {
       signal.throwIfAborted();
-      // The caller names the type of the events that the stream brings.
+      // The cast relies on the caller, who names the type of the stream's items.
       const item = stream.read() as T | null;
       if (item === null) await changed.wait(signal);
       else yield item;
@@ -64,13 +67,13 @@ export async function* readStream<T>(stream: Readable, signal: AbortSignal): Asy
   }
 }
 
-/** Offset of a reader, and when it last read. */
+/** Offset of a reader, and the time of its last read on the monotonic clock (ms). */
 export interface ReaderPosition {
   position: number;
   readAt: number;
 }
 
-/** Holds up a writer while all its readers are far behind, but none that has stopped reading. */
+/** Makes a writer wait while all its readers are far behind; readers that stopped reading do not count. */
 export class Backpressure {
   readonly #places = new Set<ReaderPosition>();
   readonly #moved = new Wake();
@@ -105,7 +108,7 @@ export class Backpressure {
     this.#moved.wake();
   }
 
-  /** Resolves once the writer may go on. */
+  /** Resolves when the writer may continue. `end`: offset of the end of the log. */
   async hold(end: () => number): Promise<void> {
     for (let ms = this.#holdMs(end()); ms > 0; ms = this.#holdMs(end())) {
       const stalled = new AbortController();
@@ -115,7 +118,7 @@ export class Backpressure {
     }
   }
 
-  /** Milliseconds that the writer waits at most if no reader moves meanwhile. */
+  /** Most milliseconds that the writer waits unless a reader moves before. */
   #holdMs(end: number): number {
     if (this.#released || this.#places.size === 0) return 0;
     let longest = 0;

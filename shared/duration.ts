@@ -1,9 +1,9 @@
-// Durations as people write them: 300ms, 5m, 24h.
+// Parses durations such as 300ms, 5m and 24h.
 
 const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 export const durationForm = /^\d{1,9}(ms|s|m|h|d)$/;
 
-/** In milliseconds; of a text in the form above. */
+/** Milliseconds of a text that matches `durationForm`. */
 export function parseDuration(text: string): number {
   return Number.parseInt(text, 10) * (units[text.replace(/^\d+/, '')] ?? Number.NaN);
 }

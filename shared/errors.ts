@@ -1,6 +1,6 @@
-// The error type of the product, and the table of error codes with their HTTP status and system errors.
+// The error type AppError, and the table of error codes with their HTTP status and errnos.
 
-/** Every error code of an answer, with its HTTP status. */
+/** Every error code of the API, with its HTTP status. */
 export const codes = {
   invalid_request: 400,
   not_a_directory: 400,
@@ -59,7 +59,7 @@ const errnos: Readonly<Record<string, Code>> = {
   ENAMETOOLONG: 'invalid_path',
   ELOOP: 'invalid_path',
   EILSEQ: 'invalid_path',
-  // Names that a file system cannot have, and a directory that would lie in itself.
+  // File systems return EINVAL for impossible names and for a directory that is moved into itself.
   EINVAL: 'invalid_path',
   ENXIO: 'unsupported_file',
   ENODEV: 'unsupported_file',
@@ -74,13 +74,13 @@ const errnos: Readonly<Record<string, Code>> = {
   EOPNOTSUPP: 'not_supported',
   ENOTSUP: 'not_supported',
   EIO: 'io_error',
-  // A file system that found itself damaged.
+  // EUCLEAN is returned by a file system that has found itself damaged.
   EUCLEAN: 'io_error',
   EMFILE: 'unavailable',
   ENFILE: 'unavailable',
 };
 
-/** A failure with a code of the table. The message says what to do next; it never holds a secret. */
+/** An error with a code of the table. The message names the next step, and never contains a secret. */
 export class AppError extends Error {
   override readonly name = 'AppError';
   readonly code: Code;
@@ -103,7 +103,7 @@ export class AppError extends Error {
   }
 }
 
-/** What is wrong with one field of a part of a request: `body: env: at most 256 variables`. */
+/** An error about one field in a part of a request, such as `body: env: at most 256 variables`. */
 export function fieldError(
   part: string,
   path: string,
@@ -113,7 +113,7 @@ export function fieldError(
   return new AppError(code, `${part}: ${path && `${path}: `}${message}`, { issues: [{ path, message }] });
 }
 
-/** Whether a text is a known error code; a newer peer may send others. */
+/** Whether a text is a known error code; a newer agent or broker may send unknown ones. */
 export function isCode(text: string): text is Code {
   return Object.hasOwn(codes, text);
 }
@@ -125,13 +125,16 @@ const unnamed: Readonly<Record<string, string>> = {
   'Unknown system error -122': 'EDQUOT',
 };
 
-/** The errno name of a system error ("ENOENT"), if it is one. */
+/** The errno name of a system error, such as "ENOENT"; undefined for other errors. */
 export function errnoOf(error: unknown): string | undefined {
   if (!(error instanceof Error) || !('code' in error) || typeof error.code !== 'string') return undefined;
   return unnamed[error.code] ?? error.code;
 }
 
-/** The AppError of a system error about `path`. An AppError is returned as it is; an unknown error is internal_error. */
+/**
+ * Converts a system error about `path` to an AppError. Returns an AppError unchanged; an unknown error
+ * becomes internal_error.
+ */
 export function fromErrno(error: unknown, path: string): AppError {
   if (error instanceof AppError) return error;
   const errno = errnoOf(error) ?? '';
@@ -143,7 +146,7 @@ function explain(code: Code): string {
   return code === 'internal_error' ? 'unexpected failure, see the log' : code.replaceAll('_', ' ');
 }
 
-/** A program cannot start. Exit code 78 is bad configuration, 1 any other reason. */
+/** Thrown if a program cannot start. The exit code is 78 for bad configuration, 1 for any other reason. */
 export class StartError extends Error {
   override readonly name = 'StartError';
   readonly exitCode: 1 | 78;
@@ -154,7 +157,7 @@ export class StartError extends Error {
   }
 }
 
-/** Wrong usage of a command line; exit code 2. */
+/** Thrown for wrong usage of a command line; the exit code is 2. */
 export class UsageError extends Error {
   override readonly name = 'UsageError';
 }

@@ -1,11 +1,11 @@
-// The signature by which an agent proves its identity to the broker, over length-prefixed parts with a fixed context.
+// Signs and verifies the proof by which an agent shows its identity to the broker.
 import { createPublicKey, type KeyObject, sign, verify } from 'node:crypto';
 
 const context = 'farhand-link-v1';
 /** DER of an Ed25519 SubjectPublicKeyInfo up to the raw key (RFC 8410 section 4). */
 const ed25519Prefix = Buffer.from('302a300506032b6570032100', 'hex');
 
-/** The signed parts: the signature is not valid for another broker, machine or connection. */
+/** The signed values; they bind the signature to one broker, one machine and one connection. */
 export interface Proof {
   nonce: Uint8Array;
   machine_id: string;

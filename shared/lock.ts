@@ -1,4 +1,4 @@
-// One process per data directory, and one owner: an exclusive SQLite lock, refused at once and free after kill -9.
+// Locks a data directory for one process by an exclusive SQLite lock, which is free again after kill -9.
 import { execFileSync } from 'node:child_process';
 import { chmodSync, closeSync, mkdirSync, openSync, statSync } from 'node:fs';
 import { join } from 'node:path';
@@ -6,7 +6,10 @@ import { DatabaseSync } from 'node:sqlite';
 import { StartError } from './errors.ts';
 import { inUse } from './program.ts';
 
-/** Takes the directory for this process, made where it is missing; the result gives it back. Throws StartError. */
+/**
+ * Locks the directory for this process; creates it if it is missing. The result unlocks it. Throws StartError
+ * if that fails.
+ */
 export function takeDirectory(directory: string, program: string): () => void {
   mkdirSync(directory, { recursive: true, mode: 0o700 });
   refuseForeign(directory);
@@ -14,7 +17,10 @@ export function takeDirectory(directory: string, program: string): () => void {
   return lock(directory, program);
 }
 
-/** What root makes in the directory of another user, that one's service could not use any more. */
+/**
+ * Throws if root starts in another user's directory: that user's service could not use files that root
+ * creates.
+ */
 function refuseForeign(directory: string): void {
   const { uid } = statSync(directory);
   if (uid === 0 || process.getuid?.() !== 0) return;
@@ -33,7 +39,7 @@ function nameOf(uid: number): string | undefined {
 
 function lock(directory: string, program: string): () => void {
   const file = join(directory, 'lock.db');
-  // Made by us first, so that it is private from its first byte.
+  // The file is created here, not by SQLite, so that it is private from the start.
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file, { timeout: 0 });
   try {

@@ -1,13 +1,16 @@
-// Notifies systemd of a program that it started: that it is up, its status, and that it is alive (sd_notify(3)).
+// Reports the state of a program to systemd, which started it: ready, status text, alive (sd_notify(3)).
 import { execFile } from 'node:child_process';
 import { every } from './clock.ts';
 import type { Logger } from './logger.ts';
 import { version } from './version.ts';
 
 export interface Notify {
-  /** It is up, and `text` says how; the manager ends it once `alive` is no longer true. Later calls only send the text. */
+  /**
+   * Reports the program ready, with `text` as its status. systemd ends the program when `alive` no longer
+   * returns true. Later calls only send the text.
+   */
   up(text: string, alive: () => boolean): void;
-  /** It is about to end, and why; resolves when that is sent. */
+  /** Reports that the program stops, and why; resolves when the report is sent. */
   ending(text: string): Promise<void>;
 }
 
@@ -15,7 +18,9 @@ type Environment = Record<string, string | undefined>;
 
 const notifyMs = 10_000;
 
-/** Takes what systemd has left in the environment out of it. Without a systemd all this does nothing. */
+/**
+ * Removes the variables of systemd from `env`. Without NOTIFY_SOCKET the methods of the result do nothing.
+ */
 export function openNotify(env: Environment, pid: number, log: Logger): Notify {
   const socket = take(env, 'NOTIFY_SOCKET');
   const watchdogMs = Number(take(env, 'WATCHDOG_USEC') ?? 0) / 1_000;
@@ -24,7 +29,7 @@ export function openNotify(env: Environment, pid: number, log: Logger): Notify {
   let beats: (() => void) | undefined;
   let over = false;
   const notify = (...words: string[]): Promise<void> => {
-    // One after another, so that the last text is the one that stays.
+    // Messages are sent one after another, so that the last text is the final status.
     if (socket)
       sent = sent
         .then(() => send(socket, words))
@@ -34,7 +39,7 @@ export function openNotify(env: Environment, pid: number, log: Logger): Notify {
   return {
     up(text, alive) {
       if (over) return;
-      // Which version runs: the file it was started from may hold a newer one by now.
+      // The status includes the running version: the file on disk may be a newer one by now.
       void notify('READY=1', `STATUS=${line(text)} (${version})`);
       if (!watched || !(watchdogMs > 0)) return;
       beats ??= every(watchdogMs / 2, () => {
@@ -57,7 +62,9 @@ function take(env: Environment, name: string): string | undefined {
 
 const line = (text: string): string => text.replace(/\s+/g, ' ');
 
-/** The socket takes datagrams, which Node cannot send to a path: 8 ms of a program that every systemd brings along. */
+/**
+ * Runs `systemd-notify`, part of every systemd, for 8 ms: Node cannot send datagrams to the path of a socket.
+ */
 function send(socket: string, words: string[]): Promise<void> {
   const options = { env: { PATH: '/usr/bin:/bin', NOTIFY_SOCKET: socket }, timeout: notifyMs };
   return new Promise((resolve, reject) => {

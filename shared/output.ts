@@ -1,5 +1,4 @@
-// An output log: bytes appended to plain segment files, addressed by offset, bounded by a sliding window;
-// its readers pace its writer.
+// A log of output bytes in segment files, addressed by offset: retains the last bytes, slows its writer.
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -12,47 +11,53 @@ import { outputWindowBytes, readerStallMs } from './limits.ts';
 export { Wake };
 
 export interface OutputOptions {
-  /** At least this many of the last bytes are retained, and at most a segment (a sixteenth) more. */
+  /** Least number of the last bytes that are retained; up to a sixteenth (one segment) more may be stored. */
   windowBytes?: number;
-  /** Woken whenever `end` moved; a log has its own unless one is given. */
+  /** Woken whenever `end` changes; by default each log has a Wake of its own. */
   changed?: Wake;
-  /** Until it outgrows this many bytes a log stays in memory and makes no file; none by default. */
+  /** Bytes up to which a log stays in memory and creates no file; 0 by default. */
   memoryBytes?: number;
-  /** A reader that has not read for that long no longer holds up the writer. */
+  /** Milliseconds without a read after which a reader no longer slows the writer. */
   stallMs?: number;
 }
 
-/** Result of read(): an `offset` beyond the requested one means that the bytes between are gone. */
+/**
+ * Result of read(). An `offset` beyond the requested one means that the bytes between them are no longer
+ * stored.
+ */
 export interface Piece {
   offset: number;
   data: Buffer;
 }
 
-/** Reads in order, at its own pace; a writer that waits for its appends does not run away from it. */
+/** Reads a log in order. A writer that awaits its appends is slowed while all readers are far behind. */
 export interface OutputReader {
   /** Offset of the next byte. */
   readonly position: number;
   read(max: number): Promise<Piece>;
-  /** From now on it holds up no writer. */
+  /** Ends the reader's influence on the writer. */
   close(): void;
 }
 
 interface Segment {
   start: number;
   size: number;
-  /** Its bytes, while it has no file. */
+  /** Bytes of the segment while it has no file. */
   memory?: Buffer;
 }
 
-/** Far more than a window has: gaps and restarts begin new ones, and an attacker might make many. */
+/**
+ * Most segments of a log. A window needs 16, but every gap and restart begins a new one, and attackers may
+ * cause many.
+ */
 const mostSegments = 64;
 
-/** A log where nothing is on disk yet; nothing is made before the first byte. */
+/** A new, empty log; it creates no files before the first byte. */
 export function newOutput(directory: string, options: OutputOptions = {}): OutputLog {
   return new OutputLog(directory, [], options);
 }
 
-/** Opens the log that is on the disk, if any; appending continues at its end. */
+/** Opens the log that is on disk, if any; appends continue at its end. */
 export async function openOutput(directory: string, options: OutputOptions = {}): Promise<OutputLog> {
   const names = await readdir(directory).catch((error: unknown) => {
     if (errnoOf(error) === 'ENOENT') return [];
@@ -62,7 +67,7 @@ export async function openOutput(directory: string, options: OutputOptions = {})
   for (const name of names.filter((text) => /^\d{16}$/.test(text)).sort()) {
     const { size } = await stat(join(directory, name));
     if (size > 0) segments.push({ start: Number(name), size });
-    // An empty one would be in the way when appending goes on at its offset.
+    // An empty file would block the creation of the next segment, which has the same name.
     else await unlink(join(directory, name));
   }
   return new OutputLog(directory, segments, options);
@@ -77,12 +82,12 @@ export class OutputLog {
   readonly #segments: Segment[];
   readonly #backpressure: Backpressure;
   #end: number;
-  /** Of the last segment while it takes more. */
+  /** Handle of the last segment's file while bytes can be appended to it. */
   #live: FileHandle | undefined;
   #queue: Promise<void> = Promise.resolve();
   #made: boolean;
 
-  /** Through newOutput and openOutput. */
+  /** Use newOutput or openOutput instead. */
   constructor(directory: string, segments: Segment[], options: OutputOptions) {
     this.changed = options.changed ?? new Wake();
     this.#directory = directory;
@@ -101,27 +106,27 @@ export class OutputLog {
     return this.#segments[0]?.start ?? this.#end;
   }
 
-  /** One past the last byte. */
+  /** Offset after the last byte. */
   get end(): number {
     return this.#end;
   }
 
-  /** Bytes on the disk now. */
+  /** Number of bytes that are on disk now. */
   get size(): number {
     return this.#segments.reduce((sum, { size, memory }) => sum + (memory ? 0 : size), 0);
   }
 
   /**
-   * Adds bytes at the end, in the order of the calls. When they cannot be written it rejects and counts them
-   * all the same, so that offsets stay true: readers find a gap there. Resolves once the bytes are in and a
-   * reader is near enough.
+   * Adds bytes at the end, in the order of the calls. Resolves once the bytes are written and a reader is
+   * near enough. Rejects if writing fails; `end` moves all the same, so that offsets stay true and readers
+   * find a gap.
    */
   async append(data: Uint8Array): Promise<void> {
     await this.#inTurn(() => this.#append(data));
     await this.#backpressure.hold(() => this.#end);
   }
 
-  /** No append waits for readers any more. */
+  /** Ends the waiting of current and later appends for readers. */
   release(): void {
     this.#backpressure.release();
   }
@@ -152,7 +157,10 @@ export class OutputLog {
     });
   }
 
-  /** At most `max` bytes from `from` or the first retained byte after it; no data at the end. */
+  /**
+   * Reads at most `max` bytes, from offset `from` or the first retained byte after it; returns no data at the
+   * end.
+   */
   async read(from: number, max: number): Promise<Piece> {
     for (;;) {
       const segment = this.#segments.find(({ start, size }) => start + size > from);
@@ -160,18 +168,22 @@ export class OutputLog {
       const offset = Math.max(from, segment.start);
       const data = await this.#readSegment(segment, offset - segment.start, max);
       if (data.length > 0) return { offset, data };
-      // The file is gone or shorter than we left it: its bytes are lost, and the next round reports the gap.
+      // The file is missing or was shortened from outside: its bytes are lost, and the next round reports the
+      // gap.
       if (offset === segment.start) this.#forget(segment);
       else segment.size = offset - segment.start;
     }
   }
 
-  /** Closes the open file; reading and appending may still go on. */
+  /** Closes the open file; the log can still be read and appended to. */
   close(): Promise<void> {
     return this.#inTurn(() => this.#closeLive());
   }
 
-  /** Resolves once its files survive a power cut, and their names down from `root`; nothing is done where it has none. */
+  /**
+   * Syncs the log's files, and the directories from the log's own up to `root`, to disk. Does nothing if
+   * there is no directory.
+   */
   sync(root: string): Promise<void> {
     return this.#inTurn(async () => {
       if (!this.#made) return;
@@ -185,7 +197,7 @@ export class OutputLog {
     });
   }
 
-  /** Drops all bytes; `start` is `end` from now on. */
+  /** Removes all bytes and files; `start` is then equal to `end`. */
   remove(): Promise<void> {
     this.release();
     return this.#inTurn(async () => {
@@ -199,7 +211,7 @@ export class OutputLog {
 
   #inTurn(run: () => Promise<void>): Promise<void> {
     const done = this.#queue.then(run);
-    // The caller has the failure; the next in turn starts all the same.
+    // The caller handles the failure; the next operation in the queue starts all the same.
     this.#queue = done.catch(() => {});
     return done;
   }
@@ -218,14 +230,14 @@ export class OutputLog {
     await this.#slide();
   }
 
-  /** Takes bytes into memory; false where they belong on the disk. */
+  /** Appends bytes to the segment in memory; returns false if they must be written to disk. */
   #remember(data: Uint8Array): boolean {
     const [first] = this.#segments;
     if (first && (!first.memory || first.start + first.size !== this.#end)) return false;
     const segment = first ?? { start: this.#end, size: 0 };
     const size = segment.size + data.length;
     if (size > this.#memoryBytes) return false;
-    // A new one each time: readers hold views of the old one.
+    // Each append makes a new buffer, because readers have views of the old one.
     Object.assign(segment, { size, memory: Buffer.concat([segment.memory ?? Buffer.alloc(0), data]) });
     if (!first) this.#segments.push(segment);
     return true;
@@ -241,18 +253,18 @@ export class OutputLog {
     if (last) last.size += data.length;
   }
 
-  /** Moves the bytes in memory to the first file. */
+  /** Writes the segment in memory to the first file. */
   async #spill(segment: Segment, memory: Buffer): Promise<void> {
     await this.#roll(segment.start);
     try {
       await this.#writeLive(memory);
     } catch (error) {
-      // It stays in memory; the next append tries again.
+      // The bytes stay in memory, and the next append tries to write them again.
       await unlink(this.#file(segment.start)).catch(() => {});
       throw error;
     }
     delete segment.memory;
-    // The end may have moved on without bytes.
+    // skip() may have moved the end past the segment; the next bytes then belong in another segment.
     if (segment.start + segment.size !== this.#end) await this.#closeLive();
   }
 
@@ -260,18 +272,18 @@ export class OutputLog {
     for (let at = 0; this.#live && at < data.length; ) at += (await this.#live.write(data, at)).bytesWritten;
   }
 
-  /** Makes and opens the file of the segment that starts there. */
+  /** Creates and opens the file of the segment that begins at offset `start`. */
   async #roll(start: number): Promise<void> {
     await this.#closeLive();
     if (!this.#made) await mkdir(this.#directory, { recursive: true, mode: 0o700 });
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
     this.#live = await open(this.#file(start), flags, 0o600);
-    // In the same turn, for readers take the live file for the last segment's.
+    // No await between open file and new segment: readers use the open file for the last segment.
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 
-  /** After a failed write the segment ends where it was good; an empty one goes. */
+  /** After a failed write, ends the segment at its last good byte; removes the segment if it is empty. */
   async #abandon(): Promise<void> {
     await this.#closeLive().catch(() => {});
     const last = this.#segments.at(-1);
@@ -286,7 +298,7 @@ export class OutputLog {
       const enough = second && this.#end - second.start >= this.#windowBytes;
       if (!first || !second || (!enough && this.#segments.length <= mostSegments)) return;
       this.#segments.shift();
-      // Already gone, or left for remove(): either way no reader finds it any more.
+      // A file that cannot be removed now is removed with the directory; readers no longer find its segment.
       await unlink(this.#file(first.start)).catch(() => {});
     }
   }

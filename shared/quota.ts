@@ -12,14 +12,14 @@ export class Quota {
     this.#what = what;
   }
 
-  /** Takes a share; a negative one gives it back. Throws unavailable when there is not so much left. */
+  /** Adds `amount` to the used part; a negative amount gives it back. Throws unavailable beyond the limit. */
   add(amount: number): void {
     if (amount > 0 && this.#used + amount > this.#limit)
       throw new AppError('unavailable', `too many ${this.#what}: try again later`);
     this.#used += amount;
   }
 
-  /** Takes a share; the result gives it back, once. */
+  /** Takes `amount` of the quota; the returned function gives it back, at most once. Throws as `add` does. */
   take(amount: number): () => void {
     this.add(amount);
     let held = amount;

@@ -1,4 +1,4 @@
-// Reads a small file whose directory another user may own: it neither waits for a FIFO nor follows a link.
+// Reads a small file from a directory that another user may own; never blocks on a FIFO or follows a link.
 import { constants } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { errnoOf, StartError } from './errors.ts';
@@ -13,10 +13,13 @@ export interface FileContent {
 const { O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_RDONLY } = constants;
 const mostBytes = 64 * 1024;
 
-/** Undefined where there is no such file. Throws StartError for anything but a regular file of at most 64 KiB. */
+/**
+ * Reads a file; undefined if it does not exist. Throws StartError for anything but a regular file of at most
+ * 64 KiB.
+ */
 export async function readRegularFile(file: string): Promise<FileContent | undefined> {
   try {
-    // A FIFO without a writer blocks open(2) until one comes, unless O_NONBLOCK is set (fifo(7)).
+    // Without O_NONBLOCK open(2) blocks on a FIFO until a process opens it for writing (fifo(7)).
     await using handle = await open(file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
     const found = await handle.stat();
     if (!found.isFile()) throw notRegular(file);
@@ -27,7 +30,7 @@ export async function readRegularFile(file: string): Promise<FileContent | undef
   } catch (error) {
     const code = errnoOf(error) ?? '';
     if (code === 'ENOENT') return undefined;
-    // ELOOP is a link (open(2), O_NOFOLLOW), ENXIO a socket.
+    // open(2) fails with ELOOP for a link because of O_NOFOLLOW, and with ENXIO for a socket.
     throw ['ELOOP', 'ENXIO'].includes(code) ? notRegular(file) : error;
   }
 }
@@ -36,7 +39,10 @@ function notRegular(file: string): StartError {
   return new StartError(`${file} is not a regular file: remove it, then try again`);
 }
 
-/** The JSON in such a file: undefined where there is no file, null where the text is not JSON. Throws as readRegularFile. */
+/**
+ * Parses a JSON file; undefined if there is no file, null if the text is not JSON. Throws as readRegularFile
+ * does.
+ */
 export async function readRegularJson(file: string): Promise<unknown> {
   const content = await readRegularFile(file);
   if (!content) return undefined;

@@ -1,11 +1,11 @@
-// The one version of all three programs.
+// The version of Farhand, the same for all three programs.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { home } from './install-layout.ts';
 
 const manifest: unknown = JSON.parse(readFileSync(join(home, 'package.json'), 'utf8'));
 
-/** As in package.json. */
+/** Version in package.json. */
 export const version = hasVersion(manifest) ? manifest.version : 'unknown';
 
 function hasVersion(value: unknown): value is { version: string } {
