@@ -1,12 +1,14 @@
-// The body of a download, which rejects when it ends before its Content-Length.
+// Checks that the body of a download has as many bytes as its Content-Length.
 import { noAnswer } from './failure.ts';
 import { orNoAnswer } from './send.ts';
 
-/** The same Response, whose body rejects when it has fewer or more bytes than its Content-Length. */
+/**
+ * Returns the same response with a body that rejects if it has fewer or more bytes than its Content-Length.
+ */
 export function checkedBody(response: Response, url: string, signal: AbortSignal | undefined): Response {
   const { body, status, statusText, headers } = response;
   if (!body) return response;
-  // Content-Length counts compressed bytes, the reader gets decompressed ones.
+  // Content-Length counts compressed bytes, but fetch passes on decompressed bytes, which cannot be compared.
   const length = headers.get('content-encoding') ? null : headers.get('content-length');
   const counted = countedBody(body, length === null ? undefined : Number(length), url, signal);
   return new Response(counted, { status, statusText, headers });

@@ -1,4 +1,4 @@
-// Types of the SDK's methods: inputs and answers, derived from the table of routes.
+// Types of the SDK's methods, their inputs and answers, derived from the table of routes.
 import type * as z from 'zod';
 import type { Api } from '../api/index.ts';
 import type { Route } from '../api/route.ts';
@@ -7,7 +7,7 @@ import type { Terminal, TerminalSettings } from './terminal.ts';
 
 export interface CallSettings {
   signal?: AbortSignal;
-  /** A repeat with the same key within 24 h gets the first answer. */
+  /** Key for a safe repeat: a call with the same key within 24 h gets the first answer. */
   idempotencyKey?: string;
 }
 
@@ -22,10 +22,12 @@ type Loose<Shape extends z.ZodRawShape> = {
 };
 type Body<B> = B extends z.ZodType ? (undefined extends z.input<B> ? unknown : z.input<B>) : unknown;
 
-/** Content of an upload. A stream is sent as it is read, and cannot be sent again. */
+/** Content of an upload. A stream is sent as it is read, and cannot be sent again for a retry. */
 export type UploadContent = string | Uint8Array<ArrayBuffer> | Blob | ReadableStream<Uint8Array>;
 
-/** Input of a call: params, query, headers and body of its route in one object, and the content of an upload. */
+/**
+ * Input of a call in one object: params, query, headers and body of its route, and the content of an upload.
+ */
 export type CallInput<R> =
   R extends Route<infer P, infer Q, infer H, infer B>
     ? Loose<P> &
@@ -44,10 +46,16 @@ export interface ListResult<T> {
   has_more: boolean;
 }
 
-/** Await it for one page, iterate it for the items of all pages. No request is sent before. */
+/**
+ * Result of a list call: await for one page, or iterate for the items of all pages; only then a request is
+ * sent.
+ */
 export type Listing<T> = Promise<ListResult<T>> & AsyncIterable<T>;
 
-/** Iterate it for the items as they arrive, or await it for the start first. No request is sent before. */
+/**
+ * Result of a stream call: iterate for the items as they arrive, or await first for the start of the answer.
+ * Only then a request is sent.
+ */
 export type Stream<T> = Promise<AsyncIterable<T>> & AsyncIterable<T>;
 
 /** A server-sent event. */
@@ -59,7 +67,9 @@ export interface ReceivedEvent<T> {
 
 type Output<R> = R extends { reply: infer T extends z.ZodType } ? z.output<T> : never;
 
-/** A download is the Response itself: a streaming body, and headers about the file. */
+/**
+ * The answer of a call. A download answers the Response itself: a streaming body, and headers about the file.
+ */
 type Answer<R> = R extends { kind: 'list' }
   ? Listing<Output<R>>
   : R extends { kind: 'lines' }

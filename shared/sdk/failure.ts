@@ -3,8 +3,8 @@
 import { now } from '../clock.ts';
 
 /**
- * An error answer of the broker, with its code, HTTP status and request id. The code `no_answer` means that the broker
- * did not answer: the connection failed (status 0), or a proxy answered in its place.
+ * An error answer of the broker, with its code, HTTP status and request id. The code `no_answer` means that
+ * the broker did not answer: the connection failed (status 0), or a proxy answered instead.
  */
 export class FarhandError extends Error {
   override readonly name = 'FarhandError';
@@ -30,7 +30,7 @@ export class FarhandError extends Error {
   }
 }
 
-/** The error of an answer that is not a success, or not from the broker. */
+/** The error of an answer that is not a success or does not come from the broker. `text`: its body. */
 export function failureOf(response: Response, text: string): FarhandError {
   const { status, headers } = response;
   const requestId = headers.get('x-request-id') ?? '';
@@ -40,7 +40,7 @@ export function failureOf(response: Response, text: string): FarhandError {
   return new FarhandError(status, requestId, error, { retryAfter });
 }
 
-/** Seconds, or a date (RFC 9110, section 10.2.3). */
+/** Milliseconds of a Retry-After header, which contains seconds or a date (RFC 9110, section 10.2.3). */
 function retryAfterMs(text: string): number | undefined {
   const ms = /^\d+$/.test(text) ? Number(text) * 1000 : Math.max(0, Date.parse(text) - now());
   return Number.isNaN(ms) ? undefined : ms;
@@ -82,7 +82,10 @@ function propertyOf(value: unknown, name: string): unknown {
   return typeof value === 'object' && value !== null ? Reflect.get(value, name) : undefined;
 }
 
-/** The envelope of a success. Its data is not parsed again: the broker has checked it with the same schemas. */
+/**
+ * Parses the envelope of a success. The data is not validated again: the broker has validated it by the same
+ * schemas.
+ */
 export function envelopeOf(text: string): { data: unknown; meta: object } | undefined {
   const value = parsed(text);
   if (typeof value !== 'object' || value === null || !('data' in value)) return undefined;

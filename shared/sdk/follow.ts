@@ -1,4 +1,4 @@
-// A stream of server-sent events that reconnects and resumes after the last event received.
+// Follows a stream of server-sent events: reconnects after a loss, and resumes after the last received event.
 import { backoff } from '../backoff.ts';
 import { sleep } from '../clock.ts';
 import type { ReceivedEvent } from './call-types.ts';
@@ -9,23 +9,25 @@ import { chunksOf, eventsOf } from './sse.ts';
 export interface FollowOptions {
   url: string;
   signal: AbortSignal | undefined;
-  /** Requests the events after this id; without one, the events the caller asked for. */
+  /** Requests the events after the id `after`; without an id, the events that the caller asked for. */
   connect(after: string | undefined): Promise<Response>;
-  /** Reconnects after a lost connection, until its signal fires or its reader stops. */
+  /** Whether to reconnect after a lost connection, until the signal fires or the reader stops. */
   resumes: boolean;
-  /** Name of the event that ends the stream; without one it has no end. */
+  /** Name of the event that ends the stream; undefined if the stream has no end. */
   last: string | undefined;
 }
 
-/** The broker sends a comment every 15 s at the latest. */
+/**
+ * Milliseconds without data after which a connection counts as lost; the broker sends a comment every 15 s.
+ */
 const silenceMs = 45_000;
 const waits = { first: 500, most: 30_000 };
 
-/** The events of a response, and of the responses after each reconnect. */
+/** Yields the events of a response, and of the responses after each reconnect. */
 export async function* follow(first: Response, how: FollowOptions): AsyncGenerator<ReceivedEvent<unknown>> {
   const { signal, resumes, last } = how;
   const pause = backoff(waits);
-  // Events during a loss before the first event must not be missed.
+  // The header gives the position before the first event: a loss before that event then misses nothing.
   let at = first.headers.get('x-last-event-id') ?? undefined;
   for (let response: Response | undefined = first; ; response = await reconnect(at, how)) {
     let failure: unknown;
@@ -41,14 +43,14 @@ export async function* follow(first: Response, how: FollowOptions): AsyncGenerat
     }
     signal?.throwIfAborted();
     if (!resumes && failure !== undefined) throw noAnswer(new URL(how.url).origin, failure);
-    // A stream that resumes was not ended by the broker before its last event.
+    // Streams that do not resume end with the response; others end only with their last event, and reconnect.
     if (!resumes) return;
     await sleep(pause.next(), signal);
     signal?.throwIfAborted();
   }
 }
 
-/** Undefined while the broker is not reachable. */
+/** Connects again; undefined if the broker cannot be reached now. */
 async function reconnect(at: string | undefined, how: FollowOptions): Promise<Response | undefined> {
   try {
     return await how.connect(at);

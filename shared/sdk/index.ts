@@ -1,4 +1,4 @@
-// The TypeScript SDK: a client with one method per route of the REST API, for Node and browsers (fetch and WebSocket only).
+// The TypeScript SDK: a client with one method per REST route, for Node and browsers (fetch, WebSocket).
 import { allRoutes } from '../api/index.ts';
 import type { Route } from '../api/route.ts';
 
@@ -30,13 +30,16 @@ export interface FarhandOptions {
   /** Address of the broker, with or without `/api/v1`: `https://farhand.example.org`. */
   baseUrl: string;
   apiKey?: string | undefined;
-  /** Retries of a call where a repeat is safe, 2 by default; with 0 event streams do not reconnect either. */
+  /**
+   * Most retries of a call that is safe to repeat, 2 by default; with 0 event streams do not reconnect
+   * either.
+   */
   retries?: number | undefined;
   /** Value of the User-Agent header, where the platform allows it. */
   userAgent?: string | undefined;
   /** Replaces fetch, for a proxy or a socket file. */
   fetch?: typeof fetch;
-  /** Replaces the WebSocket constructor, for the same reasons. */
+  /** Replaces the WebSocket constructor, for a proxy or a socket file. */
   webSocket?: (url: string) => WebSocket;
 }
 
@@ -55,10 +58,10 @@ class Client {
 }
 
 /** A client of one broker. */
-// Built from the table of routes that the type is derived from.
+// The cast is safe: the client is built from the table of routes that the type is derived from.
 export const Farhand = Client as unknown as new (options: FarhandOptions) => Farhand;
 
-/** Checks the options. Error messages never contain the key or the address, which may hold a password. */
+/** Checks the options. Error messages never contain the key or the address, which may contain a password. */
 function connectionOf(options: FarhandOptions): Connection {
   const {
     apiKey,
@@ -99,7 +102,7 @@ function methodOf(to: Connection, route: Route): unknown {
 
 type Call = (input?: Input, settings?: CallSettings) => Promise<unknown>;
 
-/** One request and its answer. */
+/** The function that sends one request of a route and resolves to the answer. */
 function callOf(to: Connection, route: Route): Call {
   return async (input = {}, { signal, idempotencyKey } = {}) => {
     const request = prepare(to, route, input, idempotencyKey);
@@ -122,7 +125,7 @@ function asObject(data: unknown): object {
 
 function listing(call: Call) {
   return (input: Input = {}, settings: CallSettings = {}) => {
-    // The broker answers a list with a page.
+    // The cast is safe: the broker answers a list route with a page.
     const page = (given: Input) => call(given, settings) as Promise<ListResult<unknown>>;
     return new Lazy(
       () => page(input),
@@ -152,7 +155,7 @@ function events(to: Connection, route: Route) {
         signal,
         resumes: to.retries > 0 && 'last_event_id' in route.headers,
         last: route.lastEvent,
-        // follow() retries by itself.
+        // Retries are off here, because follow() retries by itself.
         connect: (after) =>
           open({ ...to, retries: 0 }, after === undefined ? input : { ...input, last_event_id: after }),
       };

@@ -1,7 +1,7 @@
-// What list and stream calls return: a promise that can also be iterated, and that starts only then.
+// The result of the SDK's list and stream calls: a promise that can also be iterated.
 /* oxlint-disable unicorn/no-thenable -- it is a promise */
 
-/** A promise that starts when it is awaited or iterated, and the items that belong to it. */
+/** A promise whose request starts when it is awaited or iterated, and an iterator over the answer's items. */
 export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
   readonly [Symbol.toStringTag] = 'Promise';
   readonly #begin: () => Promise<T>;

@@ -1,14 +1,15 @@
-// All items of a list, page by page, each exactly once even while items are created and deleted.
+// Iterates all items of a list page by page, each once even while items are created and deleted.
 import type { ListResult } from './call-types.ts';
 
-/** Largest page the broker answers. */
+/** Most items of a page that the broker returns. */
 const pageSize = 100;
-/** Ids remembered to skip repeats: so many items may be created between two pages. */
+/** Most ids that are remembered to skip repeats; more items created between two pages may cause repeats. */
 const remembered = 10_000;
 
 /**
- * An item created meanwhile moves the others back: repeats are skipped by id. A deleted one moves them forward: `total`
- * shows by how many, and the read goes back as far.
+ * Yields all items. An item created meanwhile moves the others back: repeats are skipped by id. A deleted
+ * item moves the others forward: the decrease of `total` shows by how many, and the next page begins earlier
+ * by that.
  */
 export async function* allItems(
   page: (paging: { limit: number; offset: number }) => Promise<ListResult<unknown>>,

@@ -1,9 +1,9 @@
 // Builds the HTTP request of a call: URL, headers and body from the input that its route describes.
 import type { Route } from '../api/route.ts';
 
-/** The broker's address, the API key and how requests are sent. */
+/** How to reach one broker: its address, the API key and the functions that send requests. */
 export interface Connection {
-  /** Without /api/v1 and without a trailing slash. */
+  /** Address of the broker without /api/v1 and without a trailing slash. */
   baseUrl: string;
   apiKey: string | undefined;
   fetch: typeof fetch;
@@ -12,19 +12,19 @@ export interface Connection {
   webSocket: (url: string) => WebSocket;
 }
 
-/** A request ready to send, and again if its body allows. */
+/** A request that is ready to send. */
 export interface Prepared {
   route: Route;
   url: string;
   headers: Headers;
   body: RequestInit & { duplex?: 'half' };
-  /** The body can be sent again: it is not a stream. */
+  /** Whether the body can be sent again; a stream cannot. */
   repeatable: boolean;
-  /** Doing it twice has the effect of doing it once. */
+  /** Whether two executions of the request have the same effect as one. */
   idempotent: boolean;
 }
 
-/** The answer of an attach, which opens the terminal. */
+/** The answer of an attach call, with the address of the terminal's WebSocket. */
 export type Attached = { session_id: string; stream_url: string };
 
 type Input = Readonly<Record<string, unknown>>;
@@ -35,7 +35,7 @@ export function prepare(to: Connection, route: Route, input: Input, given: strin
   if (to.userAgent) headers.set('User-Agent', to.userAgent);
   const { body, type, repeatable } = bodyOf(route, input);
   if (type) headers.set('Content-Type', type);
-  // The broker must recognize a retry.
+  // A random key lets the broker recognize a retry.
   const ownKey = route.idempotency && repeatable && to.retries > 0 ? randomKey() : undefined;
   const key = given ?? ownKey;
   if (key) headers.set('Idempotency-Key', key);
@@ -46,7 +46,10 @@ export function prepare(to: Connection, route: Route, input: Input, given: strin
   return { route, url: urlOf(to.baseUrl, route, input), headers, body, repeatable, idempotent };
 }
 
-/** The WebSocket address of an attach: the ticket of its stream_url at the address where this client reaches the broker. */
+/**
+ * The WebSocket address of a terminal: the ticket in `stream_url`, at the address where this client reaches
+ * the broker.
+ */
 export function socketUrl(
   { baseUrl }: Connection,
   route: Route,
@@ -64,7 +67,10 @@ function urlOf(baseUrl: string, route: Route, input: Input): string {
   return `${baseUrl}${route.base}${path}${query && `?${query}`}`;
 }
 
-/** The segments "", "." and ".." vanish from a URL: the call would reach another route. */
+/**
+ * Encodes a segment. Throws for "", "." and "..", which vanish from a URL: the call would reach another
+ * route.
+ */
 function pathSegment(text: string, name: string): string {
   if (/^\.{0,2}$/.test(text)) throw new TypeError(`${name} must be an id`);
   return encodeURIComponent(text);
@@ -94,12 +100,12 @@ function bodyOf(route: Route, input: Input): { body: Prepared['body']; type?: st
   }
   const content = contentOf(input.content);
   const fields = rest.filter(([name]) => name !== 'content');
-  // A stream is sent as it is read (WHATWG fetch, section 5.4).
+  // `duplex: 'half'` is required to send a stream as it is read (WHATWG fetch, section 5.4).
   if (route.accepts === 'bytes')
     return { body: { body: content, duplex: 'half' }, repeatable: !isStream(content) };
   if (isStream(content)) return { ...streamedForm(fields, content), repeatable: false };
   const form = new FormData();
-  // Fields before the file: the broker then streams it to the machine without a copy.
+  // Fields precede the file, so that the broker can stream the file to the machine without a copy.
   for (const [name, value] of fields) form.set(name, asText(value));
   form.set('file', content instanceof Blob ? content : new Blob([content]));
   return { body: { body: form }, repeatable: true };
@@ -111,12 +117,12 @@ function isStream(content: unknown): content is ReadableStream<Uint8Array> {
 
 function contentOf(content: unknown): string | Uint8Array<ArrayBuffer> | Blob | ReadableStream<Uint8Array> {
   if (typeof content === 'string' || content instanceof Blob || isStream(content)) return content;
-  // Shared memory apart, a view has such a buffer.
+  // The cast is safe except for a view of shared memory.
   if (content instanceof Uint8Array) return content as Uint8Array<ArrayBuffer>;
   throw new TypeError('content must be a string, a Uint8Array, a Blob or a ReadableStream');
 }
 
-/** A form (RFC 7578) around a stream; fetch would read the stream into memory first. */
+/** Builds a form (RFC 7578) around a stream; fetch's own FormData would read the stream into memory first. */
 function streamedForm(fields: [string, unknown][], content: ReadableStream<Uint8Array>) {
   const boundary = `farhand${randomKey()}`;
   const part = (name: string): string => `--${boundary}\r\nContent-Disposition: form-data; name="${name}"`;

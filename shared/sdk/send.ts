@@ -1,14 +1,14 @@
-// Sends a request, and retries it where a repeat is safe.
+// Sends an HTTP request, and retries it if a repeat is safe.
 import { backoff } from '../backoff.ts';
 import { sleep } from '../clock.ts';
 import { FarhandError, failureOf, noAnswer, reasonOf } from './failure.ts';
 import type { Connection, Prepared } from './request.ts';
 
-/** Between attempts, in milliseconds: a random share of a ceiling that doubles. */
+/** Ceilings of the random delay between attempts in milliseconds; the ceiling doubles with each attempt. */
 const waits = { first: 500, most: 8_000 };
-/** Longest Retry-After that is waited for; above it the call rejects. */
+/** Longest Retry-After in milliseconds that the client waits for; for a longer one the call rejects. */
 const longestWait = 60_000;
-/** System errors of a connection that was never made. */
+/** System errors after which no request was sent, because the connection failed. */
 const neverSent = [
   'ECONNREFUSED',
   'ENOTFOUND',
@@ -18,7 +18,7 @@ const neverSent = [
   'UND_ERR_CONNECT_TIMEOUT',
 ];
 
-/** Resolves with what `read` makes of a successful answer; rejects with FarhandError. */
+/** Resolves with the result of `read` for a successful answer; rejects with FarhandError. */
 export async function send<T>(
   to: Connection,
   request: Prepared,
@@ -50,7 +50,7 @@ async function attempt(
   throw failureOf(response, await textOf(response, url, signal));
 }
 
-/** The whole body as text. */
+/** The whole body of a response as text. */
 export function textOf(response: Response, url: string, signal: AbortSignal | undefined): Promise<string> {
   return orNoAnswer(url, signal, () => response.text());
 }
@@ -69,13 +69,13 @@ export async function orNoAnswer<T>(
   }
 }
 
-/** Whether a repeat is safe: the table in docs/sdk.md, in code. */
+/** Whether a repeat of the request is safe; implements the table in docs/sdk.md. */
 function mayRepeat(error: FarhandError, { route, repeatable, idempotent }: Prepared): boolean {
   if (!repeatable) return false;
   if (error.status === 429) return true;
-  // Refused before anything began.
+  // The broker refuses with `unavailable` before the request has an effect.
   if (error.code === 'unavailable') return route.method !== 'POST' || idempotent;
-  // The broker still works on the first attempt.
+  // A conflict `under_way` means that the broker still executes the first attempt.
   if (error.code === 'conflict') return idempotent && error.details.under_way === true;
   return error.code === 'no_answer' && (wasNeverSent(error) || (idempotent && isTransient(error)));
 }
@@ -84,7 +84,7 @@ function wasNeverSent({ cause }: FarhandError): boolean {
   return neverSent.includes(reasonOf(cause) ?? '');
 }
 
-/** The connection failed, or a proxy reports that the broker is not reachable for the moment. */
+/** Whether the connection failed, or a proxy reports that it cannot reach the broker now. */
 export function isTransient({ status }: FarhandError): boolean {
   return [0, 502, 503, 504].includes(status);
 }

@@ -2,19 +2,22 @@
 import { sleep } from '../clock.ts';
 import type { ReceivedEvent } from './call-types.ts';
 
-/** Characters; no route answers with a line near it. */
+/** Most characters of a line; no route answers with a line of nearly this length. */
 const longestLine = 64 * 1024 * 1024;
 
-/** Yields the lines of a body without their ends (LF, CRLF or CR). A last line without an end was cut off and is dropped. */
+/**
+ * Yields the lines of a body without their ends (LF, CRLF or CR). Drops a last line without an end, which was
+ * cut off.
+ */
 async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<string> {
   const decoder = new TextDecoder();
-  // Parts of the unfinished line.
+  // Parts of the current line, whose end has not arrived yet.
   let begun: string[] = [];
   let length = 0;
   let half = '';
   for await (const chunk of chunks) {
     const text = half + decoder.decode(chunk, { stream: true });
-    // A CR at the end may be half of a CRLF.
+    // A CR at the end of a chunk may be the first half of a CRLF.
     half = text.endsWith('\r') ? '\r' : '';
     const [first = '', ...more] = text.slice(0, text.length - half.length).split(/\r\n|\n|\r/);
     begun.push(first);
@@ -31,7 +34,7 @@ async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<strin
   if (half) yield begun.join('');
 }
 
-/** One object a line. */
+/** Yields one object per line, parsed as JSON; empty lines are skipped. */
 export async function* objectsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<unknown> {
   for await (const line of linesOf(chunks)) if (line !== '') yield JSON.parse(line);
 }
@@ -63,8 +66,8 @@ function withField(event: { data?: string; event?: string; id?: string }, line: 
 }
 
 /**
- * The chunks of a body for one reader; the connection closes when the reader stops. Throws when nothing arrives for
- * `silenceMs`.
+ * Yields the chunks of a body to one reader; closes the connection when the reader stops. Throws if nothing
+ * arrives for `silenceMs`.
  */
 export async function* chunksOf(
   body: ReadableStream<Uint8Array> | null,
@@ -79,7 +82,7 @@ export async function* chunksOf(
       yield value;
     }
   } finally {
-    // An error of the stream was already thrown by read().
+    // read() already threw any error of the stream.
     await reader.cancel().catch(() => {});
   }
 }
@@ -95,7 +98,7 @@ async function within<T>(ms: number, work: Promise<T>): Promise<T> {
     return await Promise.race([work, silence]);
   } finally {
     timeout.abort();
-    // Once the work has won, a later rejection is of no interest.
+    // If `work` has settled first, a later rejection of `silence` must not end the program as unhandled.
     silence.catch(() => {});
   }
 }

@@ -1,4 +1,4 @@
-// The terminal of a session in the SDK: output to iterate, methods to write, resize, signal and detach, over a WebSocket.
+// The SDK's terminal of a session, over a WebSocket: yields output; writes, resizes, signals and detaches.
 import type { Route } from '../api/route.ts';
 import { type BrokerMessage, brokerMessage, type ClientMessage, closeCodes } from '../api/terminal.ts';
 import { sleep } from '../clock.ts';
@@ -7,18 +7,18 @@ import { type Attached, type Connection, socketUrl } from './request.ts';
 type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
 
 /**
- * Why a terminal ended. `ended`: its session is over. After any other reason attach again, with `offset` to continue
- * where it stopped. `lost`: the connection broke, or the broker closed it for another reason (`message`).
+ * Why a terminal ended. `ended`: its session has ended. After any other reason attach again, with `offset` to
+ * continue at the same byte. `lost`: the connection broke, or the broker closed it for a reason in `message`.
  */
 export type Ending = ({ why: 'ended' } & End) | { why: ClosedBy } | { why: 'lost'; message: string };
 
-/** A message besides output: a size set by another client, the machine offline or back, a refused input. */
+/** A message other than output: a size that another client set, the machine's status, or refused input. */
 export type TerminalNote = Exclude<BrokerMessage, { type: 'end' }>;
 
 export interface TerminalSettings {
   /** Called with each note, the first one (`ready`) included. */
   onNote?: (note: TerminalNote) => void;
-  /** Detaches the terminal when it fires. */
+  /** Detaches the terminal when the signal fires. */
   signal?: AbortSignal;
 }
 
@@ -28,33 +28,33 @@ export interface Terminal {
   /** The size of the terminal when it was attached. */
   readonly cols: number;
   readonly rows: number;
-  /** Offset in the session’s output of the next byte that `output` yields. */
+  /** Offset, in the session's output, of the next byte that `output` yields. */
   readonly offset: number;
   /**
-   * The output, for one reader; ends with the terminal. A WebSocket has no backpressure: unread output stays in memory,
-   * and at 16 MiB the terminal ends as `fell_behind`.
+   * The output, for one reader; ends with the terminal. A WebSocket has no backpressure: unread output stays
+   * in memory, and at 16 MiB the terminal ends with `fell_behind`.
    */
   readonly output: AsyncIterable<Uint8Array>;
-  /** Never rejects. */
+  /** Resolves with the reason when the terminal ends; never rejects. */
   readonly ended: Promise<Ending>;
-  /** Types input. Resolves when at most 1 MiB is unsent; calls that do not wait for it keep their order. */
+  /** Sends input to the terminal. Resolves when at most 1 MiB is unsent. The order of calls is preserved. */
   write(input: string | Uint8Array): Promise<void>;
   resize(cols: number, rows: number): void;
   /** Sends a signal to the foreground process. */
   signal(name: (ClientMessage & { type: 'signal' })['signal']): void;
-  /** Detaches; the session goes on. */
+  /** Disconnects from the session, which continues on the machine. */
   detach(): void;
 }
 
-/** Bytes of output received and not read. */
+/** Most bytes of received output that are not read yet. */
 const maxUnreadOutput = 16 * 1024 * 1024;
-/** Bytes of input not yet sent above which write() waits. */
+/** Bytes of unsent input above which write() waits. */
 const maxUnsentInput = 1024 * 1024;
 const pollMs = 10;
-/** Input bytes per message, well below the broker's limit. */
+/** Bytes of input per message, well below the broker's limit. */
 const messageBytes = 64 * 1024;
 
-/** Opens the terminal of an attach, at the address where this client reaches its broker. */
+/** Opens the terminal after an attach call, at the address where this client reaches the broker. */
 export async function attachTerminal(
   to: Connection,
   route: Route,
@@ -82,7 +82,7 @@ export function openTerminal(socket: WebSocket, settings: TerminalSettings): Pro
       resolve(ending ?? endingOf(code, reason));
     });
   });
-  // The close event that follows carries the reason.
+  // The close event, which follows an error, has the reason.
   socket.addEventListener('error', () => {});
   signal?.addEventListener('abort', detach);
   if (signal?.aborted) detach();
@@ -159,7 +159,7 @@ function terminalOf(
     async write(input) {
       const bytes = typeof input === 'string' ? new TextEncoder().encode(input) : new Uint8Array(input);
       for (let at = 0; at < bytes.length; at += messageBytes) send(bytes.subarray(at, at + messageBytes));
-      // A WebSocket has no event for sent data.
+      // A WebSocket has no event for sent data, so the unsent bytes are polled.
       while (socket.readyState === socket.OPEN && socket.bufferedAmount > maxUnsentInput) await sleep(pollMs);
     },
     resize: (width, height) => sendMessage({ type: 'resize', cols: width, rows: height }),
@@ -168,24 +168,24 @@ function terminalOf(
   };
 }
 
-/** Output between the WebSocket and its reader. */
+/** Stores received output until its reader reads it. */
 class OutputBuffer {
   /** Offset in the session's output of the next byte to be read. */
   offset = 0;
   readonly #chunks: { end: number; bytes: Uint8Array }[] = [];
-  /** Offset of the next byte to come. */
+  /** Offset of the next byte to be received. */
   #next = 0;
   #size = 0;
   #ended = false;
   #wake = (): void => {};
 
-  /** The bytes added from now on begin at this offset. */
+  /** Sets the offset, in the session's output, of the bytes that are added next. */
   startAt(offset: number): void {
     this.#next = offset;
     if (this.#chunks.length === 0) this.offset = offset;
   }
 
-  /** False when the buffer is full. */
+  /** Adds received bytes; returns false if the buffer is full. */
   add(bytes: Uint8Array): boolean {
     if (this.#size + bytes.length > maxUnreadOutput) return false;
     this.#next += bytes.length;

@@ -1,16 +1,16 @@
-// Verifies the signature of a webhook delivery with WebCrypto, for receivers in Node, Deno, Workers and browsers.
+// Verifies the signature of a webhook delivery with WebCrypto, in Node, Deno, Workers and browsers.
 import * as z from 'zod';
 import { now } from '../clock.ts';
 
-/** A delivery as it was received. */
+/** A webhook delivery as the receiver got it. */
 export interface WebhookDelivery {
-  /** The raw body: parsing and writing the JSON again changes its bytes. */
+  /** The raw body; do not parse and serialize it before, since that changes bytes of the signed text. */
   payload: string | Uint8Array<ArrayBuffer>;
   headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
   secret: string;
   /**
-   * Milliseconds that its timestamp may differ from now, 5 minutes by default. Infinity accepts any age and a delivery
-   * without a timestamp, and with that replays of old deliveries.
+   * Most milliseconds between the delivery's timestamp and now, 5 minutes by default. Infinity accepts any
+   * age and a missing timestamp; replays of old deliveries are then accepted, too.
    */
   tolerance?: number;
 }
@@ -25,7 +25,7 @@ const event = z.looseObject({
 /** An event. `type` is an event type that a webhook can name, or `test`. */
 export type WebhookEvent = z.output<typeof event>;
 
-/** The delivery is not genuine, or too old. */
+/** Thrown if a delivery is not genuine, is too old or has a timestamp in the future. */
 export class SignatureError extends Error {
   override readonly name = 'SignatureError';
 }
@@ -51,7 +51,10 @@ export async function verifyWebhook(delivery: WebhookDelivery): Promise<WebhookE
   return parsed.data;
 }
 
-/** Checks the three headers of Standard Webhooks. Their signature covers the timestamp, which prevents replays. */
+/**
+ * Checks the three headers of Standard Webhooks. Their signature covers the timestamp, which prevents
+ * replays.
+ */
 async function checkTimestamp(
   { tolerance = defaultTolerance }: WebhookDelivery,
   key: Uint8Array<ArrayBuffer>,
@@ -77,7 +80,7 @@ async function checkTimestamp(
   }
 }
 
-/** Compared in constant time, by the platform. */
+/** Whether an HMAC-SHA256 signature is valid; WebCrypto compares in constant time. */
 async function signs(
   secret: Uint8Array<ArrayBuffer>,
   signature: Uint8Array<ArrayBuffer>,
@@ -88,10 +91,10 @@ async function signs(
   return crypto.subtle.verify('HMAC', key, signature, bytes);
 }
 
-/** Behind whsec_ there is base64; any other secret is the key itself. */
+/** The key for Standard Webhooks: base64 after the prefix whsec_; the bytes of any other secret. */
 function standardKeyOf(secret: string): Uint8Array<ArrayBuffer> {
   const key = secret.startsWith('whsec_') ? fromBase64(secret.slice(6)) : new TextEncoder().encode(secret);
-  // WebCrypto takes no key without bytes.
+  // WebCrypto rejects an empty key.
   if (key.length === 0) throw new SignatureError('the secret is empty, or no base64 behind whsec_');
   return key;
 }
