@@ -1,4 +1,4 @@
-// The audit log over REST: an append-only record of every call that changes or runs something.
+// REST route of the audit log, an append-only record of every call that changes or runs something.
 import * as z from 'zod';
 import { list } from './list.ts';
 import { label, named, timestamp } from './route.ts';
@@ -22,7 +22,7 @@ const entry = named('AuditEntry', {
   result: z.string().describe('`ok`, or the error code'),
 });
 
-/** An action of a client, before it gets its id and time in the audit log. */
+/** An audit entry before the audit log adds its id and time. */
 export type Deed = Omit<z.output<typeof entry>, 'id' | 'at'>;
 
 export const audit = {
@@ -30,7 +30,8 @@ export const audit = {
     summary: 'List the audit log',
     query: {
       action: label(1, 100).optional().describe('Only entries of this operation'),
-      // Not looked up: entries of revoked keys must be found too.
+      // The filter accepts any text, not only ids of existing keys: entries of revoked keys must be found,
+      // too.
       key_id: label(1, 200).optional().describe('Only entries of this API key, which may be revoked'),
       key: label(1, 200).optional().describe('Same as key_id'),
     },

@@ -1,4 +1,4 @@
-// Batches over REST: one command on many machines.
+// REST routes of batches: one command on many machines.
 import * as z from 'zod';
 import { command, requestedBy, spec, wait } from './commands.ts';
 import { single } from './define-route.ts';
@@ -6,7 +6,7 @@ import { list } from './list.ts';
 import { batchId, machineId, named, tagList, timestamp } from './route.ts';
 
 export const mostMachines = 10_000;
-/** Characters of args, env and stdin as JSON: each machine gets a copy of all of it. */
+/** Most characters of args, env and stdin as JSON; limited because each machine gets a copy. */
 const mostInput = 64 * 1024;
 
 const counts = z.object({
@@ -51,7 +51,7 @@ export const batches = {
     body: z
       .strictObject({
         machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
-        // No tag at all would mean every machine.
+        // At least one tag is required: an empty list would select every machine.
         tags: tagList(1).optional().describe('Every machine that has all of these tags'),
         ...spec,
         concurrency: z.int().min(1).max(mostMachines).optional().describe('Machines at once; default: all'),

@@ -1,4 +1,4 @@
-// Commands over REST: run, follow, feed, signal and cancel them (spec 2.9, 4.5).
+// REST routes of commands: run, follow, send input, signal and cancel (spec 2.9, 4.5).
 import * as z from 'zod';
 import { signals } from '../signals.ts';
 import { outgoing, single } from './define-route.ts';
@@ -72,7 +72,7 @@ export const environment = z
 
 const day = 86_400_000;
 
-/** Fields of a request to run something. */
+/** Fields of a request to run a command. */
 export const spec = {
   command: text(131_072)
     .min(1)
@@ -90,7 +90,7 @@ export const spec = {
     .describe('Milliseconds to wait for an offline machine, or for a free slot on a busy one; default: 0'),
 };
 
-/** Longest wait of a request for the end of its command. */
+/** Schema of the time that a request waits for the end of its command. */
 export const wait = milliseconds(0, 50_000)
   .default(30_000)
   .describe('Milliseconds to wait for the end; 0 answers at once, with the record as it is then');
@@ -108,7 +108,7 @@ const paging = {
 
 const streams = ['stdout', 'stderr'] as const;
 
-/** Events of a command's stream: `output`, `gap` (bytes no longer stored) and `exit`. */
+/** Schema of events in a command's stream: `output`, `gap` (bytes that are no longer stored) and `exit`. */
 const streamEvent = z.union([
   z.object({
     stream: z.enum(streams).describe('Output it is from'),

@@ -9,7 +9,7 @@ export type NoShape = Record<never, never>;
 type ParamNames<Path> = Path extends `${string}{${infer Name}}${infer Rest}`
   ? Name | ParamNames<Rest>
   : never;
-/** The params of a path: `{machine_id}` takes the id of a machine, any other name a text. */
+/** The params of a path: `{machine_id}` takes the id of a machine; a name that is no id takes text. */
 export type PathParams<Path> = {
   [N in ParamNames<Path>]: N extends `${infer Noun extends IdNoun}_id`
     ? (typeof idSchemas)[Noun]
@@ -23,11 +23,11 @@ function paramsOf<Path extends string>(path: Path): PathParams<Path> {
       ? idSchemas[noun as IdNoun]
       : z.string().describe('Name of the file'),
   ]);
-  // The names and schemas that the type reads from the same path.
+  // The cast is safe: the type derives the same names and schemas from the path.
   return Object.fromEntries(shape) as PathParams<Path>;
 }
 
-/** A route without method, path and access. */
+/** Definition of a route, without its method, path and access. */
 export type Definition<
   Q extends z.ZodRawShape,
   H extends z.ZodRawShape,
@@ -43,7 +43,7 @@ export type Definition<
     reply: R;
   };
 
-/** A route that answers one object. */
+/** Defines a route that answers one object. */
 export function single<
   const P extends string,
   R extends z.ZodType,
@@ -54,7 +54,7 @@ export function single<
   return build('single', method, path, access, definition);
 }
 
-/** A route that answers one object with an array of any length, sent as it is read. */
+/** Defines a route that answers one object with an array of any length, which is sent while it is read. */
 export function growing<
   const P extends string,
   R extends z.ZodObject,
@@ -63,12 +63,12 @@ export function growing<
 >(path: P, access: Access, definition: Definition<Q, NoShape, Nothing, R> & { grows: G }) {
   const { grows, ...given } = definition;
   const { [grows]: items, ...others } = definition.reply.shape;
-  // `grows` names a field of the reply.
+  // The cast is safe: `grows` names a field of the reply.
   const parts = { items: items as z.ZodType, rest: z.object(others) };
   return { ...build('growing', 'GET', path, access, given), grows, parts };
 }
 
-/** A route whose body is bytes or a form instead of JSON. */
+/** Defines a route whose body is bytes or a form instead of JSON. */
 export function incoming<
   const A extends Accepts,
   const P extends string,
@@ -80,7 +80,7 @@ export function incoming<
   return { ...build('single', method, path, access, definition), accepts };
 }
 
-/** A GET that answers a stream: bytes of a file, lines, or events. */
+/** Defines a GET route that answers a stream: the bytes of a file, lines, or events. */
 export function outgoing<
   const K extends 'bytes' | 'lines' | 'events',
   const P extends string,
@@ -88,14 +88,14 @@ export function outgoing<
   Q extends z.ZodRawShape = NoShape,
   H extends z.ZodRawShape = NoShape,
 >(kind: K, path: P, access: Access, definition: Omit<Definition<Q, H, Nothing, R>, 'reply'> & { reply?: R }) {
-  // Without a schema R is Nothing, as the type parameter's default says.
+  // The cast is safe: without a reply schema R is Nothing, the default of the type parameter.
   return build(kind, 'GET', path, access, {
     ...definition,
     reply: definition.reply ?? (nothing as unknown as R),
   });
 }
 
-/** A route that answers a text with its own media type. */
+/** Defines a route that answers a text with its own media type. */
 export function raw<const P extends string>(path: P, access: Access, definition: RawDefinition) {
   return build('raw', 'GET', path, access, { base: '', ...definition, reply: nothing });
 }
@@ -104,7 +104,10 @@ type RawDefinition = Pick<Route, 'summary' | 'description' | 'errors'> & {
   base?: Route['base'];
 };
 
-/** A GET that becomes a WebSocket. Browsers cannot send a key with it, so a ticket in its query authorizes it. */
+/**
+ * Defines a GET route that becomes a WebSocket. Browsers cannot send a key with it, so a ticket in its query
+ * authorizes it.
+ */
 export function socket<const P extends string, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
   path: P,
   definition: Pick<Route, 'summary' | 'description'> & { query: Q },
@@ -112,7 +115,7 @@ export function socket<const P extends string, Q extends z.ZodRawShape & { ticke
   return build('socket', 'GET', path, 'everybody', { ...definition, reply: nothing, status: 101 });
 }
 
-/** A route of any kind, with defaults for what its definition leaves out. */
+/** Makes a route of any kind, with defaults for the omitted parts of its definition. */
 export function build<
   K extends Kind,
   P extends string,
@@ -137,7 +140,7 @@ export function build<
     path,
     access,
     params: paramsOf(path),
-    // An absent part is an empty shape, which is what the type parameter's default says.
+    // The casts are safe: an omitted part is an empty shape, the default of its type parameter.
     query: query ?? ({} as Q),
     headers: headers ?? ({} as H),
     body,

@@ -1,15 +1,15 @@
-// The event log over REST, and the data of each event type (spec 6).
+// REST routes of the event log, and the data of each event type (spec 6).
 import * as z from 'zod';
 import { outgoing } from './define-route.ts';
 import { list } from './list.ts';
 import { machineId, named, type Scope, shownAs, timestamp } from './route.ts';
 import { groups, types as webhookTypes } from './webhooks.ts';
 
-/** Event types: those of spec 6.1, and three that only the event log has. */
+/** Event types: those of spec 6.1, and three that occur only in the event log, not in webhooks. */
 export const eventTypes = [...webhookTypes, 'machine.removed', 'machine.fenced', 'webhook.disabled'] as const;
 export type EventType = (typeof eventTypes)[number];
 
-/** Scope required to read the events of a family. */
+/** Scope that a key needs to read the events of a family. */
 const scopeOfFamily = new Map<string, Scope>([
   ...Object.entries(groups).map(([family, { scope }]) => [family, scope] as const),
   ['webhook', 'webhooks:read'],
@@ -45,7 +45,7 @@ const ofRun = ofMachine.extend({
   exit_code: z.number().nullable().describe('Exit code, once it has ended'),
   duration: z.number().nullable().describe('Milliseconds, once it has ended'),
 });
-/** Data of the events that a webhook can name, by family. */
+/** Schemas of the data of events that a webhook can name, by family. */
 const dataOfFamily = {
   machine: ofMachine.extend({
     last_seen: timestamp.describe('Time of the last message from its agent'),
@@ -68,7 +68,7 @@ const dataOfFamily = {
 };
 const isFamily = (name: string): name is keyof typeof dataOfFamily => Object.hasOwn(dataOfFamily, name);
 
-/** The body of a delivery of this event type, `test` included. */
+/** Schema of the body of a webhook delivery for an event type, or for `test`. */
 export function deliveryBody(type: string): z.ZodObject {
   const family = type.replace(/\..*/, '');
   const test = z.object({ message: z.string().describe('A text') });
@@ -82,7 +82,10 @@ const event = named('Event', {
   data: z.record(z.string(), z.unknown()).describe('Data of the event type, as under Webhooks'),
 });
 
-/** The types named by a text: types and families such as `session.*`, separated by commas; undefined if any is unknown. */
+/**
+ * The types that a comma-separated text of types and families such as `session.*` names; undefined if any is
+ * unknown.
+ */
 function typesIn(text: string): EventType[] | undefined {
   const named = text.split(',').map((one) => matching(one.trim()));
   return named.some(({ length }) => length === 0) ? undefined : [...new Set(named.flat())];

@@ -1,4 +1,4 @@
-// Paths, entries and errors that the routes of files share (spec 2.4).
+// Schemas of paths, entries and errors that several file routes share (spec 2.4).
 import * as z from 'zod';
 import { machineErrors, named, path, timestamp } from './route.ts';
 
@@ -15,7 +15,7 @@ export const writeErrors = [...readErrors, 'already_exists', 'file_busy', 'no_sp
 
 export const sha256 = z.string().describe('SHA-256 of the bytes, hexadecimal');
 export const pathEncoding = z.literal('base64').optional().describe('Set if the path is sent as base64');
-/** A path in an answer, and in a request. */
+/** Schemas of a path: in an answer (absolutePath), in a request, and in a request that may omit it. */
 export const absolutePath = { path: z.string().describe('Absolute path'), path_encoding: pathEncoding };
 export const requestedPath = { path, path_encoding: pathEncoding };
 export const optionalPath = {

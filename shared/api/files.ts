@@ -1,4 +1,4 @@
-// Files on machines over REST: list, read, write, transfer, search and watch (spec 2.4, 2.5, 4.2).
+// REST routes of files on machines: list, read, write, transfer, search and watch (spec 2.4, 2.5, 4.2).
 import * as z from 'zod';
 import { growing, incoming, outgoing, single } from './define-route.ts';
 import {
@@ -15,7 +15,9 @@ import { instant, machineId, mode, named, path, queryBoolean, queryNumber, someO
 
 const encoding = z.enum(['utf-8', 'base64']);
 
-/** Files of the machine in the path. The spec's unprefixed routes name it in the query or body instead. */
+/**
+ * Prefix of routes with the machine in the path; the spec's unprefixed routes name it in the query or body.
+ */
 const prefixed = '/machines/{machine_id}/files' as const;
 const anywhere = {
   machine_id: machineId.optional().describe('Id of the machine; optional with a single one'),
@@ -82,7 +84,7 @@ const content = {
   create_parents: z.boolean().default(false).describe('Create missing directories'),
 };
 
-/** Checks that the content fits its encoding. */
+/** Adds the check that `content` is valid in its `encoding`. */
 function withEncoding<T extends z.ZodType<{ content: string; encoding: 'utf-8' | 'base64' }>>(body: T) {
   return body
     .refine((given) => given.encoding === 'base64' || given.content.isWellFormed(), {

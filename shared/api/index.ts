@@ -41,15 +41,20 @@ type ParsedBody<Body> = Body extends z.ZodType
   : unknown;
 type Flat<T> = { [K in keyof T]: T[K] } & {};
 
-/** A request body as a stream. */
+/** A request body that is read as a stream. */
 export interface Content<Fields> {
-  /** Ends after the last byte; throws when the body is cut off. */
+  /** Chunks of the body; ends after the last byte, throws if the body is cut off. */
   chunks: AsyncIterable<Uint8Array>;
-  /** The fields of a form. Call it after the chunks have ended: fields may follow the file. */
+  /**
+   * Returns the fields of a form. Call it after the chunks have ended, because fields may follow the file.
+   */
   fields(): Fields;
 }
 
-/** Input of a handler: the parsed params, query, headers and body of its route in one object, and the content. */
+/**
+ * Input of a handler: the parsed params, query, headers and body of its route in one object, and any streamed
+ * content.
+ */
 export type Input<R> =
   R extends Route<infer P, infer Q, infer H, infer B>
     ? Flat<
@@ -64,17 +69,19 @@ export type Input<R> =
 /** Reply of a bytes route. */
 export interface BytesReply {
   status?: 200 | 206 | 304;
-  /** Name to save as; its extension decides the media type. */
+  /** Name under which clients save the file; its extension decides the media type. */
   filename: string;
   /** Number of bytes, if known. */
   length?: number;
-  /** Must be iterated, or ended by return(); absent with 304. */
+  /**
+   * Content; the broker must iterate it or call return() to release its resources. Absent with status 304.
+   */
   bytes?: AsyncIterableIterator<Uint8Array>;
-  /** The first byte may take long: the head is sent before it. */
+  /** Whether the first byte may take long; the response head is then sent before it. */
   quiet?: boolean;
 }
 
-/** Reply of a growing route: the object without its array, then the items in batches. */
+/** Reply of a growing route: the object without its array, then the array's items in batches. */
 export interface GrowingReply<T, G extends keyof T> {
   head: Omit<T, G>;
   meta: { total: number; limit: number; offset: number; has_more: boolean };
@@ -93,17 +100,17 @@ export interface RawReply {
   status?: number;
   type: string;
   body: string | Uint8Array;
-  /** Set if clients may store the answer and revalidate it before each use. */
+  /** Set if clients may cache the answer and must revalidate it before each use. */
   etag?: string;
 }
 
-/** One page of a list, and the number of items in all. */
+/** One page of a list, and the number of items on all pages. */
 export interface Page<T> {
   items: T[];
   total: number;
 }
 
-/** Reply of a handler, which is parsed with the reply schema of its route before it is sent. */
+/** Reply of a handler; the reply schema of its route parses the reply before it is sent. */
 export type Reply<R> = R extends { kind: 'raw' }
   ? RawReply
   : R extends { kind: 'bytes' }
@@ -126,16 +133,21 @@ type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType
     ? z.input<T>
     : never;
 
-/** A transaction that takes entries to commit with a change; both stores have one. */
+/**
+ * A transaction that accepts entries to commit together with a change; the state and the event store have
+ * one.
+ */
 export interface Journal {
   append(entry: { kind: string }): void;
 }
 
-/** The rights of a key. Each method throws unauthorized once the key is revoked or expired. */
+/** The rights of an API key. Each method throws unauthorized once the key is revoked or expired. */
 export interface Rights {
   may(scope: Scope): boolean;
   reaches(machine: MachineId): boolean;
-  /** Ids of the machines this key reaches; undefined: every machine, removed ones included. */
+  /**
+   * Ids of the machines that the key reaches; undefined if it reaches every machine, removed ones included.
+   */
   reachable(): readonly MachineId[] | undefined;
 }
 
@@ -144,23 +156,29 @@ export interface Caller extends Rights {
   key_id: KeyId;
   key_name: string;
   request_id: string;
-  /** Client address; empty over the broker's own socket file. */
+  /** IP address of the client; empty for a client of the broker's own socket file. */
   address: string;
   /** Fires when the client disconnects. */
   signal: AbortSignal;
   /** Headers to add to the answer. */
   headers: Headers;
-  /** The rights inside a state transaction: an earlier change of the same commit may have removed some. */
+  /**
+   * The rights inside a state transaction, where an earlier change of the same commit may have removed some.
+   */
   during(change: Journal): Rights;
   /**
-   * Adds the audit entry and the idempotency key of this request to the commit of its change. `made` names the objects
-   * created; a repeat is answered with the first. `machines` are those concerned that the request does not name. In a
-   * state transaction the key and the ids are checked again: throws as authorization does.
+   * Adds the audit entry and the idempotency key of this request to the commit of its change. `made` names
+   * the created objects; a repeat is answered with the first. `machines` are affected machines that the
+   * request does not name. In a state transaction the key and the ids are checked again: throws the errors of
+   * authorization.
    */
   commit(journal: Journal, made?: Readonly<Record<string, string>>, machines?: readonly MachineId[]): void;
 }
 
-/** One function per route; a missing one does not compile. WebSocket routes have none: their ticket names the session. */
+/**
+ * One handler per route; a missing handler does not compile. WebSocket routes have none: their ticket names
+ * the session.
+ */
 export type Handlers = {
   [N in keyof Api]: {
     [O in keyof Api[N] as Api[N][O] extends { kind: 'socket' } ? never : O]: (
@@ -170,7 +188,7 @@ export type Handlers = {
   };
 };
 
-/** Every route with its names in the table, such as machines and list. */
+/** Every route with its noun and operation in the table, such as machines and list. */
 export function allRoutes(): { noun: string; operation: string; route: Route }[] {
   return Object.entries(api).flatMap(([noun, operations]) =>
     Object.entries(operations).map(([operation, route]) => ({ noun, operation, route: route as Route })),

@@ -1,4 +1,4 @@
-// Join tokens over REST: the secrets that new machines join with.
+// REST routes of join tokens, the secrets that new machines join with.
 import * as z from 'zod';
 import { single } from './define-route.ts';
 import { list } from './list.ts';

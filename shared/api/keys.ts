@@ -1,4 +1,4 @@
-// API keys over REST (spec 5).
+// REST routes of API keys (spec 5).
 import * as z from 'zod';
 import { single } from './define-route.ts';
 import { list } from './list.ts';
@@ -36,7 +36,7 @@ const newKey = key
 
 const scopeList = z.array(z.enum(scopes)).min(1).max(scopes.length).describe('Scopes; `admin` includes all');
 const machineIds = z.array(machineId).min(1).max(10_000).describe('Ids of machines it reaches');
-// A limit to no tag would be a key that reaches no machine.
+// At least one tag is required: a key limited to an empty list would reach no machine.
 const limitingTags = tagList(1);
 const reach = 'It reaches machines with any of these tags; without tags and machine_ids every machine';
 const day = 86_400_000;

@@ -1,4 +1,4 @@
-// List routes: paging, sorting and time filters, and the field filters that follow from the items.
+// Defines list routes, with paging, sorting, time filters, and filters derived from the fields of the items.
 import * as z from 'zod';
 import { build, type Definition, type NoShape, type Nothing, type PathParams } from './define-route.ts';
 import { type Access, idSchemas, instant, label, queryBoolean, queryNumber, type Route } from './route.ts';
@@ -13,8 +13,9 @@ type ListQuery<
 > = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & Paging<SortBy<Sort>>;
 
 /**
- * A route that answers a page of objects. Its query has limit, offset, sort, since, until and a filter for each field
- * of its items that is an id, a name, an enum or a boolean. `fields`: the schema to filter by, if not that of the items.
+ * Defines a route that answers a page of objects. Its query has limit, offset, sort, since, until and a
+ * filter for each item field that is an id, a name, an enum or a boolean. `fields`: the schema to filter by,
+ * if it is not the schema of the items.
  */
 export function list<
   const P extends string,
@@ -29,14 +30,14 @@ export function list<
 ): Route<PathParams<P>, ListQuery<P, Sort, Q, F>, NoShape, Nothing, R, 'list'> & { filters: string[] } {
   const { sort, defaultSort = '-created_at', fields = definition.reply, ...rest } = definition;
   const names = sort.flatMap((field) => [field, `-${field}`]);
-  // The fields and their negatives are exactly SortBy<Sort>; flatMap cannot say so.
+  // The cast is safe: the names are exactly SortBy<Sort>, which the type of flatMap cannot express.
   const schema = z.enum(names as [SortBy<Sort>, ...SortBy<Sort>[]]).default(defaultSort as never);
   const made = build('list', 'GET', path, access, { ...rest, query: {} });
   const derived = filtersOf(fields, { ...made.params, ...rest.query });
   const query = { ...derived, ...times(defaultSort.replace('-', '')), ...rest.query, ...paging(schema) };
   return {
     ...made,
-    // The query has the shape that the type derives from the same schemas.
+    // The cast is safe: the type derives the shape of the query from the same schemas.
     query: query as unknown as ListQuery<P, Sort, Q, F>,
     filters: [...Object.keys(made.params), ...Object.keys(derived)],
   };
@@ -51,7 +52,7 @@ function paging<S extends z.ZodType>(sort: S) {
 }
 type Paging<S> = ReturnType<typeof paging<z.ZodType<S>>>;
 
-/** `since` and `until` compare the time that the list is sorted by by default. */
+/** The filters `since` and `until`, which compare the field that the list is sorted by without `sort`. */
 function times(field: string) {
   return {
     since: instant.optional().describe(`Only items whose ${field} is this time or later`),
@@ -60,7 +61,7 @@ function times(field: string) {
 }
 type Times = ReturnType<typeof times>;
 
-/** Names of text fields that make a filter. */
+/** Matches the names of text fields that get a filter. */
 const filterable = /^(?:id|name|hostname|os|arch|type|.+_(?:id|name|hostname))$/;
 type Filterable =
   | 'id'
@@ -71,7 +72,7 @@ type Filterable =
   | 'type'
   | `${string}_${'id' | 'name' | 'hostname'}`;
 
-/** The filters of an item's fields. An id of an object is looked up as in any other place. */
+/** The filters derived from an item's fields. Authorization checks the id in such a filter as in a path. */
 function filtersOf({ shape }: z.ZodObject, given: object): Record<string, z.ZodType> {
   const filters = Object.entries<z.core.$ZodType>(shape).flatMap(([name, schema]): [string, z.ZodType][] => {
     const filter = Object.hasOwn(given, name) ? undefined : filterOf(name, schema);

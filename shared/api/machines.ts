@@ -1,4 +1,4 @@
-// Machines over REST (spec 2.2, 2.3, 4.1).
+// REST routes of machines (spec 2.2, 2.3, 4.1).
 import * as z from 'zod';
 import { single } from './define-route.ts';
 import { list } from './list.ts';
@@ -23,7 +23,7 @@ const clockOffset = z
 
 const agentVersion = z.string().describe('Version of its agent');
 const extras = ['agent_version', 'clock_offset_ms'] as const;
-/** The spec's fields; the extras only if `include` names them. */
+/** A machine in a list: the fields of the spec, and the extra fields that the parameter `include` names. */
 const listItem = machine
   .extend({ agent_version: agentVersion.optional(), clock_offset_ms: clockOffset })
   .meta({ id: 'Machine' });
@@ -105,7 +105,7 @@ const metrics = named('MachineMetrics', {
     .describe('Averages, oldest first'),
 });
 
-/** The fields that a list's `include` names. */
+/** The extra fields that a list's `include` names. */
 export const includedIn = (text = ''): (typeof extras)[number][] =>
   extras.filter((field) => text.split(',').includes(field));
 

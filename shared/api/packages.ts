@@ -1,4 +1,4 @@
-// The install script and the agent packages that a new machine downloads from its broker.
+// Routes for the install script and the agent packages that a new machine downloads from its broker.
 import * as z from 'zod';
 import { outgoing, raw } from './define-route.ts';
 

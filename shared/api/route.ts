@@ -1,4 +1,4 @@
-// The type of a REST route, and the schemas that several routes share, above all the ids that authorization reads.
+// The type of a REST route, and the schemas that several routes share, such as those of ids.
 import * as z from 'zod';
 import type { Code } from '../errors.ts';
 
@@ -23,14 +23,17 @@ export type Scope = (typeof scopes)[number];
 export type Access = Scope | 'any key' | 'everybody';
 
 /**
- * The answer of a route. single: one object; list: a page of objects; growing: one object with an array of any length,
- * sent as it is read; raw: a text with its own media type; bytes: a file; lines: objects as NDJSON; events: server-sent
- * events; socket: a WebSocket.
+ * The form of a route's answer. single: one object; list: a page of objects; growing: one object with an
+ * array of any length, which is sent while it is read; raw: a text with its own media type; bytes: a file;
+ * lines: objects as NDJSON; events: server-sent events; socket: a WebSocket.
  */
 export type Kind = 'single' | 'list' | 'growing' | 'raw' | 'bytes' | 'lines' | 'events' | 'socket';
-/** A body other than JSON: plain bytes, or a form (multipart/form-data) with one part called file. */
+/**
+ * The form of a body that is not JSON: plain bytes, or a form (multipart/form-data) with one part called
+ * file.
+ */
 export type Accepts = 'bytes' | 'form';
-/** Headers that only some answers have; the others are on every answer. */
+/** Headers that only some answers have; every answer has the others. */
 export type ReplyHeader = 'ETag' | 'X-Output-Offset' | 'X-Last-Event-Id';
 
 export interface Route<
@@ -42,25 +45,25 @@ export interface Route<
   Answer extends Kind = Kind,
 > {
   method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
-  /** Below `base`, parameters in braces: `/machines/{machine_id}`. */
+  /** Path below `base`, with parameters in braces: `/machines/{machine_id}`. */
   path: string;
-  /** The versioned API, or the root for health, metrics and pages. */
+  /** Prefix of the path: the versioned API, or the root for health, metrics and pages. */
   base: '/api/v1' | '';
   access: Access;
   kind: Answer;
   /** One imperative line for the reference page and the CLI's help. */
   summary: string;
-  /** More for the reference page, as Markdown. */
+  /** Further text for the reference page, as Markdown. */
   description?: string;
   params: Params;
   query: Query;
   /** Request headers by name with underscores: `if_match` is If-Match. */
   headers: Headers;
-  /** Absent: the route takes no JSON. Of a form: its fields, which are texts. */
+  /** Schema of the JSON body; for a form, of its text fields; undefined if the route takes neither. */
   body: Body | undefined;
-  /** A JSON body that works, for the reference page; a test sends it. */
+  /** A valid JSON body for the reference page; a test sends it. */
   example?: Readonly<Record<string, unknown>>;
-  /** The body is passed to the handler as a stream. */
+  /** Form of a body that is not JSON; the handler gets it as a stream. */
   accepts?: Accepts;
   /** Schema of `data`, or of one item of a list or stream. Raw and bytes routes have none. */
   reply: Reply;
@@ -69,31 +72,31 @@ export interface Route<
   replyHeaders?: readonly ReplyHeader[];
   /** Error codes besides those that follow from access, ids and body. */
   errors?: readonly Code[];
-  /** Of a list: the item fields to filter by, from path or query. */
+  /** Only for lists: the item fields to filter by; their values come from the path or query. */
   filters?: readonly string[];
-  /** Of a growing route: the name of its array. */
+  /** Only for growing routes: the name of the array. */
   grows?: string;
-  /** Of a growing route: the schema of the array, and of the object without it. */
+  /** Only for growing routes: the schema of the array's items, and of the object without the array. */
   parts?: { items: z.ZodType; rest: z.ZodType };
   status: 101 | 200 | 201;
   /**
-   * The route takes an Idempotency-Key. `replay`: a repeat gets the first answer; `secret`: the answer is never stored,
-   * and a repeat is refused with the id of the object made.
+   * Set if the route takes an Idempotency-Key. `replay`: a repeat gets the first answer. `secret`: the answer
+   * is never stored, and a repeat is refused with the id of the created object.
    */
   idempotency?: 'replay' | 'secret';
-  /** The operation that answers a repeat after a crash; default: the `get` of the same resource. */
+  /** Operation that answers a repeat after a crash of the broker; default: the `get` of the same resource. */
   again?: string;
-  /** Largest body in bytes; default 1 MiB. */
+  /** Most bytes of a body; default 1 MiB. */
   bodyLimit?: number;
-  /** `machine_id` is optional while exactly one machine is registered. */
+  /** Whether `machine_id` may be omitted while exactly one machine is registered. */
   impliesMachine?: boolean;
-  /** The answer may take long: the key is checked again before it is sent. */
+  /** Whether the answer may take long: the key is then checked again before the answer is sent. */
   waits?: boolean;
-  /** Of server-sent events: the last event. Without one the stream has no end. */
+  /** Only for server-sent events: the name of the last event; absent if the stream has no end. */
   lastEvent?: string;
 }
 
-/** Errors of every call that the agent of a machine answers. */
+/** Error codes of every route that an agent answers. */
 export const machineErrors = [
   'machine_offline',
   'machine_timeout',
@@ -102,7 +105,7 @@ export const machineErrors = [
   'permission_denied',
 ] as const satisfies Code[];
 
-/** Metadata that sets the OpenAPI form of a schema that transforms, in place of the derived one. */
+/** Metadata with the OpenAPI form of a schema that transforms values; replaces the derived form. */
 export function shownAs(json: Readonly<Record<string, unknown>>) {
   return {
     override({ jsonSchema }: { jsonSchema: Record<string, unknown> }) {
@@ -113,7 +116,7 @@ export function shownAs(json: Readonly<Record<string, unknown>>) {
   };
 }
 
-/** A whole number in a query string. */
+/** Schema of a whole number in a query string. */
 export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) {
   const bounds = { minimum, ...(maximum < Number.MAX_SAFE_INTEGER && { maximum }) };
   return z
@@ -124,7 +127,7 @@ export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) 
     .meta(shownAs({ type: 'integer', ...bounds }));
 }
 
-/** `true` or `false` in a query string, nothing else. */
+/** Schema of a query parameter that is `true` or `false`, nothing else. */
 export const queryBoolean = z
   .enum(['true', 'false'])
   .transform((value) => value === 'true')
@@ -133,7 +136,9 @@ export const queryBoolean = z
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is refused
 const control = /[\u0000-\u001f\u007f-\u009f]/;
 
-/** Text where a name is meant: no control characters, no lone surrogates (SQLite would change those silently). */
+/**
+ * Schema of a name: text without control characters and lone surrogates, which SQLite would change silently.
+ */
 export function label(min: number, max: number) {
   return z
     .string()
@@ -145,7 +150,7 @@ export function label(min: number, max: number) {
     );
 }
 
-/** Text that is well-formed Unicode without NUL: what can cross to a process or a database unchanged. */
+/** Schema of well-formed Unicode text without NUL, which processes and databases receive unchanged. */
 export function text(max: number) {
   return z
     .string()
@@ -153,7 +158,7 @@ export function text(max: number) {
     .refine((value) => value.isWellFormed() && !value.includes('\0'), 'must not hold NUL or lone surrogates');
 }
 
-/** A body that must have at least one of these fields, by default of all its fields. */
+/** Requires that a body has at least one of the given fields; by default, of all its fields. */
 export function someOf<B extends z.ZodObject>(
   body: B,
   fields: readonly string[] = Object.keys(body.shape),
@@ -164,7 +169,10 @@ export function someOf<B extends z.ZodObject>(
 }
 
 const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold a comma');
-/** At most 50 tags, trimmed as filters trim them, unique and in the order given. */
+/**
+ * Schema of a list of at most 50 unique tags, at least `least`; trimmed as filters trim them, in the order
+ * given.
+ */
 export const tagList = (least: number) =>
   z
     .array(tag.trim().min(1))
@@ -183,15 +191,18 @@ export const tags = tagList(0);
 
 export const timestamp = z.string().meta({ format: 'date-time', examples: ['2026-11-21T10:00:00.000Z'] });
 
-/** Date.parse takes February 30 for March 2. */
+/** Whether the day exists in its month; Date.parse would read February 30 as March 2. */
 const isDay = (text: string): boolean =>
   Number(text.slice(8, 10)) <=
   new Date(Date.UTC(Number(text.slice(0, 4)), Number(text.slice(5, 7)), 0)).getUTCDate();
 
-/** With an offset from UTC it may lie in a year of five digits, which ISO 8601 writes otherwise. */
+/**
+ * Whether the year in UTC has four digits. With an offset the year may become 10000 or -1, which ISO 8601
+ * writes with a sign and six digits.
+ */
 const isOfFourDigits = (text: string): boolean => new Date(text).toISOString().length === 24;
 
-/** An instant given in ISO 8601, of the years 0000 to 9999 in UTC. */
+/** Schema of an instant in ISO 8601, in the years 0000 to 9999 of UTC. */
 export const instant = z
   .string()
   .refine(
@@ -205,11 +216,11 @@ export const instant = z
   .transform((value) => new Date(value))
   .meta(shownAs({ type: 'string', format: 'date-time' }));
 
-/** A whole number of milliseconds in a body. */
+/** Schema of a whole number of milliseconds in a body. */
 export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);
 
-// Ids. Requests are authorized by these schemas: the broker finds them in a route, looks up the object each id names, and
-// checks that the key reaches its machine.
+// Schemas of ids, which authorization uses: the broker finds them in a route, looks up the object of each id,
+// and checks that the key reaches the object's machine.
 const id = (prefix: string, noun: string) =>
   z
     .string()
@@ -236,7 +247,7 @@ export const webhookId = id('hook', 'webhook').brand<'WebhookId'>();
 export type WebhookId = z.output<typeof webhookId>;
 const deliveryId = id('dlv', 'delivery').brand<'DeliveryId'>();
 
-/** Every id schema by the noun that it names. */
+/** Every id schema by the noun of its object. */
 export const idSchemas = {
   machine: machineId,
   command: commandId,
@@ -254,10 +265,10 @@ export type IdNoun = keyof typeof idSchemas;
 /** An object schema with a name, which becomes a component of the OpenAPI document. */
 export const named = <S extends z.core.$ZodLooseShape>(id: string, shape: S) => z.object(shape).meta({ id });
 
-/** The answer of most deletions. */
+/** The answer of most routes that delete an object. */
 export const deleted = z.object({ deleted: z.boolean().describe('Always true') });
 
-/** Paths on a machine: absolute, or from the agent user's home; `~` is the home. */
+/** Schema of a path on a machine: absolute, or relative to the home of the agent's user; `~` is that home. */
 export const path = z
   .string()
   .min(1)
@@ -268,7 +279,7 @@ export const path = z
     examples: ['/etc/hostname'],
   });
 
-/** Permission bits as 3 or 4 octal digits. */
+/** Schema of permission bits, 3 or 4 octal digits. */
 export const mode = z
   .string()
   .regex(/^[0-7]{3,4}$/, 'must be 3 or 4 octal digits')

@@ -1,4 +1,4 @@
-// Schedules over REST: commands by cron expression, and the history of their runs (spec 2.7, 2.8, 4.3).
+// REST routes of schedules: commands by cron expression, and the history of their runs (spec 2.7, 2.8, 4.3).
 import * as z from 'zod';
 import { environment } from './commands.ts';
 import { single } from './define-route.ts';

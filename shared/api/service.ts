@@ -1,4 +1,4 @@
-// The broker itself over REST: version, health, metrics, certificates and the reference page.
+// REST routes about the broker itself: version, health, metrics, certificates and the reference page.
 import * as z from 'zod';
 import { raw, single } from './define-route.ts';
 import { named } from './route.ts';

@@ -1,4 +1,4 @@
-// Sessions over REST: terminals on machines that outlive their clients (spec 2.9, 4.5).
+// REST routes of sessions: terminals on machines that outlive their clients (spec 2.9, 4.5).
 import * as z from 'zod';
 import { environment, requestedBy } from './commands.ts';
 import { single } from './define-route.ts';

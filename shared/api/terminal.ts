@@ -1,14 +1,14 @@
-// The messages on the WebSocket of a terminal, and the route that becomes one.
+// Schemas of the messages on the WebSocket of a terminal, and the route that becomes this WebSocket.
 import * as z from 'zod';
 import { signals } from '../signals.ts';
 import { socket } from './define-route.ts';
 import { text } from './route.ts';
 import { clientId, cols, rows, sessionStatuses } from './sessions.ts';
 
-/** Bytes. */
+/** Most bytes of a message. */
 export const maxMessageBytes = 1024 * 1024;
 
-/** Text messages of a client. Its binary messages are input. */
+/** Schema of a client's text messages. Binary messages of a client are input. */
 export const clientMessage = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('input'), data: z.string() }),
   z.strictObject({ type: z.literal('resize'), cols, rows }),
@@ -16,7 +16,10 @@ export const clientMessage = z.discriminatedUnion('type', [
 ]);
 export type ClientMessage = z.output<typeof clientMessage>;
 
-/** Text messages of the broker. Its binary messages are output. Clients skip unknown types, which newer brokers may send. */
+/**
+ * Schema of the broker's text messages. Binary messages of the broker are output. Clients skip unknown types,
+ * which newer brokers may send.
+ */
 export const brokerMessage = z.discriminatedUnion('type', [
   z.object({ type: z.literal('ready'), client_id: clientId, offset: z.number(), cols, rows }),
   z.object({ type: z.literal('status'), status: z.enum(sessionStatuses) }),
@@ -74,7 +77,7 @@ A message is at most 1 MiB. Any other message closes the WebSocket with 1008; th
 A client that closes the WebSocket is detached. The broker pings every 15 seconds, and closes after 30 seconds without a
 message or pong.`;
 
-/** In a file of its own because it needs the schemas of the other session routes. */
+/** The WebSocket route; in a separate file because it needs schemas of the other session routes. */
 export const terminal = socket('/sessions/{session_id}/stream', {
   summary: 'Open the terminal of a session as a WebSocket',
   description,

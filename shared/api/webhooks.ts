@@ -1,10 +1,10 @@
-// Webhooks over REST: subscriptions to events, and their deliveries (spec 2.6, 4.4, 6).
+// REST routes of webhooks: subscriptions to events, and their deliveries (spec 2.6, 4.4, 6).
 import * as z from 'zod';
 import { single } from './define-route.ts';
 import { list } from './list.ts';
 import { deleted, instant, machineId, named, type Scope, text, timestamp, webhookId } from './route.ts';
 
-/** The events a webhook can name, by family, with the scope required to read them. */
+/** The event types that a webhook can name, by family, with the scope that a key needs to read them. */
 export const groups = {
   session: {
     scope: 'sessions:read',
@@ -33,7 +33,7 @@ const families = Object.keys(groups) as (keyof typeof groups)[];
 export const types = families.flatMap((name) => [...groups[name].types]);
 const patterns = [...types, '*' as const, ...families.map((name) => `${name}.*` as const)];
 
-/** The scope required to read each event type. */
+/** The scope that a key needs to read each event type. */
 export const scopeOfType: ReadonlyMap<string, Scope> = new Map(
   families.flatMap((name) => groups[name].types.map((type) => [type, groups[name].scope] as const)),
 );
@@ -43,7 +43,7 @@ export function names(events: readonly string[], type: string): boolean {
   return events.includes('*') || events.includes(type) || events.includes(`${type.split('.')[0]}.*`);
 }
 
-/** Every type that such a list includes. */
+/** Every type that a list of types and families includes. */
 export function typesOf(events: readonly string[]): string[] {
   return types.filter((type) => names(events, type));
 }
@@ -73,7 +73,7 @@ const events = z
   .transform((values) => [...new Set(values)])
   .describe('Event types; `*` for all, `machine.*` for all of a family');
 
-/** Padded base64, which every library decodes alike. */
+/** Matches a secret of padded base64: decoders differ in how they treat missing padding. */
 const standardSecret = /^whsec_(?=.)(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/;
 
 const secret = text(255)
