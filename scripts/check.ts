@@ -1,5 +1,5 @@
-// Generates the wire types, then runs every static check at once; prints each one's result, the count of words to avoid,
-// and the output of those that failed.
+// Runs all static checks at once, after generating the wire types.
+// Prints the result of each, the count of words to avoid, and the output of failed checks.
 import { join } from 'node:path';
 import { execa } from 'execa';
 
@@ -7,7 +7,7 @@ const root = join(import.meta.dirname, '..');
 
 type Check = [name: string, command: string, args: string[]];
 
-// The others read what this one writes.
+// This command runs before the checks, because they read the types that it writes.
 const first: Check = ['generated types', process.execPath, ['scripts/generate.ts']];
 const checks: Check[] = [
   ['types', 'tsc', ['--noEmit']],
@@ -25,7 +25,7 @@ interface Result {
   output: string;
 }
 
-/** Runs one command to its end; a command that cannot even start has failed too. */
+/** Runs one check to its end; a command that cannot be started counts as failed. */
 async function run([name, command, args]: Check): Promise<Result> {
   const { failed, durationMs, all, originalMessage } = await execa(command, args, {
     cwd: root,

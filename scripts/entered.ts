@@ -1,5 +1,5 @@
-// Counts our own functions and files that one request enters in broker and agent, by V8's precise coverage.
-// Usage: node scripts/entered.ts [--list] [DIRECTORY OF A CHECKOUT]. What an idle second enters is subtracted.
+// Counts our functions and files that one request enters in broker and agent, by V8's precise coverage.
+// Usage: node scripts/entered.ts [--list] [DIRECTORY OF A CHECKOUT]. Leaves out functions entered while idle.
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { Session } from 'node:inspector/promises';
 import { tmpdir } from 'node:os';
@@ -14,13 +14,13 @@ const ours = new RegExp(`^${base}(agent|broker|shared)/`);
 
 type Entered = Map<string, string>;
 
-/** Functions entered since the last call, by file and position. */
+/** Functions that were entered since the last call: names by file and position. */
 async function entered(session: Session): Promise<Entered> {
   const { result } = await session.post('Profiler.takePreciseCoverage');
   const own = result.filter(({ url }) => ours.test(url));
   return new Map(
     own.flatMap(({ url, functions }) =>
-      // The first range of a file is the file itself.
+      // V8 reports a file itself as the function at offset 0, which is left out.
       functions
         .filter(({ ranges: [range] }) => range && range.count > 0 && range.startOffset > 0)
         .map(({ functionName, ranges: [range] }): [string, string] => [
@@ -67,7 +67,7 @@ async function measure(session: Session, place: Place): Promise<void> {
     await sleep(1_000);
     const idle = await entered(session);
     await send(place, name);
-    // What goes on behind the answer belongs to it.
+    // Work that continues after the answer belongs to the request.
     await sleep(200);
     const found = [...(await entered(session))].filter(([key]) => !idle.has(key));
     const files = Map.groupBy(found, ([key]) => key.slice(0, key.lastIndexOf(':')));
@@ -86,7 +86,7 @@ async function main(): Promise<void> {
   await session.post('Profiler.enable');
   await session.post('Profiler.startPreciseCoverage', { callCount: true, detailed: false });
   const folder = mkdtempSync(join(tmpdir(), 'farhand-entered-'));
-  // The same modules as in the checkout beside this file, whose types these are.
+  // The casts are safe for modules of the same shape as in this checkout, which the types are taken from.
   const { brokerSettings } = (await load('broker/config.ts')) as typeof import('../broker/config.ts');
   const { startBroker } = (await load('broker/start/index.ts')) as typeof import('../broker/start/index.ts');
   const { agentSettings } = (await load('agent/config.ts')) as typeof import('../agent/config.ts');

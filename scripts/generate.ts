@@ -1,4 +1,4 @@
-// Generates the TypeScript types of the wire contract into proto/types (not committed: nothing needs them at run time).
+// Generates TypeScript types of the protos into proto/types; not committed, as no program needs them to run.
 import { execFileSync } from 'node:child_process';
 import { globSync, mkdtempSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
@@ -16,7 +16,7 @@ try {
     [...options.split(' '), '-I', 'proto', '-O', fresh, ...protos],
     { cwd: root, stdio: 'inherit' },
   );
-  // Somebody else may be reading them: what is the same stays as it is.
+  // Unchanged files are not replaced, because another process may be reading them.
   if (textIn(fresh) !== textIn(target)) {
     rmSync(target, { recursive: true, force: true });
     renameSync(fresh, target);

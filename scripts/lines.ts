@@ -1,4 +1,4 @@
-// Counts lines of code of the product per module, without blank lines and comments, and lists functions over the ceiling.
+// Counts lines of code per module, without blank lines and comments; lists long functions and files.
 // Usage: node scripts/lines.ts [DIRECTORY OF A CHECKOUT]
 import { readdirSync, readFileSync } from 'node:fs';
 import { join, relative } from 'node:path';
@@ -15,7 +15,7 @@ interface Counted {
   functions: { name: string; line: number; lines: number }[];
 }
 
-/** Sources, scripts of the shell and unit files all count. */
+/** Whether a file counts: sources, shell scripts, unit files, styles and pages. */
 const counts = (path: string): boolean =>
   /\.(ts|tsx|sh|service|css|html|conf)(\.in)?$/.test(path) && !path.includes('node_modules');
 

@@ -1,4 +1,4 @@
-// Manual pages from the help of the programs, and shell completion, as a share/ folder: node scripts/man.ts DIR.
+// Makes manual pages from the programs' help, and shell completions, in a folder: node scripts/man.ts DIR.
 import { execFile } from 'node:child_process';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -12,7 +12,9 @@ const root = join(import.meta.dirname, '..');
 const mains = { 'farhand-agent': 'agent/main.ts', 'farhand-broker': 'broker/main.ts' } as const;
 type Name = 'farhand' | keyof typeof mains;
 
-/** Writes what the programs have below /usr/share; returns the manual pages, from `folder`. */
+/**
+ * Writes the files of the programs for /usr/share into `folder`; returns the paths of the manual pages in it.
+ */
 export async function addShare(folder: string, names: readonly Name[]): Promise<string[]> {
   const files: Record<string, string> = {};
   for (const name of names)
@@ -39,7 +41,7 @@ async function shareOfCli(): Promise<Record<string, string>> {
   };
 }
 
-// ---- roff, as man(7) describes it
+// ---- Formatting in roff (man(7))
 
 const roff = (text: string): string =>
   text
@@ -88,7 +90,7 @@ ${asIs(afterHelp(command))}`;
 
 const item = (title: string, text: string): string => `.TP\n.B ${roff(title)}\n${roff(text)}\n`;
 
-/** What --help prints below the options. */
+/** The text that --help prints below the options. */
 function afterHelp(command: Command): string {
   let text = '';
   const writeOut = (more: string): void => {
@@ -98,7 +100,7 @@ function afterHelp(command: Command): string {
   return text.slice(command.helpInformation().length).trim();
 }
 
-/** Of a program whose help is a table already. */
+/** The manual page of agent or broker, whose --help prints a table. */
 async function pageOf(name: keyof typeof mains): Promise<Record<string, string>> {
   const help = async (...args: string[]): Promise<string> =>
     (await promisify(execFile)(process.execPath, [join(root, mains[name]), ...args, '--help'])).stdout.trim();

@@ -1,4 +1,4 @@
-// `npm run package [-- --arch x64] [--only npm,tar,deb] [--to DIR]`: makes what people install, in dist/.
+// Makes the packages in dist/: `npm run package [-- --arch x64] [--only npm,tar,deb] [--to DIR]`.
 import { linkSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -13,7 +13,7 @@ const { values } = parseArgs({
     arch: { type: 'string' },
     only: { type: 'string', default: 'npm,tar,deb' },
     to: { type: 'string', default: join(root, 'dist') },
-    /** For tests: larger, and made in a third of the time. */
+    /** Compresses less, for tests: larger packages in a third of the time. */
     fast: { type: 'boolean', default: false },
   },
 });
@@ -29,7 +29,7 @@ async function main(): Promise<void> {
   const scratch = mkdtempSync(join(dist, '.making-'));
   try {
     if (kinds.includes('npm')) {
-      // Its types refer to those of the wire, which a fresh clone has not.
+      // The npm package's types refer to the generated wire types, which a fresh clone does not have.
       await run(process.execPath, ['scripts/generate.ts']);
       printFile(await makeNpm(scratch, dist));
     }
@@ -39,7 +39,7 @@ async function main(): Promise<void> {
   }
 }
 
-/** Agents first: brokers carry them. */
+/** Makes the agents before the brokers, because brokers contain the agents' packages. */
 async function makePrograms(scratch: string): Promise<void> {
   const agents: string[] = [];
   for (const arch of wanted) agents.push(await make('farhand-agent', arch, scratch));
@@ -54,7 +54,7 @@ async function makePrograms(scratch: string): Promise<void> {
   for (const arch of wanted) await make('farhand-broker', arch, scratch);
 }
 
-/** Answers the tar.gz; an agent's is always made. */
+/** Makes a program's packages; returns the path of the tar.gz, which is always made for an agent. */
 async function make(name: Program, arch: Arch, scratch: string): Promise<string> {
   const program = join(scratch, `${name}-${version}-linux-${arch}`);
   await makeProgram(name, arch, program);

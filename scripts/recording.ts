@@ -1,4 +1,4 @@
-// Makes docs/recording.svg, the README's picture of a terminal: real commands against a broker and three agents.
+// Makes docs/recording.svg, the README's picture of a terminal, from real commands to three agents.
 // Usage: node scripts/recording.ts
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
@@ -12,7 +12,10 @@ const root = join(import.meta.dirname, '..');
 const target = join(root, 'docs/recording.svg');
 const startMs = 30_000;
 
-/** What is typed; `farhand` is the command line of this checkout, and `/tmp/site` a folder that is removed afterwards. */
+/**
+ * The recorded commands. `farhand` is the CLI of this checkout; `/tmp/site` is a folder that is removed
+ * afterwards.
+ */
 const typed = [
   'farhand machines list',
   "farhand exec --tag web -- 'uname -sr; nproc'",
@@ -26,7 +29,7 @@ const machines = [
   ['db-1', 'db'],
 ] as const;
 
-// ---- The run
+// ---- Running the commands
 
 const children: ChildProcess[] = [];
 
@@ -48,7 +51,7 @@ async function freePort(): Promise<number> {
   return typeof address === 'object' && address ? address.port : 0;
 }
 
-/** Repeats a call until it succeeds. */
+/** Repeats a call until it succeeds; rejects after `startMs`. */
 async function eventually<T>(call: () => Promise<T>): Promise<T> {
   const deadline = Date.now() + startMs;
   for (;;) {
@@ -96,18 +99,23 @@ async function record(folder: string): Promise<{ command: string; output: string
   return steps;
 }
 
-// ---- The picture
+// ---- Drawing the picture
 
 const letter = { width: 7.83, height: 19, size: 13 };
 const margin = 18;
 const barHeight = 30;
-/** Seconds: of a typed letter, before an answer, and between commands; then the whole stands still before it repeats. */
+/**
+ * Seconds per typed character, before an answer, between commands, and of the complete picture before it
+ * repeats.
+ */
 const pace = { letter: 0.035, answer: 0.45, command: 0.9, rest: 6 };
 
 const escaped = (line: string): string =>
   line.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 
-/** All lines stand there from the start; the animation only hides them until their time, so that a still shows them all. */
+/**
+ * Draws all lines at once; the animation only hides each until its time, so that a still picture shows all.
+ */
 function picture(steps: readonly { command: string; output: string[] }[]): string {
   const rows: { text: string; at: number; typed?: number }[] = [];
   let at = 0.8;

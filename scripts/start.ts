@@ -1,5 +1,5 @@
-// `npm start`: a broker and one agent on this very machine, with a key and a first call to paste.
-// `--watch` (npm run dev) restarts each of them when its sources change; other flags go to the broker.
+// `npm start`: runs a broker and one agent on this machine, and prints a key and a first call to paste.
+// `--watch` (npm run dev) restarts each of them when its sources change; the broker gets all other flags.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
@@ -43,7 +43,7 @@ function stop(code: number): void {
   if (stopping) return;
   stopping = true;
   process.exitCode = code;
-  // The agent first: it says farewell while the broker still listens.
+  // The agent stops first, so that the broker still receives its last message.
   for (const child of children.reverse()) child.kill('SIGTERM');
 }
 
@@ -51,7 +51,7 @@ function print(text: string): void {
   process.stderr.write(`npm start: ${text}\n`);
 }
 
-/** Waits until `look` finds something; throws where that is over, or this program stops. */
+/** Waits until `look` returns a value; throws after `patienceMs`, or when this program stops. */
 async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
   const deadline = Date.now() + patienceMs;
   while (!stopping && Date.now() < deadline) {
@@ -62,11 +62,15 @@ async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
   throw new Error(stopping ? 'stopped' : `nothing came up within ${patienceMs / 1000} s`);
 }
 
-/** The key of the last start while it is good: what was made with it, such as schedules, works on. */
+/**
+ * The key of the last start if it is still valid, so that objects made with it, such as schedules, continue
+ * to work.
+ */
 async function lastKey(baseUrl: string, ca: string[]): Promise<string | undefined> {
   const [apiKey] = fileOf(existsSync(keyFile) ? keyFile : undefined);
   if (apiKey === undefined) return undefined;
-  // It is this very box: whose certificate it is matters, not for which name.
+  // The certificate must be this broker's, but its host name is not checked: broker and client share the
+  // machine.
   const connect = { ca, allowPartialTrustChain: true, checkServerIdentity: () => undefined };
   const dispatcher = new Agent({ connect });
   const withCa = ((to: string, init: object) =>
@@ -88,7 +92,7 @@ function fileOf(path: string | undefined): string[] {
   return path === undefined ? [] : [readFileSync(path, 'utf8')];
 }
 
-/** A key of that name that is no longer stored here is revoked, so that keys do not pile up. */
+/** Creates a key; revokes keys of the same name first, so that they do not accumulate. */
 async function freshKey(client: Farhand): Promise<string> {
   const { items } = await client.keys.list({ limit: 100 });
   for (const { id, name } of items) if (name === keyName) await client.keys.remove({ key_id: id });
@@ -98,7 +102,7 @@ async function freshKey(client: Farhand): Promise<string> {
   return key;
 }
 
-/** Whether a broker listens there. */
+/** Whether a broker listens on a socket file. */
 function isLive(socket: string): Promise<boolean> {
   return new Promise((resolve) => {
     const asked = connect(socket);
@@ -110,7 +114,7 @@ function isLive(socket: string): Promise<boolean> {
 async function main(settings: BrokerSettings): Promise<void> {
   mkdirSync(data, { recursive: true, mode: 0o700 });
   const dataDir = settings.data_dir;
-  // Ours alone: where it has ended, its address may be somebody else's.
+  // The call must reach the broker started here: once that has ended, another program may use its address.
   const asked = <T>(use: (client: Farhand) => Promise<T>): Promise<T> =>
     withSocket(dataDir, use, { mustRun: true });
   const socket = join(dataDir, 'broker.sock');
@@ -126,7 +130,7 @@ async function main(settings: BrokerSettings): Promise<void> {
   const { token } = await asked((client) => client.joinTokens.create({ name: keyName }));
   const agentData = join(data, 'agent');
   const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
-  // Arguments are everybody's to read.
+  // The token is passed by variable, because every user of the machine can read arguments.
   const agentArgs = ['--broker', grpc, '--data-dir', agentData, '--log-level', 'warn'];
   run('agent/main.ts', agentArgs, { FARHAND_JOIN_TOKEN: token });
   const machine = await until(async () => {
@@ -160,7 +164,7 @@ function curlLine(url: string, pin: string | null, key: string, machineId: strin
   return `curl -s${pinned} -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status`;
 }
 
-/** The same call by the command line of this checkout, for a machine without curl. */
+/** The first call as a command of this checkout's CLI, for a machine without curl. */
 function cliLine(url: string, pin: string | null, key: string, machineId: string): string {
   const settings = [`FARHAND_URL=${url}`, `FARHAND_API_KEY=${key}`, ...(pin ? [`FARHAND_PIN=${pin}`] : [])];
   return `${settings.join(' ')} npx node broker/cli/main.ts machines status ${machineId}`;
@@ -179,7 +183,7 @@ process.once('SIGTERM', () => stop(0));
 if (isHelp) run('broker/main.ts', argv);
 else
   main(readSettings(brokerSettings, { argv, env: process.env })).catch((error: unknown) => {
-    // Who stops has said why.
+    // If the program is already stopping, the reason was printed before.
     if (!stopping) print(error instanceof Error ? error.message : String(error));
     stop(1);
   });

@@ -1,5 +1,5 @@
-// Checks the language of the tree: the length of the README and of sentences, and how often words to avoid occur.
-// Usage: node scripts/words.ts [DIRECTORY OF A CHECKOUT]; another checkout is only counted.
+// Checks the language of the tree: lengths of the README and of sentences, and counts of words to avoid.
+// Usage: node scripts/words.ts [DIRECTORY OF A CHECKOUT]; in another checkout words are only counted.
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join, relative } from 'node:path';
 
@@ -9,15 +9,17 @@ const readmeCeiling = 900;
 const sentenceCeiling = 30;
 
 interface Avoided {
-  /** As printed. */
+  /** Name of the entry in the output. */
   name: string;
-  /** Words of identifiers count too: `toldFailure` holds `told`. */
+  /** Matches the words, also as parts of identifiers: `told` in `toldFailure`. */
   pattern: RegExp;
-  /** Occurrences allowed in agent, broker, shared, scripts and test; lower it whenever the count falls. */
+  /**
+   * Most occurrences allowed in agent, broker, shared, scripts and test; lower it whenever the count falls.
+   */
   ceiling: number;
 }
 
-/** Words that docs must not hold, and that code holds less and less. */
+/** Words that docs must not contain, and that code should contain less and less. */
 const avoided: Avoided[] = [
   { name: 'told, tell', pattern: /\b(?:told|tell|tells|telling)\b/g, ceiling: 2 },
   { name: 'whoever', pattern: /\bwhoever\b/g, ceiling: 0 },
@@ -29,7 +31,7 @@ const avoided: Avoided[] = [
   { name: 'openX', pattern: /\bopen [a-z]+(?: [a-z]+)*(?=\()/g, ceiling: 1000 },
 ];
 
-/** What really is opened, and names of Node, the protos and the API, which stay. */
+/** Allowed uses of "open": objects that really are opened, and names of Node, the protos and the API. */
 const allowed = new Set([
   'open as blob',
   'open database',
@@ -52,7 +54,7 @@ function filesBelow(folder: string, ending: RegExp): string[] {
 
 const read = (path: string): string => readFileSync(join(root, path), 'utf8');
 
-/** A text and its path with identifiers taken apart: `openQuietHouse` becomes `open quiet house`. */
+/** A path and its text with identifiers split into words: `openQuietHouse` becomes `open quiet house`. */
 function wordsOf(path: string, text: string): string {
   return `${path}\n${text}`
     .replaceAll(/([a-z0-9])([A-Z])/g, '$1 $2')
@@ -63,7 +65,7 @@ function wordsOf(path: string, text: string): string {
 const occurrences = ({ pattern }: Avoided, text: string): number =>
   [...text.matchAll(pattern)].filter(([word]) => !allowed.has(word)).length;
 
-/** Paragraphs, list items and cells of tables with the line where each starts; blocks of code are left out. */
+/** Paragraphs, list items and table cells of a page, each with its first line; code blocks are left out. */
 function* paragraphsOf(page: string): Generator<{ line: number; text: string; isCell?: boolean }> {
   let line = 0;
   let paragraph = { line: 1, text: '' };
@@ -86,7 +88,7 @@ function* paragraphsOf(page: string): Generator<{ line: number; text: string; is
   }
 }
 
-/** A text without its code and addresses, each of which reads as one word. */
+/** A text in which each piece of inline code and each address is replaced by one word. */
 function plain(text: string): string {
   return text
     .replaceAll(/`+[^`]+`+/g, 'code')
@@ -96,10 +98,10 @@ function plain(text: string): string {
 }
 
 const wordCount = (text: string): number => [...text.matchAll(/[\p{L}\p{N}][^\s]*/gu)].length;
-/** As `wc -w` counts: tables, code and addresses too. */
+/** Number of words as `wc -w` counts them: tables, code and addresses included. */
 const allWords = (text: string): number => text.split(/\s+/).filter(Boolean).length;
 
-/** In a cell of a table a semicolon ends a sentence, too. */
+/** Sentences over the limit. In a table cell a semicolon ends a sentence, too. */
 function longSentences(path: string): string[] {
   return [...paragraphsOf(read(path))].flatMap(({ line, text, isCell }) =>
     plain(text)

@@ -1,14 +1,14 @@
-// A directory as a tar.gz that is the same, to the byte, whenever and wherever it is made.
+// Packs a directory as a reproducible tar.gz: the same bytes whenever and wherever it is made.
 import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { basename, dirname } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { run } from './ground.ts';
 
-/** When all files were changed, in seconds. */
+/** Modification time of all packed files, in seconds since 1970. */
 export const epoch = process.env.SOURCE_DATE_EPOCH ?? '1767225600';
 
-/** `level`: of gzip. */
+/** Packs `folder` into `file`. `level`: compression level of gzip. */
 export async function archive(folder: string, file: string, level: number): Promise<void> {
   const same = [
     '--sort=name',

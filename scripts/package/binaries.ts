@@ -1,4 +1,4 @@
-// What is not ours and not JavaScript: Node and the addon, for this kind of machine or another.
+// Copies Node and the native addons into a package, for this machine's architecture or another.
 import { createHash } from 'node:crypto';
 import { constants, copyFileSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
@@ -11,22 +11,25 @@ const lockEntry = z.object({ version: z.string(), integrity: z.string() });
 
 const cache = join(root, 'dist/.cache');
 
-/** Puts `node` into a package. */
+/** Copies the program `node` and its license into a package. */
 export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   const node = await libraryOf(`node-linux-${arch}`);
-  // No hard link: tar stops where a file gets another name under its hands, and another packaging would give it one.
+  // A copy, not a hard link: tar fails if a file's link count changes, which another packaging run would
+  // cause.
   copyFileSync(join(node, 'bin/node'), join(folder, 'node'), constants.COPYFILE_FICLONE);
   cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
 }
 
-/** What an agent starts programs and opens terminals with. */
+/** Copies the native addons with which an agent starts programs and opens terminals. */
 export async function addAddons(folder: string, arch: Arch): Promise<void> {
   for (const name of [`@koromix/koffi-linux-${arch}`, `@lydell/node-pty-linux-${arch}`]) {
     cpSync(await libraryOf(name), join(folder, 'node_modules', name), { recursive: true });
   }
 }
 
-/** The directory of a library: installed, or fetched once for a machine that is not like this one. */
+/**
+ * The directory of a library: the installed one, or a download, stored in a cache, for another architecture.
+ */
 async function libraryOf(name: string): Promise<string> {
   const installed = join(root, 'node_modules', name);
   if (existsSync(installed)) return installed;

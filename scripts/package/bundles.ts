@@ -1,4 +1,4 @@
-// The programs and the library as bundles: lib/ of a package, with what they read at run time beside it.
+// Bundles the programs and the SDK into lib/ of a package, and copies the files that they read at run time.
 import { cpSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
@@ -9,21 +9,23 @@ import { routesAsData, terminalsLater } from './routes.ts';
 
 const require = createRequire(import.meta.url);
 
-/** Each becomes lib/NAME.js. */
+/** Source of each program by its name; the bundle is lib/NAME.js. */
 const entries = {
   'farhand-agent': 'agent/main.ts',
   'farhand-broker': 'broker/main.ts',
   farhand: 'broker/cli/main.ts',
 };
 export type Entry = keyof typeof entries;
-/** What an agent runs as a process of its own. */
+/** Program that an agent runs as a separate process. */
 const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 
-/** CommonJS libraries look for their protos at `../../proto` of themselves: that becomes proto/ beside lib/. */
+/**
+ * Code at the start of bundles: CommonJS libraries look for protos at `../../proto`, here proto/ beside lib/.
+ */
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
 
-/** Our texts are English; zod's other fifty languages would be a third of the agent. */
+/** Leaves out zod's error texts in about fifty other languages, which would be a third of the agent. */
 const oneLanguage: Plugin = {
   name: 'one language',
   setup(esbuild) {
@@ -33,7 +35,7 @@ const oneLanguage: Plugin = {
   },
 };
 
-/** The parser of protos, which a program needs once, stays out of it with all that it would leave in memory. */
+/** Replaces the protos' parser by the parsed protos, because the parser would stay in memory. */
 const protosParsed: Plugin = {
   name: 'protos parsed',
   setup(esbuild) {
@@ -45,7 +47,7 @@ const protosParsed: Plugin = {
   },
 };
 
-/** Errors of the SDK are those of the gRPC client: it uses the SDK's own file. */
+/** Makes the gRPC client import the SDK's own file, so that both throw the same FarhandError class. */
 const sdkBeside: Plugin = {
   name: 'the SDK beside',
   setup(esbuild) {
@@ -58,7 +60,7 @@ const shape: BuildOptions = {
   bundle: true,
   format: 'esm',
   target: 'node22',
-  // Half of what V8 keeps of the text; names and short lines stay, for readers of a stack.
+  // V8 stores about half as much source text; names and short lines stay, for readers of a stack trace.
   minifySyntax: true,
   minifyWhitespace: true,
   lineLimit: 120,
@@ -67,7 +69,7 @@ const shape: BuildOptions = {
   logLevel: 'warning',
 };
 
-/** Fills lib/ of a package with programs, and puts beside it what they read. */
+/** Bundles programs into lib/ of a package, and copies the files that they read. */
 export async function bundlePrograms(names: readonly Entry[], folder: string): Promise<void> {
   const { metafile } = await build({
     ...shape,
@@ -80,7 +82,8 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     chunkNames: 'part-[hash]',
     splitting: true,
     platform: 'node',
-    // grpc-js asks for it where a server reports its channels; only the broker's health check has use for it.
+    // grpc-js imports it only for servers that report their channels; only the broker's health check needs
+    // it.
     external: names.includes('farhand-broker') ? [] : ['@grpc/proto-loader'],
     banner: { js: banner },
     metafile: true,
@@ -92,7 +95,7 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
   cpSync(join(root, 'LICENSE'), join(folder, 'LICENSE'));
 }
 
-/** `farhand` and `farhand/grpc`, for programs of other people; the first one runs in a browser too. */
+/** Bundles `farhand` and `farhand/grpc` for use as libraries; `farhand` also runs in browsers. */
 export async function bundleLibrary(folder: string): Promise<void> {
   const outdir = join(folder, 'lib');
   const sdk = { sdk: 'shared/sdk/index.ts' };
@@ -103,8 +106,8 @@ export async function bundleLibrary(folder: string): Promise<void> {
 }
 
 /**
- * bin/NAME.js for whatever Node a user has: one that is too old gets an error that says so before it meets what it cannot load. Has
- * only words that Node 12 knows.
+ * Writes bin/NAME.js, which starts a program with the user's own Node. A Node that is too old gets an error
+ * with the reason before it loads code that it does not support. Uses only syntax of Node 12.
  */
 export async function bundleDoors(names: readonly Entry[], folder: string): Promise<void> {
   for (const name of names) {

@@ -1,4 +1,4 @@
-// A program's directory as a Debian package: below /usr/lib, with its launchers in /usr/bin. It starts nothing.
+// Makes a Debian package of a program: its directory below /usr/lib, with its launchers in /usr/bin.
 import {
   chmodSync,
   cpSync,
@@ -20,7 +20,7 @@ export function debName(name: Program, arch: Arch): string {
   return `${name}_${version}_${debianArch[arch]}.deb`;
 }
 
-/** `level`: of gzip. */
+/** Makes the package in `file` from the directory `program`. `level`: compression level of gzip. */
 export async function makeDeb(
   name: Program,
   arch: Arch,
@@ -29,7 +29,7 @@ export async function makeDeb(
   const { program, scratch, file, level } = from;
   mkdirSync(join(scratch, 'DEBIAN'), { recursive: true });
   mkdirSync(join(scratch, 'usr/bin'), { recursive: true });
-  // Hard links: Node is large.
+  // Files are linked instead of copied, because Node is large.
   mkdirSync(join(scratch, 'usr/lib'));
   await run('cp', ['-al', program, join(scratch, 'usr/lib', name)]);
   for (const entry of programs[name].entries) {
@@ -54,7 +54,7 @@ export async function makeDeb(
   ]);
 }
 
-/** Manual pages and completion are where the system looks for them; Debian wants the pages compressed. */
+/** Moves manual pages and completions to the system's folders; compresses the pages, as Debian requires. */
 async function moveShare(from: string, to: string): Promise<void> {
   await run('cp', ['-r', from, to]);
   rmSync(from, { recursive: true });
@@ -69,7 +69,7 @@ function addCopyright(name: Program, program: string, scratch: string): void {
   cpSync(join(program, 'LICENSE'), join(folder, 'copyright'));
 }
 
-/** As Debian counts: every file in whole kibibytes, everything else as one. */
+/** Installed size as Debian counts: files in whole kibibytes, any other entry as one kibibyte. */
 function kibibytesIn(folder: string): number {
   const entries = readdirSync(folder, { recursive: true, withFileTypes: true });
   const sizes = entries.map((entry) =>
@@ -92,7 +92,9 @@ Description: ${programs[name].summary}
 `;
 }
 
-/** A unit there may be is of `NAME install`, perhaps of another way to install: the package cares for its own alone. */
+/**
+ * Maintainer scripts. They leave a unit of `NAME install` alone, since it may belong to another installation.
+ */
 function scriptsOf(name: Program): Record<string, string> {
   const isAgent = name === 'farhand-agent';
   const settings = `/etc/farhand/${isAgent ? 'agent' : 'broker'}.toml`;

@@ -1,10 +1,10 @@
-// The types of `farhand` and `farhand/grpc`, with what they say in terms of libraries, so that a user needs none of those.
+// Makes the type declarations of `farhand` and `farhand/grpc`, which need no types of other libraries.
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import { root, run } from './ground.ts';
 
 const entries = ['shared/sdk/index', 'shared/grpc'];
-/** What messages of the wire say in terms of gRPC's libraries. */
+/** Replacement for the types of gRPC's libraries that the wire messages use. */
 const wire = `/** A whole number of 64 bits. */
 export interface Long {
   high: number;
@@ -19,10 +19,10 @@ export interface MethodDefinition<RequestIn, ResponseIn, RequestOut = RequestIn,
   responseDeserialize(bytes: Uint8Array): ResponseOut;
 }
 `;
-/** A name in quotes after `from` or in `import()`. */
+/** Matches a quoted module name after `from` or in `import()`. */
 const specifier = /(\bfrom |\bimport\()(["'])([^"']+)\2/g;
 
-/** Fills types/ of a package. */
+/** Writes the type declarations into types/ of a package. */
 export async function declare(folder: string, scratch: string): Promise<void> {
   const emitted = join(scratch, 'declarations');
   await emit(emitted);
@@ -56,7 +56,7 @@ interface Place {
   done: Set<string>;
 }
 
-/** Copies one file of types and, after it, whatever it names. */
+/** Copies a declaration file, and then the files that it imports. */
 function take(file: string, place: Place): void {
   if (place.done.has(file)) return;
   place.done.add(file);
@@ -74,7 +74,7 @@ function take(file: string, place: Place): void {
   write(target, text);
 }
 
-/** Of a service only its messages are declared. */
+/** Removes the declarations that need gRPC's types; only the messages of a service stay. */
 function withoutGrpc(text: string): string {
   return text
     .replace(/^import type \* as grpc .*\n/m, '')
@@ -83,7 +83,7 @@ function withoutGrpc(text: string): string {
     .replace(' extends grpc.ServiceDefinition', '');
 }
 
-/** The file behind a name; undefined for gRPC's libraries, which wire.d.ts stands for. */
+/** The declaration file of a module name; undefined for gRPC's libraries, which wire.d.ts replaces. */
 function sourceOf(name: string, from: string): string | undefined {
   if (name === 'zod') return join(root, 'node_modules/zod/index.d.ts');
   if (name.startsWith('.')) return join(dirname(from), name.replace(/\.(ts|js)$/, '.d.ts'));

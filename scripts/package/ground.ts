@@ -1,4 +1,4 @@
-// What every step of packaging stands on: the checkout, its version, and programs of the system.
+// Helpers of all packaging steps: the checkout's root, the version, and a function to run programs.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { execa } from 'execa';
@@ -7,11 +7,11 @@ import { z } from 'zod';
 export { version } from '../../shared/version.ts';
 export const root = join(import.meta.dirname, '../..');
 
-/** As Node calls them. */
+/** Architectures that packages are made for, by Node's names. */
 export const arches = ['x64', 'arm64'] as const;
 export type Arch = (typeof arches)[number];
 
-/** Runs a program to its end and answers what it printed; throws what it complained of. */
+/** Runs a program to its end and returns its output; throws if it fails. */
 export async function run(file: string, args: string[], cwd: string = root): Promise<string> {
   const { stdout } = await execa(file, args, { cwd, stripFinalNewline: false });
   return stdout;
@@ -21,7 +21,7 @@ export function readJson<T extends z.ZodType>(file: string, schema: T): z.output
   return schema.parse(JSON.parse(readFileSync(file, 'utf8')));
 }
 
-/** What a package.json says, as far as packages of ours repeat it. */
+/** Schema of the fields of package.json that our packages repeat. */
 export const manifestSchema = z.object({
   name: z.string(),
   version: z.string(),

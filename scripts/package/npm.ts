@@ -1,4 +1,4 @@
-// farhand for npm: the SDK with its types, and all three programs for the user's own Node.
+// Makes the npm package farhand: the SDK with its types, and all three programs for the user's own Node.
 import { cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { publint } from 'publint';
@@ -10,7 +10,7 @@ import { manifestSchema, readJson, root, run, version } from './ground.ts';
 
 const programs: Entry[] = ['farhand', 'farhand-agent', 'farhand-broker'];
 
-/** Answers the tarball. */
+/** Makes the package; returns the path of the tarball. */
 export async function makeNpm(scratch: string, dist: string): Promise<string> {
   const folder = join(scratch, 'farhand');
   mkdirSync(folder, { recursive: true });
@@ -35,7 +35,7 @@ function manifest(pages: readonly string[]): string {
     join(root, 'package.json'),
     manifestSchema,
   );
-  // The others are Node itself, which is the user's own here.
+  // Packages without a scope contain Node itself, which users of npm have already.
   const addons = Object.entries(optionalDependencies).filter(([library]) => library.startsWith('@'));
   const entry = (types: string, file: string) => ({
     types: `./types/shared/${types}.d.ts`,
@@ -56,7 +56,7 @@ function manifest(pages: readonly string[]): string {
   return `${JSON.stringify(made, undefined, 2)}\n`;
 }
 
-/** What is wrong with it as a package is wrong with this build. */
+/** Throws if publint or a later check finds a fault in the package. */
 async function check(folder: string, tarball: string): Promise<void> {
   const { messages, pkg } = await publint({ pkgDir: folder, strict: true, pack: false });
   if (messages.length > 0) {

@@ -1,4 +1,4 @@
-// farhand-agent and farhand-broker as directories that need nothing of the machine: Node, bundles and what they read.
+// Makes directories of farhand-agent and farhand-broker that need no software on the machine, not even Node.
 import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { addShare } from '../man.ts';
@@ -13,15 +13,17 @@ export const programs = {
 } as const satisfies Record<string, { entries: Entry[]; summary: string }>;
 export type Program = keyof typeof programs;
 
-/** An agent idles on machines that have other work to do; none of these takes speed from its transfers. */
+/**
+ * Flags of Node that save memory: agents idle on machines with other work. They do not slow its transfers.
+ */
 const agentFlags =
   '--optimize-for-size --max-semi-space-size=1 --single-threaded --v8-pool-size=0' +
-  // The start alone makes no function worth the optimizing compiler: 5 MiB of Node's binary.
+  // No function that only runs at start is worth loading the optimizing compiler, 5 MiB of Node's binary.
   ' --invocation-count-for-turbofan=30000' +
-  // Its own heap is all it needs: unpacking the one in Node's binary reads 4 MiB more than it saves, and 0.04 s less.
+  // Unpacking the heap snapshot in Node's binary reads 4 MiB more than it saves, and saves 0.04 s.
   ' --no-node-snapshot';
 
-/** Fills a new directory. */
+/** Fills a new directory with a program. */
 export async function makeProgram(name: Program, arch: Arch, folder: string): Promise<void> {
   const { entries } = programs[name];
   mkdirSync(join(folder, 'bin'), { recursive: true });
@@ -34,7 +36,7 @@ export async function makeProgram(name: Program, arch: Arch, folder: string): Pr
   if (name === 'farhand-agent') await addAddons(folder, arch);
 }
 
-/** The agents that a broker hands out. */
+/** Copies the agents' packages, which a broker hands out, into its directory. */
 export function addPackages(folder: string, packages: string): void {
   cpSync(packages, join(folder, 'packages'), { recursive: true });
 }
@@ -45,7 +47,9 @@ function addLauncher(folder: string, entry: Entry): void {
   chmodSync(launcher, 0o755);
 }
 
-/** `FARHAND_PROGRAM`: the name it was called by, which stays the same when another version takes this one's place. */
+/**
+ * The launcher script. Sets `FARHAND_PROGRAM` to the name it was called by, which stays the same at updates.
+ */
 function launcherText(entry: Entry): string {
   const isAgent = entry === 'farhand-agent';
   return `#!/bin/sh

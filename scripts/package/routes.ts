@@ -1,5 +1,5 @@
-// The SDK and the verbs of the CLI in a bundle need of the routes only how they are called: the names, not the schemas,
-// which take zod and 60 ms to build.
+// Replaces the routes' schemas in bundles by data: the SDK and the CLI need only how routes are called.
+// The schemas need zod and take 60 ms to build.
 import type { Plugin } from 'esbuild';
 import * as z from 'zod';
 import { allRoutes } from '../../shared/api/index.ts';
@@ -30,7 +30,7 @@ function plainRoutes() {
 
 const readers = ['/shared/sdk/index.ts', '/broker/cli/route-verb.ts'];
 
-/** What the SDK and the verbs import of the routes is data; unused parts of the SDK are left out. */
+/** Plugin that replaces the imported routes by data; unused parts of the SDK are then left out. */
 export const routesAsData: Plugin = {
   name: 'routes as data',
   setup(esbuild) {
@@ -58,7 +58,9 @@ export const routesAsData: Plugin = {
   },
 };
 
-/** For programs, which are split in parts: a terminal comes with its schemas when one is opened. */
+/**
+ * Plugin for programs, which consist of several files: loads a terminal's schemas when a terminal is opened.
+ */
 export const terminalsLater: Plugin = {
   name: 'terminals later',
   setup(esbuild) {
