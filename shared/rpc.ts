@@ -1,5 +1,4 @@
-// Derives the types of the agent's rpcs from the protos, and encodes the frames of streaming calls for both
-// sides.
+// Derives the types of the agent's rpcs from the protos, and encodes the frames of streaming calls.
 import type { EventEmitter } from 'node:events';
 import { setDefaultHighWaterMark } from 'node:stream';
 import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agent/v1/Agent.ts';

@@ -1,5 +1,5 @@
-// Converts services of the protos to the form that grpc-js takes. Unlike proto-loader, stores no description
-// of every message, which only servers that publish their protos need: saves 6 MiB of an agent's memory.
+// Converts services of the protos to the form that grpc-js takes. proto-loader does so, too, but stores a
+// description of every message, for servers that publish their protos: 6 MiB of an agent's memory.
 import type { MethodDefinition } from '@grpc/grpc-js';
 import type { Method, Type } from 'protobufjs';
 import { protos } from './protos.ts';

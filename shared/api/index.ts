@@ -1,4 +1,4 @@
-// The table of all REST routes, from which the broker, the OpenAPI document, the SDK and CLI verbs are derived.
+// The table of all REST routes; the broker, the OpenAPI document, the SDK and CLI verbs are derived from it.
 import type * as z from 'zod';
 import { audit } from './audit.ts';
 import { batches } from './batches.ts';

@@ -13,9 +13,9 @@ type ListQuery<
 > = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & Paging<SortBy<Sort>>;
 
 /**
- * Defines a route that answers a page of objects. Its query has limit, offset, sort, since, until and a
- * filter for each item field that is an id, a name, an enum or a boolean. `fields`: the schema to filter by,
- * if it is not the schema of the items.
+ * Defines a route that answers a page of objects. Its query has limit, offset, sort, since, until and
+ * filters: one for each item field that is an id, a name, an enum or a boolean. `fields`: the schema to
+ * filter by, if it is not the schema of the items.
  */
 export function list<
   const P extends string,

@@ -1,5 +1,4 @@
-// The service verbs of agent and broker (install, status, uninstall), and the agent's status text on its
-// link.
+// The service verbs install, status and uninstall, and the status text that an agent reports on its link.
 import type { Invocation } from '../settings.ts';
 
 const verbs = ['install', 'status', 'uninstall'] as const;

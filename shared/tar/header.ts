@@ -1,6 +1,5 @@
-// Encodes and decodes the headers of tar entries. Writes ustar with pax records; reads ustar, pax, GNU and
-// the oldest form (v7). Names stay bytes in both directions: tar-stream loses them, as its pax records are
-// UTF-8 text.
+// Encodes and decodes the headers of tar entries: writes ustar with pax records; reads these, GNU and v7.
+// Names stay bytes in both directions; tar-stream would lose them, as its pax records are UTF-8 text.
 import { type Bytes, bytes } from './byte-names.ts';
 
 export const blockBytes = 512;

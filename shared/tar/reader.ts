@@ -1,5 +1,5 @@
-// Reads a tar archive, plain or gzipped, as a stream of entries with their bytes. Throws for an archive that
-// is truncated, damaged or has extended headers beyond the limits.
+// Reads a tar archive, plain or gzipped, as a stream of entries with their bytes.
+// Throws for an archive that is truncated, damaged or has extended headers beyond the limits.
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
 import { AppError, errnoOf } from '../errors.ts';
