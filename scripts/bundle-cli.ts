@@ -1,4 +1,4 @@
-// Programs as bundles, for tests and measurements: node scripts/bundle-cli.ts DIR [PROGRAM...] makes DIR/lib/farhand.js.
+// Bundles programs for tests and measurements: node scripts/bundle-cli.ts DIR [PROGRAM...] writes to DIR/lib.
 import { cpSync } from 'node:fs';
 import { join } from 'node:path';
 import { bundlePrograms, type Entry } from './package/bundles.ts';

@@ -12,10 +12,7 @@ const root = join(import.meta.dirname, '..');
 const target = join(root, 'docs/recording.svg');
 const startMs = 30_000;
 
-/**
- * The recorded commands. `farhand` is the CLI of this checkout; `/tmp/site` is a folder that is removed
- * afterwards.
- */
+/** The recorded commands. `farhand` is this checkout's CLI; `/tmp/site` is a folder that is removed later. */
 const typed = [
   'farhand machines list',
   "farhand exec --tag web -- 'uname -sr; nproc'",
@@ -104,10 +101,7 @@ async function record(folder: string): Promise<{ command: string; output: string
 const letter = { width: 7.83, height: 19, size: 13 };
 const margin = 18;
 const barHeight = 30;
-/**
- * Seconds per typed character, before an answer, between commands, and of the complete picture before it
- * repeats.
- */
+/** Seconds per typed character, before an answer, between commands, and before the picture repeats. */
 const pace = { letter: 0.035, answer: 0.45, command: 0.9, rest: 6 };
 
 const escaped = (line: string): string =>

@@ -62,15 +62,11 @@ async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
   throw new Error(stopping ? 'stopped' : `nothing came up within ${patienceMs / 1000} s`);
 }
 
-/**
- * The key of the last start if it is still valid, so that objects made with it, such as schedules, continue
- * to work.
- */
+/** The key of the last start if it is still valid, so that schedules made with it continue to work. */
 async function lastKey(baseUrl: string, ca: string[]): Promise<string | undefined> {
   const [apiKey] = fileOf(existsSync(keyFile) ? keyFile : undefined);
   if (apiKey === undefined) return undefined;
-  // The certificate must be this broker's, but its host name is not checked: broker and client share the
-  // machine.
+  // The certificate must be this broker's; its host name is not checked, since both share the machine.
   const connect = { ca, allowPartialTrustChain: true, checkServerIdentity: () => undefined };
   const dispatcher = new Agent({ connect });
   const withCa = ((to: string, init: object) =>

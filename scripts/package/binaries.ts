@@ -14,8 +14,7 @@ const cache = join(root, 'dist/.cache');
 /** Copies the program `node` and its license into a package. */
 export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   const node = await libraryOf(`node-linux-${arch}`);
-  // A copy, not a hard link: tar fails if a file's link count changes, which another packaging run would
-  // cause.
+  // Copied, not hard-linked: tar fails if a file's link count changes, as by another packaging run.
   copyFileSync(join(node, 'bin/node'), join(folder, 'node'), constants.COPYFILE_FICLONE);
   cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
 }

@@ -82,8 +82,7 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     chunkNames: 'part-[hash]',
     splitting: true,
     platform: 'node',
-    // grpc-js imports it only for servers that report their channels; only the broker's health check needs
-    // it.
+    // Only the broker needs this library, for its health check; grpc-js imports it just to report channels.
     external: names.includes('farhand-broker') ? [] : ['@grpc/proto-loader'],
     banner: { js: banner },
     metafile: true,
