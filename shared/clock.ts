@@ -1,8 +1,7 @@
 // The only source of time in the code, so that tests can replace it.
 
 /**
- * Longest step of a timer: Node fires at once for delays over 2^31 - 1 ms, so longer delays are re-armed
- * hourly.
+ * Longest step of a timer; Node fires at once for delays over 2^31 - 1 ms. Longer delays are re-armed hourly.
  */
 const longestTimer = 3_600_000;
 

@@ -35,8 +35,7 @@ export function countTransferred(bytes: number): void {
  * checks. Runs until the returned function is called.
  */
 export function collectAtRest(ms: number = lookMs): () => void {
-  // Repeated collections make V8 discard compiled bytecode as old; without this flag the next work starts
-  // slowly.
+  // Repeated collections make V8 discard bytecode as old; without this flag the next work starts slowly.
   setFlagsFromString('--no-flush-bytecode');
   let rested = 0;
   let seen = performance.eventLoopUtilization();

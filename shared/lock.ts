@@ -17,10 +17,7 @@ export function takeDirectory(directory: string, program: string): () => void {
   return lock(directory, program);
 }
 
-/**
- * Throws if root starts in another user's directory: that user's service could not use files that root
- * creates.
- */
+/** Throws if root starts in another user's directory: that user's service could not use root's files. */
 function refuseForeign(directory: string): void {
   const { uid } = statSync(directory);
   if (uid === 0 || process.getuid?.() !== 0) return;

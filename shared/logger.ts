@@ -41,8 +41,7 @@ export function createLogger(program: string, level: LogLevel, journal = false):
 }
 
 /**
- * Prefixes each line of a text with a syslog priority for the journal (sd-daemon(3)); the journal adds the
- * time.
+ * Prefixes each line of a text with a syslog priority for the journal (sd-daemon(3)), which adds the time.
  */
 export function withPriority(text: string, priority: number): string {
   const lines = text.split('\n').map((line) => `<${priority}>${clean(line)}\n`);

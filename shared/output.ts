@@ -21,10 +21,7 @@ export interface OutputOptions {
   stallMs?: number;
 }
 
-/**
- * Result of read(). An `offset` beyond the requested one means that the bytes between them are no longer
- * stored.
- */
+/** Result of read(). If `offset` is beyond the requested one, the bytes between them are no longer stored. */
 export interface Piece {
   offset: number;
   data: Buffer;
@@ -158,8 +155,7 @@ export class OutputLog {
   }
 
   /**
-   * Reads at most `max` bytes, from offset `from` or the first retained byte after it; returns no data at the
-   * end.
+   * Reads at most `max` bytes from offset `from`, or the first retained byte after it; no data at the end.
    */
   async read(from: number, max: number): Promise<Piece> {
     for (;;) {
@@ -168,8 +164,7 @@ export class OutputLog {
       const offset = Math.max(from, segment.start);
       const data = await this.#readSegment(segment, offset - segment.start, max);
       if (data.length > 0) return { offset, data };
-      // The file is missing or was shortened from outside: its bytes are lost, and the next round reports the
-      // gap.
+      // The file is missing or was shortened from outside: the next round reports its lost bytes as a gap.
       if (offset === segment.start) this.#forget(segment);
       else segment.size = offset - segment.start;
     }

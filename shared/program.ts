@@ -32,10 +32,7 @@ export function hideArgument(flag: string): void {
   if (visible.some((word, n) => word !== words[n])) process.title = visible.join(' ');
 }
 
-/**
- * Sets the name that `ps` and `systemctl status` show for this process; process.title would overwrite the
- * arguments.
- */
+/** Sets the process name in `ps` and `systemctl status`; process.title would overwrite the arguments. */
 export function nameProcess(name: string): void {
   try {
     writeFileSync('/proc/self/comm', name);

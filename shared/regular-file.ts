@@ -14,8 +14,7 @@ const { O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_RDONLY } = constants;
 const mostBytes = 64 * 1024;
 
 /**
- * Reads a file; undefined if it does not exist. Throws StartError for anything but a regular file of at most
- * 64 KiB.
+ * Reads a file; undefined if it is missing. Throws StartError unless it is a regular file of at most 64 KiB.
  */
 export async function readRegularFile(file: string): Promise<FileContent | undefined> {
   try {
@@ -39,10 +38,7 @@ function notRegular(file: string): StartError {
   return new StartError(`${file} is not a regular file: remove it, then try again`);
 }
 
-/**
- * Parses a JSON file; undefined if there is no file, null if the text is not JSON. Throws as readRegularFile
- * does.
- */
+/** Parses a JSON file; undefined if it is missing, null if it is not JSON. Throws as readRegularFile does. */
 export async function readRegularJson(file: string): Promise<unknown> {
   const content = await readRegularFile(file);
   if (!content) return undefined;

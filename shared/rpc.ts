@@ -153,8 +153,7 @@ export const methods: ReadonlyMap<string, MethodShape> = new Map(
 );
 
 function shapeOf(name: string, definition: WireMethod): MethodShape {
-  // The casts are safe: the generated types describe these messages, and AgentStub and AgentMethods name
-  // them.
+  // The casts are safe: AgentStub and AgentMethods name the types, which are generated from these messages.
   const encodeRequest = definition.requestSerialize as (request: unknown) => Buffer;
   const encodeResponse = definition.responseSerialize as (response: unknown) => Buffer;
   return {

@@ -141,8 +141,7 @@ export function helpText(program: string, purpose: string, table: Record<string,
     const forms = `${short ? `-${short}, ` : ''}${dashed(name)}${value ? ` ${value}` : ''}`;
     return `  ${forms.padEnd(30)} ${help}`;
   });
-  // The example in the help text is a setting with a value where there is one: it explains more than a
-  // switch.
+  // The example is a setting with a value where there is one, because that explains more than a switch.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
   const ways = `Each flag can also be set as ${variable(example ?? '')} and so on, or in a TOML file; --no-… takes a switch back.`;

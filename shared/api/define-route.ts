@@ -105,8 +105,7 @@ type RawDefinition = Pick<Route, 'summary' | 'description' | 'errors'> & {
 };
 
 /**
- * Defines a GET route that becomes a WebSocket. Browsers cannot send a key with it, so a ticket in its query
- * authorizes it.
+ * Defines a GET route that becomes a WebSocket; a ticket in its query authorizes it, as browsers send no key.
  */
 export function socket<const P extends string, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
   path: P,

@@ -83,8 +83,7 @@ const event = named('Event', {
 });
 
 /**
- * The types that a comma-separated text of types and families such as `session.*` names; undefined if any is
- * unknown.
+ * The types in a comma-separated text of types and families such as `session.*`; undefined if any is unknown.
  */
 function typesIn(text: string): EventType[] | undefined {
   const named = text.split(',').map((one) => matching(one.trim()));

@@ -51,10 +51,7 @@ export interface Content<Fields> {
   fields(): Fields;
 }
 
-/**
- * Input of a handler: the parsed params, query, headers and body of its route in one object, and any streamed
- * content.
- */
+/** Input of a handler in one object: parsed params, query, headers and body, and any streamed content. */
 export type Input<R> =
   R extends Route<infer P, infer Q, infer H, infer B>
     ? Flat<
@@ -133,10 +130,7 @@ type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType
     ? z.input<T>
     : never;
 
-/**
- * A transaction that accepts entries to commit together with a change; the state and the event store have
- * one.
- */
+/** A transaction that accepts entries to commit with a change; state and history each have one. */
 export interface Journal {
   append(entry: { kind: string }): void;
 }

@@ -28,10 +28,7 @@ export type Access = Scope | 'any key' | 'everybody';
  * lines: objects as NDJSON; events: server-sent events; socket: a WebSocket.
  */
 export type Kind = 'single' | 'list' | 'growing' | 'raw' | 'bytes' | 'lines' | 'events' | 'socket';
-/**
- * The form of a body that is not JSON: plain bytes, or a form (multipart/form-data) with one part called
- * file.
- */
+/** The form of a body that is not JSON: bytes, or a form (multipart/form-data) with one part called file. */
 export type Accepts = 'bytes' | 'form';
 /** Headers that only some answers have; every answer has the others. */
 export type ReplyHeader = 'ETag' | 'X-Output-Offset' | 'X-Last-Event-Id';
@@ -169,10 +166,7 @@ export function someOf<B extends z.ZodObject>(
 }
 
 const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold a comma');
-/**
- * Schema of a list of at most 50 unique tags, at least `least`; trimmed as filters trim them, in the order
- * given.
- */
+/** Schema of `least` to 50 unique tags; trimmed as filters trim them, in the order given. */
 export const tagList = (least: number) =>
   z
     .array(tag.trim().min(1))

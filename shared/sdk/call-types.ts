@@ -46,10 +46,7 @@ export interface ListResult<T> {
   has_more: boolean;
 }
 
-/**
- * Result of a list call: await for one page, or iterate for the items of all pages; only then a request is
- * sent.
- */
+/** Result of a list call: await for one page, or iterate for all items; only then a request is sent. */
 export type Listing<T> = Promise<ListResult<T>> & AsyncIterable<T>;
 
 /**

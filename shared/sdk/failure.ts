@@ -83,8 +83,7 @@ function propertyOf(value: unknown, name: string): unknown {
 }
 
 /**
- * Parses the envelope of a success. The data is not validated again: the broker has validated it by the same
- * schemas.
+ * Parses the envelope of a success. The data is not validated: the broker has done so by the same schemas.
  */
 export function envelopeOf(text: string): { data: unknown; meta: object } | undefined {
   const value = parsed(text);

@@ -67,10 +67,7 @@ function urlOf(baseUrl: string, route: Route, input: Input): string {
   return `${baseUrl}${route.base}${path}${query && `?${query}`}`;
 }
 
-/**
- * Encodes a segment. Throws for "", "." and "..", which vanish from a URL: the call would reach another
- * route.
- */
+/** Encodes a path segment. Throws for "", "." and "..", which vanish from a URL and lead to another route. */
 function pathSegment(text: string, name: string): string {
   if (/^\.{0,2}$/.test(text)) throw new TypeError(`${name} must be an id`);
   return encodeURIComponent(text);

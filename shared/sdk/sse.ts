@@ -5,10 +5,7 @@ import type { ReceivedEvent } from './call-types.ts';
 /** Most characters of a line; no route answers with a line of nearly this length. */
 const longestLine = 64 * 1024 * 1024;
 
-/**
- * Yields the lines of a body without their ends (LF, CRLF or CR). Drops a last line without an end, which was
- * cut off.
- */
+/** Yields the lines of a body without their ends (LF, CRLF or CR); drops an incomplete last line. */
 async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<string> {
   const decoder = new TextDecoder();
   // Parts of the current line, whose end has not arrived yet.

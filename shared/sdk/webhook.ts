@@ -51,10 +51,7 @@ export async function verifyWebhook(delivery: WebhookDelivery): Promise<WebhookE
   return parsed.data;
 }
 
-/**
- * Checks the three headers of Standard Webhooks. Their signature covers the timestamp, which prevents
- * replays.
- */
+/** Checks the headers of Standard Webhooks; their signature covers the timestamp, which prevents replays. */
 async function checkTimestamp(
   { tolerance = defaultTolerance }: WebhookDelivery,
   key: Uint8Array<ArrayBuffer>,

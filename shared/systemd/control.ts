@@ -12,8 +12,7 @@ export interface State {
   enabled: boolean;
   since: string;
   /**
-   * Status text that the program sends to systemd. Commands of an agent that is not root can send any text
-   * instead.
+   * Status text that the program sent to systemd. If the agent is not root, its commands can forge the text.
    */
   status: string;
   /** Running version, as the program reports it at the end of its status text. */

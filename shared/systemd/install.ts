@@ -58,8 +58,7 @@ export async function install(service: Service, installation: Installation): Pro
   const { name } = service;
   await refuseHidden(installation);
   const files = [settingsOf(service), unitOf(service), installation.secret?.file ?? []].flat();
-  // All files are read before anything changes: the account could have replaced its own file with a FIFO or a
-  // link.
+  // All files are read before any changes: the account could have replaced its own by a FIFO or a link.
   const old = new Map(
     await Promise.all(files.map(async (file) => [file, await readRegularFile(file)] as const)),
   );

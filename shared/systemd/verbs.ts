@@ -29,10 +29,7 @@ export function linkIn(text: string): LinkState | undefined {
   return broker ? { broker, machineId } : undefined;
 }
 
-/**
- * The command line that starts this program again. A launcher names itself, because it stays at updates to
- * new versions.
- */
+/** The command line that starts this program again: the launcher, which survives updates, or Node itself. */
 export function ownCommand({ FARHAND_PROGRAM: launcher }: Invocation['env']): string[] {
   return launcher ? [launcher] : [process.execPath, ...process.execArgv, process.argv[1] ?? ''];
 }

@@ -89,10 +89,7 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
   return block;
 }
 
-/**
- * A value in octal digits. The largest number that fits replaces a larger value, which the pax record then
- * holds.
- */
+/** A value in octal digits, or the largest number that fits; the pax record then has the value. */
 function octal(value: number, digits: number): string {
   return Math.min(value, 8 ** digits - 1)
     .toString(8)

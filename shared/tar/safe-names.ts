@@ -2,18 +2,12 @@
 import type { Bytes } from './byte-names.ts';
 import { entryFault } from './reader.ts';
 
-/**
- * Limits of Linux for the bytes of a path and of a name. `mostComponents`, our own, limits the depth of a
- * path.
- */
+/** Linux limits the bytes of a path and of a name; `mostComponents` is our own limit on a path's depth. */
 const longestPath = 4095;
 const longestName = 255;
 const mostComponents = 255;
 
-/**
- * The path of an entry relative to the directory, without "." and empty parts; empty for the directory
- * itself.
- */
+/** The path of an entry in the directory, without "." and empty parts; empty for the directory itself. */
 export function pathOfEntry(name: Bytes): Bytes {
   const refuse = (reason: string) => entryFault('invalid_path', name.slice(0, longestPath), reason);
   if (name === '') throw refuse('has no name');
