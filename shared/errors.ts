@@ -97,7 +97,6 @@ export class AppError extends Error {
     this.details = details;
   }
 
-  /** The HTTP status of this code. */
   get status(): number {
     return codes[this.code];
   }

@@ -17,7 +17,7 @@ export function signProof(proof: Proof, privateKey: KeyObject): Buffer {
   return sign(null, bytesOf(proof), privateKey);
 }
 
-/** Checks a signature; `publicKey` is raw Ed25519, 32 bytes. */
+/** Whether a signature is valid for a proof; `publicKey` is raw Ed25519, 32 bytes. */
 export function verifyProof(proof: Proof, signature: Uint8Array, publicKey: Uint8Array): boolean {
   const key = createPublicKey({
     key: Buffer.concat([ed25519Prefix, publicKey]),

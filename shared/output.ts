@@ -29,7 +29,7 @@ export interface Piece {
 
 /** Reads a log in order. A writer that awaits its appends is slowed while all readers are far behind. */
 export interface OutputReader {
-  /** Offset of the next byte. */
+  /** Offset of the next byte to read. */
   readonly position: number;
   read(max: number): Promise<Piece>;
   /** Ends the reader's influence on the writer. */

@@ -102,7 +102,7 @@ export const cancelledDetails = 'cancelled';
  */
 export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 
-/** The call that an agent's handler answers. */
+/** A call of the broker, as a handler of the agent gets it. */
 export interface AgentCall {
   call_id: string;
   request_id: string;

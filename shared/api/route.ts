@@ -19,7 +19,7 @@ export const scopes = [
 ] as const;
 export type Scope = (typeof scopes)[number];
 
-/** Who may call: keys with a scope, any valid key, or everybody (the few routes without a key). */
+/** Who may call the route: keys with a scope, any valid key, or clients without a key. */
 export type Access = Scope | 'any key' | 'everybody';
 
 /**
@@ -62,12 +62,12 @@ export interface Route<
   example?: Readonly<Record<string, unknown>>;
   /** Form of a body that is not JSON; the handler gets it as a stream. */
   accepts?: Accepts;
-  /** Schema of `data`, or of one item of a list or stream. Raw and bytes routes have none. */
+  /** Schema of `data`, or of one item of a list or stream; raw and bytes routes return no such data. */
   reply: Reply;
   /** Media types of a raw or bytes route. */
   types?: readonly string[];
   replyHeaders?: readonly ReplyHeader[];
-  /** Error codes besides those that follow from access, ids and body. */
+  /** Error codes of the route, besides those that follow from its access, ids and body. */
   errors?: readonly Code[];
   /** Only for lists: the item fields to filter by; their values come from the path or query. */
   filters?: readonly string[];

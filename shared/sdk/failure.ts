@@ -1,4 +1,4 @@
-// The error of every SDK call, FarhandError, and the parsing of the broker's envelope.
+// The error of every SDK call, FarhandError, and functions that parse the answers of the broker.
 
 import { now } from '../clock.ts';
 
@@ -64,7 +64,9 @@ export function noAnswer(origin: string, cause: unknown): FarhandError {
   );
 }
 
-/** The system error code (`ECONNREFUSED`) of a failed fetch, where the platform reports it (Node does). */
+/**
+ * The system error code of a failed fetch, such as ECONNREFUSED; undefined where the platform reports none.
+ */
 export function reasonOf(error: unknown): string | undefined {
   const code = propertyOf(error, 'code') ?? propertyOf(propertyOf(error, 'cause'), 'code');
   return typeof code === 'string' ? code : undefined;

@@ -7,9 +7,8 @@ const pageSize = 100;
 const remembered = 10_000;
 
 /**
- * Yields all items. An item created meanwhile moves the others back: repeats are skipped by id. A deleted
- * item moves the others forward: the decrease of `total` shows by how many, and the next page begins earlier
- * by that.
+ * Yields all items. An item created meanwhile moves later items back: repeats are skipped by id. A deleted
+ * item moves later items forward: when `total` has decreased, an earlier offset is read again.
  */
 export async function* allItems(
   page: (paging: { limit: number; offset: number }) => Promise<ListResult<unknown>>,

@@ -36,7 +36,7 @@ export async function* objectsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenera
   for await (const line of linesOf(chunks)) if (line !== '') yield JSON.parse(line);
 }
 
-/** Events with their data parsed as JSON. An event that is cut off is dropped. */
+/** Yields events with their data parsed as JSON; drops an event that is cut off. */
 export async function* eventsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<ReceivedEvent<unknown>> {
   let event: { data?: string; event?: string; id?: string } = {};
   for await (const line of linesOf(chunks)) {
@@ -52,7 +52,7 @@ export async function* eventsOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerat
 
 function withField(event: { data?: string; event?: string; id?: string }, line: string): typeof event {
   const colon = line.indexOf(':');
-  // A line that starts with a colon is a comment.
+  // A line that starts with a colon is a comment; its empty field name matches no field below.
   const name = colon < 0 ? line : line.slice(0, colon);
   const value = colon < 0 ? '' : line.slice(colon + 1).replace(/^ /, '');
   if (name === 'data')

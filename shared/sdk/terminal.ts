@@ -16,13 +16,13 @@ export type Ending = ({ why: 'ended' } & End) | { why: ClosedBy } | { why: 'lost
 export type TerminalNote = Exclude<BrokerMessage, { type: 'end' }>;
 
 export interface TerminalSettings {
-  /** Called with each note, the first one (`ready`) included. */
+  /** Called with every note, including the first, `ready`. */
   onNote?: (note: TerminalNote) => void;
   /** Detaches the terminal when the signal fires. */
   signal?: AbortSignal;
 }
 
-/** An attached terminal. Once it has ended, its methods do nothing. */
+/** An attached terminal. After its end its methods do nothing. */
 export interface Terminal {
   readonly client_id: string;
   /** The size of the terminal when it was attached. */

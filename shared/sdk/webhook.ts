@@ -22,7 +22,7 @@ const event = z.looseObject({
   data: z.record(z.string(), z.unknown()),
 });
 
-/** An event. `type` is an event type that a webhook can name, or `test`. */
+/** The event in a webhook delivery. `type` is an event type that a webhook can name, or `test`. */
 export type WebhookEvent = z.output<typeof event>;
 
 /** Thrown if a delivery is not genuine, is too old or has a timestamp in the future. */
@@ -99,7 +99,7 @@ function standardKeyOf(secret: string): Uint8Array<ArrayBuffer> {
 function headerOf(headers: WebhookDelivery['headers'], name: string): string | undefined {
   if (headers instanceof Headers) return headers.get(name) ?? undefined;
   const value = Object.entries(headers).find(([key]) => key.toLowerCase() === name)?.[1];
-  // A header that occurs twice is ambiguous.
+  // A header that occurs twice is ambiguous, and counts as missing.
   return typeof value === 'string' ? value : undefined;
 }
 
@@ -109,7 +109,7 @@ function fromHex(text: string): Uint8Array<ArrayBuffer> {
 
 function fromBase64(text: string): Uint8Array<ArrayBuffer> {
   try {
-    // atob accepts missing padding.
+    // atob accepts missing padding, which is refused here.
     if (text.length % 4 !== 0) return new Uint8Array();
     return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   } catch {

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { home, shipped } from '../install-layout.ts';
 
 export interface UnitValues {
-  /** Program and arguments; the first is an absolute path. */
+  /** Program and arguments of the service; the first is an absolute path. */
   command: readonly string[];
   user: string;
   /** Names of the blocks (`# if NAME` to `# end`) in the template that the unit includes. */
