@@ -14,7 +14,7 @@ type ListQuery<
 
 /**
  * Defines a route that answers a page of objects. Its query has limit, offset, sort, since, until and
- * filters: one for each item field that is an id, a name, an enum or a boolean. `fields`: the schema to
+ * filters. Each item field that is an id, a name, an enum or a boolean gets a filter. `fields`: the schema to
  * filter by, if it is not the schema of the items.
  */
 export function list<
