@@ -1,12 +1,12 @@
-// Lists the processes of this machine from /proc; callers at the same time share one scan.
+// Lists the processes of this machine from /proc. Calls at the same time share one scan.
 import { readFileSync } from 'node:fs';
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import { marker } from './plan.ts';
 
-/** Identifies one process for ever, since pids are reused. */
+/** Identifies one process. The pid alone does not, because the kernel reuses pids. */
 export interface Leader {
   pid: number;
-  /** See proc(5). */
+  /** Start time in clock ticks since boot, field 22 of /proc/PID/stat (proc(5)). */
   start: string;
 }
 
@@ -14,25 +14,25 @@ export interface Process extends Leader {
   parent: number;
   group: number;
   session: number;
-  /** The process group in the foreground of its terminal; -1 where none. */
+  /** The foreground process group of its terminal; -1 without a terminal. */
   foreground: number;
   alive: boolean;
 }
 
-/** A process with what proves which command it belongs to. */
+/** A process with the facts that show which command it belongs to. */
 export interface Seen extends Process {
-  /** Of its environment; undefined where that shows none. */
+  /** Value of the marker variable in its environment; undefined if absent or unreadable. */
   mark: string | undefined;
-  /** Its standard output and error. */
+  /** Targets of its standard output and error, as /proc/PID/fd lists them. */
   links: readonly string[];
 }
 
 let next: Promise<readonly Seen[]> | undefined;
 let last: Promise<unknown> = Promise.resolve();
 
-/** All processes but this one and init, as they are after this call. */
+/** All processes except this one and init. The scan begins after this call. */
 export function census(): Promise<readonly Seen[]> {
-  // A scan under way may have passed the process that is asked for.
+  // A running scan is not reused: it may already have passed the process that the caller looks for.
   next ??= last.then(() => {
     next = undefined;
     const taken = take();
@@ -66,13 +66,16 @@ async function lookAt(pid: number): Promise<Seen | undefined> {
   return { ...found, mark: await markOf(pid), links: await Promise.all(links) };
 }
 
-/** See proc(5); the name in brackets may hold anything, so the fields are counted from its end. */
+/**
+ * Parses /proc/PID/stat (proc(5)). The program name may contain brackets, so fields are counted after the
+ * last `)`.
+ */
 function parseStat(text: string): Process | undefined {
   const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
   const [state = '', parent, group, session, , foreground] = fields;
   const start = fields[19];
   if (!start) return undefined;
-  // A zombie whose other threads run on is alive.
+  // The process is alive if its main thread is a zombie and other threads run.
   const alive = !/[ZXx]/.test(state) || Number(fields[17]) > 1;
   const pid = Number.parseInt(text, 10);
   const ids = { parent: Number(parent), group: Number(group), session: Number(session) };
@@ -86,7 +89,7 @@ async function markOf(pid: number): Promise<string | undefined> {
   return at < 0 ? undefined : text.slice(at + key.length - 1, text.indexOf('\0', at + key.length - 1));
 }
 
-/** A few at a time, so that a scan of thousands does not take the whole thread pool. */
+/** Runs 16 at a time, so that a scan of thousands does not fill the thread pool. */
 async function inChunks<T, R>(items: readonly T[], run: (item: T) => Promise<R>): Promise<R[]> {
   const results: R[] = [];
   for (let at = 0; at < items.length; at += 16) {

@@ -1,4 +1,4 @@
-// Commands of this machine: started, followed, given input, sent signals.
+// Starts the commands of this machine, follows their output, and sends them input and signals.
 import { join } from 'node:path';
 import type { FollowProcessRequest__Output } from '../../proto/types/farhand/agent/v1/FollowProcessRequest.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
@@ -29,7 +29,7 @@ export class Command extends Tracked {
   readonly stderr: OutputLog;
   input: Input | undefined;
 
-  /** An earlier agent's has its logs. */
+  /** `stored`: the journal entry and the output logs of a command that an earlier agent ran. */
   constructor(id: string, { outputs, limits }: CommandParts, stored?: Recovered) {
     super();
     const names = outputNames(id);
@@ -83,7 +83,7 @@ export class Commands {
     return follow(async () => this.table.find(request.id), offsets, signal);
   }
 
-  /** Waits for the start; bytes go in the order of the calls. */
+  /** Waits until the command has started. Bytes are written in the order of the calls. */
   async input(
     { id, data, offset, end }: WriteInputRequest__Output,
     { signal }: AgentCall,

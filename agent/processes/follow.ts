@@ -1,10 +1,11 @@
-// The stream of events to a follower of a process: started, output from an offset on, gaps, the exit.
+// Sends the events of a command to a follower: started, output from an offset on, gaps in the output, the
+// exit.
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { OutputLog, OutputReader } from '../../shared/output.ts';
 import { gaveUp } from '../../shared/rpc.ts';
 import type { Tracked } from './table.ts';
 
-/** A command as its followers see it. */
+/** The parts of a command that a follower reads. */
 interface Followed extends Pick<Tracked, 'changed' | 'started' | 'exit' | 'begun'> {
   readonly stdout: OutputLog;
   readonly stderr: OutputLog;
@@ -19,12 +20,12 @@ type Stream = (typeof streams)[number];
 export type Offsets = Record<Stream, number>;
 
 const names = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' } as const;
-/** Largest output event. */
+/** Most bytes of output in one event. */
 const frameBytes = 256 * 1024;
 
 /**
- * Follows what `find` gives until its exit or the signal; nothing happens before the first next(). While it is
- * read it holds the process to its pace.
+  * Sends the events of the command that `find` returns, until its exit or until `signal` fires.
+  * Nothing happens before the first next(). A slow follower slows the command.
  */
 export function follow(
   find: () => Promise<Followed>,
@@ -37,8 +38,8 @@ export function follow(
 }
 
 /**
- * What `answer` gives, until it ends or the signal fires. Ending early, also while it waits, costs nothing. The signal that
- * `answer` gets has fired once it is over in any way: also when the next one is never asked for.
+  * Wraps the generator `answer` so that it can be left at any time, also while it waits.
+  * The signal passed to `answer` fires when the iteration is over: by its end, by `signal`, or by return().
  */
 export function leaving<A>(
   signal: AbortSignal,
@@ -53,7 +54,8 @@ export function leaving<A>(
     },
     next: () => inner.next(),
     return() {
-      // A generator alone would not answer before the process speaks again.
+      // The return() of a waiting generator takes effect only at its next yield, so its wait is aborted
+      // first.
       own.abort(gaveUp);
       return inner.return(undefined);
     },
@@ -80,7 +82,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
   if (signal.aborted) close();
   yield* started(followed, signal);
   while (!signal.aborted) {
-    // Looked at before reading: once it is set, all output is in the logs.
+    // Read before the output: once the exit is set, all output is in the logs.
     const { exit } = followed;
     for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
     if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;
@@ -88,7 +90,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
       yield { event: { exit } };
       return;
     }
-    // Both looks and the wait are in one turn, so no wake is missed.
+    // The checks above and this wait run in one turn of the event loop, so no wake is missed.
     if (!followed.exit) await followed.changed.wait(signal);
   }
 }
@@ -99,7 +101,7 @@ async function* started(followed: Followed, signal: AbortSignal): AsyncGenerator
   if (begun && !signal.aborted) yield { event: { started: { pid: begun.pid, started_at_ms: begun.at } } };
 }
 
-/** One piece of a stream, after the gap before it. */
+/** The next piece of one output stream, preceded by a gap event if bytes before it were dropped. */
 async function* output(log: OutputLog, reader: OutputReader, stream: Stream): AsyncGenerator<Answer> {
   const from = reader.position;
   if (log.end <= from) return;

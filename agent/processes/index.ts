@@ -1,4 +1,5 @@
-// Processes of this machine: started at most once per id, stored with their output until the broker acknowledges them.
+// Runs the commands and terminals of this machine.
+// Each id starts at most once; its result and output are stored until the broker acknowledges them.
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
 import { after } from '../../shared/clock.ts';
@@ -16,15 +17,15 @@ import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';
 
 export interface ProcessesOptions {
-  /** Journal, output and pipes live below it; made when missing, for this user only. */
+  /** Contains the journal, output and pipes. Created with mode 0700 if it is missing. */
   directory: string;
   log: Logger;
-  /** Whether commands may name another user. */
+  /** Whether commands may run as another user. */
   mayRunAs: boolean;
   limits?: Partial<Limits>;
 }
 
-// Methods as properties, so that they can be spread into the table of handlers.
+// The methods are properties, so that the object can be spread into the table of handlers.
 export interface Processes
   extends Pick<
     AgentMethods,
@@ -38,19 +39,19 @@ export interface Processes
     | 'killProcess'
     | 'forgetProcesses'
   > {
-  /** Made when the journal was made: it distinguishes a restarted machine from a wiped one. */
+  /** Created together with the journal. A new id shows the broker that the machine's data was lost. */
   journalId: string;
-  /** What this machine cannot do. */
+  /** Methods that this machine does not support. */
   missing: readonly Method[];
-  /** Of the spawners. */
+  /** Pids of the spawners. */
   pids: () => number[];
-  /** Commands and terminals stored for the broker. */
+  /** Ids of the commands and terminals whose results the broker has not acknowledged. */
   ids: () => string[];
-  /** Ends everything: what still runs is killed and counts as lost. */
+  /** Stops all processes. Those still running are killed and count as lost. */
   stop: () => Promise<void>;
 }
 
-/** Opens the processes of a directory; what an earlier agent left running is killed and counts as lost. */
+/** Opens the data directory. Processes that an earlier agent left running are killed and count as lost. */
 export async function openProcesses(options: ProcessesOptions): Promise<Processes> {
   const { log } = options;
   const limits = { ...defaultLimits, ...options.limits };
@@ -70,7 +71,7 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   }
 }
 
-/** No spawner of an earlier agent runs then. */
+/** Kills the spawners of an earlier agent before it opens the journal. */
 async function recoverJournal(directory: string, limits: Limits, log: Logger): Promise<Journal> {
   const stored = await readJournal(directory, log);
   await killSpawners(stored.id, limits.killForMs, log);
@@ -115,7 +116,7 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
       return {};
     },
     async stop() {
-      // What waits in a hung spawner is over only when that is killed.
+      // A command sent to a hung spawner ends only when that spawner is killed.
       const cancel = after(limits.stopGraceMs + limits.lateMs, () => void spawners.stop());
       await Promise.all([commands.table.stop(), terminals.table.stop()]).finally(cancel);
       await spawners.stop();

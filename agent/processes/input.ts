@@ -1,8 +1,8 @@
-// The input of a running process: bytes in the order they came, each taken once, and a queue with an end.
+// Sends input to a running process: bytes in order, each accepted once, with a limit on unread bytes.
 import { Socket } from 'node:net';
 import { AppError } from '../../shared/errors.ts';
 
-/** What may wait for a process to read it. */
+/** Most bytes that may wait for the process to read them. */
 const waitingBytes = 1024 * 1024;
 
 export class Input {
@@ -11,17 +11,20 @@ export class Input {
   #waiting = 0;
   #ended = false;
 
-  /** `fd`: the end of the pipe that writes, its own from now on. `first` goes before everything else. */
+  /**
+   * `fd`: the write end of the pipe, owned and closed by this object. `first`: bytes sent before all others.
+   */
   constructor(fd: number, first: Uint8Array = Buffer.alloc(0)) {
     this.#pipe = new Socket({ fd, readable: false, writable: true });
-    // A process may exit or close its input whenever it likes; later bytes are refused.
+    // A process may exit or close its input at any time; write() refuses all later bytes.
     this.#pipe.on('error', () => {});
     if (first.length > 0) this.#pipe.write(first);
   }
 
   /**
-   * Takes what is new of bytes that stand at `offset` of all that was given, at the end by default.
-   * Returns how many were taken in all.
+    * Accepts `data`, which begins at byte `offset` of the whole input; by default it follows the accepted
+    * bytes. Bytes that were accepted before are skipped, so a caller may send them again. Returns the number
+    * of bytes accepted in all.
    */
   write(data: Uint8Array, offset = this.#taken, end = false): number {
     if (offset > this.#taken) {
@@ -36,7 +39,7 @@ export class Input {
     return this.#taken;
   }
 
-  /** The process no longer reads; later input is refused. */
+  /** Closes the pipe. Later input is refused. */
   close(): void {
     this.#pipe.destroy();
   }
@@ -49,7 +52,7 @@ export class Input {
     }
     this.#taken += data.length;
     this.#waiting += data.length;
-    // A copy, for the bytes are part of a larger message.
+    // Copied, because the bytes are a slice of a larger message that would stay in memory.
     this.#pipe.write(Buffer.from(data), () => {
       this.#waiting -= data.length;
     });

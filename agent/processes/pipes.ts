@@ -1,5 +1,6 @@
-// The first three files of a command: named pipes, and a file for known input. Node's own stdio pipes are sockets: on them
-// `echo >/dev/stderr` fails, and bash takes a socket as its input for a remote login.
+// Creates stdin, stdout and stderr of a command: named pipes, or a file for input that is complete from the
+// start. Node's own stdio pipes are sockets: on a socket `echo >/dev/stderr` fails, and bash takes a socket
+// as its input for a remote login.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
@@ -14,19 +15,19 @@ import type { Plan } from './plan.ts';
 import { drain, Pump } from './pump.ts';
 import type { Stdio } from './running-process.ts';
 
-/** Names made by one call of mkfifo, a process: a name costs up to a millisecond on a disk, so names are used again. */
+/** Pipes made by one run of mkfifo(1). A pipe costs up to a millisecond on a disk, so pipes are reused. */
 const batch = 32;
 
-/** Names of pipes that no process has open. */
+/** A pool of named pipes that no process has open. */
 export class PipeNames {
   readonly #directory: string;
-  /** Of this agent alone: what a spawner of an earlier one was asked for finds no pipe. */
+  /** Differs for each start of the agent, so that a spawner of an earlier agent cannot open these pipes. */
   readonly #prefix = randomUUID();
   readonly #free: string[] = [];
   #made = 0;
   #refill: Promise<void> | undefined;
 
-  /** In an empty directory. */
+  /** Removes the directory and creates it anew with the first pipes. */
   static async open(directory: string): Promise<PipeNames> {
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
@@ -55,7 +56,7 @@ export class PipeNames {
     return this.#refill;
   }
 
-  /** Takes back the pipes of an ended command. */
+  /** Returns the pipes of an ended command to the pool. */
   giveBack(paths: readonly string[]): void {
     this.#free.push(...paths);
   }
@@ -73,12 +74,15 @@ export class PipeNames {
   }
 }
 
-/** A process that a command has left could take what the next one writes, or write there itself. */
+/**
+ * Whether no process has the pipe open. A process left by an earlier command could otherwise read the output
+ * of the next command, or write into it.
+ */
 function isFree(path: string): boolean {
   try {
     const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
     try {
-      // EAGAIN while a process has it open for writing (pipe(7)).
+      // read(2) fails with EAGAIN while a process has the pipe open for writing (pipe(7)).
       if (readSync(reader, Buffer.alloc(1)) > 0) return false;
     } finally {
       closeSync(reader);
@@ -86,7 +90,7 @@ function isFree(path: string): boolean {
     closeSync(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK));
     return false;
   } catch (error) {
-    // No process has it open for reading (fifo(7)).
+    // open(2) fails with ENXIO when no process has the pipe open for reading (fifo(7)).
     return errnoOf(error) === 'ENXIO';
   }
 }
@@ -107,28 +111,28 @@ export interface PipedOptions {
   id: string;
   plan: Plan;
   names: PipeNames;
-  /** The whole input, which ends by itself, or none. */
+  /** A file with the whole input; undefined if there is none or it stays open. */
   whole: FileHandle | undefined;
-  /** The begin of an input that stays open. */
+  /** The first bytes of an input that stays open. */
   first: Uint8Array | undefined;
   stdout: OutputLog;
   stderr: OutputLog;
   log: Logger;
 }
 
-/** The first three files of a command: outputs that go into its logs, and an input. */
+/** Stdin, stdout and stderr of a command. The outputs are copied into the output logs. */
 export class Piped implements Stdio {
   readonly request: Stdio['request'];
   readonly links: string[];
-  /** Only where it stays open. */
+  /** The input, if it stays open. */
   readonly input: Input | undefined;
   readonly #names: PipeNames;
-  /** Another user might open its pipes again by their names in /proc. */
+  /** The command runs as another user, who could open the pipes again through /proc. They are not reused. */
   readonly #foreign: boolean;
   readonly #outputs: OutputLog[];
   readonly #pumps: Pump[] = [];
   readonly #whole: FileHandle | undefined;
-  /** The command's ends. While the agent has them open too, its own are not at their end. */
+  /** The command's ends of the pipes. The agent sees no end of file while it has these open. */
   readonly #theirs: number[] = [];
 
   static async open(options: PipedOptions): Promise<Piped> {
@@ -144,12 +148,12 @@ export class Piped implements Stdio {
     this.#foreign = plan.foreign;
     this.#whole = whole;
     this.links = input === undefined ? [out, err] : [out, err, input];
-    // A file without a name is found through the agent.
+    // The file has no name, so the spawner opens it through /proc of the agent.
     const stdin = whole ? `/proc/${process.pid}/fd/${whole.fd}` : input;
     this.request = { file: plan.file, args: plan.args, stdin, stdout: out, stderr: err };
     try {
       for (const path of [out, err]) {
-        // /dev/stderr is opened by its name, also as another user.
+        // Another user must be able to open /dev/stderr, which opens the pipe by its name.
         if (plan.foreign) chmodSync(path, 0o622);
         const pipe = pumpOf(path).into(path === out ? stdout : stderr, id, log);
         this.#pumps.push(pipe);
@@ -169,7 +173,7 @@ export class Piped implements Stdio {
   }
 
   async drain(ms: number): Promise<void> {
-    // What is still in the pipes is small.
+    // Readers need not be waited for: little is left in the pipes.
     for (const output of this.#outputs) output.release();
     await drain(this.#pumps, ms);
   }
@@ -187,7 +191,7 @@ export class Piped implements Stdio {
     for (const fd of this.#theirs.splice(0)) closeSync(fd);
   }
 
-  /** The end that writes can be opened only while one reads. */
+  /** Opens the write end of the input pipe, which is possible only while a read end is open. */
   #openInput(path: string, shared: boolean): number {
     if (shared) chmodSync(path, 0o644);
     const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
@@ -212,9 +216,9 @@ function pumpOf(path: string): Pump {
 }
 
 /**
- * Input that is known from the start as a file without a name: its end comes by itself, and /dev/stdin can be
- * opened, also late and twice; on a named pipe that waits for a writer, who has gone.
- * In memory where that exists, for users pass secrets this way.
+  * Stores complete input in a file without a name, which ends by itself.
+  * A program may open its /dev/stdin late or twice; with a named pipe that would wait for a writer that is
+  * gone. The file is in memory (/dev/shm) where that exists, because users pass secrets as input.
  */
 export async function openInput(bytes: Uint8Array, directory: string): Promise<FileHandle> {
   const name = `farhand-${randomUUID()}`;
@@ -231,7 +235,7 @@ async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
     const reader = await open(path, 'r');
     await unlink(path);
     await writer.writeFile(bytes);
-    // Only a process that has it can reach it now, and that may be another user's.
+    // Only a process that has the file open can reach it now. The command may run as another user.
     await writer.chmod(0o444);
     return reader;
   } finally {

@@ -3,20 +3,23 @@ import type { OnReadOpts, Socket } from 'node:net';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-/** What a pipe holds. */
+/** Default capacity of a pipe on Linux (pipe(7)). */
 const pipeBytes = 64 * 1024;
-/** Buffers of pumps that are done: new ones for every command keep the garbage collector busy. */
+/** Buffers of ended pumps, for reuse: new buffers for every command would keep the garbage collector busy. */
 const spare: Buffer[] = [];
 const mostSpare = 32;
 
-/** Waits for the end of all pipes, but not long for something in the background that holds them. Never rejects. */
+/**
+ * Waits for the end of all pipes, then closes them. It stops after `drainMs` if a background process still
+ * holds a pipe open, or later while the disk is slow. Never rejects.
+ */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   const over = new AbortController();
   const all = Promise.all(pumps.map(({ done }) => done)).finally(() => over.abort());
   if (pumps.some((pump) => !pump.ended)) {
     do await sleep(drainMs, over.signal);
     while (
-      // A disk that hangs is no reason to lose what the process wrote.
+      // While the disk hangs, waiting goes on, so that no output of the process is lost.
       !over.signal.aborted &&
       pumps.some((pump) => pump.stalled(drainMs / 2))
     );
@@ -26,16 +29,16 @@ export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
 }
 
 export interface Sink {
-  /** Resolves when there may be more. */
+  /** Resolves when the next append may be made. */
   append(data: Uint8Array): Promise<void>;
 }
 
 /**
- * Reads a pipe or terminal through one buffer, and no further before its log took it: a runaway writer costs
- * itself speed and the agent no memory.
+  * Reads a pipe or terminal through one buffer, and reads on only after the log has stored the bytes.
+  * A program that writes too fast is slowed down and costs the agent no memory.
  */
 export class Pump {
-  /** Resolves when all that was read is in the log. Never rejects. */
+  /** Resolves when the pipe has ended or was cut and all bytes read are in the log. Never rejects. */
   readonly done: Promise<void>;
   readonly #pipe: Socket;
   readonly #buffer = spare.pop() ?? Buffer.allocUnsafeSlow(pipeBytes);
@@ -44,14 +47,14 @@ export class Pump {
   #busySince = Number.POSITIVE_INFINITY;
   #ended = false;
 
-  /** Nothing is written there before into(). */
+  /** `open`: opens the pipe. into() must be called before the first bytes arrive, or they are lost. */
   constructor(open: (onread: OnReadOpts) => Socket) {
     const callback = (bytes: number): boolean => {
       this.#written = this.#take(bytes);
       return false;
     };
     this.#pipe = open({ buffer: this.#buffer, callback });
-    // Its close says enough.
+    // Every error is followed by `close`, which is handled below.
     this.#pipe.on('error', () => {});
     this.done = new Promise((resolve) => {
       this.#pipe.once('end', () => {
@@ -68,7 +71,7 @@ export class Pump {
     this.#pipe.resume();
   }
 
-  /** Whose output it is from now on. */
+  /** Sets the log that receives the output. */
   into(output: Sink, id: string, log: Logger): this {
     let complained = false;
     this.#store = (data) =>
@@ -79,7 +82,7 @@ export class Pump {
     return this;
   }
 
-  /** Whether the pipe came to its end; the disk may still have work. */
+  /** Whether the pipe is at its end. The last bytes may not be in the log yet. */
   get ended(): boolean {
     return this.#ended;
   }
@@ -88,7 +91,7 @@ export class Pump {
     this.#pipe.destroy();
   }
 
-  /** Whether the disk has held it up for that long. */
+  /** Whether the log has taken at least `ms` to store the last bytes. */
   stalled(ms: number): boolean {
     return monotonic() - this.#busySince >= ms;
   }

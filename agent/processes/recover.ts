@@ -1,4 +1,5 @@
-// Crash recovery: kills the processes that an earlier agent left; their outcome is unknown, their output is stored.
+// Crash recovery: kills the processes that an earlier agent left running and stores their outcome as lost.
+// Their output so far stays readable.
 import { mkdir, readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { now } from '../../shared/clock.ts';
@@ -20,25 +21,28 @@ export interface Left {
   log: Logger;
 }
 
-/** An ended command and its output. */
+/** A command of an earlier agent, and its output. */
 export interface Recovered {
   entry: JournalEntry;
   stdout: OutputLog;
   stderr: OutputLog;
 }
 
-/** Names of the logs of a command below the directory of outputs. */
+/** File names of a command's output logs. */
 export function outputNames(id: string): { stdout: string; stderr: string } {
   return { stdout: `${id}.stdout`, stderr: `${id}.stderr` };
 }
 
-/** An exit of a process that was not seen to end. */
+/** The exit of a process whose end the agent did not observe. */
 export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRED', reason: string): Exit {
   const times = { started_at_ms: 0, finished_at_ms: now() };
   return { outcome, reason, exit_code: 0, signal: '', ...times, stdout_bytes: 0, stderr_bytes: 0 };
 }
 
-/** Ends every process that has not ended in the journal. Answers the commands; of terminals the journal has all. */
+/**
+ * Kills every process without an exit in the journal and records it as lost.
+ * Returns the commands by id; terminals need only their journal entries.
+ */
 export async function recover(left: Left): Promise<Map<string, Recovered>> {
   const { journal, outputs, cgroups } = left;
   await killLeftovers(left);
@@ -53,15 +57,18 @@ export async function recover(left: Left): Promise<Map<string, Recovered>> {
   return commands;
 }
 
-/** Ends the spawners of an earlier agent with what they run: what it had asked for must not start after the recovery. */
+/**
+ * Kills the spawners of an earlier agent with everything they run.
+ * A command that the earlier agent requested must not start after the recovery.
+ */
 export async function killSpawners(journalId: string, killForMs: number, log: Logger): Promise<void> {
-  // Agents of 0.1.0 had four, and four more.
+  // Agents of version 0.1.0 had four spawners of each of two types.
   const older = [0, 1, 2, 3].map((nth) => `:${journalId}:${nth}`);
   const marks = older.flatMap((mark) => [`spawner${mark}`, `forking-spawner${mark}`]);
   const tree = new Tree({ marks: [...marksOf(journalId), ...marks] });
   const left = await tree.members();
   if (left.length === 0) return;
-  // One that is stopped or waits for a disk does nothing more after this.
+  // SIGKILL also ends a spawner that is stopped. A spawner that waits for a disk runs no more code after it.
   const survivors = await killTree(tree, AbortSignal.abort(), killForMs, 'SIGKILL');
   const pids = left.map(({ pid }) => pid);
   log.warn({ pids, survivors }, 'killed spawners of an earlier agent, with what they ran');
@@ -71,7 +78,7 @@ async function killLeftovers({ journal, pipes, cgroups, limits, log }: Left): Pr
   const entries = [...journal.entries].filter(([, { exit }]) => !exit);
   const marks = entries.map(([id]) => id);
   if (marks.length === 0) return;
-  // A pipe keeps its name as long as its command runs.
+  // A pipe stays in its directory as long as its command runs.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
   const leaders = entries.map(([, { started }]) => started).filter((one) => one !== undefined);
   const tree = new Tree({ marks, links, leaders, cgroups });
@@ -88,7 +95,8 @@ async function reopen(
   const names = outputNames(id);
   const stdout = await openOutput(join(outputs, names.stdout), limits);
   const stderr = await openOutput(join(outputs, names.stderr), limits);
-  // After a power cut files may be shorter than what was reported: that is a gap at the end.
+  // After a power cut a file may be shorter than the length in the journal; the rest becomes a gap at the
+  // end.
   await stdout.skip(entry.exit?.stdout_bytes ?? 0);
   await stderr.skip(entry.exit?.stderr_bytes ?? 0);
   if (!entry.exit) lose(id, entry, journal, { stdout_bytes: stdout.end, stderr_bytes: stderr.end });
@@ -100,7 +108,10 @@ function lose(id: string, { started }: JournalEntry, journal: Journal, bytes: Pa
   journal.ended(id, { ...lost, started_at_ms: started?.at ?? 0, ...bytes });
 }
 
-/** Output of processes that were forgotten just before a crash. */
+/**
+ * Removes the output of commands that are no longer in the journal, such as those removed just before a
+ * crash.
+ */
 async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   const known = new Set([...journal.entries.keys()].flatMap((id) => Object.values(outputNames(id))));
   for (const name of await readdir(outputs)) {

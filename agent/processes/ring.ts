@@ -1,20 +1,21 @@
-// What a crashed agent of 0.1.0 has left beside its journal: its spawners wrote "accepted" themselves, into rings of
-// fixed places, and the journal had it only later. Each proves that its id may have run.
+// Reads the ring files that a crashed agent of version 0.1.0 left beside its journal.
+// In that version the spawners wrote each "accepted" line into a ring file, and the journal got the line
+// later. A line in a ring proves that the command of this id may have run.
 import { readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { type Line, parseLines } from './journal.ts';
 
-/** Accepted ids of which the journal has nothing; no spawner may be left that writes. */
+/** The "accepted" lines whose ids the journal lacks. Call it only after all old spawners are dead. */
 export async function readRings(directory: string, journal: readonly Line[]): Promise<Line[]> {
-  // Places in a ring are overwritten late: what the journal has is newer.
+  // A ring may still hold old lines of an id, so a line in the journal is the newer one.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
   const texts = await Promise.all((await ringsIn(directory)).map(read));
   const lines = texts.flatMap((text) => parseLines(text.split('\n')));
   return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
 }
 
-/** Removes the rings, once the journal has what they hold. */
+/** Removes the ring files. Call it only after their lines are in the journal. */
 export async function removeRings(directory: string): Promise<void> {
   for (const path of await ringsIn(directory)) await rm(path, { force: true, recursive: true });
 }
@@ -26,7 +27,7 @@ async function ringsIn(directory: string): Promise<string[]> {
 
 function read(path: string): Promise<string> {
   return readFile(path, 'utf8').catch((error: unknown) => {
-    // No spawner has written this.
+    // A directory of this name was not written by a spawner.
     if (errnoOf(error) === 'EISDIR') return '';
     throw fromErrno(error, path);
   });

@@ -1,4 +1,4 @@
-// A running process of a command or terminal, from its start to the end of its whole tree.
+// Runs the process of one command or terminal, from its start until its whole process tree has ended.
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Leader } from './census.ts';
@@ -8,40 +8,42 @@ import { type Child, type Spawners, SpawnFailed } from './spawner/index.ts';
 import type { Exited, SpawnRequest } from './spawner/messages.ts';
 import { type FirstSignal, killTree, Tree } from './tree.ts';
 
-/** What a process reads and writes: pipes or a terminal, open on the agent's side. */
+/** The pipes or the terminal that a process reads and writes, open on the agent's side. */
 export interface Stdio {
-  /** The paths that the spawner opens for it, and the program that uses them. */
+  /** The paths that the spawner opens for the process, and the program that uses them. */
   request: Pick<SpawnRequest, 'file' | 'args' | 'stdin' | 'stdout' | 'stderr'>;
-  /** As /proc/PID/fd of a process that has them open shows them. */
+  /** Paths of the pipes or the terminal, as /proc/PID/fd lists them for a process that has them open. */
   links: string[];
-  /** The process has its own ends, or never will. */
+  /** Closes the process's ends. Called once the process has opened its own, or never will. */
   handedOver(): Promise<void>;
-  /** Reads what is left, `ms` at most. Never rejects. */
+  /** Reads the remaining output for about `ms`. Never rejects. */
   drain(ms: number): Promise<void>;
   close(): void;
 }
 
-/** For a process that is not started. */
+/** Closes the pipes or terminal of a process that is not started. */
 export async function closeUnused(stdio: Stdio): Promise<void> {
   await stdio.handedOver();
   await stdio.drain(0);
   stdio.close();
 }
 
-/** Why the agent ended a process; abandoned: no client keeps it; orphaned: its spawner died. */
+/**
+ * Why the agent ended a process. abandoned: the terminal's grace period is over; orphaned: its spawner died.
+ */
 export type KillCause = 'timeout' | 'cancelled' | 'abandoned' | 'stopped' | 'orphaned';
 
 export interface RunOptions {
   id: string;
-  /** 0: none. */
+  /** 0: no timeout. */
   timeoutMs: number;
-  /** Between the first signal and KILL at a timeout. */
+  /** Time between the first signal and SIGKILL when the process times out. */
   graceMs: number;
   stopGraceMs: number;
   killForMs: number;
   drainMs: number;
   first: FirstSignal;
-  /** What it leaves behind at its own end is ended as well, with this grace. */
+  /** If set, processes left behind at the process's own exit are killed too, with this grace period. */
   leftoversMs?: number | undefined;
   cgroups: Cgroups | undefined;
   log: Logger;
@@ -50,11 +52,14 @@ export interface RunOptions {
 export interface Ending {
   cause: 'exited' | KillCause;
   exit_code: number;
-  /** Empty where none. */
+  /** Name of the signal that killed the process; empty if none. */
   signal: string;
 }
 
-/** Rejects with NotStarted, or with SpawnerDied when it may have run. `stdio` belongs to the process from now on. */
+/**
+ * Starts the process. Rejects with NotStarted, or with SpawnerDied if the process may have run.
+ * `stdio` is closed at the end, also after a failure.
+ */
 export async function startRunning(
   plan: Plan,
   stdio: Stdio,
@@ -86,15 +91,18 @@ export class Running implements Leader {
   readonly pid: number;
   readonly start: string;
   readonly started_at: number;
-  /** Everything that it wrote is in the logs by then, and after a kill its tree is gone. Never rejects. */
+  /**
+   * Resolves when all output is in the logs and, after a kill, the whole process tree is gone or the kill was
+   * given up. Never rejects.
+   */
   readonly ended: Promise<Ending>;
   readonly #child: Child;
   readonly #stdio: Stdio;
   readonly #options: RunOptions;
-  /** Fires when the grace is over. */
+  /** Fires when the grace period is over and SIGKILL is due. */
   readonly #hurry = new AbortController();
   readonly #timers: (() => void)[] = [];
-  /** Resolves when a kill has failed and the process is still there. */
+  /** Resolves at the end of a kill, so that a process that survives it does not block the command's end. */
   readonly #givenUp = Promise.withResolvers<Exited>();
   #alive = true;
   #cause: KillCause | undefined;
@@ -112,7 +120,10 @@ export class Running implements Leader {
     this.ended = this.#end();
   }
 
-  /** Does nothing once it is over; a second call can only shorten the grace. */
+  /**
+   * Kills the process tree. Does nothing once the process is over. A second call can only shorten the grace
+   * period.
+   */
   kill(cause: KillCause, graceMs: number): void {
     if (!this.#alive && !this.#killing) return;
     if (this.#alive) this.#cause ??= cause;
@@ -122,7 +133,7 @@ export class Running implements Leader {
   async #end(): Promise<Ending> {
     const { id, drainMs, cgroups } = this.#options;
     const { code, signal } = await Promise.race([this.#exited(), this.#givenUp.promise]);
-    // During a kill the grace goes on for the rest of the tree.
+    // During a kill the rest of the tree still has its grace period.
     await this.#killing;
     for (const cancel of this.#timers) cancel();
     await this.#stdio.drain(drainMs);

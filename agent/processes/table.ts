@@ -1,5 +1,6 @@
-// The process table of one kind, commands or terminals: each runs at most once per id, and stays until the broker has
-// acknowledged its result. accepted -> running -> over, or accepted -> over, or refused.
+// The table of all commands, or of all terminals, of this machine. Each id runs at most once, and its entry
+// stays until the broker has acknowledged the result. States: accepted -> running -> over, accepted -> over,
+// or accepted -> refused.
 import { now } from '../../shared/clock.ts';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import {
@@ -30,36 +31,36 @@ import { SpawnerDied, type Spawners } from './spawner/index.ts';
 export const defaultLimits = {
   /** Last bytes stored of each output stream of a command. */
   windowBytes: outputWindowBytes,
-  /** A follower that has not read for that long no longer holds up a command. */
+  /** A follower that has not read for this long no longer slows the command. */
   stallMs: readerStallMs,
-  /** Commands at once. */
+  /** Most commands that may run at once. */
   open: openCommands,
-  /** Between TERM and KILL at a timeout. */
+  /** Time between SIGTERM and SIGKILL when a command times out. */
   graceMs: killGraceMs,
-  /** The same when the agent stops. */
+  /** Time between the first signal and SIGKILL when the agent stops. */
   stopGraceMs: 2_000,
-  /** How long the background may hold the pipes of a command that has exited. */
+  /** How long background processes may hold the pipes open after the command has exited. */
   drainMs: 2_000,
-  /** How long KILL is repeated. */
+  /** How long SIGKILL is repeated for processes that survive it. */
   killForMs: 5_000,
-  /** A start that takes longer holds up its spawner, and others have the next one. */
+  /** A start that takes longer counts as hung; later commands are sent to another spawner. */
   lateMs: 5_000,
-  /** How long a forgotten id is still refused. */
+  /** How long an id cannot run again after the broker has acknowledged its result. */
   seenMs: 24 * 3_600_000,
-  /** Terminals at once. */
+  /** Most terminals that may be open at once. */
   terminals: openTerminals,
-  /** Clients of all terminals, with those whose link was lost. */
+  /** Most clients of all terminals together, including clients whose connection was lost. */
   clients: terminalClients,
   /** Last bytes stored of a terminal's output. */
   terminalWindowBytes,
-  /** Between HUP and KILL when a terminal ends by itself or no client keeps it. */
+  /** Time between SIGHUP and SIGKILL when the terminal's program has exited or its grace period is over. */
   hangupMs: 2_000,
-  /** How long the place of a client is held that has not come back with the link. */
+  /** How long a disconnected client may take to return after the link to the broker is back. */
   heldMs: 5_000,
 };
 export type Limits = typeof defaultLimits;
 
-/** What commands and terminals share. */
+/** Objects that commands and terminals share. */
 export interface Parts {
   journal: Journal;
   limits: Limits;
@@ -69,19 +70,21 @@ export interface Parts {
 }
 
 type State =
-  /** The journal and the program are prepared. `cancelled`: the grace of a kill that came meanwhile. */
+  /**
+   * Not started yet. `cancelled`: the grace period in milliseconds of a kill that was requested meanwhile.
+   */
   | { is: 'accepted'; cancelled?: number }
   | { is: 'running'; running: Running }
   | { is: 'over'; exit: Exit }
-  /** The journal could not be written: as if it had never been asked for. */
+  /** The journal could not be written. The id may be used again. */
   | { is: 'refused'; failure: AppError };
 
-/** A command or terminal; `changed` wakes who waits after every change. */
+/** A command or terminal. `changed` wakes its waiters after every change. */
 export abstract class Tracked {
   readonly changed = new Wake();
   state: State = { is: 'accepted' };
   started?: { pid: number; at: number };
-  /** It is removed as soon as it is over. */
+  /** The broker has acknowledged it: it is removed as soon as it is over. */
   forgotten = false;
 
   get running(): Running | undefined {
@@ -92,28 +95,28 @@ export abstract class Tracked {
     return this.state.is === 'over' ? this.state.exit : undefined;
   }
 
-  /** As the journal of an earlier agent has it. */
+  /** Restores the start and exit that an earlier agent wrote to the journal. */
   restore({ started, exit }: Pick<JournalEntry, 'started' | 'exit'>): this {
     if (started) this.started = started;
     if (exit) this.state = { is: 'over', exit };
     return this;
   }
 
-  /** Waits until it has started or is over; throws what refused it. */
+  /** Waits until the process has started or is over. Throws the failure if the start was refused. */
   async begun(signal: AbortSignal): Promise<void> {
     while (this.state.is === 'accepted' && !signal.aborted) await this.changed.wait(signal);
     if (this.state.is === 'refused') throw this.state.failure;
   }
 
-  /** Bytes written in all. */
+  /** Bytes of output written in all. */
   abstract written(): Pick<Exit, 'stdout_bytes' | 'stderr_bytes'>;
-  /** Closes its files; it can still be read. */
+  /** Closes the files of the output, which can still be read. */
   abstract close(): Promise<void>;
-  /** Nothing is left of it on the disk. */
+  /** Removes the output from the disk. */
   abstract remove(): Promise<void>;
 }
 
-/** All that is needed to start one. */
+/** All that is needed to start a command or terminal. */
 export interface Prepared extends Pick<RunOptions, 'first' | 'timeoutMs' | 'leftoversMs'> {
   plan: Plan;
   stdio: Stdio;
@@ -122,7 +125,7 @@ export interface Prepared extends Pick<RunOptions, 'first' | 'timeoutMs' | 'left
 export interface Kind<T extends Tracked> {
   name: ProcessKind;
   notFound: Code;
-  /** At once. */
+  /** Most that may run at once. */
   limit: number;
   create(id: string): T;
 }
@@ -141,12 +144,12 @@ export class ProcessTable<T extends Tracked> {
   readonly #parts: Parts;
   readonly #kind: Kind<T>;
   readonly #entries: Map<string, T>;
-  /** Those whose files are open. */
+  /** Entries whose files are open. */
   readonly #open = new Set<T>();
   readonly #closed = new Wake();
   #stopping = false;
 
-  /** `entries`: of earlier agents, all of them over. */
+  /** `entries`: processes of earlier agents, all of them over. */
   constructor(parts: Parts, kind: Kind<T>, entries: Map<string, T>) {
     this.#parts = parts;
     this.#kind = kind;
@@ -161,12 +164,12 @@ export class ProcessTable<T extends Tracked> {
     return this.#entries.values();
   }
 
-  /** The one of that id; an unknown one has expired. */
+  /** The entry of `id`. An unknown id yields an entry that is over with the outcome "expired". */
   find(id: string): T {
     return this.#find(id) ?? this.#over(id, unseen('PROCESS_OUTCOME_EXPIRED', 'unknown_id'));
   }
 
-  /** Waits until it has started or is over. */
+  /** Waits until the process has started or is over. */
   async begun(id: string, signal: AbortSignal): Promise<T> {
     const one = this.#entries.get(id);
     if (!one) throw this.#parts.journal.wasForgotten(id) ? this.#gone(id) : this.notFound(id);
@@ -174,7 +177,7 @@ export class ProcessTable<T extends Tracked> {
     return one;
   }
 
-  /** Waits until it has started; throws when it is over. */
+  /** Waits until the process has started. Throws `conflict` if it is over. */
   async running(id: string, signal: AbortSignal): Promise<{ one: T; running: Running }> {
     const one = await this.begun(id, signal);
     const { running } = one;
@@ -182,7 +185,7 @@ export class ProcessTable<T extends Tracked> {
     return { one, running };
   }
 
-  /** False when there is none. */
+  /** Kills the process of `id`. Returns false if the table has no such id. */
   kill(id: string, graceMs: number): boolean {
     const one = this.#entries.get(id);
     const state = one?.state;
@@ -191,14 +194,14 @@ export class ProcessTable<T extends Tracked> {
     return one !== undefined;
   }
 
-  /** One that runs is only marked: its output goes when it is over. */
+  /** Removes the entry and its output. A running process is only marked, and removed when it is over. */
   async forget(id: string): Promise<void> {
     const one = this.#entries.get(id);
     if (one) one.forgotten = true;
     if (one?.exit) await this.#remove(id, one);
   }
 
-  /** Kills what runs; resolves when all is over. */
+  /** Kills all running processes. Resolves when all are over. */
   async stop(): Promise<void> {
     this.#stopping = true;
     for (const { running } of this.#open) running?.kill('stopped', this.#parts.limits.stopGraceMs);
@@ -212,10 +215,10 @@ export class ProcessTable<T extends Tracked> {
     return new AppError(notFound, `no such ${what} on this machine`, { [`${name}_id`]: id });
   }
 
-  /** Starts it unless its id was asked for before. */
+  /** Starts a process for `id`, or returns the entry if this id was requested before. */
   async start(id: string, signal: AbortSignal, prepare: (one: T) => Promise<Prepared>): Promise<T> {
     const known = this.#find(id);
-    // One that was dropped before its spawn surely never ran: it may be asked for again.
+    // An expired process was dropped before it was spawned, so it surely never ran and may be started again.
     if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     const one = this.#add(id);
     const [accepted, prepared] = await Promise.allSettled([
@@ -239,9 +242,9 @@ export class ProcessTable<T extends Tracked> {
     const { journal } = this.#parts;
     const one = this.#entries.get(id);
     if (one) return one;
-    // It is of the other kind.
+    // The id belongs to the other kind: a terminal in the table of commands, or the reverse.
     if (journal.entries.has(id)) throw this.notFound(id);
-    // It ran once; its outcome was handed over and is no longer known here.
+    // The process ran, and its result was removed after the broker acknowledged it.
     return journal.wasForgotten(id) ? this.#over(id, unseen('PROCESS_OUTCOME_LOST', 'forgotten')) : undefined;
   }
 
@@ -254,7 +257,7 @@ export class ProcessTable<T extends Tracked> {
     return new AppError('conflict', `the ${name} is over`, { [`${name}_id`]: id });
   }
 
-  /** In the same turn as the look-up, so that an id cannot be added twice. */
+  /** Runs in the same turn of the event loop as the look-up, so an id cannot be added twice. */
   #add(id: string): T {
     const { name, limit } = this.#kind;
     if (!/^[\w-]{1,100}$/.test(id)) throw new AppError('invalid_request', `a ${name} needs an id`);
@@ -277,7 +280,8 @@ export class ProcessTable<T extends Tracked> {
       await closeUnused(stdio);
       throw error;
     });
-    // The link may be lost or fenced off by now; from here to the request nothing waits.
+    // The link may have been lost or replaced meanwhile. No await stands between this check and the spawn
+    // request.
     if (signal.aborted || this.#stopping || cancelled() !== undefined) {
       await closeUnused(stdio);
       return this.#finish(id, one, cancelled() === undefined ? dropped : outcomes.cancelled);
@@ -290,7 +294,7 @@ export class ProcessTable<T extends Tracked> {
     one.changed.wake();
     if (this.#stopping) running.kill('stopped', limits.stopGraceMs);
     else if (grace !== undefined) running.kill('cancelled', grace);
-    // Neither rejects; stop() waits for it through #open.
+    // Neither promise rejects. stop() waits until #finish has removed the entry from #open.
     void running.ended.then(({ cause, ...ending }) =>
       this.#finish(id, one, cause === 'orphaned' ? outcomes.orphaned : { ...outcomes[cause], ...ending }),
     );

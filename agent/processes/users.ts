@@ -1,4 +1,4 @@
-// Who a command runs as: accounts of this machine.
+// Looks up the user accounts of this machine that commands run as.
 import { readFile } from 'node:fs/promises';
 import { userInfo } from 'node:os';
 
@@ -10,7 +10,7 @@ export interface Account {
   shell: string;
 }
 
-/** The agent's own account. A container may run under a number without a name. */
+/** The agent's own account. In a container its uid may have no name; the number is then used as the name. */
 export function ownAccount(): Account {
   try {
     const { username, uid, gid, homedir, shell } = userInfo();
@@ -21,7 +21,7 @@ export function ownAccount(): Account {
   }
 }
 
-/** The account of that name in /etc/passwd. */
+/** The account called `name` in /etc/passwd. */
 export async function accountNamed(name: string): Promise<Account | undefined> {
   const lines = (await readFile('/etc/passwd', 'utf8')).split('\n');
   return lines.map(parseAccount).find((account) => account?.name === name);

@@ -1,4 +1,5 @@
-// One client of a terminal: sends it output as fast as it reads, and takes its input, sizes and signals.
+// One client of a terminal: sends output to the client as fast as it reads, and takes its input, sizes and
+// signals.
 import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
 import type { ReaderPosition, Wake } from '../../../shared/backpressure.ts';
@@ -11,17 +12,19 @@ import type { Pty } from './pty.ts';
 import { checkedSize, type Size } from './pty.ts';
 import { fellOut, type Scrollback } from './scrollback.ts';
 
-/** Largest piece of output. */
+/** Most bytes of output in one message. */
 const pieceBytes = 64 * 1024;
-/** Input of one client that may wait for the program before its call is no longer read. */
+/** Most bytes of input that may wait for the program before the client's call is no longer read. */
 const queuedBytes = 64 * 1024;
-/** Input is acknowledged along with output, and after so many bytes without any: an echo costs no extra message. */
+/** Input is acknowledged along with output, so an echo costs no extra message, or after this many bytes. */
 const acknowledgeBytes = 8 * 1024;
 
-/** Why a client's call is over before its terminal: it went, the link did, or it did something wrong. */
+/**
+ * Why a client's call ended before its terminal: the client left, its link was lost, or it caused an error.
+ */
 export type Parting = 'left' | 'lost' | AppError;
 
-/** A terminal as its clients see it; `changed` wakes them after every change. */
+/** The parts of a terminal that a client uses. `changed` wakes all clients after every change. */
 export interface Watched {
   readonly changed: Wake;
   readonly output: Scrollback;
@@ -33,23 +36,23 @@ export interface Watched {
 }
 
 export class Client {
-  /** Up to where it has taken the output. */
+  /** Offset up to which the client has acknowledged the output. */
   readonly place: ReaderPosition;
   readonly #terminal: Watched;
-  /** Next byte to send. */
+  /** Offset of the next byte to send. */
   #position: number;
   #news: Size | undefined;
   #queued = 0;
-  /** It was attached in an earlier call. */
+  /** Whether the client was attached by an earlier call. */
   readonly #known: boolean;
-  /** Bytes of input that the terminal has, of all its calls: what is queued is written as long as that lives. */
+  /** Bytes of input accepted in all calls of the client, including input that waits for the program. */
   #received: number;
   #acknowledged = 0;
-  /** Its call is not read, so its acknowledgements of output do not arrive either. */
+  /** While true, the client's call is not read, so no acknowledgements of output arrive either. */
   #paused = false;
   #parting: Parting | undefined;
 
-  /** `from`: an offset that is stored. `before`: the same client in its last call, which is over. */
+  /** `from`: a stored offset. `before`: the same client in its last call, which is over. */
   constructor(terminal: Watched, from: number, before: Client | undefined) {
     this.#terminal = terminal;
     this.#position = from;
@@ -62,7 +65,7 @@ export class Client {
     return this.#parting;
   }
 
-  /** The first reason counts. */
+  /** Ends the client's call. Only the first reason is stored. */
   end(parting: Parting): void {
     this.#parting ??= parting;
     this.#terminal.changed.wake();
@@ -72,14 +75,14 @@ export class Client {
     this.#news = size;
   }
 
-  /** All messages to it, until the terminal or its call has ended. */
+  /** All messages to the client, until the terminal or the call has ended. */
   async *answers(signal: AbortSignal): AsyncGenerator<AttachTerminalResponse> {
     const { output, changed } = this.#terminal;
     this.#acknowledged = this.#received;
     const head = { offset: this.#position, size: this.#terminal.size, known: this.#known };
     yield { head, input_taken: this.#acknowledged };
     while (!signal.aborted) {
-      // Looked at before reading: once it is set, all output is there.
+      // Read before the output: once the exit is set, the output is complete.
       const { exit } = this.#terminal;
       if (this.#parting instanceof AppError) throw this.#parting;
       if (this.#parting) return;
@@ -87,7 +90,7 @@ export class Client {
       const next = this.#next();
       if (next) yield next;
       else if (exit && this.#position === output.end) return;
-      // Both looks and the wait are in one turn, so no wake is missed.
+      // The checks above and this wait run in one turn of the event loop, so no wake is missed.
       else await changed.wait(signal);
     }
   }
@@ -104,7 +107,8 @@ export class Client {
     const size = this.#news;
     this.#news = undefined;
     if (size) return { size };
-    // A program that waits for its output to be taken reads no input: else the two would wait for each other.
+    // A program that waits until its output is read reads no input. While input is paused, output counts as
+    // acknowledged, or client and program would wait for each other.
     if (this.#paused) this.#acknowledge(this.#position);
     const room = this.place.position + terminalReplayBytes - this.#position;
     const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));
@@ -114,7 +118,10 @@ export class Client {
     return { output: { offset, data } };
   }
 
-  /** Resolves when there may be more: a program that does not read delays the clients that type. */
+  /**
+   * Handles one message. Resolves when the next may be read: a program that does not read its input delays
+   * it.
+   */
   async take({ input, size, signal, taken, open }: AttachTerminalRequest__Output): Promise<void> {
     if (this.#parting) return;
     const terminal = this.#terminal;
@@ -149,7 +156,7 @@ export class Client {
   #signal(name: string): void {
     if (!isSignal(name)) throw new AppError('invalid_request', `no signal that may be sent: ${name}`);
     const { running } = this.#terminal;
-    // Without a process in the foreground there is nothing to signal.
+    // The result is ignored: without a foreground process there is nothing to signal.
     if (running) signalForeground(running, name);
   }
 }

@@ -1,4 +1,4 @@
-// The terminals of this machine: opens them, supervises them, and attaches clients.
+// Opens the terminals of this machine, keeps them alive for the broker, and attaches clients to them.
 import type { AttachTerminalOpen__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
 import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
@@ -16,7 +16,7 @@ import { checkedSize, Pty, type PtyMaker } from './pty.ts';
 import { Terminal } from './terminal.ts';
 
 interface TerminalParts extends Parts {
-  /** Undefined where this machine has no terminals. */
+  /** Undefined if the pseudo terminal addon does not exist for this machine. */
   maker: PtyMaker | undefined;
 }
 
@@ -26,7 +26,7 @@ export class Terminals {
   readonly table: ProcessTable<Terminal>;
   readonly #parts: TerminalParts;
 
-  /** With those of earlier agents, all of which are over. */
+  /** The table begins with the terminals of earlier agents, all of them over. */
   constructor(parts: TerminalParts) {
     this.#parts = parts;
     const kind = {
@@ -73,11 +73,11 @@ export class Terminals {
     const { log, limits } = this.#parts;
     const pty = new Pty(maker, { id, plan, size: terminal.size, output: terminal.output, log });
     terminal.pty = pty;
-    // An interactive shell ignores TERM.
+    // An interactive shell ignores SIGTERM, so a kill begins with SIGHUP.
     return { plan, stdio: pty, first: 'SIGHUP', leftoversMs: limits.hangupMs, timeoutMs: 0 };
   }
 
-  /** `found`: it was opened before. */
+  /** `found`: the terminal was opened by an earlier call. */
   #keep(
     call: AgentCall,
     find: () => Promise<Terminal>,
@@ -128,14 +128,17 @@ async function* events(
 ): AsyncGenerator<{ event: TerminalEvent }> {
   await terminal.begun(signal);
   const { started } = terminal;
-  // A keeper of a terminal that is over gets no "started" first.
+  // A later call about a terminal that is over gets only its exit, without "started".
   if (started && !(found && terminal.exit) && !signal.aborted)
     yield { event: { started: { pid: started.pid, started_at_ms: started.at } } };
   while (!terminal.exit && !signal.aborted) await terminal.changed.wait(signal);
   if (terminal.exit && !signal.aborted) yield { event: { exit: terminal.exit } };
 }
 
-/** Takes what the client does until it goes; after the end it is read on, so that its stream can end. Never rejects. */
+/**
+ * Handles the messages of a client until its stream ends. It reads on after an error, so that the stream can
+ * end. Never rejects.
+ */
 async function listen(incoming: AsyncIterator<AttachTerminalRequest__Output>, client: Client): Promise<void> {
   for (;;) {
     const next = await incoming.next().catch(() => undefined);

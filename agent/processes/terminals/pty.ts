@@ -1,4 +1,5 @@
-// A pseudo terminal: its master, which we read and write, and what the program gets of it.
+// A pseudo terminal: the agent reads and writes its master, and the program gets its slave as input and
+// output.
 import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { ReadStream } from 'node:tty';
@@ -14,25 +15,28 @@ export interface Size {
   rows: number;
 }
 
-/** The native part of node-pty; its own way of starting programs is not ours. */
+/** The native addon of node-pty. It only opens and resizes; the spawner starts the programs. */
 export interface PtyMaker {
   open(cols: number, rows: number): { master: number; slave: number; pty: string };
   resize(master: number, cols: number, rows: number): void;
 }
 
-/** Undefined where there is none for this kind of machine: it is an optional dependency. */
+/** Undefined if the addon does not exist for this kind of machine: it is an optional dependency. */
 export function loadPtyMaker(): PtyMaker | undefined {
   try {
-    // An addon has no types; these are the two functions of it that we call.
+    // An addon has no types. PtyMaker declares the two functions that the agent calls.
     return createRequire(import.meta.url)(`@lydell/node-pty-linux-${process.arch}/pty.node`) as PtyMaker;
   } catch {
     return undefined;
   }
 }
 
-/** Becomes the program, with the terminal as its three files: who opens one as a leader of a session gets it for its own. */
+/**
+ * Shell script that opens the terminal ($0) as its first three files and then becomes the program ($@).
+ * The terminal becomes its controlling terminal, because the shell leads a session.
+ */
 const openTerminal = 'exec "$@" 0<>"$0" 1>&0 2>&0';
-/** How long a program that reads nothing is left alone between two tries. */
+/** Longest wait between two attempts to write to a program that does not read. */
 const longestWaitMs = 100;
 
 export interface PtyOptions {
@@ -51,7 +55,7 @@ export class Pty implements Stdio {
   readonly #output: PtyOptions['output'];
   readonly #pump: Pump;
   readonly #stream: () => ReadStream | undefined;
-  /** While we have it open too, the terminal does not end before the program has opened it, and not between two. */
+  /** Open in the agent too: otherwise the terminal would end whenever no program has it open. */
   #slave: number | undefined;
   #written: Promise<void> = Promise.resolve();
 
@@ -63,7 +67,8 @@ export class Pty implements Stdio {
     this.#output = output;
     let stream: ReadStream | undefined;
     const open = (onread: object): ReadStream => {
-      // The stream passes all options on to net.Socket, as its documentation says, but the types do not know them.
+      // The stream passes all options on to net.Socket, as its documentation says, but the types do not
+      // declare them.
       stream = new ReadStream(master, { onread } as object);
       return stream;
     };
@@ -75,7 +80,10 @@ export class Pty implements Stdio {
     this.request = { file: '/bin/sh', args, ...nowhere };
   }
 
-  /** Resolves when the terminal has taken it all, or is over. Bytes go in the order of the calls. */
+  /**
+   * Resolves when the terminal has accepted all bytes, or is over. Bytes are written in the order of the
+   * calls.
+   */
   write(data: Uint8Array): Promise<void> {
     this.#written = this.#written.then(() => this.#write(data));
     return this.#written;
@@ -86,7 +94,7 @@ export class Pty implements Stdio {
   }
 
   async handedOver(): Promise<void> {
-    // The slave stays open to the end.
+    // The agent closes its slave only in drain().
   }
 
   async drain(ms: number): Promise<void> {
@@ -100,12 +108,12 @@ export class Pty implements Stdio {
     this.#pump.cut();
   }
 
-  /** The number of the master may be that of another file then. */
+  /** Once the stream is closed, the number of the master may belong to another file. */
   get #over(): boolean {
     return this.#stream()?.destroyed ?? true;
   }
 
-  /** Not through the stream: it waits for a program that reads nothing, and everybody else with it. */
+  /** Writes without the stream, whose write blocks the whole agent while the program does not read. */
   async #write(data: Uint8Array): Promise<void> {
     let wait = 1;
     for (let at = 0; at < data.length && !this.#over; ) {
@@ -121,11 +129,11 @@ export class Pty implements Stdio {
   }
 }
 
-/** Both ends and the name of the slave; nothing stays open when that fails. */
+/** Opens both ends of a terminal. Closes both if that fails. */
 function openPair(maker: PtyMaker, { cols, rows }: Size): ReturnType<PtyMaker['open']> {
   const { master, slave: given, pty } = maker.open(cols, rows);
   try {
-    // What Node opens is close-on-exec, and the slave that came is not.
+    // Opened again, because Node opens files close-on-exec and the addon does not.
     return { master, slave: openSync(pty, constants.O_RDWR | constants.O_NOCTTY), pty };
   } catch (error) {
     closeSync(master);

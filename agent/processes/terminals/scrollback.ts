@@ -1,4 +1,4 @@
-// The last output of a terminal, in memory, by offset: key echo must not wait for a disk.
+// Stores the last output of a terminal in memory, by byte offset: the echo of a key must not wait for a disk.
 
 import { Backpressure, type Wake } from '../../../shared/backpressure.ts';
 import { AppError } from '../../../shared/errors.ts';
@@ -11,7 +11,7 @@ interface Block {
 }
 
 export class Scrollback {
-  /** Holds up the program while all who read are far behind; they may be so for as long as they like. */
+  /** Pauses the program while all its clients are far behind, without a time limit. */
   readonly pace: Backpressure;
   readonly #windowBytes: number;
   readonly #blockBytes: number;
@@ -19,7 +19,7 @@ export class Scrollback {
   readonly #blocks: Block[] = [];
   #end = 0;
 
-  /** At least `windowBytes` are kept, and at most a sixteenth more. `changed` is woken by every append. */
+  /** Stores at least `windowBytes`, and at most a sixteenth more. Every append wakes `changed`. */
   constructor(windowBytes: number, changed: Wake) {
     this.#windowBytes = windowBytes;
     this.#blockBytes = Math.ceil(windowBytes / 16);
@@ -27,17 +27,17 @@ export class Scrollback {
     this.pace = new Backpressure(windowBytes / 8, Number.POSITIVE_INFINITY);
   }
 
-  /** Offset of the first byte kept. */
+  /** Offset of the first stored byte. */
   get start(): number {
     return this.#blocks[0]?.start ?? this.#end;
   }
 
-  /** One past the last byte. */
+  /** Offset after the last byte. */
   get end(): number {
     return this.#end;
   }
 
-  /** The offset at which a new client begins; a character that is cut there is left out. */
+  /** The offset at which a new client begins. A UTF-8 character cut in two there is skipped. */
   replayFrom(): number {
     const from = Math.max(this.start, this.#end - terminalReplayBytes);
     if (from === 0) return 0;
@@ -45,19 +45,19 @@ export class Scrollback {
     return from + Math.max(whole, 0);
   }
 
-  /** Resolves when there may be more. */
+  /** Resolves when the next append may be made. */
   append(data: Uint8Array): Promise<void> {
     for (let at = 0; at < data.length; ) at += this.#put(data.subarray(at));
     this.#changed.wake();
     return this.pace.hold(() => this.#end);
   }
 
-  /** No reader is waited for any more. */
+  /** From now on append() no longer waits for readers. */
   release(): void {
     this.pace.release();
   }
 
-  /** At most `max` bytes that are kept; none at the end. What is handed out never changes. */
+  /** At most `max` stored bytes; none at the end of the output. The returned bytes never change. */
   read(from: number, max: number): Buffer {
     const block = this.#blocks.find(({ start, size }) => from >= start && from < start + size);
     if (!block) return Buffer.alloc(0);
@@ -80,7 +80,7 @@ export class Scrollback {
   }
 }
 
-/** What is no longer kept, or not there yet. */
+/** The error for an offset whose output was dropped, or is not written yet. */
 export function fellOut({ start, end }: Scrollback, offset: number): AppError {
   const message = `output from ${offset} on is not kept: it is from ${start} to ${end}`;
   return new AppError('range_not_satisfiable', message, { from: start, to: end });

@@ -14,13 +14,13 @@ export interface TerminalLimits {
 
 export class Terminal extends Tracked implements Watched {
   readonly output: Scrollback;
-  /** Known once it is asked for. */
+  /** The default until a client or the request sets a size. */
   size: Size = { cols: 80, rows: 24 };
   graceMs = 0;
   pty?: Pty;
   readonly #limits: TerminalLimits;
   readonly #clients = new Map<string, Client>();
-  /** Those whose link was lost: the program waits for them, and knows how much of their input it has. */
+  /** Clients whose link was lost: the program waits for them, and their counts of input are stored. */
   readonly #held = new Map<string, Client>();
   #keepers = 0;
   #stopGrace = (): void => {};
@@ -32,7 +32,7 @@ export class Terminal extends Tracked implements Watched {
     this.output = new Scrollback(limits.terminalWindowBytes, this.changed);
   }
 
-  /** With those whose link was lost. */
+  /** Number of clients, including clients whose link was lost. */
   get clients(): number {
     return this.#clients.size + this.#held.size;
   }
@@ -51,10 +51,13 @@ export class Terminal extends Tracked implements Watched {
   }
 
   async remove(): Promise<void> {
-    // It is in memory alone: a client that still reads has it.
+    // The output is only in memory, and clients may still be reading it.
   }
 
-  /** Keeps it alive until the returned function is called; without a keeper it is ended after its grace. */
+  /**
+   * Keeps the terminal alive until the returned function is called. After the last such call it ends in
+   * `graceMs`.
+   */
   keep(): () => void {
     this.#keepers += 1;
     this.#stopGrace();
@@ -69,7 +72,7 @@ export class Terminal extends Tracked implements Watched {
     };
   }
 
-  /** A new client; one of the same id is replaced, and its counts go on. */
+  /** Attaches a client. It replaces a client with the same id and continues that client's count of input. */
   attach(id: string, offset: number | undefined): Client {
     const from = offset ?? this.output.replayFrom();
     if (from < this.output.start || from > this.output.end) throw fellOut(this.output, from);
@@ -81,7 +84,7 @@ export class Terminal extends Tracked implements Watched {
     return client;
   }
 
-  /** `lost`: not that it wanted to; its place is held for a while. */
+  /** `lost`: the link was lost, so the client's place is held for a while. */
   detach(id: string, client: Client, lost: boolean): void {
     const known = this.#clients.get(id) === client && this.#clients.delete(id);
     const held = known && lost && !this.exit;
@@ -90,7 +93,7 @@ export class Terminal extends Tracked implements Watched {
     if (held && this.#keepers > 0) this.#awaitHeld();
   }
 
-  /** The last size rules; all other clients are notified. */
+  /** The last size set by any client counts. All other clients are notified. */
   resize(size: Size, by: Client): void {
     this.size = size;
     this.pty?.resize(size);
@@ -98,7 +101,9 @@ export class Terminal extends Tracked implements Watched {
     this.changed.wake();
   }
 
-  /** Once the link is back, who is gone is waited for only so long. */
+  /**
+   * Gives the clients that lost their link `heldMs` to return, counted from the return of the broker's call.
+   */
   #awaitHeld(): void {
     this.#stopWaiting();
     if (this.#held.size > 0) this.#stopWaiting = after(this.#limits.heldMs, () => this.#releaseHeld());
