@@ -1,11 +1,11 @@
-// Cgroups of v2, one for each command or terminal, where the agent may make them below its own (as root, or in a unit
-// with Delegate=yes): they hold every process that was started there, whatever it has done to hide.
+// Puts each command and terminal into its own cgroup (version 2), so that a kill finds every process it
+// started. The agent may create cgroups below its own as root, or in a systemd unit with Delegate=yes.
 import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-/** `name`: that of one agent and no other. Undefined where the agent may make none. */
+/** `name`: a name that no other agent uses. Undefined if the agent may not create cgroups. */
 export async function openCgroups(name: string, log: Logger): Promise<Cgroups | undefined> {
   const own = await ownCgroup();
   const directory = own && join(own, name);
@@ -15,7 +15,7 @@ export async function openCgroups(name: string, log: Logger): Promise<Cgroups | 
 }
 
 export class Cgroups {
-  /** Spawners are in it, and make the others. */
+  /** The cgroup of the spawners, who create the cgroups of commands and terminals below it. */
   readonly directory: string;
 
   /** Created by openCgroups. */
@@ -23,13 +23,13 @@ export class Cgroups {
     this.directory = directory;
   }
 
-  /** Pids of what that command or terminal has started and that still lives, and ids of their threads. */
+  /** Pids of all live processes that the command or terminal has started, and the ids of their threads. */
   async members(id: string): Promise<number[]> {
     const text = await readFile(join(this.directory, id, 'cgroup.threads'), 'utf8').catch(() => '');
     return text.split('\n').filter(Boolean).map(Number);
   }
 
-  /** Does nothing while something lives there. */
+  /** Removes the cgroup of a command or terminal. Does nothing while it has live processes. */
   async remove(id: string): Promise<void> {
     await succeeds(rmdir(join(this.directory, id)));
   }
@@ -45,16 +45,19 @@ export class Cgroups {
   }
 }
 
-/** Kills what the agent may not signal, in a cgroup of that name below its own; does nothing where it may make none. */
+/**
+ * Kills processes that the agent may not signal, by moving them into a new cgroup called `name`.
+ * Does nothing if the agent may not create cgroups.
+ */
 export async function killByCgroup(name: string, pids: readonly number[]): Promise<void> {
   const own = await ownCgroup();
   if (!own) return;
   const directory = join(own, name);
-  // It may be left from the round before.
+  // The directory may be left from an earlier attempt.
   await succeeds(mkdir(directory));
   for (const pid of pids) await succeeds(writeFile(join(directory, 'cgroup.procs'), String(pid)));
   await succeeds(writeFile(join(directory, 'cgroup.kill'), '1'));
-  // Busy until the last of them is gone.
+  // rmdir(2) fails until the last process is gone.
   for (let tries = 0; tries < 10 && !(await succeeds(rmdir(directory))); tries++) await sleep(10);
 }
 

@@ -1,5 +1,6 @@
-// The journal of a machine: which commands and terminals it accepted and how each ended, a JSON line for each step in a
-// file that is only appended to. It is what lets an id run at most once.
+// The journal of a machine: an append-only file with one JSON line for each step of a command or terminal.
+// Steps are accepted, started, end and forgotten. With the journal an id runs at most once, also after a
+// crash.
 import { randomUUID } from 'node:crypto';
 import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -14,12 +15,12 @@ export type Exit = ProcessExit__Output;
 
 export type ProcessKind = 'command' | 'terminal';
 
-/** A command or terminal that the broker may still ask for. */
+/** A command or terminal whose result the broker has not acknowledged. */
 export interface JournalEntry {
   accepted_at: number;
-  /** A command otherwise. */
+  /** Absent for a command. */
   terminal?: true;
-  /** `start`: see proc(5); with the pid it names one process for ever. */
+  /** `start`: start time of proc(5). With the pid it identifies one process, also after the pid is reused. */
   started?: { pid: number; start: string; at: number };
   exit?: Exit;
 }
@@ -29,14 +30,14 @@ export type Line =
   | { t: 'accepted'; id: string; at: number; terminal?: true }
   | { t: 'started'; id: string; pid: number; start: string; at: number }
   | { t: 'end'; id: string; exit: Exit }
-  /** Of agents up to 0.1.0: it was not accepted after all. */
+  /** Written by agents up to version 0.1.0: the command was not accepted after all. */
   | { t: 'refused'; id: string }
-  /** `at`: when it was accepted. */
+  /** The broker has acknowledged the result. `at`: when the command was accepted. */
   | { t: 'forgotten'; id: string; at: number };
 
-/** What the disk has of a journal. */
+/** The content of a journal file. */
 export interface StoredJournal {
-  /** Made with the journal. */
+  /** Created together with the journal. */
   id: string;
   lines: Line[];
 }
@@ -49,13 +50,15 @@ interface Queued {
 }
 
 const version = 1;
-/** Steps that need not be durable wait this long for one that must be: a write costs as much for several as for one. */
+/** How long a step that need not be durable waits, so that several steps share one write. */
 const noteMs = 5;
-/** A journal is rewritten once it has grown by three times what the last rewrite left, within these bounds. */
+/**
+ * A journal is rewritten once it has grown by three times what the last rewrite left, within these bounds.
+ */
 const leastGrowth = 1024 * 1024;
 const mostGrowth = 16 * 1024 * 1024;
 
-/** A new one where there is none; one that cannot be read is set aside. */
+/** Reads the journal. A missing journal yields a new id; an unreadable journal is renamed. */
 export async function readJournal(directory: string, log: Logger): Promise<StoredJournal> {
   const path = join(directory, 'journal');
   const text = await readFile(path, 'utf8').catch((error: unknown) => {
@@ -66,7 +69,7 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
   const head = parseLine(first);
   if (head?.t === 'journal' && head.version === version) return { id: head.id, lines: parseLines(rest) };
   if (text) {
-    // Under a new journal id the broker takes what it started before as lost, never as "never ran".
+    // The new journal id makes the broker treat earlier processes as lost, and never as "never ran".
     log.error({ path }, 'the journal of processes is unreadable, set aside as journal.unreadable');
     await rename(path, `${path}.unreadable`);
   }
@@ -74,15 +77,15 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
 }
 
 /**
- * Lines that a crash tore are left out: nothing follows them, for every start rewrites the file. Files of 0.1.0 are filled
- * up with empty ones.
+  * Parses lines. A line cut off by a crash is left out; it is the last one, because every start rewrites the
+  * file. Files of version 0.1.0 are padded with empty lines, which are left out too.
  */
 export function parseLines(texts: string[]): Line[] {
   const lines = texts.filter((text) => text !== '').map(parseLine);
   return lines.filter((line) => line !== undefined);
 }
 
-/** The agent wrote the file itself: this finds torn lines, not forged ones. */
+/** Detects lines that were cut off. The agent wrote the file itself, so forged lines are not expected. */
 function parseLine(text: string): Line | undefined {
   try {
     const value: unknown = JSON.parse(text);
@@ -100,7 +103,9 @@ function isLine(value: unknown): value is Line {
 export class Journal {
   readonly id: string;
   readonly entries = new Map<string, JournalEntry>();
-  /** Forgotten ids and when they were accepted: they never run again before `seenMs` have passed. */
+  /**
+   * Ids whose results were acknowledged, with the time of acceptance. They do not run again within `seenMs`.
+   */
   readonly #forgotten = new Map<string, number>();
   readonly #directory: string;
   readonly #seenMs: number;
@@ -114,7 +119,7 @@ export class Journal {
   #writing: Promise<void> | undefined;
   #cancelLater: (() => void) | undefined;
 
-  /** Opens it with what is stored, rewritten. `seenMs`: how long a forgotten id is still refused. */
+  /** Opens the journal and rewrites its file. `seenMs`: how long an acknowledged id is still refused. */
   static async open(directory: string, stored: StoredJournal, seenMs: number, log: Logger): Promise<Journal> {
     const journal = new Journal(directory, stored, seenMs, log);
     await journal.#rewrite();
@@ -133,7 +138,7 @@ export class Journal {
     return this.#forgotten.has(id);
   }
 
-  /** Resolves when the disk has it; rejects, and forgets the id, when it has not. */
+  /** Resolves when the line is on the disk. If the write fails, it removes the id and rejects. */
   async accept(id: string, kind: ProcessKind): Promise<void> {
     try {
       const which = kind === 'terminal' ? ({ terminal: true } as const) : {};
@@ -144,7 +149,7 @@ export class Journal {
     }
   }
 
-  /** Not durable, as all that follows: what a power cut takes counts as lost, which is true. */
+  /** Not durable, like all later steps. After a power cut a process without these lines counts as lost. */
   started(id: string, { pid, start }: Leader, at: number): void {
     this.#note({ t: 'started', id, pid, start, at });
   }
@@ -183,7 +188,7 @@ export class Journal {
     });
   }
 
-  /** The memory has it at once, the disk later. */
+  /** Applies the line in memory at once, and queues it for the disk. */
   #write(line: Line, durable: boolean): Promise<void> {
     this.#apply(line);
     return new Promise((resolve, reject) => {
@@ -199,9 +204,9 @@ export class Journal {
     this.#writing ??= this.#drain();
   }
 
-  /** One write for all that arrived meanwhile. */
+  /** Writes the queue. Lines that arrive during a write share the next write. */
   async #drain(): Promise<void> {
-    // What is accepted in the same turn shares the first write.
+    // Lines queued in the same turn of the event loop share the first write.
     await Promise.resolve();
     while (this.#queue.length > 0) {
       const batch = this.#queue.splice(0);
@@ -211,7 +216,7 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         for (const { reject } of batch) reject(error);
-        // accept() takes back what it could not write; the next batch would rewrite it.
+        // accept() removes the entry whose write failed before the next batch rewrites the file from memory.
         await Promise.resolve();
       }
     }
@@ -221,14 +226,14 @@ export class Journal {
   async #writeBatch(batch: Queued[]): Promise<void> {
     if (!this.#file) throw new AppError('unavailable', 'the journal of processes is closed');
     const bytes = Buffer.from(textOf(batch.map(({ line }) => line)));
-    // The memory has the batch, so a rewrite holds it already.
+    // The batch is applied in memory already, so a rewrite includes it.
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
     this.#size += bytes.length;
     for (let at = 0; at < bytes.length; ) at += (await this.#file.write(bytes, at)).bytesWritten;
     if (batch.some(({ durable }) => durable)) await this.#file.datasync();
   }
 
-  /** Replaces the file by one that holds only what still matters. */
+  /** Replaces the file with one that contains only the current entries and ids. */
   async #rewrite(): Promise<void> {
     const path = join(this.#directory, 'journal');
     const bytes = Buffer.from(textOf(this.#snapshot()));

@@ -22,7 +22,7 @@ export interface Plan {
   args: string[];
   cwd: string;
   env: Record<string, string>;
-  /** Only where setpriv is missing; without it the user's supplementary groups are not set. */
+  /** Set only if setpriv(1) is missing. The supplementary groups of the user are not set then. */
   ids: { uid: number; gid: number } | undefined;
   /** Whether it runs as another user than the agent. */
   foreign: boolean;
@@ -30,10 +30,10 @@ export interface Plan {
   program: string;
 }
 
-/** The agent's own; it does not change while it runs. */
+/** The agent's own account, looked up once: it does not change while the agent runs. */
 let own: Account | undefined;
 
-/** Everything about a child that needs looking up; rejects with NotStarted. */
+/** Looks up everything needed to start a command. Rejects with NotStarted. */
 export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: boolean): Promise<Plan> {
   own ??= ownAccount();
   const account =
@@ -48,7 +48,10 @@ export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: bool
   return switched(account, { file, args, cwd, env, program: file }, spec.cwd !== '');
 }
 
-/** The same for a terminal: what is opened for it is a shell of ours, so all must be found out beforehand. */
+/**
+ * Plans a terminal. The program and directory are checked here, because the spawner starts an intermediate
+ * shell, which would print such errors into the terminal.
+ */
 export async function terminalPlan(id: string, spec: TerminalSpec__Output): Promise<Plan> {
   own ??= ownAccount();
   const shell = spec.program || (await loginShell(own));
@@ -63,7 +66,7 @@ export async function terminalPlan(id: string, spec: TerminalSpec__Output): Prom
   return { file, args, cwd, env, ids: undefined, foreign: false, program: shell };
 }
 
-/** Accounts of services have a shell that only refuses. */
+/** The account's shell. Service accounts have nologin or false, for which bash or sh is used. */
 async function loginShell({ shell }: Account): Promise<string> {
   const refuses = /\/(nologin|false)$/.test(shell);
   if (!refuses && (await find(shell, '/', ''))) return shell;
@@ -79,14 +82,17 @@ async function otherAccount(name: string, own: Account, mayRunAs: boolean): Prom
   return account;
 }
 
-/** setpriv sets the supplementary groups too, which spawn cannot; it becomes the user's shell, and that the program. */
+/**
+ * Plans a command of another user. setpriv(1) sets user and supplementary groups, which Node's spawn cannot,
+ * and executes a shell, which executes the program.
+ */
 async function switched(
   { uid, gid }: Account,
   { file, args, cwd, env, program }: Pick<Plan, 'file' | 'args' | 'cwd' | 'env' | 'program'>,
   mustEnter: boolean,
 ): Promise<Plan> {
   const setpriv = await find('setpriv', '/', defaultPath);
-  // The shell would say both on the command's own stderr.
+  // Checked here, because the shell would print these errors on the command's own stderr.
   const bad = mustEnter && (await badDirectory(cwd));
   if (bad) throw new NotStarted(bad);
   const found = await find(file, cwd, env.PATH ?? defaultPath);
@@ -100,9 +106,10 @@ async function switched(
 }
 
 /**
- * A shell that takes directory and environment for itself and becomes the program. What is still root must have neither:
- * LD_PRELOAD and its like (ld.so(8), environ(7)) would have it run code of the user. Values stay out of its arguments, for
- * every user can read those.
+  * Builds a shell command that sets the directory and the environment and then becomes the program.
+  * While setpriv(1) still runs as root it must have neither: LD_PRELOAD and similar variables (ld.so(8),
+  * environ(7)) would make it run code of the user. Values are not passed as arguments, which every user can
+  * read.
  */
 function entered(
   { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },
@@ -118,7 +125,7 @@ function entered(
   ]);
   const script = [
     mustEnter ? 'cd -P -- "$0" || exit 126' : 'cd -P -- "$0" 2>/dev/null || cd /',
-    // What a shell exports of its own accord.
+    // A shell exports these two variables by itself.
     'unset PWD OLDPWD',
     `export ${held.map(([name]) => `"$${name}"`).join(' ')}`,
     `unset ${held.map(([name]) => name).join(' ')}`,
@@ -130,7 +137,7 @@ function entered(
   };
 }
 
-/** The first executable of that name, as execvp would look for it. */
+/** The first executable called `name` in `path`, searched as by execvp(3). */
 async function find(name: string, cwd: string, path: string): Promise<string | undefined> {
   const places = name.includes('/')
     ? [resolve(cwd, name)]
@@ -142,11 +149,14 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
   return undefined;
 }
 
-/** Looking takes two threads, a tenth of a short command; a home that vanished meanwhile fails with a clear reason. */
+/**
+ * How long a home directory counts as present without a new check, which takes a tenth of the time of a short
+ * command. If the directory was removed meanwhile, the start fails with a clear reason.
+ */
 const homeSeenForMs = 1_000;
 const homesSeen = new Map<string, number>();
 
-/** Accounts of services often name a home that does not exist. */
+/** The home directory, or `/` if it does not exist, as is common for service accounts. */
 async function homeOrRoot({ home }: Account): Promise<string> {
   if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
   if (await badDirectory(home)) return '/';
@@ -158,7 +168,7 @@ function place(cwd: string, home: string): string {
   return resolve(home, cwd === '~' || cwd.startsWith('~/') ? `.${cwd.slice(1)}` : cwd);
 }
 
-/** Built from nothing: neither our tokens nor NODE_OPTIONS reach a command. */
+/** Builds the environment from nothing, so that the agent's tokens and NODE_OPTIONS never reach a command. */
 function environment(id: string, account: Account, wanted: Record<string, string>): Plan['env'] {
   for (const name of Object.keys(wanted)) {
     if (!name || name.includes('='))
@@ -176,7 +186,7 @@ function environment(id: string, account: Account, wanted: Record<string, string
   };
 }
 
-/** Why the spawner could not start it, in words for the user. */
+/** A message for the user that says why the spawner could not start the program. */
 export async function explain(errno: string, { cwd, program }: Plan): Promise<string> {
   const badCwd = await badDirectory(cwd);
   if (badCwd && ['ENOENT', 'ENOTDIR', 'EACCES'].includes(errno)) return badCwd;

@@ -1,24 +1,25 @@
-// Kills a command with everything it started, also what left its process group or went to the background.
+// Kills a command with every process it started, including those in the background or in other process
+// groups.
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { census, type Leader, type Process, type Seen, statNow } from './census.ts';
 import { type Cgroups, killByCgroup } from './cgroup.ts';
 
-/** What ends a process that means well. */
+/** The signal that asks a process to exit, before SIGKILL. */
 export type FirstSignal = 'SIGTERM' | 'SIGHUP';
 
 export interface TreeOptions {
   /** Values of the marker in the environment: ids of commands and terminals, or the marks of spawners. */
   marks: readonly string[];
-  /** Their output pipes or terminals, as /proc shows them. */
+  /** Paths of the output pipes or terminals, as /proc/PID/fd lists them. */
   links?: readonly string[];
-  /** Their first processes. */
+  /** The first processes of the commands. */
   leaders?: readonly Leader[];
-  /** Where each has a cgroup. */
+  /** Contains a cgroup for each command, if the agent may create cgroups. */
   cgroups?: Cgroups | undefined;
 }
 
-/** The processes of a command or several; it remembers who belonged to it once. */
+/** The processes of one or more commands. It remembers every process that once belonged to them. */
 export class Tree {
   readonly marks: ReadonlySet<string>;
   readonly #links: ReadonlySet<string>;
@@ -27,14 +28,17 @@ export class Tree {
   readonly #sessions = new Map<number, string>();
 
   constructor({ marks, links = [], leaders = [], cgroups }: TreeOptions) {
-    // Processes without a mark or a link must never match: that would be the whole machine.
+    // An empty mark or link is dropped: it would match every process that has none.
     this.marks = new Set(marks.filter((mark) => mark !== ''));
     this.#links = new Set(links.filter((link) => link !== ''));
     this.#cgroups = cgroups;
     for (const leader of leaders) this.#learn({ ...leader, session: leader.pid });
   }
 
-  /** Who is alive now: in their cgroups, marked, or related to a member by birth, session or pipes. Never the agent or init. */
+  /**
+   * The live processes of the commands: in their cgroups, with their mark or pipes, or descended from or in
+   * the session of a known process. Never contains the agent or init.
+   */
   async members(): Promise<Process[]> {
     const all = await census();
     const held = await this.#held();
@@ -49,7 +53,10 @@ export class Tree {
     return all.filter((one) => one.alive && this.#has(one));
   }
 
-  /** Sends to whole groups where they are surely ours (nothing forks past that); returns whom we may not signal. */
+  /**
+   * Sends a signal. A process group in a session of the command gets it as a whole, so that no fork escapes.
+   * Returns the pids that the agent may not signal.
+   */
   signal(members: Process[], name: FirstSignal | 'SIGCONT' | 'SIGKILL'): number[] {
     const groups = new Set<number>();
     const refused: number[] = [];
@@ -96,8 +103,8 @@ export class Tree {
 }
 
 /**
- * TERM, or HUP, to the whole tree, KILL once `hurry` has fired, again until nothing is left.
- * Resolves to how many outlived `killForMs` of that.
+  * Sends `first` to the whole tree. Once `hurry` has fired it sends SIGKILL, repeated until no process is
+  * left. Resolves to the number of processes that survived `killForMs` milliseconds of SIGKILL.
  */
 export async function killTree(
   tree: Tree,
@@ -107,7 +114,7 @@ export async function killTree(
 ): Promise<number> {
   let left = await tree.members();
   tree.signal(left, first);
-  // A stopped process takes it only once it goes on.
+  // A stopped process handles the signal only after SIGCONT.
   tree.signal(left, 'SIGCONT');
   for (let wait = 10; !hurry.aborted; wait = Math.min(2 * wait, 250)) {
     await sleep(wait, hurry);
@@ -122,17 +129,20 @@ export async function killTree(
   return (await tree.members()).length;
 }
 
-/** Looks twice: a process that forks and exits between listing and looking shows up only then. */
+/**
+ * Whether no process is left. Scans twice: one scan misses the child of a process that forks and exits during
+ * it.
+ */
 async function gone(tree: Tree): Promise<boolean> {
   return (await tree.members()).length === 0 && (await tree.members()).length === 0;
 }
 
-/** To the process group of a command, also of its stopped and ignorant; false when its first process is gone. */
+/** Sends a signal to the process group of a command. False if the first process of the command is gone. */
 export function signalGroup(leader: Leader, name: NodeJS.Signals): boolean {
   return toGroup(leader, leader.pid, name);
 }
 
-/** To the process group that has the terminal of which this is the leader; false when there is none. */
+/** Sends a signal to the foreground process group of the terminal of `leader`. False if there is none. */
 export function signalForeground(leader: Leader, name: NodeJS.Signals): boolean {
   return toGroup(leader, statNow(leader.pid)?.foreground ?? -1, name);
 }

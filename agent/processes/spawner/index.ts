@@ -1,4 +1,5 @@
-// The agent's side of the spawner: a process that is replaced when it dies, with a second one while it hangs.
+// The agent's side of the spawners, the small processes that start programs. It replaces a spawner that dies
+// and starts another while one hangs.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { after, monotonic } from '../../../shared/clock.ts';
@@ -12,7 +13,7 @@ import type { Exited, SpawnReport, SpawnRequest } from './messages.ts';
 
 /** The first process of a command or terminal, a child of the spawner. */
 export interface Child extends Leader {
-  /** Undefined when the spawner died before it. */
+  /** Resolves to undefined if the spawner died before the child. */
   exited: Promise<Exited | undefined>;
 }
 
@@ -35,20 +36,23 @@ export class SpawnerDied extends Error {
 export interface SpawnersOptions {
   /** After how many milliseconds a start counts as hung. */
   lateMs: number;
-  /** Where spawners give each process tree a cgroup of its own. */
+  /** Directory of the cgroup in which spawners create a cgroup for each command. */
   cgroup: string | undefined;
   log: Logger;
 }
 
-/** A program on a disk that does not answer holds up its spawner; the next one starts what comes later. */
+/** Most spawners. A program on a hung disk blocks its spawner, and another starts the later programs. */
 const most = 3;
-/** A small heap, and no threads to collect garbage. */
+/** Options of Node for a small heap and no garbage collector threads. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--disable-warning=ExperimentalWarning'];
 const startMs = 30_000;
-/** How long KILL is repeated for what a dead spawner left half started. */
+/** How long SIGKILL is repeated for processes that a dead spawner left half started. */
 const killForMs = 5_000;
 
-/** Values of the marker in spawners of that name, no command's id: what they fork has it until it is the program. */
+/**
+ * Values of the marker variable of the spawners; never a command's id. A forked child has its spawner's value
+ * until it executes the program.
+ */
 export function marksOf(name: string): string[] {
   return Array.from({ length: most }, (_, nth) => `spawner:${name}:${nth}`);
 }
@@ -56,11 +60,11 @@ export function marksOf(name: string): string[] {
 export class Spawners {
   readonly #marks: string[];
   readonly #options: SpawnersOptions;
-  /** By their marks; a dead one until nothing is left that it has started. */
+  /** Spawners by mark. A dead spawner stays here until every half-started process of it is killed. */
   readonly #spawners = new Map<string, SpawnerProcess>();
   #starting: Promise<void> | undefined;
 
-  /** `name`: the same for all agents of a data directory, and for no other. */
+  /** `name`: the same for each start of an agent with this data directory, and for no other. */
   constructor(name: string, options: SpawnersOptions) {
     this.#marks = marksOf(name);
     this.#options = options;
@@ -70,7 +74,7 @@ export class Spawners {
     return [...this.#spawners.values()].flatMap(({ pid }) => pid ?? []);
   }
 
-  /** Resolves when one can start a process; rejects with unavailable. */
+  /** Resolves when a spawner can start a process. Rejects with `unavailable`. */
   async ready(): Promise<void> {
     if (this.#prompt()) return;
     this.#starting ??= this.#start().finally(() => {
@@ -101,7 +105,7 @@ export class Spawners {
   async #start(): Promise<void> {
     const mark = this.#marks.find((one) => !this.#spawners.has(one));
     if (mark === undefined) {
-      // Where all hang, waiting for one of them is all that is left.
+      // All spawners hang: the next command waits for one of them.
       if (this.#connected().length > 0) return;
       await Promise.race([...this.#spawners.values()].map(({ ended }) => ended));
       return this.#start();
@@ -118,14 +122,17 @@ export class Spawners {
 }
 
 interface Requested {
-  /** When it was sent (monotonic); undefined once it has started. */
+  /** When the request was sent (monotonic clock); undefined once the process has started. */
   since: number | undefined;
   started: PromiseWithResolvers<Child>;
   exited: PromiseWithResolvers<Exited | undefined>;
 }
 
 class SpawnerProcess {
-  /** Resolves when it is gone, all its reports were read, and nothing is left half started. Never rejects. */
+  /**
+   * Resolves when the spawner is gone, its reports are read, and half-started processes are killed. Never
+   * rejects.
+   */
   readonly ended: Promise<void>;
   readonly #mark: string;
   readonly #child: ChildProcess;
@@ -139,9 +146,9 @@ class SpawnerProcess {
   constructor(mark: string, options: SpawnersOptions) {
     this.#mark = mark;
     this.#options = options;
-    // Node copies its own NODE_V8_COVERAGE unless there is one.
+    // Node copies its own NODE_V8_COVERAGE unless `env` has that key.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined, NODE_COMPILE_CACHE: compileCache };
-    // An agent that may load no native code has a spawner that loads none.
+    // An agent that may not load native code starts spawners that may not either.
     const noAddons = process.execArgv.filter((flag) => flag === '--no-addons');
     this.#child = spawn(process.execPath, [...flags, ...noAddons, spawnerProgram, options.cgroup ?? ''], {
       cwd: '/',
@@ -152,7 +159,7 @@ class SpawnerProcess {
     const over = (): Promise<void> => this.#over();
     this.ended = once(this.#child, 'close').then(over, over);
     this.#child.on('error', (error) => this.#ready.reject(error));
-    // A spawner that the agent no longer hears must not start anything.
+    // Without its channel to the agent a spawner must not start anything.
     this.#child.once('disconnect', () => this.#child.kill('SIGKILL'));
     // No other process has the other end of the channel.
     this.#child.on('message', (report) => this.#take(report as SpawnReport));
@@ -167,13 +174,13 @@ class SpawnerProcess {
     return this.#isReady && connected && exitCode === null && signalCode === null;
   }
 
-  /** Whether its oldest start takes too long; it can begin no other meanwhile. */
+  /** Whether the oldest start takes too long. The spawner cannot begin another start meanwhile. */
   get hangs(): boolean {
     const oldest = [...this.#requested.values()].find(({ since }) => since !== undefined);
     return monotonic() - (oldest?.since ?? monotonic()) >= this.#options.lateMs;
   }
 
-  /** Rejects when it ends before that. */
+  /** Resolves when the spawner is ready. Rejects if it ends before that. */
   async ready(): Promise<void> {
     const cancel = after(startMs, () => this.#child.kill('SIGKILL'));
     await this.#ready.promise.finally(cancel);
@@ -182,7 +189,7 @@ class SpawnerProcess {
   spawn(request: SpawnRequest): Promise<Child> {
     const started = Promise.withResolvers<Child>();
     this.#requested.set(request.id, { since: monotonic(), started, exited: Promise.withResolvers() });
-    // Whether it arrived shows in the reports, or in their end.
+    // A failure to send is ignored here: it ends the spawner, which rejects the request.
     this.#child.send(request, () => {});
     return started.promise;
   }
@@ -222,7 +229,7 @@ class SpawnerProcess {
     if (this.#stopped) return;
     const { log } = this.#options;
     log.error('a spawner died; commands that it ran are lost');
-    // What it forked has its mark until it is the program.
+    // A forked child has the mark of the spawner until it executes the program.
     await killTree(new Tree({ marks: [this.#mark] }), AbortSignal.abort(), killForMs).catch(
       (error: unknown) => log.error({ err: error }, 'what a spawner left could not be killed'),
     );

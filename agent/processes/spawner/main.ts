@@ -1,5 +1,5 @@
-// The spawner, a small process of its own that starts programs for the agent: a start blocks until the kernel has read
-// the program, perhaps from a disk that hangs, and a fork costs by the size of the process that forks.
+// The spawner, a small separate process that starts programs for the agent. A start blocks until the kernel
+// has read the program, perhaps from a hung disk, and the cost of a fork grows with the size of the process.
 import { spawn } from 'node:child_process';
 import { closeSync, constants, mkdirSync, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { flushCompileCache } from 'node:module';
@@ -8,19 +8,19 @@ import { join } from 'node:path';
 import type { SpawnReport, SpawnRequest } from './messages.ts';
 import { loadPosixSpawn } from './posix-spawn.ts';
 
-/** The cgroup of this process, where it may make others; undefined elsewhere. */
+/** The cgroup of this process, if it may create others below it. */
 const cgroup = joinCgroup(process.argv[2]);
 
 const posix = loadPosixSpawn();
 
-/** Ids of what posix_spawn has started, by pid. */
+/** Command ids of the processes that posix_spawn has started, by pid. */
 const running = new Map<number, string>();
 
-/** Of flags in proc_pid_fdinfo(5). */
+/** The close-on-exec bit of `flags` in proc_pid_fdinfo(5). */
 const closeOnExec = 0o2000000;
 
 function report(message: SpawnReport): void {
-  // It fails once the agent is gone.
+  // Sending fails once the agent is gone.
   process.send?.(message, undefined, undefined, (error) => {
     if (error) process.exit();
   });
@@ -30,7 +30,7 @@ function start(request: SpawnRequest): void {
   const { id } = request;
   try {
     withFiles(request, (files) => {
-      // Where posix_spawnp(3) looks for the program.
+      // posix_spawnp(3) searches for the program in this PATH.
       process.env.PATH = request.env.PATH ?? '/usr/bin:/bin';
       const pid = posix?.spawn(request, files);
       if (pid === undefined) return startByNode(request, files);
@@ -42,7 +42,7 @@ function start(request: SpawnRequest): void {
   }
 }
 
-/** A program that posix_spawn cannot start: Node forks, and can change the user. */
+/** Starts a program that posix_spawn cannot start. Node forks, and can change the user. */
 function startByNode({ id, file, args, cwd, env, ids }: SpawnRequest, files: number[]): void {
   const child = spawn(file, args, { cwd, env, stdio: files, detached: true, ...ids });
   child.once('error', (error) => reportFailure(id, error));
@@ -54,7 +54,7 @@ function startByNode({ id, file, args, cwd, env, ids }: SpawnRequest, files: num
   );
 }
 
-/** Signals come together: one call may stand for several ends. */
+/** Reports all ended children: one SIGCHLD may stand for several of them. */
 function reportEnded(): void {
   for (const [pid, id] of running) {
     const exited = posix?.wait(pid);
@@ -68,7 +68,7 @@ function reportFailure(id: string, error: unknown): void {
   report({ id, errno: error instanceof Error && 'code' in error ? String(error.code) : 'unknown' });
 }
 
-/** Each file is opened for this program alone: a lock on an open file is shared by all that have it. */
+/** Opens the files for this program alone: processes that share an open file also share its locks. */
 function withFiles({ id, stdin, stdout, stderr }: SpawnRequest, use: (files: number[]) => void): void {
   const files: number[] = [];
   try {
@@ -82,7 +82,9 @@ function withFiles({ id, stdin, stdout, stderr }: SpawnRequest, use: (files: num
   }
 }
 
-/** Fails once the agent no longer reads, so that nothing starts after its death; a plain open would wait for ever. */
+/**
+ * Opens an output pipe. Fails if the agent no longer reads, so that nothing starts after the agent's death.
+ */
 function openOutput(path: string): number {
   const probe = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
   try {
@@ -101,7 +103,7 @@ function joinCgroup(directory: string | undefined): string | undefined {
   }
 }
 
-/** What is forked next is born in a cgroup of its own. */
+/** Moves the spawner's thread into a new cgroup, so that the next child begins there. */
 function enterCgroup(id: string): void {
   if (!cgroup) return;
   const own = join(cgroup, id);
@@ -110,19 +112,19 @@ function enterCgroup(id: string): void {
     writeFileSync(join(own, 'cgroup.type'), 'threaded');
     moveInto(own);
   } catch {
-    // The kill of its tree looks for the mark, too.
+    // Without a cgroup a kill still finds the processes by their mark.
   }
 }
 
 /**
- * Moves this one thread, the one that forks ("threaded mode", cgroups(7)). That takes microseconds: to move a process takes
- * the kernel a grace period, 3 to 12 ms in which nothing on the machine forks (measured).
+  * Moves only the thread that forks ("threaded mode", cgroups(7)), which takes microseconds.
+  * To move a whole process takes the kernel 3 to 12 ms, in which nothing on the machine forks (measured).
  */
 function moveInto(directory: string): void {
   writeFileSync(join(directory, 'cgroup.threads'), '0');
 }
 
-/** The process exists until its exit was reported. */
+/** The start time in proc(5). The pid cannot be reused before the exit is reported. */
 function startTime(pid: number): string {
   try {
     const text = readFileSync(`/proc/${pid}/stat`, 'latin1');
@@ -133,8 +135,8 @@ function startTime(pid: number): string {
 }
 
 /**
- * Node opens everything close-on-exec, so what is not was inherited: terminals of the agent or files of the process that
- * started it. Every program would inherit it, too.
+  * Closes inherited files, such as terminals of the agent, which every program would inherit as well.
+  * Node opens files close-on-exec, so a file without that flag was inherited.
  */
 function closeInherited(): void {
   for (const fd of readdirSync('/proc/self/fd').map(Number)) {
@@ -143,30 +145,30 @@ function closeInherited(): void {
       const flags = Number.parseInt(/^flags:\s+(\d+)/m.exec(info)?.[1] ?? '', 8);
       if (fd > 2 && (flags & closeOnExec) === 0) closeSync(fd);
     } catch {
-      // The descriptor of the listing itself, closed by now.
+      // The descriptor of the directory listing is closed by now.
     }
   }
 }
 
-/** A unit may protect the agent from the out-of-memory killer, but not its commands. */
+/** A systemd unit may protect the agent from the out-of-memory killer. Commands must not inherit that. */
 function resetOomScore(): void {
   const file = '/proc/self/oom_score_adj';
   try {
     if (Number(readFileSync(file, 'latin1')) < 0) writeFileSync(file, '0');
   } catch {
-    // A kernel without it.
+    // The kernel has no such file.
   }
 }
 
 closeInherited();
 resetOomScore();
-// The agent decides when this ends, not a signal to everything in a unit or a terminal.
+// Only the agent ends a spawner. A signal to all processes of a unit or a terminal is ignored.
 for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
 process.once('disconnect', () => process.exit());
 process.on('SIGCHLD', reportEnded);
-// The agent alone has the other end of the channel.
+// Only the agent can send messages over this channel.
 process.on('message', (message) => start(message as SpawnRequest));
 process.title = 'farhand-spawner';
 report({ ready: true });
-// It does so by itself at its end, but this one is killed.
+// Node flushes the cache only at a normal exit, and a spawner is killed.
 flushCompileCache();

@@ -8,22 +8,25 @@ export interface SpawnRequest {
   cwd: string;
   env: Record<string, string>;
   ids: { uid: number; gid: number } | undefined;
-  /** Paths of its first three files; without the first it has no input. */
+  /** Paths of stdin, stdout and stderr. Without `stdin` the program reads /dev/null. */
   stdin: string | undefined;
   stdout: string;
   stderr: string;
 }
 
-/** How a process ended: `code` is 128 and its number after a signal, as shells have it; else `signal` is empty. */
+/**
+ * How a process ended. After a signal, `code` is 128 plus its number, as in shells; otherwise `signal` is
+ * empty.
+ */
 export interface Exited {
   code: number;
   signal: string;
 }
 
-/** First that the spawner is ready, then what became of each request: started or not, and its exit. */
+/** Reports of the spawner: first that it is ready, then for each request whether it started, and its exit. */
 export type SpawnReport =
   | { ready: true }
-  /** `start`: see proc(5); pid and start name one process for ever. Empty where it could not be read. */
+  /** `start`: start time of proc(5), empty if unreadable. With the pid it identifies one process. */
   | { id: string; pid: number; start: string }
   | { id: string; errno: string }
   | ({ id: string } & Exited);

@@ -1,38 +1,42 @@
-// Starts programs by posix_spawn(3), through the addon of koffi: the child shares our memory until it is the program.
-// Node's spawn copies the page tables of the whole process first, which halves the commands a second at 32 at once.
+// Starts programs with posix_spawn(3), called through the addon koffi. The child shares the memory of the
+// spawner until it executes the program. Node's spawn first copies the page tables of the whole process,
+// which halves the commands per second at 32 at once.
 import { createRequire } from 'node:module';
 import { constants } from 'node:os';
 import type { Exited, SpawnRequest } from './messages.ts';
 
 export interface PosixSpawn {
   /**
-   * Looks for the program in our own PATH. Its pid, leader of a session of its own; undefined where Node's spawn must start
-   * it or find the error.
+    * Starts a program, searched in the PATH of this process, as the leader of a new session. Returns its pid.
+    * Undefined if Node's spawn must start the program or find the error.
    */
   spawn(request: SpawnRequest, files: readonly number[]): number | undefined;
-  /** How that child has ended, once; undefined before. */
+  /** How the child has ended, returned once; undefined while it runs. */
   wait(pid: number): Exited | undefined;
 }
 
-/** What koffi makes of a function of libc. */
+/** A function of libc, as koffi provides it. */
 type Call = (...args: (number | string | Buffer | number[] | (string | null)[])[]) => number;
 
 interface Koffi {
   load(library: null): { func(declaration: string): Call };
 }
 
-/** Far more than the opaque structs of any libc take (336 and 80 bytes in glibc); the second half must stay untouched. */
+/**
+ * Far more than the opaque structs of any libc take (336 and 80 bytes in glibc); the second half must stay
+ * untouched.
+ */
 const structBytes = 4096;
 const untouched = 0xa5;
 
-/** Of <spawn.h>, the same in glibc and musl. */
+/** Flags of <spawn.h>, the same in glibc and musl. */
 const setSigDefault = 0x04;
 const setSigMask = 0x08;
 const setSession = 0x80;
-/** Of <sys/wait.h>. */
+/** WNOHANG of <sys/wait.h>. */
 const noHang = 1;
 
-/** Undefined without the addon, which does not exist for every machine, and where libc lacks a function. */
+/** Undefined if the addon does not exist for this machine, or libc lacks a function. */
 export function loadPosixSpawn(): PosixSpawn | undefined {
   try {
     return openLibc(createRequire(import.meta.url)(`@koromix/koffi-linux-${process.arch}`) as Koffi);
@@ -58,7 +62,7 @@ function openLibc(koffi: Koffi): PosixSpawn {
   function spawn({ file, args, cwd, env, ids }: SpawnRequest, files: readonly number[]): number | undefined {
     const argv = [file, ...args];
     const envp = Object.entries(env).map(([name, value]) => `${name}=${value}`);
-    // Another user needs a fork. C would take a text with NUL for what is before it; Node's spawn refuses it.
+    // A change of user needs fork(2). C would cut a text at a NUL byte; Node's spawn refuses such a text.
     if (ids || [cwd, ...argv, ...envp].some((text) => text.includes('\0'))) return undefined;
     const pid = [0];
     if (initActions(actions) !== 0) return undefined;
@@ -75,7 +79,7 @@ function openLibc(koffi: Koffi): PosixSpawn {
     if (waitpid(pid, status, noHang) !== pid) return undefined;
     const [word = 0] = status;
     const signal = word & 0x7f;
-    // A child that is traced has stopped.
+    // 0x7f: the child has only stopped, which is reported for a traced process.
     if (signal === 0x7f) return undefined;
     return signal === 0
       ? { code: (word >> 8) & 0xff, signal: '' }
@@ -85,11 +89,12 @@ function openLibc(koffi: Koffi): PosixSpawn {
   return { spawn, wait };
 }
 
-/** A session of its own, and no signal ignored or blocked, as Node's spawn does with `detached`. */
+/** The child leads a new session and ignores or blocks no signal, as with `detached` of Node's spawn. */
 function attributesOf(func: (declaration: string) => Call): Buffer {
   const attributes = struct();
   const noSignals = Buffer.alloc(structBytes);
-  // Not sigfillset(3): that leaves out the two signals of the C library itself, which the child would then ignore.
+  // All bits are set by hand: sigfillset(3) omits two signals of the C library, which the child would then
+  // ignore.
   const allSignals = Buffer.alloc(structBytes, 0xff);
   const failed = [
     func('int posix_spawnattr_init(void *attributes)')(attributes),
@@ -111,10 +116,10 @@ function assertUntouched(one: Buffer): void {
   if (one.subarray(structBytes / 2).some((byte) => byte !== untouched)) throw new Error('larger than known');
 }
 
-/** Of glibc: the C library keeps the two signals before it for itself. */
+/** SIGRTMIN of glibc, which reserves the two signals before it. */
 const firstRealTime = 34;
 
-/** Node knows no names of real-time signals. */
+/** The name of a signal. Node has no names for real-time signals. */
 function signalName(signal: number): string {
   const known = Object.entries(constants.signals).find(([, number]) => number === signal);
   if (known) return known[0];
