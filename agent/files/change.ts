@@ -1,4 +1,5 @@
-// Changes mode, owner or group of a path's target: of the pinned file, also when it has lost its name meanwhile.
+// Changes mode, owner or group of a file or directory. Symlinks are followed, and the file opened first is
+// changed even if it is renamed meanwhile.
 import { AppError } from '../../shared/errors.ts';
 import { chmod, chown, stat } from './confine/fs.ts';
 import { assertFolder, assertMode } from './confine/request-path.ts';
@@ -6,7 +7,7 @@ import { describe } from './describe.ts';
 import type { Operation, RequestOf } from './operation.ts';
 import type { Users } from './users-groups.ts';
 
-/** chown leaves that id as it is. */
+/** chown(2) leaves an id unchanged if it is -1. */
 const unchanged = -1;
 
 export const changeFile: Operation<'changeFile'> = async (disk, request, target, signal) => {
@@ -18,13 +19,13 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
   const { at, stats } = entry.present;
   assertFolder(target, stats);
   signal.throwIfAborted();
-  // A change of owner clears setuid and setgid, so the mode comes second.
+  // The mode is set second, because a change of owner clears setuid and setgid.
   if (uid !== unchanged || gid !== unchanged) await chown(at, uid, gid);
   if (request.mode !== undefined) await chmod(at, request.mode);
   return { entry: describe(target.path, await stat(at), users, entry.link) };
 };
 
-/** Without one it would be a look at the file, which is another right. */
+/** Throws if nothing is to change: the call would only return stats, which needs another capability. */
 function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
   if ([mode, owner, group].every((one) => one === undefined))
     throw new AppError('invalid_request', 'nothing to change: give mode, owner or group');

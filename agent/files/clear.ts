@@ -1,4 +1,4 @@
-// Empties a pinned directory. Symlinks are removed, never followed, also those swapped in meanwhile.
+// Empties an open directory. Symlinks are removed and never followed, even if they appear during the removal.
 import { posix } from 'node:path';
 import { fromErrno } from '../../shared/errors.ts';
 import type { Boundary } from './confine/boundary.ts';
@@ -7,8 +7,8 @@ import { type Bytes, toText } from './confine/request-path.ts';
 import { walk } from './confine/walk.ts';
 
 /**
- * Removes all in an open directory, but nothing on another mount; `path` is for messages. With `own` the tree is the
- * agent's own: directories that forbid it are opened up.
+  * Removes everything in an open directory. Fails with file_busy at another mount. `path` is for messages.
+  * `own`: the tree was created by the agent, which sets each directory to mode 0700 to be able to remove it.
  */
 export async function clear(
   start: Confined,
@@ -19,7 +19,8 @@ export async function clear(
     if (own) await chmod(inside, 0o700);
     return true;
   };
-  // All names of a directory are read before the first goes: not every file system reads on well while they go.
+  // `sorted` reads all names of a directory before the first is removed. On some file systems a listing
+  // misses names while names are removed.
   const options = { path, signal, sorted: true, oneMount: true, enter } as const;
   for await (const step of walk(start, boundary, options)) {
     if (step.stats.isDirectory() && !step.left) continue;

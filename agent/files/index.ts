@@ -1,4 +1,5 @@
-// The file operations of the agent, inside the roots that the machine's owner allows.
+// Creates the handlers of all file operations. They work only inside the roots that the machine's owner
+// allows.
 
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -27,7 +28,10 @@ import { watchFiles } from './watch/index.ts';
 import { watchQuota } from './watch/watched.ts';
 import { writeFile } from './write.ts';
 
-/** Calls at once that may occupy the disk for hours: Node has four threads for all of the agent. */
+/**
+ * Most heavy calls at once. A heavy call may occupy the disk for hours; Node has four threads for the whole
+ * agent.
+ */
 const mostHeavy = 8;
 /** Heavy calls that may wait for a slot. */
 const mostWaiting = 32;
@@ -35,18 +39,18 @@ const mostWaiting = 32;
 export interface FilesOptions {
   /** Absolute; `['/']` allows the whole disk. */
   roots: string[];
-  /** Where relative paths start. */
+  /** Directory at which relative paths start. */
   home: string;
-  /** Absolute paths, refused whatever the roots. */
+  /** Absolute paths that requests may neither read nor change, even inside a root. */
   forbidden: string[];
-  /** Absolute paths that may be read and never changed. */
+  /** Absolute paths that requests may read and never change. */
   fixed?: string[];
   /** The agent's own processes, whose /proc entries are refused; by default this process. */
   processes?: () => number[];
-  /** Where the journal of temporary files lies. */
+  /** Directory of the journal of temporary files. */
   directory: string;
   log: Logger;
-  /** Quota of all watches; the default unless a test sets another. */
+  /** Quota of all watches together. Only tests set it. */
   watches?: Quota;
 }
 
@@ -64,12 +68,14 @@ export async function checkRoots(roots: string[]): Promise<void> {
   });
 }
 
-/** Fails when a root cannot be used; removes temporary files of a killed agent. */
+/**
+ * Creates the handlers, and removes temporary files that a killed agent left. Fails if a root cannot be used.
+ */
 export async function createFiles(options: FilesOptions): Promise<Files> {
   const { roots, home, forbidden, fixed = [], processes, directory, log } = options;
-  // First, so that its directory is there to be protected.
+  // The journal is opened first, because its directory must exist to be protected.
   const journal = await Journal.open(directory, log);
-  // A request that could write the journal could have files removed.
+  // A request that could write the journal could make the agent remove files at its next start.
   const secret = [...forbidden, directory];
   const disk: Disk = {
     reading: new Confinement(await Boundary.open(roots, secret, processes)),

@@ -1,4 +1,5 @@
-// Lists one directory: directories first, then by name, bytewise; entries are looked at only as they are asked for.
+// Lists one directory: directories first, then in bytewise order of the names. The entries are read from the
+// disk only when the caller reads on.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { Quota } from '../../shared/quota.ts';
 import { type Confined, child, lstatPlain, type Named, namesIn } from './confine/fs.ts';
@@ -7,11 +8,11 @@ import type { Confinement } from './confine/resolve.ts';
 import { describeName } from './describe.ts';
 import type { Operation, RequestOf } from './operation.ts';
 
-/** Entries of a batch, which are also those looked at at once. */
+/** Entries of a batch, whose stats are read at the same time. */
 const batchSize = 256;
-/** Names of one listing without a limit; one more shows that there are too many. */
+/** Most names of a listing without a limit. One name more is read, which shows that there are too many. */
 const mostAtOnce = 200_000;
-/** Names that all listings of this process hold together. */
+/** Quota of names that all listings of this process hold in memory together. */
 const held = new Quota(600_000, 'large listings are under way on this machine');
 
 export const listFiles: Operation<'listFiles'> = async function* ({ reading, users }, request, { path }) {
@@ -19,7 +20,7 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   const { names, total } = await namesOf(reading, directory.at, request);
   const release = held.take(names.length);
   try {
-    // Of names: an entry that vanishes later is left out of the batches all the same.
+    // `total` counts names. An entry that is removed later is missing in the batches.
     yield { head: { path: bytes(path), total } };
     const prefix = path === '/' ? path : `${path}/`;
     const known = await users();
@@ -38,14 +39,15 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   }
 };
 
-/** Those of the page, sorted; and how many there are in all. */
+/** The sorted names of the requested page, and the number of names in all. */
 async function namesOf(
   confinement: Confinement,
   directory: Confined,
   { hidden, offset, limit }: RequestOf<'listFiles'>,
 ): Promise<{ names: Bytes[]; total: number }> {
   const end = offset + (limit || mostAtOnce + 1);
-  // Each after "/" or "0", so that directories come first; only the first so many stay in memory.
+  // Each name is prefixed with "/" for a directory or "0", so that directories sort first.
+  // About the first 2 * `end` names stay in memory.
   let names: Bytes[] = [];
   let total = 0;
   const first = (): Bytes[] => names.sort().slice(0, end);

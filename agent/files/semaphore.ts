@@ -1,10 +1,11 @@
-// A semaphore: limits how many calls work at once; others wait in order, and leave the queue when they are cancelled.
+// A semaphore: limits how many calls run at once. Further calls wait in order; a cancelled call leaves the
+// queue.
 import { AppError } from '../../shared/errors.ts';
 
 export class Semaphore {
   readonly #atOnce: number;
   readonly #mostWaiting: number;
-  /** In the order in which they came. */
+  /** Waiting calls, oldest first. */
   readonly #waiting = new Set<() => void>();
   #inside = 0;
 
@@ -13,7 +14,7 @@ export class Semaphore {
     this.#mostWaiting = mostWaiting;
   }
 
-  /** Does the work when its turn has come. */
+  /** Waits for a slot, then runs `work`. Throws `unavailable` if too many calls wait. */
   async run<T>(signal: AbortSignal, work: () => Promise<T>): Promise<T> {
     signal.throwIfAborted();
     if (this.#inside < this.#atOnce) this.#inside += 1;
@@ -22,7 +23,7 @@ export class Semaphore {
       return await work();
     } finally {
       const [next] = this.#waiting;
-      // The slot is handed over, so that no later call takes it.
+      // The slot passes directly to the next waiting call, so that no later call takes it.
       if (next) next();
       else this.#inside -= 1;
     }

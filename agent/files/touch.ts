@@ -1,4 +1,4 @@
-// Creates an empty file where there is none, else sets the modification time of what is there.
+// Sets the modification time of a file or directory, or creates an empty file if the path does not exist.
 import { latestInstant, now } from '../../shared/clock.ts';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { NewFile, seconds } from './atomic/new-file.ts';
@@ -12,7 +12,7 @@ type Request = RequestOf<'touchFile'>;
 
 export const touchFile: Operation<'touchFile'> = async (disk, request, target, signal) => {
   assertTime(request);
-  // Undefined: another process has created the file first, so now there is one.
+  // touch() returns undefined if another process created the file first, so a second attempt finds the file.
   const entry = (await touch(disk, request, target, signal)) ?? (await touch(disk, request, target, signal));
   if (!entry) throw fault('conflict', target.path, 'was created and removed meanwhile, try again');
   return { entry };
@@ -26,22 +26,25 @@ async function touch(disk: Disk, request: Request, target: Target, signal: Abort
   return stats && describe(target.path, stats, await disk.users(), entry.link);
 }
 
-/** Sets the time of the pinned file, also when it has lost its name meanwhile. */
+/** Sets the time of the open file, even if it was renamed or removed meanwhile. */
 async function change(entry: PathEntry, request: Request, target: Target): Promise<BigIntStats> {
   const { at, stats } = entry.present;
   assertFolder(target, stats);
-  // Opening a device or a pipe may have effects, and a pinned handle takes no times.
+  // Opening a device or a pipe may have effects, and the O_PATH handle cannot set times.
   if (!stats.isFile() && !stats.isDirectory())
     throw fault('unsupported_file', target.path, 'neither a regular file nor a directory');
   using file = await pin(at, readOnly);
   return await setTime(file, request.modified_at_ms ?? now());
 }
 
-/** Undefined where the name is taken by now. A failure later on leaves the empty file: its name may be another's then. */
+/**
+ * Creates the file; undefined if the name exists by now. A later failure leaves the empty file, because
+ * another file may have its name by then.
+ */
 async function create(entry: PathEntry, { modified_at_ms }: Request): Promise<BigIntStats | undefined> {
   await using file = await NewFile.create(entry.at).catch(unlessTaken);
   if (!file) return undefined;
-  // Against the umask.
+  // Sets the exact mode, whatever the umask is.
   await file.pinned.handle.chmod(0o644);
   if (modified_at_ms !== undefined) await setTime(file.pinned, modified_at_ms);
   await file.sync();
@@ -53,14 +56,14 @@ function unlessTaken(error: unknown): undefined {
   if (errnoOf(error) !== 'EEXIST') throw error;
 }
 
-/** The access time stays as it is. */
+/** Sets the modification time, in milliseconds since 1970. The access time stays unchanged. */
 async function setTime(file: Pinned, ms: number): Promise<BigIntStats> {
   const { atimeNs } = await file.stat();
   await file.handle.utimes(seconds(atimeNs), seconds(BigInt(Math.trunc(ms)) * 1_000_000n));
   return file.stat();
 }
 
-/** Throws invalid_request where a time is none that a calendar has. */
+/** Throws invalid_request if a time is outside the range of dates. */
 function assertTime({ modified_at_ms = 0 }: Request): void {
   if (Math.abs(modified_at_ms) > latestInstant)
     throw new AppError('invalid_request', 'modified_at_ms is no time');

@@ -1,4 +1,4 @@
-// An upload: its open message, its chunks, and the commit without which nothing is changed.
+// Reads an upload: its open message, its chunks, and its commit. Without the commit nothing is changed.
 import { createHash } from 'node:crypto';
 import { AppError } from '../../shared/errors.ts';
 import type { AgentCall } from '../../shared/rpc.ts';
@@ -13,7 +13,7 @@ interface Message<Open, Commit> {
 
 export class Upload<Open, Commit extends { sha256?: string }> implements Disposable {
   readonly open: Open;
-  /** Of the chunks: the reader updates it, at the time that suits. */
+  /** SHA-256 of the chunks. The reader of chunks() must update it. */
   readonly hash = createHash('sha256');
   readonly #next: () => Promise<Message<Open, Commit> | undefined>;
   readonly #end: () => void;
@@ -34,7 +34,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
       const message = await unlessAborted(signal, messages.next());
       return message.done ? undefined : message.value;
     };
-    // Not awaited: a request that hangs must not hold the answer.
+    // Not awaited, because a request that hangs must not delay the response.
     const end = (): void => void messages.return?.().catch(() => undefined);
     try {
       const open = (await next())?.open;
@@ -46,7 +46,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
     }
   }
 
-  /** All chunks. The request counts once it ends after commit; a request that is cut off throws. */
+  /** Yields all chunks. Throws if the request ends without commit, or goes on after it. */
   async *chunks(): AsyncGenerator<Buffer, void, void> {
     for (;;) {
       const message = await this.#next();
@@ -62,7 +62,10 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
     }
   }
 
-  /** The commit, and the digest of all chunks, which have been read and hashed. Throws validation_failed where it differs. */
+  /**
+   * The commit, and the SHA-256 of all chunks, which must have been read and hashed before.
+   * Throws validation_failed if the commit contains another digest.
+   */
   finish(path: Bytes): { commit: Commit; sha256: string } {
     const commit = this.#commit;
     if (!commit) throw new Error('the upload has not been read to its end');
@@ -78,7 +81,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
   }
 }
 
-/** A handler of the link that takes an upload. */
+/** Turns an operation that reads an upload into a handler of the agent's link. */
 export function uploading<Open extends { path: Buffer }, Commit extends { sha256?: string }, Response>(
   disk: Disk,
   work: (disk: Disk, upload: Upload<Open, Commit>, target: Target, signal: AbortSignal) => Promise<Response>,

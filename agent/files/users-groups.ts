@@ -1,15 +1,16 @@
-// Names of users and groups, from /etc/passwd and /etc/group; read again only when those files change.
+// Maps user and group ids to names, from /etc/passwd and /etc/group. A file is read again only when it
+// changes.
 import { readFile, stat } from 'node:fs/promises';
 
-/** The kernel takes the largest number for "leave it as it is". */
+/** Largest id. One more, 2^32 - 1, means "leave the id unchanged" in chown(2). */
 const largestNumber = 2 ** 32 - 2;
 
-/** Names and numbers of one file: lines of `name:x:number:…`. */
+/** Names and ids of one file with lines of the form `name:x:id:…`. */
 class Names {
   readonly #byNumber = new Map<number, string>();
   readonly #byName = new Map<string, number>();
 
-  /** The first line of a number or name counts, as for the C library. */
+  /** The first line with an id or a name counts, as in the C library. */
   constructor(text: string) {
     for (const line of text.split('\n').reverse()) {
       const [name, , id] = line.split(':');
@@ -19,12 +20,15 @@ class Names {
     }
   }
 
-  /** The name, or the number where there is none. */
+  /** The name of an id, or the id itself if it has no name. */
   nameOf(number: number): string {
     return this.#byNumber.get(number) ?? String(number);
   }
 
-  /** A name counts before a number, as for chown: names may consist of digits. Undefined where there is neither. */
+  /**
+   * The id of a name, or of digits that are no name (as in chown(1), a name may consist of digits); else
+   * undefined.
+   */
   numberOf(name: string): number | undefined {
     const known = this.#byName.get(name);
     if (known !== undefined || !/^\d{1,10}$/.test(name)) return known;
@@ -37,7 +41,7 @@ export interface Users {
   groups: Names;
 }
 
-/** Asked once per request: answers names as they are now. */
+/** Returns the current names. Called once per request. */
 export type AskUsers = () => Promise<Users>;
 
 export function createUsers(passwd = '/etc/passwd', group = '/etc/group'): AskUsers {

@@ -1,4 +1,5 @@
-// Writes a file: the old content or the new, never part of it. Nothing changes before commit and the request's end.
+// Writes a file atomically: readers see the old content or the new, never a part.
+// Nothing changes before the commit and the end of the request.
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/agent/v1/WriteFileCommit.ts';
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/WriteFileOpen.ts';
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
@@ -24,7 +25,7 @@ export async function writeFile(
   if (entry.found) await draft.tryOwner(ownerOf(entry.found.stats));
   for await (const chunk of upload.chunks()) {
     const written = draft.file.append(chunk);
-    // While the disk works.
+    // Hashed while the disk writes.
     upload.hash.update(chunk);
     await written;
   }
@@ -40,10 +41,10 @@ export async function writeFile(
   };
 }
 
-/** The last of those that place a file in the name's stead: they do so one after another. */
+/** The last write in the queue of each name. Writes to the same name are published one after another. */
 const placing = new Map<string, Promise<unknown>>();
 
-/** Gives the new file its name; true if nothing had it before. */
+/** Gives the new file its name. True if no file had that name before. */
 async function publish(
   draft: AtomicWrite,
   { if_match }: WriteFileOpen__Output,
@@ -61,7 +62,7 @@ async function publish(
     await draft.place(overwrite);
     return present === undefined;
   };
-  // Two writers with the same if_match: the second must see what the first has made.
+  // Of two writers with the same if_match the second must see the file of the first, and fail.
   const key = `${await identify(entry.directory)}/${entry.name}`;
   const placed = (placing.get(key) ?? Promise.resolve()).then(place, place);
   placing.set(key, placed);
@@ -74,13 +75,16 @@ async function publish(
 
 const ownerOf = (stats: BigIntStats) => ({ uid: Number(stats.uid), gid: Number(stats.gid) });
 
-/** The mode asked for, else that of the replaced file, else 0644; owner and group of the replaced file. */
+/**
+ * Sets the requested mode, else the mode of the replaced file, else 0644; and owner and group of the replaced
+ * file.
+ */
 function take(draft: AtomicWrite, present: BigIntStats | undefined, mode?: number): Promise<boolean> {
   if (!present) return draft.take({ mode: mode ?? 0o644 });
   return draft.take({ ...ownerOf(present), mode: mode ?? Number(present.mode) & 0o7777 });
 }
 
-/** Throws where the present file may not be replaced. */
+/** Throws if the present file may not be replaced. */
 function assertAllowed(
   present: BigIntStats | undefined,
   { overwrite, if_match }: Pick<WriteFileOpen__Output, 'overwrite' | 'if_match'>,
@@ -88,13 +92,16 @@ function assertAllowed(
 ): void {
   if (present?.isDirectory()) throw fault('is_a_directory', path, 'is a directory');
   if (present && overwrite === false) throw fault('already_exists', path, 'exists');
-  // Symlinks have been followed: one that is here now was not when the upload began.
+  // Symlinks were followed when the upload began, so this symlink appeared later.
   if (present?.isSymbolicLink()) throw fault('conflict', path, 'became a symlink meanwhile, try again');
   if (present && !present.isFile()) throw fault('unsupported_file', path, 'not a regular file');
   assertMatch(present, if_match, path);
 }
 
-/** If-Match of HTTP: an etag, several, or "*" for any file. */
+/**
+ * Throws precondition_failed unless if_match matches: an etag, a comma-separated list, or "*" (If-Match of
+ * HTTP).
+ */
 function assertMatch(present: BigIntStats | undefined, wanted: string | undefined, path: Bytes): void {
   if (wanted === undefined) return;
   const etag = present && etagOf(present);

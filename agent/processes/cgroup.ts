@@ -15,7 +15,7 @@ export async function openCgroups(name: string, log: Logger): Promise<Cgroups | 
 }
 
 export class Cgroups {
-  /** The cgroup of the spawners, who create the cgroups of commands and terminals below it. */
+  /** The cgroup of the spawners, which create the cgroups of commands and terminals below it. */
   readonly directory: string;
 
   /** Created by openCgroups. */

@@ -1,5 +1,5 @@
-// A private temporary directory beside a source or destination: only the agent's user can enter it. It is removed with
-// its content at the end, or at the next start of a killed agent.
+// A private temporary directory beside a source or destination, which only the agent's user can enter.
+// It is removed with its content at the end, or at the next start if the agent is killed.
 import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';
 import { clear } from '../clear.ts';
@@ -16,7 +16,7 @@ export class PrivateDirectory implements AsyncDisposable {
     this.#pinned = pinned;
   }
 
-  /** In an open directory, which stays open until the end. */
+  /** Creates the temporary directory in `directory`, which must stay open until the end. */
   static async open(directory: Confined, journal: Journal): Promise<PrivateDirectory> {
     const name = await journal.reserve(directory);
     try {
@@ -28,12 +28,12 @@ export class PrivateDirectory implements AsyncDisposable {
     }
   }
 
-  /** A name in it, which is free at first. */
+  /** The path of a name in the temporary directory. The name is free at first. */
   content(name = 'content'): Confined {
     return child(this.#pinned.at, name);
   }
 
-  /** Removes it with all that is in it. */
+  /** Removes the directory with its content. */
   async [Symbol.asyncDispose](): Promise<void> {
     using pinned = this.#pinned;
     const never = new AbortController().signal;
@@ -43,7 +43,10 @@ export class PrivateDirectory implements AsyncDisposable {
   }
 }
 
-/** Another user with write access there could have replaced the directory, and a foreign one must not be emptied. */
+/**
+ * Opens the new directory and checks its owner. Another user with write access to its parent could have
+ * replaced it, and the agent must not empty a directory of another user.
+ */
 async function enter(name: TemporaryName): Promise<Pinned> {
   const pinned = await pin(name.at);
   try {

@@ -1,4 +1,4 @@
-// Publishes a finished file or directory under its name in one step; without overwrite nothing is replaced.
+// Moves a finished file or directory to its final name in one step. Without `overwrite` nothing is replaced.
 import { errnoOf } from '../../../shared/errors.ts';
 import { type Confined, identityOf, link, lstat, mkdir, rename, rmdir, unlink } from '../confine/fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
@@ -8,7 +8,7 @@ export interface Placement {
   to: Confined;
   directory: boolean;
   overwrite: boolean;
-  /** Of the target, for messages. */
+  /** Path of the target, for messages. */
   path: Bytes;
 }
 
@@ -18,11 +18,11 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
   if (directory) return claim(from, to);
   await linkAs(from, to, path);
   const [old, made] = await Promise.all([lstat(from), lstat(to)]);
-  // Another file that has taken the name meanwhile stays.
+  // If another file has taken the name `from` meanwhile, it is not removed.
   if (identityOf(old) === identityOf(made)) await unlink(from);
 }
 
-/** Gives a second name to anything but a directory, which only works where the name is free. */
+/** Gives a file a second name. Fails with EEXIST if the name is taken, and cannot link directories. */
 export async function linkAs(from: Confined, to: Confined, path: Bytes): Promise<void> {
   try {
     await link(from, to);
@@ -32,7 +32,10 @@ export async function linkAs(from: Confined, to: Confined, path: Bytes): Promise
   }
 }
 
-/** A directory replaces nothing but an empty directory: the one made here takes the name, and fails if it is taken. */
+/**
+ * Renames a directory to a free name. mkdir(2) fails if the name is taken; rename(2) then replaces only that
+ * empty directory.
+ */
 async function claim(from: Confined, to: Confined): Promise<void> {
   await mkdir(to, 0o700);
   try {
@@ -43,7 +46,7 @@ async function claim(from: Confined, to: Confined): Promise<void> {
   }
 }
 
-/** Refuses what rename would refuse, before anything is copied for it. */
+/** Throws the errors of rename(2) early, before anything is copied. */
 export function assertPlace(
   present: { isDirectory(): boolean } | undefined,
   { directory, overwrite, path }: Omit<Placement, 'from' | 'to'>,

@@ -189,7 +189,7 @@ class SpawnerProcess {
   spawn(request: SpawnRequest): Promise<Child> {
     const started = Promise.withResolvers<Child>();
     this.#requested.set(request.id, { since: monotonic(), started, exited: Promise.withResolvers() });
-    // A failure to send is ignored here: it ends the spawner, which rejects the request.
+    // The reports of the spawner, or their end, show whether the request arrived.
     this.#child.send(request, () => {});
     return started.promise;
   }
