@@ -1,4 +1,5 @@
-// Describes a file for answers: its entry, and the etag that changes whenever its bytes may have changed.
+// Builds the description of a file for responses, and its etag, which changes whenever its bytes may have
+// changed.
 import { posix } from 'node:path';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { type BigIntStats, type Confined, child, readlink, type Stats } from './confine/fs.ts';
@@ -6,10 +7,10 @@ import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import type { Users } from './users-groups.ts';
 
-/** All that is described is exact in both kinds (confine/fs.ts, lstatPlain). */
+/** Stats with or without bigint: the described fields are exact in both (see lstatPlain in confine/fs.ts). */
 type AnyStats = BigIntStats | Stats;
 
-/** The entry of a path; `link` is where the symlink of that name points to, as written. */
+/** The entry of a path. `link`: the target of the symlink of that name, as stored in the symlink. */
 export function describe(path: Bytes, stats: AnyStats, users: Users, link?: Bytes): FileEntry {
   return {
     name: bytes(posix.basename(path) || '/'),
@@ -25,7 +26,10 @@ export function describe(path: Bytes, stats: AnyStats, users: Users, link?: Byte
   };
 }
 
-/** A name in an open directory: a symlink with type and size of its target where that can be reached. */
+/**
+ * Describes a name in an open directory. A symlink has the type and size of its target if that can be
+ * reached.
+ */
 export async function describeName(
   confinement: Confinement,
   { directory, name, path }: { directory: Confined; name: Bytes; path: Bytes },
@@ -44,7 +48,9 @@ function special(stats: AnyStats): string {
   return stats.isCharacterDevice() ? 'char' : '';
 }
 
-/** Strong, quotes included. The change time is in it because the modification time can be set at will. */
+/**
+ * A strong etag with quotes. It includes the change time, because any program can set the modification time.
+ */
 export function etagOf(stats: BigIntStats): string {
   const { dev, ino, size, mtimeNs, ctimeNs } = stats;
   return `"${[dev, ino, size, mtimeNs, ctimeNs].map((part) => part.toString(36)).join('-')}"`;

@@ -1,4 +1,4 @@
-// Makes a directory: a new one or none, with exactly the mode asked for.
+// Creates a directory with exactly the requested mode. Fails if the path exists.
 import { type BigIntStats, chmod, mkdir, pin, rmdir } from './confine/fs.ts';
 import { assertMode, fault } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
@@ -19,7 +19,7 @@ async function make(entry: PathEntry, mode: number): Promise<BigIntStats> {
   await mkdir(entry.at, mode & 0o777);
   try {
     using made = await pin(entry.at);
-    // Against the umask; a setgid bit inherited from above stays, as everywhere.
+    // Sets the exact mode, whatever the umask is. A setgid bit inherited from the parent directory stays.
     const inherited = Number((await made.stat()).mode) & 0o2000;
     await chmod(made.at, mode | inherited);
     await entry.keep();

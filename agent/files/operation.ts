@@ -1,5 +1,5 @@
-// Turns file operations into handlers of the link: each gets the disk, the path of its request and a signal. A cancelled
-// read is not awaited, for a disk may hang: it ends by itself and closes its handles.
+// Turns file operations into handlers of the agent's link. Each operation gets the disk, the path and a
+// signal. A cancelled read is not awaited, because a disk may hang. It ends by itself and closes its handles.
 
 import { fromErrno } from '../../shared/errors.ts';
 import type { Quota } from '../../shared/quota.ts';
@@ -10,28 +10,34 @@ import type { Confinement } from './confine/resolve.ts';
 import type { Semaphore } from './semaphore.ts';
 import type { AskUsers } from './users-groups.ts';
 
-/** Shared by all operations. */
+/** The objects that all operations share. */
 export interface Disk {
-  /** Where files may be read, which is more than may be changed. */
+  /** Resolves paths for reading, which allows more paths than `writing`. */
   reading: Confinement;
   writing: Confinement;
   users: AskUsers;
-  /** Where relative paths start. */
+  /** Directory at which relative paths start. */
   home: Bytes;
   journal: Journal;
-  /** Calls that may keep the disk busy for hours. */
+  /** Limits the calls that may keep the disk busy for hours. */
   heavy: Semaphore;
   /** Quota of all watches together. */
   watches: Quota;
 }
 
-/** A method of the wire as an operation: given the path that its request names, and a signal that fires when the call is cancelled. */
+/**
+ * The operation for an rpc method. It gets the path that the request names, and a signal that fires when the
+ * call is cancelled.
+ */
 export type Operation<M extends keyof AgentMethods> = Work<RequestOf<M>, Result<ReturnType<AgentMethods[M]>>>;
 export type RequestOf<M extends keyof AgentMethods> = Parameters<AgentMethods[M]>[0];
 type Result<Answer> = Answer extends AsyncIterable<infer Part> ? AsyncGenerator<Part, void, void> : Answer;
 type Work<Request, Result> = (disk: Disk, request: Request, target: Target, signal: AbortSignal) => Result;
 
-/** A handler of the link; `named` says which path failures are about, `isHeavy` whether a request waits for a slot. */
+/**
+ * Makes a unary handler. `named`: the path of a request, for errors. `isHeavy`: whether a request waits for a
+ * slot.
+ */
 export function unary<Request, Response>(
   disk: Disk,
   named: (request: Request) => Buffer,
@@ -45,7 +51,7 @@ export function unary<Request, Response>(
   };
 }
 
-/** A handler that yields its response piece by piece. */
+/** Makes a handler that streams its response. */
 export function streaming<Request extends { path: Buffer }, Response>(
   disk: Disk,
   work: Work<Request, AsyncGenerator<Response, void, void>>,
@@ -63,13 +69,15 @@ export function streaming<Request extends { path: Buffer }, Response>(
     } catch (error) {
       throw signal.aborted ? signal.reason : fromErrno(error, toText(target.path));
     } finally {
-      // Not awaited: it may hang with the disk.
+      // Not awaited, because it may hang with the disk.
       source.return().catch(() => undefined);
     }
   };
 }
 
-/** The result of `work`, or the signal's reason as soon as it fires: the work itself goes on to its own end. */
+/**
+ * Resolves to the result of `work`. Rejects with the signal's reason when it fires, while the work goes on.
+ */
 export function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
   return new Promise((resolve, reject) => {
     const leave = (): void => {
@@ -82,7 +90,9 @@ export function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise
   });
 }
 
-/** Runs the work of a call; it fails with the signal's reason once that has fired, else with a documented code. */
+/**
+ * Runs the work of a call. Fails with the signal's reason if it has fired, else with a documented error code.
+ */
 export async function failingAs<T>(path: Bytes, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
   try {
     signal.throwIfAborted();

@@ -1,4 +1,4 @@
-// Reads a regular file: a head, then exactly the bytes that it announced, or an error.
+// Reads a regular file: sends a head with the length, then exactly so many bytes, or an error.
 import { createHash } from 'node:crypto';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import { type Contents, hasChanged, openTarget } from './confine/contents.ts';
@@ -9,7 +9,7 @@ import type { Operation, RequestOf } from './operation.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** The range to read; `length` is infinite where only reading finds the end. */
+/** The range to read, in bytes. `length` is infinite if only reading shows where the file ends. */
 interface Range {
   start: number;
   length: number;
@@ -32,15 +32,15 @@ export const readFile: Operation<'readFile'> = async function* ({ reading, users
     };
     const hash = request.digest ? createHash('sha256') : undefined;
     let sent = 0;
-    // As many bytes as were announced; all up to the end where none were.
+    // Sends as many bytes as announced, or all bytes to the end if no length was announced.
     for (let chunk = first; length === undefined ? chunk.length > 0 : sent < length; ) {
       if (length !== undefined && chunk.length < Math.min(chunkBytes, length - sent)) throw changed(path);
       sent += chunk.length;
       if (sent > range.max) throw tooLarge(path, { max: range.max });
-      // Judged before the last bytes go out: a reader who has them all does not wait for a verdict.
+      // Checked before the last chunk is sent, because a reader with all bytes does not wait for an error.
       if (sent === length && hasChanged(stats, await source.file.stat(), range.start + sent))
         throw changed(path);
-      // The disk works while this one is on its way.
+      // The next chunk is read while this chunk is sent.
       const ahead = read(sent);
       ahead.catch(() => undefined);
       hash?.update(chunk);
@@ -64,10 +64,12 @@ function rangeOf(request: RequestOf<'readFile'>, path: Bytes, size: number): Ran
   return { start, length, max };
 }
 
-/** Reads the chunk after so many bytes of the range; a short one means the end of the file. */
+/** Reads the chunk after `sent` bytes of the range. A short chunk means the end of the file. */
 type Read = (sent: number) => Promise<Buffer>;
 
-/** Two buffers in turn: one is on its way while the other is filled. A chunk is valid until the next but one is read. */
+/**
+ * Uses two buffers in turn: one is filled while the other is sent. A chunk is valid until two chunks later.
+ */
 function readerOf(handle: FileHandle, { start, length }: Range): Read {
   const pages: Buffer[] = [];
   let turn = 0;
@@ -87,8 +89,8 @@ function readerOf(handle: FileHandle, { start, length }: Range): Read {
 }
 
 /**
- * The length to announce; undefined where its size is wrong: those of /proc say 0 and have more, those of
- * /sys say 4096 and have less. The first bytes give it away.
+  * The length to announce, or undefined if the size in the stats is wrong.
+  * Files of /proc report 0 and have more, files of /sys report 4096 and have less. The first read shows that.
  */
 async function lengthOf(
   { file, stats }: Contents,
@@ -107,7 +109,7 @@ const changed = (path: Bytes): AppError => fault('conflict', path, 'changed whil
 const tooLarge = (path: Bytes, details: { size?: number; max: number }): AppError =>
   fault('file_too_large', path, `more than ${details.max} bytes`, details);
 
-/** Files of the kernel fail in ways of their own. */
+/** Errors in reading files of the kernel (/proc, /sys). */
 const readingErrnos: Readonly<Record<string, Code>> = {
   EAGAIN: 'unsupported_file',
   EINVAL: 'unsupported_file',

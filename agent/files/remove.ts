@@ -1,4 +1,5 @@
-// Removes a file, a symlink (never its target) or a directory; refuses the root, the home and protected paths.
+// Removes a file, a directory, or a symlink (never its target). It refuses "/", the agent's home directory,
+// the allowed roots and protected paths.
 import { clear } from './clear.ts';
 import { drop, mountOf, syncDirectory } from './confine/fs.ts';
 import { assertFolder, bytes, fault } from './confine/request-path.ts';

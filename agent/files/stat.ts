@@ -1,4 +1,4 @@
-// Describes one path as a listing does, on request with the digest of its bytes.
+// Describes one path as a listing does, on request with the SHA-256 of the file.
 import { createHash } from 'node:crypto';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { openTarget } from './confine/contents.ts';
@@ -23,7 +23,7 @@ export const statFile: Operation<'statFile'> = async ({ reading, users }, reques
   return { entry: describe(target.path, stats, await users(), link), etag: etagOf(stats), sha256 };
 };
 
-/** Failures to follow a symlink that leave the symlink itself to be described. */
+/** Errors in following a symlink after which the symlink itself is described. */
 const lost: readonly Code[] = ['file_not_found', 'permission_denied', 'invalid_path', 'not_a_directory'];
 
 async function find(confinement: Confinement, target: Target): Promise<Found> {
@@ -36,7 +36,7 @@ async function find(confinement: Confinement, target: Target): Promise<Found> {
   } catch (error) {
     if (target.folder || !(error instanceof AppError && lost.includes(error.code))) throw error;
     await using entry = await confinement.name(path);
-    // Not a symlink: it has failed for another reason, or is gone.
+    // The path is no symlink, so the first error stands.
     if (!entry.found?.stats.isSymbolicLink()) throw error;
     return { stats: entry.found.stats, link: await readlink(entry.at) };
   }
@@ -53,7 +53,7 @@ async function hash(confinement: Confinement, target: Target, signal: AbortSigna
       length = (await file.handle.read(buffer, 0, bufferBytes, at)).bytesRead;
       digest.update(buffer.subarray(0, length));
     }
-    // Compared as a whole, so that the etag belongs to the bytes that were hashed.
+    // The whole etag is compared, so that it belongs to exactly the hashed bytes.
     if (etagOf(await file.stat()) === etagOf(stats)) return { stats, link, sha256: digest.digest('hex') };
   } catch (error) {
     throw signal.aborted ? error : readingFailure(error, target.path);

@@ -1,6 +1,6 @@
-// A journal of the temporary files that exist, so that those of a killed agent are removed at its next start: they lie
-// beside their targets, anywhere on the disk. Append-only, one line per file: + added, * a directory with the mark that
-// identifies it, - removed.
+// A journal of the agent's temporary files, which lie beside their targets anywhere on the disk. After a kill
+// the agent removes them at its next start. Append-only, one line per file: "+" added, "*" a directory with
+// the mark that identifies it, "-" removed.
 import { randomUUID } from 'node:crypto';
 import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
@@ -13,12 +13,12 @@ import * as fs from '../confine/fs.ts';
 import { type Bytes, bytes, toText } from '../confine/request-path.ts';
 
 const prefix = '.farhand-';
-/** The journal is written anew beyond this, if it was never empty in between. */
+/** Bytes beyond which the journal is rewritten, unless it was empty meanwhile. */
 const largest = 256 * 1024;
-/** A leftover on a dead network disk must not keep the agent from starting. */
+/** Longest wait for removals at the start, in milliseconds: a dead network disk must not block the start. */
 const longestRemoval = 5_000;
 
-/** Identifies a directory also after a restart of the machine, when device numbers may change. */
+/** Identifies a directory by inode and birth time. Device numbers may change when the machine restarts. */
 export const markOf = ({ ino, birthtimeNs }: BigIntStats): string => `${ino}-${birthtimeNs}`;
 
 const line = (sign: '+' | '*' | '-', path: Bytes, mark = ''): string =>
@@ -27,11 +27,14 @@ const line = (sign: '+' | '*' | '-', path: Bytes, mark = ''): string =>
 /** A random temporary name, recorded in the journal. */
 export interface TemporaryName {
   at: Confined;
-  /** Where that is, for the journal and for messages. */
+  /** Absolute path of the name, for the journal and for messages. */
   path: Bytes;
-  /** It is a directory; only then, and once this is durable, it may be filled. */
+  /** Records that the name is a directory. The directory may be filled only after this has resolved. */
   mark(mark: string): Promise<void>;
-  /** Removes the file or directory of that name, emptied first if need be. Never rejects: the next start tries again. */
+  /**
+   * Removes the file or directory; `empty` removes its content first. Never rejects: the next start tries
+   * again.
+   */
   release(directory: boolean, empty?: () => Promise<void>): Promise<void>;
 }
 
@@ -47,7 +50,7 @@ export class Journal {
     this.#log = log;
   }
 
-  /** Removes temporary files of a killed agent, then starts an empty journal. */
+  /** Removes the temporary files of a killed agent, then creates an empty journal. */
   static async open(directory: string, log: Logger): Promise<Journal> {
     await mkdir(directory, { recursive: true, mode: 0o700 });
     const path = join(directory, 'temporary.journal');
@@ -57,7 +60,7 @@ export class Journal {
     return new Journal(path, log);
   }
 
-  /** A free name in an open directory; it is in the journal when this resolves. */
+  /** Reserves a free name in an open directory. Resolves when the name is in the journal. */
   async reserve(directory: Confined): Promise<TemporaryName> {
     const name = prefix + randomUUID();
     const at = fs.child(directory, name);
@@ -79,7 +82,7 @@ export class Journal {
     };
   }
 
-  /** Durable when it resolves. */
+  /** Resolves when the line is durable. */
   #add(path: Bytes, mark = ''): Promise<void> {
     this.#live.set(path, mark);
     return this.#inTurn(() => this.#append(line(mark ? '*' : '+', path, mark), true));
@@ -92,7 +95,7 @@ export class Journal {
         await truncate(this.#path);
         this.#size = 0;
       }
-      // Nothing is lost if this line is: the file is not there.
+      // This line need not be durable, because the file is already removed.
       else await this.#append(line('-', path), false);
       if (this.#size > largest) await this.#rewrite();
     });
@@ -104,7 +107,7 @@ export class Journal {
     return done;
   }
 
-  /** Opened each time, so that nothing has to be closed at the end. */
+  /** Opens the journal for each line, so that nothing has to be closed at the end. */
   async #append(text: string, flush: boolean): Promise<void> {
     await appendFile(this.#path, text, { flush });
     this.#size += text.length;
@@ -118,7 +121,10 @@ export class Journal {
   }
 }
 
-/** A line that was cut off by the end was never answered, so its file was never made. */
+/**
+ * The files that a killed agent left, with marks. A line cut off by the crash is ignored: its file was never
+ * made.
+ */
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = await readFile(path, 'utf8').catch((error: unknown) => {
     if (errnoOf(error) === 'ENOENT') return '';
@@ -134,7 +140,9 @@ async function leftovers(path: string): Promise<Map<Bytes, string>> {
   return live;
 }
 
-/** Only a plain file or a directory of our own and of our naming goes, whatever the journal says. */
+/**
+ * Removes a leftover only if it is a file or directory with the agent's prefix, owned by the agent's user.
+ */
 async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
   const name = posix.basename(path);
   if (!name.startsWith(prefix)) return;
@@ -154,7 +162,10 @@ async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
   }
 }
 
-/** Another user with write access there could have given our name to another directory: only the marked one is emptied. */
+/**
+ * Empties a leftover directory only if its mark fits. Another user with write access to its parent could have
+ * given the name to another directory.
+ */
 async function empty(at: Confined, mark: string, path: Bytes): Promise<void> {
   using pinned = await fs.pin(at);
   if (markOf(await pinned.stat()) !== mark) return;

@@ -1,5 +1,5 @@
-// A new file: its bytes, then its attributes, then its name in one step; it is removed on failure. Data is flushed on the
-// way, so that the last fsync of a large file does not take minutes.
+// Writes a new file under a temporary name, then its attributes, then renames it in one step.
+// Data is flushed during the write, so that the final fsync of a large file does not take minutes.
 import { errnoOf } from '../../../shared/errors.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
@@ -7,12 +7,12 @@ import type { PathEntry } from '../confine/resolve.ts';
 import type { Journal, TemporaryName } from './journal.ts';
 import { linkAs } from './place.ts';
 
-/** Bytes after which data is flushed. */
+/** Bytes written between two flushes. */
 const flushBytes = 64 * 1024 * 1024;
 
 export class NewFile implements AsyncDisposable {
   readonly pinned: fs.Pinned;
-  /** Nothing is under way when it resolves, and nothing has failed. */
+  /** The flush under way. Rejects if it fails. */
   flushing: Promise<unknown> = Promise.resolve();
   #unflushed = 0;
   size = 0;
@@ -21,7 +21,7 @@ export class NewFile implements AsyncDisposable {
     this.pinned = pinned;
   }
 
-  /** Empty and private, under a name that nothing has. */
+  /** Creates an empty file with mode 0600. Fails with EEXIST if the name is taken. */
   static async create(at: fs.Confined): Promise<NewFile> {
     return new NewFile(
       await fs.pin(at, fs.O_WRONLY | fs.O_CREAT | fs.O_EXCL | fs.O_NOFOLLOW | fs.O_NOCTTY, 0o600),
@@ -44,12 +44,12 @@ export class NewFile implements AsyncDisposable {
     this.flushing.catch(() => undefined);
   }
 
-  /** Leaves a hole; one at the end takes a truncate to the size. */
+  /** Leaves a hole of `length` bytes. After a hole at the end the caller must truncate the file to `size`. */
   skip(length: number): void {
     this.size += length;
   }
 
-  /** Resolves once everything written so far is on the disk. */
+  /** Resolves when everything written so far is on the disk. */
   async sync(): Promise<void> {
     await this.flushing;
     await this.pinned.handle.sync();
@@ -57,12 +57,12 @@ export class NewFile implements AsyncDisposable {
 
   async [Symbol.asyncDispose](): Promise<void> {
     await this.flushing.catch(() => undefined);
-    // fsync has reported every failure that matters.
+    // An error of close is ignored: fsync has reported every failure that matters.
     await this.pinned.handle.close().catch(() => undefined);
   }
 }
 
-/** Flushes under way while more is made: several at once are cheaper than one by one. */
+/** Runs up to `most` flushes at once, which is cheaper than one by one. */
 export class Flushes implements AsyncDisposable {
   readonly #most: number;
   #pending: Promise<void>[] = [];
@@ -97,12 +97,12 @@ export function seconds(ns: bigint): string {
   return String(Number(isInexact ? ns + half : ns) / 1e9);
 }
 
-/** A change of owner that must not be left out. */
+/** Awaits a change of owner, and throws permission_denied if the agent may not make it. */
 export async function keepOwner(change: Promise<void>, path: Bytes): Promise<void> {
   try {
     await change;
   } catch (error) {
-    // EINVAL: an owner that the agent's user namespace does not know.
+    // EINVAL: the owner has no id in the agent's user namespace.
     if (!['EPERM', 'EINVAL'].includes(errnoOf(error) ?? '')) throw error;
     throw fault('permission_denied', path, 'the agent may not keep its owner and group');
   }
@@ -133,7 +133,7 @@ export class AtomicWrite implements AsyncDisposable {
     this.#has = { ...born, mode: 0o600 };
   }
 
-  /** Makes the temporary file, empty and private. */
+  /** Creates the temporary file, empty and with mode 0600. */
   static async begin(entry: PathEntry, journal: Journal): Promise<AtomicWrite> {
     const name = await journal.reserve(entry.directory);
     try {
@@ -146,33 +146,36 @@ export class AtomicWrite implements AsyncDisposable {
     }
   }
 
-  /** Fails where owner and group could not be preserved, before a byte is sent; changes nothing. */
+  /**
+   * Fails if owner and group cannot be set, so that the error comes before any bytes. Changes nothing in the
+   * end.
+   */
   async tryOwner(owner: Owner): Promise<void> {
     const before = this.#has;
     if (await this.take({ ...owner, mode: before.mode })) await this.take(before);
   }
 
-  /** Sets mode and owner, by default the agent's own; true if that changed anything. */
+  /** Sets mode and owner; the owner is by default the agent's. True if anything changed. */
   async take(attributes: { mode: number } & Partial<Owner>): Promise<boolean> {
     const wanted = { ...this.#born, ...attributes };
     const moves = wanted.uid !== this.#has.uid || wanted.gid !== this.#has.gid;
     if (!moves && wanted.mode === this.#has.mode) return false;
     const { handle } = this.file.pinned;
-    // A change of owner clears setuid and setgid, so the mode comes second.
+    // The mode is set second, because a change of owner clears setuid and setgid.
     if (moves) await keepOwner(handle.chown(wanted.uid, wanted.gid), this.entry.path);
     await handle.chmod(wanted.mode);
     this.#has = wanted;
     return true;
   }
 
-  /** Takes the target's name: in one step, and without `overwrite` only if it is free. */
+  /** Gives the file its final name in one step. Without `overwrite` it fails if the name is taken. */
   async place(overwrite: boolean): Promise<void> {
     const { at } = this.#name;
     const { entry } = this;
     if (overwrite) await fs.rename(at, entry.at);
     else {
       await linkAs(at, entry.at, entry.path);
-      // Before the caller reads its change time, which losing a name updates.
+      // Removed here, because removing a name updates the change time, which the caller reads next.
       await fs.unlink(at);
     }
     await entry.keep();

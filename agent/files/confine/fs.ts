@@ -1,5 +1,5 @@
-// The disk as the operations see it: node:fs for confined paths alone. No other file here that serves a request imports
-// node:fs (test/architecture.test.ts).
+// Wraps node:fs so that it takes only confined paths. No other file that serves file requests may import
+// node:fs (checked by test/architecture.test.ts).
 import * as callbacks from 'node:fs';
 import { type BigIntStats, type Dirent, type FSWatcher, readFileSync, type Stats } from 'node:fs';
 import * as fs from 'node:fs/promises';
@@ -11,29 +11,35 @@ export type { BigIntStats, FSWatcher, Stats } from 'node:fs';
 export type { FileHandle } from 'node:fs/promises';
 
 export const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_RDONLY, O_WRONLY } = callbacks.constants;
-/** O_PATH, which Node does not name: such a handle reads nothing, never blocks and has no effect on devices. */
+/**
+ * O_PATH, which Node does not define. Opening with it never blocks and has no effect on devices; it cannot
+ * read.
+ */
 export const pathOnly = 0o10000000;
-/** For a file known to be plain a moment ago: opening another file that has its name by now neither blocks nor takes a terminal. */
+/**
+ * Flags to open a file that was a regular file a moment ago. If another file has the name by now, opening it
+ * does not block and does not make a terminal the controlling terminal.
+ */
 export const readOnly = O_RDONLY | callbacks.constants.O_NONBLOCK | O_NOCTTY;
 
 declare const confined: unique symbol;
-/** A path through an open handle, /proc/self/fd/N or /proc/self/fd/N/name: it stays there whatever is renamed. */
+/** A path through an open handle, /proc/self/fd/N or /proc/self/fd/N/name. A rename cannot redirect it. */
 export type Confined = Bytes & { readonly [confined]: true };
 
-/** A name in an open directory. */
+/** The confined path of a name in an open directory. */
 export function child(directory: Confined, name: Bytes): Confined {
   if (name.includes('/') || name === '..') throw new Error('not the name of one entry of a directory');
   return `${directory}/${name}` as Confined;
 }
 
-/** An open handle: O_PATH unless opened for its bytes. */
+/** An open handle, and the confined path through it. */
 export class Pinned implements Disposable {
   readonly handle: fs.FileHandle;
   readonly at: Confined;
 
   constructor(handle: fs.FileHandle) {
     this.handle = handle;
-    // For as long as it is open.
+    // Valid as long as the handle is open.
     this.at = `/proc/self/fd/${handle.fd}` as Confined;
   }
 
@@ -41,13 +47,16 @@ export class Pinned implements Disposable {
     return this.handle.stat({ bigint: true });
   }
 
-  /** Not awaited: closing waits for a read under way, which may hang, and the last close of something deleted takes time. */
+  /**
+   * Closes without waiting: close waits for a read under way, which may hang, and closing a deleted file
+   * takes time.
+   */
   [Symbol.dispose](): void {
     this.handle.close().catch(() => undefined);
   }
 }
 
-/** Pins a path whatever it is, without following a symlink at its end unless the flags say so. */
+/** Opens a path, by default with O_PATH and without following a symlink at its end. */
 export const pin = async (
   at: Confined,
   flags: number = pathOnly | O_NOFOLLOW,
@@ -67,24 +76,25 @@ export const mkdir = on((path, mode: number) => fs.mkdir(path, mode));
 export const rmdir = on((path) => fs.rmdir(path));
 export const unlink = on(fs.unlink);
 export const readlink = on((path): Promise<Bytes> => fs.readlink(path, 'latin1'));
-/** Follows a symlink at the end, such as the one that /proc has for a handle. */
+/** Follows a symlink at the end, such as /proc/self/fd/N of a handle. */
 export const stat = on((path) => fs.stat(path, { bigint: true }));
 
 export const rename = (from: Confined, to: Confined): Promise<void> => fs.rename(bytes(from), bytes(to));
 export const link = (from: Confined, to: Confined): Promise<void> => fs.link(bytes(from), bytes(to));
 export const symlink = (target: Bytes, at: Confined): Promise<void> => fs.symlink(bytes(target), bytes(at));
 
-/** The callback form costs half of what the promise form does. */
+/** Does not follow a symlink. The callback form of lstat costs half as much as the promise form. */
 export const lstat = (at: Confined): Promise<BigIntStats> =>
   new Promise((resolve, reject) => {
     callbacks.lstat(bytes(at), { bigint: true }, (error, stats) => (error ? reject(error) : resolve(stats)));
   });
 
 /**
- * To describe a name in a long list, at four fifths of the processor time: plain numbers, of which inodes and times are not
- * exact, and must not be compared. Sizes are exact up to 2^53, and so are milliseconds: their fraction has 12 bits left,
- * so only a time less than 122 ns before a millisecond is rounded up to that. Those are looked at again, except at a whole
- * second: so many files have such times (packages, archives) that one in eight million is let off a millisecond.
+  * Stats for a long listing, as plain numbers, in four fifths of the processor time of bigint.
+  * Inodes and times are not exact and must not be compared. Sizes are exact up to 2^53.
+  * Milliseconds are exact except for a time less than 122 ns before the next millisecond, which is rounded
+  * up. A time at a whole millisecond is therefore read again as bigint. Whole seconds are not, because
+  * packages and archives make them common: one time in eight million is then one millisecond late.
  */
 export async function lstatPlain(at: Confined): Promise<Stats | BigIntStats | undefined> {
   const stats = await new Promise<Stats>((resolve, reject) => {
@@ -94,25 +104,27 @@ export async function lstatPlain(at: Confined): Promise<Stats | BigIntStats | un
   return isUnsure ? lookAt(at) : stats;
 }
 
-/** Stats of a name, a symlink not followed; undefined where it is missing. */
+/** Stats of a name without following a symlink; undefined if it is missing. */
 export const lookAt = (at: Confined): Promise<BigIntStats | undefined> => lstat(at).catch(ignoreMissing);
 
-/** Watches an open directory and its entries; its own changes have the name ".". */
+/** Watches an open directory and its entries. Changes of the directory itself have the name ".". */
 export const watch = (directory: Confined): FSWatcher =>
   callbacks.watch(`${directory}/.`, { encoding: 'latin1', persistent: false });
 
-/** Device and inode: identifies a file under any name. */
+/** Device and inode, which identify a file under any name. */
 export const identityOf = (stats: BigIntStats): string => `${stats.dev}:${stats.ino}`;
 export const identify = async (at: Confined): Promise<string> => identityOf(await stat(at));
 
-/** Which mount an open directory was reached through. The device is the same for all bind mounts. */
+/**
+ * Id of the mount through which a directory was opened. Bind mounts have the same device but different ids.
+ */
 export function mountOf(at: Confined): string | undefined {
   // The kernel answers from memory, so this waits for no disk.
   const info = readFileSync(`/proc/self/fdinfo/${posix.basename(at)}`, 'latin1');
   return /^mnt_id:\s*(\d+)/m.exec(info)?.[1];
 }
 
-/** Removes one name. If it has meanwhile become something else, that goes; a directory only if it is empty. */
+/** Removes one name, whatever type the file has by now. A directory is removed only if it is empty. */
 export async function drop(at: Confined, directory: boolean): Promise<void> {
   const [first, second, other] = directory ? [rmdir, unlink, 'ENOTDIR'] : [unlink, rmdir, 'EISDIR'];
   try {
@@ -123,7 +135,9 @@ export async function drop(at: Confined, directory: boolean): Promise<void> {
   }
 }
 
-/** Makes names in a directory durable. Some cannot be opened for that, some file systems cannot do it. */
+/**
+ * Makes names in a directory durable. Ignores unreadable directories and file systems that do not support it.
+ */
 export async function syncDirectory(at: Confined): Promise<void> {
   try {
     using directory = await pin(at, O_RDONLY | O_DIRECTORY);
@@ -147,10 +161,12 @@ export interface Named {
 
 const namesAtOnce = 256;
 
-/** In the order of the file system, a bounded number at a time: readdir() has all in memory before it gives the first. */
+/**
+ * Yields names in the order of the file system, in batches. readdir() would hold all names in memory first.
+ */
 export async function* namesIn(at: Confined): AsyncGenerator<Named[], void, void> {
-  // Node takes 'buffer' here as readdir() does, which its types do not know: where a file system reports no types, Node
-  // looks at each name itself and must have its true bytes.
+  // Node accepts 'buffer' here as in readdir(), although its types do not declare it. Names must be exact
+  // bytes: if a file system reports no types, Node reads the stats of each name itself.
   const options = { bufferSize: namesAtOnce, encoding: 'buffer' as 'latin1' };
   const entries: AsyncIterable<Dirent<string | Buffer>> = await fs.opendir(at, options);
   let batch: Named[] = [];
@@ -169,5 +185,5 @@ export async function isEmpty(at: Confined): Promise<boolean> {
   return true;
 }
 
-/** All names, in the order of their bytes: names have one character per byte. */
+/** All names in bytewise order. Each character of a name is one byte. */
 export const sortedNames = async (at: Confined): Promise<Bytes[]> => (await fs.readdir(at, 'latin1')).sort();

@@ -1,4 +1,5 @@
-// Protected paths: where the agent's own files lie on the disk now, looked at at most once a second.
+// Finds the inodes of the protected paths (the agent's own files), which are read from the disk about once a
+// second.
 import { type BigIntStats, lstatSync, readdirSync, stat } from 'node:fs';
 import { lstat, realpath } from 'node:fs/promises';
 import { posix } from 'node:path';
@@ -6,18 +7,21 @@ import { monotonic } from '../../../shared/clock.ts';
 import { identityOf } from './fs.ts';
 import { type Bytes, bytes } from './request-path.ts';
 
-/** A protected path: its inode, and the name that nothing else may take. */
+/** A protected path: its inode, and the name that no other file may take. */
 export interface ProtectedInode {
   self: string | undefined;
   directory: boolean;
-  /** Where more than the last step is missing: of the first missing one, which must not be made either. */
+  /**
+   * Parent of `name`. If several directories are missing, `name` is the first of them, which must not be
+   * created.
+   */
   parent: string | undefined;
   name: Bytes;
-  /** All but its last step is there. */
+  /** Whether the parent directory of the protected path exists. */
   whole: boolean;
 }
 
-/** How long a look is trusted; names stay protected all the while. */
+/** How long the inodes count as current, in milliseconds. Names are protected all the time. */
 const trustMs = 1_000;
 
 export class ProtectedInodes {
@@ -36,8 +40,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * Never rejects. All paths are looked at again after a second; at once those that did not exist as a whole, where `name`
-   * may be a missing step of theirs. Without a name: all of those.
+    * Reads the inodes again, at most once a second. A path with a missing parent is read at once if `name` is
+    * one of its steps, or if there is no `name`. Never rejects.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;
@@ -45,7 +49,7 @@ export class ProtectedInodes {
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
     const paths = stale ? this.#paths : this.#paths.filter(mayHaveGrown);
-    // Many lie in the same directories, and most of these are missing.
+    // Shared by all paths: many lie in the same directories, most of which are missing.
     const seen: Seen = new Map();
     await Promise.all(paths.map(async (path) => this.#known.set(path, await inodeOf(path, seen))));
   }
@@ -54,12 +58,12 @@ export class ProtectedInodes {
     return [...this.#known.values()];
   }
 
-  /** The paths themselves and all above them. */
+  /** Inodes of the protected paths and of all directories above them. */
   lineage(): Promise<Set<string>> {
     return lineageOf(this.#paths);
   }
 
-  /** All that lies in them, however deep. */
+  /** Inodes of all files below the protected directories, at any depth. */
   inside(): Set<string> {
     if (monotonic() - this.#insideAt < trustMs) return this.#inside;
     this.#insideAt = monotonic();
@@ -91,14 +95,17 @@ async function inodeOf(path: Bytes, seen: Seen): Promise<ProtectedInode> {
   };
 }
 
-/** Undefined where it is missing. The callback form costs half of what the promise form does. */
+/** Undefined if the path is missing. The callback form of stat costs half as much as the promise form. */
 function statOf(path: Bytes): Promise<BigIntStats | undefined> {
   return new Promise((resolve) => {
     stat(bytes(path), { bigint: true }, (_error, stats) => resolve(stats));
   });
 }
 
-/** Paths and all above them, as they are spelled and as they really lie, as far as they are there. Never rejects. */
+/**
+ * Inodes of paths and of all directories above them, both as spelled and with symlinks resolved. Never
+ * rejects.
+ */
 export async function lineageOf(paths: Bytes[]): Promise<Set<string>> {
   const real = new Map<Bytes, Promise<Bytes>>();
   const realOf = (path: Bytes): Promise<Bytes> => {
@@ -121,7 +128,7 @@ function prefixes(path: Bytes): Bytes[] {
   return above === path ? [path] : [path, ...prefixes(above)];
 }
 
-/** Asked for only when a file with several names comes by. */
+/** Lists a directory recursively and synchronously. Called only for a file with several hard links. */
 function* insideOf(path: Bytes): Generator<string> {
   try {
     for (const entry of readdirSync(bytes(path), { withFileTypes: true, encoding: 'latin1' })) {
@@ -130,6 +137,6 @@ function* insideOf(path: Bytes): Generator<string> {
       else yield identityOf(lstatSync(bytes(below), { bigint: true }));
     }
   } catch {
-    // It has gone meanwhile.
+    // The directory or file was removed meanwhile.
   }
 }
