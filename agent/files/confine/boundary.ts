@@ -1,5 +1,6 @@
-// Decides which files a request may use: those inside the roots, without protected paths. Both are compared by
-// device and inode, so that bind mounts, foreign mount namespaces and renames cannot lend a place another name.
+// Decides which files a request may use: files inside the roots that are not protected.
+// Roots and protected paths are compared by device and inode, so that no bind mount, foreign mount namespace
+// or rename can bypass them under another name.
 import { readlinkSync } from 'node:fs';
 import { access, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
@@ -9,34 +10,37 @@ import { showsProcess } from './kernel.ts';
 import { lineageOf, type ProtectedInode, ProtectedInodes } from './protected-inodes.ts';
 import { type Bytes, bytes, fault, fromText } from './request-path.ts';
 
-/** Where something is or would be: an open directory, and a name in it unless the directory itself is meant. */
+/** The place of a file: an open directory and a name in it. Without a name it is the directory itself. */
 export interface Location {
   at: Confined;
   name?: Bytes;
 }
 
-/** The surroundings of a name, looked up while the name itself is opened. */
+/** Facts about the place of a name, needed to judge it. They are read while the name itself is opened. */
 export interface Survey {
   name: Bytes | undefined;
-  /** The directory and all above it, itself first. */
+  /** Inodes of the directory and of all directories above it, itself first. */
   chain: string[];
   roots: (string | undefined)[];
   protectedInodes: ProtectedInode[];
-  /** It lies in the /proc directory of one of the agent's own processes. */
+  /** Whether the name lies in the /proc directory of one of the agent's own processes. */
   ownProcess: boolean;
 }
 
-/** Whether a name in a directory, given by device and inode, is protected. */
+/** Whether a name is protected. `parent`: device and inode of its directory. */
 export type IsProtected = (parent: string, name: Bytes, stats: BigIntStats) => boolean;
 
-/** Device and inode behind a path, symlinks followed. */
+/** Device and inode of a path, with symlinks followed. */
 const identify = async (path: Bytes): Promise<string> =>
   identityOf(await stat(bytes(path), { bigint: true }));
 const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(path).catch(() => undefined);
 
-/** A directory and all above it, itself first. ".." of an open directory is the truth, a path to it is hearsay. */
+/**
+ * Inodes of an open directory and of all directories above it, itself first. They are found by "..", because
+ * the path of the directory may be outdated.
+ */
 export async function ancestry(at: Confined): Promise<string[]> {
-  // The kernel answers from memory, so this waits for no disk; only the depth is taken from it.
+  // Only the depth is taken from the path. The kernel reads this link from memory and waits for no disk.
   const levels = readlinkSync(at, 'latin1').split('/').length;
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
 }
@@ -64,11 +68,11 @@ export class Boundary {
   readonly #spelled: Bytes[];
   readonly #protected: ProtectedInodes;
   readonly #processes: () => number[];
-  /** The whole disk is allowed, apart from what is forbidden. */
+  /** Whether the whole disk is allowed, except protected paths. */
   readonly unconfined: boolean;
 
   private constructor(roots: Bytes[], spelled: Bytes[], inodes: ProtectedInodes, processes: () => number[]) {
-    // A root inside another adds nothing, and could be swapped by a request that may write in the outer one.
+    // A root inside another root is dropped: a request could replace it by writing in the outer root.
     this.#roots = roots.filter((root) => !roots.some((other) => other !== root && within(root, other)));
     this.#spelled = spelled;
     this.#protected = inodes;
@@ -77,8 +81,8 @@ export class Boundary {
   }
 
   /**
-   * Fails where a root is missing: a lock that does not fit its door must be seen at once. `processes` are those of
-   * the agent itself.
+    * Fails if a root is missing, so that a misspelled root is noticed at the start.
+    * `processes`: pids of the agent's own processes.
    */
   static async open(
     roots: string[],
@@ -99,7 +103,9 @@ export class Boundary {
     return new Boundary(real, spelled, inodes, processes);
   }
 
-  /** Whether the path alone, before any symlink, looks allowed. For choosing an error, never for letting in. */
+  /**
+   * Whether the spelling of the path lies inside a root. Used only to choose an error, never to allow access.
+   */
   covers(path: Bytes): boolean {
     return this.#spelled.some((root) => within(path, root));
   }
@@ -124,7 +130,9 @@ export class Boundary {
     this.assertFree(survey, stats, path);
   }
 
-  /** The half of the check that also applies to a symlink on the way. */
+  /**
+   * Throws if the file is protected. Also applied to symlinks on the way, which may lie outside the roots.
+   */
   assertFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const self = stats && identityOf(stats);
     const behind = survey.ownProcess || survey.protectedInodes.some((one) => isBehind(one, survey, self));
@@ -133,7 +141,7 @@ export class Boundary {
     throw fault('permission_denied', path, 'protected: it belongs to the agent');
   }
 
-  /** The same for many names in a row, for as long as that takes. */
+  /** Returns a check for many names in a row. It refreshes the protected inodes about once a second. */
   async protection(): Promise<IsProtected> {
     await this.#protected.refresh();
     return (parent, name, stats) => {
@@ -145,11 +153,11 @@ export class Boundary {
   }
 
   /**
-   * Throws permission_denied where to remove, move or replace it would take along "/", the home, a root or
-   * a protected path: because it is one of them, or lies above.
+    * Throws permission_denied if the file is, or contains, "/", the home, a root or a protected path.
+    * Called before a file is removed, moved or replaced.
    */
   async assertRemovable(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
-    // Nothing lies below a file, and access to the file itself has been checked.
+    // A regular file contains nothing, and access to the file itself has been checked.
     if (stats.isFile()) return;
     const self = identityOf(stats);
     const roots = [...new Set([...this.#roots, ...this.#spelled])];
@@ -168,7 +176,7 @@ export class Boundary {
   }
 }
 
-/** A file with several names may be one of a forbidden directory. */
+/** Whether a file has several hard links, one of which may lie in a protected directory. */
 const hasSeveralNames = (stats: BigIntStats): boolean => stats.isFile() && stats.nlink > 1n;
 
 function isBehind(
@@ -176,7 +184,7 @@ function isBehind(
   { chain, name }: Pick<Survey, 'chain' | 'name'>,
   self: string | undefined,
 ): boolean {
-  // Itself, also under another name: a hard link, or a bind mount.
+  // The inode matches the file itself or a directory above it, even through a hard link or bind mount.
   if (inode.self !== undefined && (inode.self === self || chain.includes(inode.self))) return true;
   return name !== undefined && inode.name === name && inode.parent === chain[0];
 }

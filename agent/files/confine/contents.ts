@@ -1,4 +1,4 @@
-// Opens regular files for their bytes: those that a request names, and those that a walk comes by.
+// Opens regular files to read their bytes: files named by a request, and files found by a walk.
 import { errnoOf } from '../../../shared/errors.ts';
 import type { Boundary } from './boundary.ts';
 import { type BigIntStats, identify, identityOf, O_NOFOLLOW, type Pinned, pin, readOnly } from './fs.ts';
@@ -19,14 +19,14 @@ const contentsOf = (file: Pinned, stats: BigIntStats): Contents => ({
 });
 
 /**
- * Whether a change may affect the bytes read up to `end`: a file that only grew still has them. The same size with
- * another time means other bytes.
+  * Whether a change may affect the bytes up to `end`. A file that only grew has not changed there.
+  * The same size with another modification time counts as a change.
  */
 export function hasChanged(then: BigIntStats, now: BigIntStats, end: bigint | number = then.size): boolean {
   return now.size < end || (now.size === then.size && now.mtimeNs !== then.mtimeNs);
 }
 
-/** Opens the file that a request names; anything but a regular file is refused unopened. */
+/** Opens the file that a request names. Other types of files are refused without being opened for reading. */
 export async function openTarget(
   confinement: Confinement,
   { path, folder }: Target,
@@ -38,18 +38,19 @@ export async function openTarget(
   if (folder) throw fault('not_a_directory', path, 'not a directory');
   if (await holdsMemory(entry.name, at, stats))
     throw fault('unsupported_file', path, 'the memory of a process');
-  // The same inode again, this time for its bytes.
+  // Opens the same inode again, now for reading.
   return { ...contentsOf(await pin(at, readOnly), stats), link: entry.link };
 }
 
-/** Opens a file found by a walk; undefined where it is gone, no regular file by now, or protected. */
+/** Opens a file found by a walk. Undefined if it is gone, is no regular file by now, or is protected. */
 export async function openContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
   const file = await pin(step.at, readOnly | O_NOFOLLOW).catch(unlessOther);
   if (!file) return undefined;
   let contents: Contents | undefined;
   try {
     const stats = await file.stat();
-    // The walk has checked the file that had the name a moment ago; another file is checked again.
+    // The walk has checked the file that had this name before. If another file has it now, that is checked
+    // too.
     const isOther = identityOf(step.stats) !== identityOf(stats);
     const isProtected =
       isOther && (await boundary.protection())(await identify(step.parent), step.name, stats);
@@ -61,7 +62,7 @@ export async function openContents(step: Step, boundary: Boundary): Promise<Cont
   }
 }
 
-/** Gone, a symlink, or a socket by now. */
+/** Ignores the errors of a file that is gone or is a symlink, socket or device by now. */
 function unlessOther(error: unknown): undefined {
   if (!['ENOENT', 'ELOOP', 'ENXIO', 'ENODEV'].includes(errnoOf(error) ?? '')) throw error;
 }

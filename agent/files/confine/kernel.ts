@@ -1,4 +1,5 @@
-// Which file systems hold files: those that the kernel makes up have no end, lie about their sizes, or show memory.
+// Recognizes file systems of the kernel, such as /proc and /sys. Their files may be endless, report wrong
+// sizes, or contain the memory of processes.
 import { type BigIntStats, readlinkSync } from 'node:fs';
 import { readFile, statfs } from 'node:fs/promises';
 import type { Confined } from './fs.ts';
@@ -7,35 +8,39 @@ import { type Bytes, bytes } from './request-path.ts';
 /** f_type of procfs. */
 const procfs = 0x9fa0;
 
-/** f_type of proc, sysfs, devpts, debugfs, tracefs, securityfs, bpf, pstore, cgroup and cgroup2, configfs, selinux. */
+/**
+ * f_type of proc, sysfs, devpts, debugfs, tracefs, securityfs, bpf, pstore, cgroup and cgroup2, configfs,
+ * selinux.
+ */
 const madeUp: ReadonlySet<number> = new Set([
   0x9fa0, 0x62656572, 0x1cd1, 0x64626720, 0x74726163, 0x73636673, 0xcafe4a11, 0x6165676c, 0x27e0eb,
   0x63677270, 0x62656570, 0xf97cff8c,
 ]);
 
-/** Whether an open directory (/proc/self/fd/N) is part of a file system with files of a disk or of memory. */
+/** Whether an open directory (/proc/self/fd/N) lies on an ordinary file system, on a disk or in memory. */
 export async function holdsFiles(at: Confined): Promise<boolean> {
-  // Where that is unknown, reading fails with the reason.
+  // If statfs fails, true is returned: reading the directory then fails with the reason.
   const found = await statfs(bytes(at)).catch(() => undefined);
   return found === undefined || !madeUp.has(found.type);
 }
 
-/** Whether a file of /proc holds memory, where the agent's own keys lie too. */
+/** Whether a file of /proc contains memory of a process, such as the agent's keys. */
 export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntStats): Promise<boolean> {
   if (blocks !== 0n || (name !== 'mem' && name !== 'kcore')) return false;
   return (await statfs(bytes(at))).type === procfs;
 }
 
 /**
- * Whether a name in an open directory is, or lies in, the /proc directory of one of some processes: their memory,
- * environment and open files. Processes are those of this process's own namespace, wherever /proc is mounted from.
+  * Whether a name in an open directory is or lies in /proc/PID of one of `processes`, which contains their
+  * memory, environment and open files. Pids are those of the agent's own namespace, even if /proc belongs to
+  * another.
  */
 export async function showsProcess(
   at: Confined,
   name: Bytes | undefined,
   processes: readonly number[],
 ): Promise<boolean> {
-  // The kernel answers from memory, so this waits for no disk.
+  // A synchronous call is safe here: the kernel reads the link from memory and waits for no disk.
   const path = readlinkSync(at, 'latin1').split('/');
   const steps = name === undefined ? path : [...path, name];
   const numbered = steps.flatMap((step, index) => (/^\d+$/.test(step) ? [index] : []));
@@ -47,7 +52,10 @@ export async function showsProcess(
   return pids.some((pid) => pid !== undefined && processes.includes(pid));
 }
 
-/** Its number in its own namespace; directories of threads name that of their process. */
+/**
+ * The pid of a /proc directory in its own namespace. For the directory of a thread it is the pid of the
+ * process.
+ */
 async function processAt(directory: Bytes): Promise<number | undefined> {
   const status = await readFile(bytes(`${directory}/status`), 'latin1').catch(() => '');
   const numbers = /^NStgid:\s*(.*)$/m.exec(status)?.[1]?.split('\t');

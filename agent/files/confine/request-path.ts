@@ -1,4 +1,4 @@
-// Paths of requests: one character per byte (latin1), so that names need not be UTF-8 and compare bytewise.
+// Parses the paths of requests. Paths have one character per byte (latin1), so that names need not be UTF-8.
 import { posix } from 'node:path';
 import { AppError, type Code } from '../../../shared/errors.ts';
 import { type Bytes, bytes, fromText, toText } from '../../../shared/tar/index.ts';
@@ -6,13 +6,13 @@ import { type Bytes, bytes, fromText, toText } from '../../../shared/tar/index.t
 export { type Bytes, bytes, fromText, toText };
 
 export interface Target {
-  /** Absolute and lexically normalised: no dots, no slash at the end. */
+  /** Absolute and lexically normalized: without dots and without a slash at the end. */
   path: Bytes;
-  /** The request asked for a directory: it ended in a slash or dots. */
+  /** Whether the path must be a directory, because the request ended in a slash or dots. */
   folder: boolean;
 }
 
-/** The path that a request names: relative ones, "~" and the empty one start at home. */
+/** The path that a request names. Relative paths, "~" and the empty path start at `home`. */
 export function targetOf(requested: Buffer, home: Bytes): Target {
   const text = requested.toString('latin1');
   if (text.includes('\0')) throw new AppError('invalid_path', 'a path cannot hold a NUL byte');
@@ -23,7 +23,7 @@ export function targetOf(requested: Buffer, home: Bytes): Target {
   };
 }
 
-/** A failure about a path. */
+/** Makes an error about a path. */
 export function fault(
   code: Code,
   path: Bytes,
@@ -33,16 +33,16 @@ export function fault(
   return new AppError(code, `${toText(path)}: ${reason}`, { path: toText(path), ...details });
 }
 
-/** Throws not_a_directory where the path asks for a directory and leads to something else. */
+/** Throws not_a_directory if the request named a directory and the file is none. */
 export function assertFolder({ path, folder }: Target, stats: { isDirectory(): boolean }): void {
   if (folder && !stats.isDirectory()) throw fault('not_a_directory', path, 'not a directory');
 }
 
-/** Throws invalid_request where a mode has more than its twelve bits. */
+/** Throws invalid_request if a mode has more than twelve bits. */
 export function assertMode(mode: number | undefined): void {
   if (mode !== undefined && mode > 0o7777)
     throw new AppError('invalid_request', 'mode has more than 12 bits');
 }
 
-/** The path above one from a directory; empty for the directory itself. */
+/** The parent of a relative path; empty for a path of one step. */
 export const parentOf = (path: Bytes): Bytes => path.slice(0, Math.max(0, path.lastIndexOf('/')));

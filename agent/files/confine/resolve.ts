@@ -1,15 +1,16 @@
-// Confinement: the only way from the path of a request to something on disk. Directories are pinned by an O_PATH
-// handle, judged once, and used as /proc/self/fd/N/name; no path is ever checked first and used later.
+// Resolves the path of a request to an open file inside the roots; no other code may do that.
+// A directory is opened with O_PATH, checked once, and used as /proc/self/fd/N/name, so that it cannot be
+// replaced between check and use.
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Location } from './boundary.ts';
 import * as fs from './fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
-/** As many symlinks in a row as Linux follows. */
+/** Most symlinks in a row, as in Linux. */
 const longestTrail = 40;
 
-/** An open directory inside the boundary: stays this directory whatever happens to its names. */
+/** An open directory inside the boundary. Renames do not affect it. */
 export interface Directory extends Disposable {
   at: fs.Confined;
 }
@@ -19,7 +20,7 @@ interface Found {
   stats: fs.BigIntStats;
 }
 
-/** Resolves one path: every handle stays open until the end. */
+/** The state of resolving one path. Every handle stays open until release(). */
 class Trail {
   readonly path: Bytes;
   /** Whether a symlink at the end is followed. */
@@ -34,14 +35,14 @@ class Trail {
     this.follows = follows;
   }
 
-  /** By a confined path, or by that of the request or of a symlink, which is judged by where it has led. */
+  /** Opens a path with O_PATH. The path may be unchecked: the caller checks the directory it has led to. */
   async hold(path: Bytes, flags: number): Promise<fs.Pinned> {
     const pinned = await fs.pin(path as fs.Confined, fs.pathOnly | flags);
     this.#held.push(pinned);
     return pinned;
   }
 
-  /** Removes the directories made on the way, as far as they are still empty. */
+  /** Removes the directories created on the way, as far as they are still empty. */
   async undo(): Promise<void> {
     for (const { above, name } of this.made.splice(0).reverse())
       await fs.rmdir(fs.child(above, name)).catch(() => undefined);
@@ -52,17 +53,22 @@ class Trail {
   }
 }
 
-/** One name in an open directory inside the boundary; a symlink there has been followed, unless a name was asked for. */
+/**
+ * One name in an open directory inside the boundary. A symlink there was followed, except by
+ * Confinement.name().
+ */
 export class PathEntry implements AsyncDisposable {
   /** For calls that do not follow symlinks: create, rename, link, unlink, lstat. */
   readonly at: fs.Confined;
   readonly directory: fs.Confined;
   readonly name: Bytes;
-  /** The file of that name, pinned: open it for reading as `at`. Undefined where the name is free. */
+  /**
+   * The file of that name, opened with O_PATH; to read it, open `found.at`. Undefined if the name is free.
+   */
   readonly found: Found | undefined;
-  /** As requested. */
+  /** The path as requested. */
   readonly path: Bytes;
-  /** Target of the symlink that the request named, as written. */
+  /** Target of the symlink that the request named, as stored in the symlink. */
   readonly link: Bytes | undefined;
   readonly #trail: Trail;
   readonly #boundary: Boundary;
@@ -78,7 +84,7 @@ export class PathEntry implements AsyncDisposable {
     this.#boundary = boundary;
   }
 
-  /** The file of that name. Throws file_not_found where there is none. */
+  /** The file of that name. Throws file_not_found if there is none. */
   get present(): Found {
     if (!this.found) throw fault('file_not_found', this.path, 'no such file');
     return this.found;
@@ -90,7 +96,10 @@ export class PathEntry implements AsyncDisposable {
     this.#boundary.judge(await this.#boundary.survey(location), stats, this.path);
   }
 
-  /** Makes the name durable, with the directories made on the way: they stay; else they go with the entry. */
+  /**
+   * Makes the name and the directories created on the way durable. Otherwise disposal removes these
+   * directories.
+   */
   async keep(): Promise<void> {
     const { made } = this.#trail;
     for (const at of [this.directory, ...made.map(({ above }) => above)]) await fs.syncDirectory(at);
@@ -104,14 +113,14 @@ export class PathEntry implements AsyncDisposable {
 }
 
 export class Confinement {
-  /** For operations that walk on from an open directory. */
+  /** The boundary, for operations that walk below an open directory. */
   readonly boundary: Boundary;
 
   constructor(boundary: Boundary) {
     this.boundary = boundary;
   }
 
-  /** An existing directory, symlinks followed. */
+  /** Opens an existing directory, with symlinks followed. */
   directory(path: Bytes): Promise<Directory> {
     const trail = new Trail(path);
     return this.#resolve(trail, async () => {
@@ -121,12 +130,12 @@ export class Confinement {
     });
   }
 
-  /** Resolves a path, a symlink at its end followed; with `parents` missing directories above it are made. */
+  /** Resolves a path and follows a symlink at its end. `parents`: create missing directories above it. */
   entry(path: Bytes, parents = false): Promise<PathEntry> {
     return this.#enter(new Trail(path), parents);
   }
 
-  /** Resolves a path, a symlink at its end not followed. */
+  /** Resolves a path without following a symlink at its end. */
   name(path: Bytes, parents = false): Promise<PathEntry> {
     return this.#enter(new Trail(path, false), parents);
   }
@@ -139,7 +148,7 @@ export class Confinement {
     });
   }
 
-  /** Stats of a symlink's target; undefined where the link dangles or leads out of the roots. */
+  /** Stats of a symlink's target; undefined if the target is missing or outside the roots. */
   async linkTarget(directory: fs.Confined, name: Bytes): Promise<fs.BigIntStats | undefined> {
     if (this.boundary.unconfined) return fs.stat(fs.child(directory, name)).catch(() => undefined);
     const trail = new Trail(name);
@@ -152,7 +161,10 @@ export class Confinement {
     }
   }
 
-  /** Leaves nothing behind on failure, and does not reveal which paths exist outside the roots. */
+  /**
+   * Runs `work`. A failure leaves no directories behind, and does not reveal which paths exist outside the
+   * roots.
+   */
   async #resolve<T>(trail: Trail, work: () => Promise<T>): Promise<T> {
     try {
       return await work();
@@ -182,20 +194,20 @@ export class Confinement {
     try {
       await fs.mkdir(at, 0o755);
     } catch (error) {
-      // Another process made it first, or a dangling symlink has the name: opening finds out.
+      // Another process created it first, or a dangling symlink has the name. Opening it shows which.
       if (errnoOf(error) === 'EEXIST') return this.#directory(trail, at);
       throw error;
     }
     trail.made.push({ above, name });
     const made = await trail.hold(at, fs.O_DIRECTORY | fs.O_NOFOLLOW);
-    // Against the umask; a setgid bit inherited from above stays.
+    // Sets mode 0755 whatever the umask is. A setgid bit inherited from the parent directory stays.
     await fs.chmod(made.at, (Number((await made.stat()).mode) & 0o7000) | 0o755);
     return made;
   }
 
   async #lookUp(trail: Trail, directory: fs.Confined, name: Bytes): Promise<PathEntry> {
     const surveyed = this.boundary.survey({ at: directory, name });
-    // Listened to below; until then the name is opened meanwhile.
+    // Awaited below, after the name is opened; until then a rejection must not count as unhandled.
     surveyed.catch(() => undefined);
     const found = await trail.hold(fs.child(directory, name), fs.O_NOFOLLOW).catch(async (error: unknown) => {
       if (errnoOf(error) === 'ENOENT') return undefined;
@@ -211,12 +223,12 @@ export class Confinement {
     return new PathEntry(trail, this.boundary, directory, name, found && stats && { at: found.at, stats });
   }
 
-  /** Goes on where a symlink points to; its path is resolved by the kernel, never lexically. */
+  /** Follows a symlink. The kernel resolves its path; ".." is never removed lexically. */
   async #follow(trail: Trail, at: fs.Confined, name: Bytes): Promise<PathEntry> {
     trail.hops += 1;
     if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'too many symlinks');
     const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
-    // It has just been replaced.
+    // The symlink was replaced meanwhile.
     if (link === undefined) return this.#lookUp(trail, at, name);
     trail.link ??= link;
     const target = link.startsWith('/') ? link : `${at}/${link}`;
@@ -226,7 +238,7 @@ export class Confinement {
       const directory = await this.#directory(trail, target.slice(0, cut) || '/');
       return this.#lookUp(trail, directory.at, last);
     }
-    // It ends in a slash or dots, so it names a directory without a name of its own.
+    // The target ends in a slash or dots, so its last step is a directory and no name.
     const directory = await this.#directory(trail, target);
     await this.#check(trail, { at: directory.at });
     const found = { at: directory.at, stats: await directory.stat() };
@@ -237,15 +249,18 @@ export class Confinement {
     return trail.hold(path, fs.O_DIRECTORY).catch((error: unknown) => this.#fail(trail, path, error));
   }
 
-  /** Reports why a directory cannot be opened only if the way to it ends inside the roots: else it would reveal which paths exist. */
+  /**
+   * Throws the reason why a directory cannot be opened, but only if the last directory on the way lies inside
+   * the roots. Otherwise the error would reveal which paths exist.
+   */
   async #fail(trail: Trail, path: Bytes, error: unknown): Promise<never> {
     await this.#check(trail, { at: (await this.#reach(trail, path)).at });
     throw error;
   }
 
-  /** The last directory on the way of a path that is there, symlinks followed as the kernel does. */
+  /** The last existing directory on the way of a path, with symlinks followed as the kernel does. */
   async #reach(trail: Trail, path: Bytes, hops = 0): Promise<fs.Pinned> {
-    // A slash or dot at the end would follow the symlink before it.
+    // Removed, because a slash or dot at the end would make the kernel follow the symlink before it.
     const plain = path.replace(/(\/\.?)+$/, '') || '/';
     const directory = await trail.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
     if (directory) return directory;

@@ -1,44 +1,47 @@
-// Walks all that lies below an open directory, however deep or wide, and never through a symlink: every directory is
-// entered by its name in the pinned one above it, so nothing that is swapped meanwhile can lead elsewhere.
+// Walks everything below an open directory, at any depth, and never through a symlink.
+// Each directory is opened by its name in its open parent, so a change during the walk cannot redirect it.
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, IsProtected } from './boundary.ts';
 import * as fs from './fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
-/** Names of a sorted directory looked at at once, ahead of the reader. */
+/** Names of a sorted directory whose stats are read at once, ahead of the caller. */
 const batchSize = 64;
 
-/** One thing on the way. Its handles are open until the next step is asked for. */
+/** One entry of the walk. Its handles stay open until the caller asks for the next step. */
 export interface Step {
-  /** The open directory it lies in. */
+  /** The open parent directory. */
   parent: fs.Confined;
   name: Bytes;
-  /** For calls that do not follow symlinks. */
+  /** Confined path of the entry, for calls that do not follow symlinks. */
   at: fs.Confined;
-  /** From the start, without a slash before it. */
+  /** Path relative to the start, without a leading slash. */
   path: Bytes;
   /**
-   * Of the name itself. Those of a directory are of the very one that is entered; others were taken a moment ago,
-   * so open it without following symlinks and check again.
+    * Stats of the entry, without following a symlink. For a directory they are those of the opened directory.
+    * For other types they may be outdated, so open the file without following symlinks and check again.
    */
   stats: fs.BigIntStats;
-  /** A directory whose content has been gone through. */
+  /** True for the second step of a directory, after its content. */
   left: boolean;
 }
 
 export interface WalkOptions {
-  /** Of the start, for messages. */
+  /** Path of the start, for messages. */
   path: Bytes;
   /** Ends the walk between two steps. */
   signal: AbortSignal;
-  /** Names of each directory in the order of their bytes; else as the file system has them. */
+  /** Yields names in bytewise order; otherwise in the order of the file system. */
   sorted?: boolean;
-  /** A mount below the start fails with file_busy. */
+  /** Fails with file_busy at a mount below the start. */
   oneMount?: boolean;
-  /** Called with each absolute path that is left out because it is unreadable or protected; by default such a path fails the walk. */
+  /**
+   * Called with each absolute path that is unreadable or protected, and left out. By default such a path
+   * fails the walk.
+   */
   skip?: (path: Bytes, error: unknown) => void;
-  /** Asked before a directory is read, which is pinned as `inside`; false leaves out its content. */
+  /** Called before a directory is read, with the open directory as `inside`. False leaves out its content. */
   enter?: (step: Step, inside: fs.Confined) => boolean | Promise<boolean>;
 }
 
@@ -48,11 +51,11 @@ interface Level {
   self: string;
   /** Its path from the start, with a slash at its end unless it is the start. */
   prefix: Bytes;
-  /** Names still to come. */
+  /** Names that are not read yet. */
   batches: AsyncGenerator<Bytes[], void, void>;
-  /** Looked at ahead, last first. */
+  /** Names with stats read ahead, in reverse order. */
   looked: Look[];
-  /** The step that entered it; the start has none. */
+  /** The step that entered this directory; the start has none. */
   entered?: Entered;
 }
 
@@ -64,8 +67,8 @@ interface Entered {
 type Look = { name: Bytes } & ({ stats: fs.BigIntStats } | { error: unknown });
 
 /**
- * Everything below an open directory, without itself, and without what is forbidden. Directories come twice: as they are
- * entered, and once their content has been gone through.
+  * Yields everything below an open directory, without the directory itself and without protected paths.
+  * Each directory comes twice: before its content, and after it with `left` set.
  */
 export async function* walk(
   start: fs.Confined,
@@ -137,7 +140,7 @@ class Walker implements Disposable {
     }
   }
 
-  /** One name; if it is a directory, the next ones are those in it. */
+  /** Yields the step of one name. After a directory the walk goes on with its content. */
   async *#visit(level: Level, look: Look): AsyncGenerator<Step, void, void> {
     const path = level.prefix + look.name;
     const found = await this.#open(level, look, path).catch((error: unknown) => {
@@ -152,7 +155,7 @@ class Walker implements Disposable {
     if (below && !((await this.#options.enter?.(step, below.at)) ?? true)) below.batches = batchesOf();
   }
 
-  /** Current stats of a name; a directory comes pinned. */
+  /** Current stats of a name; a directory is also opened. */
   async #open(level: Level, look: Look, path: Bytes): Promise<{ stats: fs.BigIntStats; inside?: fs.Pinned }> {
     if ('error' in look) throw look.error;
     if (!look.stats.isDirectory()) {
@@ -202,7 +205,7 @@ const look = (parent: fs.Confined, name: Bytes): Promise<Look> =>
     (error: unknown) => ({ name, error }),
   );
 
-/** Names in a directory, those of a batch looked at at once; none of none. */
+/** Yields the names of a directory in batches; nothing without a directory. */
 async function* batchesOf(at?: fs.Confined, sorted = false): AsyncGenerator<Bytes[], void, void> {
   if (at === undefined) return;
   if (!sorted) {
