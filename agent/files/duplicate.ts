@@ -1,5 +1,5 @@
-// Copies a file or tree to a name in a private directory: bytes, modes, times, symlinks as symlinks. Durable when it
-// resolves.
+// Copies a file or tree to a name in a private directory: bytes, modes, times, and symlinks as symlinks.
+// The copy is durable when the function resolves.
 import { posix } from 'node:path';
 import { fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
@@ -11,23 +11,28 @@ import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { type Step, walk } from './confine/walk.ts';
 
 const bufferBytes = 1024 * 1024;
-/** Flushes at once, which are cheaper than one by one; one of Node's four threads stays free for others. */
+/**
+ * Flushes at once, which is cheaper than one by one. One of Node's four threads stays free for other work.
+ */
 const mostFlushing = 3;
 
-/** The source: a name in a pinned directory, and its stats when access was checked. */
+/** The source: a name in an open directory, and its stats when access was checked. */
 type Source = Pick<Step, 'parent' | 'name' | 'at' | 'stats'>;
 
 interface Duplicating {
   boundary: Boundary;
-  /** Of the source, for messages. */
+  /** Path of the source, for messages. */
   path: Bytes;
   signal: AbortSignal;
-  /** A move: owners are preserved or it fails, and what is mounted below is not taken along. A copy is root's to own, or ours. */
+  /**
+   * True for a move: it fails if owners cannot be preserved, or if a file system is mounted below the source.
+   * A copy preserves owners only as root; otherwise the agent's user owns it.
+   */
   moves: boolean;
 }
 
 interface Duplicated {
-  /** Regular files, and their bytes. */
+  /** Number of regular files copied; `bytes` are their bytes. */
   files: number;
   bytes: number;
 }
@@ -51,7 +56,7 @@ class Copier implements AsyncDisposable {
     this.#options = options;
   }
 
-  /** A directory is made empty, and gets its attributes only when it is left. */
+  /** Copies one entry. A directory is created empty and gets its attributes after its content. */
   async one(source: Source, to: fs.Confined, path: Bytes): Promise<void> {
     const { stats } = source;
     try {
@@ -64,11 +69,11 @@ class Copier implements AsyncDisposable {
     }
   }
 
-  /** All below a directory whose copy has been made. */
+  /** Copies everything below a directory whose copy exists already. */
   async below(source: Source, to: fs.Confined): Promise<void> {
     const { boundary, path, signal, moves } = this.#options;
     using from = await fs.pin(source.at);
-    // The copy of the directory that the walk is in, and all above it.
+    // The open copies of the directory that the walk is in and of all directories above it.
     const made = [await fs.pin(to)];
     try {
       assertSame(await from.stat(), source.stats, path);
@@ -79,7 +84,7 @@ class Copier implements AsyncDisposable {
         const below = posix.join(path, step.path);
         if (step.left) await this.#leave(made, step.stats, below);
         else {
-          // The walk leaves each directory after it has entered it, so the first one is always there.
+          // The walk leaves only directories that it has entered, so the first copy is always on the stack.
           const at = fs.child((made.at(-1) as fs.Pinned).at, step.name);
           await this.one(step, at, below);
           if (step.stats.isDirectory()) made.push(await fs.pin(at));
@@ -92,18 +97,18 @@ class Copier implements AsyncDisposable {
   }
 
   async #leave(made: fs.Pinned[], stats: fs.BigIntStats, path: Bytes): Promise<void> {
-    // Opened again: a pinned handle cannot be flushed.
+    // Opened again, because an O_PATH handle cannot be flushed.
     using pinned = made.pop();
     if (pinned) await this.#finish(await openDirectory(pinned.at), stats, path);
   }
 
-  /** Everything is on the disk when it resolves. */
+  /** Resolves when everything is on the disk. */
   async end(): Promise<Duplicated> {
     await this.#flushes.end();
     return { files: this.#files, bytes: this.#bytes };
   }
 
-  /** After a failure: nothing is under way any more. */
+  /** Resolves when no flush is under way. Needed after a failure. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.#flushes[Symbol.asyncDispose]();
   }
@@ -131,10 +136,10 @@ class Copier implements AsyncDisposable {
     await this.#finish(made.pinned, before, path);
   }
 
-  /** Copies the bytes, and leaves out holes. */
+  /** Copies the bytes. In a sparse file, blocks of zeros become holes. */
   async #content({ handle }: fs.Pinned, to: NewFile, { size, blocks }: fs.BigIntStats): Promise<void> {
     const sparse = blocks * 512n < size;
-    // A file of /proc says 0 and has more.
+    // A file of /proc reports size 0 and has more bytes.
     while (size === 0n || to.size < size) {
       this.#options.signal.throwIfAborted();
       const wanted = size > 0n ? Math.min(bufferBytes, Number(size) - to.size) : bufferBytes;
@@ -147,24 +152,28 @@ class Copier implements AsyncDisposable {
     if (sparse) await to.pinned.handle.truncate(to.size);
   }
 
-  /** A copy has the content of its start; a move must not lose bytes added since. */
+  /**
+   * Throws if the source changed. A file that only grew may be copied, but a move must not lose the added
+   * bytes.
+   */
   #assertUnchanged(before: fs.BigIntStats, after: fs.BigIntStats, copied: number, path: Bytes): void {
     const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;
-    // Shrunk and grown again.
+    // The file shrank and grew again.
     const short = differs && copied < before.size;
     if (this.#options.moves ? differs : short || hasChanged(before, after))
       throw fault('conflict', path, 'changed while it was copied, try again');
   }
 
-  /** Sets the attributes of a copy, flushes it while others are copied, and closes it. */
+  /** Sets the attributes of a copy, flushes it while other files are copied, and closes it. */
   async #finish(made: fs.Pinned, stats: fs.BigIntStats, path: Bytes): Promise<void> {
     const { uid, gid, mode, atimeNs, mtimeNs } = stats;
     const { handle } = made;
     const [owner, group] = [Number(uid), Number(gid)];
-    // A copy for another owner must not lend him our rights: setuid and setgid stay only for the same owner.
+    // A copy whose owner differs from the source's must not run with the agent's rights, so setuid and setgid
+    // are cleared.
     const ours = owner === process.geteuid?.() && group === process.getegid?.();
     try {
-      // A change of owner clears setuid and setgid, so the mode comes second.
+      // The mode is set last, because a change of owner clears setuid and setgid.
       if (this.#keepsOwner) await keepOwner(handle.chown(owner, group), path);
       await handle.utimes(seconds(atimeNs), seconds(mtimeNs));
       await handle.chmod(Number(mode) & (this.#keepsOwner || ours ? 0o7777 : 0o1777));
@@ -182,7 +191,7 @@ class Copier implements AsyncDisposable {
 
 const openDirectory = (at: fs.Confined): Promise<fs.Pinned> => fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY);
 
-/** Opens the same file whose access was checked, which is a regular one. */
+/** Opens the regular file whose access was checked. Throws `conflict` if another file has its name now. */
 async function openSame({ name, at, stats }: Source, path: Bytes): Promise<fs.Pinned> {
   using pinned = await fs.pin(at);
   assertSame(await pinned.stat(), stats, path);

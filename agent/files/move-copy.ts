@@ -1,5 +1,6 @@
-// Moves and copies a file, symlink or directory. A move is one rename, or between file systems a whole copy that is renamed
-// into place before the source goes; a copy is made beside the destination, which it becomes in one step.
+// Moves and copies files and directories, and moves symlinks. A move is one rename.
+// Between file systems a move copies the whole source, renames the copy into place, and then removes the
+// source. A copy is made beside the destination and renamed into place in one step.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { PrivateDirectory } from './atomic/directory.ts';
@@ -18,7 +19,7 @@ interface Transfer {
   destination: Target;
   from: PathEntry;
   to: PathEntry;
-  /** Of the source. */
+  /** Stats of the source. */
   stats: fs.BigIntStats;
   overwrite: boolean;
   signal: AbortSignal;
@@ -56,7 +57,7 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
   return { entry: await arrived(disk, transfer), ...copied };
 };
 
-/** Describes what has the destination's name now, or the source where that is gone again. */
+/** Describes the file at the destination, or the source if the destination was removed meanwhile. */
 const arrived = async ({ writing, users }: Disk, { to, stats }: Transfer): Promise<FileEntry> =>
   describeName(writing, to, (await fs.lookAt(to.at)) ?? stats, await users());
 
@@ -90,7 +91,10 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
   await fs.syncDirectory(from.directory);
 }
 
-/** Where both names are hard links of one file, rename does nothing. Names that differ only by case may be one name. */
+/**
+ * Removes the source's name if both names are hard links of one file, for which rename(2) does nothing.
+ * Names in one directory that differ only by case are left alone: they may be the same name.
+ */
 async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
   if (stats.isDirectory() || !to.found || fs.identityOf(to.found.stats) !== fs.identityOf(stats)) return;
@@ -98,7 +102,7 @@ async function dropTwin(transfer: Transfer): Promise<void> {
   if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at, false);
 }
 
-/** Gives what is at `from` the name of the destination. */
+/** The parameters of place() that give the file at `from` the name of the destination. */
 const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confined): Placement => ({
   from,
   to: to.at,
@@ -110,27 +114,30 @@ const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confi
 async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promise<void> {
   const { from, to, stats, source, signal } = transfer;
   await using arriving = await PrivateDirectory.open(to.directory, journal);
-  // Also fails, before anything is copied, where the source may not be removed.
+  // Also checks that the source may be removed, before anything is copied.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
   const what = { parent: from.directory, name: from.name, at: from.at, stats };
   const { boundary } = writing;
   await duplicate(what, arriving.content(), { boundary, path: source.path, signal, moves: true });
   const identity = await publish(transfer, arriving.content());
   await withdraw(transfer, leaving.content()).catch(async (error: unknown) => {
-    // The source stays, so the copy is taken back, unless it has replaced something.
+    // The source stays, so the copy is removed again, unless it has replaced another file.
     if (!to.found && (await identityAt(to.at)) === identity) await fs.rename(to.at, arriving.content());
     throw error;
   });
 }
 
-/** Gives a finished copy the name of the destination, as far as that is still allowed; returns its device and inode. */
+/**
+ * Gives a finished copy the name of the destination, as far as that is still allowed; returns its device and
+ * inode.
+ */
 async function publish(transfer: Transfer, content: fs.Confined): Promise<string> {
   const { to, signal, destination } = transfer;
   await to.recheck(await fs.lookAt(to.at));
   using pinned = await fs.pin(content);
   const stats = await pinned.stat();
   const mode = Number(stats.mode) & 0o7777;
-  // Who may not write in a directory may not move it elsewhere, not even its owner.
+  // Moving a directory to another parent needs write permission in it, even for its owner.
   const closed = stats.isDirectory() && (mode & 0o200) === 0;
   if (closed) await fs.chmod(pinned.at, mode | 0o200);
   signal.throwIfAborted();
@@ -142,7 +149,9 @@ async function publish(transfer: Transfer, content: fs.Confined): Promise<string
   return fs.identityOf(stats);
 }
 
-/** Moves the source into a private directory in one step: until then it is untouched, afterwards it only has to be removed. */
+/**
+ * Moves the source into a private directory in one step. The caller removes that directory with its content.
+ */
 async function withdraw({ from, stats, source }: Transfer, away: fs.Confined): Promise<void> {
   await fs.rename(from.at, away);
   if ((await identityAt(away)) === fs.identityOf(stats)) return;

@@ -1,5 +1,5 @@
-// Puts the entries of an archive into a tree: each complete and durable under a temporary name first, then in its place
-// in one step. Small files are finished while the next ones are read, many at once.
+// Extracts the entries of an archive into a tree. Each file is written and flushed under a temporary name,
+// then placed in one step. Small files are finished in parallel while the next ones are read.
 import { posix } from 'node:path';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import {
@@ -19,21 +19,24 @@ import type { Tree, TreeDirectory } from './tree.ts';
 
 /** A file up to this size is held in memory until it is on the disk. */
 const smallBytes = 256 * 1024;
-/** Small files on their way to the disk at once. */
+/** Most small files that are written at once. */
 const mostUnderway = 16;
 
 interface ExtractorOptions {
   tree: Tree;
   journal: Journal;
   overwrite: boolean;
-  /** A copy of a whole directory: its symlinks stay as they are, wherever they lead, as nothing lands through one. */
+  /**
+   * The archive becomes a new directory. Its symlinks may lead anywhere, because no entry is placed through
+   * one.
+   */
   whole: boolean;
 }
 
-/** One entry, and where it goes. */
+/** One entry and its destination. */
 interface Arrival {
   entry: TarEntry;
-  /** From the top of the tree. */
+  /** Path relative to the top of the tree. */
   path: Bytes;
   directory: TreeDirectory;
   name: Bytes;
@@ -42,7 +45,7 @@ interface Arrival {
 
 export class Extractor implements AsyncDisposable {
   readonly #options: ExtractorOptions;
-  /** For temporary files, by the mount on which they can be renamed, each in a directory pinned for it. */
+  /** Private directories for temporary files, by mount id: a file can be renamed only within one mount. */
   readonly #temporary = new Map<string | undefined, { temporary: PrivateDirectory; pinned: fs.Pinned }>();
   readonly #underway = new Map<Bytes, Promise<void>>();
   #failure: { reason: unknown } | undefined;
@@ -54,7 +57,10 @@ export class Extractor implements AsyncDisposable {
     this.#options = options;
   }
 
-  /** Small files may be on their way still when it resolves; a failure of theirs is thrown by a later call. */
+  /**
+   * Extracts one entry. A small file may still be in progress when this resolves; a later call throws its
+   * failure.
+   */
   async extract(entry: TarEntry): Promise<void> {
     const path = pathOfEntry(entry.name);
     await this.#settled(path);
@@ -68,13 +74,13 @@ export class Extractor implements AsyncDisposable {
     );
   }
 
-  /** Everything is in its place when it resolves; the temporary names are gone. */
+  /** Resolves when all entries are placed and the temporary files are removed. Throws the first failure. */
   async finish(): Promise<void> {
     await this[Symbol.asyncDispose]();
     if (this.#failure) throw this.#failure.reason;
   }
 
-  /** Leaves nothing temporary behind. */
+  /** Waits for the small files, then removes the temporary directories. */
   async [Symbol.asyncDispose](): Promise<void> {
     await Promise.all(this.#underway.values());
     for (const { temporary, pinned } of this.#temporary.values()) {
@@ -109,7 +115,7 @@ export class Extractor implements AsyncDisposable {
     this.files += 1;
     this.bytes += entry.size;
     if (entry.size > smallBytes) {
-      // Before its bytes are read for nothing.
+      // Checked before the bytes of a large file are read.
       await this.#assertFree(arrival);
       return this.#write(arrival, at, entry.body);
     }
@@ -130,9 +136,9 @@ export class Extractor implements AsyncDisposable {
       await using made = await NewFile.create(at);
       for await (const piece of pieces) await made.append(piece);
       const { handle } = made.pinned;
-      // An archive may not set setuid, setgid and sticky; the umask does not count.
+      // An archive may not set setuid, setgid and sticky. The mode is set whatever the umask is.
       await handle.chmod(mode & 0o777);
-      // Access and modification time alike, as tar does: an archive has only one.
+      // Sets both access and modification time, as tar does: an archive has only one time.
       await handle.utimes(seconds(mtimeNs), seconds(mtimeNs));
       await made.sync();
     }
@@ -148,11 +154,11 @@ export class Extractor implements AsyncDisposable {
       await fs.lutimes(at, seconds(mtimeNs), seconds(mtimeNs));
     }
     await this.#place(arrival, at);
-    // Renaming a file to another name of itself does nothing.
+    // rename(2) does nothing if both names are hard links of one file, so the temporary name may remain.
     await fs.unlink(at).catch(fs.ignoreMissing);
   }
 
-  /** To a regular file in the directory, which an archive has ahead of the link. */
+  /** Makes a hard link to a regular file of the tree. An archive contains that file before the link. */
   async #hardLink(path: Bytes, target: Bytes, at: fs.Confined): Promise<void> {
     const { tree } = this.#options;
     const inside = pathOfEntry(target);
@@ -163,13 +169,13 @@ export class Extractor implements AsyncDisposable {
     if (inside === '') throw refusal();
     const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
     await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
-    // Judged by the new link itself: its target cannot be swapped any more.
+    // The new link itself is checked, because it cannot be replaced like the name of its target.
     const got = await fs.lookAt(at);
     if (!got?.isFile()) throw refusal();
     tree.assertFree(directory, name, got, path);
   }
 
-  /** Throws where something has the name that may not be replaced; symlinks are replaced themselves. */
+  /** Throws if a file has the name that may not be replaced. A symlink is replaced, and never its target. */
   async #assertFree({ directory, name, path, to }: Arrival): Promise<void> {
     const { tree, overwrite } = this.#options;
     const present = await fs.lookAt(to);
@@ -188,13 +194,15 @@ export class Extractor implements AsyncDisposable {
     await fs.unlink(at);
   }
 
-  /** Waits for files being written under this name or one above it; throws an earlier failure. */
+  /** Waits for files being written under this name or a parent of it. Throws an earlier failure. */
   async #settled(path: Bytes): Promise<void> {
     for (let name = path; name !== ''; name = parentOf(name)) await this.#underway.get(name);
     if (this.#failure) throw this.#failure.reason;
   }
 
-  /** A free name from where a file can be renamed into the directory: in a private one on the same mount. */
+  /**
+   * A free name in a private directory on the same mount, so that the file can be renamed into `directory`.
+   */
   async #temporaryFor(directory: TreeDirectory): Promise<fs.Confined> {
     let temporary = this.#temporary.get(directory.mount)?.temporary;
     if (!temporary) {
@@ -216,7 +224,7 @@ const unlessMissing =
     throw errnoOf(error) === 'ENOENT' ? refusal() : error;
   };
 
-/** Names the entry in failures. */
+/** Adds the name of the entry to errors. */
 async function asEntry(path: Bytes, work: () => Promise<void>): Promise<void> {
   try {
     await work();

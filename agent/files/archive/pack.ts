@@ -1,5 +1,5 @@
-// Sends a directory as a tar while it is walked: the content found at its turn, or an error that names the file that
-// changed. Nothing but the chunk at hand is in memory.
+// Sends a directory as a tar archive while it is walked. A file that changes while it is read fails the
+// archive. Only the current chunk is in memory.
 import { createHash } from 'node:crypto';
 import { posix } from 'node:path';
 import { pipeline } from 'node:stream/promises';
@@ -17,7 +17,7 @@ import type { Users } from '../users-groups.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** One archive on its way out. */
+/** One archive that is being sent. */
 interface Job {
   disk: Disk;
   directory: Confined;
@@ -44,7 +44,9 @@ export const readArchive: Operation<'readArchive'> = async function* (disk, { gz
   yield { tail: { files: job.files, bytes: job.bytes, sha256: hash.digest('hex') } };
 };
 
-/** The bytes of the archive in order, in pieces of any size that stand only until the next is asked for. */
+/**
+ * Yields the bytes of the archive in pieces of any size. A piece is valid only until the next is requested.
+ */
 async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
   const { disk, directory, path, signal } = job;
   yield encodeHeader(headerOf('directory', './', self, job.users));
@@ -91,7 +93,7 @@ async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buf
       left -= bytesRead;
       yield buffer.subarray(0, bytesRead);
     }
-    // A log that is written all the time is archived as it was.
+    // A file that only grew, such as a log, is archived with its first size.
     if (hasChanged(stats, await file.stat())) throw changed();
     yield Buffer.alloc(paddingOf(size));
     job.files += 1;
@@ -110,7 +112,7 @@ function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, name
     mode: Number(stats.mode) & 0o7777,
     uid,
     gid,
-    // A number where there is no name would be taken for one.
+    // Left empty without a name, because a number in this field would be taken as a name.
     owner: owner === String(uid) ? '' : owner,
     group: group === String(gid) ? '' : group,
     size: 0,
@@ -118,12 +120,12 @@ function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, name
   };
 }
 
-/** Gone, or another thing by now: EINVAL is a symlink that no longer is one. */
+/** Ignores the errors of a symlink that is gone, or that is no symlink any more (EINVAL). */
 function unlessGone(error: unknown): undefined {
   if (errnoOf(error) !== 'ENOENT' && errnoOf(error) !== 'EINVAL') throw error;
 }
 
-/** The same bytes in chunks of one size. */
+/** Yields the same bytes in chunks of 256 KiB. */
 async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, void, void> {
   let chunk = Buffer.allocUnsafeSlow(chunkBytes);
   let filled = 0;
@@ -134,7 +136,7 @@ async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, v
       filled += copied;
       if (filled < chunkBytes) continue;
       yield chunk;
-      // The reader may hold the last one still.
+      // A new buffer, because the consumer may still use the last chunk.
       chunk = Buffer.allocUnsafeSlow(chunkBytes);
       filled = 0;
     }
@@ -150,7 +152,7 @@ async function* zipped(chunks: AsyncGenerator<Buffer, void, void>): AsyncGenerat
   try {
     for await (const chunk of gzip) yield chunk as Buffer;
   } finally {
-    // Not at rest before the walk is.
+    // Ends the walk, so that its handles are closed before this returns.
     await chunks.return();
   }
 }

@@ -1,5 +1,5 @@
-// The directory that an archive is unpacked into: directories in it by their names from there, each opened without
-// following symlinks in the pinned one above it, made where missing, and finished at the end.
+// The directory tree that an archive is unpacked into. Each directory is opened in its open parent without
+// following symlinks, created if missing, and gets its mode and time at the end.
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/new-file.ts';
@@ -7,14 +7,14 @@ import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf } from '../confine/request-path.ts';
 
-/** Directories held open at once, and as many more as a path may have. */
+/** Directories open at once before they are closed. The directories of one path may be open beyond that. */
 const mostHeld = 256;
-/** Directories that can be remembered for the end. */
+/** Most directories of an archive. */
 const mostDirectories = 200_000;
-/** Those flushed at once. */
+/** Directories flushed at once. */
 const mostFlushing = 16;
 
-/** Set on a directory at the end. */
+/** Attributes that a directory gets at the end. */
 interface Attributes {
   mode: number;
   mtimeNs: bigint;
@@ -23,17 +23,17 @@ interface Attributes {
 /** An open directory of the tree. */
 export interface TreeDirectory {
   pinned: fs.Pinned;
-  /** From the top; empty for the top itself. */
+  /** Path relative to the top; empty for the top itself. */
   path: Bytes;
   stats: fs.BigIntStats;
-  /** Renaming works within one. */
+  /** Mount id: a file can be renamed only within one mount. */
   mount: string | undefined;
 }
 
 interface Remembered {
   self: string;
   made: boolean;
-  /** Undefined where the archive does not describe it. */
+  /** Undefined if the archive has no entry for the directory. */
   attributes?: Attributes;
 }
 
@@ -50,25 +50,27 @@ export class Tree implements Disposable {
     this.#path = path;
   }
 
-  /** From a pinned directory, the caller's to close after the tree; `path` is for messages. */
+  /** `root`: an open directory, which the caller closes after the tree. `path` is for messages. */
   static async open(root: fs.Pinned, boundary: Boundary, path: Bytes, made: boolean): Promise<Tree> {
     const tree = new Tree(boundary, await boundary.protection(), path);
     await tree.#admit('', root, made);
     return tree;
   }
 
-  /** The directory of a path from the top, made with all above it where missing. */
+  /** Opens the directory at a path relative to the top. `make`: create missing directories. */
   async directory(path: Bytes, make = true): Promise<TreeDirectory> {
     const known = this.#open.get(path);
     return known ?? this.#enter(await this.directory(parentOf(path), make), path, make);
   }
 
-  /** Too many directories are open: close them once nothing is under way in any of them. */
+  /**
+   * Whether too many directories are open. The caller then closes them once no file in them is in progress.
+   */
   get full(): boolean {
     return this.#open.size > mostHeld;
   }
 
-  /** Closes all directories but the top; they are opened again as they are needed. */
+  /** Closes all directories except the top. They are opened again when needed. */
   [Symbol.dispose](): void {
     for (const { path, pinned } of this.#open.values()) {
       if (path === '') continue;
@@ -77,13 +79,13 @@ export class Tree implements Disposable {
     }
   }
 
-  /** Refuses a protected name; `present` are the stats of the file that has it now. */
+  /** Throws if the name is protected. `present`: stats of the file that has the name now. */
   assertFree({ stats }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
     if (!this.#isProtected(fs.identityOf(stats), name, present ?? stats)) return;
     throw entryFault('permission_denied', path, 'protected: it belongs to the agent');
   }
 
-  /** Stores the attributes that the archive has for a directory; one that existed before stays as it is. */
+  /** Stores the attributes of a directory in the archive. A directory that existed before stays unchanged. */
   describe(path: Bytes, attributes: Attributes): void {
     const remembered = this.#remembered.get(path);
     if (remembered?.made) remembered.attributes = attributes;
@@ -92,7 +94,7 @@ export class Tree implements Disposable {
   /** Gives every directory its mode and time, and makes its entries durable. */
   async finish(): Promise<void> {
     await using flushes = new Flushes(mostFlushing);
-    // Those below first: its own mode may forbid the way into a directory.
+    // Subdirectories come first, because the mode of a directory may forbid entering it.
     for (const path of [...this.#remembered.keys()].sort().reverse()) {
       if (this.full) this[Symbol.dispose]();
       const { pinned } = await this.directory(path, false);
@@ -116,14 +118,14 @@ export class Tree implements Disposable {
     this.assertFree(above, name, undefined, path);
     let made = true;
     await fs.mkdir(at, 0o700).catch((error: unknown) => {
-      // Another process made it first, or a dangling symlink has the name: opening finds out.
+      // Another process created it first, or a dangling symlink has the name. Opening it shows which.
       if (errnoOf(error) !== 'EEXIST') throw error;
       made = false;
     });
     return this.#admit(path, await open(), made);
   }
 
-  /** Judges an open directory before anything is done in it. Owns it from here on. */
+  /** Checks access to an open directory before it is used, and takes ownership of its handle. */
   async #admit(path: Bytes, pinned: fs.Pinned, made: boolean): Promise<TreeDirectory> {
     try {
       const stats = await pinned.stat();
@@ -155,10 +157,10 @@ function notDirectory(path: Bytes, error: unknown): unknown {
   return entryFault('not_a_directory', path, 'is a file or a symlink, and the archive has entries below it');
 }
 
-/** Those that the archive made but does not describe are as any new directory. */
+/** Sets mode and time of a created directory (0755 if the archive has no entry for it), and flushes it. */
 async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flushes): Promise<void> {
   const directory = await fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY).catch((error: unknown) => {
-    // It can be written in, but not opened for that.
+    // The directory is writable, but cannot be opened for reading.
     if (errnoOf(error) !== 'EACCES') throw error;
   });
   if (!directory) return;
@@ -168,7 +170,7 @@ async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flu
     if (known?.made) {
       const { attributes } = known;
       if (attributes) await handle.utimes(seconds(attributes.mtimeNs), seconds(attributes.mtimeNs));
-      // A setgid bit inherited from above stays.
+      // A setgid bit inherited from the parent directory stays.
       await handle.chmod(((await handle.stat()).mode & 0o2000) | (attributes?.mode ?? 0o755));
     }
     await handle.sync().catch((error: unknown) => {

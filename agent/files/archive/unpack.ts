@@ -1,4 +1,5 @@
-// Unpacks a tar or tar.gz into a directory. Nothing is placed outside it; a whole copy is there complete or not at all.
+// Unpacks a tar or tar.gz into a directory, and never outside it. With `whole` the directory appears complete
+// or not at all.
 import type { Hash } from 'node:crypto';
 import type { WriteArchiveCommit__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveCommit.ts';
 import type { WriteArchiveOpen__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
@@ -15,7 +16,7 @@ import type { Upload } from '../upload.ts';
 import { Extractor } from './extract.ts';
 import { Tree } from './tree.ts';
 
-/** One archive on its way in. */
+/** One archive that is being unpacked. */
 interface Job {
   disk: Disk;
   upload: Upload<WriteArchiveOpen__Output, WriteArchiveCommit__Output>;
@@ -36,7 +37,7 @@ export async function writeArchive(
   return answer;
 }
 
-/** Each entry is placed as it comes; entries placed before a failure stay. */
+/** Places each entry as it arrives. Entries placed before a failure stay. */
 async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
   const { entry } = job;
   const { found, at } = entry;
@@ -46,7 +47,7 @@ async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
   try {
     return await fill(job, at);
   } catch (error) {
-    // Fails where it has entries by now.
+    // Removes the directory only if it is still empty.
     await fs.rmdir(at).catch(() => undefined);
     throw error;
   }
@@ -68,11 +69,11 @@ async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
   return answer;
 }
 
-/** Nothing may be there; with `overwrite` an empty directory may. */
+/** Throws if the path exists, except for an empty directory with `overwrite`. */
 async function assertVacant({ disk, entry, upload }: Job, present?: fs.BigIntStats): Promise<void> {
   const { path, name } = entry;
   if (!present) return;
-  // The file system's root and the like cannot be replaced.
+  // "/" and paths that end in "." have no name of their own, and cannot be replaced.
   const nameless = name === '' || name === '.';
   if (!upload.open.overwrite || !present.isDirectory() || nameless)
     throw fault('already_exists', path, 'exists');
@@ -80,11 +81,11 @@ async function assertVacant({ disk, entry, upload }: Job, present?: fs.BigIntSta
   if (!(await fs.isEmpty(entry.at))) throw fault('directory_not_empty', path, 'is not empty');
 }
 
-/** Unpacks everything and checks it; durable, with modes and times, when it resolves. */
+/** Unpacks and checks everything. Resolves when it is durable, with modes and times set. */
 async function fill({ disk, upload, entry, signal }: Job, at: fs.Confined): Promise<WriteArchiveResponse> {
   const { path, found, link } = entry;
   const { whole, overwrite } = upload.open;
-  // The path of a handle is a symlink itself.
+  // /proc/self/fd/N is a symlink itself, so it must be followed.
   const flags = at === found?.at ? 0 : fs.O_NOFOLLOW;
   using root = await fs.pin(at, fs.pathOnly | fs.O_DIRECTORY | flags);
   using tree = await Tree.open(root, disk.writing.boundary, path, at !== found?.at);

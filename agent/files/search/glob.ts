@@ -1,21 +1,22 @@
-// Globs over names and paths, matched in time that grows with pattern times name, whatever both are: the regular
-// expressions that libraries make of globs take years for some patterns, and a request may hold any.
+// Matches names and paths against globs, in time of at most pattern length times name length.
+// Glob libraries use regular expressions, which take years for some patterns, and a request may contain any
+// pattern.
 import { AppError } from '../../../shared/errors.ts';
 
 const longestGlob = 1_000;
-/** Of all that its braces stand for, and pairs of them. */
+/** Most characters of all patterns that the braces expand to; `mostBraces`: most pairs of braces. */
 const longestExpanded = 4_000;
 const mostBraces = 32;
 
-/** A character test, or any number of characters. */
+/** A test for one character, or `*` for any number of characters. */
 type Piece = ((character: string) => boolean) | '*';
-/** One step of a path, or any number of steps. */
+/** The pattern of one step of a path, or `**` for any number of steps. */
 type Segment = Piece[] | '**';
 
 /**
- * Whether a path matches, which has slashes between its names and none at its ends. A glob without a slash is about
- * the last name alone. `*` and `?` stand for what is in a name, `**` for any number of names; `[a-z]`, `[!a-z]`,
- * `{this,that}` and `\` as everywhere.
+ * Whether a path matches, which has slashes between its names and none at its ends. A glob without a slash is
+ * about the last name alone. `*` and `?` stand for what is in a name, `**` for any number of names; `[a-z]`,
+ * `[!a-z]`, `{this,that}` and `\` as everywhere.
  */
 export type Glob = (path: string) => boolean;
 
@@ -42,8 +43,8 @@ const fitsSegment = (name: string[], segment: Segment): boolean =>
 const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);
 
 /**
- * Only the last wildcard is ever tried anew: what an earlier one could take more, that one can take as well. So it
- * costs at most the product of both lengths.
+  * Matches by backtracking only to the last wildcard: characters that an earlier wildcard could take, the
+  * last can take as well. The cost is at most the product of both lengths.
  */
 function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, part: P) => boolean): boolean {
   let [item, part] = [0, 0];
@@ -64,7 +65,10 @@ function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, pa
   return pattern.slice(part).every((rest) => rest === wildcard);
 }
 
-/** An escaped character that would mean something: a lone surrogate in its stead, which valid text never holds. */
+/**
+ * Replaces an escaped character by a lone surrogate, which valid text never contains, so that it has no
+ * meaning.
+ */
 const literal = (character: string): string =>
   /^[!-~]$/.test(character) ? String.fromCharCode(0xd800 + character.charCodeAt(0)) : character;
 const plain = (character: string): string =>
@@ -72,7 +76,7 @@ const plain = (character: string): string =>
 
 function segmentsOf(pattern: string): Segment[] {
   const names = pattern.replace(/^\//, '').split('/');
-  // Without a slash "**" says no more than "*".
+  // Without a slash "**" means the same as "*".
   if (names.length === 1 && names[0] === '**') return [['*']];
   return names.map((name) => (name === '**' ? name : piecesOf(Array.from(name))));
 }
@@ -81,7 +85,7 @@ function piecesOf(characters: string[]): Piece[] {
   const pieces: Piece[] = [];
   for (let at = 0; at < characters.length; at += 1) {
     const character = characters[at] ?? '';
-    // A bracket right at the start of a class belongs to it.
+    // A "]" directly at the start of a class is a member of the class.
     const start = at + (/^[!^]$/.test(characters[at + 1] ?? '') ? 2 : 1);
     const end = character === '[' ? characters.indexOf(']', start + 1) : -1;
     if (character === '*') pieces.push('*');
@@ -106,7 +110,7 @@ function classOf(characters: string[], negated: boolean): Piece {
   return (character) => ranges.some(([from, to]) => character >= from && character <= to) !== negated;
 }
 
-/** The patterns that `{this,that}` stands for, the innermost braces first; those without a comma stand for themselves. */
+/** Expands `{this,that}` into patterns, the innermost braces first. Braces without a comma are literal. */
 function expand(glob: string): string[] {
   if (glob.split('{').length > mostBraces) throw invalid('too complex: too many braces');
   const done: string[] = [];

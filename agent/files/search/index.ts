@@ -1,4 +1,4 @@
-// Searches below a directory by name and by text; matches go out as they are found.
+// Searches below a directory by name and by text. Matches are sent as they are found.
 import { posix } from 'node:path';
 import type { FileEntry } from '../../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { FileMatch } from '../../../proto/types/farhand/agent/v1/FileMatch.ts';
@@ -20,11 +20,14 @@ import { compileText, linesWith, type Text } from './lines.ts';
 
 const longestContent = 1_000;
 const batchSize = 64;
-/** Milliseconds that a match waits for others. */
+/** Milliseconds that a match waits for further matches, to be sent in one batch. */
 const longestWait = 50;
-/** Milliseconds without a match after which an empty batch goes out: the broker gives up a silent call, and other searches have their turn. */
+/**
+ * Milliseconds without a match after which an empty batch is sent. The broker cancels a silent call, and
+ * other searches get their turn at each batch.
+ */
 export const longestSilence = 1_000;
-/** Of all searches of this process four work at once, each until its next batch; a disk is not faster for more. */
+/** Four searches work at once, each until its next batch. More would not make a disk faster. */
 const working = new Semaphore(4);
 
 /** One search. */
@@ -62,12 +65,14 @@ export const searchFiles: Operation<'searchFiles'> = async function* (disk, requ
   yield { tail: { truncated, visited, unreadable } };
 };
 
-/** Undefined comes once per entry and piece of a file: a moment to look at the clock. */
+/**
+ * Yields matches, and undefined for each entry and piece of a file, so that the caller can check the clock.
+ */
 async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void, void> {
   const { reading, directory, path, signal, hidden, name, text } = job;
   const seen = (step: Step): boolean => hidden || !step.name.startsWith('.');
   const skip = (skipped: Bytes, error: unknown): void => {
-    // Protected paths are not counted; a start that cannot be read fails the search.
+    // An unreadable start fails the search. Protected paths are not counted as unreadable.
     if (skipped === path) throw error;
     if (!(error instanceof AppError)) job.unreadable += 1;
   };
@@ -106,12 +111,12 @@ const entryOf = ({ parent, name, path, stats }: Step, job: Job): Promise<FileEnt
 
 type Batches = AsyncGenerator<SearchFilesResponse, void, void>;
 
-/** Many matches go out together; few do not wait for more than a moment. */
+/** Collects matches into batches. A batch is sent when it is full, or 50 ms after the last batch. */
 async function* batchesOf(job: Job): Batches {
   let matches: FileMatch[] = [];
   let [found, sentAt] = [0, monotonic()];
   for await (const match of everyMatch(job)) {
-    // One match beyond the limit only shows that there are more.
+    // One match beyond the limit is read, only to report that there are more.
     job.truncated = match !== undefined && found === job.limit;
     if (job.truncated) break;
     if (match) {
@@ -127,7 +132,7 @@ async function* batchesOf(job: Job): Batches {
   if (matches.length > 0) yield { matches: { matches } };
 }
 
-/** Each batch in its turn: a search whose reader has stopped holds up no other. */
+/** Waits for a slot for each batch, so that a search whose client stops reading delays no other search. */
 async function* inTurn(signal: AbortSignal, batches: Batches): Batches {
   try {
     for (;;) {

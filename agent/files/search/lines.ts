@@ -1,51 +1,53 @@
-// Finds the lines of a file that hold a text. However long a line or the file is, a few chunks of it are in memory.
+// Finds the lines of a file that contain a text. Only a few chunks are in memory, however long a line or file
+// is.
 import type { Contents } from '../confine/contents.ts';
 
 const chunkBytes = 64 * 1024;
-/** A file with a NUL in its first bytes is no text. */
+/** A file with a NUL byte in its first 8 KiB counts as binary and is not searched. */
 const probeBytes = 8 * 1024;
-/** Bytes of an unfinished line held in memory: enough for a hit across its chunks, and the text around it. */
+/** Most bytes of an unfinished line in memory, enough for a hit across chunks and the text around it. */
 const longestTail = 64 * 1024;
 const longestText = 1024;
-/** Of the line, ahead of the hit. */
+/** Bytes of a long line reported before the hit. */
 const lead = 256;
 
-/** A line that holds the text. */
+/** A line that contains the text. */
 export interface Line {
-  /** From 1. */
+  /** Line number, counted from 1. */
   number: number;
   /** The line, or at most a kilobyte around the hit. */
   text: Buffer;
 }
 
-/** Where the text stands in some bytes; -1: nowhere. */
+/** The offset of the text in `bytes`, or -1. */
 type Find = (bytes: Buffer) => number;
 
 export interface Text {
   find: Find;
-  /** Bytes that a hit may have in two pieces of a line. */
+  /** Most bytes of a hit, which must stay in memory because a hit may lie in two pieces of a line. */
   overlap: number;
 }
 
 /** Matches bytes exactly, or ignoring case. */
 export function compileText(text: string, ignoreCase: boolean): Text {
   const wanted = Buffer.from(text);
-  // A letter may be longer in its other form.
+  // A letter may have more bytes in its other case.
   const overlap = 4 * wanted.length;
   if (!ignoreCase) return { find: (bytes) => bytes.indexOf(wanted), overlap };
   const lower = text.toLowerCase();
   const find = (bytes: Buffer): number => {
     const decoded = bytes.toString();
     const at = decoded.toLowerCase().indexOf(lower);
-    // Exact unless a letter before it changes its length; it only decides which part of a long line is reported.
+    // The offset is inexact if a letter before it has another length in lower case. It only selects the
+    // reported part of a long line.
     return at === -1 ? -1 : Math.min(bytes.length, Buffer.byteLength(decoded.slice(0, at)));
   };
   return { find, overlap };
 }
 
 /**
- * Reads as much as the file had when it was opened: one that grows meanwhile has an end all the same. Undefined comes
- * after each piece of it.
+  * Yields the lines that contain the text, and undefined after each piece of the file.
+  * Reads only the size that the file had when it was opened, so that a growing file also comes to an end.
  */
 export async function* linesWith(
   { file, stats }: Contents,
@@ -72,14 +74,14 @@ export async function* linesWith(
 
 interface State {
   buffer: Buffer;
-  /** Bytes of the buffer in use: the start of a line, or the end of a long one. */
+  /** Bytes of the buffer in use: the start of a line, or the end of a long line. */
   held: number;
   number: number;
-  /** The current line has been reported. */
+  /** Whether the current line has been reported. */
   reported: boolean;
 }
 
-/** The lines that have ended; the rest is moved to the start of the buffer. */
+/** Searches the complete lines and moves the rest to the start of the buffer. */
 function* complete(state: State, find: Find): Generator<Line> {
   const { buffer, held } = state;
   const end = buffer.subarray(0, held).lastIndexOf(0x0a) + 1;
@@ -96,7 +98,7 @@ function* complete(state: State, find: Find): Generator<Line> {
   state.held = held - end;
 }
 
-/** Looks into a long line before its end, and holds only its last bytes. */
+/** Searches a long line before its end is read, and leaves only its last bytes in the buffer. */
 function* shorten(state: State, find: Find, overlap: number): Generator<Line> {
   const { buffer, held } = state;
   if (held <= longestTail) return;
@@ -112,6 +114,6 @@ function* hitIn(state: State, line: Buffer, find: Find): Generator<Line> {
   state.reported = true;
   const start = line.length <= longestText ? 0 : Math.max(0, Math.min(at - lead, line.length - longestText));
   const text = line.subarray(start, start + longestText);
-  // A copy: the buffer is used again.
+  // Copied, because the buffer is used again.
   yield { number: state.number, text: Buffer.from(text.at(-1) === 0x0d ? text.subarray(0, -1) : text) };
 }

@@ -1,5 +1,6 @@
-// Watches a directory, all below it, or a file. Events only say where to look: the state found when the reader asks is
-// reported, so a slow reader misses steps in between and never the outcome.
+// Watches a file, a directory, or a directory tree. An event of the kernel only names the file that changed.
+// Its state is read when the client reads, so a slow client may miss intermediate steps but never the final
+// state.
 import type { FileChange } from '../../../proto/types/farhand/agent/v1/FileChange.ts';
 import { sleep } from '../../../shared/clock.ts';
 import type { Quota } from '../../../shared/quota.ts';
@@ -10,11 +11,11 @@ import type { Confinement, PathEntry } from '../confine/resolve.ts';
 import type { Operation } from '../operation.ts';
 import { type Folder, type Kind, Watched } from './watched.ts';
 
-/** Names waiting for the reader; more are reported as an overflow. */
+/** Most changed names that wait for the client. More are reported as an overflow. */
 const mostWaiting = 10_000;
-/** Changes of a message. */
+/** Most changes in a message. */
 const batchSize = 256;
-/** Milliseconds in which steps of one change, such as a rename over a file, become one. */
+/** Milliseconds to wait before changes are read, so that the steps of one change are reported once. */
 const settling = 20;
 
 export const watchFiles: Operation<'watchFiles'> = async function* (disk, request, { path }, signal) {
@@ -28,7 +29,10 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
   }
 };
 
-/** Of every watch: the kernel's queue is one for all of them, and where it overflows Node does not report it. */
+/**
+ * The overflow functions of all watches. The kernel has one queue for all, and Node does not report its
+ * overflow.
+ */
 const overflows = new Set<() => void>();
 
 const join = (path: Bytes, name: Bytes): Bytes => (path === '' ? name : `${path}/${name}`);
@@ -37,11 +41,11 @@ class Watch implements Disposable {
   readonly #confinement: Confinement;
   readonly #entry: PathEntry;
   readonly #recursive: boolean;
-  /** The one name that is asked about, where it is no directory. */
+  /** The watched name in its directory, if the request names a file. */
   readonly #only: Bytes | undefined;
   readonly #start: Confined;
   readonly #watched: Watched;
-  /** Names to look at, by the path of their directory. */
+  /** Changed names, by the path of their directory. */
   #waiting = new Map<Bytes, Set<Bytes>>();
   #count = 0;
   #overflown = false;
@@ -67,7 +71,7 @@ class Watch implements Disposable {
     this.#watched[Symbol.dispose]();
   }
 
-  /** An empty batch first, when nothing will be missed any more. */
+  /** Yields an empty batch once all directories are watched, then the changes. */
   async *batches(signal: AbortSignal): AsyncGenerator<FileChange[], void, void> {
     signal.addEventListener('abort', () => this.#wake(), { once: true });
     const isProtected = await this.#confinement.boundary.protection();
@@ -97,7 +101,7 @@ class Watch implements Disposable {
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
       this.#count += 1;
-      // So many in one go fill the kernel's queue: others may have been lost, of whatever watch.
+      // So many changes at once may overflow the kernel's queue, which loses changes of any watch.
       if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }
     this.#wake();
@@ -117,7 +121,7 @@ class Watch implements Disposable {
     });
   }
 
-  /** True once the watched directory has lost its name. */
+  /** True once the watched directory was renamed or removed. */
   async #gone(): Promise<boolean> {
     const { name, at, found } = this.#entry;
     if (this.#only !== undefined || !found || name === '' || name === '.') return false;
@@ -151,7 +155,7 @@ class Watch implements Disposable {
     }
   }
 
-  /** Reports the change of one name. */
+  /** Yields the changes of one name, and of a new directory's content. */
   async *#look(
     path: Bytes,
     folder: Folder,
@@ -175,7 +179,7 @@ class Watch implements Disposable {
       yield* this.#enter(below, isProtected);
   }
 
-  /** Watches a directory and those below it; reports their entries as new. */
+  /** Watches a directory, and in a recursive watch those below it. Yields their entries as added. */
   async *#enter(start: Bytes, isProtected: IsProtected): AsyncGenerator<FileChange, void, void> {
     const open = [start];
     for (let path = open.pop(); path !== undefined; path = open.pop()) {
@@ -190,7 +194,7 @@ class Watch implements Disposable {
     }
   }
 
-  /** Reports as removed all that was there, the innermost first. */
+  /** Yields a name and all known names below it as removed, the innermost first. */
   *#leave(path: Bytes, kind: Kind): Generator<FileChange> {
     const folder = this.#watched.get(path);
     for (const [name, inside] of folder?.names ?? []) yield* this.#leave(join(path, name), inside);

@@ -1,5 +1,5 @@
-// The directories that one watch looks at, through inotify on pinned directories: it follows the inode, so nothing
-// that is swapped on the way leads elsewhere. (chokidar watches by path and takes names for UTF-8.)
+// The directories of one watch, watched by inotify through open handles. inotify follows the inode, so a
+// replaced directory cannot redirect the watch. (chokidar watches by path and assumes that names are UTF-8.)
 
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { Quota } from '../../../shared/quota.ts';
@@ -10,10 +10,14 @@ import type { Bytes } from '../confine/request-path.ts';
 
 export type Kind = 'file' | 'directory';
 
-/** Share of the quota that a directory takes, in names: for the kernel's watch and our handle of it. */
+/**
+ * Share of the quota that a directory takes, in names, for the kernel's watch and its handle in the agent.
+ */
 const folderNames = 15;
 
-/** Limit of all watches together: thirty watches of one large directory hold thirty times its names. */
+/**
+ * Quota of names that all watches together hold in memory. A directory counts once for each of its watches.
+ */
 export const watchQuota = (names = 300_000): Quota =>
   new Quota(names, 'names are watched on this machine, watch a directory further down or end other watches');
 
@@ -22,11 +26,11 @@ export interface Folder {
   self: string;
   stats: fs.BigIntStats;
   watcher: fs.FSWatcher;
-  /** Entries last found in it. */
+  /** Entries last found in the directory. */
   names: Map<Bytes, Kind>;
 }
 
-/** A name in a watched directory, by the directory's path from the start; name "." is the directory itself. */
+/** Reports a change of `name`. `folder`: path relative to the start. The name "." is the directory itself. */
 type Mark = (folder: Bytes, name: Bytes) => void;
 
 export class Watched implements Disposable {
@@ -36,7 +40,7 @@ export class Watched implements Disposable {
   readonly #quota: Quota;
   readonly #folders = new Map<Bytes, Folder>();
 
-  /** From an open directory, which is the caller's to close; of all names or `only` one. */
+  /** `start`: an open directory, which the caller closes. `only`: watch this name alone. */
   constructor(start: fs.Confined, only: Bytes | undefined, quota: Quota, mark: Mark) {
     this.#start = start;
     this.#quota = quota;
@@ -49,8 +53,8 @@ export class Watched implements Disposable {
   }
 
   /**
-   * Watches a directory, then reads what is in it, so that nothing is missed in between. Undefined where it is gone,
-   * may not be read, or must not be.
+    * Watches a directory, then reads its entries, so that no change is missed in between.
+    * Undefined if the directory is gone, unreadable, protected, or on a file system of the kernel.
    */
   async add(path: Bytes, isProtected: IsProtected): Promise<Folder | undefined> {
     using pinned = await this.#open(path);
@@ -76,7 +80,9 @@ export class Watched implements Disposable {
     }
   }
 
-  /** A watched directory, pinned; undefined where its path leads to another one by now. The caller's to close. */
+  /**
+   * Opens a watched directory; the caller closes it. Undefined if its path leads to another directory by now.
+   */
   async pin(path: Bytes): Promise<fs.Pinned | undefined> {
     const pinned = await this.#open(path);
     const stats = await pinned?.stat();
@@ -106,7 +112,10 @@ export class Watched implements Disposable {
     for (const path of [...this.#folders.keys()]) this.drop(path);
   }
 
-  /** Step by step from the start, and never through a symlink. Undefined where it is gone or may not be entered. */
+  /**
+   * Opens a path step by step from the start, never through a symlink. Undefined if it is gone or not
+   * accessible.
+   */
   async #open(path: Bytes): Promise<fs.Pinned | undefined> {
     try {
       let pinned = await fs.pin(this.#start, fs.pathOnly | fs.O_DIRECTORY);
@@ -121,7 +130,7 @@ export class Watched implements Disposable {
     }
   }
 
-  /** Where there is not enough, all is given back at once: of many that begin together some can go on. */
+  /** Takes from the quota. On failure the whole watch is released, so that other watches can go on. */
   #take(names: number): void {
     try {
       this.#quota.add(names);
