@@ -1,11 +1,14 @@
-// What the machine's owner lets the agent do: a lock that no broker can widen.
+// The capabilities that the machine's owner allows the agent. No broker can extend them.
 import type { Method } from '../shared/rpc.ts';
 
 export const allCapabilities = ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user'] as const;
-/** `user` is the right to run commands as another user than the agent's own. */
+/** `user` allows commands to run as another user than the agent's own. */
 export type Capability = (typeof allCapabilities)[number];
 
-/** The capabilities of which each rpc needs one; a new rpc without any does not compile. */
+/**
+ * Capabilities of each rpc, of which the agent needs at least one. A new rpc without an entry does not
+ * compile.
+ */
 export const requiredCapabilities: Record<Method, readonly [Capability, ...Capability[]]> = {
   GetMetrics: ['metrics'],
   ListFiles: ['files:read'],

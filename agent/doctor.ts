@@ -1,4 +1,5 @@
-// farhand-agent doctor: what is wrong with the agent of this machine or its way to the broker, and how it is mended.
+// farhand-agent doctor: finds problems of the agent and its connection to the broker, and says how to fix
+// them.
 import { existsSync } from 'node:fs';
 import { clean } from '../shared/clean.ts';
 import { examineAgent } from '../shared/doctor/agent.ts';
@@ -9,14 +10,14 @@ import { agentSettings } from './config.ts';
 
 const name = 'farhand-agent';
 
-/** What to print, and the exit code: 1 where something is wrong. */
+/** Returns the text to print and the exit code, which is 1 if a problem was found. */
 export async function doctor({ argv, env }: Invocation): Promise<{ text: string; code: number }> {
   if (argv.includes('--help')) {
     const purpose =
       'what is wrong with this machine’s agent, and how to mend it; exits with 1 where something is';
     return { text: helpText(`${name} doctor`, purpose, agentSettings), code: 0 };
   }
-  // Those of the service, unless others are named.
+  // Uses the settings of the installed service unless --config is given.
   const installed = existsSync(settingsOf({ name })) && !argv.includes('--config');
   const settings = readSettings(agentSettings, {
     argv: installed ? ['--config', settingsOf({ name }), ...argv] : argv,

@@ -1,4 +1,5 @@
-// The machine's identity (identity.json): a key pair made here, the machine id, and the broker's certificate authority.
+// The machine's identity (identity.json): a key pair made here, the machine id, and the broker's certificate
+// authority.
 import {
   createHash,
   createPrivateKey,
@@ -22,12 +23,15 @@ import { enrollWith } from './link/dial.ts';
 import type { Identity } from './link/index.ts';
 
 const stored = z.strictObject({
-  /** Null until the broker has answered: the key outlives a crash in between, so that the repeat is the same machine. */
+  /**
+   * Null until the broker has answered. The key is stored first, so that a repeat after a crash is the same
+   * machine.
+   */
   machine_id: z.string().nullable(),
   private_key: z.string(),
   ca_certificate: z.string(),
   fingerprint: z.string(),
-  /** SHA-256 of the join token it was made with. */
+  /** SHA-256 of the join token with which the identity was created. */
   token_hash: z.string().optional(),
   /** The broker has removed this machine: another join token makes it a new one. */
   removed: z.boolean().optional(),
@@ -42,7 +46,9 @@ export interface JoinParams {
   tags: string[];
 }
 
-/** Reads the identity of a data directory, or enrols with a join token. Throws StartError when neither works. */
+/**
+ * Reads the identity of a data directory, or enrols with a join token. Throws StartError when neither works.
+ */
 export async function loadIdentity(directory: string, params: JoinParams): Promise<Identity> {
   const file = fileIn(directory);
   const found = await read(file);
@@ -79,13 +85,13 @@ function freshKey(ca: string, fingerprint: string): Stored {
 const mayReplace = ({ removed, token_hash }: Stored, token: string | undefined): boolean =>
   removed === true && !!token && token_hash !== hashOf(parseJoinToken(token).secret);
 
-/** Remembers that the broker does not want this machine any more. */
+/** Stores that the broker has removed this machine. */
 export async function markRemoved(directory: string): Promise<void> {
   const found = await read(fileIn(directory));
   if (found) await writeDurably(fileIn(directory), JSON.stringify({ ...found, removed: true }));
 }
 
-/** As which machine a data directory has joined, if it has. */
+/** The machine as which a data directory has joined a broker, if it has. */
 export async function machineIn(
   directory: string,
 ): Promise<(Omit<Identity, 'privateKey'> & { removed: boolean }) | undefined> {
@@ -143,7 +149,7 @@ function splitAddress(broker: string): { host: string; port: number } {
   return { host: broker.slice(0, at).replace(/^\[|\]$/g, ''), port: Number(broker.slice(at + 1)) };
 }
 
-/** May pass: the caller tries again. */
+/** An error that may be temporary: the caller tries again. */
 function unreachable(broker: string, cause: unknown): AppError {
   const why = reasons[errnoOf(cause) ?? ''] ?? `cannot be reached (${errnoOf(cause) ?? 'no answer'})`;
   return new AppError('unavailable', `${broker} ${why}`, {}, { cause });

@@ -1,4 +1,4 @@
-// Machine facts: CPU, memory, disks and network in one report, cheap enough for every heartbeat.
+// Measures CPU, memory, disks and network in one report, which is cheap enough for every heartbeat.
 import type { StatsFs } from 'node:fs';
 import { readFile, statfs } from 'node:fs/promises';
 import os from 'node:os';
@@ -9,7 +9,7 @@ import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
 import { monotonic, now, sleep } from '../shared/clock.ts';
 import { residentBytes } from '../shared/garbage-collection.ts';
 
-/** Where the numbers come from; tests put broken machines here. */
+/** Sources of the numbers. Tests replace them to simulate broken machines. */
 export interface Sources {
   /** Text of a file of /proc. */
   read(path: string): Promise<string>;
@@ -19,7 +19,7 @@ export interface Sources {
 /** A report is unary, so at most 64 KiB: the first of each list, and no absurd mount paths. */
 const longestList = 64;
 const longestMount = 255;
-/** Time that a file system has to answer. */
+/** Milliseconds that a file system has to answer. */
 const diskLimit = 1_000;
 /** The kernel counts CPU time in ticks of 10 ms: over a shorter time the percentage would be noise. */
 const shortestWindow = 100;
@@ -65,8 +65,8 @@ export class MetricsReader {
   }
 
   /**
-   * Returns the number of cores. The first report covers the time since open, which is the dial and the hello; since boot
-   * would say nothing about now. Reports in quick succession repeat the last value.
+   * Returns the number of cores. The first report covers the time since open, which is the dial and the
+   * hello; since boot would say nothing about now. Reports in quick succession repeat the last value.
    */
   async #measureCpu(): Promise<number> {
     const before = await this.#cpuTimes;
@@ -80,7 +80,10 @@ export class MetricsReader {
     return after.cores;
   }
 
-  /** From /proc/stat, because os.cpus() asks every core for its clock rate as well, which takes long on large machines. */
+  /**
+   * From /proc/stat, because os.cpus() asks every core for its clock rate as well, which takes long on large
+   * machines.
+   */
   async #readCpuTimes(): Promise<CpuTimes> {
     const text = await this.#read('/proc/stat');
     // Guest time is part of user time already.
@@ -132,19 +135,22 @@ interface Mount {
   type: string;
   /** Major and minor number: one for all mounts of a file system. */
   device: string;
-  /** The whole file system is mounted, not a part of it. */
+  /** Whether the whole file system is mounted, and not only a directory of it. */
   whole: boolean;
 }
 
 /** Real file systems whose source is not a path below /dev. */
 const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
-/** Images are full by nature. */
+/** File systems of images, which are always full and therefore left out. */
 const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
 /** Threads that silent file systems may hold: Node has four in all. */
 const mostSilent = 2;
 
-/** Asks file systems for their space; one that does not answer (a dead server) is not asked again before it does. */
+/**
+ * Asks file systems for their space; one that does not answer (a dead server) is not asked again before it
+ * does.
+ */
 class Disks {
   readonly #statfs: Sources['statfs'];
   readonly #asked = new Map<string, Promise<Space | undefined>>();
@@ -184,7 +190,7 @@ class Disks {
   }
 }
 
-/** As df(1): blocks reserved for root are free, and not available. */
+/** Measures space as df(1) does: blocks reserved for root count as free, but not as available. */
 async function measure(ask: Sources['statfs'], mount: string): Promise<Space | undefined> {
   try {
     const { frsize, bsize, blocks, bfree, bavail } = await ask(mount);
@@ -198,10 +204,10 @@ async function measure(ask: Sources['statfs'], mount: string): Promise<Space | u
   }
 }
 
-/** "/" first, whatever it is, then every other real file system once. */
+/** Lists "/" first, whatever its type, then every other real file system once. */
 function mountsOf(text: string): Mount[] {
   const mounts = new Map<string, Mount>();
-  // Of two at one place, the later hides the earlier.
+  // A later mount at the same path hides the earlier one.
   for (const line of text.split('\n')) addMount(mounts, line);
   const root = mounts.get('/') ?? { path: '/', type: '', device: '', whole: true };
   mounts.delete('/');
@@ -211,7 +217,9 @@ function mountsOf(text: string): Mount[] {
   return [root, ...others.sort((a, b) => (a.path < b.path ? -1 : 1))].slice(0, longestList);
 }
 
-/** A line of mountinfo: id, parent, device, root, mount, options, optional fields, "-", type, source, options. */
+/**
+ * A line of mountinfo: id, parent, device, root, mount, options, optional fields, "-", type, source, options.
+ */
 function addMount(mounts: Map<string, Mount>, line: string): void {
   const [left = '', right = ''] = line.split(' - ');
   const [, , device = '', root, escaped = ''] = left.split(' ');

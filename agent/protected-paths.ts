@@ -1,11 +1,11 @@
-// The paths that no file operation reaches, whatever the roots: the agent's own keys, settings, service and program. Else
-// its lock would be as good as none.
+// Lists the paths that no file operation may change, or even read: the agent's keys, settings, service and
+// program. Otherwise a request could change what the machine's owner allows the agent to do.
 import { basename, dirname, join, resolve } from 'node:path';
 
 export interface ProtectedPaths {
-  /** Keys, settings and what starts the agent: neither read nor changed. */
+  /** Keys, settings and files that start the agent. Requests may neither read nor change them. */
   secret: string[];
-  /** Program files: may be read, never changed. */
+  /** Program files. Requests may read them, and never change them. */
   program: string[];
 }
 
@@ -22,7 +22,7 @@ const unitDirectories = [
 ];
 const settingDirectories = ['/etc/systemd', '/run/systemd', '/usr/local/lib/systemd', '/usr/lib/systemd'];
 
-/** The agent's service, what adds to it, and what starts it. */
+/** Files of the agent's systemd service, its drop-ins, and the links that start it. */
 const service = [
   ...unitDirectories.flatMap((directory) => [
     `${directory}/${unit}`,
@@ -33,13 +33,16 @@ const service = [
   '/etc/default/farhand-agent',
 ];
 
-/** What adds to every service, so to the agent's too. */
+/** Settings of systemd that apply to every service, including the agent's. */
 const everyService = [
   ...unitDirectories.map((directory) => `${directory}/service.d`),
   ...settingDirectories.flatMap((directory) => [`${directory}/system.conf`, `${directory}/system.conf.d`]),
 ];
 
-/** Files of the data directory, each by itself: one that is mounted elsewhere does not lie below the directory. */
+/**
+ * Files of the data directory. Each is listed, because a file mounted there from elsewhere needs its own
+ * entry.
+ */
 const parts = [
   'identity.json',
   'lock.db',
@@ -49,7 +52,7 @@ const parts = [
   ...['', '.1', '.2', '.3', '.4', '.next'].map((age) => `activity${age}.log`),
 ];
 
-/** Where packages put the program. */
+/** Paths where packages install the program. */
 const installed = [
   '/opt/farhand-agent',
   '/usr/lib/farhand-agent',
@@ -57,7 +60,7 @@ const installed = [
   '/usr/local/bin/farhand-agent',
 ];
 
-/** Settings that name places of the agent's own. */
+/** Settings that contain paths of the agent's own files. */
 interface Places {
   data_dir: string;
   config?: string | undefined;
@@ -72,7 +75,7 @@ export function protectedPathsOf({ data_dir, config, join_token_file }: Places):
   };
 }
 
-/** The package that a program runs from. A checkout is its owner's to edit. */
+/** The directory of the package that a program runs from. A source checkout is not protected. */
 function own(file: string): string[] {
   if (file.endsWith('.ts')) return [];
   const directory = dirname(file);

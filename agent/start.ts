@@ -1,4 +1,4 @@
-// Wires an agent together and takes it apart again.
+// Starts all parts of an agent, and closes them in reverse order.
 import { readFile, rm } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
@@ -19,18 +19,24 @@ import { protectedPathsOf } from './protected-paths.ts';
 
 export interface Agent {
   machineId: string;
-  /** Settles when the agent has ended: resolved after close(), rejected with StartError when the broker removed it. */
+  /**
+   * Settles when the agent has ended: resolved after close(), rejected with StartError when the broker
+   * removed it.
+   */
   ended: Promise<void>;
-  /** Whether its link still turns, be it only to try again. */
+  /** Whether the loop of the link is still making progress, even if it only tries to connect again. */
   alive(): boolean;
-  /** Says farewell, ends running commands, releases the directory. */
+  /** Sends a farewell to the broker, ends running commands, and releases the data directory. */
   close(): Promise<void>;
 }
 
 /** Closes resources, the last opened first. */
 type Closers = (() => unknown)[];
 
-/** Starts an agent: enrols if need be, then stays linked until closed. `onLinkChange` is called with false first. Throws StartError. */
+/**
+ * Starts an agent: enrols if need be, then stays linked until closed. `onLinkChange` is called with false
+ * first. Throws StartError.
+ */
 export async function startAgent(
   settings: AgentSettings,
   log: Logger,
@@ -58,7 +64,7 @@ async function assemble(
 ): Promise<Agent> {
   const directory = settings.data_dir;
   const stopping = new AbortController();
-  // Before a join token is used up.
+  // Checked before a join token is used up.
   await checkRoots(settings.root);
   const identity = await joined(settings, log, stopping.signal, () => onLinkChange?.(false));
   const auditLog = await AuditLog.open(directory, log);
@@ -73,7 +79,7 @@ async function assemble(
   const watching = { onProgress, ...(onLinkChange && { onLinkChange }) };
   const options = { broker, identity, capabilities, roots, log, auditLog, ...services, ...watching };
   const ended = finishing(keepLinked(options, stopping.signal), directory, closers);
-  // `ended` may be awaited late.
+  // `ended` may be awaited late, so its rejection must not count as unhandled.
   ended.catch(() => undefined);
   return {
     machineId: identity.machineId,
@@ -88,7 +94,7 @@ async function assemble(
 
 type Services = Pick<LinkOptions, 'handlers' | 'missing' | 'journalId' | 'processIds' | 'report'>;
 
-/** The services that answer the broker's calls. */
+/** Opens the services that answer the broker's calls. */
 async function openServices(settings: AgentSettings, log: Logger, closers: Closers): Promise<Services> {
   const { data_dir: directory, allow, root: roots } = settings;
   const mayRunAs = allow.includes('user');
@@ -121,8 +127,8 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
 }
 
 /**
- * The identity of this machine; a file with a join token has done its work then. Enrolment waits for a broker that
- * cannot be reached yet, as the link itself does.
+ * The identity of this machine; a file with a join token has done its work then. Enrolment waits for a broker
+ * that cannot be reached yet, as the link itself does.
  */
 async function joined(
   { data_dir, broker, name, tags, join_token, join_token_file: file }: AgentSettings,

@@ -1,4 +1,4 @@
-// farhand-agent install, status, uninstall: the agent as a service of systemd.
+// farhand-agent install, status and uninstall: manages the agent as a systemd service.
 import { existsSync } from 'node:fs';
 import { readFile, readlink, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -30,7 +30,7 @@ const uninstallSettings = {
   help: agentSettings.help,
 };
 
-/** Runs a verb and prints what was done; the result is the exit code. `command`: this very program. */
+/** Runs a verb and prints what it did. Returns the exit code. `command`: the command line of this program. */
 export async function service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number> {
   const commands = {
     install: {
@@ -83,7 +83,7 @@ async function planAgent(
   };
 }
 
-/** The text of the join token, or an empty one. Throws StartError when it is no join token. */
+/** The join token, or an empty text. Throws StartError if the text is no join token. */
 async function tokenOf({ join_token, join_token_file }: Settings<typeof installSettings>): Promise<string> {
   const token = (join_token || (await tokenIn(join_token_file))).trim();
   if (token) parseJoinToken(token);
@@ -91,14 +91,17 @@ async function tokenOf({ join_token, join_token_file }: Settings<typeof installS
 }
 
 async function tokenIn(file: string | undefined): Promise<string> {
-  // The service's own one is from an earlier install, and is removed by the agent.
+  // The token file of the service is from an earlier install, and the agent removes it.
   if (!file || file === tokenFile) return '';
   return await readFile(file, 'utf8').catch((error: unknown) => {
     throw new StartError(`--join-token-file: ${reasonOf(atPath(error, file))}`);
   });
 }
 
-/** A machine needs a token, or one that an earlier install has left, or a broker that it has joined; one broker. */
+/**
+ * A machine needs a token, or one that an earlier install has left, or a broker that it has joined; one
+ * broker.
+ */
 async function checkMachine(token: string): Promise<void> {
   const machine = await machineIn(dataOf(agent));
   if (!machine && !token && !existsSync(tokenFile)) {

@@ -1,4 +1,5 @@
-// The audit log of the machine: every call of the broker. Its owner reads it; no file request reaches it.
+// Writes the audit log of the machine: all calls of the broker except GetMetrics. File requests cannot read
+// it.
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import { after, iso, monotonic } from '../../shared/clock.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
@@ -9,13 +10,15 @@ import { cut, Lines } from './lines.ts';
 type Call = Pick<Call__Output, 'method' | 'request_id' | 'caller'>;
 
 const longestName = 200;
-/** A call that is not over by then is logged as it is. */
+/** Milliseconds after which a call that is not over gets a line for its start. */
 const slowMs = 1_000;
-/** Lines a minute for refusals of each method and code, then a number: they must not displace what was done. */
+/**
+ * Lines a minute for refusals of each method and code, then a number: they must not displace what was done.
+ */
 const mostRefusals = 5;
 const minute = 60_000;
 
-/** Not logged: the broker asks again and again, and learns nothing but numbers. */
+/** The only method that is not logged: the broker calls it all the time, and gets nothing but numbers. */
 const unlogged: Method = 'GetMetrics';
 /** Calls that are there to last have a line as they start, too, and not only when they take long. */
 const lasting: ReadonlySet<string> = new Set<Method>([
@@ -43,12 +46,12 @@ export class AuditLog {
     return new AuditLog(await Lines.open(directory, 'activity', log));
   }
 
-  /** A call has come; `refused`: and nothing comes of it. */
+  /** Begins the entry of a call. `refused`: the agent does not run the call. */
   begin(call: Call, refused = false): AuditedCall {
     return new AuditedCall(call, refused, this);
   }
 
-  /** Everything is in the file when it resolves. */
+  /** Resolves when all lines are in the file. */
   async close(): Promise<void> {
     this.#refusals.close();
     await this.#lines.close();
@@ -58,7 +61,7 @@ export class AuditLog {
     this.#lines.add({ at: iso(), ...line });
   }
 
-  /** Whether one more refusal has a line of its own. */
+  /** Whether one more refusal gets a line of its own. */
   admit(name: string, result: string): boolean {
     const method = methods.has(name) ? name : 'unknown';
     return this.#refusals.take(`${method} ${result}`, { method, result });
@@ -108,7 +111,7 @@ export class AuditedCall {
     this.#done = true;
   }
 
-  /** "ok", or the code of the failure. */
+  /** `result`: "ok", or the code of the failure. */
   ended(result: string): void {
     this.#stopWaiting();
     if (this.#method === unlogged) return;
@@ -130,7 +133,10 @@ export class AuditedCall {
 /** Fields of a log line, named as people query them with jq. */
 type Fields = Record<string, unknown>;
 
-/** The request fields that are logged, of any method. A new field of a request is private until it is named here. */
+/**
+ * The request fields that are logged, of any method. A new field of a request is private until it is named
+ * here.
+ */
 const loggable: ReadonlySet<string> = new Set([
   ...['id', 'client_id', 'path', 'source', 'destination', 'command', 'user', 'cwd', 'mode', 'owner', 'group'],
   ...['signal', 'name', 'recursive', 'ids', 'args'],
@@ -152,9 +158,13 @@ function loggedAs(value: unknown): unknown {
   return [...value.slice(0, mostItems).map(loggedAs), ...(value.length > mostItems ? ['…'] : [])];
 }
 
-/** The logged fields of a decoded request, or of the first where there are many; undefined values are left out of a line. */
+/**
+ * The logged fields of a decoded request, or of the first where there are many; undefined values are left out
+ * of a line.
+ */
 function fieldsOf(request: unknown): Fields {
-  // Every request is a message; that of an upload or attachment has `open`, that of a process or terminal `spec`.
+  // Every request is a message; that of an upload or attachment has `open`, that of a process or terminal
+  // `spec`.
   const { open, spec, ...own } = request as Fields & { open?: object | null; spec?: object | null };
   const { program, content, ...all }: Fields = { ...own, ...open, ...spec };
   const named = { ...all, command: all.command ?? program };

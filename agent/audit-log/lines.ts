@@ -6,9 +6,9 @@ import { errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 
 const defaults = {
-  /** Beyond this a file becomes the first of the old ones. */
+  /** Size at which the file is renamed and a new file begins. */
   fileBytes: 16 * 1024 * 1024,
-  /** Longest time that a line is in memory only. */
+  /** Longest time in milliseconds that a line is only in memory. */
   gatherMs: 1_000,
 };
 
@@ -30,7 +30,7 @@ export class Lines {
   /** Stays open: a caller who uses up all descriptors cannot hide its acts. */
   #file: FileHandle | undefined;
   #size = 0;
-  /** The last line may have been cut off. */
+  /** Whether the last line of the file may be cut off. */
   #torn = false;
   #waiting: string[] = [];
   #bytes = 0;
@@ -70,7 +70,7 @@ export class Lines {
     else this.#cancel ??= after(this.#options.gatherMs, () => void this.#flush());
   }
 
-  /** All lines are in the file when it resolves, or cannot be. */
+  /** Resolves when all lines are in the file, or the write has failed. */
   async close(): Promise<void> {
     await this.#flush();
     await this.#file?.close();
@@ -130,7 +130,7 @@ export class Lines {
     }
     await held?.close();
     this.#size = (await this.#file.stat()).size;
-    // A killed agent may have left half a line.
+    // A killed agent may have left an incomplete line.
     const last = await this.#file.read(Buffer.alloc(1), 0, 1, Math.max(0, this.#size - 1));
     this.#torn = this.#size > 0 && last.buffer[0] !== 10;
     return this.#file;
@@ -151,7 +151,7 @@ export class Lines {
 
 const escaped = (one: string): string => `\\u${one.charCodeAt(0).toString(16).padStart(4, '0')}`;
 
-/** As JSON; where its texts are too long, the last ones are cut. */
+/** The line as JSON. If its texts are too long together, the last ones are cut. */
 function lineOf(line: object): string {
   let left = mostText;
   const text = JSON.stringify(line, (_name, value: unknown) => {

@@ -1,4 +1,5 @@
-// Answers the broker's calls: small and short ones by a reply on the control stream, the others on a stream of their own.
+// Answers the broker's calls. Small and short answers are sent as a reply on the control stream, others on a
+// stream of their own.
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
@@ -33,23 +34,26 @@ export interface CallsOptions {
   log: Logger;
   auditLog: AuditLog;
   reply(reply: Reply): void;
-  /** False when replies pile up: answers that can take another way do so then. */
+  /** False when too many replies wait on the control stream. Answers then use a stream of their own. */
   hasRoom(): boolean;
 }
 
 /** How long the broker has to end a stream after our half-close. */
 const closingMs = 10_000;
-/** The same after it has given the call up. */
+/** How long the broker has to end the stream of a call that it has given up. */
 const givenUpMs = 1_000;
 /** Streaming calls of the short class that this agent answers at once, and of those that move bytes. */
 export const openCalls = 32;
-/** Besides them: calls that last, watches, and calls of no class (answered by a reply, or ended unknown to the broker). */
+/**
+ * Besides them: calls that last, watches, and calls of no class (answered by a reply, or ended unknown to the
+ * broker).
+ */
 const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 128;
 
-/** Ids as the broker makes them: they go into headers. */
+/** Format of call ids. They are sent in headers, so only printable ASCII is allowed. */
 const callId = /^[\x21-\x7e]{1,64}$/;
 
-/** A person waits for each key. */
+/** Calls that must be quick, because a person waits for the echo of each key. */
 const quick = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
 /** A call that is answered. */
@@ -58,7 +62,7 @@ interface OpenCall {
   call: Call__Output;
   entry: AuditedCall;
   abort: AbortController;
-  /** Once it has a stream, an error goes there. */
+  /** The call's stream, if it has one. Errors are then sent there. */
   stream?: AnswerStream;
 }
 
@@ -76,7 +80,8 @@ export class Calls {
   take(call: Call__Output): void {
     const { auditLog, log } = this.#options;
     const { call_id, request_id, method, deadline_ms } = call;
-    // One id twice would go round the caps; its answer belongs to the first.
+    // A second call with the same id would bypass the limits, and its answer would be taken for that of the
+    // first.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
       log.debug({ request_id, method }, 'the broker sent a call with an invalid or used id; ignored');
       return;
@@ -109,12 +114,15 @@ export class Calls {
     this.#open.get(id)?.abort(gaveUp);
   }
 
-  /** The link is gone: every open call is cancelled. */
+  /** Cancels every open call, because the link is lost. */
   close(): void {
     for (const abort of this.#open.values()) abort.abort(gone());
   }
 
-  /** The owner's lock, and the caps; nothing of the request has been read yet. */
+  /**
+   * Checks capabilities and limits before anything of the request is read. Returns the error of a refused
+   * call.
+   */
   #refusal(shape: MethodShape | undefined, { method }: Call__Output): AppError | undefined {
     if (!shape) return new AppError('not_supported', 'this agent is too old for this: update it', { method });
     const any = requiredCapabilities[shape.name];
@@ -153,7 +161,7 @@ export class Calls {
       const answer = await coalesce(frames);
       if (Array.isArray(answer) && this.#options.hasRoom()) return this.#reply(open, answer);
       await this.#onStream(open, (stream) => {
-        // Nothing of interest comes in: read on, so that the end is noticed.
+        // The incoming messages are discarded, and read only to notice the end of the stream.
         stream.resume();
         return answer;
       });
@@ -182,7 +190,8 @@ export class Calls {
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
-    // HTTP/2 ends a connection that resets too many streams: the broker that gave a call up ends its stream as well.
+    // HTTP/2 ends a connection that resets too many streams: the broker that gave a call up ends its stream
+    // as well.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });
@@ -234,7 +243,7 @@ function logRefused(entry: AuditedCall, shape: MethodShape | undefined, call: Ca
   }
 }
 
-/** How a failed call ended, for the machine's own log. */
+/** How a failed call ended, for the audit log. */
 function resultOf(error: unknown, signal: AbortSignal): string {
   if (!signal.aborted) return toWire(error).code;
   if (signal.reason === gaveUp) return 'gave_up';

@@ -29,7 +29,7 @@ const options: ChannelOptions = {
   'grpc.default_authority': linkServerName,
   // Else grpc-js shares connections between agents of one process and adds a retry loop of its own.
   'grpc.use_local_subchannel_pool': 1,
-  // Saves a copy of every chunk; our own loop is the one that retries.
+  // Saves a copy of every chunk. The agent's own loop retries instead.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': windowBytes,
@@ -38,7 +38,9 @@ const options: ChannelOptions = {
   // A broker on a private network is not behind the proxy that the environment may name.
   'grpc.enable_http_proxy': 0,
 };
-/** A connection without calls receives nothing: without keepalive a dead one would be taken for a good one. */
+/**
+ * A connection without calls receives nothing: without keepalive a dead one would be taken for a good one.
+ */
 const keepalive: ChannelOptions = {
   'grpc.keepalive_time_ms': 20_000,
   'grpc.keepalive_timeout_ms': 10_000,
@@ -49,7 +51,9 @@ const LinkClientOf = makeGenericClientConstructor(linkService, 'Link');
 /** Dials HOST:PORT; `ca` is the PEM of the pinned authority. */
 export class Dial {
   readonly #quick: LinkClient;
-  /** Whatever is sent on a connection waits for all that is under way there: a download's megabytes, before a key press. */
+  /**
+   * A separate connection for long answers, so that a key press does not wait behind megabytes of a download.
+   */
   readonly #slow: LinkClient;
 
   constructor(broker: string, ca: string) {
@@ -61,14 +65,17 @@ export class Dial {
     return this.#quick.Connect();
   }
 
-  /** The stream that answers one call; `quick` ones share the connection of the control stream, the others have one of their own. */
+  /**
+   * The stream that answers one call; `quick` ones share the connection of the control stream, the others
+   * have one of their own.
+   */
   answer(callId: string, quick = false): AnswerStream {
     const metadata = new Metadata();
     metadata.set(callKey, callId);
     return (quick ? this.#quick : this.#slow).Answer(metadata);
   }
 
-  /** Whether that other connection stands; asks for it, and waits for it a while. */
+  /** Whether the connection for slow answers is ready. Dials it if needed and waits up to 2 s. */
   stands(): Promise<boolean> {
     return isReady(this.#slow);
   }
@@ -80,8 +87,8 @@ export class Dial {
 }
 
 /**
- * Whether a client's connection stands: asks for it, and waits for it a while. Not by waitForReady, which makes a client
- * that was closed dial again.
+  * Whether a client's connection is ready. Dials it if needed and waits up to 2 s.
+  * waitForReady of grpc-js is not used, because it makes a closed client dial again.
  */
 async function isReady(client: LinkClient): Promise<boolean> {
   const channel = client.getChannel();
@@ -97,7 +104,9 @@ async function isReady(client: LinkClient): Promise<boolean> {
   }
 }
 
-/** Enrols over a connection of its own. Throws StartError when the broker refuses, AppError when it may pass. */
+/**
+ * Enrols over a connection of its own. Throws StartError when the broker refuses, AppError when it may pass.
+ */
 export function enrollWith(
   broker: string,
   ca: string,

@@ -1,4 +1,5 @@
-// The agent's side of the link: dial, prove, greet, answer calls, and come back for ever.
+// The agent's side of the link to the broker: connects, authenticates, answers calls, and reconnects after a
+// loss.
 import type { KeyObject } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { arch, hostname } from 'node:os';
@@ -24,7 +25,7 @@ export interface Identity {
   privateKey: KeyObject;
   /** PEM of the only authority this agent trusts. */
   caCertificate: string;
-  /** SHA-256 of it, hexadecimal. */
+  /** SHA-256 of that certificate, hexadecimal. */
   fingerprint: string;
 }
 
@@ -36,9 +37,9 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'reply' | 'hasR
   missing: readonly Method[];
   journalId: string;
   processIds(): string[];
-  /** Null where the owner does not allow it. */
+  /** Machine facts; null if the owner does not allow metrics. */
   report(): Promise<Metrics | null>;
-  /** Called at each welcome and each loss. */
+  /** Called whenever the link is established or lost. */
   onLinkChange?(linked: boolean): void;
   /** Called at each turn of the loop and each message; the next is due within `ms`, else something hangs. */
   onProgress?(ms: number): void;
@@ -54,12 +55,18 @@ export class Removed extends StartError {
 }
 
 const instanceId = newId('link');
-/** An agent that was fenced off by its double stays away longer than a mere loss, so that the two do not wrestle. */
+/**
+ * An agent that was fenced off by its double stays away longer than a mere loss, so that the two do not
+ * wrestle.
+ */
 const fencedMs = 30_000;
 /** Messages that wait on the control stream before answers avoid it: at most 2 MiB of them. */
 const mostWaiting = 32;
 const greetingMs = 10_000;
-/** Whatever the broker asks for: it cannot keep us busy with heartbeats, nor hold on to us while it says nothing. */
+/**
+ * Whatever the broker asks for: it cannot keep us busy with heartbeats, nor hold on to us while it says
+ * nothing.
+ */
 const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
 const longestSilenceMs = 300_000;
@@ -67,7 +74,10 @@ const longestSilenceMs = 300_000;
 const patienceMs = 60_000;
 const farewellMs = 1_000;
 
-/** Keeps the machine linked until the signal fires. Throws StartError when the broker does not know this machine. */
+/**
+ * Keeps the machine linked until the signal fires. Throws StartError when the broker does not know this
+ * machine.
+ */
 export async function keepLinked(options: LinkOptions, signal: AbortSignal): Promise<void> {
   shortenQueues();
   const wait = backoff();
@@ -85,7 +95,7 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
   }
 }
 
-/** One dial until its end. */
+/** One connection to the broker, from dialing to its end. */
 class Connection {
   readonly #options: LinkOptions;
   readonly #linked: () => void;
@@ -105,12 +115,15 @@ class Connection {
     this.#calls = new Calls({ ...options, line, reply, hasRoom });
   }
 
-  /** Resolves with the milliseconds to stay away, if the broker says so. */
+  /**
+   * Resolves at the end of the connection, with the milliseconds to wait before the next if the broker set
+   * them.
+   */
   async run(signal: AbortSignal): Promise<number | undefined> {
     const leave = (): void => {
       this.#send({ farewell: {} });
       this.#control.end();
-      // A broker that hangs does not hold us.
+      // Cancelled after a second, so that a hung broker does not delay the end.
       after(farewellMs, () => this.#control.cancel());
     };
     const stopWatching = every(1_000, () => this.#watch());

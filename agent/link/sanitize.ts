@@ -1,4 +1,4 @@
-// Makes text of a broker fit for a log and for a terminal.
+// Makes text from a broker safe to print in a log or terminal.
 const longest = 200;
 
 export function sanitize(text: string): string {

@@ -152,7 +152,7 @@ async function* zipped(chunks: AsyncGenerator<Buffer, void, void>): AsyncGenerat
   try {
     for await (const chunk of gzip) yield chunk as Buffer;
   } finally {
-    // Ends the walk, so that its handles are closed before this returns.
+    // Waits until the walk has ended.
     await chunks.return();
   }
 }
