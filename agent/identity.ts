@@ -61,7 +61,7 @@ export async function loadIdentity(directory: string, params: JoinParams): Promi
   const ca = await pinnedAuthority(params.broker, fingerprint);
   const isRepeat = found?.machine_id === null && found.fingerprint === fingerprint;
   const pending = { ...(isRepeat ? found : freshKey(ca, fingerprint)), token_hash: hashOf(secret) };
-  // The old one goes once there is a new one: a token that is refused changes nothing.
+  // The old identity is replaced only after the broker has accepted, so that a refused token changes nothing.
   if (!found?.machine_id) await writeDurably(file, JSON.stringify(pending));
   const { machine_id: machineId } = await enrollWith(params.broker, ca, {
     token: secret,
@@ -81,7 +81,7 @@ function freshKey(ca: string, fingerprint: string): Stored {
   return { machine_id: null, private_key: pem, ca_certificate: ca, fingerprint };
 }
 
-/** The token that it came with does not bring a removed machine back, however many uses it has. */
+/** A removed machine may join again only with another token than its last one, even if that has uses left. */
 const mayReplace = ({ removed, token_hash }: Stored, token: string | undefined): boolean =>
   removed === true && !!token && token_hash !== hashOf(parseJoinToken(token).secret);
 
@@ -127,7 +127,7 @@ async function pinnedAuthority(broker: string, fingerprint: string): Promise<str
     ...splitAddress(broker),
     servername: linkServerName,
     ALPNProtocols: ['h2'],
-    // Nothing is sent and nothing believed over this connection but a certificate with the pinned hash.
+    // Nothing is sent over this connection, and only a certificate with the pinned hash is accepted from it.
     rejectUnauthorized: false,
     timeout: 10_000,
   });

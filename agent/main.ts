@@ -38,7 +38,7 @@ async function main(): Promise<void> {
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
   const stop = (): void => {
-    // It still tries to join.
+    // There is no agent to close yet: it is still trying to join.
     if (!agent) process.exit(0);
     void notify?.ending('stopping');
     agent.close().catch(fail);
@@ -68,7 +68,8 @@ async function examine({ argv, env }: Invocation): Promise<void> {
 function fail(error: unknown): void {
   const { text, code } = failure(program, error);
   process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
-  // systemd does not start it again after 78, so its status gets the reason.
+  // systemd does not restart the agent after exit code 78, so the reason is written into the status of the
+  // unit.
   const reported = code === 78 && notify ? notify.ending(text) : undefined;
   if (!reported) process.exit(code);
   void reported.then(() => process.exit(code));
