@@ -1,4 +1,4 @@
-// Batches: one command on many machines, so many at once, until too many have failed.
+// REST handlers for batches: one command on many machines, with a concurrency limit and a failure limit.
 import { mostMachines, batches as routes } from '../../shared/api/batches.ts';
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/index.ts';
 import type { BatchId, MachineId } from '../../shared/api/route.ts';
@@ -15,9 +15,9 @@ import { batchColumns, batchFromRow } from './store.ts';
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;
 
-/** Members that are written, or read, in one turn of the event loop. */
+/** Most members of a batch that are written or read in one turn of the event loop. */
 const sliceSize = 250;
-/** Bytes of output that the results of one batch share. */
+/** Most bytes of output in all results of one batch together. */
 const mostOutput = 2 * 1000 * listedBytes;
 
 export class Batches {
@@ -33,7 +33,7 @@ export class Batches {
     this.#context = context;
   }
 
-  /** Progress of the batches that an earlier broker left open. */
+  /** Counts the progress of the batches that an earlier broker left open. */
   open(): Map<BatchId, BatchProgress> {
     const { store } = this.#context;
     return new Map(
@@ -48,7 +48,7 @@ export class Batches {
     );
   }
 
-  /** The machines of a batch; none when there is no such batch. */
+  /** The machines of a batch; empty when the batch does not exist. */
   machinesOf(id: string): MachineId[] {
     return this.#context.store.machinesOfBatch(id);
   }
@@ -66,7 +66,7 @@ export class Batches {
     return this.#detail(id, caller);
   }
 
-  /** Resolves with the members of a batch once all of it is on disk. */
+  /** Stores a batch in slices; resolves with its members once all of them are on disk. */
   async #store(
     batch: Batch,
     machines: MachineId[],
@@ -122,7 +122,7 @@ export class Batches {
     return { items, total: page.total };
   }
 
-  /** The batch with a result for each member that the caller reaches, in the order of its machines. */
+  /** A batch with the results of the members that the caller reaches, in the order of the batch. */
   async #detail(id: BatchId, caller: Caller): Promise<Reply<Api['batches']['get']>> {
     const { store, scheduler } = this.#context;
     const batch = store.batch(id);
@@ -137,7 +137,7 @@ export class Batches {
         tally.push({ status: member.status, finished_at: member.finished_at, n: 1 });
       }
       from = rows.length < sliceSize ? undefined : rows.at(-1)?.next;
-      // The event loop is for others, too.
+      // Lets other requests run between two slices.
       if (from !== undefined) await new Promise((resolve) => setImmediate(resolve));
     }
     return { ...serializeBatch(batch, tally), results };
@@ -159,10 +159,10 @@ export class Batches {
     return this.#detail(id, caller);
   }
 
-  /** The machines named, or all that have every tag and that the caller reaches. */
+  /** The machines named, or all machines that have every tag and that the caller reaches. */
   #machinesFor({ machine_ids, tags }: CreateParams, caller: Caller): MachineId[] {
     if (machine_ids) return [...new Set(machine_ids)];
-    // Every machine has all tags of an empty list: a batch on all machines must not be a slip.
+    // An empty list of tags would match every machine: a batch on all machines must not happen by mistake.
     const named = tags && tags.length > 0;
     const matching = [...this.#context.state.machines.values()].filter(
       (machine) => named && caller.reaches(machine.id) && tags.every((tag) => machine.tags.includes(tag)),
@@ -178,19 +178,19 @@ export class Batches {
   }
 }
 
-/** Resolves when all have ended durably, after `ms`, or when the signal fires. */
+/** Resolves when all members have ended on disk, after `ms` milliseconds, or when the signal fires. */
 async function untilEnded(members: readonly OpenCommand[], ms: number, signal?: AbortSignal): Promise<void> {
   const until = monotonic() + ms;
   for (const open of members) await open.untilEnded(until - monotonic(), signal);
 }
 
-/** The condition that a batch has a member that meets `such`. */
+/** SQL condition: the batch has at least one member that meets the condition `such`. */
 function hasMember(such: Condition): Condition {
   const [where, values] = allOf([['batch_id = batches.id'], such]);
   return [`EXISTS (SELECT 1 FROM commands WHERE ${where})`, ...values];
 }
 
-/** The status as serializeBatch() makes it, of the commands on these machines or on all. */
+/** SQL condition on a batch's status, as serializeBatch() computes it, over these machines or all. */
 function statusIs(status: string | undefined, machines: readonly string[] | undefined): Condition {
   const [where, values] = allOf([['batch_id = batches.id'], reachableOnly(machines)]);
   const of = `(SELECT CASE WHEN total(status IN ('queued', 'running')) > 0 THEN 'running'

@@ -1,4 +1,4 @@
-// A command: its record, the spec that an agent starts, and what the exit that the agent reports means.
+// The data of a command: its record, the spec sent to the agent, and the mapping of an agent's exit report.
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
@@ -12,30 +12,33 @@ import type { MachineFacts } from '../presence/machine-facts.ts';
 export type CommandRecord = Reply<Api['commands']['get']>;
 export type Status = CommandRecord['status'];
 
-/** A command as the broker holds it: times in milliseconds, output as bytes. */
+/** A command in the broker's memory: times in milliseconds since 1970, output as bytes. */
 export interface Command extends Omit<CommandRecord, Serialized> {
   id: CommandId;
   machine_id: MachineId;
   requested_by: KeyId;
   schedule_id: ScheduleId | null;
   batch_id: BatchId | null;
-  /** Its last MiB, once it has ended. */
+  /** The last MiB of standard output, once the command has ended. */
   stdout: Buffer;
   stderr: Buffer;
   created_at: number;
   started_at: number | null;
   finished_at: number | null;
-  /** Until when it may wait for its machine. */
+  /** Time until which the command may wait for its machine; null for a command that may not wait. */
   queue_until: number | null;
-  /** The journal of the agent that has the command; with another journal the agent was wiped. Empty: no agent has it. */
+  /**
+   * Journal id of the agent that has the command, or empty when no agent has it. An agent with another
+   * journal id was wiped meanwhile.
+   */
   journal_id: string;
-  /** Its end was requested. */
+  /** True once the end was requested. */
   cancel: boolean;
-  /** Bytes of its output in files. */
+  /** Bytes of output in files. */
   kept_bytes: number;
 }
 
-/** Fields that REST has in another form, or in addition. */
+/** Fields that Command replaces by another form, or leaves out because they are computed for REST. */
 type Serialized =
   | ('id' | 'machine_id' | 'requested_by' | 'schedule_id' | 'batch_id' | 'stdout' | 'stderr' | 'queued_until')
   | ('created_at' | 'started_at' | 'finished_at' | 'duration' | 'stdout_truncated' | 'stderr_truncated');
@@ -44,28 +47,28 @@ export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created
   id: BatchId;
   concurrency: number | null;
   max_failures: number | null;
-  /** Its end was requested. */
+  /** True once the end was requested. */
   cancel: boolean;
 };
 
-/** How many commands have a status, and when the last of them ended. */
+/** How many commands of a batch have a status, and when the last of these commands ended. */
 export type Tally = Pick<Command, 'status' | 'finished_at'> & { n: number };
 
-/** The process that an agent starts, as JSON. */
+/** The process that an agent starts, in the form stored as JSON. */
 export type Spec = Omit<ProcessSpec__Output, 'stdin'> & { stdin: string };
 
-/** What a request asks to run, without the machine. */
+/** The parameters of a command without its machine. */
 export type CommandParams = Omit<Input<Api['commands']['async']>, 'machine_id'>;
 
 const nothing = Buffer.alloc(0);
-/** A record before its agent has reported anything. */
+/** Fields of a record before the agent has reported anything. */
 const unreported = {
   ...{ status: 'queued' as const, exit_code: null, signal: null, stdout: nothing, stderr: nothing },
   ...{ stdout_bytes: 0, stderr_bytes: 0, stdout_start: 0, stderr_start: 0, kept_bytes: 0 },
   ...{ started_at: null, finished_at: null, reason: null, journal_id: '', cancel: false },
 };
 
-/** The record of a new command, which no agent has yet. */
+/** Creates the record of a new command, which no agent has yet. */
 export function commandOf(
   params: CommandParams,
   origin: { machine_id: MachineId; key_id: KeyId; batch_id?: BatchId; schedule_id?: ScheduleId },
@@ -89,10 +92,10 @@ export function specOf(params: CommandParams): Spec {
   return { command, direct, args: args ?? [], cwd, env, user, stdin, timeout_ms: timeout, input };
 }
 
-/** Throws permission_denied where the owner of the machine, by its last hello, does not allow the command. */
+/** Throws permission_denied if the machine's owner does not allow the command (by its last capabilities). */
 export function refuseLocked(machineFacts: MachineFacts, machineId: string, user: string | undefined): void {
   const allowed = machineFacts.of(machineId)?.capabilities ?? [];
-  // A machine that was never linked: its agent refuses by itself.
+  // The capabilities of a machine that was never linked are unknown: its agent checks the command instead.
   if (allowed.length === 0) return;
   const missing = ['exec', ...(user === undefined ? [] : ['user'])].find((one) => !allowed.includes(one));
   if (missing) {
@@ -107,7 +110,7 @@ export function refuseLocked(machineFacts: MachineFacts, machineId: string, user
   }
 }
 
-/** How a command ends: the fields of its record that its end decides. */
+/** The end of a command: the record fields that the end decides. */
 export type End = Partial<Command> & { status: Status };
 
 const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
@@ -120,9 +123,9 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
   PROCESS_OUTCOME_LOST: 'lost',
 };
 
-/** Maps the exit that an agent with this journal reports to the record. */
+/** Maps the exit reported by an agent with this journal to record fields. */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
-  // It was seen running, or was given to another journal: this agent cannot know that it never ran.
+  // "Never ran" is not credible for a command that was seen running or was given to another journal.
   const unsure =
     exit.outcome === 'PROCESS_OUTCOME_EXPIRED' &&
     (command.started_at !== null || journalId !== command.journal_id);
@@ -139,7 +142,7 @@ export function endOf(exit: ProcessExit__Output, command: Command, journalId: st
   };
 }
 
-/** Whether every time and count of a report is possible; an agent that reports others spoils only its own command. */
+/** Whether all times and counts of a report are possible; a bad report ends only its own command as lost. */
 export function isSound({ started, output, exit }: ProcessEvent__Output): boolean {
   const times = [started?.started_at_ms ?? 0, exit?.started_at_ms ?? 0, exit?.finished_at_ms ?? 0];
   const reach = (output?.offset ?? 0) + (output?.data.length ?? 0);

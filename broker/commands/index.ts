@@ -1,4 +1,4 @@
-// Commands over REST: accepted once, followed to their end, stored in history with their output.
+// REST handlers for commands: create, list, cancel, send input and signals, and read or stream the output.
 import { commands as routes } from '../../shared/api/commands.ts';
 import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/api/index.ts';
 import type { CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
@@ -30,10 +30,10 @@ export interface ScheduledParams extends CommandParams {
   request_id: string;
 }
 
-/** A command that is on disk. */
+/** A command that is stored on disk and may not have started yet. */
 export interface AcceptedCommand {
   id: CommandId;
-  /** Its record once it has started or ended, after `ms` at the latest. */
+  /** The command's record once the command has started or ended, after `ms` milliseconds at the latest. */
   within(ms: number, signal: AbortSignal): Promise<CommandRecord>;
 }
 
@@ -42,7 +42,7 @@ export interface CommandSettings extends CommandRetention {
   directory: string;
 }
 
-/** Input goes to the machine in pieces of this size. */
+/** Most bytes of input sent to the machine in one call. */
 const inputBytes = 32 * 1024;
 
 /** Resolves once the commands that an earlier broker left open are recovered. */
@@ -96,7 +96,7 @@ export class Commands {
     },
     input: async (input, caller) => {
       const open = this.#running(input.command_id);
-      // One after another: pieces of two callers must not mix.
+      // Input requests for one command run one after another: pieces of two callers must not mix.
       const turn = open.input.then(() => this.#give(open, input, caller));
       open.input = turn.catch(() => {});
       return { taken: await turn };
@@ -119,7 +119,10 @@ export class Commands {
     },
   };
 
-  /** Runs a command for a schedule, stored in one transaction with `also`. Throws the errors of POST /commands. */
+  /**
+   * Stores a command for a schedule and the writes of `also` in one transaction, then runs or queues the
+   * command. Throws the errors of POST /commands.
+   */
   async start(
     params: ScheduledParams,
     also: (journal: Journal, id: CommandId) => void,
@@ -139,30 +142,30 @@ export class Commands {
     };
   }
 
-  /** Commands with these ids, as far as they exist, with the end of their output. */
+  /** Records of the commands with these ids, each with the end of its output; unknown ids are left out. */
   async listed(ids: readonly string[]): Promise<Map<string, CommandRecord>> {
     const found = await Promise.all(this.#parts.store.some(ids).map((command) => this.#listed(command)));
     return new Map(found.map((command) => [command.id, command]));
   }
 
-  /** The machine a command belongs to. */
+  /** The machine that a command belongs to, or undefined for an unknown command. */
   machineOf(id: string): MachineId | undefined {
     const { scheduler, store } = this.#parts;
     return scheduler.get(id)?.record.machine_id ?? store.machineOf(id);
   }
 
-  /** Both output streams from these offsets on, and the end. */
+  /** Reads both output streams from these byte offsets on; the last part reports the end of the command. */
   async follow(id: string, from: Record<Stream, number>, signal: AbortSignal): Promise<AsyncGenerator<Part>> {
     return partsFrom(await this.#sourceOf(id), from, signal);
   }
 
-  /** Wakes all who wait; nothing is started any more. */
+  /** Stops the scheduler and wakes every request that waits for a command. */
   stop(): void {
     this.#stop.abort();
     this.#parts.scheduler.stop();
   }
 
-  /** Closes the files, once no link is left. */
+  /** Closes the output files; to be called once no agent is linked any more. */
   async close(): Promise<void> {
     await Promise.all(this.#parts.scheduler.all().map(({ output }) => output.close()));
   }
@@ -193,7 +196,7 @@ export class Commands {
     return { items: await Promise.all(items), total: page.total };
   }
 
-  /** The record for a list: as it is now, with the end of its output. */
+  /** The record of a list item: the command's current state with the end of its output. */
   async #listed(command: Command): Promise<CommandRecord> {
     const open = this.#parts.scheduler.get(command.id);
     return serializeListed(open ? await open.current(listedBytes) : command);
@@ -204,7 +207,10 @@ export class Commands {
     return serialize((await scheduler.get(id)?.current()) ?? store.get(id));
   }
 
-  /** Bytes of input taken in all. In an error, `given` is how many of these were. */
+  /**
+   * Sends input to the machine; returns the bytes of input the command has taken in all. In an error's
+   * details, `given` is the number of bytes of this request that were sent.
+   */
   async #give(
     { record: { id, machine_id } }: OpenCommand,
     { data, encoding, offset, end }: Input<Api['commands']['input']>,
@@ -232,7 +238,7 @@ export class Commands {
     }
   }
 
-  /** A command that its machine has. Throws conflict where it has ended or not started. */
+  /** A command that its machine has. Throws conflict when the command has not started or has ended. */
   #running(id: string): OpenCommand {
     const { scheduler, store } = this.#parts;
     const open = scheduler.get(id);
@@ -243,7 +249,7 @@ export class Commands {
     throw new AppError('conflict', message, { command_id: id, started });
   }
 
-  /** The output of a command, which grows while that runs. */
+  /** The output of a command; it grows while the command runs. */
   async #sourceOf(id: string): Promise<Source> {
     const { scheduler, store, outputs } = this.#parts;
     const open = scheduler.get(id);
@@ -253,12 +259,14 @@ export class Commands {
   }
 }
 
-/** The condition on `stdout_truncated` or `stderr_truncated` of a list, which has the end of each stream. */
+/**
+ * SQL condition for `stdout_truncated` and `stderr_truncated`: the row holds fewer bytes than were printed.
+ */
 function truncatedIs(stream: Stream, wanted: boolean | undefined): Condition {
   return wanted === undefined ? undefined : [`(length(${stream}) < ${stream}_bytes) = ?`, Number(wanted)];
 }
 
-/** Offsets of both streams after the event with this id. */
+/** Parses an event id into the byte offsets of both streams after that event. */
 export function offsetsIn(id = '0.0'): Record<Stream, number> {
   const [stdout = 0, stderr = 0] = id.split('.').map(Number);
   return { stdout, stderr };

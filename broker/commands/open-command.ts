@@ -1,12 +1,14 @@
-// One open command, from its first write to its end, over lost links and broker restarts:
+// One open command, from its first write to its end, across lost links and broker restarts. Its states are:
 //
 //   queued --> dispatched --> running --> ending --> ended
 //     ^------------'
 //
-// queued: no agent has it. dispatched: its agent has it or is about to; one that surely never started is queued again
-// if it may wait. running: its agent has reported the start. From each of these states it can end. ending: the outcome
-// is being written; ended: that is on disk, as completed, failed, timeout, cancelled, expired or lost.
-// It is handed to an agent once (StartProcess); after a lost link or a restart it is only followed (FollowProcess).
+// queued: no agent has the command. dispatched: the agent has the command or is about to get it; a command
+// that surely never started returns to queued if it may wait. running: the agent has reported the start.
+// ending: the outcome (completed, failed, timeout, cancelled, expired or lost) is being written. ended: the
+// outcome is on disk. A command can go to ending from each of the first three states. An agent gets the
+// command once (StartProcess); after a lost link or a restart the broker only follows the command
+// (FollowProcess).
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { Caller } from '../../shared/api/index.ts';
 import type { BatchId } from '../../shared/api/route.ts';
@@ -24,15 +26,15 @@ import { type Command, type End, endOf, isSound, type Spec } from './command.ts'
 import type { Output, OutputDirectory } from './output.ts';
 import type { CommandStore, StoreServices } from './store.ts';
 
-/** What commands need of the broker. */
+/** The parts of the broker that commands use. */
 export interface CommandServices extends StoreServices {
   presence: Presence;
   machineFacts: MachineFacts;
-  /** Whether the command's key may still run it on its machine. */
+  /** Whether the key that requested the command may still run commands on its machine. */
   mayRun(command: Command): boolean;
 }
 
-/** What all commands share. */
+/** The services, store and scheduler that all open commands share. */
 export interface CommandContext extends CommandServices {
   store: CommandStore;
   outputs: OutputDirectory;
@@ -43,10 +45,10 @@ export interface CommandContext extends CommandServices {
   log: Logger;
 }
 
-/** The scheduler, as an open command sees it. */
+/** The part of the scheduler that an open command uses. */
 interface OpenCommands {
   remove(open: OpenCommand): void;
-  /** Lets those that wait have their turn. */
+  /** Schedules a round of decisions on the waiting commands. */
   look(): void;
 }
 
@@ -55,49 +57,49 @@ export interface BatchProgress {
   id: BatchId;
   concurrency: number | null;
   max_failures: number | null;
-  /** Its end was requested. */
+  /** True once the end of the batch was requested. */
   cancel: boolean;
   /** Members that have not ended. */
   open: number;
-  /** Members that hold a slot: an agent has them, or they are about to end without one. */
+  /** Members that hold a slot of `concurrency`: an agent has them, or they are about to end. */
   running: number;
-  /** Members that ended otherwise than completed. */
+  /** Members that ended with a status other than completed. */
   failures: number;
 }
 
-/** A cancelled command that dies within TERM's grace has ended by then. */
+/** Longest wait for a cancelled command: the time from SIGTERM to SIGKILL, and a second to report the end. */
 export const cancelWaitMs = killGraceMs + 1_000;
-/** A step that failed is tried again after this. */
+/** Delay before a failed step is tried again. */
 const retryMs = 1_000;
-/** An end that could not be written is tried again after this. */
+/** Delay before an end that could not be written is tried again. */
 const rewriteMs = 5_000;
-/** A command that ends within this time has its start and its end in one transaction: half the writes. */
+/** Delay of the write of a start: a shorter command has start and end in one write. */
 const announceMs = 10;
 
 export class OpenCommand {
   record: Command;
   readonly output: Output;
   readonly batch: BatchProgress | undefined;
-  /** The command is on disk; before that it is never started or ended. */
+  /** True once the command is on disk; before that the command is never started or ended. */
   stored = false;
-  /** The command was left open by an earlier broker. */
+  /** True if an earlier broker left the command open. */
   recovered = false;
-  /** Its record from the moment it has ended; on disk a little later. */
+  /** The final record, set when the command ends and written to disk a little later. */
   end: Command | undefined;
-  /** Its record, once its end is on disk: all of its output is there. */
+  /** The final record once it is on disk; the output is then complete. */
   ended: Command | undefined;
-  /** The last input on its way; never rejects. */
+  /** The last input request, which the next input request waits for; never rejects. */
   input: Promise<unknown> = Promise.resolve();
   readonly #context: CommandContext;
-  /** Of the request that made it, for the logs of the machine. */
+  /** Id of the request that created the command, for the machine's audit log. */
   readonly #requestId: string;
-  /** It holds one of the slots of its batch. */
+  /** The command holds one of the slots of its batch. */
   #inSlot = false;
-  /** A call to its agent follows it. */
+  /** A call to the agent is reading the command's reports. */
   #followed = false;
-  /** The event command.started is written, or in a transaction. */
+  /** The event command.started is written or is part of a transaction. */
   #announced: boolean;
-  /** Who requested its end, for the log of the machine. */
+  /** The caller that requested the end, for the machine's audit log. */
   #cancelledBy: Asking | undefined;
   #cancelAnnouncement = (): void => {};
 
@@ -121,7 +123,7 @@ export class OpenCommand {
     return this.record.status === 'running' ? 'running' : 'dispatched';
   }
 
-  /** Its record with its output so far; `most` bytes of each stream. */
+  /** The record with the output so far, at most `most` bytes of each stream. */
   async current(most?: number): Promise<Command> {
     const { output } = this;
     if (this.ended || output.silent) return this.ended ?? this.record;
@@ -129,14 +131,14 @@ export class OpenCommand {
     return this.ended ?? { ...this.record, ...tails, ...output.extent() };
   }
 
-  /** Resolves when the command has started or ended, after `ms`, or when the signal fires. */
+  /** Resolves when the command has started or ended, after `ms` milliseconds, or when the signal fires. */
   untilStarted(ms: number, signal: AbortSignal): Promise<void> {
     const { output } = this;
     const started = (): boolean => this.record.started_at !== null || this.ended !== undefined;
     return output.changed.until(() => started() || output.stopped, ms, signal);
   }
 
-  /** Resolves when the command has ended durably, after `ms`, or when the signal fires. */
+  /** Resolves when the command's end is on disk, after `ms` milliseconds, or when the signal fires. */
   untilEnded(ms: number, signal?: AbortSignal): Promise<void> {
     const { output } = this;
     return output.changed.until(() => this.ended !== undefined || output.stopped, ms, signal);
@@ -153,7 +155,7 @@ export class OpenCommand {
     this.#inSlot = false;
   }
 
-  /** Hands a queued command to its agent; first writes that an agent may have it from now on. Never rejects. */
+  /** Sends a queued command to its agent, after writing that the agent may have it. Never rejects. */
   async dispatch(link: Link): Promise<void> {
     const { store, scheduler, mayRun, log } = this.#context;
     const { id } = this.record;
@@ -161,12 +163,12 @@ export class OpenCommand {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
       const spec = store.specOf(id);
       if (!spec) return await this.finish({ status: 'expired', reason: 'no_spec' });
-      // Not followed by another call before the agent has it.
+      // Keeps resume() from following the command before the agent has it.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
       await store.history.write(() => store.update(this.record));
-      // Its machine may have been removed meanwhile.
+      // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
       if (this.record.cancel) await this.finish({ status: 'cancelled' });
       else await this.follow(link, spec);
@@ -183,7 +185,7 @@ export class OpenCommand {
     this.#leaveSlot();
   }
 
-  /** Queues a command again that its machine never got; false where it may not wait. */
+  /** Queues a command again that its machine never got; returns false if the command may not wait. */
   #requeue(): boolean {
     const { store, scheduler, log } = this.#context;
     const { id, queue_until, cancel, started_at } = this.record;
@@ -199,19 +201,19 @@ export class OpenCommand {
     return true;
   }
 
-  /** Hands the command to its agent, or without `spec` follows it from the end of its output on. Never rejects. */
+  /** Sends the command to its agent; without `spec`, follows it from the end of its output. Never rejects. */
   async follow(link: Link, spec?: Spec): Promise<void> {
     this.#followed = true;
     const unrun = await this.#readReports(link, spec);
     this.#followed = false;
     if (this.end) return;
     if (!unrun) {
-      // A newer link may have come while the old one was still ending, or the machine was only slow.
+      // The reports broke off without an end: a newer link may be up already, or the machine was only slow.
       after(retryMs, () => this.resume());
     } else if (!this.#requeue()) await this.finish(unrun);
   }
 
-  /** Follows a command that its linked agent has, unless a call does already, and passes on a cancel. */
+  /** Follows a command that the linked agent has, unless a call does so already; sends a pending cancel. */
   resume(): void {
     const { presence, stopping } = this.#context;
     const { machine_id, journal_id, cancel } = this.record;
@@ -221,7 +223,7 @@ export class OpenCommand {
     if (cancel) this.#kill();
   }
 
-  /** Reads an agent's reports to their end; returns the end of a command that surely never ran. Never rejects. */
+  /** Reads an agent's reports; returns the end of a command that surely never ran. Never rejects. */
   async #readReports(link: Link, spec: Spec | undefined): Promise<End | undefined> {
     const { state, log } = this.#context;
     const { id, requested_by } = this.record;
@@ -249,7 +251,7 @@ export class OpenCommand {
     }
   }
 
-  /** Takes one report. Returns the end of a command that surely never ran; any other end is written. */
+  /** Handles one report. Returns the end of a command that surely never ran; writes any other end itself. */
   async #take(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isSound(report)) await this.finish({ status: 'lost', reason: 'bad_report' });
@@ -260,7 +262,7 @@ export class OpenCommand {
     } else if (exit) {
       const end = endOf(exit, this.record, link.journalId);
       if (end.status === 'expired') return end;
-      // Output that the machine lost at the end becomes a gap.
+      // Output that the machine lost before the exit becomes a gap.
       const { stdout, stderr } = this.output;
       if (exit.stdout_bytes > stdout.end) await stdout.skip(exit.stdout_bytes);
       if (exit.stderr_bytes > stderr.end) await stderr.skip(exit.stderr_bytes);
@@ -269,29 +271,32 @@ export class OpenCommand {
     return undefined;
   }
 
-  /** A machine that refused to start a command has not run it; one that may have run stays open, or is lost. */
+  /**
+   * Handles a failed call to the agent. Returns the end of a command whose start was refused; a command that
+   * may have run stays open or ends as lost.
+   */
   async #takeFailure(error: unknown, starting: boolean): Promise<End | undefined> {
     if (!(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code)) return;
     const reason = `${error.code}: ${error.message}`;
     const unstarted = starting && this.record.started_at === null;
     if (unstarted && error.code !== 'machine_error') return { status: 'failed', reason };
-    // The agent was too busy, or the reports broke off in the middle: it is followed again.
+    // The agent was too busy, or the reports broke off in the middle: follow() tries again.
     if (error.code === 'unavailable' || (starting && !unstarted)) return;
     await this.finish({ status: 'lost', reason });
   }
 
-  /** Requests the end of a command, now or when its machine is back; a queued one never runs. */
+  /** Cancels the command now, or when its machine is back online; a queued command never runs. */
   async cancel(by?: Caller): Promise<void> {
     this.#cancelledBy = by && { key_id: by.key_id, key_name: by.key_name };
     if (this.state === 'queued' && this.stored) return this.finish({ status: 'cancelled' });
     this.record = { ...this.record, cancel: true };
-    // A command that is not stored yet ends as soon as it is.
+    // The scheduler ends a command that is not stored yet as soon as it is stored.
     if (!this.stored) return;
     const { presence, store, log } = this.#context;
     const written = store.history.write(() => {
       if (!this.end) store.update(this.record);
     });
-    // A full disk must not let it run on.
+    // The kill is sent even if the write fails: a full disk must not let the command run on.
     await written.catch((error: unknown) => {
       const { id, machine_id } = this.record;
       if (!presence.online(machine_id)) throw error;
@@ -300,25 +305,25 @@ export class OpenCommand {
     this.#kill();
   }
 
-  /** Has the agent end it; resume() does when the agent is offline now. */
+  /** Asks the agent to end the command; while the agent is offline, resume() does so later. */
   #kill(): void {
     const { presence, stopping, log } = this.#context;
     const { id, machine_id } = this.record;
     if (stopping.aborted || this.end || !presence.online(machine_id)) return;
-    // Slow readers must not hold up the end.
+    // Slow readers of the output must not delay the end.
     this.output.release();
     const options = { request_id: newId('request'), caller: this.#cancelledBy };
     presence
       .get(machine_id)
       .stub.killProcess({ id, grace_ms: killGraceMs }, options)
       .catch((error: unknown) => {
-        // Its start may not have reached the agent yet.
+        // The agent may not know the command yet.
         log.warn({ err: error, command_id: id }, 'could not cancel a command; trying again');
         after(retryMs, () => this.#kill());
       });
   }
 
-  /** Its agent has reported the start. */
+  /** Handles the start that the agent reported. */
   #start(started_at: number): void {
     if (this.record.status !== 'queued') return;
     this.record = { ...this.record, status: 'running', started_at };
@@ -346,7 +351,10 @@ export class OpenCommand {
     store.announce(this.record, transaction);
   }
 
-  /** Ends the command; the first end counts. Resolves once that is on disk, or the broker stops. Never rejects. */
+  /**
+   * Ends the command; only the first end counts. Resolves once it is on disk or the broker stops. Never
+   * rejects.
+   */
   async finish(how: End): Promise<void> {
     if (this.end) return;
     this.#cancelAnnouncement();

@@ -1,4 +1,4 @@
-// The output of commands on the broker's side: in memory while it is small, in files when it grows.
+// The broker's copy of the output of commands: in memory while it is small, in files once it grows.
 import { readdir, rm, statfs } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from '../../shared/logger.ts';
@@ -7,18 +7,18 @@ import { newOutput, type OutputLog, openOutput, Wake } from '../../shared/output
 export const streams = ['stdout', 'stderr'] as const;
 export type Stream = (typeof streams)[number];
 
-/** Bytes of each stream that a record holds. */
+/** Bytes from the end of each stream that the record of an ended command holds. */
 const tailBytes = 1024 * 1024;
-/** Below this a stream stays in memory: most commands print little. */
+/** A stream stays in memory up to this size: most commands print little. */
 const memoryBytes = 64 * 1024;
 const readBytes = 256 * 1024;
 
-/** Both streams of a command; `changed` wakes its readers and those who wait for its start or end. */
+/** Both output streams of a command; `changed` wakes readers and requests that wait for its start or end. */
 export class Output {
   readonly stdout: OutputLog;
   readonly stderr: OutputLog;
   readonly changed: Wake;
-  /** The broker stops: no more output comes for now. */
+  /** The broker is stopping: no more output comes until it starts again. */
   stopped = false;
   readonly #disk: OutputDirectory;
   #reported = false;
@@ -31,8 +31,8 @@ export class Output {
   }
 
   /**
-   * Appends bytes that begin at `offset`; those it has already are left out. Never rejects: bytes that cannot be stored
-   * become a gap.
+   * Appends bytes that begin at `offset`; bytes that the stream has already are skipped. Never rejects: bytes
+   * that cannot be stored become a gap.
    */
   async append(stream: Stream, offset: number, data: Buffer): Promise<void> {
     this.#reported = true;
@@ -48,7 +48,7 @@ export class Output {
     });
   }
 
-  /** The last bytes of a stream without a gap, at most `most`. Never rejects: bytes that cannot be read are a gap. */
+  /** At most `most` of the last bytes, all after the last gap. Never rejects: empty when reading fails. */
   async tail(stream: Stream, most = tailBytes): Promise<Buffer> {
     try {
       return await tailOf(this[stream], most);
@@ -58,12 +58,12 @@ export class Output {
     }
   }
 
-  /** No output has come or is being stored: there is nothing to read or close. */
+  /** True while no output has been reported: there is nothing to read or close. */
   get silent(): boolean {
     return !this.#reported && this.stdout.end === 0 && this.stderr.end === 0;
   }
 
-  /** Start and end of both streams, and their bytes in files. */
+  /** Start and end offset of both streams, and the bytes they have in files. */
   extent() {
     const { stdout, stderr } = this;
     return {
@@ -76,8 +76,8 @@ export class Output {
   }
 
   /**
-   * The fields of an ended command's record about its output. Files are synced first: once the record is on disk, the
-   * agent removes its copy, also after a power cut of the broker. Never rejects.
+   * The output fields of an ended command's record. Syncs the files first: the agent removes its copy once
+   * the record is on disk, so the broker's copy must survive a power cut. Never rejects.
    */
   async final() {
     if (this.silent) return this.extent();
@@ -85,23 +85,23 @@ export class Output {
     for (const stream of streams) {
       await this[stream].sync(this.#disk.root).catch(async (error: unknown) => {
         this.#disk.log.error({ err: error, stream }, 'the output of a command could not be synced to disk');
-        // A record must not promise files that may be gone.
+        // The file is removed: a record must not refer to a file that a power cut may take.
         await this[stream].remove().catch(() => {});
       });
     }
     const extent = this.extent();
-    // Without a file only the tail in the record remains.
+    // A stream without a file starts where the tail in the record starts.
     for (const stream of streams)
       if (this[stream].size === 0) extent[`${stream}_start`] = this[stream].end - tails[stream].length;
     return { ...tails, ...extent };
   }
 
-  /** The command is to end, or the broker stops: no append waits for readers any more. */
+  /** Stops slow readers from holding up appends, because the command is to end or the broker stops. */
   release(): void {
     for (const stream of streams) this[stream].release();
   }
 
-  /** The broker stops: wakes readers and all that wait for the end. */
+  /** Wakes readers and requests that wait for the end of the command, because the broker stops. */
   stop(): void {
     this.stopped = true;
     this.release();
@@ -113,18 +113,18 @@ export class Output {
   }
 }
 
-/** Free space that output leaves to history and state: so many bytes, or this share of a small disk. */
+/** Free space left for history and state: this many bytes, or this share of a small disk. */
 const reserveBytes = 256 * 1024 * 1024;
 const reserveShare = 0.1;
-/** Free space is checked again after so many bytes. */
+/** Bytes of output after which free space is checked again. */
 const checkEveryBytes = 1024 * 1024;
 
-/** Fields about output in the record of a command that has ended. */
+/** Output fields in the record of a command that has ended. */
 type Ended = Record<Stream, Buffer> & Record<`${Stream}_bytes`, number> & { id: string; kept_bytes: number };
 
-/** The directory of all output: a directory in it for each command that needs files. */
+/** The directory of all output; each command that needs files has a directory in it. */
 export class OutputDirectory {
-  /** The data directory: directories below it are synced with the files. */
+  /** The data directory; a sync of output files includes the directories below it. */
   readonly root: string;
   readonly log: Logger;
   readonly #directory: string;
@@ -137,21 +137,21 @@ export class OutputDirectory {
     this.#directory = directory;
   }
 
-  /** Output of a new command. */
+  /** Creates the output of a new command. */
   fresh(id: string): Output {
     const changed = new Wake();
     const fresh = (stream: Stream) => newOutput(this.#pathOf(id, stream), { changed, memoryBytes });
     return new Output({ stdout: fresh('stdout'), stderr: fresh('stderr') }, changed, this);
   }
 
-  /** Output of a command that an earlier broker followed: more may come. */
+  /** Opens the output of a command that an earlier broker followed; more output may come. */
   async reopen(id: string): Promise<Output> {
     const changed = new Wake();
     const reopen = (stream: Stream) => openOutput(this.#pathOf(id, stream), { changed, memoryBytes });
     return new Output({ stdout: await reopen('stdout'), stderr: await reopen('stderr') }, changed, this);
   }
 
-  /** Output of a command that has ended: its files, or where there are none, the tail in its record. */
+  /** Opens the output of an ended command: its files, or the tail in its record when it has no files. */
   async ofEnded(command: Ended): Promise<Output> {
     const changed = new Wake();
     const ended = async (stream: Stream): Promise<OutputLog> => {
@@ -159,7 +159,7 @@ export class OutputDirectory {
       const path = this.#pathOf(command.id, stream);
       const file = command.kept_bytes > 0 ? await openOutput(path, { changed }) : undefined;
       if (file && file.end > file.start) {
-        // After a power cut the file may be shorter than was reported: readers find a gap.
+        // A power cut can leave the file shorter than the record says: readers get a gap for the rest.
         await file.skip(bytes);
         return file;
       }
@@ -180,7 +180,7 @@ export class OutputDirectory {
     }
   }
 
-  /** Removes files of commands whose records are gone. */
+  /** Removes the files of all commands but these; called at the start, when records may be gone. */
   async removeAllBut(ids: ReadonlySet<string>): Promise<void> {
     // The directory is created with the first output that needs it.
     for (const id of await readdir(this.#directory).catch(() => [])) {
@@ -188,7 +188,7 @@ export class OutputDirectory {
     }
   }
 
-  /** Whether the disk has space for so many bytes more: a runaway command must not fill it. */
+  /** Whether the disk has space for this many more bytes: a runaway command must not fill the disk. */
   async hasSpaceFor(bytes: number): Promise<boolean> {
     this.#unchecked += bytes;
     if (this.#unchecked < checkEveryBytes) return this.#hasSpace;
@@ -220,6 +220,6 @@ async function tailOf(log: OutputLog, most: number): Promise<Buffer> {
     pieces.push(data);
     at = offset + data.length;
   }
-  // Output that came meanwhile may have pushed the first of them out of the window.
+  // Output appended meanwhile may have pushed the first pieces out of the log; the result still holds them.
   return Buffer.concat(pieces);
 }

@@ -1,4 +1,4 @@
-// Output readers: the output of a command while it runs or later, as plain bytes or both streams as events.
+// Reads a command's output, during the run or later: plain bytes of one stream, or events of both streams.
 import type { Api, BytesReply, Input, Reply } from '../../shared/api/index.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { OutputLog, OutputReader } from '../../shared/output.ts';
@@ -6,26 +6,27 @@ import type { Command } from './command.ts';
 import { type Output, type Stream, streams } from './output.ts';
 import { serializeEnd } from './serialize.ts';
 
-/** A command whose output is read. */
+/** The output of one command, and its record once the command has ended. */
 export interface Source {
   readonly output: Output;
-  /** Its record once its end is on disk: then all of its output is there. */
+  /** The command's record once its end is on disk; `output` is then complete. */
   readonly ended: Command | undefined;
 }
 
-/** A piece of output, or a gap: bytes that are gone. */
+/** A piece of output, or a gap: bytes that the broker no longer has. */
 type Piece = { stream: Stream; offset: number; data: Buffer } | { stream: Stream; from: number; to: number };
 export type Part = Piece | { end: ReturnType<typeof serializeEnd> };
 
 type SentEvent = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
 
 const readBytes = 256 * 1024;
-/** An event is held in memory as text several times. */
+/** Most bytes in one event; smaller than readBytes because an event's text exists in memory several times. */
 const eventBytes = 64 * 1024;
 
 /**
- * The bytes of one stream from an offset on, to its present end or, following, to the end of the command. Throws
- * range_not_satisfiable for what has gone or never was; bytes that go while it is read cut it.
+ * Reads one stream from an offset to its present end or, with `follow`, to the end of the command. Throws
+ * range_not_satisfiable for bytes that are gone or beyond the end; bytes dropped while reading cut the answer
+ * off.
  */
 export function bytesOf(
   source: Source,
@@ -34,7 +35,7 @@ export function bytesOf(
 ): { reply: BytesReply; from: number } {
   const { start, end } = source.output[stream];
   const from = offset ?? start;
-  // A follower may ask for what is still to come.
+  // With `follow`, the offset may lie beyond the present end: its bytes may still come.
   if (from < start || (from > end && (!follow || source.ended))) throw outOfRange(stream, start, end);
   const to = follow ? Number.POSITIVE_INFINITY : end;
   return {
@@ -67,7 +68,7 @@ async function* bytesBetween(
   }
 }
 
-/** Parts that begin at these offsets as events; the id of each says how far both streams have been sent then. */
+/** Converts parts to events; the id of each event is how far both streams have been sent, e.g. `120.0`. */
 export async function* eventsOf(
   parts: AsyncIterable<Part>,
   from: Record<Stream, number>,
@@ -82,7 +83,7 @@ export async function* eventsOf(
   }
 }
 
-/** Offset after a piece. */
+/** Offset of the byte after a piece. */
 function endOf(piece: Piece): number {
   return 'to' in piece ? piece.to : piece.offset + piece.data.length;
 }
@@ -101,8 +102,8 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 }
 
 /**
- * Both streams piece by piece from `from` on, then the end; with `whole` text is cut between characters. Throws
- * range_not_satisfiable for an offset beyond the end of a command that has ended.
+ * Reads both streams piece by piece from `from` on, then the end; with `whole`, no character is cut in two.
+ * Throws range_not_satisfiable for an offset beyond the end of a command that has ended.
  */
 export function partsFrom(
   source: Source,
@@ -154,9 +155,9 @@ async function* parts(
 }
 
 interface Reading {
-  /** Bytes of a piece. */
+  /** Most bytes in a piece. */
   most: number;
-  /** Pieces are cut between characters. */
+  /** Pieces of text are cut only between characters. */
   whole: boolean;
 }
 
@@ -166,7 +167,7 @@ class StreamReader {
   readonly #stream: Stream;
   readonly #reading: Reading;
   readonly #reader: OutputReader;
-  /** The first bytes of a character whose last bytes are still to come. */
+  /** First bytes of a character whose remaining bytes have not come yet. */
   #begun: Buffer = Buffer.alloc(0);
 
   constructor(log: OutputLog, stream: Stream, from: number, reading: Reading) {
@@ -176,7 +177,7 @@ class StreamReader {
     this.#reader = log.reader(from);
   }
 
-  /** The next pieces; `last`: no more output will come. */
+  /** The next pieces; `last` means that no more output will come. */
   async read(last: boolean): Promise<Piece[]> {
     const stream = this.#stream;
     const at = this.#reader.position;
@@ -204,7 +205,7 @@ class StreamReader {
   }
 }
 
-/** The start of a UTF-8 character at the end of some bytes (RFC 3629 section 3). */
+/** The incomplete UTF-8 character at the end of these bytes, or nothing (RFC 3629 section 3). */
 function unfinished(bytes: Buffer): Buffer {
   for (let back = 1; back <= Math.min(3, bytes.length); back += 1) {
     const byte = bytes[bytes.length - back] ?? 0;

@@ -1,5 +1,5 @@
-// The scheduler: accepts commands, holds all that are open in the order they came, decides which of those that wait is
-// next, and ends what can run no more.
+// The scheduler: holds all open commands in the order they came, decides which waiting command starts next,
+// and ends commands that cannot run any more.
 import type { Caller } from '../../shared/api/index.ts';
 import type { BatchId } from '../../shared/api/route.ts';
 import { after, every, now } from '../../shared/clock.ts';
@@ -11,15 +11,15 @@ import type { Link } from '../presence/index.ts';
 import type { Command, End, Spec } from './command.ts';
 import { type BatchProgress, type CommandContext, OpenCommand } from './open-command.ts';
 
-/** Commands that may wait for one machine. */
+/** Most commands that may wait for one machine. */
 const maxWaiting = 1000;
-/** Decisions in one turn of the event loop: each is a write. */
+/** Most decisions in one turn of the event loop; each decision causes a write. */
 const mostDecisions = 250;
-/** Machines have so long to come back after the broker's start. */
+/** Time in which machines may reconnect after the broker's start before their commands expire. */
 const returnMs = 60_000;
-/** A round of decisions that failed is tried again after this. */
+/** Delay before a failed round of decisions is tried again. */
 const retryMs = 1_000;
-/** A command whose machine is offline for so long is lost. */
+/** A command is lost when its machine has been offline for this long. */
 const noReportMs = 24 * 3_600_000;
 const silenceCheckMs = 3_600_000;
 
@@ -28,9 +28,9 @@ export class Scheduler {
   readonly #stops: (() => void)[];
   readonly #open = new Map<string, OpenCommand>();
   readonly #byMachine = new Map<string, Set<OpenCommand>>();
-  /** Machines may still be on their way back after the broker's start. */
+  /** True for a minute after the broker's start, while machines may still reconnect. */
   #returning = true;
-  /** Keys or machines have changed: the rights of all that wait are checked. */
+  /** Keys or machines have changed: the next round checks the rights of all waiting commands. */
   #checkingRights = false;
   #looking = false;
   #cancelExpiry = (): void => {};
@@ -59,7 +59,7 @@ export class Scheduler {
     ];
   }
 
-  /** Crash recovery: takes up the commands that an earlier broker left open, with their batches. */
+  /** Crash recovery: reopens the commands, and their batches, that an earlier broker left open. */
   async recover(batches: ReadonlyMap<BatchId, BatchProgress>): Promise<void> {
     const { store, outputs } = this.#context;
     for (const command of store.open()) {
@@ -73,7 +73,10 @@ export class Scheduler {
     this.stored(this.all());
   }
 
-  /** Persists a command with `also` and starts it, or lets it wait where it may; resolves once it is on disk. */
+  /**
+   * Stores a command and the writes of `also` in one transaction, then starts or queues the command.
+   * Resolves once the command is on disk.
+   */
   async accept(
     command: Command,
     spec: Spec,
@@ -85,7 +88,7 @@ export class Scheduler {
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
     try {
       await store.history.write((transaction) => {
-        // Only what may wait is stored with its spec: it can hold secrets.
+        // A spec can hold secrets: it is stored only with a command that may wait.
         store.insert(open.record, command.queue_until === null ? undefined : spec);
         also(transaction);
       });
@@ -98,7 +101,7 @@ export class Scheduler {
     return open;
   }
 
-  /** A command that is not on disk yet, but holds its place. */
+  /** Registers a command that is not on disk yet; it counts toward the machine's limits at once. */
   create(command: Command, requestId: string, batch?: BatchProgress): OpenCommand {
     const output = this.#context.outputs.fresh(command.id);
     const open = new OpenCommand(this.#context, command, output, { requestId, batch });
@@ -106,7 +109,7 @@ export class Scheduler {
     return open;
   }
 
-  /** These commands are on disk: those that wait then have their turn. */
+  /** Marks these commands as on disk: the scheduler may start them from now on. */
   stored(added: readonly OpenCommand[]): void {
     const { machines } = this.#context.state;
     for (const open of added) open.stored = true;
@@ -114,7 +117,7 @@ export class Scheduler {
     this.look();
   }
 
-  /** These commands could not be stored. */
+  /** Drops these commands because they could not be stored. */
   discard(added: readonly OpenCommand[]): void {
     for (const open of added) this.remove(open);
     this.look();
@@ -136,25 +139,25 @@ export class Scheduler {
     return [...this.#open.values()];
   }
 
-  /** Commands that wait for a machine. */
+  /** Commands that wait for this machine. */
   waiting(machineId: string): OpenCommand[] {
     return this.#on(machineId).filter(({ state }) => state === 'queued');
   }
 
-  /** Throws unavailable where too many commands wait for a machine already. */
+  /** Throws unavailable when too many commands wait for this machine already. */
   refuseLongQueue(machineId: string): undefined {
     if (this.waiting(machineId).length >= maxWaiting)
       throw full(machineId, `${maxWaiting} commands wait`, maxWaiting);
   }
 
-  /** Cancels the members of a batch: first all that wait, so that none of them has its turn meanwhile. */
+  /** Cancels members of a batch; waiting members are marked first, so that none of them starts meanwhile. */
   async cancelAll(members: readonly OpenCommand[], by: Caller): Promise<void> {
     for (const open of members) if (open.state === 'queued') open.record = { ...open.record, cancel: true };
     this.look();
     await Promise.all(members.filter(({ state }) => state !== 'queued').map((open) => open.cancel(by)));
   }
 
-  /** Soon lets those that wait have their turn; nothing once the broker stops. */
+  /** Schedules a round of decisions on the waiting commands; does nothing once the broker stops. */
   look(): void {
     const { stopping, log } = this.#context;
     if (this.#looking || stopping.aborted) return;
@@ -170,7 +173,7 @@ export class Scheduler {
     });
   }
 
-  /** Nothing is started any more. */
+  /** Stops starting commands and wakes the readers of their output. */
   stop(): void {
     for (const stop of this.#stops) stop();
     for (const { output } of this.all()) output.stop();
@@ -187,12 +190,12 @@ export class Scheduler {
     return [...(this.#byMachine.get(machineId) ?? [])];
   }
 
-  /** How many more commands the agent of a machine may have. */
+  /** How many more commands the agent of this machine may have. */
   #placesOn(machineId: string): number {
     return openCommands - this.#on(machineId).filter(({ record }) => record.journal_id !== '').length;
   }
 
-  /** The link to start a command on, or undefined where it waits. Throws machine_offline or unavailable. */
+  /** The link to start a command on, or undefined when it waits. Throws machine_offline or unavailable. */
   #linkFor({ machine_id, queue_until }: Command): Link | undefined {
     const { presence } = this.#context;
     if (presence.online(machine_id) && this.#placesOn(machine_id) > 0) return presence.get(machine_id);
@@ -226,7 +229,7 @@ export class Scheduler {
       this.#cancelExpiry = after(Math.max(0, nextExpiry - now()), () => this.look());
   }
 
-  /** The end of a waiting command that will not run. */
+  /** The end of a waiting command that will not run, or undefined while the command may still run. */
   #endOf(open: OpenCommand): End | undefined {
     const { presence, mayRun } = this.#context;
     const { record, batch } = open;
@@ -238,12 +241,12 @@ export class Scheduler {
       return { status: 'expired', reason: 'max_failures' };
     const mayReturn = queue_until !== null || (this.#returning && open.recovered);
     if (mayReturn || presence.online(machine_id) || !hasSlot(batch)) return undefined;
-    // Its slot is free again when its end is counted: it may have been one failure too many.
+    // The slot stays taken until this end is counted: the end may exceed the batch's max_failures.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };
   }
 
-  /** Its link, where its machine has a place for it and its batch a slot. */
+  /** The machine's link, if the machine may have one more command and the command's batch has a free slot. */
   #freeLink({ record: { machine_id }, batch }: OpenCommand, places: Map<string, number>): Link | undefined {
     const { presence } = this.#context;
     if (!presence.online(machine_id) || !hasSlot(batch)) return undefined;
@@ -254,7 +257,8 @@ export class Scheduler {
 
   #linked({ machineId, processIds }: Link): void {
     for (const open of this.#on(machineId)) open.resume();
-    // Commands that ended while the agent was offline, or that are unknown here.
+    // These commands ended while the agent was offline or are unknown to the broker: the agent may delete
+    // them.
     const settled = processIds.filter((id) => isId('command', id) && !this.#open.has(id));
     this.#context.acknowledgements.add(machineId, settled);
   }

@@ -1,18 +1,18 @@
-// Serializes commands and batches for REST.
+// Converts commands and batches from the broker's records to the JSON of the REST API.
 import type { Api, Caller, Reply } from '../../shared/api/index.ts';
 import { iso } from '../../shared/clock.ts';
 import type { Batch, Command, CommandRecord, Tally } from './command.ts';
 
-/** Bytes of each stream in a list: enough to see what happened, and a page stays small. */
+/** Bytes of each stream in a list item: enough to see the result, and few enough for a small page. */
 export const listedBytes = 4096;
 
-/** A command with the last `most` bytes of its output. */
+/** Serializes a command with the last `most` bytes of each stream. */
 export function serializeListed(command: Command, most = listedBytes): CommandRecord {
   const { stdout, stderr } = command;
   return serialize({ ...command, stdout: stdout.subarray(-most), stderr: stderr.subarray(-most) });
 }
 
-/** A command with all of the output in its record. */
+/** Serializes a command with all of the output in its record. */
 export function serialize(command: Command): CommandRecord {
   const { cancel: _, journal_id: __, kept_bytes: ___, queue_until, ...rest } = command;
   const { started_at, finished_at, status } = command;
@@ -30,7 +30,7 @@ export function serialize(command: Command): CommandRecord {
   };
 }
 
-/** The record for a caller that may only execute: output only with commands:read, or if its key ran the command. */
+/** Hides the output unless the caller has the scope commands:read or its key ran the command. */
 export function serializeFor(caller: Caller, record: CommandRecord): CommandRecord {
   if (caller.may('commands:read') || record.requested_by === caller.key_id) return record;
   const { stdout_bytes, stderr_bytes } = record;
@@ -38,19 +38,19 @@ export function serializeFor(caller: Caller, record: CommandRecord): CommandReco
   return { ...record, stdout: '', stderr: '', ...cut };
 }
 
-/** Milliseconds from its start to its end; null where it has not both. */
+/** Milliseconds from the command's start to its end; null unless the command has both. */
 export function durationOf({ started_at, finished_at }: Command): number | null {
   return started_at === null || finished_at === null ? null : Math.max(0, finished_at - started_at);
 }
 
-/** Text of the last bytes; a character that is cut at the start is left out. */
+/** Decodes the last bytes of `total`; a character cut at the start is left out. */
 function textOf(tail: Buffer, total: number): string {
   let from = 0;
   if (tail.length < total) while (from < 3 && ((tail[from] ?? 0) & 0xc0) === 0x80) from += 1;
   return tail.toString('utf8', from);
 }
 
-/** How a command ended. */
+/** Serializes the end of a command, without its output. */
 export function serializeEnd(command: Command) {
   const { status, exit_code, signal, reason, stdout_bytes, stderr_bytes } = command;
   return { status, exit_code, signal, reason, duration: durationOf(command), stdout_bytes, stderr_bytes };
@@ -61,7 +61,7 @@ const noneByStatus = {
   ...{ timeout: 0, cancelled: 0, expired: 0, lost: 0 },
 };
 
-/** `members`: how many of them are so, and when the last of these ended. */
+/** Serializes a batch; `members` counts its commands by status. */
 export function serializeBatch({ cancel, created_at, ...batch }: Batch, members: readonly Tally[]) {
   const counts = { ...noneByStatus };
   for (const { status, n } of members) counts[status] += n;

@@ -1,4 +1,4 @@
-// Commands and batches in history: their tables, the writes of a command's life, and how much output stays.
+// Stores commands and batches in the history database (SQLite), and limits the age and size of their output.
 import type { EventType } from '../../shared/api/events.ts';
 import type { Journal } from '../../shared/api/index.ts';
 import type { BatchId, MachineId } from '../../shared/api/route.ts';
@@ -10,7 +10,7 @@ import { type Batch, type Command, type CommandParams, type Spec, specOf, type T
 import type { OutputDirectory } from './output.ts';
 import { durationOf, listedBytes } from './serialize.ts';
 
-// Rows are read by the page: long output lies in a table of its own.
+// Lists read rows page by page, so output beyond listedBytes is in a table of its own (command_tails).
 const tables = [
   `CREATE TABLE commands (
     id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT,
@@ -22,7 +22,7 @@ const tables = [
   CREATE INDEX commands_by_machine ON commands (machine_id, created_at);
   CREATE INDEX commands_by_end ON commands (finished_at);
   CREATE INDEX commands_open ON commands (machine_id) WHERE finished_at IS NULL`,
-  // Indexes cost every command: those that only few rows need are partial.
+  // Every insert pays for each full index: an index that only few rows need is partial.
   `ALTER TABLE commands ADD COLUMN stdout_start INTEGER NOT NULL DEFAULT 0;
   ALTER TABLE commands ADD COLUMN stderr_start INTEGER NOT NULL DEFAULT 0;
   ALTER TABLE commands ADD COLUMN kept_bytes INTEGER NOT NULL DEFAULT 0;
@@ -44,7 +44,7 @@ const tables = [
   CREATE TRIGGER command_tails_go AFTER DELETE ON commands BEGIN
     DELETE FROM command_tails WHERE id = old.id;
   END`,
-  // What ended long ago began before that: it is found by its time.
+  // The index is not needed: old ends are found by created_at, as a command begins before it ends.
   'DROP INDEX commands_by_end',
 ];
 
@@ -53,15 +53,15 @@ const lasting =
 const changing =
   'status, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, stdout_start, stderr_start, started_at, finished_at, reason, journal_id, cancel, kept_bytes';
 const stored = `${lasting}, ${changing}`;
-/** Of a member of a batch, what runs is stored once, with the batch. */
+/** Selects a column that the members of a batch share: it is stored once, in the batch's row. */
 const ofBatch = (column: string): string =>
   `iif(batch_id IS NULL, ${column}, (SELECT ${column} FROM batches WHERE batches.id = batch_id)) AS ${column}`;
-/** A command with the end of its output only. */
+/** The columns of a command, with only the last listedBytes of each output stream. */
 export const columns = stored.replace('command, args', `${ofBatch('command')}, ${ofBatch('args')}`);
 
 const insertion = `INSERT INTO commands (${stored}, spec) VALUES (${`${stored}, spec`.replaceAll(/\w+/g, '?')})`;
 const assignments = changing.replaceAll(/\w+/g, '$& = ?');
-/** Without its files only the tail of a command's output remains. */
+/** Records that a command's output files are removed: only the tail in the database remains. */
 const dropFiles = `UPDATE commands SET kept_bytes = 0,
   stdout_start = stdout_bytes - ifnull((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
   stderr_start = stderr_bytes - ifnull((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
@@ -74,7 +74,7 @@ const batchTables = [
   );
   CREATE INDEX batches_by_time ON batches (created_at)`,
 ];
-/** A batch without its spec, which can hold secrets. */
+/** The columns of a batch without its spec, which can hold secrets. */
 export const batchColumns =
   'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
 const unfinished = 'id IN (SELECT batch_id FROM commands WHERE finished_at IS NULL AND batch_id IS NOT NULL)';
@@ -84,17 +84,17 @@ export interface StoreServices {
   state: State;
   history: History;
   events: Events;
-  /** Called with each end of a command, in the transaction that writes it. */
+  /** Called when a command ends, inside the transaction that writes the end. */
   ended(command: Command, transaction: HistoryTransaction): void;
 }
 
-/** Commands that ended longer than `keepMs` ago are removed, and the oldest files beyond `keepBytes` in all. */
+/** Commands that ended over `keepMs` ago are removed, and the oldest output files beyond `keepBytes`. */
 export interface CommandRetention {
   keepMs: number;
   keepBytes: number;
 }
 
-/** Characters of its command that an event of a batch holds. */
+/** Most characters of the command line in an event of a batch member. */
 const mostOfBatch = 4096;
 
 export class CommandStore {
@@ -102,7 +102,7 @@ export class CommandStore {
   readonly #services: StoreServices;
   readonly #outputs: OutputDirectory;
   readonly #keepBytes: number;
-  /** Bytes in files of commands that have ended. */
+  /** Bytes in the output files of all ended commands. */
   #storedBytes: number;
   #dropping = false;
 
@@ -124,13 +124,16 @@ export class CommandStore {
     this.#storedBytes = this.#countStored();
   }
 
-  /** Inside a transaction. With `spec`, which is removed at its start, it can be handed to an agent later. */
+  /**
+   * Inserts a command; to be called inside a transaction. A stored `spec` lets an agent get the command
+   * later, and is removed when the command starts.
+   */
   insert(command: Command, spec?: Spec): void {
     const values = [...lastingOf(command), ...changingOf(command)];
     this.history.sql(insertion).run(...values, spec ? JSON.stringify(spec) : null);
   }
 
-  /** Writes what changes of a command; inside a transaction. */
+  /** Writes the changing columns of a command; to be called inside a transaction. */
   update(command: Command): void {
     const { id, stdout, stderr, status } = command;
     this.history
@@ -140,13 +143,13 @@ export class CommandStore {
     this.history.sql('INSERT OR REPLACE INTO command_tails VALUES (?, ?, ?)').run(id, stdout, stderr);
   }
 
-  /** The event that it runs; inside a transaction. */
+  /** Emits command.started; to be called inside a transaction. */
   announce(command: Command, journal: Journal): void {
     const then = { status: 'running', exit_code: null, finished_at: null } as const;
     this.#emit(journal, 'command.started', { ...command, ...then });
   }
 
-  /** Writes the one end of a command with its event, inside a transaction. */
+  /** Writes the end of a command and its event; to be called once per command, inside a transaction. */
   end(command: Command, transaction: HistoryTransaction): void {
     const { status } = command;
     this.update(command);
@@ -163,7 +166,7 @@ export class CommandStore {
     const { batch_id, command: text } = command;
     this.#services.events.emit(journal, type, machine, {
       command_id: command.id,
-      // One request makes two events for each machine of a batch: they hold the beginning of it.
+      // A batch emits two events for each machine: each event holds only the beginning of the command line.
       command: batch_id === null ? text : text.slice(0, mostOfBatch).toWellFormed(),
       status: command.status,
       exit_code: command.exit_code,
@@ -178,14 +181,14 @@ export class CommandStore {
     return row && fromRow({ ...row, ...tails });
   }
 
-  /** Throws command_not_found. */
+  /** Like find(), but throws command_not_found. */
   get(id: string): Command {
     const command = this.find(id);
     if (command) return command;
     throw new AppError('command_not_found', 'no such command', { command_id: id });
   }
 
-  /** Commands with these ids, as far as they exist, with the end of their output only. */
+  /** The commands with these ids, with only the end of their output; unknown ids are left out. */
   some(ids: readonly string[]): Command[] {
     return this.history
       .sql(`SELECT ${columns} FROM commands WHERE id IN (SELECT value FROM json_each(?))`)
@@ -205,14 +208,14 @@ export class CommandStore {
          FROM commands LEFT JOIN batches ON batches.id = batch_id WHERE commands.id = ?`,
       )
       .get(id);
-    // Written by insert() or with its batch, which take no other shape.
+    // The cast is safe: insert() and completeBatch() store only specs.
     return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
   }
 
-  /** Commands that have not ended, in the order they came. */
+  /** Commands that have not ended, oldest first. */
   open(): Command[] {
     const sql = `SELECT ${columns} FROM commands WHERE finished_at IS NULL ORDER BY created_at, rowid`;
-    // In memory, too, members of a batch share what runs.
+    // Members of a batch share one command line in memory, as they do in the database.
     const shared = new Map<BatchId, Pick<Command, 'command' | 'args'>>();
     return Array.from(this.history.sql(sql).iterate(), (row) => {
       const member = fromRow(row);
@@ -223,7 +226,7 @@ export class CommandStore {
     });
   }
 
-  /** Ids of commands that may have files. */
+  /** Ids of commands that may have output files. */
   withFiles(): Set<string> {
     const rows = this.history
       .sql('SELECT id FROM commands WHERE finished_at IS NULL OR kept_bytes > 0')
@@ -231,7 +234,9 @@ export class CommandStore {
     return new Set(rows.map((row) => textIn(row, 'id')));
   }
 
-  /** Counts files of a command that has ended; when all are too large, the oldest are removed. */
+  /**
+   * Adds an ended command's output files to the total; removes the oldest files when the total is too large.
+   */
   limitOutput(bytes: number): void {
     this.#storedBytes += bytes;
     if (this.#storedBytes <= this.#keepBytes || this.#dropping) return;
@@ -263,7 +268,10 @@ export class CommandStore {
     return Number(row?.n);
   }
 
-  /** Inside a transaction. None of its members can start before completeBatch() has stored what they run. */
+  /**
+   * Inserts a batch; to be called inside a transaction. Its members cannot start until completeBatch() stores
+   * the spec.
+   */
   insertBatch({ id, created_at, requested_by, ...batch }: Batch): void {
     const { command, args, cwd, user, concurrency, max_failures } = batch;
     this.history
@@ -274,18 +282,18 @@ export class CommandStore {
       );
   }
 
-  /** Inside a transaction: all members are stored. */
+  /** Stores the spec of a batch once all its members are stored; to be called inside a transaction. */
   completeBatch(id: BatchId, params: CommandParams): void {
     this.history.sql('UPDATE batches SET spec = ? WHERE id = ?').run(JSON.stringify(specOf(params)), id);
   }
 
-  /** Inside a transaction: removes a batch that was not completed. */
+  /** Removes a batch that was not completed, with its members; to be called inside a transaction. */
   removeBatch(id: string): void {
     this.history.sql('DELETE FROM commands WHERE batch_id = ?').run(id);
     this.history.sql('DELETE FROM batches WHERE id = ?').run(id);
   }
 
-  /** Removes batches that a crash cut off while they were stored: their requests were never answered. */
+  /** Removes batches that were only partly stored before a crash; their requests were never answered. */
   removeIncompleteBatches(): Promise<void> {
     const rows = this.history.sql(`SELECT id FROM batches WHERE spec IS NULL AND ${unfinished}`).all();
     return this.history.write(() => {
@@ -293,7 +301,7 @@ export class CommandStore {
     });
   }
 
-  /** Throws batch_not_found. */
+  /** The batch with this id. Throws batch_not_found. */
   batch(id: string): Batch {
     const row = this.history.sql(`SELECT ${batchColumns} FROM batches WHERE id = ?`).get(id);
     if (row) return batchFromRow(row);
@@ -307,12 +315,12 @@ export class CommandStore {
       .map(batchFromRow);
   }
 
-  /** Inside a transaction. */
+  /** Marks a batch as cancelled; to be called inside a transaction. */
   cancelBatch(id: BatchId): void {
     this.history.sql('UPDATE batches SET cancel = 1 WHERE id = ?').run(id);
   }
 
-  /** Its spec can hold secrets, and nothing of it will be started any more. */
+  /** Removes the spec of a batch, which can hold secrets, once none of its members will start any more. */
   dropSpec(id: BatchId): void {
     this.history
       .write(() => this.history.sql('UPDATE batches SET spec = NULL WHERE id = ?').run(id))
@@ -321,7 +329,7 @@ export class CommandStore {
       );
   }
 
-  /** So many commands of a batch from a row on, each with the row after it; `command` and `args` are the batch's. */
+  /** Up to `count` members of a batch from row `from` on; `next` is the row to continue at. */
   ofBatch(id: string, from: number, count: number): { command: Command; next: number }[] {
     return this.history
       .sql(
@@ -331,7 +339,7 @@ export class CommandStore {
       .map(({ next, ...row }) => ({ command: fromRow(row), next: Number(next) }));
   }
 
-  /** Of a batch, on these machines or on all. */
+  /** Counts the members of a batch by status, on these machines or on all. */
   tally(batchId: string, machines?: readonly MachineId[]): Tally[] {
     return this.history
       .sql(
@@ -363,7 +371,7 @@ function changingOf(c: Command) {
   return [c.status, c.exit_code, c.signal, ...output, ...rest];
 }
 
-/** A row back as a command; the columns are those that insert() and update() wrote. */
+/** Converts a row to a command; the columns are those that insert() and update() write. */
 export function fromRow(row: Row): Command {
   return {
     ...(row as unknown as Command),
@@ -374,7 +382,7 @@ export function fromRow(row: Row): Command {
   };
 }
 
-/** The columns are those that insertBatch() wrote. */
+/** Converts a row to a batch; the columns are those that insertBatch() writes. */
 export function batchFromRow(row: Row): Batch {
   return {
     ...(row as unknown as Batch),
