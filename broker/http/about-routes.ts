@@ -1,4 +1,5 @@
-// The routes about the broker itself: health, metrics, OpenAPI and the reference page, which Redoc renders.
+// The routes about the broker itself: version, health, metrics, the OpenAPI document, and the reference page
+// (Redoc).
 import { hash, randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
@@ -15,9 +16,9 @@ export interface ServiceOptions {
   publicUrl(): string;
   grpcAddress(): string;
   fingerprint: string;
-  /** PEM. */
+  /** The broker's CA certificate as PEM. */
   ca: string;
-  /** `sha256//BASE64` of the REST certificate's key, or empty. */
+  /** Pin of the REST certificate's key as `sha256//BASE64`, or empty. */
   pin(): string;
   ready(): boolean;
   metrics: RequestMetrics;
@@ -25,7 +26,7 @@ export interface ServiceOptions {
 
 const renderer = 'redoc.standalone.js';
 
-/** The page loads only its own parts and the document; its styles need the nonce. */
+/** The page's content security policy: only its own files load, and styles need the nonce. */
 function policyOf(nonce: string): string {
   return `default-src 'none'; script-src 'self'; style-src 'nonce-${nonce}'; img-src 'self' data:; font-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'`;
 }
@@ -51,7 +52,7 @@ init('api/v1/openapi.json', { disableTelemetry: true }, document.getElementById(
 
 const made = new Map<string, RawReply>();
 
-/** A large answer that is the same for all requests: made once, with its ETag. */
+/** Creates a large answer that is the same for all requests once, with its ETag. */
 function once(name: string, type: string, make: () => string | Buffer): RawReply {
   const found = made.get(name);
   if (found) return found;
@@ -99,7 +100,7 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
   };
 }
 
-/** Redoc comes with the linter of the document, so that a checkout needs no further package. */
+/** Directory of the Redoc script, which comes with the linter of the OpenAPI document (@redocly/cli). */
 function rendererDirectory(): string {
   return shipped('docs', () =>
     join(dirname(createRequire(import.meta.url).resolve('@redocly/cli/package.json')), 'lib/chunks'),

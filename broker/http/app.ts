@@ -1,4 +1,5 @@
-// The Koa application: request id, timing and error envelope around every request, then one handler per route.
+// The Koa application: adds a request id, timing and the error envelope to every request, then runs its
+// route.
 import type { IncomingMessage } from 'node:http';
 import Router from '@koa/router';
 import Koa, { type Context, type Next } from 'koa';
@@ -24,19 +25,19 @@ export interface AppOptions extends DispatchServices, ClientServices, WebSocketS
   backups: Backups;
 }
 
-/** Of the server that an application answers for. */
+/** The properties of the server that an application belongs to. */
 interface Serving {
   clients: Clients;
   door: WebSocketUpgrades;
-  /** On every answer. */
+  /** Headers of every answer. */
   headers: Readonly<Record<string, string>>;
-  /** Over the broker's own socket file. */
+  /** True for the broker's own socket file. */
   local: boolean;
 }
 
-/** How long the rest of a refused body is read off a connection, so that its client hears the refusal. */
+/** Longest time to read and drop the rest of a refused body, so that its client receives the refusal. */
 const lingerMs = 5_000;
-/** Headers about a file, removed when an error is sent instead of it. */
+/** Headers about a file, removed when an error is sent instead of the file. */
 const ofContent = [
   'ETag',
   'Last-Modified',
@@ -46,7 +47,9 @@ const ofContent = [
   'Content-Type',
 ];
 
-/** Browsers take the declared type, store nothing, load nothing and frame nothing; no other origin may read an answer. */
+/**
+ * Browsers trust the declared type, store, load and frame nothing, and let no other origin read an answer.
+ */
 const always = {
   'X-Content-Type-Options': 'nosniff',
   'Cache-Control': 'no-store',
@@ -56,7 +59,9 @@ const always = {
   'X-Frame-Options': 'DENY',
 };
 
-/** Of every answer. `hsts`: browsers come only over TLS from now on, which needs a certificate that they trust. */
+/**
+ * Headers of every answer. `hsts` makes browsers use only TLS, so it needs a certificate that browsers trust.
+ */
 export function headersOfAll(hsts: boolean): Readonly<Record<string, string>> {
   return hsts ? { ...always, 'Strict-Transport-Security': 'max-age=31536000' } : always;
 }
@@ -72,7 +77,7 @@ export function createApp(options: AppOptions, { clients, door, headers, local }
     router.register(patternOf(route), [route.method], answer);
   }
   if (local) {
-    // No part of the API: only the broker's own box may ask for it.
+    // This route is not part of the API: it exists only on the broker's own socket file.
     router.post('/local/backup', async (ctx) => {
       ctx.body = { data: await options.backups.make(), meta: { request_id: requestIdOf(ctx) } };
     });
@@ -86,9 +91,9 @@ export function createApp(options: AppOptions, { clients, door, headers, local }
   return app;
 }
 
-/** A browser asks for the start page, which leads to the reference page, and by itself for an icon. */
+/** Redirects a browser from the start page to the reference page, and answers its request for an icon. */
 async function answerBrowser(ctx: Context, next: Next): Promise<void> {
-  // The same answer as elsewhere, without a line in the log.
+  // A request without a key gets unauthorized, as on any other path, but without a line in the log.
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
     throw new AppError('unauthorized', 'there is no icon');
   const page = ctx.path === '/' && ctx.method === 'GET' && /\btext\/html\b/i.test(ctx.get('accept'));
@@ -96,12 +101,12 @@ async function answerBrowser(ctx: Context, next: Next): Promise<void> {
   else await next();
 }
 
-/** A route's path as the router has it. */
+/** A route's path in the router's syntax: `{id}` becomes `:id`. */
 function patternOf({ base, path }: Route): string {
   return `${base}${path.replaceAll(/\{(\w+)\}/g, ':$1')}`;
 }
 
-/** Names the request, times it, and turns whatever is thrown into the envelope. */
+/** Gives the request an id, measures its time, and turns any thrown error into the error envelope. */
 function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record<string, string>>) {
   return async (ctx: Context, next: Next): Promise<void> => {
     const started = monotonic();
@@ -118,7 +123,7 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record
     const ms = monotonic() - started;
     const { method, path, status } = ctx;
     const route = typeof ctx._matchedRoute === 'string' ? ctx._matchedRoute : 'none';
-    // After the answer, which does not wait for this.
+    // Metrics and log are written after the answer, which does not wait for them.
     setImmediate(() => {
       metrics.observe(method, route, status, ms);
       log.debug({ request_id: requestId, method, path, status, ms }, 'request');
@@ -129,7 +134,7 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Readonly<Record
 function assertFraming({ headers, httpVersion }: IncomingMessage): void {
   if (!headers.host && httpVersion === '1.1')
     throw new AppError('invalid_request', 'an HTTP/1.1 request needs a Host header');
-  // Node undoes chunks and no other coding: what comes in one would be taken for what it holds.
+  // Node decodes only chunked: a body in another transfer coding would be stored undecoded.
   const coding = headers['transfer-encoding']?.trim().toLowerCase() ?? 'chunked';
   if (coding !== 'chunked')
     throw new AppError('invalid_request', 'send the body as it is, or with Transfer-Encoding: chunked alone');
@@ -150,12 +155,12 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
   if (status === 401) ctx.set('WWW-Authenticate', 'Bearer');
   if (status === 503) ctx.set('Retry-After', '5');
   if (status === 429) ctx.set('Retry-After', String(details.retry_after));
-  // The rest of an oversized body is not read: the connection cannot be used again.
+  // The connection is closed after an oversized body, because the rest of the body is not read.
   if (status === 413) ctx.set('Connection', 'close');
   ctx.body = { error: { code, message, details } };
 }
 
-/** 401 first, so that a caller without a key learns nothing; then 405 with Allow, or 404. */
+/** Refuses a caller without a key first (401), so it learns nothing; then 405 with Allow, or 404. */
 async function unknownRoute(ctx: Context, router: Router, clients: Clients): Promise<void> {
   const layers = router.match(ctx.path, ctx.method).path;
   const open = allRoutes().some(

@@ -1,5 +1,5 @@
-// Reads request bodies: JSON, limited before it is buffered; raw bytes; and forms with one file, which is spooled to disk
-// only when the fields that say where it goes come after it.
+// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. A form's file is spooled to
+// disk only when the fields that say where the file goes come after it.
 import { isUtf8 } from 'node:buffer';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
@@ -15,18 +15,18 @@ import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Quota } from '../../shared/quota.ts';
 
-/** Time for all of it. */
+/** Longest time for a whole JSON body to arrive. */
 const maxMs = 300_000;
-/** Smaller ones are not counted. */
+/** JSON bodies up to this size do not count toward the memory quota. */
 const smallBytes = 64 * 1024;
 const maxDepth = 32;
-/** The fields of the largest schema, 256 variables for a command, and a hundred that are none. */
+/** Most fields of a JSON body: the largest schema's, 256 variables of a command, and a hundred to spare. */
 const maxFields = 400;
 const [quote, backslash, colon, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\:{}[]');
 
 /**
- * The parsed body; undefined when there is none. A large one has its share of the budget until the request is over.
- * Throws invalid_request, payload_too_large or unavailable.
+ * Reads and parses a JSON body; undefined when there is none. A large body takes its size from the quota
+ * `budget` until the request is over. Throws invalid_request, payload_too_large or unavailable.
  */
 export async function readJson(
   request: IncomingMessage,
@@ -37,7 +37,7 @@ export async function readJson(
   const length = request.headers['content-length'];
   if (length === '0' || (length === undefined && request.headers['transfer-encoding'] === undefined))
     return undefined;
-  // Without a declared length the limit counts.
+  // A body without a declared length is counted as if it had the largest size allowed.
   const size = Math.min(Number(length ?? limit), limit);
   if (size > smallBytes) onRequestEnd(over, budget.take(size));
   const tooSlow = after(maxMs, () => request.destroy());
@@ -52,13 +52,13 @@ export async function readJson(
   return bytes.length === 0 ? undefined : parse(bytes, request.headers);
 }
 
-/** Releases at the end of a request what was taken for it. */
+/** Calls `release` once the request is over. */
 function onRequestEnd(over: AbortSignal, release: () => void): void {
   if (over.aborted) release();
   else over.addEventListener('abort', release, { once: true });
 }
 
-/** An empty body needs no type; anything else must be JSON as it is, not compressed. */
+/** Parses a body as JSON: a declared type must be JSON, and the body must not be compressed. */
 function parse(bytes: Buffer, headers: IncomingHttpHeaders): unknown {
   const type = headers['content-type']?.split(';')[0]?.trim().toLowerCase();
   if (type !== undefined && type !== 'application/json' && !type.endsWith('+json')) {
@@ -76,7 +76,7 @@ function parse(bytes: Buffer, headers: IncomingHttpHeaders): unknown {
   }
 }
 
-/** Refuses JSON that would be costly to parse and check: nested too deep, or with too many fields. */
+/** Refuses JSON that is costly to parse and check, because it is nested too deep or has too many fields. */
 export function assertJsonLimits(bytes: Buffer): void {
   let depth = 0;
   let fields = 0;
@@ -98,7 +98,7 @@ export function assertJsonLimits(bytes: Buffer): void {
 
 // ---- Forms
 
-/** A form under way: its file's bytes, and the fields so far. */
+/** A form that is being read: the bytes of its file, and the fields that have come so far. */
 export type Incoming = Content<Record<string, string>>;
 
 const limits = {
@@ -113,7 +113,7 @@ const limits = {
 const cutOff = (): AppError =>
   new AppError('invalid_request', 'the body was cut off before its end; nothing was changed');
 
-/** A plain body, for as long as its request; `begin` is called when it is first read. */
+/** Reads a raw body until the request is over; `begin` is called before the first read. */
 export async function* bytesOf(
   request: IncomingMessage,
   over: AbortSignal,
@@ -125,8 +125,8 @@ export async function* bytesOf(
 }
 
 /**
- * A form with one part called file, for as long as its request. It resolves when that part begins and the fields so far
- * are `sufficient`; else the file is spooled and it resolves at the form's end.
+ * Reads a form with one part called `file`. Resolves when that part begins if the fields before it are
+ * `sufficient`; otherwise spools the file and resolves at the end of the form.
  */
 export async function openForm(
   request: IncomingMessage,
@@ -159,7 +159,7 @@ class Form {
         this.#file.reject(fieldError('form', 'file', 'is missing: send the content as a part called file')),
       this.#file.reject,
     );
-    // Without a reader it must not end the process.
+    // A rejection that is never awaited would end the process.
     this.#file.promise.catch(() => undefined);
     parser.once('finish', this.#finished.resolve);
     parser.on('file', (name, part) => this.#takeFile(name, part));
@@ -176,7 +176,7 @@ class Form {
     request.pipe(parser);
   }
 
-  /** The content, once its part begins. */
+  /** The content of the file, once its part begins. */
   get file(): Promise<Readable> {
     return this.#file.promise;
   }
@@ -185,7 +185,7 @@ class Form {
     return Object.fromEntries(this.#fields);
   }
 
-  /** Reads no more; every waiting reader gets the reason. */
+  /** Stops reading the form; every waiting reader gets the reason. */
   stop(reason: unknown): void {
     if (this.#reason !== undefined) return;
     this.#reason = reason;
@@ -197,7 +197,7 @@ class Form {
   async *chunks(file: Readable): AsyncGenerator<Uint8Array> {
     try {
       for await (const chunk of file) yield chunk;
-      // The fields that follow, and the closing boundary: without it the file may be a part of one.
+      // Waits for the closing boundary: without it, the file may be incomplete.
       await this.#finished.promise;
     } catch (error) {
       throw this.#reason ?? malformed(error);
@@ -207,7 +207,7 @@ class Form {
   }
 
   #takeFile(name: string | undefined, part: Readable): void {
-    // What a stopped parser still says about a part is of no interest.
+    // Errors that a stopped parser still reports about a part are ignored.
     part.on('error', () => undefined);
     if (name === 'file') {
       this.#part = part;
@@ -221,7 +221,7 @@ class Form {
   #takeField(name: string | undefined, value: string, truncated: boolean): void {
     if (name === undefined) this.stop(fieldError('form', '', 'a field needs a name'));
     else if (truncated) this.stop(fieldError('form', name, 'is too long'));
-    // What the parser makes of other bytes.
+    // The parser replaces bytes that are not UTF-8 by U+FFFD.
     else if (value.includes('\ufffd')) this.stop(fieldError('form', name, 'must be UTF-8'));
     else if (this.#fields.has(name)) this.stop(fieldError('form', name, 'is given twice'));
     else this.#fields.set(name, value);
@@ -237,7 +237,7 @@ function parserOf({ headers }: IncomingMessage): BusboyInstance {
     return new Busboy({
       headers: { ...headers, 'content-type': type },
       limits: { ...limits, files: 1 },
-      // A file of a form is what is called so, whether it has a file name or not.
+      // A part called file is the file even if it has no file name.
       isPartAFile: (name, _type, fileName) => name === 'file' || fileName !== undefined,
     });
   } catch (error) {
@@ -250,15 +250,15 @@ function malformed(error: unknown): AppError {
   return new AppError('invalid_request', 'the form is malformed or was cut off; nothing was changed');
 }
 
-// ---- Files that wait
+// ---- Spooled files
 
-/** Bytes that may wait, all uploads together. */
+/** Most bytes that all spooled uploads together may have; also the limit of each upload. */
 const maxSpooled = 1024 * 1024 * 1024;
 const chunkBytes = 256 * 1024;
 
 /**
- * Where a form's file waits when what it is for is said after it: nameless files, so that nothing can be left behind, in
- * a directory of their own, made when first needed.
+ * Stores a form's file on disk until the fields after it say where it goes. The files are deleted as soon as
+ * they are open, so none is left behind; their directory is created when first needed.
  */
 export class Spool {
   readonly #directory: string;
@@ -268,13 +268,16 @@ export class Spool {
     this.#directory = directory;
   }
 
-  /** What a killed broker may have left goes now. */
+  /** Creates a spool, and removes files that a killed broker left in its directory. */
   static async open(directory: string): Promise<Spool> {
     await rm(directory, { recursive: true, force: true });
     return new Spool(directory);
   }
 
-  /** Takes all of it in, and keeps it until the request is over. Throws payload_too_large or unavailable. */
+  /**
+   * Stores all chunks until the request is over, and returns a reader. Throws payload_too_large or
+   * unavailable.
+   */
   async keep(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
     const handle = await openNameless(this.#directory);
     let size = 0;

@@ -1,4 +1,5 @@
-// Handles one route over HTTP: authenticates the client, reads the body once it is wanted, runs the handler, replies.
+// Handles a request to one route: authenticates the client, reads the body, runs the handler, and sends the
+// reply.
 import type { IncomingMessage } from 'node:http';
 import type { Context } from 'koa';
 import type { Caller, Content, Handlers } from '../../shared/api/index.ts';
@@ -28,7 +29,7 @@ export interface DispatchServices extends AccessServices {
   handlers: Handlers;
   idempotency: Idempotency;
   spool: Spool;
-  /** Of large bodies that are being read or worked on. */
+  /** Memory quota of large bodies that are being read or processed. */
   bodies: Quota;
   log: Logger;
 }
@@ -37,7 +38,7 @@ type Input = Record<string, unknown> & { content?: Content<unknown> };
 
 const bodyLimit = 1024 * 1024;
 
-/** Makes the koa handler of one route. */
+/** Creates the koa handler of one route. */
 export function dispatcher(
   { noun, operation, route }: { noun: string; operation: string; route: Route },
   rooms: DispatchServices,
@@ -60,7 +61,7 @@ export function dispatcher(
       content = await readBody(ctx, route, raw, rooms, gone.signal);
     };
     const act = async (parsed: unknown, caller: Caller): Promise<void> => {
-      // An object of the parts that the route names.
+      // Each part of a route is an object schema, so the parsed parts form one object.
       const input = parsed as Input;
       if (content) {
         const { chunks, fields } = content;
@@ -80,9 +81,9 @@ export function dispatcher(
         run,
         recall,
       };
-      // A refusal may have something to say in headers, too (RFC 9110 section 14.4).
+      // A refusal may set headers too, e.g. Content-Range (RFC 9110 section 14.4).
       const reply = await idempotency.answer(asked).finally(() => ctx.res.setHeaders(caller.headers));
-      // The key may have been revoked while it waited.
+      // The key may have been revoked while the handler waited.
       if (route.waits) caller.signal.throwIfAborted();
       await sendReply({ ctx, route, input, caller, log }, reply);
     };
@@ -90,7 +91,7 @@ export function dispatcher(
     try {
       await request.perform({ read, gone, lasts, act, ...(route.method !== 'GET' && { readRest }) });
     } finally {
-      // Ends every stream, file and budget that was opened for it.
+      // Closes every stream and file, and releases every quota, that the request took.
       gone.abort(over);
     }
   };
@@ -98,25 +99,28 @@ export function dispatcher(
 
 const over = new AppError('unavailable', 'the request is over');
 
-/** The id that the first middleware gave this request. */
+/** The id that the envelope middleware gave this request. */
 export function requestIdOf(ctx: Context): string {
   return String(ctx.state.requestId);
 }
 
-/** What a request has before its body, and of its headers those that the route names, with underscores. */
+/**
+ * The parts of a request before its body; header names get underscores, and only the route's headers are
+ * read.
+ */
 function partsOf(ctx: Context, route: Route): RawInput {
   const headers = Object.keys(route.headers).map((name) => [name, ctx.headers[name.replaceAll('_', '-')]]);
   return {
-    // Set by the router from the path's parameters.
+    // The router sets params from the path.
     params: ctx.params as Record<string, unknown>,
-    // Not ctx.URL, which a Host header can bend.
+    // ctx.URL is not used, because a Host header can change how it is parsed.
     query: queryOf(ctx.querystring),
     headers: Object.fromEntries(headers) as Record<string, unknown>,
     body: undefined,
   };
 }
 
-/** Reads a JSON body, or the first fields of a form, into `raw`; the content of a file is only begun. */
+/** Reads a JSON body, or the first fields of a form, into `raw`; the content of a file is not read yet. */
 async function readBody(
   ctx: Context,
   route: Route,
@@ -125,12 +129,12 @@ async function readBody(
   signal: AbortSignal,
 ): Promise<Content<Record<string, string>> | undefined> {
   const { req } = ctx;
-  // The client waits for this (RFC 9110 section 10.1.1).
+  // A client that sent Expect: 100-continue waits for this answer (RFC 9110 section 10.1.1).
   const ask = (): void => {
     if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
   };
   if (route.accepts) assertPlainContent(ctx);
-  // Asked for on first read: an upload that is refused before is not sent at all.
+  // The content is requested on the first read: a client whose upload is refused does not send it at all.
   if (route.accepts === 'bytes') return { chunks: bytesOf(req, signal, ask), fields: () => ({}) };
   ask();
   if (route.accepts === 'form') {
@@ -143,7 +147,7 @@ async function readBody(
   return undefined;
 }
 
-/** Content is taken as it is: neither compressed nor a part of something (RFC 9110 section 14.5). */
+/** Refuses compressed or partial content, because content is stored as it comes (RFC 9110 section 14.5). */
 function assertPlainContent(ctx: Context): void {
   const coding = ctx.get('content-encoding') || 'identity';
   const transfer = ctx.get('transfer-encoding') || 'chunked';
@@ -164,10 +168,13 @@ export interface ClientServices {
   rates: Rates;
 }
 
-/** Clients of one HTTP server: their address as far as proxies are believed, their key, and their rate limit. */
+/**
+ * Identifies the clients of one HTTP server: their address (by trusted proxies), their key, and their rate
+ * limit.
+ */
 export class Clients {
   readonly #rooms: ClientServices;
-  /** Undefined for the broker's own socket file, whose callers need no key and have no limit. */
+  /** Undefined for the broker's own socket file, whose callers need no key and have no rate limit. */
   readonly #connections: ConnectionLimiter | undefined;
 
   constructor(rooms: ClientServices, connections: ConnectionLimiter | undefined) {
@@ -175,26 +182,26 @@ export class Clients {
     this.#connections = connections;
   }
 
-  /** Whether a request that begins has a valid key, or needs none to be served at once. */
+  /** Whether a new request has a valid key, or comes over the socket file, where none is needed. */
   hasKey({ headers }: IncomingMessage): boolean {
     return !this.#connections || validKeyIn(headers.authorization ?? '', this.#rooms.keys) !== undefined;
   }
 
-  /** The client of a route that needs no key; what it presents is not looked at. */
+  /** The client of a route that needs no key; a key that the client sends is ignored. */
   anonymous(ctx: Context): Client {
     const peer = plainAddress(ctx.req.socket.remoteAddress ?? '');
     const address = this.#connections ? this.#rooms.proxies.clientOf(peer, ctx.get('x-forwarded-for')) : '';
     return { address, key: localKey };
   }
 
-  /** Throws unauthorized and rate_limited. */
+  /** The client by its key; sets the rate limit headers. Throws unauthorized and rate_limited. */
   async authenticate(ctx: Context): Promise<Client> {
     const local = this.anonymous(ctx);
     if (!this.#connections) return local;
     const client = await authenticate(ctx.get('authorization'), local.address, this.#rooms);
     this.#connections.authenticate(ctx.req.socket);
     if (client.quota) {
-      // Spec section 8.2.
+      // Header names are from spec section 8.2.
       const { limit, remaining, reset } = client.quota;
       ctx.set('X-RateLimit-Limit', String(limit));
       ctx.set('X-RateLimit-Remaining', String(remaining));

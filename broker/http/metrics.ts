@@ -1,9 +1,11 @@
-// Prometheus metrics of the broker.
+// Prometheus metrics of the broker: request durations and the number of machines.
 import { collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 
 export type RequestMetrics = ReturnType<typeof createMetrics>;
 
-/** Opens a registry of its own; `machines` counts those linked and registered. */
+/**
+ * Creates a separate metrics registry; `machines` returns the number of online and of registered machines.
+ */
 export function createMetrics(machines: () => { online: number; registered: number }) {
   const registry = new Registry();
   collectDefaultMetrics({ register: registry });
@@ -28,7 +30,7 @@ export function createMetrics(machines: () => { online: number; registered: numb
   return {
     observe: (method: string, route: string, status: number, ms: number): void =>
       requests.observe({ method, route, status }, ms / 1000),
-    /** The exposition text, and its type. */
+    /** The metrics in Prometheus text format, with their content type. */
     text: async () => ({ type: registry.contentType, body: await registry.metrics() }),
   };
 }

@@ -1,4 +1,4 @@
-// The OpenAPI 3.1 document of the REST API, derived from the table of routes.
+// Builds the OpenAPI 3.1 document of the REST API from the route table.
 import { STATUS_CODES } from 'node:http';
 import { z } from 'zod';
 import {
@@ -39,7 +39,7 @@ const errorBody = named('Error', {
 
 const text = { schema: { type: 'string' } } as const;
 const number = { schema: { type: 'integer' } } as const;
-/** Response headers, with the names of their components. */
+/** Response headers by name, described as components of the document. */
 const headers = {
   'X-Request-Id': { ...text, description: 'Id of the request' },
   'X-RateLimit-Limit': { ...number, description: 'Requests per minute; only with a rate limit' },
@@ -62,7 +62,7 @@ const rateHeaders: readonly Header[] = ['X-RateLimit-Limit', 'X-RateLimit-Remain
 const headersNamed = (names: readonly Header[]) =>
   Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${name}` }]));
 
-/** The document as JSON text, which takes 50 ms to make; `server` is the public address of the API. */
+/** The document as JSON text; building it takes 50 ms. `server` is the public address of the API. */
 export function openapiText(server: string): string {
   const paths: Record<string, Record<string, ZodOpenApiOperationObject>> = {};
   for (const { noun, operation, route } of allRoutes()) {
@@ -104,7 +104,7 @@ export function openapiText(server: string): string {
   );
 }
 
-/** A default is left out by itself where a query text becomes a number or boolean. */
+/** Adds a default that zod-openapi leaves out: that of a query text which becomes a number or boolean. */
 function addDefault({
   jsonSchema,
   zodSchema,
@@ -158,7 +158,7 @@ function bodyOf(route: Route): Pick<ZodOpenApiOperationObject, 'requestBody'> {
   if (!route.body) return {};
   if (route.accepts === 'form') {
     const file = z.string().meta({ ...binary, description: 'The file' });
-    // The builder of such routes takes fields as an object.
+    // The cast is safe: routes that accept forms are built with an object schema.
     const form = (route.body as z.ZodObject).extend({ file });
     return { requestBody: { required: true, content: { 'multipart/form-data': { schema: form } } } };
   }
@@ -188,7 +188,7 @@ function successes(route: Route): ZodOpenApiResponsesObject {
   };
 }
 
-/** Description and media types of a success. */
+/** Description and media types of a successful response. */
 function contentOf(route: Route) {
   const { kind, reply, types = [] } = route;
   if (kind === 'socket') return { description: 'The WebSocket is open' };
@@ -217,7 +217,7 @@ function contentOf(route: Route) {
   return { description: 'Success', content: { 'application/json': { schema } } };
 }
 
-/** The error codes of a route by status, with the name of the component that describes the response. */
+/** The error codes of a route by HTTP status, with the name of the component that describes each response. */
 function failuresOf(route: Route) {
   const byStatus = Object.groupBy(codesOf(route), (code) => codes[code]);
   return Object.entries(byStatus).map(([status, found]) => ({ status, found, name: found.join('.') }));
@@ -244,7 +244,7 @@ function errorResponses(): Record<string, ZodOpenApiResponseObject> {
   return Object.fromEntries(responses);
 }
 
-/** Every error code that a route may answer. */
+/** Every error code that a route may return. */
 export function codesOf(route: Route): Code[] {
   const { access, body, accepts, idempotency, impliesMachine, errors = [] } = route;
   const found: Code[] = [...errors, 'invalid_request', 'internal_error', ...idsIn(route)];
@@ -257,18 +257,18 @@ export function codesOf(route: Route): Code[] {
   return [...new Set(found)].sort((a, b) => order.indexOf(a) - order.indexOf(b));
 }
 
-/** `machine_not_found` for each kind of id that a route takes. */
+/** The code `<noun>_not_found` for each kind of id that a route takes. */
 function idsIn(route: Route): Code[] {
   const body = route.body instanceof z.ZodObject ? route.body.shape : {};
   const schemas = [route.params, route.query, body].flatMap((shape) => Object.values<z.core.$ZodType>(shape));
-  // A described copy of an id schema has the checks of the original.
+  // A described copy of an id schema still has the checks of the original, so checks identify the noun.
   const checks = schemas.flatMap((schema): readonly unknown[] => bare(schema)._zod.def.checks ?? []);
   const nouns = Object.keys(idSchemas) as (keyof typeof idSchemas)[];
   const named = nouns.filter((noun) => idSchemas[noun]._zod.def.checks?.some((one) => checks.includes(one)));
   return named.map((noun) => `${noun}_not_found` as const);
 }
 
-/** The schema inside optional, nullable, default and array. */
+/** The schema inside optional, nullable, default and array wrappers. */
 function bare(schema: z.core.$ZodType): z.core.$ZodType {
   const outer = [z.ZodOptional, z.ZodNullable, z.ZodDefault, z.ZodArray].find(
     (kind) => schema instanceof kind,
@@ -304,7 +304,7 @@ function deliveryOf(type: string): ZodOpenApiOperationObject {
   };
 }
 
-/** `if_match` as If-Match. */
+/** Converts a field name to a header name: `if_match` to `If-Match`. */
 function headerName(name: string): string {
   return name
     .split('_')

@@ -1,10 +1,10 @@
-// The prose of the reference page: its introduction, and a description of each group of routes.
+// The text of the API reference page: its introduction, and a description of each group of routes.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { codes } from '../../shared/errors.ts';
 import { shipped } from '../../shared/install-layout.ts';
 
-/** Display name and description of each resource, by its name in the table of routes. */
+/** Display name and description of each resource, by its name in the route table. */
 export const tags: Readonly<Record<string, readonly [name: string, description: string]>> = {
   machines: ['Machines', 'The computers that run an agent: list, inspect, rename, tag and remove them.'],
   joinTokens: ['Join tokens', 'The secrets that new machines join with.'],
@@ -29,7 +29,7 @@ function codeTable(): string {
   return `| status | codes |\n|---|---|\n${rows.join('\n')}`;
 }
 
-/** The introduction as Markdown; each heading becomes a section of the page. */
+/** The introduction as Markdown; each heading becomes a section of the reference page. */
 export function introduction(): string {
   const folder = shipped('docs', () => import.meta.dirname);
   return readFileSync(join(folder, 'reference.md'), 'utf8').replace('{codes}', codeTable());

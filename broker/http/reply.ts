@@ -1,5 +1,6 @@
-// Sends the replies of handlers: one object in the envelope, or a stream (file, lines, events, a growing list) at the pace
-// of its reader. A failure before the first byte is an ordinary error; a later one cuts the connection.
+// Sends the replies of handlers: one object in the JSON envelope, or a stream (file, lines, events, growing
+// list) at the pace of the reader. A failure before the first byte is an ordinary error; a later failure cuts
+// the connection.
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import type { Context } from 'koa';
@@ -11,10 +12,10 @@ import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Quota } from '../../shared/quota.ts';
 
-/** Of every answer in the envelope. */
+/** Content type of every answer in the JSON envelope. */
 export const jsonType = 'application/json; charset=utf-8';
 
-/** A request whose handler has replied. */
+/** A request and the facts needed to send the reply of its handler. */
 interface Exchange {
   ctx: Context;
   route: Route;
@@ -23,35 +24,35 @@ interface Exchange {
   log: Logger;
 }
 
-/** How a stream is sent. */
+/** How a stream is sent: status, headers and length. */
 interface Stream {
   status: number;
   headers: Record<string, string>;
-  /** Its bytes, where that is known. */
+  /** Bytes of the stream, if known in advance. */
   length?: number | undefined;
-  /** Its first item may be long in coming: the head goes out before. */
+  /** The first item may be long in coming, so the response headers are sent before it. */
   quiet?: boolean;
 }
 
-/** A client of a quiet stream gets the head of the answer after this. */
+/** Longest wait for the first item of a quiet stream before the response headers are sent. */
 const headMs = 50;
-/** A comment is sent after so long without an event, so that no proxy cuts the line. */
+/** Time without an event after which a comment is sent, so that no proxy closes the idle connection. */
 const quietMs = 15_000;
 const beat = ':\n\n';
 const pieceBytes = 64 * 1024;
-/** mime takes these for videos. */
+/** Content types that override the mime library, which takes TypeScript files for videos. */
 const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/plain' };
-/** Characters of JSON that may wait for their readers, all answers together. */
+/** Most characters of JSON that all answers together may hold for slow readers. */
 const answers = new Quota(128 * 1024 * 1024, 'answers wait for slow readers');
 const page = z.object({ items: z.array(z.unknown()), total: z.number() });
 const paging = z.object({ limit: z.number(), offset: z.number() });
 
-/** Whether a route's answer is sent as it comes. */
+/** Whether the answer of a route is sent piece by piece. */
 export function isStreamed({ kind }: Route): boolean {
   return ['bytes', 'lines', 'events', 'growing'].includes(kind);
 }
 
-/** Handlers have the reply that the kind of their route says: the compiler saw to that. */
+/** Sends a handler's reply. The casts are safe: the types of Handlers tie each reply to its route's kind. */
 export async function sendReply(exchange: Exchange, reply: unknown): Promise<void> {
   const { route, caller } = exchange;
   const { kind, status } = route;
@@ -61,7 +62,7 @@ export async function sendReply(exchange: Exchange, reply: unknown): Promise<voi
     return send(exchange, lines, { status, headers: { 'Content-Type': 'application/x-ndjson' } });
   }
   if (kind === 'events') {
-    // nginx would hold events back.
+    // nginx buffers events unless this header is set.
     const headers = { 'Content-Type': 'text/event-stream', 'X-Accel-Buffering': 'no' };
     const events = eventsOf(reply as AsyncIterable<SentEvent<unknown>>, route);
     return send(exchange, events, { status, headers, quiet: true });
@@ -77,7 +78,10 @@ function metaOf(caller: Caller) {
   return { request_id: caller.request_id, timestamp: iso() };
 }
 
-/** Parses the reply with the route's own schema, so that nothing leaves that the contract does not name. */
+/**
+ * Sends an object or a list, parsed by the route's own schema so that only documented fields leave the
+ * broker.
+ */
 function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): void {
   const meta = metaOf(caller);
   if (route.kind !== 'list') {
@@ -97,14 +101,17 @@ function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): vo
   sendJson(ctx, route, { data, meta: { ...meta, total, limit, offset, has_more } });
 }
 
-/** Answers that wait for slow readers have a common limit: many of them must not fill the memory. */
+/**
+ * Sends JSON. Answers that wait for slow readers share one quota, so that many of them cannot fill the
+ * memory.
+ */
 function sendJson(ctx: Context, { status }: Route, body: object): void {
   const text = JSON.stringify(body);
   const release = answers.take(text.length);
   if (ctx.res.closed) release();
   else ctx.res.once('close', release);
   ctx.status = status;
-  // Else koa searches its table of types for it.
+  // Set here because koa otherwise searches its table of types for each answer.
   ctx.set('Content-Type', jsonType);
   ctx.body = text;
 }
@@ -118,10 +125,10 @@ function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawReply): vo
       return;
     }
   }
-  // Not copied: the reference page is large.
+  // A byte array is not copied, because the reference page is large.
   const bytes =
     typeof body === 'string' ? Buffer.from(body) : Buffer.from(body.buffer, body.byteOffset, body.byteLength);
-  // A piece at a time: a client that does not read holds no more than that.
+  // A large body is sent piece by piece, so a client that does not read occupies only one piece of memory.
   ctx.body = bytes.length > pieceBytes ? Readable.from(piecesOf(bytes)) : bytes;
   ctx.length = bytes.length;
   ctx.type = type;
@@ -131,7 +138,7 @@ function* piecesOf(body: Buffer): Generator<Buffer> {
   for (let at = 0; at < body.length; at += pieceBytes) yield body.subarray(at, at + pieceBytes);
 }
 
-/** A file, or with HEAD what is said about it. */
+/** Sends a file, or only its headers for a HEAD request. */
 async function sendBytes(
   exchange: Exchange,
   { status = 200, filename, length, bytes, quiet = false }: BytesReply,
@@ -153,7 +160,10 @@ async function* linesOf(items: AsyncIterable<unknown>, { reply }: Route): AsyncG
   for await (const item of items) yield `${JSON.stringify(reply.parse(item))}\n`;
 }
 
-/** Server-sent events (WHATWG HTML, section 9.2). JSON has no line breaks of its own, so the data is one line. */
+/**
+ * Formats server-sent events (WHATWG HTML, section 9.2). JSON has no raw line breaks, so the data is one
+ * line.
+ */
 async function* eventsOf(
   events: AsyncIterable<SentEvent<unknown>>,
   { reply }: Route,
@@ -175,7 +185,7 @@ async function* eventsOf(
   }
 }
 
-/** The envelope of one object, its array last and written batch by batch. */
+/** Writes the envelope of one object whose array comes last and is written batch by batch. */
 async function* growingOf(
   { head, items, meta }: GrowingReply<Record<string, unknown>, string>,
   { grows, parts }: Route,
@@ -188,14 +198,14 @@ async function* growingOf(
   for await (const batch of items) {
     const text = JSON.stringify(parts.items.parse(batch)).slice(1, -1);
     if (text === '') continue;
-    // With the first batch: until then a failure is still an error of its own.
+    // The start is sent with the first batch: a failure before that is still an ordinary error.
     yield (begun ? ',' : start()) + text;
     begun = true;
   }
   yield `${begun ? '' : start()}]},"meta":${JSON.stringify({ ...own, ...meta })}}`;
 }
 
-/** Sends all of it and ends the answer; a failure, or another number of bytes than announced, cuts it. */
+/** Sends all chunks and ends the answer; a failure, or a wrong number of bytes, cuts the connection. */
 async function send(
   { ctx, caller, log }: Exchange,
   chunks: AsyncIterable<Uint8Array | string> | undefined,
@@ -206,7 +216,7 @@ async function send(
   ctx.status = status;
   ctx.set(headers);
   ctx.respond = false;
-  // What was begun ends with the request.
+  // A stream that was begun but is not sent is closed when the request ends.
   if (!ready || ctx.method === 'HEAD') return void res.end();
   if (quiet) res.flushHeaders();
   const { request_id, signal } = caller;
@@ -216,8 +226,8 @@ async function send(
 }
 
 /**
- * With the first chunk fetched, so that what fails before it still has an error of its own; but no longer than `ms`,
- * where it may be long in coming. Fails unless `length` bytes come, where that is given.
+ * Fetches the first chunk for at most `ms` milliseconds, so that a failure before it is still an ordinary
+ * error. The result fails unless `length` bytes come, if `length` is given.
  */
 async function begun<T extends { length: number }>(
   chunks: AsyncIterable<T>,
@@ -241,7 +251,9 @@ async function begun<T extends { length: number }>(
   })();
 }
 
-/** Undefined when the time is over first (milliseconds; Infinity: never); the work goes on. */
+/**
+ * Resolves with the work's result, or undefined after `ms` milliseconds (Infinity: never); the work goes on.
+ */
 function within<T>(ms: number, work: Promise<T>): Promise<T | undefined> {
   if (ms === Number.POSITIVE_INFINITY) return work;
   return new Promise((resolve, reject) => {

@@ -1,4 +1,4 @@
-// The HTTP server: its limits, the connections it accepts, and answers to what is not valid HTTP.
+// The HTTP server: its limits, the connections it accepts, and its answers to malformed requests.
 import {
   createServer,
   type IncomingMessage,
@@ -17,34 +17,35 @@ import { Clients } from './dispatch.ts';
 import { jsonType } from './reply.ts';
 import { WebSocketUpgrades } from './websocket.ts';
 
-/** What one server has of its own. */
+/** Settings that differ between the broker's HTTP servers. */
 export interface Port {
-  /** Absent for the broker's own socket file, whose callers need no key. */
+  /** Limits connections; undefined for the broker's own socket file, whose callers need no key. */
   connections?: ConnectionLimiter;
   /** Milliseconds within which the headers of the first request must arrive. */
   silentMs: number;
   /** Serves over TLS. */
   tls?: SecureContextOptions | undefined;
-  /** Makes browsers use only TLS from now on (HSTS). */
+  /** Tells browsers to use only TLS from now on (HSTS). */
   hsts: boolean;
 }
 
 /** A client that neither reads nor sends for this long, while the broker waits for it, is cut. */
 const stalledMs = 70_000;
 
-/** Limits of the HTTP server itself: a silent or endless request is cut. */
+/** Limits of Node's HTTP server, which cut clients that send nothing. */
 const serverOptions: ServerOptions = {
   maxHeaderSize: 16 * 1024,
-  // Uploads may be slow; JSON bodies have a limit of their own, and stalled clients are cut.
+  // No limit here, because uploads may be slow; JSON bodies have their own limit, and stalled clients are
+  // cut.
   requestTimeout: 0,
-  // An upload that is slower than its client then goes on in larger pieces.
+  // Larger pieces for uploads whose processing is slower than the client.
   highWaterMark: 256 * 1024,
   keepAliveTimeout: 65_000,
-  // We answer that ourselves, in the envelope.
+  // assertFraming() in app.ts answers a missing Host header, in the envelope.
   requireHostHeader: false,
 };
 
-/** Refusals of what never becomes a request, by the code of Node's error. */
+/** Answers to requests that Node could not parse, by the code of Node's error. */
 const refusals: Readonly<Record<string, readonly [status: string, code: string, message: string]>> = {
   HPE_HEADER_OVERFLOW: [
     '413 Content Too Large',
@@ -55,10 +56,10 @@ const refusals: Readonly<Record<string, readonly [status: string, code: string, 
   ERR_HTTP_REQUEST_TIMEOUT: ['400 Bad Request', 'invalid_request', 'the request did not arrive in time'],
 };
 
-/** Requests without a key that begin in one turn of the event loop; each takes 0.1 ms. */
+/** Most requests without a key that begin in one turn of the event loop; each takes 0.1 ms. */
 export const keylessPerTurn = 16;
 
-/** An HTTP server over the table. */
+/** Creates an HTTP server for all routes. */
 export function createHttpServer(options: AppOptions, { connections, silentMs, tls, hsts }: Port): Server {
   const headers = headersOfAll(hsts);
   const clients = new Clients(options, connections);
@@ -66,7 +67,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   const handle = createApp(options, { clients, door, headers, local: !connections }).callback();
   const begin = beginKeyedFirst(handle, (request) => clients.hasKey(request));
   const take = (request: IncomingMessage, response: ServerResponse): void => {
-    // It arrived together with the end of its connection.
+    // The connection may have ended in the same packet as the request.
     if (request.socket.destroyed) return;
     const answered = connections?.begin(request.socket);
     if (connections && !answered) return;
@@ -92,14 +93,15 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
     else below?.destroy();
   });
   server.on('upgrade', (request, socket, head) => {
-    // Its ticket was as good as a key, and it never has its last answer.
+    // A ticket counts as authentication. The request of a WebSocket is never answered, so begin() is not
+    // undone.
     connections?.authenticate(request.socket);
     connections?.begin(request.socket);
     door.take(request, socket, head);
   });
-  // dispatch asks for the body, once the request is authorized.
+  // The dispatcher sends 100 Continue once the request is authorized.
   server.on('checkContinue', take);
-  // An unknown expectation may be ignored (RFC 9110 section 10.1.1).
+  // An unknown Expect header may be ignored (RFC 9110 section 10.1.1).
   server.on('checkExpectation', take);
   server.maxHeadersCount = 100;
   server.timeout = stalledMs;
@@ -108,7 +110,10 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   return server;
 }
 
-/** Begins requests with a valid key at once, and of the others so many per turn: a request with a key waits for few. */
+/**
+ * Begins requests with a valid key at once and others in small groups, so that a request with a key waits for
+ * few others.
+ */
 export function beginKeyedFirst(
   handle: (request: IncomingMessage, response: ServerResponse) => Promise<void>,
   hasKey: (request: IncomingMessage) => boolean,
@@ -128,20 +133,20 @@ export function beginKeyedFirst(
   };
 }
 
-/** Cuts a client that stalls, but not one that waits for us: a large copy may take long. */
+/** Cuts a stalled client, but not a client that waits for the broker: a large copy may take long. */
 function cutStalled({ req, socket, writableEnded }: ServerResponse): void {
   const ours = !writableEnded && req.complete && socket?.writableLength === 0;
   if (ours) socket?.setTimeout(stalledMs);
   else req.socket.destroy();
 }
 
-/** What is not HTTP never reaches koa; it still gets the envelope. */
+/** Answers malformed HTTP in the envelope; such a request never reaches koa. */
 function refuseMalformed(
   error: NodeJS.ErrnoException,
   socket: Duplex,
   headers: Readonly<Record<string, string>>,
 ): void {
-  // Node has taken its own listener away, and an error without one ends the process.
+  // Node has removed its own error listener, and an unhandled error event would end the process.
   socket.on('error', () => socket.destroy());
   if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
   const [status, code, message] = refusals[error.code ?? ''] ?? [

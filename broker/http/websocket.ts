@@ -1,5 +1,5 @@
-// Terminals over WebSocket: upgrades that carry a valid ticket, and each open socket as a client of its session. A refused
-// upgrade is handled as an ordinary request, so that its error has the envelope.
+// Serves terminals over WebSocket: checks the ticket of each upgrade, and connects the open socket to its
+// session. A refused upgrade is handled as an ordinary request, so that its error has the JSON envelope.
 import type { IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { type WebSocket, WebSocketServer } from 'ws';
@@ -20,32 +20,34 @@ import {
 } from '../sessions/client-port.ts';
 import { assertJsonLimits } from './body.ts';
 
-/** What a ticket is good for: one client of one session. */
+/** The attachment that a ticket stands for: one client of one session. */
 export interface Attachment {
   readonly session_id: string;
   readonly client_id: string;
   serve(port: ClientPort): Promise<void>;
-  /** Instead of serve: the client did not connect. */
+  /** Called instead of serve() when the client did not connect. */
   leave(): void;
 }
 
 export interface WebSocketServices {
-  /** Each ticket once. */
+  /** The attachment of a ticket, which is valid once; undefined for a used or unknown ticket. */
   redeem(ticket: string): Attachment | undefined;
-  /** How people reach the API. */
+  /** The address at which users reach the API. */
   publicUrl(): string;
   proxies: Proxies;
   log: Logger;
 }
 
 const pingMs = 15_000;
-/** The first of them is then 30 seconds old. */
+/** Unanswered pings after which a client is cut; the first ping is then 30 seconds old. */
 const maxUnanswered = 2;
-/** Bytes that wait for the terminal; more are left in the network. */
+/** Bytes of input that may wait for the terminal; beyond that the socket is not read. */
 const maxWaiting = 64 * 1024;
-/** What one message costs besides its bytes. */
+/** Bytes counted for each waiting message in addition to its data. */
 const messageCost = 64;
-/** A client whose input is not taken for that long is closed: while its socket is not read, a dead client goes unnoticed. */
+/**
+ * A client whose input waits this long is closed: a paused socket would not notice that the client is gone.
+ */
 const stuckMs = 25_000;
 
 const closeReasons: Readonly<Record<CloseReason['why'], string>> = {
@@ -56,7 +58,7 @@ const closeReasons: Readonly<Record<CloseReason['why'], string>> = {
   fell_behind: 'too slow; attach again',
 };
 
-/** A client that does not answer the close is cut after this. */
+/** Time after which a client that does not answer the close frame is cut. */
 const closeMs = 2_000;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);
 
@@ -67,9 +69,9 @@ export class WebSocketUpgrades {
     clientTracking: false,
     maxPayload: maxMessageBytes,
     perMessageDeflate: false,
-    // WebSocketClient answers pings, at the pace of who takes the answers.
+    // WebSocketClient answers pings itself, one at a time.
     autoPong: false,
-    // Known to the library, not yet to its types.
+    // closeTimeout is missing in the library's types.
     ...{ closeTimeout: closeMs },
   });
   readonly #admitted = new WeakMap<IncomingMessage, Attachment>();
@@ -79,7 +81,7 @@ export class WebSocketUpgrades {
     this.#rooms = rooms;
   }
 
-  /** Whether a request that would be a WebSocket is let in; take() must follow at once. */
+  /** Checks a request to open a WebSocket; after `true`, take() must follow at once. */
   admits(request: IncomingMessage): boolean {
     const session = sessionOf(request);
     if (session === undefined) return false;
@@ -100,11 +102,11 @@ export class WebSocketUpgrades {
       opened = true;
       serve(ws, attachment, this.#rooms.log);
     });
-    // The library has answered a handshake that it does not like.
+    // The library refused the handshake and has answered it.
     if (!opened) attachment.leave();
   }
 
-  /** Why a request for a terminal was not let in. */
+  /** The reason why admits() refused a request for a terminal. */
   refusal(request: IncomingMessage): unknown {
     return this.#refused.get(request) ?? notASocket('open this address as a WebSocket; see /docs');
   }
@@ -121,13 +123,13 @@ function serve(ws: WebSocket, attachment: Attachment, log: Logger): void {
   });
 }
 
-/** The session whose terminal is asked for as a WebSocket. */
+/** The session whose terminal a request wants to open as a WebSocket; undefined for any other request. */
 function sessionOf({ method, url = '', headers }: IncomingMessage): string | undefined {
   if (method !== 'GET' || headers.upgrade?.toLowerCase() !== 'websocket') return undefined;
   return path.exec(url.split('?', 1)[0] ?? '')?.[1];
 }
 
-/** Checks everything else before the ticket, which is used up by redeeming it. */
+/** Checks the request, and redeems its ticket last, because redeeming uses the ticket up. */
 function admitTicket(request: IncomingMessage, session: string, rooms: WebSocketServices): Attachment {
   assertHandshake(request);
   assertOwnOrigin(request, rooms);
@@ -143,7 +145,10 @@ function admitTicket(request: IncomingMessage, session: string, rooms: WebSocket
   );
 }
 
-/** Handshakes that the library would refuse without our envelope (RFC 6455 section 4.2.1). */
+/**
+ * Refuses bad handshakes here, because the library refuses them without the envelope (RFC 6455 section
+ * 4.2.1).
+ */
 function assertHandshake({ headers }: IncomingMessage): void {
   const key = headers['sec-websocket-key'] ?? '';
   if (!/^[+/0-9A-Za-z]{22}==$/.test(key)) throw notASocket('Sec-WebSocket-Key must be 16 bytes in base64');
@@ -153,12 +158,12 @@ function assertHandshake({ headers }: IncomingMessage): void {
   }
 }
 
-/** Pages of another origin must not act for the person who views them; programs send no Origin. */
+/** Refuses pages of another origin, which could act for the user who views them; programs send no Origin. */
 function assertOwnOrigin(request: IncomingMessage, { publicUrl, proxies }: WebSocketServices): void {
   const { origin, host } = request.headers;
   if (origin === undefined) return;
   const from = URL.parse(origin);
-  // A proxy that reports no scheme may have terminated TLS.
+  // The scheme is unknown behind a proxy that reports none: the proxy may have terminated TLS.
   const scheme = schemeOf(request, proxies) ?? from?.protocol;
   const own = [publicUrl(), `${scheme}//${host}`].map((url) => URL.parse(url));
   if (own.some((one) => one && one.host === from?.host && one.protocol === from.protocol)) return;
@@ -175,18 +180,18 @@ function notASocket(message: string): AppError {
   return new AppError('invalid_request', message);
 }
 
-/** A WebSocket as the client of a session. */
+/** A client of a session that is connected by a WebSocket. */
 class WebSocketClient implements ClientPort {
   readonly actions: AsyncIterable<Action>;
   readonly #ws: WebSocket;
   readonly #gone = new AbortController();
-  /** Messages not taken yet; while they are large, the socket is not read. */
+  /** Messages that the session has not taken; while they exceed maxWaiting, the socket is not read. */
   #waiting: { data: Buffer; binary: boolean }[] = [];
   #held = 0;
   readonly #changed = new Wake();
   #parted = false;
   #takenAt = monotonic();
-  /** Pings in a row without a sign of life. */
+  /** Pings in a row without a message, ping or pong from the client. */
   #unanswered = 0;
   #ponging = false;
 
@@ -194,7 +199,7 @@ class WebSocketClient implements ClientPort {
     this.#ws = ws;
     const stopPings = every(pingMs, () => this.#ping());
     this.actions = this.#read();
-    // As long as binaryType is left alone, messages are Buffers.
+    // Messages are Buffers, because binaryType has its default.
     ws.on('message', (data, binary) => this.#receive(data as Buffer, binary));
     ws.on('ping', (data) => this.#pong(data));
     for (const event of ['message', 'ping', 'pong'] as const) {
@@ -202,7 +207,7 @@ class WebSocketClient implements ClientPort {
         this.#unanswered = 0;
       });
     }
-    // The library reports errors to the client with a close frame.
+    // Errors need no handling: the library reports them to the client in a close frame.
     ws.on('error', () => {});
     ws.once('close', () => {
       stopPings();
@@ -232,7 +237,7 @@ class WebSocketClient implements ClientPort {
     this.#close(closeCodes[why], closeReasons[why]);
   }
 
-  /** Drops waiting messages, but goes on reading for the client's close frame. */
+  /** Drops waiting messages and starts the close; still reads, to receive the client's close frame. */
   #close(code: number, reason: string): void {
     this.#waiting = [];
     this.#ws.resume();
@@ -248,7 +253,7 @@ class WebSocketClient implements ClientPort {
     this.#changed.wake();
   }
 
-  /** A message that no client should send ends the connection, not the session. */
+  /** Yields the client's actions. An invalid message closes the connection; the session goes on. */
   async *#read(): AsyncGenerator<Action> {
     try {
       for (;;) {
@@ -263,12 +268,12 @@ class WebSocketClient implements ClientPort {
       }
     } catch (error) {
       if (!(error instanceof AppError)) throw error;
-      // A reason takes 123 bytes (RFC 6455 section 5.5); ours are of one byte a character.
+      // A close reason has at most 123 bytes (RFC 6455 section 5.5), so it is cut to 120 ASCII characters.
       this.#close(1008, error.message.replaceAll(/[^\x20-\x7e]/g, '?').slice(0, 120));
     }
   }
 
-  /** One answer at a time; a ping that comes meanwhile needs none (RFC 6455 section 5.5.3). */
+  /** Answers a ping unless an answer is being sent; pings in between need none (RFC 6455 section 5.5.3). */
   #pong(data: Buffer): void {
     if (this.#ponging) return;
     this.#ponging = true;
@@ -277,7 +282,9 @@ class WebSocketClient implements ClientPort {
     });
   }
 
-  /** Pings the client, and ends a socket without a sign of life; while it is not read, none can arrive. */
+  /**
+   * Pings the client, and cuts it when pings stay unanswered; pings do not count while the socket is paused.
+   */
   #ping(): void {
     if (this.#ws.isPaused) {
       this.#unanswered = 0;
@@ -285,7 +292,7 @@ class WebSocketClient implements ClientPort {
         this.#close(closeCodes.fell_behind, 'what was typed is not taken; attach again');
     }
     if (this.#unanswered >= maxUnanswered) this.#ws.terminate();
-    // One that is closing takes no more.
+    // A closing socket accepts no more pings.
     else if (this.#ws.readyState === this.#ws.OPEN) {
       this.#unanswered += 1;
       this.#ws.ping();
