@@ -1,4 +1,5 @@
-// One gRPC call: its client, its requests, incoming messages in order, and outgoing ones at the pace of the reader.
+// One gRPC call: authenticates its client, authorizes its requests, reads its messages in order, and sends
+// replies at the pace of the reader.
 import type { ServerDuplexStream } from '@grpc/grpc-js';
 import { z } from 'zod';
 import type { StreamsDefinition } from '../../proto/types/farhand/client/v1/Streams.ts';
@@ -17,9 +18,9 @@ import { type Proxies, peerAddress } from '../client-address.ts';
 import type { Keys } from '../keys/index.ts';
 import { trailersOf } from './status.ts';
 
-/** Time for the first message of a call that begins with one. */
+/** Longest wait for the first message of a call that begins with one. */
 const firstMs = 30_000;
-/** Between the two frames of a client that leaves. */
+/** Longest time between the two frames (half-close, then cancel) of a client that cancels. */
 const leavingMs = 20;
 
 const over = new AppError('unavailable', 'the call is over');
@@ -37,10 +38,10 @@ export type Received<M extends Method> = ReturnType<Rpcs[M]['requestDeserialize'
 /** A message to the client. */
 export type Sent<M extends Method> = Parameters<Rpcs[M]['responseSerialize']>[0];
 
-/** Of any rpc; `request` only where the client sends one message. */
+/** The stream of any rpc; `request` is set only for rpcs where the client sends one message. */
 export type Stream = ServerDuplexStream<unknown, unknown> & { request?: unknown };
 
-/** What opens a call: the part that its first message must have, or its one request. */
+/** The opening of a call: a required part of the client's first message, or its only request. */
 type Opening<M extends Method> =
   Received<M> extends { start?: infer S }
     ? NonNullable<S>
@@ -48,24 +49,27 @@ type Opening<M extends Method> =
       ? NonNullable<P>
       : Received<M>;
 
-/** An rpc by the route whose rights it needs. */
+/** An rpc, authorized by the rights that a REST route needs. */
 export interface Rpc<M extends Method = Method, R extends Route = Route> {
   guard: Guard<R>;
-  /** Which part the client's first message must have; absent where there is one request. */
+  /** The part that the client's first message must have; undefined for rpcs with a single request. */
   first?: 'start' | 'open';
-  /** That, or the request, as REST has it, where its fields are not those of the route. */
+  /** Converts the opening to the parts of a REST request; needed if its fields differ from the route's. */
   raw?(opening: Opening<M>): Partial<RawInput>;
-  /** Resolves with the response where that is not a stream. */
+  /** Runs the call; resolves with the response unless the response is a stream. */
   run(call: Call<M>, admitted: Admitted<R>, opening: Opening<M>): Promise<Sent<M> | undefined>;
 }
 
-/** A request that may do what it asks for. */
+/** An authorized request. */
 export interface Admitted<R extends Route> {
   input: Input<R>;
   caller: Caller;
 }
 
-/** The fields of a message as the parts of a request: what is empty is absent where that may be. */
+/**
+ * Converts the fields of a message to the parts of a request; empty fields are left out where they are
+ * optional.
+ */
 export function partsOf({ params, query, headers }: Route, message: object): Partial<RawInput> {
   const named = (shape: Route['query']): [string, unknown][] =>
     Object.entries(message).filter(([name, value]) => {
@@ -80,17 +84,17 @@ export function partsOf({ params, query, headers }: Route, message: object): Par
   };
 }
 
-/** A call under way. */
+/** A call that has not ended. */
 export class Call<M extends Method = Method> {
   readonly requestId: string;
-  /** Fires when the client goes, its key may no longer, or the broker stops. */
+  /** Fires when the client goes away, its key loses the rights, or the broker stops. */
   readonly gone = new AbortController();
-  /** What the client sends, in order; reading slowly slows the client. Ends when it half-closes. */
+  /** The client's messages in order, until the client half-closes; a slow reader slows the client. */
   readonly messages: AsyncGenerator<Received<M>>;
   readonly #stream: Stream;
   readonly #address: string;
   #client: Client | undefined;
-  /** One wait for all who send meanwhile. */
+  /** The wait for the client to read, shared by all messages sent meanwhile. */
   #draining: Promise<void> | undefined;
 
   constructor(stream: Stream, proxies: Proxies) {
@@ -103,7 +107,10 @@ export class Call<M extends Method = Method> {
     if (stream.cancelled) this.gone.abort(left);
   }
 
-  /** The client has left it, or may no longer: the client does not wait for its end. */
+  /**
+   * True if the call was aborted before its end, except by the broker's stop: the client does not wait any
+   * more.
+   */
   get abandoned(): boolean {
     const { signal } = this.gone;
     return signal.aborted && signal.reason !== stopping && signal.reason !== over;
@@ -114,18 +121,18 @@ export class Call<M extends Method = Method> {
     return typeof value === 'string' ? value : '';
   }
 
-  /** Throws rate_limited or unauthorized. */
+  /** Finds the key of the call and counts its request. Throws rate_limited or unauthorized. */
   async authenticate(services: { keys: Keys; rates: Rates }): Promise<void> {
     this.#client = await authenticate(this.header('authorization'), this.#address, services);
   }
 
-  /** From the rights of the caller to its record. */
+  /** Authorizes the call, runs it, and writes its audit record. */
   perform(rpc: Rpc<M>): Promise<Sent<M> | undefined> {
     let opening: Opening<M>;
     return this.request(rpc.guard, {
       read: () => ({ ...nothing }),
       readRest: async (raw) => {
-        // The service decodes nothing else.
+        // The cast is safe: the service decodes only messages of this type.
         opening = (rpc.first ? await this.#first(rpc.first) : this.#stream.request) as Opening<M>;
         Object.assign(raw, rpc.raw?.(opening) ?? partsOf(rpc.guard.route, opening));
       },
@@ -137,7 +144,10 @@ export class Call<M extends Method = Method> {
     });
   }
 
-  /** One request of this call; without `records` only its failure is on record. */
+  /**
+   * Authorizes and runs one request of this call; without `records`, only a failure is written to the audit
+   * log.
+   */
   request<R extends Route, T>(
     guard: Guard<R>,
     work: Omit<RequestWork<R, T>, 'gone'>,
@@ -160,15 +170,15 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * Of a client that has half-closed: rejects when it was leaving. Node's clients half-close what they cancel, a frame
-   * earlier, and the two may arrive apart.
+   * Rejects if a client that half-closed was in fact cancelling: Node's clients send a half-close one frame
+   * before a cancel, and the two frames may arrive apart.
    */
   async assertConnected(): Promise<void> {
     await sleep(leavingMs, this.gone.signal);
     await awaitCancellation(this.gone.signal);
   }
 
-  /** Resolves once the client has taken enough to be sent more. */
+  /** Sends a message; resolves once the client has read enough to be sent more. */
   async send(message: Sent<M>): Promise<void> {
     this.gone.signal.throwIfAborted();
     if (this.#stream.write(message)) return;
@@ -178,13 +188,16 @@ export class Call<M extends Method = Method> {
     await this.#draining;
   }
 
-  /** What the client is waited for: its call is ended when that takes too long. */
+  /**
+   * Waits for a step that depends on the client; aborts the call if the step takes longer than `ms`
+   * milliseconds.
+   */
   async within<T>(ms: number, turn: Promise<T>): Promise<T> {
     const cancel = after(ms, () => this.gone.abort(stalled));
     return turn.finally(cancel);
   }
 
-  /** The broker stops. */
+  /** Aborts the call because the broker stops. */
   stop(): void {
     this.gone.abort(stopping);
   }
@@ -194,13 +207,13 @@ export class Call<M extends Method = Method> {
   }
 }
 
-/** The service decodes nothing else than messages of its type. */
+/** The messages of a stream; the cast to Q is safe because the service decodes only messages of that type. */
 async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerator<Q> {
   yield* readStream<Q>(stream, signal);
   await awaitCancellation(signal);
 }
 
-/** A cancelled stream may end before its cancellation arrives. */
+/** Rejects if a cancel is on its way: a cancelled stream may end before its cancellation arrives. */
 async function awaitCancellation(signal: AbortSignal): Promise<void> {
   await new Promise<void>((resolve) => setImmediate(resolve));
   signal.throwIfAborted();

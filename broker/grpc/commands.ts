@@ -1,4 +1,4 @@
-// Exec and FollowCommand: a command's input and output as gRPC streams.
+// The rpcs Exec and FollowCommand: a command's input and output as gRPC streams.
 import type { CommandEnd } from '../../proto/types/farhand/client/v1/CommandEnd.ts';
 import type { ExecStart__Output } from '../../proto/types/farhand/client/v1/ExecStart.ts';
 import { mostVariables } from '../../shared/api/commands.ts';
@@ -27,11 +27,11 @@ type Part = Sent<'FollowCommand'> & Sent<'Exec'>;
 
 const { create, stream: follow, signal: signalRoute } = api.commands;
 
-/** What passes by itself, as long as the command runs. */
+/** Errors that may pass while the command runs, so input is sent again. */
 const retryableCodes: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
 const firstWaitMs = 10;
 const longestWaitMs = 500;
-/** Of the same signal one is on record in this time. */
+/** Shortest time between two audit records of the same signal of one call. */
 const recordMs = 60_000;
 
 export function commandRpcs(services: CommandServices) {
@@ -78,7 +78,7 @@ export function commandRpcs(services: CommandServices) {
   return { Exec, FollowCommand };
 }
 
-/** The command's id once it is on disk; with an idempotency key perhaps that of an earlier call. */
+/** Returns a function that creates a command, or finds the earlier one with the same idempotency key. */
 function createAccept({ handlers, idempotency, ...rooms }: CommandServices) {
   const recall = recallBy(handlers, 'commands', 'get', rooms);
   return async (call: ExecCall, body: object, input: Input<typeof create>, caller: Caller) => {
@@ -92,7 +92,7 @@ function createAccept({ handlers, idempotency, ...rooms }: CommandServices) {
   };
 }
 
-/** Gives a command what its client sends, in order and no faster than it is read. */
+/** Sends a client's input and signals to a command, in order and no faster than the command reads. */
 class CommandInput {
   readonly #services: CommandServices;
   readonly #signalling: Guard<typeof signalRoute>;
@@ -100,7 +100,7 @@ class CommandInput {
   readonly #command_id: CommandId;
   readonly #caller: Caller;
   #offset = 0;
-  /** When which signal was recorded. */
+  /** Time of the last audit record, by signal. */
   readonly #signalled = new Map<string, number>();
 
   constructor(services: CommandServices, call: ExecCall, command_id: CommandId, caller: Caller) {
@@ -111,7 +111,7 @@ class CommandInput {
     this.#caller = caller;
   }
 
-  /** Never rejects. */
+  /** Reads the client's messages until it half-closes. Never rejects: an error aborts the call. */
   async feed(): Promise<void> {
     try {
       for await (const { message, stdin = Buffer.alloc(0), signal = '' } of this.#call.messages) {
@@ -126,7 +126,7 @@ class CommandInput {
     }
   }
 
-  /** Resolves once the machine has all of these bytes. */
+  /** Sends input; resolves once the machine has all of these bytes. */
   async #sendInput(bytes: Buffer, end = false): Promise<void> {
     const command_id = this.#command_id;
     let given = 0;
@@ -136,7 +136,7 @@ class CommandInput {
       try {
         await this.#services.handlers.commands.input(input, this.#caller);
       } catch (error) {
-        // A repeat is harmless, and a shorter one cheaper.
+        // Sending bytes twice is harmless because of their offset; leaving out sent bytes saves traffic.
         if (error instanceof AppError) given += Number(error.details.given ?? 0);
         throw error;
       }
@@ -144,7 +144,10 @@ class CommandInput {
     this.#offset += bytes.length;
   }
 
-  /** As a request of its own, counted as one, and on record once a minute: it may be typed. */
+  /**
+   * Sends a signal as a separate request: it counts toward the rate limit, and is recorded at most once a
+   * minute.
+   */
   async #sendSignal(signal: string): Promise<void> {
     const { rates, handlers } = this.#services;
     const records = monotonic() - (this.#signalled.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
@@ -160,7 +163,7 @@ class CommandInput {
   }
 }
 
-/** Tries until it is done, or the command has no more use for it: it has ended, or closed its input. */
+/** Repeats an attempt until it succeeds or the command needs it no more (ended, or input closed). */
 async function retrying(
   signal: AbortSignal,
   codes: readonly Code[],
@@ -181,10 +184,10 @@ async function retrying(
   }
 }
 
-/** As the body of POST /commands. */
+/** Converts the first message to the body of POST /commands. */
 function bodyOf(start: ExecStart__Output) {
   const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
-  // Counted before each of them is checked: a message has place for many thousands.
+  // The number is checked before each variable is, because a message can hold many thousands.
   if (Object.keys(env).length > mostVariables) {
     throw fieldError('body', 'env', `at most ${mostVariables} variables`);
   }

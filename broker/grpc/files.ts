@@ -1,4 +1,5 @@
-// ReadFile, WriteFile, WatchFiles and Events as gRPC streams.
+// The rpcs ReadFile, WriteFile, WatchFiles and Events: file contents, file changes and broker events as gRPC
+// streams.
 import { createHash } from 'node:crypto';
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v1/WriteFileCommit.ts';
 import { api, type Handlers } from '../../shared/api/index.ts';
@@ -10,7 +11,10 @@ import { type Call, partsOf, type Rpc } from './call.ts';
 const { download, put, watch } = api.files;
 const { stream: follow } = api.events;
 
-/** Each of these calls has one of the few places of its machine, so its client must not stall. */
+/**
+ * A stalled client is cut off, because each of these calls uses one of its machine's few concurrent
+ * transfers.
+ */
 export function fileRpcs(services: AccessServices & { handlers: Handlers; stalledMs: number }) {
   const { stalledMs } = services;
   const { files } = services.handlers;
@@ -69,7 +73,7 @@ export function eventRpcs(services: AccessServices & { handlers: Handlers }) {
   return { Events };
 }
 
-/** What HTTP says in headers. */
+/** The head of a file: what HTTP sends in response headers. */
 function headOf({ length }: { length?: number | undefined }, headers: Headers) {
   const modified = Date.parse(headers.get('Last-Modified') ?? '');
   return {
@@ -79,7 +83,10 @@ function headOf({ length }: { length?: number | undefined }, headers: Headers) {
   };
 }
 
-/** The bytes until the commit, which must come; whatever fails here changes nothing. */
+/**
+ * The chunks before the commit. Throws without a commit, or if the checksum is wrong; then nothing is
+ * changed.
+ */
 async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGenerator<Uint8Array> {
   const hash = createHash('sha256');
   for (;;) {

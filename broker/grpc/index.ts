@@ -1,4 +1,5 @@
-// The gRPC service farhand.client.v1.Streams, and gRPC health, on the port of the agents.
+// The gRPC service farhand.client.v1.Streams for clients, and gRPC health, on the port that agents connect
+// to.
 import type { Server, sendUnaryData, UntypedServiceImplementation } from '@grpc/grpc-js';
 import { HealthImplementation } from 'grpc-health-check';
 import type { Handlers } from '../../shared/api/index.ts';
@@ -20,7 +21,7 @@ export interface StreamsServices extends AccessServices, CommandServices {
   proxies: Proxies;
   rates: Rates;
   log: Logger;
-  /** Longest wait for a client that holds up a transfer. */
+  /** Longest wait in milliseconds for a client that holds up a transfer. */
   stalledMs: number;
 }
 
@@ -36,7 +37,7 @@ export class StreamsService {
     this.#services = services;
   }
 
-  /** Adds the service to a server, before it takes calls; `proven` marks a connection as authenticated. */
+  /** Adds the service to a server that takes no calls yet; `proven` marks a connection as authenticated. */
   addTo(server: Server, proven: (peer: string) => void): void {
     const services = this.#services;
     const rpcs: Record<Method, Rpc> = {
@@ -54,14 +55,16 @@ export class StreamsService {
     this.#health.addToServer(server);
   }
 
-  /** Says that nothing is served any more, and ends every call. */
+  /** Reports NOT_SERVING to health checks, and ends every call. */
   stop(): void {
     this.#stopped = true;
     for (const name of served) this.#health.setStatus(name, 'NOT_SERVING');
     for (const call of this.#open) call.stop();
   }
 
-  /** One call to its end; `reply` where its response is no stream. Never rejects. */
+  /**
+   * Serves one call until its end; `reply` is given for an rpc whose response is not a stream. Never rejects.
+   */
   async #serve(
     rpc: Rpc,
     stream: Stream,
@@ -84,7 +87,7 @@ export class StreamsService {
       const about = { request_id: call.requestId, path: stream.getPath() };
       const refusal = refusalOf(publicError(error, about, log), call.requestId);
       if (reply) reply(refusal);
-      // destroy() would leave the client's side open.
+      // An error event ends both sides; destroy() would leave the client's side open.
       else stream.emit('error', refusal);
     } finally {
       this.#open.delete(call);

@@ -1,4 +1,4 @@
-// AttachSession: a gRPC stream as a client of a terminal.
+// The rpc AttachSession: a gRPC stream as a client of a terminal session.
 import type { Caller, Input } from '../../shared/api/index.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -13,7 +13,7 @@ import {
 } from '../sessions/client-port.ts';
 import type { Call, Received, Rpc, Sent } from './call.ts';
 
-/** What this needs of sessions. */
+/** The part of the sessions module that AttachSession uses. */
 export interface Joining {
   join(
     input: Input<typeof routes.attach>,
@@ -41,7 +41,7 @@ export function sessionRpcs(services: AccessServices & { sessions: Joining }) {
     async run(call, { input, caller }) {
       const attachment = await services.sessions.join(input, caller);
       let closeReason: CloseReason | undefined;
-      // The signal reports a client that is gone.
+      // A failed send is ignored, because the signal reports that the client is gone.
       const send = (message: Message): Promise<void> => call.send(message).catch(() => undefined);
       await attachment.serve({
         output: (bytes) => send({ output: bytes }),
@@ -62,7 +62,7 @@ export function sessionRpcs(services: AccessServices & { sessions: Joining }) {
   return { AttachSession };
 }
 
-/** Why a client is detached while its session goes on. */
+/** Errors for a client that is detached while its session goes on. */
 const closeErrors = {
   detached: new AppError('conflict', 'this client was detached; the session goes on'),
   forbidden: new AppError('forbidden', 'this key may no longer attach to this session'),
@@ -81,7 +81,7 @@ function messageOf(notice: Notice): Message {
   return { attached: { client_id: notice.client_id, offset: notice.offset, size } };
 }
 
-/** An invalid message ends the call. */
+/** The client's actions; an invalid message ends the call. */
 async function* actionsOf(call: Attaching): AsyncGenerator<Action> {
   try {
     for await (const message of call.messages) yield actionIn(message);
@@ -90,7 +90,7 @@ async function* actionsOf(call: Attaching): AsyncGenerator<Action> {
   }
 }
 
-/** As a WebSocket would have it. */
+/** Converts a message to the action that the same WebSocket message stands for. */
 function actionIn({ message, input, size, signal }: Received<'AttachSession'>): Action {
   if (message === 'input' && input) return { input };
   if (message === 'size') return actionOf({ type: 'resize', ...size });

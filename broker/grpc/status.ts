@@ -1,8 +1,8 @@
-// Maps errors to gRPC: a status, and in trailing metadata our code and its details.
+// Maps errors to gRPC: a status, with Farhand's error code and its details in the trailing metadata.
 import { status as grpcStatus, Metadata } from '@grpc/grpc-js';
 import { type AppError, type Code, codes } from '../../shared/errors.ts';
 
-/** By the HTTP status of REST. */
+/** gRPC status by the HTTP status that REST uses for the same error. */
 const statuses: Readonly<Record<(typeof codes)[Code], grpcStatus>> = {
   400: grpcStatus.INVALID_ARGUMENT,
   401: grpcStatus.UNAUTHENTICATED,
@@ -21,14 +21,14 @@ const statuses: Readonly<Record<(typeof codes)[Code], grpcStatus>> = {
   507: grpcStatus.RESOURCE_EXHAUSTED,
 };
 
-/** Where gRPC distinguishes more. */
+/** gRPC status by error code, where gRPC distinguishes more than HTTP. */
 const finer: Partial<Record<Code, grpcStatus>> = {
   already_exists: grpcStatus.ALREADY_EXISTS,
   file_busy: grpcStatus.ABORTED,
   machine_timeout: grpcStatus.DEADLINE_EXCEEDED,
 };
 
-/** Clients accept 8 KiB of metadata in all by default. */
+/** Longest message and details in characters: clients accept 8 KiB of metadata in all by default. */
 const longestMessage = 1_000;
 const longestDetails = 4_000;
 
@@ -44,7 +44,7 @@ export function refusalOf(error: AppError, requestId: string): Refusal {
   metadata.set('farhand-details', detailsOf(error));
   return {
     code: finer[error.code] ?? statuses[codes[error.code]],
-    // grpc-js cannot encode half a character.
+    // grpc-js cannot encode half a character, which slice() may leave.
     details: error.message.slice(0, longestMessage).toWellFormed(),
     metadata,
   };
@@ -56,7 +56,7 @@ export function trailersOf(requestId: string): Metadata {
   return metadata;
 }
 
-/** Metadata is ASCII. */
+/** Details as JSON in ASCII, because metadata must be ASCII. */
 function detailsOf({ details }: AppError): string {
   const text = JSON.stringify(details).replaceAll(
     /[^\x20-\x7e]/g,
