@@ -1,4 +1,5 @@
-// Writes the audit record of a request: in the transaction of the change that it makes, else on its own.
+// Writes the audit record of a request: in the transaction of the request's change, or separately if it
+// changes nothing.
 import type { Deed } from '../../shared/api/audit.ts';
 import type { Caller, Journal } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
@@ -10,24 +11,26 @@ import type { History } from '../history.ts';
 import { replayed } from './idempotency.ts';
 import type { RawInput, Subject } from './parse-request.ts';
 
-/** Machines and details of a request, as far as they are parsed. */
+/** Machines and details of a request, as far as the request is parsed. */
 export interface AuditedRequest {
   machines: readonly MachineId[];
   what: Deed['what'];
 }
 
-/** Who asks. */
+/** The sender of a request, as recorded. */
 export type Who = Pick<Caller, 'key_id' | 'key_name' | 'request_id' | 'address'>;
 
-/** The audit record of one request. */
+/** The audit record of one request, while the request runs. */
 export type Recording = ReturnType<Recorder['begin']>;
 export type Recorder = ReturnType<typeof createAuditRecorder>;
 
-/** Refusals of one key that are written in a while; of the rest only the number. */
+/**
+ * Most refusals of one key that are recorded in a minute; of further refusals only the number is recorded.
+ */
 const mostRefusals = 60;
 const minute = 60_000;
 
-/** `record` adds a row to a commit; one whose id is there already is left as it is. */
+/** Creates the audit recorder. `record` adds a row to a commit, unless a row with the same id exists. */
 export function createAuditRecorder(
   { history, record }: { history: History; record(journal: Journal, deed: Deed, id?: string): void },
   log: Logger,
@@ -41,47 +44,47 @@ export function createAuditRecorder(
     for (const [n, deed] of deeds.entries()) record(journal, deed, n === 0 ? id : `${id}_${n}`);
   }
 
-  /** A failed write does not fail the request, whose work is done. */
+  /** Writes records; a failed write is only logged, because the work of the request is done. */
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
       .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
 
   return {
-    /** `about` is asked when something is written; without `records` that is a failure alone. */
+    /** Begins a record. `about` is called on each write; without `records`, only a failure is written. */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newId('audit');
       let committed = false;
       return {
-        /** Records it in the commit of what it does. */
+        /** Adds the record to the transaction of the request's change. */
         commit(...[journal, made = {}, machines]: Parameters<Caller['commit']>): void {
           committed = true;
           const request = about();
-          // None of the rows needs the list.
+          // With a row for each machine, no row needs the list of machines.
           const { machine_ids, ...rest } = request.what;
           const what = { ...(machines ? rest : request.what), ...made };
           const deeds = deedsOf(who, action, 'ok', { machines: machines ?? request.machines, what });
           recordAll(journal, deeds, id);
         },
-        /** It is over: writes what no commit took along. Never rejects. */
+        /** Writes the record at the end of the request, unless commit() did. Never rejects. */
         async settle(error?: unknown): Promise<void> {
           if ((committed || !records) && error === undefined) return;
           const deeds = deedsOf(who, action, resultOf(error), about());
           const [first] = deeds;
-          // A refused request did nothing.
+          // A refused request changed nothing, so its record may be left out.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // Under the ids of the commit: where that was made after all, this adds nothing.
+          // The ids are those of the commit: if the commit was made in spite of the error, no row is added.
           await write(deeds, id);
         },
       };
     },
-    /** Reports how many refusals were left out. */
+    /** Records how many refusals were left out. */
     close: () => refusals.close(),
   };
 }
 
-/** Every machine has a row of its own. */
+/** One row for each machine of a request, or a single row without a machine. */
 function deedsOf(who: Who, action: string, result: string, { machines, what }: AuditedRequest): Deed[] {
   const rows = machines.length > 0 ? machines : [null];
   return rows.map((machine_id) => ({ ...who, action, machine_id, what, result }));
@@ -92,7 +95,7 @@ function resultOf(error: unknown): string {
   return error instanceof AppError ? error.code : 'internal_error';
 }
 
-/** Fields that are recorded; never content, input, values of the environment, or secrets. */
+/** Names of the fields that are recorded; never content, input, environment values or secrets. */
 const auditedFields = [
   ...['path', 'path_encoding', 'source', 'destination', 'mode', 'owner', 'group', 'recursive', 'overwrite'],
   ...['command', 'args', 'user', 'shell', 'signal', 'cron', 'timezone', 'enabled'],
@@ -101,11 +104,11 @@ const auditedFields = [
 const longestText = 4_096;
 const longestList = 100;
 
-/** What is recorded of a request: the machines it is about, the other ids in it, and its parts as they came. */
+/** The recorded parts of a request: its machines, its other ids, and the audited fields as they came. */
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
   const groups = single.flatMap(({ machines }) => (machines ? [machines.map((id) => id.slice(0, 200))] : []));
-  // Cut as they may be, they are still the ids that were named.
+  // The ids may be cut, but they are the ids that the request named.
   const machines = [...new Set(groups.flat())] as MachineId[];
   const parts = [raw.params, raw.query, raw.body].filter((part) => typeof part === 'object' && part !== null);
   const others = single.filter(({ noun }) => noun !== 'machine');
@@ -118,12 +121,12 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
   // A record about several machines is readable by keys that reach them all.
   if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
-  // A repeat did nothing.
+  // A repeat with the same Idempotency-Key changed nothing.
   if (answer.has(replayed)) what.replayed = true;
   return { machines, what };
 }
 
-/** No longer than a row may be; undefined for what has no place there. */
+/** Cuts a value to the length that a row may have; undefined for objects, which are not recorded. */
 function cut(value: unknown): unknown {
   if (typeof value === 'string') return value.slice(0, longestText).toWellFormed();
   if (typeof value === 'number' || typeof value === 'boolean' || value === null) return value;

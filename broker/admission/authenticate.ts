@@ -6,30 +6,31 @@ import type { Quota, Rates } from './rate-limits.ts';
 
 /** The sender of an authenticated request. */
 export interface Client {
-  /** As far as trusted proxies report it; empty over the broker's own socket file. */
+  /** IP address of the client, as trusted proxies report it; empty over the broker's own socket file. */
   address: string;
   key: Key;
-  /** What a key with a rate limit has left. */
+  /** Requests that the key has left; undefined for a key without a rate limit. */
   quota?: Quota | undefined;
 }
 
 const bearer = /^Bearer ([\x21-\x7e]+)$/i;
 
-/** The valid key in `Bearer KEY`. */
+/** The key in `Bearer KEY`, unless the key is unknown or expired. */
 export function validKeyIn(authorization: string, keys: Keys): Key | undefined {
   const key = keyIn(authorization, keys);
   return key && !hasExpired(key) ? key : undefined;
 }
 
-/** The key in `Bearer KEY`, also an expired one. */
+/** The key in `Bearer KEY`, even if the key has expired. */
 function keyIn(authorization: string, keys: Keys): Key | undefined {
   const presented = bearer.exec(authorization)?.[1];
   return presented === undefined ? undefined : keys.find(presented);
 }
 
 /**
- * Counts a request, once: against the key in `Bearer KEY`, or where that is wrong against its source. Throws unauthorized,
- * and rate_limited for a source; a key over its limit is refused when the request is authorized, so that it is on record.
+ * Finds the key in `Bearer KEY` and counts the request once: against the key, or against its source address
+ * if the key is wrong. Throws unauthorized, and rate_limited for a source. A key over its limit is refused
+ * later, when the request is authorized, so that the refusal is recorded.
  */
 export async function authenticate(
   authorization: string,
@@ -37,7 +38,7 @@ export async function authenticate(
   { keys, rates }: { keys: Keys; rates: Rates },
 ): Promise<Client> {
   const found = keyIn(authorization, keys);
-  // A request without a key tries none.
+  // A request without an Authorization header does not count as a wrong key.
   if (authorization !== '' && (!found || hasExpired(found))) await rates.countWrongKey(address);
   const key = keys.admit(found, address);
   return { address, key, quota: await rates.spend(key.id) };

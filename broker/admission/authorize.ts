@@ -1,5 +1,6 @@
-// Authorizes requests: the key's scope, the machines that it reaches, and whether every id names something. Checked before
-// the body is read, after it, in the transaction that changes something, and while the request lasts.
+// Authorizes requests: checks the key's scope, the machines that the key reaches, and whether every id
+// exists. The checks run before the body is read, after it, in the transaction of a change, and while a long
+// request lasts.
 import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
 import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
@@ -12,8 +13,9 @@ import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-request.ts';
 
 /**
- * For each noun with ids: whether one names something, and the machines behind it, of which a key must reach one. As a
- * filter one may also name what has been removed and left its history.
+ * For each kind of id, a function that returns the machines behind an id, or undefined for an unknown id. A
+ * key must reach one of these machines. With `filters`, the id may be that of a removed object that is still
+ * in the history.
  */
 export type Lookups = Record<
   IdNoun,
@@ -27,11 +29,11 @@ export interface AccessServices {
   recorder: Recorder;
 }
 
-/** A route, and what its requests are checked with. */
+/** A route, with the parser and services that its requests are checked with. */
 export interface Guard<R extends Route> {
   route: R;
   parser: RequestParser;
-  /** Its place in the table: `machines.update`. */
+  /** Name of the route in the route table, e.g. `machines.update`. */
   action: string;
   rooms: AccessServices;
 }
@@ -42,35 +44,37 @@ export function guardOf<R extends Route>(route: R, rooms: AccessServices): Guard
   return { route, parser: new RequestParser(route), action: `${place.noun}.${place.operation}`, rooms };
 }
 
-/** A request without any parts. */
+/** The parts of an empty request. */
 export const nothing: RawInput = { params: {}, query: {}, headers: {}, body: undefined };
 
-/** What one request brings besides its client. */
+/** The work of one request; its client is passed separately. */
 export interface RequestWork<R extends Route, T> {
-  /** Its parts; with `readRest` those that come first. */
+  /** Returns the request's parts; with `readRest`, only the parts that come first. */
   read(): RawInput;
-  /** Fires when the client goes, or its key may no longer. */
+  /** Fires when the client goes away or its key loses the rights. */
   gone: AbortController;
-  /** It may last: the key is judged again until it is over. */
+  /**
+   * The request may last long, so the rights of its key are checked again at each change of keys or machines.
+   */
   lasts: boolean;
-  /** Adds what comes only once those were judged: a body, or a first message. */
+  /** Adds the body or the first message, which is read only after the first parts are authorized. */
   readRest?: ((raw: RawInput) => Promise<void>) | undefined;
   act(input: Input<R>, caller: Caller): Promise<T>;
 }
 
-/** One request of an authenticated client. REST and gRPC perform theirs alike, in the order of perform(). */
+/** One request of an authenticated client. REST and gRPC share the order of steps in perform(). */
 export class AuthorizedRequest<R extends Route> {
   readonly #guard: Guard<R>;
   readonly #client: Client;
   readonly #who: Who;
   readonly #headers = new Headers();
-  /** Of a request that changes something. */
+  /** The audit record; undefined for a GET request. */
   readonly #recording: Recording | undefined;
   #raw = nothing;
   #subjects: readonly Subject[] = [];
   #stopWatching = (): void => {};
 
-  /** Without `records` only its failure is on record. */
+  /** Without `records`, only a failure is written to the audit log. */
   constructor(guard: Guard<R>, client: Client, requestId: string, records = true) {
     const { route, action, rooms } = guard;
     const { address, key } = client;
@@ -81,7 +85,7 @@ export class AuthorizedRequest<R extends Route> {
     if (route.method !== 'GET') this.#recording = rooms.recorder.begin(action, this.#who, about, records);
   }
 
-  /** All of it, from the rights of its key to its record: what it did is on disk when this resolves or rejects. */
+  /** Checks, runs and records the request; its audit record is written when the promise settles. */
   async perform<T>({ read, gone, lasts, readRest, act }: RequestWork<R, T>): Promise<T> {
     try {
       if (this.#client.quota?.refusal) throw this.#client.quota.refusal;
@@ -100,13 +104,16 @@ export class AuthorizedRequest<R extends Route> {
     }
   }
 
-  /** Judges every id that is there. Throws forbidden, then …_not_found. */
+  /** Checks every id that has been read. Throws forbidden, then …_not_found. */
   identify(raw: RawInput): void {
     this.#look(raw);
     this.#judge(this.#subjects, this.#guard.rooms.state);
   }
 
-  /** Judges all of it, for a body may take its time, and parses it. With `lasts` until the request is over. */
+  /**
+   * Checks all ids again, because the body may have taken long, and parses the request. With `lasts`, the
+   * rights are checked at each change until the request is over.
+   */
   admit(raw: RawInput, gone: AbortController, lasts: boolean): { input: Input<R>; caller: Caller } {
     const { route, rooms } = this.#guard;
     const { key_id } = this.#who;
@@ -128,12 +135,12 @@ export class AuthorizedRequest<R extends Route> {
     return { input, caller };
   }
 
-  /** As it came. */
+  /** The body before parsing. */
   get body(): unknown {
     return this.#raw.body;
   }
 
-  /** Parses the request once more, with the body that has come since. */
+  /** Parses the request again with the complete body. */
   reparse(body: unknown): Input<R> {
     this.#look({ ...this.#raw, body });
     return this.#parse(this.#raw);
@@ -155,11 +162,11 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   #parse(raw: RawInput): Input<R> {
-    // The schemas of the route are what Input is derived from.
+    // The cast is safe: Input is derived from the route's schemas, which the parser uses.
     return this.#guard.parser.parse(raw) as Input<R>;
   }
 
-  /** By the key's id: a new secret ends nothing that was let in with the one before. */
+  /** Checks scope and ids by the key's id: a new secret does not end requests made with the old secret. */
   #judge(subjects: readonly Subject[], declared: Declared): void {
     const key = currentKey(declared, this.#who.key_id);
     requireScope(key, this.#guard.route);
@@ -171,7 +178,7 @@ export class AuthorizedRequest<R extends Route> {
     try {
       this.#judge(this.#find(this.#raw, rooms.state), rooms.state);
     } catch (error) {
-      // What was made stays, and is answered, though its machine has gone meanwhile.
+      // A waiting request has created something: it is answered even if its machine was removed meanwhile.
       const refused = error instanceof AppError && ['unauthorized', 'forbidden'].includes(error.code);
       if (!route.waits || refused) gone.abort(error);
     }
@@ -193,17 +200,20 @@ function requireScope(key: Key, { access }: Route): void {
   throw new AppError('forbidden', `this needs a key with the scope ${access}`, { required_scope: access });
 }
 
-/** Everything that a request names, as it is declared. */
+/** Every id of a request, with the machines behind it. */
 function subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Subject[] {
   return ids.map((found) => {
     const names = lookups[found.noun](found.id, declared, found.filters);
-    // A machine's id counts whether it names one or not: an outsider learns nothing.
+    // An unknown machine id is checked like a known id, so that outsiders cannot find out which ids exist.
     const machines = found.noun === 'machine' ? [found.id as MachineId] : names?.machines;
     return { ...found, named: names !== undefined, machines };
   });
 }
 
-/** First whether the key reaches a machine of every id, then whether each id names something. */
+/**
+ * Checks first that the key reaches a machine of every id (forbidden), then that each id exists
+ * (…_not_found).
+ */
 function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declared): void {
   for (const { noun, id, machines } of subjects) {
     if (machines && !machines.some((machine) => reaches(key, machine, declared))) {
@@ -218,8 +228,9 @@ function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declare
 }
 
 /**
- * For a route that may leave its machine out: names the only one there is. Throws forbidden to a key that does not reach
- * it, before anything else is looked at, and validation_failed when the query and the body name different ones.
+ * Adds the machine id to a request that may omit it while only one machine is registered. Throws forbidden if
+ * the key does not reach that machine, and validation_failed when the query and the body name different
+ * machines.
  */
 function implyMachine(raw: RawInput, key: Key, declared: Declared): void {
   const inQuery = raw.query.machine_id;
@@ -240,14 +251,17 @@ function implyMachine(raw: RawInput, key: Key, declared: Declared): void {
 export type Handler = (input: unknown, caller: Caller) => unknown;
 
 export function handlerOf(handlers: Handlers, noun: string, operation: string): Handler {
-  // The table of handlers has the shape of the table of routes: the compiler saw to that.
+  // The cast is safe: the type Handlers has the shape of the route table.
   const operations = handlers[noun as keyof Handlers] as Record<string, Handler>;
   const handler = operations[operation];
   if (!handler) throw new Error(`no handler for ${noun}.${operation}`);
   return handler;
 }
 
-/** Answers repeats of a route by the operation that gets what it made. */
+/**
+ * Creates the function that answers a repeated request, by the operation that gets what the first request
+ * created.
+ */
 export function recallBy(
   handlers: Handlers,
   noun: string,

@@ -1,4 +1,5 @@
-// Turns any failure into a public error: a code of the table for the caller; internals go to the log only.
+// Converts any failure to a public error: the caller gets a documented error code; internal details are only
+// logged.
 import { z } from 'zod';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
@@ -6,12 +7,14 @@ import type { Logger } from '../../shared/logger.ts';
 
 const saneRequestId = /^[A-Za-z0-9._-]{1,64}$/;
 
-/** The id that a request came with, if it is a sane one, else a new one. */
+/** The request id that the client sent, if it is valid (1 to 64 safe characters), otherwise a new id. */
 export function requestIdFrom(given: string): string {
   return saneRequestId.test(given) ? given : newId('request');
 }
 
-/** The error that the caller gets. `about`: which request, for the log. */
+/**
+ * The error that the caller gets; internal failures are logged with `about`, which identifies the request.
+ */
 export function publicError(
   error: unknown,
   about: { request_id: string; path: string },
@@ -31,7 +34,9 @@ const failed = 'the broker’s disk failed; check it, the broker’s log has mor
 const tooManyFiles = 'the broker has too many files open; try again, or raise LimitNOFILE of its unit';
 const locked = 'another program holds the broker’s history.db; try again once that has ended';
 
-/** Failures of the broker's own files, by errno and by the result code of SQLite (sqlite.org/rescode.html). */
+/**
+ * Failures of the broker's own files, by errno and by the result code of SQLite (sqlite.org/rescode.html).
+ */
 const storageTroubles: Readonly<Record<string, string>> = {
   ...{ ENOSPC: full, EDQUOT: full, EROFS: full, EIO: failed, EUCLEAN: failed },
   ...{ EMFILE: tooManyFiles, ENFILE: tooManyFiles },
@@ -40,8 +45,9 @@ const storageTroubles: Readonly<Record<string, string>> = {
 };
 
 /**
- * A failure of the broker's own files, where a caller can do nothing but try again. Those of a machine's disk have
- * crossed the wire, so they come with a code and without a system error as their cause.
+ * The message for a failure of the broker's own files, which the caller can only retry. A failure of a
+ * machine's disk is not matched: it comes over the network with an error code, and without a system error as
+ * its cause.
  */
 function storageTrouble(error: unknown): string | undefined {
   const errno = errnoOf(error) ?? '';

@@ -1,4 +1,5 @@
-// Idempotency-Key: a handler runs at most once per key, and a repeat gets the first answer, also after a restart.
+// Idempotency-Key: a request runs at most once per key, and a repeat gets the first answer, even after a
+// restart.
 import { createHash, hash } from 'node:crypto';
 import type { Caller, Content } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
@@ -6,25 +7,25 @@ import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { History, OutboxEntry } from '../history.ts';
 
-/** The header of an answer that was given before. */
+/** Response header that marks the answer to a repeat. */
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * The answer to a repeat: the first one, where the caller still reaches every machine that it names; else how what
- * was made is now. Throws where that is not for the caller to know.
+ * Answers a repeat: with the first answer, if the caller still reaches every machine in it, otherwise with
+ * the present state of what the first request created. Throws if the caller may not read that state.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 
-/** A request that may carry a key. */
+/** A request that may have an Idempotency-Key. */
 export interface KeyedRequest {
   route: Route;
   caller: Caller;
-  /** Empty: none. */
+  /** The Idempotency-Key, or empty if there is none. */
   key: string;
   path: string;
   query: string;
   body: unknown;
-  /** Of a body that is not JSON. */
+  /** Content of a body that is not JSON. */
   content: Content<unknown> | undefined;
   run(): unknown;
   recall: Recall;
@@ -37,14 +38,16 @@ interface MadeEntry extends OutboxEntry {
   resource_id: string;
 }
 
-/** What an earlier request has left: its answer, and the id of what it made. */
+/** The result of an earlier request: its answer, and the id of what the request created. */
 interface Earlier {
   answer: unknown;
   madeId: string | undefined;
 }
 
 const keepMs = 24 * 3_600_000;
-/** A longer answer is not stored: a repeat gets how what was made is then. */
+/**
+ * Longest answer in characters that is stored; the repeat of a longer answer gets the present state instead.
+ */
 const largestAnswer = 64 * 1024;
 
 const tables = [
@@ -59,7 +62,7 @@ const form = /^[\x21-\x7e]{1,255}$/;
 
 export class Idempotency {
   readonly #history: History;
-  /** Ids of requests that have begun and not ended. */
+  /** Ids of requests that are running. */
   readonly #underWay = new Set<string>();
 
   constructor(history: History) {
@@ -72,13 +75,16 @@ export class Idempotency {
     });
   }
 
-  /** Runs a request without a key as it is. Throws conflict while the first request is under way, and idempotency_mismatch where that was another one. */
+  /**
+   * Answers a request; a request without a key simply runs. Throws conflict while the first request with the
+   * key is running, and idempotency_mismatch if the first request was a different one.
+   */
   async answer(request: KeyedRequest): Promise<unknown> {
     const { route, caller, key, path, content, recall } = request;
     if (key === '') return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
-    // A form's fields may come late, and its file is compared by what was made of it.
+    // A body with a file is not hashed: its fields may come late, and its file is compared by its digest.
     const body = route.accepts ? { query: request.query } : (request.body ?? null);
     const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
     const id = hash('sha256', `${caller.key_id}\n${key}`);
@@ -106,13 +112,15 @@ export class Idempotency {
       return undefined;
     });
     return begun.catch((error: unknown) => {
-      // The row was not written: nothing is under way.
+      // The row was not written, so no request with this key is running.
       if (!(error instanceof AppError)) this.#underWay.delete(id);
       throw error;
     });
   }
 
-  /** A row without answer or id is a request that a crash cut off before it made anything: undefined. */
+  /**
+   * The stored result; undefined for a new key, and after a crash before the first request created anything.
+   */
   #earlier(id: string, fingerprint: string): Earlier | undefined {
     const sql = 'SELECT * FROM idempotency WHERE id = ? AND created_at > ?';
     const row = this.#history.sql(sql).get(id, now() - keepMs);
@@ -143,7 +151,7 @@ export class Idempotency {
     try {
       const reply = await run();
       const text = JSON.stringify(reply);
-      // A client that did not wait for the answer is to get how it is when it asks again.
+      // If the client left before the answer, a repeat gets the present state, so no answer is stored.
       const later = made && (caller.signal.aborted || text.length > largestAnswer);
       if (route.idempotency === 'replay' && !later) answer = text;
       return reply;
@@ -153,7 +161,7 @@ export class Idempotency {
     }
   }
 
-  /** Without an answer, and where nothing was made, the key is free again. */
+  /** Stores the answer; without an answer, and if nothing was created, frees the key. */
   #store(id: string, answer: string | undefined): void {
     if (answer === undefined) {
       this.#history.sql('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL').run(id);
@@ -161,7 +169,10 @@ export class Idempotency {
   }
 }
 
-/** Every route that takes content answers with its digest. */
+/**
+ * Throws unless the content has the digest in the first answer; every route that takes content answers with
+ * it.
+ */
 async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promise<void> {
   const digest = createHash('sha256');
   for await (const chunk of chunks) digest.update(chunk);

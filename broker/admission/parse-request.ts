@@ -1,10 +1,10 @@
-// Parses requests by the schemas of their route: path parameters, query, headers, body, and the ids in them.
+// Parses requests by their route's schemas (path, query, headers, body), and finds every id in them.
 import { parse as parseQuery } from 'node:querystring';
 import { z } from 'zod';
 import { type IdNoun, idSchemas, type MachineId, type Route } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 
-/** A request's parts as they came. */
+/** The parts of a request before parsing. */
 export interface RawInput {
   params: Record<string, unknown>;
   query: Record<string, unknown>;
@@ -12,35 +12,35 @@ export interface RawInput {
   body: unknown;
 }
 
-/** An id found in a request, and the noun that looks it up. */
+/** An id in a request, and the kind of object that it identifies. */
 export interface FoundId {
   noun: IdNoun;
   id: string;
-  /** An item of a list: the others say what the request is about. */
+  /** True for an item of a list; the ids outside lists are the subject of the request. */
   listed: boolean;
-  /** A list or stream of the past is filtered by it: it may name what has been removed. */
+  /** True if the id filters a list or stream of past events, so it may identify a removed object. */
   filters: boolean;
 }
 
-/** An id of a request, whether it names something, and the machines that are named by it or behind it. */
+/** An id of a request, whether it exists (`named`), and the machines behind it. */
 export interface Subject extends FoundId {
   named: boolean;
   machines?: readonly MachineId[] | undefined;
 }
 
-/** Every id that a broker makes is shorter. */
+/** Longer ids are cut, which is safe because the broker creates only shorter ids. */
 const longestId = 1_000;
 
-/** A field, or so many items of a list. */
+/** A step of a path: a field name, or the most items of a list. */
 type Step = string | number;
 
-/** Where in a value ids of a noun lie. */
+/** The path to ids of one kind in a request. */
 interface Place {
   noun: IdNoun;
   path: readonly Step[];
 }
 
-/** Things that are wrong, and names, that one answer lists. */
+/** Most issues or names in one answer. */
 const mostNamed = 20;
 const longestName = 100;
 
@@ -61,18 +61,21 @@ export class RequestParser {
     this.#places = Object.entries(this.#parts).flatMap(([part, schema]) => placesIn(schema, [part]));
   }
 
-  /** Every id in a request, read before anything else is checked. */
+  /** Finds every id in a request, before any other check. */
   ids(raw: RawInput): FoundId[] {
     const reads = ['list', 'events'].includes(this.#route.kind);
     return this.#places.flatMap(({ noun, path }) => {
       const listed = path.some((step) => typeof step === 'number');
       const filters = reads && path[0] === 'query';
-      // No id is as long: what is cut names nothing.
+      // A cut id identifies nothing, because no id is this long.
       return valuesAt(raw, path).map((id) => ({ noun, id: id.slice(0, longestId), listed, filters }));
     });
   }
 
-  /** Parses all of it. Throws invalid_request for a bad query, validation_failed for a bad body. */
+  /**
+   * Parses all parts. Throws invalid_request for a bad path, query or header, validation_failed for a bad
+   * body.
+   */
   parse(raw: RawInput): Record<string, unknown> {
     const { query, body } = this.#route;
     assertKnownParameters(raw.query, query);
@@ -89,11 +92,11 @@ export class RequestParser {
   }
 }
 
-/** A query as strings; a parameter given twice becomes an array, which no schema takes. */
+/** Parses a query to strings; a parameter given twice becomes an array, which no schema accepts. */
 export function queryOf(text: string): Record<string, unknown> {
   if (text === '') return {};
   try {
-    // Bytes that are not UTF-8 would silently become others.
+    // parseQuery() would silently replace bytes that are not UTF-8.
     decodeURIComponent(text);
   } catch {
     const message = 'query: must be UTF-8, percent-encoded; for other paths use path_encoding';
@@ -102,7 +105,7 @@ export function queryOf(text: string): Record<string, unknown> {
   return parseQuery(text, '&', '=', { maxKeys: 0 });
 }
 
-/** Throws invalid_request for parameters of a query that a route does not have. */
+/** Throws invalid_request for query parameters that the route does not have. */
 export function assertKnownParameters(query: Record<string, unknown>, known: Route['query']): void {
   const unknown = Object.keys(query).filter((name) => !Object.hasOwn(known, name));
   if (unknown.length === 0) return;
@@ -122,7 +125,7 @@ function parsePart(
   part: string,
 ) {
   const parsed = schema.safeParse(value);
-  // Every part of a route is an object schema.
+  // The cast is safe: every part of a route is an object schema.
   if (parsed.success) return parsed.data as Record<string, unknown>;
   const issues = parsed.error.issues.slice(0, mostNamed).map((issue) => ({
     path: nameOf(issue.path),
@@ -132,7 +135,7 @@ function parsePart(
   throw new AppError(code, `${part}: ${path && `${path}: `}${message}`, { issues });
 }
 
-/** A path in a request, and names, as an answer repeats them: they may be as long as a body. */
+/** Shortens a path or name for an error message, because a request may contain very long names. */
 function nameOf(path: readonly PropertyKey[]): string {
   return path.map((step) => String(step).slice(0, longestName).toWellFormed()).join('.');
 }
@@ -142,7 +145,10 @@ function namesOf(names: readonly string[]): string {
   return `${first.join(', ')}${names.length > mostNamed ? ', …' : ''}`;
 }
 
-/** Finds the id schemas in a schema. One in a place that is not looked into would escape the check: refused at start. */
+/**
+ * Finds the paths of all id schemas in a schema. Throws, at the broker's start, if an id is in a place that
+ * is not searched, because such an id would escape the authorization check.
+ */
 function placesIn(
   schema: z.core.$ZodType,
   path: readonly Step[],
@@ -158,7 +164,7 @@ function placesIn(
     );
   }
   if (!turns && schema instanceof z.ZodArray) {
-    // What is beyond its maximum is not looked up: the schema refuses such a list.
+    // Items beyond the list's maximum are not looked up: the schema refuses such a list.
     const longest = schema._zod.def.checks?.find((check) => check instanceof z.core.$ZodCheckMaxLength);
     const most = longest?._zod.def.maximum ?? Number.POSITIVE_INFINITY;
     return placesIn(schema.element, [...path, most], inside);
@@ -174,19 +180,21 @@ function placesIn(
   return [];
 }
 
-/** Whether an id schema lies anywhere in a definition, however deep and however often it turns in a circle. */
+/** Whether a definition contains an id schema at any depth; recursive schemas are visited once. */
 function hidesId(value: unknown, seen = new Set<unknown>()): boolean {
   if (typeof value !== 'object' || value === null || seen.has(value)) return false;
   seen.add(value);
   if (!(value instanceof z.core.$ZodType)) return Object.values(value).some((inner) => hidesId(inner, seen));
   if (nounOf(value)) return true;
   const { def } = value._zod;
-  // A lazy schema shows what it is only when it is asked.
+  // A lazy schema has to be unwrapped to see its definition.
   const parts = value instanceof z.ZodLazy ? [value.unwrap()] : Object.values(def);
   return parts.some((part) => hidesId(part, seen));
 }
 
-/** A described or refined copy of an id schema still carries the original's own checks. */
+/**
+ * The kind of id that a schema describes; found by the checks, which a described or refined copy still has.
+ */
 function nounOf(schema: z.core.$ZodType): IdNoun | undefined {
   const checks = schema._zod.def.checks ?? [];
   const found = Object.entries(idSchemas).find(([, one]) =>

@@ -1,4 +1,5 @@
-// Rate limits: requests of each key (where --rate-limit is set), and wrong keys from each source address (always).
+// Rate limits: on the requests of each key (if --rate-limit is set), and on wrong keys from each source
+// address (always).
 import { createHmac, randomBytes } from 'node:crypto';
 import { RateLimiterMemory, RateLimiterRes } from 'rate-limiter-flexible';
 import type { KeyId } from '../../shared/api/route.ts';
@@ -8,30 +9,33 @@ import { isLoopback } from '../../shared/loopback.ts';
 import { sourceOf } from '../client-address.ts';
 
 const windowSeconds = 60;
-/** Wrong keys, and wrong join tokens, that a source may show in a minute. */
+/** Most wrong keys and wrong join tokens that a source may send in a minute. */
 const wrongFromOne = 30;
-/** The same for a shared address: loopback, or a trusted proxy that reports no client. */
+/** The same limit for a shared address: loopback, or a trusted proxy that reports no client. */
 const wrongFromMany = 1_000;
-/** Further refusals are delayed by this, so that fast retries do not load the broker. */
+/** Delay of each further refusal, so that fast retries do not load the broker. */
 const refusalDelayMs = 500;
-/** What a key has left of its minute. */
+/** The requests that a key has left in the present minute. */
 export interface Quota {
   limit: number;
   remaining: number;
-  /** When the minute is over, in seconds since 1970. */
+  /** Time at which the minute ends, in seconds since 1970. */
   reset: number;
-  /** It has spent more than it has. */
+  /** The error for a key that is over its limit. */
   refusal: AppError | undefined;
 }
 
 export type Rates = ReturnType<typeof createRateLimits>;
 
 export interface RateSettings {
-  /** Requests a minute for each key; unlimited where it is absent. */
+  /** Most requests per minute and key; undefined for no limit. */
   limit?: number | undefined;
-  /** Whether an address is that of a trusted proxy, which may report no client. */
+  /** Whether an address belongs to a trusted proxy, which may report no client. */
   isShared?: (address: string) => boolean;
-  /** Sources are counted in so many, so that a crowd of them takes no more memory; only the wrong share them. */
+  /**
+   * Number of counters that sources share, so that many sources need no more memory; only wrong keys are
+   * counted.
+   */
   buckets?: number;
 }
 
@@ -41,7 +45,7 @@ export function createRateLimits({ limit, isShared = () => false, buckets = 16_3
   const fromShared = limiter(wrongFromMany);
   const bucketOf = bucketing(buckets);
   return {
-    /** Counts one request of a key; undefined where there is no limit. */
+    /** Counts one request of a key; returns undefined if there is no limit. */
     async spend(key: KeyId): Promise<Quota | undefined> {
       if (!requests) return undefined;
       const { msBeforeNext, remainingPoints, consumedPoints } = await spent(requests, key);
@@ -70,7 +74,7 @@ function limiter(points: number): RateLimiterMemory {
   return new RateLimiterMemory({ points, duration: windowSeconds });
 }
 
-/** The library rejects with the count where it is too high. */
+/** Counts one point; the library rejects with the count when it is over the limit. */
 async function spent(from: RateLimiterMemory, what: string): Promise<RateLimiterRes> {
   return from.consume(what).catch((over: unknown) => {
     if (over instanceof RateLimiterRes) return over;
@@ -83,7 +87,7 @@ function tooMany(what: string, ms: number): AppError {
   return new AppError('rate_limited', `${what}: try again in ${retry_after} s`, { retry_after });
 }
 
-/** Keyed with a secret: outsiders cannot find sources that share a bucket. */
+/** Assigns sources to counters by a keyed hash: outsiders cannot find sources that share a counter. */
 function bucketing(buckets: number): (source: string) => string {
   const secret = randomBytes(32);
   return (source) => String(createHmac('sha256', secret).update(source).digest().readUInt32BE() % buckets);
