@@ -1,4 +1,4 @@
-// What the file routes share: the machine's stub, time limits of calls, and file events.
+// Shared by the file routes: the machine's stub, time limits of calls, and file events.
 import type { Caller } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
@@ -15,7 +15,7 @@ export interface FileServices {
   state: State;
   history: History;
   events: Events;
-  /** Of contents that are on their way into JSON. */
+  /** Memory quota of file contents that are being converted to JSON. */
   contents: Quota;
   log: Logger;
 }
@@ -28,23 +28,23 @@ const lasting =
     ...{ request_id: caller.request_id, signal: caller.signal, caller },
     ...limits,
   });
-/** For what is small: a content, an entry. */
+/** Options of calls for small work, such as one content or one entry: at most 2 minutes. */
 export const short = lasting({ deadline_ms: 120_000 });
-/** For work on the machine's own disk, however large. */
+/** Options of calls for work on the machine's own disk, however large: at most 24 hours. */
 export const long = lasting({ deadline_ms: 24 * 3_600_000 });
-/** For bytes in any number: as long as they flow. */
+/** Options of calls that transfer any number of bytes: without a limit as long as bytes flow. */
 export const bulk = lasting({ lane: 'bulk' });
-/** For entries that are sent as they come, at the reader's pace. */
+/** Options of calls that stream entries at the reader's pace. */
 export const listing = lasting({});
-/** For what is mostly silent. */
+/** Options of calls that may be silent for long, so without an idle timeout. */
 export const watching = lasting({ lane: 'watch', idle_ms: 0 });
 
-/** The way to a machine. Throws machine_offline. */
+/** The gRPC stub that calls a machine's agent. Throws machine_offline. */
 export function stubOf({ presence }: FileServices, machine: MachineId): AgentStub {
   return presence.get(machine).stub;
 }
 
-/** Commits an event about a file, and with it that the caller did it: both are on disk when it resolves. */
+/** Writes an event about a file and the caller's audit record; both are on disk when the promise resolves. */
 export async function recordFileEvent(
   { state, history, events }: FileServices,
   caller: Caller,
@@ -58,7 +58,9 @@ export async function recordFileEvent(
   });
 }
 
-/** The input of an unprefixed route with its machine: admission has named the only one there is. */
+/**
+ * The input of a route without a machine in its path; admission has added the id if only one machine exists.
+ */
 export function withMachine<T extends { machine_id?: MachineId | undefined }>(
   input: T,
 ): T & { machine_id: MachineId } {
@@ -68,7 +70,7 @@ export function withMachine<T extends { machine_id?: MachineId | undefined }>(
   throw fieldError('query', 'machine_id', message, 'invalid_request');
 }
 
-/** The head that a streamed answer begins with, and what follows, which ends with the request. */
+/** Splits a streamed answer into its head and the rest; the rest is closed when the request ends. */
 export async function splitHead<T, H>(
   parts: AsyncIterable<T>,
   headOf: (part: T) => H | null | undefined,

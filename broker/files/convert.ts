@@ -1,4 +1,4 @@
-// Converts file entries and paths between the protocol of the agents and REST.
+// Converts file entries and paths between the agent protocol and REST.
 import { isUtf8 } from 'node:buffer';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { Api, Reply } from '../../shared/api/index.ts';
@@ -7,7 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 
 export type Entry = Reply<Api['files']['change']>;
 
-/** No system call takes longer ones. */
+/** Longest path in bytes; no system call accepts longer paths. */
 const longestPath = 16 * 1024;
 const specials = new Set(['fifo', 'socket', 'block', 'char']);
 
@@ -33,13 +33,13 @@ export function entryOf(entry: FileEntry__Output): Entry {
   };
 }
 
-/** Of an answer that must hold one. */
+/** The entry in a machine's answer. Throws machine_error if the entry is missing. */
 export function assertEntry(entry: FileEntry__Output | null | undefined): FileEntry__Output {
   if (entry) return entry;
   throw new AppError('machine_error', 'the machine answered without the file’s entry');
 }
 
-/** What a machine says goes into our headers and dates only if it can (RFC 9110 section 8.8.3). */
+/** Checks a machine's ETag before it is sent in a header (RFC 9110 section 8.8.3). Throws machine_error. */
 export function assertEtag(etag: string): string {
   if (/^"[\x21\x23-\x7e]{0,200}"$/.test(etag)) return etag;
   throw new AppError('machine_error', 'the machine answered with an invalid ETag');
@@ -54,17 +54,20 @@ function isSpecial(text: string): text is NonNullable<Entry['special']> {
   return specials.has(text);
 }
 
-/** A path as text, or as base64 where it is not UTF-8. */
+/** A path as text, or as base64 if the path is not UTF-8. */
 export function pathOf(path: Buffer): { path: string; path_encoding?: 'base64' } {
   return isUtf8(path)
     ? { path: path.toString('utf8') }
     : { path: path.toString('base64'), path_encoding: 'base64' };
 }
 
-/** A path of a request as it crosses the wire. Throws invalid_path for one that nothing can have. */
+/**
+ * The bytes of a path in a request, as sent to the agent. Throws invalid_path for bad base64 or a too long
+ * path.
+ */
 export function bytesOf(path: string, encoding: 'base64' | undefined): Buffer {
   const bytes = Buffer.from(path, encoding ?? 'utf8');
-  // Node skips what is not base64; the rest of it would be another path.
+  // Node ignores characters that are not base64, so a mistyped path would become another path.
   if (encoding && bytes.toString('base64') !== path) {
     throw new AppError('invalid_path', 'the path is not base64; in a query, + is written %2B');
   }
@@ -72,7 +75,7 @@ export function bytesOf(path: string, encoding: 'base64' | undefined): Buffer {
   throw new AppError('invalid_path', `a path cannot be longer than ${longestPath} bytes`);
 }
 
-/** The low 12 bits that octal digits stand for. */
+/** Parses the octal digits of a file mode. */
 export function modeOf(digits: string | undefined): number | undefined {
   return digits === undefined ? undefined : Number.parseInt(digits, 8);
 }

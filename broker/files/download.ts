@@ -1,4 +1,5 @@
-// Downloads: conditions and ranges of HTTP (RFC 9110, sections 13 and 14) over a stream from the machine's disk.
+// Handles downloads: HTTP conditions and ranges (RFC 9110, sections 13 and 14) over a stream from the
+// machine's disk.
 import { posix } from 'node:path';
 import type { ReadFileResponse__Output } from '../../proto/types/farhand/agent/v1/ReadFileResponse.ts';
 import type { Api, BytesReply, Caller, Handlers, Input } from '../../shared/api/index.ts';
@@ -9,10 +10,10 @@ import { assertEntry, assertEtag, bytesOf, pathOf } from './convert.ts';
 
 type DownloadInput = Input<Api['files']['download']>;
 
-/** What to send of a file, after all conditions. */
+/** The part of a file to send, after all conditions are checked. */
 type Selection = { kind: 'whole' } | { kind: 'part'; offset: number; length: number } | { kind: 'unchanged' };
 
-/** What conditions are judged by. */
+/** The properties of a file that conditions compare. */
 interface Version {
   etag: string;
   size: number;
@@ -49,7 +50,10 @@ async function versionOf(services: FileServices, input: DownloadInput, caller: C
   return { etag: assertEtag(etag), size, modified_at_ms };
 }
 
-/** In the order of RFC 9110 section 13.2.2. Throws precondition_failed or range_not_satisfiable. */
+/**
+ * Checks conditions in the order of RFC 9110 section 13.2.2. Throws precondition_failed or
+ * range_not_satisfiable.
+ */
 function judge(input: DownloadInput, version: Version, caller: Caller): Selection {
   const { if_match, if_unmodified_since, if_none_match, if_modified_since } = input;
   const unmet =
@@ -71,23 +75,28 @@ function judge(input: DownloadInput, version: Version, caller: Caller): Selectio
   return unchanged ? { kind: 'unchanged' } : partOf(input, version, caller);
 }
 
-/** Whether a list of etags holds this one, or is "*". A weak one counts only where weak comparison is asked for. */
+/** Whether a list of ETags contains this ETag or is "*". With `weak`, weak ETags are compared too. */
 function etagMatches(header: string, etag: string, weak: boolean): boolean {
   const all = header.split(',').map((one) => one.trim());
   return all.some((one) => one === '*' || (weak ? one.replace(/^W\//, '') : one) === etag);
 }
 
-/** Changed after an HTTP date, which knows seconds only; one that is no date never decides: it counts as `invalid`. */
+/**
+ * Whether a file changed after an HTTP date, in whole seconds; returns `invalid` if the text is not a date.
+ */
 function isNewer({ modified_at_ms }: Version, date: string, invalid = false): boolean {
   const given = Date.parse(date);
   return Number.isNaN(given) ? invalid : Math.floor(modified_at_ms / 1000) > given / 1000;
 }
 
-/** One range of bytes; several, and what is no range, are ignored, as section 14.2 allows. */
+/**
+ * Selects the range to send. Several ranges, and invalid ranges, are ignored, as RFC 9110 section 14.2
+ * allows.
+ */
 function partOf({ range, if_range }: DownloadInput, version: Version, caller: Caller): Selection {
   const [, from = '', to = ''] = /^bytes=\s*(\d{0,15})-(\d{0,15})\s*$/i.exec(range ?? '') ?? [];
   const { size } = version;
-  // Files of /proc have more than they say: they are sent whole.
+  // A file of /proc reports size 0 but has content, so it is sent whole.
   if ((from === '' && to === '') || size === 0 || !isSame(if_range, version)) return { kind: 'whole' };
   const first = from === '' ? Math.max(0, size - Number(to)) : Number(from);
   const last = from === '' || to === '' ? size - 1 : Math.min(Number(to), size - 1);
@@ -99,13 +108,15 @@ function partOf({ range, if_range }: DownloadInput, version: Version, caller: Ca
   return { kind: 'part', offset: first, length: last - first + 1 };
 }
 
-/** If-Range: the very etag, or the very date. */
+/** Whether If-Range allows a range: exactly this ETag or exactly this date. */
 function isSame(condition: string | undefined, { etag, modified_at_ms }: Version): boolean {
   if (condition === undefined || condition === etag) return true;
   return !condition.includes('"') && Date.parse(condition) === Math.floor(modified_at_ms / 1000) * 1000;
 }
 
-/** Throws conflict where the file is no longer the version that was judged. */
+/**
+ * Opens the selected part of a file. Throws conflict if the file changed after its conditions were checked.
+ */
 async function open(
   services: FileServices,
   input: DownloadInput,
@@ -119,13 +130,13 @@ async function open(
   }
   const path = bytesOf(input.path, input.path_encoding);
   const part = selection.kind === 'part';
-  // A range of HTTP goes before what the query says.
+  // The Range header takes precedence over offset and length in the query.
   const slice = part ? { offset: selection.offset, length: selection.length } : sliceOf(input);
   const parts = stubOf(services, input.machine_id).readFile({ path, ...slice }, bulk(caller));
   const { head, rest } = await splitHead(parts, validHead);
   const { entry, etag, offset, length } = head;
   if (part && length !== selection.length) {
-    // A file of the kernel that has less than it says.
+    // The file, e.g. of the kernel, is shorter than its reported size: it is sent whole.
     return open(services, input, caller, { kind: 'whole' }, version);
   }
   if (version && etag !== version.etag)
@@ -133,7 +144,7 @@ async function open(
   setValidators(caller, etag, entry.modified_at_ms);
   if (part)
     caller.headers.set('Content-Range', `bytes ${offset}-${offset + selection.length - 1}/${entry.size}`);
-  // Who fetches a file in parts has it when its last byte has come.
+  // Parts count as one download, recorded with the part that holds the last byte.
   const complete = length === undefined || offset + length >= entry.size;
   return {
     status: part ? 206 : 200,
@@ -149,7 +160,7 @@ function sliceOf({ offset = 0, length }: DownloadInput) {
   return { offset, ...(length !== undefined && { length }) };
 }
 
-/** A head whose entry and ETag can be used. */
+/** The head of a file; throws machine_error if its entry or ETag is invalid. */
 function validHead({ head }: ReadFileResponse__Output) {
   return head && { ...head, entry: assertEntry(head.entry), etag: assertEtag(head.etag) };
 }
@@ -173,7 +184,7 @@ async function downloadArchive(
   };
 }
 
-/** For the browser; bytes that are not UTF-8 become U+FFFD. */
+/** The file name suggested to the browser; bytes that are not UTF-8 become U+FFFD. */
 function nameOf(path: Buffer): string {
   return posix.basename(path.toString());
 }
@@ -185,7 +196,7 @@ function setValidators(caller: Caller, etag: string, modified_at_ms: number): vo
   caller.headers.set('Last-Modified', new Date(modified_at_ms).toUTCString());
 }
 
-/** Best effort: the bytes are gone already. */
+/** Records a download. A failed write is only logged, because the bytes have been sent already. */
 function recordDownload(
   services: FileServices,
   caller: Caller,
@@ -200,7 +211,7 @@ function recordDownload(
   );
 }
 
-/** The bytes alone. */
+/** The chunks of a stream; `ended` is called with their total size at the end. */
 async function* chunksOf(
   parts: AsyncIterable<{ chunk?: Buffer | null }>,
   ended: (size: number) => void,

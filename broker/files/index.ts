@@ -1,4 +1,4 @@
-// The handlers of all file routes; the work is done by the agent of the machine.
+// The REST handlers of all file routes; the agent of the machine does the work.
 import type { Handlers } from '../../shared/api/index.ts';
 import type { FileServices } from './calls.ts';
 import { downloadHandlers } from './download.ts';

@@ -1,4 +1,4 @@
-// Handlers that read files: list, stat, content, search and watch.
+// REST handlers that read files: list, stat, content, search and watch.
 import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import type { FileMatch__Output } from '../../proto/types/farhand/agent/v1/FileMatch.ts';
@@ -25,9 +25,9 @@ type Listing = Reply<Route<'list'>>;
 type Line = Reply<Route<'search'>> extends AsyncIterable<infer T> ? T : never;
 type Change = Reply<Route<'watch'>> extends AsyncIterable<SentEvent<infer T>> ? T : never;
 
-/** Largest file that is answered inside JSON. */
+/** Size in bytes of the largest file content that is sent inside JSON. */
 export const contentBytes = 10 * 1024 * 1024;
-/** Entries of one listing without a limit. */
+/** Most entries of a listing that is requested without a limit. */
 const listedEntries = 200_000;
 
 type Reading = 'list' | 'listAnywhere' | 'read' | 'readAnywhere' | 'stat' | 'search' | 'watch';
@@ -112,7 +112,7 @@ async function readContent(services: FileServices, input: Input<Route<'read'>>, 
       if (received > contentBytes) throw tooMuch();
     }
   } finally {
-    // What is made of it at once counts as an answer then.
+    // The quota is released here, because the JSON built from these bytes counts as an answer.
     release();
   }
   const entry = assertEntry(head?.entry);
@@ -122,7 +122,7 @@ async function readContent(services: FileServices, input: Input<Route<'read'>>, 
   return {
     ...pathOf(entry.path),
     content: bytes.toString(encoding === 'base64' ? 'base64' : 'utf8'),
-    // A file of /proc does not know its size beforehand.
+    // The size of a file of /proc is unknown before the file is read.
     size: head?.length === undefined ? bytes.length : entry.size,
     encoding,
   } as const;
@@ -162,7 +162,9 @@ const kinds = {
   FILE_CHANGE_KIND_REMOVED: 'removed',
 } as const;
 
-/** Resolves once the machine watches: what it refuses, however far it is, is refused before the answer begins. */
+/**
+ * Resolves once the machine watches, so that a refusal by the machine is an ordinary error of the request.
+ */
 async function watchFiles(services: FileServices, input: Input<Route<'watch'>>, caller: Caller) {
   const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
   const answers = stubOf(services, input.machine_id).watchFiles(request, watching(caller));
@@ -174,7 +176,7 @@ async function* eventsOf(
   path: Buffer,
   answers: AsyncIterable<{ changes: FileChange__Output[] }>,
 ): AsyncGenerator<SentEvent<Change>, undefined> {
-  // From the machine's first answer on nothing is missed.
+  // Every change after the machine's first answer is reported.
   yield { event: 'ready', data: pathOf(path) };
   for await (const { changes } of answers) for (const change of changes) yield changeOf(change);
 }

@@ -1,5 +1,6 @@
-// Handlers that change files: write, upload, put, extract, mkdir, touch, move, copy, change and remove. A copy to another machine
-// streams through the broker and is checked at its end against the sender's digest, so that no byte changes unnoticed.
+// REST handlers that change files: write, upload, put, extract, mkdir, touch, move, copy, change and remove.
+// A copy to another machine streams through the broker; its checksum is compared with the sender's, so
+// changed bytes are noticed.
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/index.ts';
@@ -80,7 +81,7 @@ function uploadFile(services: FileServices, input: Input<Route<'upload'>>, calle
   const { path, content, create_parents, overwrite } = input;
   if (path === undefined) throw fieldError('form', 'path', 'is missing: name the file to write');
   const open = { path: bytesOf(path, input.path_encoding), create_parents, overwrite };
-  // Form fields after the file count, too.
+  // Form fields that come after the file are used as well.
   const commit = (): Commit => {
     const fields = content.fields();
     assertBeforeFile(input, fields);
@@ -100,7 +101,7 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
   return { ...at, files, bytes, sha256 };
 }
 
-/** Fields that the machine has got before the file cannot change after it. */
+/** Throws if a form field that the machine got before the file has another value after the file. */
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
     if (fields[name] === early[name] || (name === 'path' && fields[name] === undefined)) continue;
@@ -108,7 +109,7 @@ function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   }
 }
 
-/** What a move or copy asks of one machine. */
+/** The request to move or copy on one machine. */
 function fromTo(
   input: Pick<
     Input<Route<'move'>>,
@@ -156,7 +157,7 @@ function assertSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__
   throw new AppError('machine_error', 'the machine answered without a summary');
 }
 
-/** The commit is asked for when all chunks have come. */
+/** The messages of an upload; `commit` is called once all chunks have been sent. */
 async function* upload<O, C>(
   open: O,
   chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
@@ -182,7 +183,7 @@ async function removeFile(services: FileServices, input: Input<Route<'remove'>>,
 
 type CopyInput = Input<Api['files']['copy']>;
 
-/** What a stub streams of a file or of an archive. */
+/** One message of a file or archive that an agent sends. */
 interface Part {
   chunk?: Buffer | null;
   tail?: { sha256: string } | null;
@@ -201,7 +202,7 @@ async function copyAcross(
   input: CopyInput & { destination_machine_id: CopyInput['machine_id'] },
   caller: Caller,
 ) {
-  // Here the broker reads for the caller.
+  // The broker reads the source for the caller, so the key needs the scope for reading too.
   if (!caller.may('files:read')) {
     throw new AppError('forbidden', 'this needs a key with the scope files:read', {
       required_scope: 'files:read',
@@ -211,7 +212,7 @@ async function copyAcross(
   const to = stubOf(services, input.destination_machine_id);
   const paths = fromTo(input);
   const source = assertEntry((await from.statFile({ path: paths.source }, short(caller))).entry);
-  // Where the writing side fails, the reading side ends with the request.
+  // If writing fails, reading ends with the request.
   const copied =
     source.type === 'FILE_TYPE_DIRECTORY'
       ? await copyDirectory(from, to, paths, caller)
@@ -233,7 +234,7 @@ async function copyOne(
 ) {
   const sent = digested(from.readFile({ path: source, digest: true }, bulk(caller)));
   const open = { path: destination, overwrite };
-  // Who a program runs as is not carried from machine to machine.
+  // Setuid and setgid bits are not copied to another machine.
   const commit = () => ({ overwrite, mode: mode & 0o777, sha256: sent.sha256() });
   const { size, entry } = await to.writeFile(upload(open, sent.chunks, commit), bulk(caller));
   return { entry, files: 1, bytes: size };
@@ -253,7 +254,7 @@ async function copyDirectory(
   return { entry, files, bytes };
 }
 
-/** The chunks, and once they have ended the sender's digest of them. */
+/** The chunks of a file and, once they have ended, the sender's checksum of them. */
 function digested(parts: AsyncIterable<Part>): { chunks: AsyncIterable<Uint8Array>; sha256: () => string } {
   let digest = '';
   return {
